@@ -1,0 +1,92 @@
+"""Which environment variables reach the ranks: a documented allow-list, --env and --env-file.
+
+Forwarding everything broke nodes elsewhere (SSH_CONNECTION, functions, one node's CUDA_VISIBLE_DEVICES), and
+forwarding nothing loses WANDB_API_KEY.
+Values travel over stdin and stand in no command line.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import io
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from dotenv.parser import parse_stream
+
+from launcher.errors import UsageError
+
+FORWARDED = (
+    "NCCL_*", "GLOO_*", "UCX_*", "FI_*", "TORCH*", "PYTORCH_*", "TRITON_*", "CUDA_LAUNCH_BLOCKING",
+    "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_ORDER", "CUBLAS_*", "HIP_*", "HSA_*", "MIOPEN_*", "OMP_*", "MKL_*",
+    "KMP_*", "PYTHONPATH", "PYTHONHASHSEED", "PYTHONWARNINGS", "PYTHONFAULTHANDLER", "HF_*", "HUGGINGFACE_*",
+    "TRANSFORMERS_*", "TOKENIZERS_PARALLELISM", "WANDB_*", "MLFLOW_*", "COMET_*", "CLEARML_*",
+)  # fmt: skip
+# Set by the plan itself, or by a torchrun around us: forwarding them would start a wrong world.
+NEVER_FORWARDED = ("TORCHELASTIC_*",)
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY", re.IGNORECASE)
+
+
+def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return those of our own variables that every rank gets."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if _matches(name, FORWARDED) and not _matches(name, NEVER_FORWARDED)
+    }
+
+
+def parse_settings(settings: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Read the values of --env: `K=V`, or `K` for our own value of it."""
+    found = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        _check_name(name, f"--env {setting!r}")
+        if not equals and name not in environ:
+            raise UsageError(f"--env {name}: {name} is not set here", f"give its value: --env {name}=VALUE")
+        found[name] = value if equals else environ[name]
+    return found
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """Read a dotenv file; it is parsed, never executed, and `$NAME` in it stays as it is."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+    found: dict[str, str] = {}
+    for binding in parse_stream(io.StringIO(text)):
+        where = f"{path}:{binding.original.line}"
+        if binding.error or (binding.key is not None and binding.value is None):
+            line = binding.original.string.strip()
+            raise UsageError(f"{where}: want NAME=VALUE, got {line[:60]!r}")
+        if binding.key is not None and binding.value is not None:
+            _check_name(binding.key, where)
+            found[binding.key] = binding.value
+    return found
+
+
+def is_secret(name: str) -> bool:
+    """Tell whether a variable's name says that its value is to be shown to nobody."""
+    return bool(_SECRET.search(name))
+
+
+def shell_assignments(env: Mapping[str, str]) -> list[str]:
+    """Return `NAME=value` words for a shell; a secret is taken from the reader's own environment."""
+    return [
+        f'{name}="${{{name}}}"' if is_secret(name) else f"{name}={shlex.quote(value)}"
+        for name, value in env.items()
+    ]
+
+
+def _check_name(name: str, where: str) -> None:
+    if not _NAME.match(name):
+        raise UsageError(f"{where}: {name!r} is no name of an environment variable")
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

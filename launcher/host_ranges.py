@@ -1,0 +1,151 @@
+"""Names of hosts as text: lists, ranges in the order written, what a name may hold, folding for display."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import math
+import re
+from collections.abc import Iterable
+
+from launcher.errors import UsageError
+
+MAX_HOSTS = 65536
+MAX_NAME_LENGTH = 253  # of a DNS name, RFC 1035
+NAME_RULE = "a name holds letters, digits, '.', '_' and '-', and begins with no '-' or '.'"
+
+_SHOWN_LENGTH = 100
+_ELEMENT_OR_COMMA = re.compile(r"(?:[^, \t\r\n\[]|\[[^\]]*(?:\]|\Z))+|,")
+_BRACKET = re.compile(r"\[([^\[\]]*)\]")
+# 18 digits fit every real name, and int() of text refuses 4,300 with an exception of its own.
+_SPAN = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_HOST_AND_NUMBER = re.compile(r"(.+\]|[^:]+):([0-9]{1,18})")
+_ZONE = re.compile(r"[A-Za-z0-9._-]*")
+_FOREIGN_CHARACTER = re.compile(r"[^A-Za-z0-9._-]")
+_FOLDABLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_MISPLACED = {
+    ",": "write one host or range per line",
+    "/": "a file with hosts is given by --hostfile",
+    "=": "settings such as slots=8 stand after the name, in a hostfile",
+}
+
+
+def shown(text: str) -> str:
+    """Quote text from outside for a message: no raw control characters, and never pages of it."""
+    return repr(text if len(text) <= _SHOWN_LENGTH else text[: _SHOWN_LENGTH - 3] + "...")
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    """Split at commas and white space outside brackets; raise UsageError for an empty element."""
+    elements: list[str] = []
+    after_comma = True
+    for token in _ELEMENT_OR_COMMA.findall(text):
+        if token != ",":
+            elements.append(token)
+        elif after_comma:
+            raise _empty_name(text)
+        after_comma = token == ","
+    if elements and after_comma:
+        raise _empty_name(text)
+    return tuple(elements)
+
+
+def expand_ranges(pattern: str) -> tuple[str, ...]:
+    """Expand brackets in the order written, the last one fastest; raise UsageError for too many names."""
+    pieces = _BRACKET.split(pattern)
+    literals, brackets = pieces[::2], pieces[1::2]
+    if any("[" in literal or "]" in literal for literal in literals):
+        raise UsageError(f"{shown(pattern)} has a bracket without its partner", "write ranges as gpu[1-4,7]")
+    spans = [[_parse_span(item, pattern) for item in inside.split(",")] for inside in brackets]
+    _refuse_oversize(pattern, literals, spans)
+    columns = [[literals[0]]]
+    for column, literal in zip(spans, literals[1:], strict=True):
+        columns.append(
+            [f"{number:0{width}d}" for low, high, width in column for number in range(low, high + 1)]
+        )
+        columns.append([literal])
+    return tuple("".join(parts) for parts in itertools.product(*columns))
+
+
+def expand_names(pattern: str) -> tuple[str, ...]:
+    """Read one list element, a name, a range or an IPv6 address with or without brackets, and check it."""
+    if (address := ipv6_name(pattern)) is not None:
+        return (address,)
+    if match := _HOST_AND_NUMBER.fullmatch(pattern):
+        host, number = match.groups()
+        hint = f"in a hostfile write {shown(f'{host} slots={number}')} or {shown(f'{host} port={number}')}"
+        raise UsageError(f"{shown(pattern)} is ambiguous: {number} slots or ssh port {number}?", hint)
+    if pattern.count(":") > 1:
+        raise UsageError(
+            f"{shown(pattern)} is no IPv6 address", "write addresses as 2001:db8::1 or [2001:db8::1]"
+        )
+    names = expand_ranges(pattern)
+    for name in names:
+        _check_name(name)
+    return names
+
+
+def ipv6_name(text: str) -> str | None:
+    """Return an IPv6 address as ssh takes it, without brackets, or None for any other text."""
+    inner = text[1:-1] if text[:1] == "[" and text[-1:] == "]" else text
+    try:
+        ipaddress.IPv6Address(inner)
+    except ValueError:
+        return None
+    # ipaddress takes any text as a zone, and this one goes to ssh.
+    return inner if _ZONE.fullmatch(inner.partition("%")[2]) else None
+
+
+def fold_names(names: Iterable[str]) -> str:
+    """Fold names for display, sorted, as gpu[1-4]; names that ClusterShell would misread are only listed."""
+    listed = list(names)
+    # '@' and '*' would ask group sources, which can run commands; '!', '&' and '^' are operators.
+    if not all(_FOLDABLE.fullmatch(name) for name in listed):
+        return ",".join(listed)
+    # ClusterShell takes 30 ms to import, and most commands fold nothing.
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
+
+    return str(NodeSet.fromlist(listed, resolver=RESOLVER_NOGROUP))
+
+
+def _empty_name(text: str) -> UsageError:
+    return UsageError(f"an empty name in {shown(text)}", "remove the extra comma")
+
+
+def _parse_span(item: str, pattern: str) -> tuple[int, int, int]:
+    match = _SPAN.fullmatch(item)
+    if not match:
+        hint = "write ranges as gpu[1-4,7], without spaces"
+        raise UsageError(f"{shown(item)} in {shown(pattern)} is no number or range", hint)
+    low, high = match[1], match[2] or match[1]
+    if int(low) > int(high):
+        hint = f"write {high}-{low}; for another order list the numbers, the order is kept"
+        raise UsageError(f"range {shown(item)} in {shown(pattern)} runs backwards", hint)
+    # Slurm prints gpu01 to gpu100 as gpu[01-100]; in 1-04 and 01-5 nobody knows which width is meant.
+    padded = low if low[0] == "0" else high if high[0] == "0" else ""
+    if len(low) > len(high) or (padded == high and len(low) != len(high)):
+        hint = "write both ends with the same number of digits"
+        raise UsageError(f"range {shown(item)} in {shown(pattern)} has ends of two widths", hint)
+    return int(low), int(high), len(low) if padded else 0
+
+
+def _refuse_oversize(pattern: str, literals: list[str], brackets: list[list[tuple[int, int, int]]]) -> None:
+    longest = sum(map(len, literals))
+    longest += sum(max(max(width, len(str(high))) for _, high, width in spans) for spans in brackets)
+    if longest > MAX_NAME_LENGTH:
+        raise UsageError(
+            f"{shown(pattern)} gives a name of {longest} characters, {MAX_NAME_LENGTH} is the limit"
+        )
+    count = math.prod(sum(high - low + 1 for low, high, _ in spans) for spans in brackets)
+    if count > MAX_HOSTS:
+        raise UsageError(f"{shown(pattern)} gives {count} names, {MAX_HOSTS} is the limit")
+
+
+def _check_name(name: str) -> None:
+    if not name:
+        raise UsageError("the host name is empty", NAME_RULE)
+    if name[0] in "-.":
+        raise UsageError(f"host name {shown(name)} begins with {shown(name[0])}", NAME_RULE)
+    if foreign := _FOREIGN_CHARACTER.search(name):
+        hint = _MISPLACED.get(foreign[0], NAME_RULE)
+        raise UsageError(f"host name {shown(name)} holds {shown(foreign[0])}", hint)

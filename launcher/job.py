@@ -1,0 +1,54 @@
+"""What is wanted: one frozen value, read from the command line, before any host is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from collections.abc import Mapping
+
+TRAINER_MODULE = "launcher.trainer"
+COLLECTIVES_MODULE = "launcher.collectives"
+
+_NO_ENV: Mapping[str, str] = MappingProxyType({})
+
+
+class ProgramKind(Enum):
+    """What a rank executes."""
+
+    SCRIPT = "script"  # PYTHON -u SCRIPT ARGS
+    MODULE = "module"  # PYTHON -u -m MODULE ARGS
+    COMMAND = "command"  # CMD ARGS, no Python of ours
+    BUILTIN = "builtin"  # a module of this package, which travels with the supervisor
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What every rank runs; `argv` stays a list from here to exec."""
+
+    kind: ProgramKind
+    target: str
+    args: tuple[str, ...] = ()
+
+    @property
+    def needs_torch(self) -> bool:
+        """A plain command is started by the supervisor itself, with torchrun's variables."""
+        return self.kind is not ProgramKind.COMMAND
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A training job: the program, its size on every node, and how it is watched."""
+
+    program: Program
+    nproc: int | None = None  # per node; None: slots= of the host, else the GPUs that it has
+    cpu: bool = False
+    workdir: str | None = None  # on the nodes; None: their home
+    python: str | None = None
+    env: Mapping[str, str] = field(default=_NO_ENV)
+    master_addr: str | None = None
+    master_port: int | None = None
+    rendezvous_timeout_s: int = 120
+    silence_s: float = 15.0
+    stop_timeout_s: float = 15.0
+    connect_timeout_s: float = 10.0

@@ -1,0 +1,133 @@
+"""What this node says of itself, gathered in a child of the supervisor so that nothing here can stall it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+GPU_TOOL_TIMEOUT_S = 5
+_GPU_QUERY = "index,name,memory.total,driver_version"
+_SIOCGIFCONF = 0x8912
+_IFREQ_BYTES = 40  # struct ifreq on 64-bit Linux
+
+
+def write_facts(output_fd, wanted):
+    """Gather facts and write them as one line of JSON; `wanted` is the launcher's prepare message."""
+    facts = {
+        "hostname": socket.gethostname(),
+        "system": sys.platform,
+        "cpu_count": len(os.sched_getaffinity(0)),
+        "home": os.path.expanduser("~"),
+        "ssh_address": _ssh_address(),
+        "addresses": list_addresses(),
+    }
+    facts.update(_find_folder(wanted))
+    facts.update(query_gpus())
+    with os.fdopen(output_fd, "w") as file:
+        file.write(json.dumps(facts) + "\n")
+
+
+def _ssh_address():
+    """The address of ours to which sshd was spoken: behind a jump host or NAT still one of our own."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return words[2] if len(words) == 4 else None
+
+
+def _find_folder(wanted):
+    """Whether the working folder and the script are there; a relative script is looked up in the folder."""
+    folder = wanted.get("workdir")
+    script = wanted.get("script")
+    return {
+        "workdir_found": folder is None or os.path.isdir(os.path.expanduser(folder)),
+        "script_found": script is None or os.path.isfile(os.path.join(folder or "", script)),
+    }
+
+
+def list_addresses():
+    """Return [interface, address] for each address of this machine, IPv4 first."""
+    return _list_ipv4() + _list_ipv6()
+
+
+def _list_ipv4():
+    import array
+    import fcntl
+    import struct
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        room = array.array("B", bytes(256 * _IFREQ_BYTES))
+        place, _ = room.buffer_info()
+        answer = fcntl.ioctl(sock.fileno(), _SIOCGIFCONF, struct.pack("iL", len(room), place))
+    size = struct.unpack("iL", answer)[0]
+    found = []
+    for start in range(0, size, _IFREQ_BYTES):
+        record = room[start : start + _IFREQ_BYTES].tobytes()
+        name = record[:16].split(b"\0", 1)[0].decode()
+        found.append([name, socket.inet_ntoa(record[20:24])])
+    return found
+
+
+def _list_ipv6():
+    try:
+        with open("/proc/net/if_inet6") as file:
+            lines = [line.split() for line in file]
+    except OSError:
+        return []
+    return [[words[5], socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[0]))] for words in lines]
+
+
+def find_route(master):
+    """Return the interface and own address on the route to `master`: a connected UDP socket sends nothing."""
+    family, kind, protocol, _, place = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as sock:
+        sock.connect(place)
+        source = sock.getsockname()[0].split("%")[0]
+    for interface, address in list_addresses():
+        if address == source:
+            return {"interface": interface, "address": source}
+    # All of 127.0.0.0/8 is ours, and only 127.0.0.1 is listed.
+    return {"interface": "lo" if source.startswith("127.") else None, "address": source}
+
+
+def hold_port(port):
+    """Bind `port` (0: any free one) without listening, so that nobody else gets it and torchrun still can."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("", port))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def query_gpus():
+    """Return this node's GPUs; having none, or no tool to ask, is a fact and no error."""
+    command = ["nvidia-smi", "--query-gpu=" + _GPU_QUERY, "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=GPU_TOOL_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"gpus": [], "gpu_error": "nvidia-smi gave no answer in %d s" % GPU_TOOL_TIMEOUT_S}
+    except OSError:
+        return {"gpus": [], "gpu_error": "nvidia-smi is not there"}
+    text = done.stdout.decode("utf-8", "replace").strip()
+    if done.returncode != 0:
+        return {"gpus": [], "gpu_error": (text.splitlines() or ["nvidia-smi failed"])[0]}
+    return {"gpus": [_parse_gpu(line) for line in text.splitlines()], "gpu_error": None}
+
+
+def _parse_gpu(line):
+    index, name, memory, driver = [word.strip() for word in line.split(",")]
+    return {
+        "index": int(index),
+        "name": name,
+        "memory_mib": int(memory) if memory.isdigit() else None,
+        "driver": driver,
+    }

@@ -1,0 +1,151 @@
+"""The first process on a node: it starts the supervisor, waits, and ends the run if the supervisor is killed.
+
+It is a subreaper, so the orphans of a dead supervisor become its children and none is lost.
+It speaks on stderr only: the supervisor may have died in the middle of a message on stdout.
+"""
+
+import os
+import signal
+import socket
+import time
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main(nonce):
+    """Run the node's side of one conversation; never returns."""
+    mine, theirs = socket.socketpair()
+    guardian = os.getpid()
+    _become_subreaper()
+    pid = os.fork()
+    if pid == 0:
+        mine.close()
+        _run_supervisor(theirs, guardian)
+    theirs.close()
+    _release_stdout()
+    # A polite end is the supervisor's business; it has the terminal's signals blocked out as well.
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, lambda number, frame: _forward(pid, number))
+    status = _wait_for(pid)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+        os._exit(0)
+    _clean_up(nonce, _read_ledger(mine), status)
+    os._exit(1)
+
+
+def _run_supervisor(ledger, guardian):
+    from launcher.node import supervisor
+
+    try:
+        _become_subreaper()
+        supervisor.Supervisor(ledger, guardian).run()
+        os._exit(0)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _become_subreaper():
+    import ctypes
+
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    except (OSError, AttributeError):
+        pass  # orphans go to init; mark and sessions still find them
+
+
+def _release_stdout():
+    """Leave stdout to the supervisor, so that its end of file means the supervisor's death."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+
+
+def _forward(pid, number):
+    try:
+        os.kill(pid, number)
+    except OSError:
+        pass
+
+
+def _wait_for(supervisor):
+    """Reap children, orphans too, until the supervisor ends; return its status."""
+    while True:
+        try:
+            pid, status = os.wait()
+        except InterruptedError:
+            continue
+        if pid == supervisor:
+            return status
+
+
+def _read_ledger(sock):
+    """Return what the supervisor wrote down for this case."""
+    import json
+
+    sock.setblocking(False)
+    text = b""
+    while True:
+        try:
+            data = sock.recv(1 << 16)
+        except OSError:
+            break
+        if not data:
+            break
+        text += data
+    ledger = {"processes": []}
+    for line in text.splitlines():
+        entry = json.loads(line.decode())
+        if "pid" in entry:
+            ledger["processes"].append(entry)
+        else:
+            ledger.update(entry)
+    return ledger
+
+
+def _clean_up(nonce, ledger, status):
+    from launcher.node import ladder, messages, processes, workers
+
+    left = []
+    if "mark" in ledger:
+        owned = processes.Owned(ledger["mark"], [os.getpid()])
+        for entry in ledger["processes"]:
+            process = processes.read_process(entry["pid"])
+            if process is None or process.started != entry["started"]:
+                continue
+            if entry["rank"] is None:
+                owned.set_torchrun(process)
+            else:
+                owned.add_rank(entry["rank"], process)
+        left = _descend(ladder.descend(owned, processes, ledger["stop_timeout_s"]))
+        workers.remove_folder(ledger["folder"])
+    report = messages.encode(
+        messages.CENSUS,
+        left=[[process.pid, process.name, process.state] for process in left],
+        supervisor=workers.describe_status(status),
+    )
+    try:
+        os.write(2, b"\n" + nonce.encode() + b" " + report)
+    except OSError:
+        pass  # nobody listens any more
+
+
+def _descend(steps):
+    """Take the ladder's steps; return what could not be ended."""
+    while True:
+        try:
+            pause = next(steps)
+        except StopIteration as end:
+            return end.value
+        time.sleep(pause)
+        _reap()
+
+
+def _reap():
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass

@@ -1,0 +1,86 @@
+"""A small event loop on poll(2): selectors, asyncio and enum would triple the supervisor's start."""
+
+import os
+import select
+import time
+
+WRITABLE = select.POLLOUT
+_READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
+
+
+class Loop:
+    """Calls back when descriptors are ready and when times come."""
+
+    def __init__(self):
+        self._poll = select.poll()
+        self._callbacks = {}
+        self._timers = []
+
+    def watch(self, fd, callback, events=_READABLE):
+        """Call `callback()` whenever `fd` is ready."""
+        self._poll.register(fd, events)
+        self._callbacks[fd] = callback
+
+    def forget(self, fd):
+        """Stop watching `fd`, which may be closed then."""
+        if self._callbacks.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def is_watching(self, fd):
+        """Tell whether `fd` is watched."""
+        return fd in self._callbacks
+
+    def call_at(self, when, callback):
+        """Call once at `when` (monotonic seconds); return a handle for `cancel`."""
+        timer = [when, callback]
+        self._timers.append(timer)
+        return timer
+
+    def call_later(self, delay_s, callback):
+        """Call once after `delay_s`."""
+        return self.call_at(time.monotonic() + delay_s, callback)
+
+    def cancel(self, timer):
+        """Forget a timer; one that has fired is no error."""
+        if timer in self._timers:
+            self._timers.remove(timer)
+
+    def read_all(self, fd, callback, timeout_s=None, on_timeout=None):
+        """Read `fd` to its end, then close it and call `callback(data)`; at the time-out call `on_timeout()` first."""
+        chunks = []
+        timer = None
+
+        def finish():
+            self.forget(fd)
+            self.cancel(timer)
+            os.close(fd)
+            callback(b"".join(chunks))
+
+        def read():
+            data = os.read(fd, 1 << 16)
+            if data:
+                chunks.append(data)
+            else:
+                finish()
+
+        def give_up():
+            on_timeout()
+            finish()
+
+        self.watch(fd, read)
+        if timeout_s is not None:
+            timer = self.call_later(timeout_s, give_up)
+
+    def run_once(self):
+        """Wait for the next event or timer and serve it."""
+        wait_ms = None
+        if self._timers:
+            wait_ms = max(0, (min(timer[0] for timer in self._timers) - time.monotonic()) * 1000)
+        for fd, _ in self._poll.poll(wait_ms):
+            callback = self._callbacks.get(fd)
+            if callback is not None:
+                callback()
+        now = time.monotonic()
+        for timer in [timer for timer in self._timers if timer[0] <= now]:
+            self.cancel(timer)
+            timer[1]()

@@ -1,0 +1,127 @@
+"""Which processes belong to a run, read from /proc, and signals to exactly those.
+
+Three signs count together, because each alone can be lost: the run's mark in the environment (setproctitle may
+overwrite it), descent from the supervisor (lost when a parent dies and no subreaper is left), and the sessions
+that the run's processes lead.
+A process is known by its id and its start time, so a number that the kernel gave out again is never signalled.
+"""
+
+import os
+
+MARK = "LAUNCH_MARK"
+_GONE = "ZX"  # a zombie holds no memory and no GPU; it only waits to be reaped
+
+
+class Process:
+    """One line of /proc/PID/stat."""
+
+    __slots__ = ("exit_status", "name", "pid", "ppid", "session", "started", "state")
+
+    def __init__(self, pid, name, fields):
+        self.pid = pid
+        self.name = name
+        self.state = fields[0]
+        self.ppid = int(fields[1])
+        self.session = int(fields[3])
+        self.started = int(fields[19])  # clock ticks since boot
+        self.exit_status = int(fields[49])  # as wait(2) gives it; 0 unless we may trace it
+
+
+def read_process(pid):
+    """Return what /proc says of `pid`, or None when it is gone."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return None
+    # The name stands in parentheses and may hold any character, parentheses and blanks too.
+    start, end = text.find("("), text.rfind(")")
+    return Process(pid, text[start + 1 : end], text[end + 2 :].split())
+
+
+def read_all():
+    """Return all processes of this machine that we can see, by process id."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            process = read_process(int(entry))
+            if process is not None:
+                found[process.pid] = process
+    return found
+
+
+def is_alive(process):
+    """Tell whether this very process still runs (a zombie does not)."""
+    now = read_process(process.pid)
+    return now is not None and now.started == process.started and now.state not in _GONE
+
+
+def send_signal(process, number):
+    """Signal `process` if it still is the one that was seen; errors mean that it is gone."""
+    if is_alive(process):
+        try:
+            os.kill(process.pid, number)
+        except OSError:
+            pass
+
+
+class Owned:
+    """The processes of one run on this machine."""
+
+    def __init__(self, mark, keepers=()):
+        self.mark = mark
+        self.keepers = set(keepers)  # guardian and supervisor: their children are ours, they themselves are not
+        self.torchrun = None
+        self.ranks = {}  # local rank -> Process
+        self._sessions = {}  # session id -> start time of its leader
+
+    def add_rank(self, local_rank, process):
+        """Record the process of a local rank."""
+        self.ranks[local_rank] = process
+        self._sessions[process.pid] = process.started
+
+    def set_torchrun(self, process):
+        """Record the process that started the ranks."""
+        self.torchrun = process
+        self._sessions[process.pid] = process.started
+
+    def living(self):
+        """Return every process of the run that is alive, but for the keepers."""
+        everything = read_all()
+        mine = {
+            process.pid: process
+            for process in everything.values()
+            if process.pid not in self.keepers and (self._in_session(process, everything) or self._has_mark(process))
+        }
+        self._add_descendants(everything, mine)
+        for process in mine.values():
+            leader = everything.get(process.session)
+            if leader is not None and leader.pid in mine:
+                self._sessions[leader.pid] = leader.started
+        return [process for process in mine.values() if process.state not in _GONE]
+
+    def _in_session(self, process, everything):
+        started = self._sessions.get(process.session)
+        if started is None:
+            return False
+        leader = everything.get(process.session)
+        # The kernel never reuses a session's number while the session has members.
+        return leader is None or leader.started == started
+
+    def _has_mark(self, process):
+        try:
+            with open("/proc/%d/environ" % process.pid, "rb") as file:
+                return (MARK + "=" + self.mark).encode() in file.read().split(b"\0")
+        except OSError:
+            return False
+
+    def _add_descendants(self, everything, mine):
+        children = {}
+        for process in everything.values():
+            children.setdefault(process.ppid, []).append(process)
+        pending = list(self.keepers) + list(mine)
+        while pending:
+            for child in children.get(pending.pop(), ()):
+                if child.pid not in mine and child.pid not in self.keepers:
+                    mine[child.pid] = child
+                    pending.append(child.pid)

@@ -1,0 +1,142 @@
+"""The search for a Python that has torch; the one that is found goes on to import torchrun at once.
+
+So the second that the import takes runs while the launcher still compares the nodes, and torchrun then gets its
+arguments over a pipe.
+"""
+
+import os
+
+from launcher.node import workers
+
+STATUS_FD = 3
+LOGIN_SHELL = "login shell"
+LOGIN_SHELL_TIMEOUT_S = 10
+
+# `python -c` puts the working folder on sys.path, where a random.py of the user's would break torchrun.
+# torchrun's console script doesn't.
+STUB = """\
+import sys
+if sys.path[0] == "":
+    del sys.path[0]
+import importlib.util, json, os, re
+found = importlib.util.find_spec("torch")
+folder = found and found.submodule_search_locations and found.submodule_search_locations[0]
+version = None
+if folder:
+    try:
+        text = open(os.path.join(folder, "version.py")).read()
+        version = re.search(r"__version__ = '([^']*)'", text).group(1)
+    except (OSError, AttributeError):
+        version = "unknown"
+status = os.fdopen(3, "w")
+status.write(json.dumps({"python": sys.executable, "version": "%d.%d.%d" % sys.version_info[:3], "torch": version}) + "\\n")
+status.close()
+if version is None:
+    sys.exit(0)
+from torch.distributed import run
+order = sys.stdin.readline()
+if order:
+    order = json.loads(order)
+    os.environ.clear()
+    os.environ.update(order["env"])
+    os.chdir(order["cwd"])
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    run.main(order["argv"])
+"""
+
+
+class Search:
+    """Tries one candidate after the other; the supervisor's loop feeds it."""
+
+    def __init__(self, loop, candidates, env, output_fds, on_found):
+        self._loop = loop
+        self._candidates = list(candidates)
+        self._env = env
+        self._output_fds = output_fds  # where torchrun's own stdout and stderr go
+        self._on_found = on_found
+        self.tried = []
+        self.child = None  # workers.Child of the waiting stub
+        self.order_fd = None  # what torchrun is to do is written here
+
+    def try_next(self):
+        """Start the next candidate, or tell that none is left."""
+        if not self._candidates:
+            self._on_found(None)
+            return
+        candidate = self._candidates.pop(0)
+        if candidate == LOGIN_SHELL:
+            self._ask_login_shell()
+        elif _find_program(candidate, self._env) is None:
+            self.tried.append([candidate, "not found"])
+            self.try_next()
+        else:
+            self._start_stub(candidate)
+
+    def give_order(self, order):
+        """Tell the waiting torchrun what to do: its argv, env and cwd."""
+        import json
+
+        workers.widen(self.order_fd)
+        try:
+            os.write(self.order_fd, json.dumps(order).encode() + b"\n")
+        except OSError:
+            pass  # it died of its import; its end is reported as torchrun's
+        os.close(self.order_fd)
+
+    def _start_stub(self, python):
+        order_read, self.order_fd = os.pipe()
+        status_read, status_write = os.pipe()
+        fds = {0: order_read, 1: self._output_fds[0], 2: self._output_fds[1], STATUS_FD: status_write}
+        self.child = workers.spawn([python, "-c", STUB], self._env, None, fds)
+        os.close(order_read)
+        os.close(status_write)
+        self._loop.read_all(status_read, lambda data: self._judge(python, data))
+
+    def _judge(self, python, data):
+        status = _parse(data)
+        if status and status["torch"]:
+            status["candidate"] = python
+            self._on_found(status)
+            return
+        self.tried.append([python, "no torch in it" if status else "it did not start"])
+        os.close(self.order_fd)
+        self.order_fd = self.child = None
+        self.try_next()
+
+    def _ask_login_shell(self):
+        shell = os.environ.get("SHELL") or "/bin/sh"
+        answer_read, answer_write = os.pipe()
+        null = os.open(os.devnull, os.O_RDWR)
+        command = [shell, "-lc", "command -v python3 || command -v python"]
+        child = workers.spawn(command, self._env, None, {0: null, 1: answer_write, 2: null})
+        os.close(answer_write)
+        os.close(null)
+        self._loop.read_all(
+            answer_read, self._judge_login_shell, LOGIN_SHELL_TIMEOUT_S, lambda: workers.kill(child)
+        )
+
+    def _judge_login_shell(self, data):
+        lines = data.decode("utf-8", "replace").split()
+        path = lines[-1] if lines and lines[-1].startswith("/") else None
+        if path and path not in [tried for tried, _ in self.tried]:
+            self._candidates.insert(0, path)
+        self.try_next()
+
+
+def _find_program(name, env):
+    if "/" in name:
+        return name if os.access(name, os.X_OK) else None
+    for folder in env.get("PATH", os.defpath).split(":"):
+        path = os.path.join(folder, name)
+        if os.access(path, os.X_OK):
+            return path
+    return None
+
+
+def _parse(data):
+    import json
+
+    try:
+        return json.loads(data.decode())
+    except ValueError:
+        return None

@@ -1,0 +1,444 @@
+"""Owns the processes of a run on this node, and talks to the launcher over stdin and stdout.
+
+Its life hangs on a lease that the launcher's messages renew: at end of file, at silence, at a signal and at the
+guardian's death it ends the run by itself.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+from launcher.node import ladder, messages, processes, workers
+from launcher.node.loop import WRITABLE, Loop
+
+BEATS_PER_SILENCE = 3
+OUTPUT_LIMIT_BYTES = 4 << 20  # while this much waits for the network, the ranks' pipes are left unread
+COALESCE_S = 0.002  # a writer's small pieces gather in its pipe for so long, so a flood costs few messages
+FLUSH_S = 5.0  # how long the last messages may take to leave
+
+
+class Supervisor:
+    """One conversation: prepare, facts, route, start, output and exits, stop, census."""
+
+    def __init__(self, ledger, guardian):
+        self._loop = Loop()
+        self._ledger = ledger
+        self._owned = processes.Owned("", [os.getpid(), guardian])
+        self._decoder = messages.Decoder()
+        self._outgoing = bytearray()
+        self._is_listening = True  # whether somebody still reads what we send
+        self._silence_s = 15.0
+        self._stop_timeout_s = 15.0
+        self._heard_at = self._sent_at = time.monotonic()
+        self._folder = None
+        self._env = dict(os.environ)
+        self._facts = None
+        self._python = None
+        self._search = None
+        self._torchrun = None  # workers.Child, also while it only imports
+        self._streams = {}  # fd -> (local rank or None, stream)
+        self._saw_output = False
+        self._exited = set()
+        self._held_port = None
+        self._steps = None  # the ladder, once the run is being ended
+        self._step_timer = None
+        self._lease_timer = None
+        self._is_done = False
+
+    # ---- life ---------------------------------------------------------------------------------------------------
+
+    def run(self):
+        """Serve until the census is sent, or nobody is left to send it to."""
+        self._catch_signals()
+        os.set_blocking(1, False)
+        self._loop.watch(0, self._read_launcher)
+        self._loop.watch(self._ledger.fileno(), lambda: self._end_run("the guardian died"))
+        self._check_lease()
+        while not self._is_done:
+            self._loop.run_once()
+            if self._saw_output:
+                self._saw_output = False
+                time.sleep(COALESCE_S)
+        self._flush()
+        if self._folder is not None:
+            workers.remove_folder(self._folder)
+
+    def _catch_signals(self):
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_read, False)
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, frame: None)
+
+        def wake():  # the numbers of the signals that came; acting in the handlers would interrupt ourselves
+            numbers = os.read(wake_read, 4096)
+            self._reap()
+            for number in {signal.SIGTERM, signal.SIGHUP}.intersection(numbers):
+                self._end_run("signal %d" % number)
+
+        self._loop.watch(wake_read, wake)
+
+    def _check_lease(self):
+        left = self._heard_at + self._silence_s - time.monotonic()
+        if left <= 0:
+            self._is_listening = False
+            self._end_run("no word from the launcher for %g s" % self._silence_s)
+        else:
+            self._lease_timer = self._loop.call_later(left, self._check_lease)
+
+    def _beat(self):
+        period = self._silence_s / BEATS_PER_SILENCE
+        if time.monotonic() - self._sent_at >= period * 0.9:
+            self._send(messages.BEAT)
+        self._loop.call_later(period, self._beat)
+
+    # ---- the launcher's messages --------------------------------------------------------------------------------
+
+    def _read_launcher(self):
+        try:
+            data = os.read(0, 1 << 18)
+        except BlockingIOError:  # sshd may give one socket for both directions, and stdout does not block
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.forget(0)
+            self._is_listening = False
+            self._end_run("the launcher is gone")
+            return
+        self._heard_at = time.monotonic()
+        handlers = {
+            messages.PREPARE: self._prepare,
+            messages.ROUTE: self._find_route,
+            messages.START: self._start,
+            messages.STOP: self._stop,
+        }
+        for header, payload in self._decoder.feed(data):
+            handler = handlers.get(header["type"])
+            if handler is not None:
+                self._serve(handler, header, payload)
+
+    def _serve(self, handler, header, payload):
+        try:
+            handler(header, payload)
+        except OSError as error:  # no room for the run's folder, no process left: the launcher shall say so
+            self._send(messages.FAILED, text="%s: %s" % (header["type"], error))
+
+    def _prepare(self, header, _):
+        self._silence_s = header["silence_s"]
+        self._stop_timeout_s = header["stop_timeout_s"]
+        self._owned.mark = header["mark"]
+        self._folder = workers.make_folder(header["run"])
+        self._note(mark=header["mark"], folder=self._folder, stop_timeout_s=self._stop_timeout_s)
+        self._env.update(header["env"])
+        # setproctitle overwrites the environment, where the mark is, unless it is told not to.
+        self._env.update({processes.MARK: header["mark"], "SPT_NOENV": "1"})
+        self._loop.cancel(self._lease_timer)
+        self._check_lease()
+        self._beat()
+        self._send(
+            messages.HELLO,
+            version=messages.VERSION,
+            pid=os.getpid(),
+            python="%d.%d.%d" % sys.version_info[:3],
+            folder=self._folder,
+        )
+        if header.get("facts"):
+            self._gather_facts(header)
+
+    def _gather_facts(self, header):
+        from launcher.node import facts
+
+        facts_read, facts_write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                signal.set_wakeup_fd(-1)
+                facts.write_facts(facts_write, header)
+            finally:
+                os._exit(0)
+        os.close(facts_write)
+        self._loop.read_all(facts_read, self._keep_facts)
+        if not header["pythons"]:  # what will run needs no torch
+            self._python = {}
+            return
+        from launcher.node import pythons
+
+        output_fds = self._open_torchrun_pipes()
+        self._search = pythons.Search(self._loop, header["pythons"], self._env, output_fds, self._keep_python)
+        self._search.try_next()
+
+    def _open_torchrun_pipes(self):
+        write_ends = []
+        for stream in (workers.STDOUT, workers.STDERR):
+            read_end, write_end = os.pipe()
+            self._watch_stream(read_end, None, stream)
+            write_ends.append(write_end)
+        return write_ends
+
+    def _keep_facts(self, data):
+        self._facts = json.loads(data.decode()) if data else {"error": "gathering facts failed"}
+        self._send_facts()
+
+    def _keep_python(self, status):
+        self._python = status or {"python": None, "tried": self._search.tried}
+        if status:
+            self._torchrun = self._search.child
+            self._own_torchrun()
+        self._send_facts()
+
+    def _send_facts(self):
+        if self._facts is not None and self._python is not None:
+            self._send(messages.FACTS, **dict(self._facts, search=self._python))
+
+    def _find_route(self, header, _):
+        from launcher.node import facts
+
+        answer = {"interface": None, "address": None, "port": None, "error": None}
+        try:
+            answer.update(facts.find_route(header["master"]))
+            if header.get("port") is not None:
+                self._held_port = facts.hold_port(header["port"])
+                answer["port"] = self._held_port.getsockname()[1]
+        except OSError as error:
+            answer["error"] = error.strerror or str(error)
+        self._send(messages.ROUTED, **answer)
+
+    def _start(self, header, payload):
+        if payload:
+            with open(os.path.join(self._folder, header["payload_name"]), "wb") as file:
+                file.write(payload)
+        if header.get("processes"):
+            self._start_processes(header)
+        else:
+            self._start_torchrun(header)
+
+    def _start_processes(self, header):
+        self._release_port()
+        null = os.open(os.devnull, os.O_RDONLY)
+        for entry in header["processes"]:
+            fds = {0: null}
+            for stream in (workers.STDOUT, workers.STDERR):
+                read_end, fds[stream] = os.pipe()
+                workers.widen(read_end)
+                self._watch_stream(read_end, entry["rank"], stream)
+            child = workers.spawn(entry["argv"], dict(self._env, **entry["env"]), header["cwd"], fds)
+            for stream in (workers.STDOUT, workers.STDERR):
+                os.close(fds[stream])
+            self._own_rank(entry["rank"], child.process)
+        os.close(null)
+
+    def _start_torchrun(self, header):
+        reports, streams = workers.Fifos(self._folder).make(header["local_ranks"])
+        for (local_rank, stream), fd in streams.items():
+            self._watch_stream(fd, local_rank, stream)
+        self._loop.watch(reports, lambda: self._read_reports(reports))
+        env = dict(self._env, **header["env"])
+        if self._torchrun is not None and self._search.child is self._torchrun:
+            order = {"argv": header["argv"][3:], "env": env, "cwd": header["cwd"]}
+            self._search.give_order(order)
+            return
+        null = os.open(os.devnull, os.O_RDONLY)
+        out, err = self._open_torchrun_pipes()
+        self._torchrun = workers.spawn(header["argv"], env, header["cwd"], {0: null, 1: out, 2: err})
+        for fd in (null, out, err):
+            os.close(fd)
+        self._own_torchrun()
+
+    def _read_reports(self, fd):
+        for line in os.read(fd, 1 << 16).split(b"\n"):
+            words = line.split()
+            process = processes.read_process(int(words[1])) if len(words) == 2 else None
+            if process is not None:
+                self._release_port()
+                self._own_rank(int(words[0]), process)
+
+    def _release_port(self):
+        if self._held_port is not None:
+            self._held_port.close()
+            self._held_port = None
+
+    # ---- the run's processes ------------------------------------------------------------------------------------
+
+    def _note(self, **entry):
+        """Write down for the guardian what it needs if we are killed."""
+        try:
+            self._ledger.sendall(json.dumps(entry).encode() + b"\n")
+        except OSError:
+            pass  # it is dead, and we are about to notice
+
+    def _own_torchrun(self):
+        process = self._torchrun.process
+        if process is not None:
+            self._owned.set_torchrun(process)
+            self._note(rank=None, pid=process.pid, started=process.started)
+
+    def _own_rank(self, local_rank, process):
+        if process is None:
+            return
+        self._owned.add_rank(local_rank, process)
+        self._note(rank=local_rank, pid=process.pid, started=process.started)
+        self._send(messages.STARTED, local_rank=local_rank, pid=process.pid)
+        if self._torchrun is None:
+            return  # our own child: the kernel tells us
+        pidfd = workers.open_pidfd(process)
+        if pidfd is None:
+            self._look_again(local_rank, process)
+        else:
+            self._loop.watch(pidfd, lambda: self._meet_end(local_rank, process, pidfd))
+
+    def _look_again(self, local_rank, process):
+        if processes.is_alive(process):
+            self._loop.call_later(0.05, lambda: self._look_again(local_rank, process))
+        else:
+            self._report_exit(local_rank, workers.read_exit_status(process))
+
+    def _meet_end(self, local_rank, process, pidfd):
+        self._loop.forget(pidfd)
+        os.close(pidfd)
+        self._report_exit(local_rank, workers.read_exit_status(process))
+
+    def _report_exit(self, local_rank, status):
+        if local_rank in self._exited:
+            return
+        self._exited.add(local_rank)
+        ended_at = time.monotonic()
+        if status != 0 and self._owned.torchrun is not None:
+            # torchrun would print its page and kill the others; what happens next is the launcher's to say.
+            processes.send_signal(self._owned.torchrun, signal.SIGSTOP)
+        self._drain(lambda rank: rank == local_rank)
+        age_s = round(time.monotonic() - ended_at, 4)
+        self._send(messages.EXIT, local_rank=local_rank, age_s=age_s, **workers.describe_status(status))
+
+    def _reap(self):
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if self._torchrun is not None and pid == self._torchrun.pid:
+                self._drain(lambda rank: True)
+                self._send(messages.ENDED, **workers.describe_status(status))
+            for local_rank, process in self._owned.ranks.items():
+                if process.pid == pid and self._torchrun is None:
+                    self._report_exit(local_rank, status)
+                    self._check_all_exited(status)
+
+    def _check_all_exited(self, status):
+        if len(self._exited) == len(self._owned.ranks):
+            self._send(messages.ENDED, **workers.describe_status(status))
+
+    # ---- output -------------------------------------------------------------------------------------------------
+
+    def _watch_stream(self, fd, local_rank, stream):
+        os.set_blocking(fd, False)
+        self._streams[fd] = (local_rank, stream)
+        if len(self._outgoing) < OUTPUT_LIMIT_BYTES:
+            self._loop.watch(fd, lambda: self._read_stream(fd))
+
+    def _read_stream(self, fd):
+        """Send on what is there; return whether the stream may have more."""
+        local_rank, stream = self._streams[fd]
+        try:
+            data = os.read(fd, workers.READ_BYTES)
+        except BlockingIOError:
+            return False
+        if data:
+            self._saw_output = True
+            self._send(messages.OUTPUT, data, local_rank=local_rank, stream=stream)
+            return True
+        # A FIFO without a writer is at its end as well: it counts only once its rank has been there.
+        if local_rank is None or local_rank in self._owned.ranks:
+            self._loop.forget(fd)
+            del self._streams[fd]
+            os.close(fd)
+        return False
+
+    def _drain(self, is_wanted):
+        for fd in [fd for fd, (rank, _) in self._streams.items() if is_wanted(rank)]:
+            while self._read_stream(fd):
+                pass
+
+    def _send(self, kind, payload=b"", **fields):
+        if not self._is_listening:
+            return
+        self._outgoing += messages.encode(kind, payload, **fields)
+        self._sent_at = time.monotonic()
+        self._write()
+
+    def _write(self):
+        was_full = len(self._outgoing) >= OUTPUT_LIMIT_BYTES
+        try:
+            while self._outgoing:
+                with memoryview(self._outgoing) as view:
+                    written = os.write(1, view[: 1 << 20])
+                del self._outgoing[:written]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._is_listening = False
+            self._outgoing.clear()
+        self._adjust_watches(was_full)
+
+    def _adjust_watches(self, was_full):
+        if self._outgoing and not self._loop.is_watching(1):
+            self._loop.watch(1, self._write, WRITABLE)
+        elif not self._outgoing and self._loop.is_watching(1):
+            self._loop.forget(1)
+        is_full = len(self._outgoing) >= OUTPUT_LIMIT_BYTES
+        for fd in list(self._streams) if is_full or was_full else ():
+            if is_full:
+                self._loop.forget(fd)
+            elif not self._loop.is_watching(fd):
+                self._loop.watch(fd, lambda fd=fd: self._read_stream(fd))
+
+    def _flush(self):
+        deadline = time.monotonic() + FLUSH_S
+        while self._outgoing and self._is_listening and time.monotonic() < deadline:
+            self._loop.call_at(deadline, lambda: None)
+            self._loop.run_once()
+
+    # ---- the end ------------------------------------------------------------------------------------------------
+
+    def _stop(self, header, _):
+        self._end_run("the launcher says so", header["timeout_s"], header.get("wait_s", 0))
+
+    def _end_run(self, reason, timeout_s=None, wait_s=0):
+        """Go down the ladder; a second call may only hurry it."""
+        self._loop.forget(self._ledger.fileno())
+        if timeout_s is None:
+            timeout_s = self._stop_timeout_s
+            _say("ending the run: %s" % reason)
+        if self._is_done or (self._steps is not None and timeout_s > 0):
+            return
+        self._steps = ladder.descend(self._owned, processes, timeout_s, wait_s)
+        self._loop.cancel(self._step_timer)
+        self._step()
+
+    def _step(self):
+        try:
+            pause = next(self._steps)
+        except StopIteration as end:
+            self._report_census(end.value)
+        else:
+            self._step_timer = self._loop.call_later(pause, self._step)
+
+    def _report_census(self, left):
+        self._reap()
+        self._drain(lambda rank: True)
+        self._send(messages.CENSUS, left=[[process.pid, process.name, process.state] for process in left])
+        self._is_done = True
+
+
+def _say(text):
+    try:
+        os.write(2, (text + "\n").encode())
+    except OSError:
+        pass  # nobody listens any more

@@ -1,0 +1,173 @@
+"""How the processes of a run are started on this node, and how their output and their end reach us.
+
+Under torchrun, each rank is a `/bin/sh` that opens two FIFOs of ours and then becomes the trainer: bytes arrive
+exact, per rank and stream, and cost torchrun nothing (its own `--tee` rewrites carriage returns and mixes ranks).
+"""
+
+import os
+import signal
+import sys
+
+from launcher.node import processes
+
+STDOUT, STDERR = 1, 2
+READ_BYTES = 1 << 18
+_PIPE_BYTES = 1 << 20
+_F_SETPIPE_SZ = 1031
+_PR_SET_PDEATHSIG = 1
+_EXEC_FAILED = 127
+
+
+class Child:
+    """A process that we started and will reap."""
+
+    def __init__(self, pid):
+        self.pid = pid
+        self.process = processes.read_process(pid)
+
+
+def spawn(argv, env, cwd, fds):
+    """Start `argv` in a session of its own; `fds` maps the child's descriptors to ours.
+
+    The child gets SIGTERM when we die, so torchrun ends its ranks even if guardian and supervisor are killed at once.
+    A program that can't be started is told on the child's stderr, with exit code 127, as a shell does.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return Child(pid)
+    try:
+        os.setsid()
+        _die_with(parent)
+        # Two passes, because a target number may be one of our own descriptors.
+        kept = {target: os.dup(source) for target, source in fds.items()}
+        kept = {target: _move_up(fd) for target, fd in kept.items()}
+        for target, fd in kept.items():
+            os.dup2(fd, target)
+        for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        if cwd is not None:
+            os.chdir(cwd)
+        os.execvpe(argv[0], argv, env)
+    except OSError as error:
+        os.write(2, ("launch: can't start %s: %s\n" % (argv[0], error.strerror)).encode("utf-8", "replace"))
+    finally:
+        os._exit(_EXEC_FAILED)
+
+
+def _move_up(fd):
+    import fcntl
+
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)
+
+
+def _die_with(parent):
+    import ctypes
+
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    except (OSError, AttributeError):
+        return  # no prctl here; the guardian and the mark remain
+    if os.getppid() != parent:
+        os._exit(_EXEC_FAILED)
+
+
+def kill(child):
+    """Kill one child, if it still is there."""
+    if child.process is not None:
+        processes.send_signal(child.process, signal.SIGKILL)
+
+
+def widen(fd):
+    """Give a pipe room, so that a flood comes in few large pieces."""
+    import fcntl
+
+    try:
+        fcntl.fcntl(fd, _F_SETPIPE_SZ, _PIPE_BYTES)
+    except OSError:
+        pass  # the user's pipe quota is used up; the default of 64 KiB works
+
+
+class Fifos:
+    """The named pipes of a run's ranks, in the run's folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def make(self, local_ranks):
+        """Make and open all of them; return (reports fd, {(local rank, stream): fd})."""
+        reports = os.path.join(self.folder, "ranks")
+        os.mkfifo(reports, 0o600)
+        streams = {}
+        for local_rank in local_ranks:
+            for name, stream in (("out", STDOUT), ("err", STDERR)):
+                path = os.path.join(self.folder, "%s.%d" % (name, local_rank))
+                os.mkfifo(path, 0o600)
+                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+                widen(fd)
+                streams[local_rank, stream] = fd
+        # Opened for both, it never is at its end, whatever the writers do.
+        return os.open(reports, os.O_RDWR | os.O_NONBLOCK), streams
+
+
+def open_pidfd(process):
+    """Return a descriptor that becomes readable when `process` ends, or None where the system has none."""
+    if not hasattr(os, "pidfd_open"):  # Python 3.8, or a C library from before Linux 5.3
+        return None
+    try:
+        return os.pidfd_open(process.pid)
+    except OSError:
+        return None
+
+
+def read_exit_status(process):
+    """Return the wait(2) status of a rank that torchrun has not reaped yet, 0 or None when it can't be known.
+
+    The rank is torchrun's child, so only /proc tells; torchrun looks ten times a second and prints exit codes in
+    a page of text, for the first failure alone.
+    """
+    now = processes.read_process(process.pid)
+    if now is None or now.started != process.started:
+        return None
+    return now.exit_status if now.state in "ZX" else None
+
+
+def describe_status(status):
+    """Return a wait(2) status as the fields of a message."""
+    if status is None:
+        return {"code": None, "signal": None}
+    if os.WIFSIGNALED(status):
+        return {"code": None, "signal": os.WTERMSIG(status)}
+    return {"code": os.WEXITSTATUS(status), "signal": None}
+
+
+def make_folder(name):
+    """Make the run's private folder on this node, in the first place that has room."""
+    error = None
+    for base in (os.environ.get("TMPDIR"), "/tmp", "/dev/shm", os.path.expanduser("~")):
+        if not base:
+            continue
+        path = os.path.join(base, "launch-%s-%d" % (name, os.getpid()))
+        try:
+            os.mkdir(path, 0o700)
+        except OSError as reason:
+            error = reason
+        else:
+            return path
+    raise error
+
+
+def remove_folder(path):
+    """Remove the run's folder and all in it (shutil would cost 10 ms of imports)."""
+    for parent, folders, files in os.walk(path, topdown=False):
+        for name in files + folders:
+            try:
+                full = os.path.join(parent, name)
+                (os.rmdir if name in folders and not os.path.islink(full) else os.unlink)(full)
+            except OSError:
+                print("can't remove %s" % os.path.join(parent, name), file=sys.stderr)
+    try:
+        os.rmdir(path)
+    except OSError:
+        pass

@@ -1,0 +1,287 @@
+"""Output on the launch host: a prefix on every line, one file per node, and the terminal's own thread.
+
+All work is done on blocks of whole lines with bytes.replace: eight million lines pass in about a second.
+A node's blocks come from that node's reader thread, so a slow disk holds up that node alone; the terminal has a
+bounded queue, so Ctrl-S or a pager that is not read holds up nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+STDOUT, STDERR = 1, 2
+QUEUE_BYTES = 16 << 20
+LINE_BYTES = 64 << 10  # a line that is longer is cut, at the border of a character
+TAIL_BYTES = 16 << 10  # what is kept of each stream for the report
+PROGRESS_S = 1.0  # a progress bar is shown this often
+_PATIENCE_S = 1.0
+
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+# Colour is passed on to a terminal; cursor movement, titles and other sequences of a rank are not.
+_ESCAPES = re.compile(rb"\x1b(?!\[[0-9;]*m)(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\-_]|.?)", re.DOTALL)
+_CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]")
+
+
+class Terminal:
+    """Writes to stdout and stderr from a thread of its own."""
+
+    def __init__(self, *, is_terminal: bool, patience_s: float | None = None) -> None:
+        self._queue: deque[tuple[int, bytes]] = deque()
+        self._queued_bytes = 0
+        self._dropped_lines = 0
+        self._is_terminal = is_terminal
+        # A file or pipe that moves is waited for; a person can't read what a terminal can't keep up with.
+        self._patience_s = patience_s if patience_s is not None else (0.0 if is_terminal else _PATIENCE_S)
+        self._moved_at = time.monotonic()
+        self._closed_fds: set[int] = set()
+        self._is_closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._write_all, name="terminal", daemon=True)
+        self._thread.start()
+
+    def put(self, fd: int, block: bytes) -> None:
+        """Queue whole lines; dropped and counted once the terminal stands still and the queue is full."""
+        with self._changed:
+            while self._queued_bytes >= QUEUE_BYTES and not self._is_stuck():
+                self._changed.wait(0.1)
+            if self._queued_bytes >= QUEUE_BYTES:
+                self._dropped_lines += block.count(b"\n")
+                return
+            self._append(fd, block)
+
+    def say(self, text: str, fd: int = STDERR) -> None:
+        """Queue words of our own, which are never dropped."""
+        with self._changed:
+            self._append(fd, text.encode("utf-8", "replace") + b"\n")
+
+    def close(self) -> None:
+        """Wait until all is written: without end for a terminal, for some seconds else."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        self._thread.join(None if self._is_terminal else 5 * _PATIENCE_S)
+
+    def _append(self, fd: int, block: bytes) -> None:
+        self._queue.append((fd, block))
+        self._queued_bytes += len(block)
+        self._changed.notify_all()
+
+    def _is_stuck(self) -> bool:
+        return time.monotonic() - self._moved_at >= self._patience_s
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue:
+                    if self._is_closing:
+                        return
+                    self._changed.wait()
+                fd, block = self._queue.popleft()
+                dropped, self._dropped_lines = self._dropped_lines, 0
+                self._moved_at = time.monotonic()
+            if dropped:
+                self._write(STDERR, f"launch: {dropped} lines not shown here, all are in the logs\n".encode())
+            self._write(fd, block)
+            with self._changed:
+                self._queued_bytes -= len(block)
+                self._moved_at = time.monotonic()
+                self._changed.notify_all()
+
+    def _write(self, fd: int, block: bytes) -> None:
+        view = memoryview(block)
+        while view and fd not in self._closed_fds:
+            try:
+                view = view[os.write(fd, view) :]
+            except OSError:
+                # The pager was quit or the terminal closed; the run goes on.
+                self._closed_fds.add(fd)
+                if fd == STDOUT:
+                    self._write(STDERR, b"launch: nobody reads our output any more; the run goes on, see the logs\n")
+
+
+class Display(Protocol):
+    """Turns whole lines of one stream into what the terminal shows."""
+
+    def render(self, host: str, rank: int | None, stream: int, lines: bytes) -> bytes:
+        """Return the block to write; `lines` ends with a newline."""
+
+
+class PrefixDisplay:
+    """`[node2:5] line`, coloured by node on a terminal."""
+
+    def __init__(self, hosts: list[str], *, is_terminal: bool, with_colour: bool) -> None:
+        self._is_terminal = is_terminal
+        self._colours = {host: _COLOURS[index % len(_COLOURS)] for index, host in enumerate(hosts)}
+        self._with_colour = with_colour
+
+    def render(self, host: str, rank: int | None, stream: int, lines: bytes) -> bytes:
+        prefix = prefix_of(host, rank)
+        if self._with_colour:
+            prefix = b"\x1b[%dm%s\x1b[0m" % (self._colours[host], prefix)
+        if self._is_terminal:
+            lines = _CONTROLS.sub(b"", _ESCAPES.sub(b"", lines))
+        return prefix_lines(prefix + b" ", lines)
+
+
+class JsonDisplay:
+    """One JSON object per line, for a program that reads us."""
+
+    def render(self, host: str, rank: int | None, stream: int, lines: bytes) -> bytes:
+        common = {"event": "line", "host": host, "rank": rank, "stream": "stdout" if stream == STDOUT else "stderr"}
+        texts = lines.decode("utf-8", "replace").split("\n")[:-1]
+        return "".join(json.dumps({**common, "text": text}, ensure_ascii=False) + "\n" for text in texts).encode()
+
+
+def prefix_of(host: str, rank: int | None) -> bytes:
+    """Return `[host:rank]`, or `[host]` for what no rank said."""
+    return f"[{host}]".encode() if rank is None else f"[{host}:{rank}]".encode()
+
+
+def prefix_lines(prefix: bytes, lines: bytes) -> bytes:
+    """Put `prefix` in front of every line of a block that ends with a newline."""
+    return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
+
+
+class LineStream:
+    """Cuts one stream of one rank into whole lines, and makes progress bars readable."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rest = b""
+        self._clock = clock
+        self._progress_at = -PROGRESS_S
+        self.tail = b""
+
+    def feed(self, data: bytes) -> tuple[bytes, bytes]:
+        """Return (lines for the log, lines for the screen) that `data` completes; each may be empty."""
+        self.tail = (self.tail + data)[-TAIL_BYTES:]
+        data = self._rest + data
+        end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1
+        if not end and len(data) > LINE_BYTES:
+            end = _character_border(data, LINE_BYTES)
+        block, self._rest = data[:end], data[end:]
+        if not block:
+            return b"", b""
+        if not block.endswith((b"\n", b"\r")):
+            block += b"\n"
+        if b"\r" not in block:
+            return block, block
+        return self._split_progress(block)
+
+    def finish(self) -> bytes:
+        """Return the last line, which had no newline, with one."""
+        rest, self._rest = self._rest.rstrip(b"\r"), b""
+        return rest.replace(b"\r", b"\n") + b"\n" if rest else b""
+
+    def _split_progress(self, block: bytes) -> tuple[bytes, bytes]:
+        """A carriage return draws over the line: all states go to the log, the last one of each second to the screen."""
+        block = block.replace(b"\r\n", b"\n")
+        log, screen = [], []
+        for line in block.split(b"\n")[:-1]:
+            states = [state for state in line.split(b"\r") if state]
+            log += states or [b""]
+            screen += states[-1:] or [b""]
+        open_states = [state for state in block[block.rfind(b"\n") + 1 :].split(b"\r") if state]
+        log += open_states
+        if open_states and self._clock() - self._progress_at >= PROGRESS_S:
+            self._progress_at = self._clock()
+            screen.append(open_states[-1])
+        return _join(log), _join(screen)
+
+
+def _join(lines: list[bytes]) -> bytes:
+    return b"".join(line + b"\n" for line in lines)
+
+
+def _character_border(data: bytes, limit: int) -> int:
+    """The last place at or before `limit` that does not split a UTF-8 character."""
+    end = limit
+    while end > limit - 4 and 0x80 <= data[end] < 0xC0:
+        end -= 1
+    return end
+
+
+class NodeLog:
+    """A node's full log; a disk that is full is said once, and the run goes on."""
+
+    def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
+        self._path = path
+        self._complain = complain
+        self._has_failed = False
+        self._file: BinaryIO | None = None
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            self._fail(error)
+
+    def write(self, block: bytes) -> None:
+        """Append whole lines."""
+        if self._file is None:
+            return
+        try:
+            view = memoryview(block)
+            while view:
+                view = view[self._file.write(view) or 0 :]
+        except OSError as error:
+            self._fail(error)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _fail(self, error: OSError) -> None:
+        # Once there is room again the log goes on, with a gap.
+        if not self._has_failed:
+            self._has_failed = True
+            self._complain(f"can't write {self._path}: {error.strerror}; the run goes on without this log")
+
+
+class NodeOutput:
+    """All output of one node; fed by that node's reader thread."""
+
+    def __init__(self, host: str, first_rank: int, log: NodeLog | None, show: Callable[[int | None, int, bytes], None]):
+        self._host = host
+        self._first_rank = first_rank
+        self._log = log
+        self._show = show
+        self._streams: dict[tuple[int | None, int], LineStream] = {}
+        self.has_lines = False
+
+    def feed(self, local_rank: int | None, stream: int, data: bytes) -> None:
+        """Take a piece of a rank's output (None: torchrun's own)."""
+        lines = self._streams.get((local_rank, stream))
+        if lines is None:
+            lines = self._streams[local_rank, stream] = LineStream()
+        self._emit(local_rank, stream, *lines.feed(data))
+
+    def finish(self) -> None:
+        """Emit what had no newline at its end, and close the log."""
+        for (local_rank, stream), lines in self._streams.items():
+            rest = lines.finish()
+            self._emit(local_rank, stream, rest, rest)
+        if self._log is not None:
+            self._log.close()
+
+    def tail(self, local_rank: int | None, stream: int) -> bytes:
+        """Return the last bytes of a stream."""
+        lines = self._streams.get((local_rank, stream))
+        return lines.tail if lines else b""
+
+    def _emit(self, local_rank: int | None, stream: int, for_log: bytes, for_screen: bytes) -> None:
+        rank = None if local_rank is None else self._first_rank + local_rank
+        if for_log:
+            self.has_lines = True
+            if self._log is not None:
+                mark = b" " if stream == STDOUT else b"! "  # so that a log of both can be told apart
+                self._log.write(prefix_lines(prefix_of(self._host, rank) + mark, for_log))
+        if for_screen:
+            self._show(rank, stream, for_screen)

@@ -1,0 +1,282 @@
+"""From a job, hosts and facts to the exact argv and environment of every node. Pure: no process, socket or clock."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.environment import is_secret, shell_assignments
+from launcher.facts import NodeFacts, Route
+from launcher.hosts import Host
+from launcher.job import Job, Program, ProgramKind
+
+ARCHIVE_NAME = "launcher.pyz"
+TORCHRUN = ("-m", "torch.distributed.run")
+
+# Each rank opens its own two FIFOs, tells its process id, and becomes the program.
+_RANK_SHELL = (
+    'D=$1; shift; echo "$LOCAL_RANK $$" >"$D/ranks"; '
+    'exec "$@" >"$D/out.$LOCAL_RANK" 2>"$D/err.$LOCAL_RANK"'
+)
+_FLIGHT_RECORDER_EVENTS = "2000"
+
+
+@dataclass(frozen=True, slots=True)
+class RankProcess:
+    """A rank that the supervisor starts itself, where no torchrun is needed."""
+
+    local_rank: int
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """What one node will start."""
+
+    host: Host
+    node_rank: int
+    first_rank: int
+    nproc: int
+    cwd: str
+    env: Mapping[str, str]  # on top of the node's own environment and the job's
+    argv: tuple[str, ...] = ()  # torchrun, or empty where `processes` are started
+    processes: tuple[RankProcess, ...] = ()
+    by_hand: str = ""  # the same as one line for a shell on that node
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """What will be started on all nodes: complete and printable."""
+
+    program: Program
+    nodes: tuple[NodePlan, ...]
+    world_size: int
+    master_addr: str
+    master_port: int | str  # a named placeholder in a dry run
+
+
+def build_plan(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> LaunchPlan:
+    """Return the plan; `facts` must have passed `preflight.find_problems`."""
+    sizes = [count_processes(job, host, fact) for host, fact in zip(hosts, facts, strict=True)]
+    master = (job.master_addr or master_address(hosts[0], facts[0], alone=len(hosts) == 1), _port(job, facts[0]))
+    world = _World(tuple(sizes), *master)
+    nodes = tuple(
+        _plan_node(job, world, node_rank, host, fact)
+        for node_rank, (host, fact) in enumerate(zip(hosts, facts, strict=True))
+    )
+    return LaunchPlan(job.program, nodes, sum(sizes), world.master_addr, world.master_port)
+
+
+def plan_share(job: Job, host: Host, fact: NodeFacts, nnodes: int, node_rank: int, nproc: int) -> NodePlan:
+    """Return this machine's share of a run that is started by hand on every node, with equal sizes."""
+    world = _World((nproc,) * nnodes, job.master_addr or "127.0.0.1", _port(job, fact))
+    return _plan_node(job, world, node_rank, host, fact)
+
+
+def count_processes(job: Job, host: Host, fact: NodeFacts) -> int:
+    """Return how many ranks `host` gets."""
+    return job.nproc or host.slots or len(fact.gpus)
+
+
+def master_address(host: Host, fact: NodeFacts, *, alone: bool) -> str:
+    """Return the address of node 0 for the others: addr=, else the one of its own to which SSH was spoken."""
+    if alone:
+        return "127.0.0.1"
+    return host.address or fact.ssh_address or _first_outside(fact) or "127.0.0.1"
+
+
+def _first_outside(fact: NodeFacts) -> str | None:
+    """This machine as node 0 was not reached by SSH: its first address that is not its own alone."""
+    virtual = ("lo", "docker", "veth", "virbr", "br-")
+    found = [address for name, address in fact.addresses if not name.startswith(virtual) and ":" not in address]
+    return found[0] if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class _World:
+    sizes: tuple[int, ...]
+    master_addr: str
+    master_port: int | str
+
+    def first_rank(self, node_rank: int) -> int:
+        return sum(self.sizes[:node_rank])
+
+
+def _port(job: Job, master: NodeFacts) -> int | str:
+    if job.master_port is not None:
+        return job.master_port
+    if master.route is None or master.route.port is None:
+        return f"<free port on {master.hostname}>"
+    return master.route.port
+
+
+def _plan_node(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFacts) -> NodePlan:
+    cwd = job.workdir if job.workdir is not None and fact.workdir_found else fact.home
+    env = _node_env(job, world, node_rank, host, fact)
+    command = _rank_command(job.program, fact)
+    common = {
+        "host": host,
+        "node_rank": node_rank,
+        "first_rank": world.first_rank(node_rank),
+        "nproc": world.sizes[node_rank],
+        "cwd": cwd,
+        "env": env,
+    }
+    if not job.program.needs_torch:
+        processes = _rank_processes(world, node_rank, command, env)
+        return NodePlan(**common, processes=processes, by_hand=_processes_by_hand(job, cwd, processes))
+    options = _torchrun_options(job, world, node_rank, fact)
+    wrapped = ("--log-dir", f"{fact.folder}/torchrun", "--no-python", "/bin/sh", "-c", _RANK_SHELL, "sh", fact.folder)
+    argv = (str(fact.python), *TORCHRUN, *options, *wrapped, *command)
+    plain = (str(fact.python), *TORCHRUN, *options, *_by_hand_program(job.program))
+    return NodePlan(**common, argv=argv, by_hand=_line(cwd, {**job.env, **_shown(env, fact)}, plain))
+
+
+def _torchrun_options(job: Job, world: _World, node_rank: int, fact: NodeFacts) -> tuple[str, ...]:
+    """Static rendezvous: the only one that keeps --node-rank, and the fastest; c10d sorts the nodes by name."""
+    local = fact.route.address if fact.route else None
+    return (
+        "--nnodes", str(len(world.sizes)),
+        "--node-rank", str(node_rank),
+        "--nproc-per-node", str(world.sizes[node_rank] or "gpu"),  # not known in a dry run: torchrun counts them
+        "--rdzv-backend", "static",
+        "--rdzv-conf", f"timeout={job.rendezvous_timeout_s}",
+        "--master-addr", world.master_addr,
+        "--master-port", str(world.master_port),
+        *(("--local-addr", local) if local else ()),
+        "--max-restarts", "0",
+    )  # fmt: skip
+
+
+def _node_env(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFacts) -> dict[str, str]:
+    """What the plan sets for a node, unless the user has set it."""
+    env = {"PYTHONUNBUFFERED": "1"}
+    nproc = world.sizes[node_rank]
+    if fact.cpu_count:
+        env["OMP_NUM_THREADS"] = str(max(1, fact.cpu_count // max(1, nproc)))
+    interface = fact.route.interface if fact.route else None
+    if interface:
+        env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = interface
+    if job.cpu:
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    else:
+        env |= _flight_recorder(fact)
+        if host.gpus is not None:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, host.gpus))
+    return {name: value for name, value in env.items() if name not in job.env}
+
+
+def _flight_recorder(fact: NodeFacts) -> dict[str, str]:
+    """NCCL's flight recorder, kept in memory and written when a collective times out (both spellings of torch)."""
+    return {
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": _FLIGHT_RECORDER_EVENTS,
+        "TORCH_FR_BUFFER_SIZE": _FLIGHT_RECORDER_EVENTS,
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{fact.folder}/nccl_trace_rank_",
+        "TORCH_FR_DUMP_TEMP_FILE": f"{fact.folder}/nccl_trace_rank_",
+    }
+
+
+def _rank_command(program: Program, fact: NodeFacts) -> tuple[str, ...]:
+    python = (str(fact.python), "-u")
+    if program.kind is ProgramKind.SCRIPT:
+        return (*python, program.target, *program.args)
+    if program.kind is ProgramKind.MODULE:
+        return (*python, "-m", program.target, *program.args)
+    if program.kind is ProgramKind.BUILTIN:
+        return (*python, f"{fact.folder}/{ARCHIVE_NAME}", program.target, *program.args)
+    return (program.target, *program.args)
+
+
+def _by_hand_program(program: Program) -> tuple[str, ...]:
+    is_module = program.kind in (ProgramKind.MODULE, ProgramKind.BUILTIN)
+    return (*(("-m",) if is_module else ()), program.target, *program.args)
+
+
+def _rank_processes(
+    world: _World, node_rank: int, command: tuple[str, ...], env: Mapping[str, str]
+) -> tuple[RankProcess, ...]:
+    """A plain command gets the variables that torchrun gives, and needs no torch on the node."""
+    nproc, first = world.sizes[node_rank], world.first_rank(node_rank)
+    common = {
+        "WORLD_SIZE": str(sum(world.sizes)),
+        "LOCAL_WORLD_SIZE": str(nproc),
+        "GROUP_RANK": str(node_rank),
+        "GROUP_WORLD_SIZE": str(len(world.sizes)),
+        "ROLE_WORLD_SIZE": str(sum(world.sizes)),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": world.master_addr,
+        "MASTER_PORT": str(world.master_port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "none",
+    }
+    return tuple(
+        RankProcess(
+            local_rank,
+            command,
+            {**env, **common, "RANK": str(first + local_rank), "ROLE_RANK": str(first + local_rank),
+             "LOCAL_RANK": str(local_rank)},
+        )
+        for local_rank in range(nproc)
+    )  # fmt: skip
+
+
+def _processes_by_hand(job: Job, cwd: str, processes: Sequence[RankProcess]) -> str:
+    lines = [_line(None, {**job.env, **process.env}, process.argv) for process in processes]
+    if len(lines) == 1:
+        return f"cd {shlex.quote(cwd)} && {lines[0]}"
+    return f"cd {shlex.quote(cwd)} && {{ {' & '.join(lines)} & wait; }}"
+
+
+def _shown(env: Mapping[str, str], fact: NodeFacts) -> dict[str, str]:
+    """The environment by hand: without what points into a folder that only a run has."""
+    return {name: value for name, value in env.items() if not value.startswith(f"{fact.folder}/")}
+
+
+def _line(cwd: str | None, env: Mapping[str, str], argv: Sequence[str]) -> str:
+    words = ["env", *shell_assignments(env), shlex.join(argv)] if env else [shlex.join(argv)]
+    return (f"cd {shlex.quote(cwd)} && " if cwd is not None else "") + " ".join(words)
+
+
+def placeholder_facts(job: Job, host: Host) -> NodeFacts:
+    """Return facts for a dry run: what only the node can tell stands there by name."""
+    name = host.name
+    return NodeFacts(
+        folder=f"<run folder on {name}>",
+        hostname=name,
+        cpu_count=None,
+        home=f"<home on {name}>",
+        ssh_address=f"<address of {name}>",
+        python=job.python or f"<python with torch on {name}>",
+        route=Route(
+            interface=f"<interface of {name}>",
+            address=host.address or f"<address of {name}>",
+            port=job.master_port,
+        ),
+    )
+
+
+def as_record(plan: LaunchPlan) -> dict[str, object]:
+    """Return the plan as JSON values, without the values of secrets."""
+    return {
+        "program": {"kind": plan.program.kind.value, "target": plan.program.target, "args": list(plan.program.args)},
+        "world_size": plan.world_size,
+        "master_addr": plan.master_addr,
+        "master_port": plan.master_port,
+        "nodes": [
+            {
+                "host": node.host.name,
+                "node_rank": node.node_rank,
+                "first_rank": node.first_rank,
+                "nproc": node.nproc,
+                "cwd": node.cwd,
+                "argv": list(node.argv or node.processes[0].argv),
+                "env": {name: "***" if is_secret(name) else value for name, value in node.env.items()},
+                "by_hand": node.by_hand,
+            }
+            for node in plan.nodes
+        ],
+    }

@@ -1,0 +1,1 @@
+"""The built-in trainer: a small byte-level language model, on one process or on many machines."""

@@ -1,0 +1,1 @@
+"""How bytes get to a node. One method per transport is the whole difference: `open`."""

@@ -1,0 +1,107 @@
+"""Every way in which an SSH connection fails, as one line and a remedy."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterator
+
+import fabric
+import paramiko
+from paramiko.ssh_exception import NoValidConnectionsError
+
+from launcher.errors import HostFailure
+from launcher.hosts import Host
+from launcher.transports.host_keys import UnknownHostKey
+
+_DROPPED = ("Error reading SSH protocol banner", "Connection reset by peer", "EOF during negotiation")
+
+
+def is_passing(error: Exception) -> bool:
+    """Tell whether another try may help: sshd drops connections at random beyond its MaxStartups (10:30:100).
+
+    A refused login never passes: current sshd locks out an address that tries again and again.
+    """
+    if isinstance(error, paramiko.AuthenticationException | UnknownHostKey | paramiko.BadHostKeyException):
+        return False
+    return any(text in str(error) for text in _DROPPED)
+
+
+def describe(error: Exception, host: Host, connection: fabric.Connection) -> HostFailure:
+    """Return the failure of one host for an exception that its connection raised."""
+    for judge in (_host_key, _login, _network):
+        for kind, text, hint in judge(error, connection):
+            return HostFailure(host.name, kind, text, hint)
+    if is_passing(error):
+        return HostFailure(
+            host.name,
+            "dropped",
+            "sshd dropped the connection before its banner",
+            "too many connections at once? raise MaxStartups in its sshd_config",
+        )
+    return HostFailure(
+        host.name,
+        "ssh",
+        f"{type(error).__name__}: {error}",
+        f"try by hand: {_by_hand(connection)}",
+    )
+
+
+_Judgement = Iterator[tuple[str, str, str]]
+
+
+def _host_key(error: Exception, connection: fabric.Connection) -> _Judgement:
+    if isinstance(error, paramiko.BadHostKeyException):
+        yield (
+            "host key changed",
+            f"its host key has changed: {error.key.fingerprint}, known is {error.expected_key.fingerprint}",
+            f"if the machine was reinstalled: ssh-keygen -R {_known_name(connection)}; if not, someone listens in",
+        )
+    if isinstance(error, UnknownHostKey):
+        port = f"-p {connection.port} " if connection.port != 22 else ""
+        yield (
+            "host key unknown",
+            f"its host key is not known: {error.fingerprint}",
+            "check it and add it: "
+            f"ssh-keyscan {port}{connection.host} >> {error.file}; or trust it now: --accept-new-host-keys",
+        )
+
+
+def _login(error: Exception, connection: fabric.Connection) -> _Judgement:
+    if isinstance(error, paramiko.PasswordRequiredException):
+        yield "key encrypted", "its key has a passphrase", "ssh-add it to an agent first"
+    elif isinstance(error, paramiko.AuthenticationException) or "No authentication methods" in str(error):
+        files = connection.connect_kwargs.get("key_filename") or []
+        tried = ", ".join([files] if isinstance(files, str) else files) or "the agent and the default keys"
+        yield (
+            "login refused",
+            f"login refused for user {connection.user} (tried {tried})",
+            f"copy a key there: ssh-copy-id {_target(connection)}",
+        )
+
+
+def _network(error: Exception, connection: fabric.Connection) -> _Judgement:
+    where = f"{connection.host} port {connection.port}"
+    if isinstance(error, NoValidConnectionsError):
+        error = next(iter(error.errors.values()))
+    if isinstance(error, socket.gaierror):
+        yield "name unknown", f"the name {connection.host} is not known", "check the spelling, DNS or ssh_config"
+    elif isinstance(error, ConnectionRefusedError):
+        yield "refused", f"{where} refuses the connection", "is sshd running there, and on that port?"
+    elif isinstance(error, TimeoutError) or "timed out" in str(error).lower():
+        yield "timed out", f"{where} does not answer", "is it on, and does a firewall let SSH through?"
+    elif isinstance(error, OSError) and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
+        yield "no route", f"no route to {where}", "is it on, and is the network up?"
+
+
+def _target(connection: fabric.Connection) -> str:
+    port = f"-p {connection.port} " if connection.port != 22 else ""
+    return f"{port}{connection.user}@{connection.host}"
+
+
+def _by_hand(connection: fabric.Connection) -> str:
+    return f"ssh {_target(connection)} true"
+
+
+def _known_name(connection: fabric.Connection) -> str:
+    return connection.host if connection.port == 22 else f"'[{connection.host}]:{connection.port}'"
