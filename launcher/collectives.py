@@ -7,6 +7,7 @@ Every value is small enough for bf16 to hold and to add exactly, in any order: a
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable
 
 import torch
@@ -20,7 +21,7 @@ TIMEOUT_S = 60
 ELEMENTS = 4096
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
-Check = Callable[[World, torch.dtype], "tuple[Tensor, Tensor]"]
+Check = Callable[[World, torch.dtype], tuple[Tensor, Tensor]]
 
 
 def check_all_reduce(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -100,18 +101,17 @@ def agree(world: World, *, right: bool) -> bool:
 
 
 def main() -> int:
-    """Join, meet at a barrier, check; return 0, 1 for a wrong result, 2 for a wrong environment."""
+    """Join, meet at a barrier, check; return 0, 1 for a wrong result, 2 for a wrong environment or device."""
     try:
         world = distributed.init(timeout_s=TIMEOUT_S)
         distributed.barrier()
         return 0 if run_checks(world) else 1
-    except distributed.WorldError as error:
-        if distributed.is_main():
-            print(error, file=sys.stderr)
-        return 2
-    except distributed.DeviceError as error:
+    except (distributed.WorldError, distributed.DeviceError) as error:
         print(error, file=sys.stderr)
-        return 1
+        return 2
+    except Exception:  # noqa: BLE001  # whatever it is, its traceback and exit code 1 must come out
+        traceback.print_exc()
+        distributed.leave(1)
     finally:
         distributed.shutdown()
 

@@ -78,8 +78,7 @@ def is_secret(name: str) -> bool:
 def shell_assignments(env: Mapping[str, str]) -> list[str]:
     """Return `NAME=value` words for a shell; a secret is taken from the reader's own environment."""
     return [
-        f'{name}="${{{name}}}"' if is_secret(name) else f"{name}={shlex.quote(value)}"
-        for name, value in env.items()
+        f'{name}="${{{name}}}"' if is_secret(name) else f"{name}={shlex.quote(value)}" for name, value in env.items()
     ]
 
 

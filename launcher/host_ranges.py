@@ -60,9 +60,7 @@ def expand_ranges(pattern: str) -> tuple[str, ...]:
     _refuse_oversize(pattern, literals, spans)
     columns = [[literals[0]]]
     for column, literal in zip(spans, literals[1:], strict=True):
-        columns.append(
-            [f"{number:0{width}d}" for low, high, width in column for number in range(low, high + 1)]
-        )
+        columns.append([f"{number:0{width}d}" for low, high, width in column for number in range(low, high + 1)])
         columns.append([literal])
     return tuple("".join(parts) for parts in itertools.product(*columns))
 
@@ -76,9 +74,7 @@ def expand_names(pattern: str) -> tuple[str, ...]:
         hint = f"in a hostfile write {shown(f'{host} slots={number}')} or {shown(f'{host} port={number}')}"
         raise UsageError(f"{shown(pattern)} is ambiguous: {number} slots or ssh port {number}?", hint)
     if pattern.count(":") > 1:
-        raise UsageError(
-            f"{shown(pattern)} is no IPv6 address", "write addresses as 2001:db8::1 or [2001:db8::1]"
-        )
+        raise UsageError(f"{shown(pattern)} is no IPv6 address", "write addresses as 2001:db8::1 or [2001:db8::1]")
     names = expand_ranges(pattern)
     for name in names:
         _check_name(name)
@@ -133,9 +129,7 @@ def _refuse_oversize(pattern: str, literals: list[str], brackets: list[list[tupl
     longest = sum(map(len, literals))
     longest += sum(max(max(width, len(str(high))) for _, high, width in spans) for spans in brackets)
     if longest > MAX_NAME_LENGTH:
-        raise UsageError(
-            f"{shown(pattern)} gives a name of {longest} characters, {MAX_NAME_LENGTH} is the limit"
-        )
+        raise UsageError(f"{shown(pattern)} gives a name of {longest} characters, {MAX_NAME_LENGTH} is the limit")
     count = math.prod(sum(high - low + 1 for low, high, _ in spans) for spans in brackets)
     if count > MAX_HOSTS:
         raise UsageError(f"{shown(pattern)} gives {count} names, {MAX_HOSTS} is the limit")

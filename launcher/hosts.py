@@ -83,9 +83,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         byte = content[error.start]
-        raise HostfileError(
-            source, line, f"byte 0x{byte:02x} is not UTF-8", "save the file as UTF-8"
-        ) from None
+        raise HostfileError(source, line, f"byte 0x{byte:02x} is not UTF-8", "save the file as UTF-8") from None
     return parse_hostfile(text, source)
 
 
@@ -197,9 +195,7 @@ def _parse_settings(words: list[str]) -> dict[str, str]:
             raise UsageError(f"expected key=value, got {shown(word)}", hint)
         if key not in _KEYS:
             near = get_close_matches(key, _KEYS, 1)
-            raise UsageError(
-                f"unknown key {shown(key)}", f"did you mean '{near[0]}'?" if near else _KEYS_HINT
-            )
+            raise UsageError(f"unknown key {shown(key)}", f"did you mean '{near[0]}'?" if near else _KEYS_HINT)
         if key in settings:
             raise UsageError(f"{key} is given twice, {shown(settings[key])} and {shown(value)}")
         settings[key] = value

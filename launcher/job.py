@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from types import MappingProxyType
-from collections.abc import Mapping
 
 TRAINER_MODULE = "launcher.trainer"
 COLLECTIVES_MODULE = "launcher.collectives"
-
-_NO_ENV: Mapping[str, str] = MappingProxyType({})
 
 
 class ProgramKind(Enum):
@@ -45,7 +42,7 @@ class Job:
     cpu: bool = False
     workdir: str | None = None  # on the nodes; None: their home
     python: str | None = None
-    env: Mapping[str, str] = field(default=_NO_ENV)
+    env: Mapping[str, str] = field(default_factory=dict)
     master_addr: str | None = None
     master_port: int | None = None
     rendezvous_timeout_s: int = 120

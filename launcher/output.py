@@ -135,7 +135,12 @@ class JsonDisplay:
     """One JSON object per line, for a program that reads us."""
 
     def render(self, host: str, rank: int | None, stream: int, lines: bytes) -> bytes:
-        common = {"event": "line", "host": host, "rank": rank, "stream": "stdout" if stream == STDOUT else "stderr"}
+        common = {
+            "event": "line",
+            "host": host,
+            "rank": rank,
+            "stream": "stdout" if stream == STDOUT else "stderr",
+        }
         texts = lines.decode("utf-8", "replace").split("\n")[:-1]
         return "".join(json.dumps({**common, "text": text}, ensure_ascii=False) + "\n" for text in texts).encode()
 
@@ -165,7 +170,7 @@ class LineStream:
         data = self._rest + data
         end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1
         if not end and len(data) > LINE_BYTES:
-            end = _character_border(data, LINE_BYTES)
+            end = _whole_characters(data)
         block, self._rest = data[:end], data[end:]
         if not block:
             return b"", b""
@@ -200,37 +205,36 @@ def _join(lines: list[bytes]) -> bytes:
     return b"".join(line + b"\n" for line in lines)
 
 
-def _character_border(data: bytes, limit: int) -> int:
-    """The last place at or before `limit` that does not split a UTF-8 character."""
-    end = limit
-    while end > limit - 4 and 0x80 <= data[end] < 0xC0:
-        end -= 1
-    return end
+def _whole_characters(data: bytes) -> int:
+    """How much of `data` does not end inside a UTF-8 character."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte < 0x80:
+            break
+        if byte >= 0xC0:  # the first byte says how long its character is
+            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(data) - back if length > back else len(data)
+    return len(data)
 
 
 class NodeLog:
     """A node's full log; a disk that is full is said once, and the run goes on."""
 
-    def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, complain: Callable[[Path, OSError], None]) -> None:
         self._path = path
         self._complain = complain
-        self._has_failed = False
         self._file: BinaryIO | None = None
-        try:
-            self._file = path.open("ab", buffering=0)
-        except OSError as error:
-            self._fail(error)
 
     def write(self, block: bytes) -> None:
         """Append whole lines."""
-        if self._file is None:
-            return
         try:
+            if self._file is None:
+                self._file = self._path.open("ab", buffering=0)
             view = memoryview(block)
             while view:
                 view = view[self._file.write(view) or 0 :]
-        except OSError as error:
-            self._fail(error)
+        except OSError as error:  # once there is room again the log goes on, with a gap
+            self._complain(self._path, error)
 
     def close(self) -> None:
         """Close the file."""
@@ -238,19 +242,15 @@ class NodeLog:
             self._file.close()
             self._file = None
 
-    def _fail(self, error: OSError) -> None:
-        # Once there is room again the log goes on, with a gap.
-        if not self._has_failed:
-            self._has_failed = True
-            self._complain(f"can't write {self._path}: {error.strerror}; the run goes on without this log")
-
 
 class NodeOutput:
     """All output of one node; fed by that node's reader thread."""
 
-    def __init__(self, host: str, first_rank: int, log: NodeLog | None, show: Callable[[int | None, int, bytes], None]):
+    def __init__(
+        self, host: str, log: NodeLog | None, show: Callable[[str, int | None, int, bytes], None] | None
+    ) -> None:
+        self.first_rank = 0  # known once there is a plan
         self._host = host
-        self._first_rank = first_rank
         self._log = log
         self._show = show
         self._streams: dict[tuple[int | None, int], LineStream] = {}
@@ -277,11 +277,11 @@ class NodeOutput:
         return lines.tail if lines else b""
 
     def _emit(self, local_rank: int | None, stream: int, for_log: bytes, for_screen: bytes) -> None:
-        rank = None if local_rank is None else self._first_rank + local_rank
+        rank = None if local_rank is None else self.first_rank + local_rank
         if for_log:
             self.has_lines = True
             if self._log is not None:
                 mark = b" " if stream == STDOUT else b"! "  # so that a log of both can be told apart
                 self._log.write(prefix_lines(prefix_of(self._host, rank) + mark, for_log))
-        if for_screen:
-            self._show(rank, stream, for_screen)
+        if for_screen and self._show is not None:
+            self._show(self._host, rank, stream, for_screen)

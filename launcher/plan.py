@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.environment import is_secret, shell_assignments
 from launcher.facts import NodeFacts, Route
@@ -15,10 +15,7 @@ ARCHIVE_NAME = "launcher.pyz"
 TORCHRUN = ("-m", "torch.distributed.run")
 
 # Each rank opens its own two FIFOs, tells its process id, and becomes the program.
-_RANK_SHELL = (
-    'D=$1; shift; echo "$LOCAL_RANK $$" >"$D/ranks"; '
-    'exec "$@" >"$D/out.$LOCAL_RANK" 2>"$D/err.$LOCAL_RANK"'
-)
+_RANK_SHELL = 'D=$1; shift; echo "$LOCAL_RANK $$" >"$D/ranks"; exec "$@" >"$D/out.$LOCAL_RANK" 2>"$D/err.$LOCAL_RANK"'
 _FLIGHT_RECORDER_EVENTS = "2000"
 
 
@@ -57,22 +54,23 @@ class LaunchPlan:
     master_port: int | str  # a named placeholder in a dry run
 
 
-def build_plan(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> LaunchPlan:
-    """Return the plan; `facts` must have passed `preflight.find_problems`."""
+def build_plan(
+    job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts], share: tuple[int, int] | None = None
+) -> LaunchPlan:
+    """Return the plan; `facts` must have passed `preflight.find_problems`.
+
+    share: (nodes in all, rank of the only host here), where each node is started by hand with equal sizes.
+    """
     sizes = [count_processes(job, host, fact) for host, fact in zip(hosts, facts, strict=True)]
-    master = (job.master_addr or master_address(hosts[0], facts[0], alone=len(hosts) == 1), _port(job, facts[0]))
-    world = _World(tuple(sizes), *master)
+    sizes = sizes if share is None else sizes * share[0]
+    first = 0 if share is None else share[1]
+    master = job.master_addr or master_address(hosts[0], facts[0], alone=len(sizes) == 1)
+    world = _World(tuple(sizes), master, _port(job, facts[0]))
     nodes = tuple(
         _plan_node(job, world, node_rank, host, fact)
-        for node_rank, (host, fact) in enumerate(zip(hosts, facts, strict=True))
+        for node_rank, (host, fact) in enumerate(zip(hosts, facts, strict=True), first)
     )
     return LaunchPlan(job.program, nodes, sum(sizes), world.master_addr, world.master_port)
-
-
-def plan_share(job: Job, host: Host, fact: NodeFacts, nnodes: int, node_rank: int, nproc: int) -> NodePlan:
-    """Return this machine's share of a run that is started by hand on every node, with equal sizes."""
-    world = _World((nproc,) * nnodes, job.master_addr or "127.0.0.1", _port(job, fact))
-    return _plan_node(job, world, node_rank, host, fact)
 
 
 def count_processes(job: Job, host: Host, fact: NodeFacts) -> int:
@@ -116,22 +114,19 @@ def _plan_node(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFa
     cwd = job.workdir if job.workdir is not None and fact.workdir_found else fact.home
     env = _node_env(job, world, node_rank, host, fact)
     command = _rank_command(job.program, fact)
-    common = {
-        "host": host,
-        "node_rank": node_rank,
-        "first_rank": world.first_rank(node_rank),
-        "nproc": world.sizes[node_rank],
-        "cwd": cwd,
-        "env": env,
-    }
+    node = NodePlan(host, node_rank, world.first_rank(node_rank), world.sizes[node_rank], cwd, env)
     if not job.program.needs_torch:
         processes = _rank_processes(world, node_rank, command, env)
-        return NodePlan(**common, processes=processes, by_hand=_processes_by_hand(job, cwd, processes))
+        return replace(node, processes=processes, by_hand=_processes_by_hand(job, cwd, processes))
     options = _torchrun_options(job, world, node_rank, fact)
-    wrapped = ("--log-dir", f"{fact.folder}/torchrun", "--no-python", "/bin/sh", "-c", _RANK_SHELL, "sh", fact.folder)
-    argv = (str(fact.python), *TORCHRUN, *options, *wrapped, *command)
-    plain = (str(fact.python), *TORCHRUN, *options, *_by_hand_program(job.program))
-    return NodePlan(**common, argv=argv, by_hand=_line(cwd, {**job.env, **_shown(env, fact)}, plain))
+    log_dir = ("--log-dir", f"{fact.folder}/torchrun")
+    wrapped = _escape_macros("/bin/sh", "-c", _RANK_SHELL, "sh", fact.folder, *command)
+    by_hand = (str(fact.python), *TORCHRUN, *options, *_escape_macros(*_by_hand_program(job.program)))
+    return replace(
+        node,
+        argv=(str(fact.python), *TORCHRUN, *options, *log_dir, "--no-python", *wrapped),
+        by_hand=_line(cwd, {**job.env, **_shown(env, fact)}, by_hand),
+    )
 
 
 def _torchrun_options(job: Job, world: _World, node_rank: int, fact: NodeFacts) -> tuple[str, ...]:
@@ -148,6 +143,11 @@ def _torchrun_options(job: Job, world: _World, node_rank: int, fact: NodeFacts) 
         *(("--local-addr", local) if local else ()),
         "--max-restarts", "0",
     )  # fmt: skip
+
+
+def _escape_macros(*words: str) -> tuple[str, ...]:
+    """Double each dollar: torchrun puts every argument through string.Template (elastic/utils/api.py, macros)."""
+    return tuple(word.replace("$", "$$") for word in words)
 
 
 def _node_env(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFacts) -> dict[str, str]:
@@ -262,7 +262,11 @@ def placeholder_facts(job: Job, host: Host) -> NodeFacts:
 def as_record(plan: LaunchPlan) -> dict[str, object]:
     """Return the plan as JSON values, without the values of secrets."""
     return {
-        "program": {"kind": plan.program.kind.value, "target": plan.program.target, "args": list(plan.program.args)},
+        "program": {
+            "kind": plan.program.kind.value,
+            "target": plan.program.target,
+            "args": list(plan.program.args),
+        },
         "world_size": plan.world_size,
         "master_addr": plan.master_addr,
         "master_port": plan.master_port,

@@ -51,9 +51,15 @@ def _check_python(job: Job, host: Host, fact: NodeFacts) -> _Problems:
 
 def _check_folder(job: Job, host: Host, fact: NodeFacts) -> _Problems:
     if not fact.workdir_found and job.program.kind is not ProgramKind.BUILTIN:
-        yield f"the working folder {job.workdir} is not there", "name one that is with --workdir, or copy yours"
+        yield (
+            f"the working folder {job.workdir} is not there",
+            "name one that is with --workdir, or copy yours",
+        )
     elif not fact.script_found:
-        yield f"the script {job.program.target} is not in {job.workdir}", "copy it there, or name the folder with --workdir"
+        yield (
+            f"the script {job.program.target} is not in {job.workdir}",
+            "copy it there, or name the folder with --workdir",
+        )
 
 
 def _check_gpus(job: Job, host: Host, fact: NodeFacts) -> _Problems:
@@ -76,7 +82,10 @@ def _check_route(job: Job, host: Host, fact: NodeFacts) -> _Problems:
     if route is None:
         return
     if route.error:
-        yield f"can't use the address or port of node 0: {route.error}", "name them with addr= and --master-port"
+        yield (
+            f"can't use the address or port of node 0: {route.error}",
+            "name them with addr= and --master-port",
+        )
     elif route.interface is None:
         yield f"no interface has the address {route.address}", "set NCCL_SOCKET_IFNAME with --env"
 

@@ -24,12 +24,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import paramiko  # type: ignore[import-untyped, unused-ignore]  # carries no types
+import paramiko
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from paramiko.common import MSG_CHANNEL_REQUEST  # type: ignore[import-untyped, unused-ignore]  # the same
+from paramiko import common
 
 CHUNK_BYTES = 65536
 LOGIN_TIMEOUT_S = 15.0
@@ -114,12 +114,11 @@ class _Server:
         self._selector = selectors.DefaultSelector()
         # Closing the writing end tells every thread that watches the reading end.
         self._accept_until, self._end_accepting = os.pipe()
-        self._read_until, self._end_reading = os.pipe()
+        self.read_until, self._end_reading = os.pipe()
         self._selector.register(self._accept_until, selectors.EVENT_READ)
         self._acceptor = threading.Thread(target=self._accept, name="sandbox-accept", daemon=True)
         self._logins: list[_Login] = []
-        self._sessions: list[_Session] = []
-        self._lock = threading.Lock()
+        self.sessions: list[_Session] = []
 
     def listen(self, address: str) -> tuple[str, int, str]:
         """Open a host; return address, port and its public key in base64."""
@@ -137,13 +136,6 @@ class _Server:
         """Let clients in."""
         self._acceptor.start()
 
-    def add_session(self, channel: Any, process: subprocess.Popen[bytes]) -> _Session:
-        session = _Session(channel, process, self._read_until)
-        with self._lock:
-            self._sessions = [known for known in self._sessions if not known.ended()]
-            self._sessions.append(session)
-        return session
-
     def stop(self) -> None:
         """Refuse new clients, drop the others, let their commands clean up, end what is left."""
         os.close(self._end_accepting)
@@ -157,16 +149,16 @@ class _Server:
             for login in self._logins:
                 login.drop()
             deadline = time.monotonic() + END_TIMEOUT_S
-            for session in self._sessions:
+            for session in self.sessions:
                 session.join(deadline)
         finally:  # a second Ctrl-C ends the waiting, never the ending
-            for session in self._sessions:
+            for session in self.sessions:
                 session.kill()
         os.close(self._end_reading)
-        for session in self._sessions:
+        for session in self.sessions:
             session.join(time.monotonic() + 1.0)
         os.close(self._accept_until)
-        os.close(self._read_until)
+        os.close(self.read_until)
 
     def _accept(self) -> None:
         while True:
@@ -190,12 +182,12 @@ class _Server:
         return max(0.0, min(left_s.values())) if left_s else None
 
 
-class _Login(paramiko.ServerInterface):  # type: ignore[misc, unused-ignore]  # carries no types
+class _Login(paramiko.ServerInterface):
     """One client's connection: who may come in, and what may be asked."""
 
     def __init__(self, server: _Server, client: socket.socket, host_key: paramiko.PKey) -> None:
         self._server = server
-        self._waiting: dict[Any, _Session] = {}
+        self._waiting: dict[paramiko.Channel, _Session] = {}
         self._asked: set[int] = set()
         self._client = client
         self.deadline = time.monotonic() + LOGIN_TIMEOUT_S
@@ -207,10 +199,10 @@ class _Login(paramiko.ServerInterface):  # type: ignore[misc, unused-ignore]  # 
         self.transport.add_server_key(host_key)
         # A command that ends at once could close its channel before paramiko has answered the request, and
         # the server interface hears nothing of the answer: sessions begin behind paramiko's own handler.
-        table = dict(self.transport._channel_handler_table)
-        self._handle_request = table[MSG_CHANNEL_REQUEST]
-        table[MSG_CHANNEL_REQUEST] = self._answer_request
-        self.transport._channel_handler_table = table
+        transport = cast(Any, self.transport)
+        handlers = transport._channel_handler_table
+        self._handle_request = handlers[common.MSG_CHANNEL_REQUEST]
+        transport._channel_handler_table = {**handlers, common.MSG_CHANNEL_REQUEST: self._answer_request}
         self.transport.start_server(event=threading.Event(), server=self)
 
     def drop(self) -> None:
@@ -225,17 +217,17 @@ class _Login(paramiko.ServerInterface):  # type: ignore[misc, unused-ignore]  # 
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
         if username == self._server.account.pw_name and key == self._server.client_key:
-            return int(paramiko.AUTH_SUCCESSFUL)
-        return int(paramiko.AUTH_FAILED)
+            return common.AUTH_SUCCESSFUL
+        return common.AUTH_FAILED
 
     # The names below are paramiko's; what is not here, it refuses: passwords, shells, ptys, forwarding.
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
         if kind == "session":
-            return int(paramiko.OPEN_SUCCEEDED)
-        return int(paramiko.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED)
+            return common.OPEN_SUCCEEDED
+        return common.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
 
-    def check_channel_exec_request(self, channel: Any, command: bytes) -> bool:
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
         if channel.get_id() in self._asked:
             return False
         self._asked.add(channel.get_id())
@@ -243,10 +235,11 @@ class _Login(paramiko.ServerInterface):  # type: ignore[misc, unused-ignore]  # 
             process = _start_command(command, self._server.account, self._ends)
         except (OSError, ValueError):  # no such shell, no memory; a command with a null byte
             return False
-        self._waiting[channel] = self._server.add_session(channel, process)
+        self._waiting[channel] = _Session(channel, process, self._server.read_until)
+        self._server.sessions.append(self._waiting[channel])
         return True
 
-    def _answer_request(self, channel: Any, message: Any) -> None:
+    def _answer_request(self, channel: paramiko.Channel, message: paramiko.Message) -> None:
         try:
             self._handle_request(channel, message)
         finally:
@@ -287,7 +280,7 @@ def _start_command(
 class _Session:
     """One command, its channel, and a thread for each direction."""
 
-    channel: Any
+    channel: paramiko.Channel
     process: subprocess.Popen[bytes]
     read_until: int
     threads: list[threading.Thread] = field(default_factory=list)
@@ -296,9 +289,6 @@ class _Session:
         for target in (self._feed_input, self._send_output):
             self.threads.append(threading.Thread(target=target, name="sandbox-session", daemon=True))
             self.threads[-1].start()
-
-    def ended(self) -> bool:
-        return self.process.returncode is not None and not any(thread.is_alive() for thread in self.threads)
 
     def join(self, deadline: float) -> None:
         for thread in self.threads:

@@ -111,9 +111,7 @@ class Search:
         child = workers.spawn(command, self._env, None, {0: null, 1: answer_write, 2: null})
         os.close(answer_write)
         os.close(null)
-        self._loop.read_all(
-            answer_read, self._judge_login_shell, LOGIN_SHELL_TIMEOUT_S, lambda: workers.kill(child)
-        )
+        self._loop.read_all(answer_read, self._judge_login_shell, LOGIN_SHELL_TIMEOUT_S, lambda: workers.kill(child))
 
     def _judge_login_shell(self, data):
         lines = data.decode("utf-8", "replace").split()

@@ -45,6 +45,7 @@ class Supervisor:
         self._steps = None  # the ladder, once the run is being ended
         self._step_timer = None
         self._lease_timer = None
+        self._is_short = False  # a command that ends the conversation when it ends
         self._is_done = False
 
     # ---- life ---------------------------------------------------------------------------------------------------
@@ -219,6 +220,7 @@ class Supervisor:
             self._start_torchrun(header)
 
     def _start_processes(self, header):
+        self._is_short = header.get("is_short", False)
         self._release_port()
         null = os.open(os.devnull, os.O_RDONLY)
         for entry in header["processes"]:
@@ -308,7 +310,7 @@ class Supervisor:
             return
         self._exited.add(local_rank)
         ended_at = time.monotonic()
-        if status != 0 and self._owned.torchrun is not None:
+        if status and self._owned.torchrun is not None:
             # torchrun would print its page and kill the others; what happens next is the launcher's to say.
             processes.send_signal(self._owned.torchrun, signal.SIGSTOP)
         self._drain(lambda rank: rank == local_rank)
@@ -334,6 +336,8 @@ class Supervisor:
     def _check_all_exited(self, status):
         if len(self._exited) == len(self._owned.ranks):
             self._send(messages.ENDED, **workers.describe_status(status))
+            if self._is_short:
+                self._end_run("all is done", self._stop_timeout_s)
 
     # ---- output -------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+import traceback
 
 from launcher.trainer.config import ConfigError, UnreadableFileError, read_config
 
@@ -37,17 +38,21 @@ def main(argv: list[str] | None = None) -> int:
         text = share_from_main(prepare, world)
         model = build_model(config).to(world.device)
         train(model, text, config, world)
-    except (ConfigError, distributed.WorldError) as error:
+    except ConfigError as error:
         return refuse(error)
-    except distributed.DeviceError as error:
+    except (distributed.WorldError, distributed.DeviceError) as error:
+        # Each rank has its own environment and device, so each one says what is wrong with them.
         print(error, file=sys.stderr)
-        return 1
+        return 2
+    except Exception:  # noqa: BLE001  # whatever it is, its traceback and exit code 1 must come out
+        traceback.print_exc()
+        distributed.leave(1)
     finally:
         distributed.shutdown()
     return 0
 
 
-def refuse(error: Exception) -> int:
+def refuse(error: ConfigError) -> int:
     """Say once what the user got wrong: on rank 0, or on the machine that alone can't read the file."""
     from launcher import distributed
 

@@ -22,9 +22,7 @@ class UnreadableFileError(ConfigError):
     """The file can't be read on this machine, while another one may read it well."""
 
 
-def option(
-    default: Any, text: str, *, metavar: str = "", minimum: float = 0, choices: tuple[str, ...] = ()
-) -> Any:
+def option(default: Any, text: str, *, metavar: str = "", minimum: float = 0, choices: tuple[str, ...] = ()) -> Any:
     """Describe one field: its type is the default's, and a number is not below `minimum`."""
     metavar = metavar or ("N" if isinstance(default, int) else "X")
     return field(

@@ -25,16 +25,12 @@ def read_text(path: str) -> bytes:
         try:
             from pydoc_data.topics import topics
         except ImportError:
-            raise ConfigError(
-                "this Python was packaged without pydoc_data: give a text with --data FILE"
-            ) from None
+            raise ConfigError("this Python was packaged without pydoc_data: give a text with --data FILE") from None
         return "\n".join(topics[name] for name in sorted(topics)).encode()
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(
-            f"{path}: {error.strerror} (on rank 0's machine, which alone reads the data)"
-        ) from None
+        raise ConfigError(f"{path}: {error.strerror} (on rank 0's machine, which alone reads the data)") from None
 
 
 def share_from_main(read: Callable[[], bytes], world: World) -> Tensor:
@@ -86,7 +82,5 @@ def build_loader(
             f"the text is too short: {len(text)} bytes are {len(sequences)} sequences of {config.context}, "
             f"and one step takes {needed} ({world.world_size} ranks x batch size {config.batch_size})"
         )
-    sampler: DistributedSampler[Batch] = DistributedSampler(
-        sequences, world.world_size, world.rank, seed=config.seed
-    )
+    sampler: DistributedSampler[Batch] = DistributedSampler(sequences, world.world_size, world.rank, seed=config.seed)
     return DataLoader(sequences, config.batch_size, sampler=sampler, drop_last=True), sampler

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +55,7 @@ class Training:
 
 
 def train(model: nn.Module, text: Tensor, config: TrainConfig, world: World) -> None:
-    """Train `model` in place; after SIGTERM rank 0 saves, and every rank raises `SystemExit(143)`."""
+    """Train `model` in place; after SIGTERM rank 0 saves, and each rank ends with 143."""
     loader, sampler = build_loader(text, config, world)
     steps = min(len(loader), config.steps_per_epoch or len(loader))
     replica = DistributedDataParallel(model) if world.world_size > 1 else model
@@ -121,12 +122,12 @@ class StopSignal:
         self.requested = True
 
 
-def leave_early(training: Training, world: World) -> None:
+def leave_early(training: Training, world: World) -> NoReturn:
     """Save on rank 0, which says so, and end with 143."""
     if world.is_main:
         training.save()
         print(f"SIGTERM: step {training.step} saved in {training.checkpoint}", flush=True)
-    raise SystemExit(EXIT_SIGTERM) from None
+    distributed.leave(EXIT_SIGTERM)
 
 
 class Journal:
@@ -179,9 +180,7 @@ class Journal:
         """Print one line: where the loss ended and began, and where the checkpoint is."""
         if self._world.is_main:
             first, final = self._losses[0], self._losses[-1]
-            print(
-                f"final loss {final:.3f} (first {first:.3f}), checkpoint in {training.checkpoint}", flush=True
-            )
+            print(f"final loss {final:.3f} (first {first:.3f}), checkpoint in {training.checkpoint}", flush=True)
 
 
 def short(number: float) -> str:

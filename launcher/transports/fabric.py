@@ -6,11 +6,14 @@ accepts any host key; so the connection's transport is taken and both are done h
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import random
 import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,13 @@ import paramiko
 
 from launcher.hosts import Host
 from launcher.transports import ssh_failures
-from launcher.transports.base import READ_BYTES, STDERR, STDOUT, TransportError
+from launcher.transports.base import READ_BYTES, STDERR, STDOUT, Channel, TransportError
 from launcher.transports.host_keys import KnownHosts
+from launcher.transports.local import LocalTransport, is_this_machine
 from launcher.transports.ssh_config import ConfigFiles
+
+# What paramiko logs of a broken connection is a traceback; what we raise says it in one line.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 _IDLE_WAKE_S = 30  # paramiko's transport thread looks ten times a second otherwise
 _TCP_USER_TIMEOUT_MS = 30_000
@@ -53,15 +60,11 @@ class FabricChannel:
         self._channel.sendall(data)
 
     def close(self) -> None:
-        # Closing the transport ends its thread; a polite channel close could block on a frozen peer.
-        transport = self._channel.get_transport()
-        if transport is not None:
-            transport.close()
-        gateway = self._connection.gateway
-        while isinstance(gateway, fabric.Connection):
-            if gateway.transport is not None:
-                gateway.transport.close()
-            gateway = gateway.gateway
+        hop: Any = self._connection
+        while isinstance(hop, fabric.Connection):
+            if hop.transport is not None:
+                _hang_up(hop.transport)
+            hop = hop.gateway
 
     def exit_code(self) -> int | None:
         if not self._channel.exit_status_ready():
@@ -75,27 +78,37 @@ class FabricTransport:
 
     name = "fabric"
 
-    def __init__(self, ssh_config: Path | None = None, *, accept_new_host_keys: bool = False) -> None:
-        """Read the configuration once; raise UsageError where a named file is missing."""
+    def __init__(
+        self,
+        ssh_config: Path | None = None,
+        *,
+        accept_new_host_keys: bool = False,
+        on_local: Callable[[str], None] | None = None,
+    ) -> None:
+        """Read the configuration once; raise UsageError where a named file is missing.
+
+        on_local: told of each host that turns out to be this machine, which then needs no SSH.
+        """
+        self._on_local = on_local
+        self._local = LocalTransport()
         self._files = ConfigFiles(ssh_config)
         self._known_hosts = KnownHosts(accept_new=accept_new_host_keys)
         self._configs: dict[int, fabric.Config] = {}
         self._lock = threading.Lock()
 
-    def settings(self, host: Host) -> dict[str, Any]:
-        """Return the host name, user and port that a login to `host` would use."""
-        connection = self._connection(host, timeout_s=1)
-        return {"hostname": connection.host, "user": connection.user, "port": connection.port}
-
-    def open(self, host: Host, command: str, timeout_s: float) -> FabricChannel:
+    def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         deadline = time.monotonic() + timeout_s
         while True:
             connection = self._connection(host, timeout_s)
+            if is_this_machine(connection.host, connection.port, connection.user):
+                if self._on_local is not None:
+                    self._on_local(host.name)
+                return self._local.open(host, command, timeout_s)
             try:
                 return self._start(connection, command, timeout_s)
-            except Exception as error:  # noqa: BLE001 - the seam: whatever SSH raises becomes this host's failure
+            except Exception as error:
                 connection.client.close()
-                pause = random.uniform(0.2, 1.0)  # noqa: S311 - spreads retries, guards nothing
+                pause = random.uniform(0.2, 1.0)
                 if not ssh_failures.is_passing(error) or time.monotonic() + pause > deadline:
                     raise TransportError(ssh_failures.describe(error, host, connection)) from error
                 time.sleep(pause)
@@ -131,6 +144,17 @@ class FabricTransport:
         channel = transport.open_session(window_size=_WINDOW_BYTES, timeout=timeout_s)
         channel.exec_command(command)
         return FabricChannel(connection, channel)
+
+
+def _hang_up(transport: paramiko.Transport) -> None:
+    """Close without a word: a polite end could block on a frozen peer.
+
+    The transport's thread still waits on the socket, so closing alone would send nothing; shutdown does.
+    """
+    if isinstance(transport.sock, socket.socket):
+        with contextlib.suppress(OSError):
+            transport.sock.shutdown(socket.SHUT_RDWR)
+    transport.close()
 
 
 def _tune(transport: paramiko.Transport) -> None:

@@ -49,7 +49,12 @@ class ConfigFiles:
     def _ask_ssh(self, ssh: str, host: str) -> SSHConfig:
         command = [ssh, "-G", *(["-F", str(self._named)] if self._named else []), "--", host]
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SSH_TIMEOUT_S, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SSH_TIMEOUT_S,
+            check=False,
         )
         if done.returncode != 0:
             raise UsageError(f"{shlex.join(command)}: {done.stderr.strip() or 'failed'}")

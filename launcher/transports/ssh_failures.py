@@ -85,7 +85,11 @@ def _network(error: Exception, connection: fabric.Connection) -> _Judgement:
     if isinstance(error, NoValidConnectionsError):
         error = next(iter(error.errors.values()))
     if isinstance(error, socket.gaierror):
-        yield "name unknown", f"the name {connection.host} is not known", "check the spelling, DNS or ssh_config"
+        yield (
+            "name unknown",
+            f"the name {connection.host} is not known",
+            "check the spelling, DNS or ssh_config",
+        )
     elif isinstance(error, ConnectionRefusedError):
         yield "refused", f"{where} refuses the connection", "is sshd running there, and on that port?"
     elif isinstance(error, TimeoutError) or "timed out" in str(error).lower():

@@ -1,0 +1,139 @@
+"""The command line. click and rich live in this package and nowhere else; one file per command.
+
+Commands are imported when they are called, so `launch --help` takes no time.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from launcher import __version__
+from launcher.errors import LauncherError, UsageError
+
+# name -> (module, one line for the list)
+COMMANDS = {
+    "run": ("launcher.cli.run", "Run SCRIPT on every host under torchrun (the default command)."),
+    "singlenode": ("launcher.cli.singlenode", "Run SCRIPT on this machine only, without SSH."),
+    "node": ("launcher.cli.node", "Run this machine's share of a run that is started by hand on each node."),
+    "exec": ("launcher.cli.exec", "Run a plain command on every host."),
+    "hosts": ("launcher.cli.hosts", "Show how the hosts were read."),
+    "demo": ("launcher.cli.demo", "Train on loopback SSH hosts of this machine, to see it work."),
+}
+DEFAULT_COMMAND = "run"
+
+_EPILOG = """\b
+  launch --hosts node1,node2 --gpus 8 train.py --lr 3e-4
+  launch --hostfile hostfiles/two-nodes --nproc 2 --cpu train.py
+  launch singlenode --gpus 4 train.py
+"""
+
+
+class CommandGroup(click.Group):
+    """Loads commands when they are called; a first word that is no command begins the default one."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[name][0])
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = ("--help", "-h", "--version")
+        if args and args[0] not in own and args[0] not in COMMANDS:
+            _refuse_unknown_word(args[0])
+            args = [DEFAULT_COMMAND, *args]
+        return super().parse_args(ctx, args)
+
+
+def _refuse_unknown_word(word: str) -> None:
+    """A first word that is neither an option, a command nor a file is a mistake: say so before any host is asked."""
+    if word.startswith("-") or Path(word).exists() or "/" in word or word.endswith(".py"):
+        return
+    guesses = difflib.get_close_matches(word, COMMANDS, 1)
+    guess = f"; did you mean {guesses[0]!r}?" if guesses else ""
+    raise UsageError(f"no file or command {word!r}{guess}", "launch --help lists the commands")
+
+
+@click.group(
+    cls=CommandGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog=_EPILOG,
+)
+@click.version_option(__version__, prog_name="launch")
+@click.pass_context
+def launch(ctx: click.Context) -> None:
+    """Start PyTorch training on several machines over SSH, without a scheduler.
+
+    `launch [OPTIONS] SCRIPT [ARGS]...` runs SCRIPT on every host; its options: `launch run --help`.
+    """
+    if ctx.invoked_subcommand is None:
+        command = launch.get_command(ctx, DEFAULT_COMMAND)
+        assert command is not None
+        ctx.invoke(command)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point of `launch`."""
+    _call(launch, "launch", argv)
+
+
+def test_distributed(argv: list[str] | None = None) -> None:
+    """Entry point of `test-distributed`."""
+    from launcher.cli.test_distributed import command
+
+    _call(command, "test-distributed", argv)
+
+
+def _call(command: click.Command, name: str, argv: list[str] | None) -> None:
+    """Run a command; an error of ours is one clear line, a hint, and its exit code."""
+    from launcher.cli.defaults import read_defaults
+
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        options: dict[str, Any] = {"default_map": read_defaults(Path.cwd())}
+        code = command.main(arguments, prog_name=name, standalone_mode=False, **options)
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.exceptions.Exit as end:
+        sys.exit(end.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except LauncherError as error:
+        show_error(error)
+        sys.exit(error.exit_code)
+
+
+def show_error(error: LauncherError) -> None:
+    """Print an error: where, what, value, and then the remedy."""
+    from launcher.errors import PreflightError, UnreachableError
+
+    if isinstance(error, UnreachableError):
+        from launcher.cli.console import print_failures
+
+        print_failures(error.failures)
+        return
+    if isinstance(error, PreflightError):
+        click.echo("launch: these would break the run, nothing was started:", err=True)
+        for line in error.message.splitlines():
+            click.echo(f"  {line}", err=True)
+        return
+    click.echo(f"launch: {error.message}", err=True)
+    if error.hint:
+        click.echo(f"  hint: {error.hint}", err=True)

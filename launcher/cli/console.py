@@ -1,0 +1,109 @@
+"""What the user sees: our own words on stderr, the ranks' output on stdout and stderr, progress while connecting."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import click
+
+from launcher.errors import HostFailure
+from launcher.hosts import Host, fold_names
+from launcher.output import STDERR, STDOUT, Display, JsonDisplay, NodeLog, NodeOutput, PrefixDisplay, Terminal
+from launcher.records import RunRecord
+
+
+class Console:
+    """The terminal, as one run uses it."""
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        *,
+        is_quiet: bool = False,
+        as_json: bool = False,
+        ranks: Collection[int] | None = None,
+    ) -> None:
+        is_terminal = sys.stdout.isatty()
+        with_colour = is_terminal and not os.environ.get("NO_COLOR")
+        names = [host.name for host in hosts]
+        self._display: Display = (
+            JsonDisplay() if as_json else PrefixDisplay(names, is_terminal=is_terminal, with_colour=with_colour)
+        )
+        self._terminal = Terminal(is_terminal=is_terminal)
+        self._is_quiet = is_quiet
+        self._as_json = as_json
+        self._ranks = ranks
+        self._shows_progress = sys.stderr.isatty()
+        self._progress = ""
+        self._said_disk = False
+
+    def say(self, text: str) -> None:
+        """Say words of ours, on stderr."""
+        self.progress("")
+        self._terminal.say(text)
+
+    def show(self, text: str) -> None:
+        """Put a result of ours on stdout."""
+        self.progress("")
+        self._terminal.say(text, STDOUT)
+
+    def result(self, event: str, **values: object) -> None:
+        """With --json: one object on stdout."""
+        if self._as_json:
+            self._terminal.say(json.dumps({"event": event, **values}, default=str), STDOUT)
+
+    def progress(self, text: str) -> None:
+        """Show a line that the next one replaces; on a terminal only."""
+        if not self._shows_progress or text == self._progress:
+            return
+        self._progress = text
+        self._terminal.put(STDERR, b"\r\x1b[K" + text.encode())
+
+    def outputs(self, hosts: Sequence[Host], record: RunRecord | None) -> list[NodeOutput]:
+        """Return where each node's output goes."""
+        return [
+            NodeOutput(
+                host.name,
+                NodeLog(record.log_path(index), self.complain) if record else None,
+                None if self._is_quiet else self._show,
+            )
+            for index, host in enumerate(hosts)
+        ]
+
+    def complain(self, path: Path, error: OSError) -> None:
+        """Say once that our own disk is in trouble; the run goes on."""
+        if not self._said_disk:
+            self._said_disk = True
+            self.say(f"launch: can't write {path}: {error.strerror}; the run goes on, its logs will have gaps")
+
+    def close(self) -> None:
+        """Write what is queued."""
+        self.progress("")
+        self._terminal.close()
+
+    def _show(self, host: str, rank: int | None, stream: int, lines: bytes) -> None:
+        if self._ranks is not None and rank is not None and rank not in self._ranks:
+            return
+        # JSON names the stream, and a reader wants one order.
+        fd = STDOUT if self._as_json else stream
+        self._terminal.put(fd, self._display.render(host, rank, stream, lines))
+
+
+def print_failures(failures: Sequence[HostFailure]) -> None:
+    """Print why hosts can't be reached, hosts with the same reason on one line."""
+    folded: dict[tuple[str, str], list[str]] = {}
+    for failure in failures:
+        text = failure.text.replace(failure.host, "it")
+        folded.setdefault((text if text != failure.text else failure.text, failure.hint), []).append(failure.host)
+    click.echo(
+        f"launch: {len(failures)} host{'s' * (len(failures) != 1)} can't be used, nothing was started:",
+        err=True,
+    )
+    for (text, hint), names in folded.items():
+        click.echo(f"  {fold_names(names)}: {text}", err=True)
+        if hint:
+            click.echo(f"    {hint}", err=True)

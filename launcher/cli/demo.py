@@ -1,0 +1,49 @@
+"""launch demo: loopback SSH hosts on this machine, and the built-in trainer on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from launcher.cli.options import output_options
+
+
+@click.command("demo")
+@click.option("--nodes", metavar="N", type=click.IntRange(1, 16), default=2, show_default=True, help="SSH hosts.")
+@click.option(
+    "--nproc",
+    metavar="N",
+    type=click.IntRange(1, 16),
+    default=2,
+    show_default=True,
+    help="Processes on each.",
+)
+@output_options
+def command(nodes: int, nproc: int, **options: Any) -> int:
+    """Train on loopback SSH hosts of this machine: the true path, with nothing to set up.
+
+    A small SSH server runs while the demo does; it needs no root, takes one key made for this run, listens on
+    loopback only, and is gone at the end.
+    """
+    import sys
+
+    from launcher.cli.running import run_job
+    from launcher.hosts import Host
+    from launcher.job import TRAINER_MODULE, Job, Program, ProgramKind
+    from launcher.sandbox import sandbox
+    from launcher.transports.fabric import FabricTransport
+
+    with sandbox(nodes) as hosts:
+        click.echo(f"launch: {nodes} SSH hosts on loopback: {', '.join(hosts.names)}", err=True)
+        args = ("--save-dir", str(Path.cwd() / "outputs"))
+        job = Job(
+            program=Program(ProgramKind.BUILTIN, TRAINER_MODULE, args),
+            nproc=nproc,
+            cpu=True,
+            workdir=str(Path.cwd()),
+            python=sys.executable,
+        )
+        names = [Host(name, source="demo") for name in hosts.names]
+        return run_job(job, names, FabricTransport(hosts.ssh_config), options)

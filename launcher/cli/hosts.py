@@ -1,0 +1,50 @@
+"""launch hosts: how the hosts were read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from launcher.cli.options import host_options, read_hosts
+
+
+@click.command("hosts")
+@host_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON list on stdout.")
+def command(as_json: bool, **options: Any) -> int:
+    """Show the hosts in rank order, and what was understood of each. Contacts nobody."""
+    hosts = read_hosts(options)
+    rows = [
+        {
+            "node_rank": rank,
+            "host": host.name,
+            "slots": host.slots,
+            "gpus": list(host.gpus) if host.gpus is not None else None,
+            "user": host.user,
+            "port": host.port,
+            "addr": host.address,
+            "source": host.source,
+        }
+        for rank, host in enumerate(hosts)
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return 0
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    # What is not said in the file is ssh_config's to say, or the host's own.
+    table = Table(*("node", "host", "slots", "GPUs", "user", "port", "addr", "from"), box=SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    Console(highlight=False).print(table)
+    return 0
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return "-" if value is None else str(value)

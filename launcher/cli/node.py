@@ -1,0 +1,47 @@
+"""launch node: this machine's share of a run, by hand, where no machine can log in to the others."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import click
+
+from launcher.cli.options import job_options, output_options, read_job
+from launcher.errors import UsageError
+
+DEFAULT_MASTER_PORT = 29500  # torchrun's own: every node must name the same
+
+
+@click.command("node", context_settings={"allow_interspersed_args": False})
+@click.option("--nnodes", metavar="N", type=click.IntRange(min=1), required=True, help="How many nodes in all.")
+@click.option("--node-rank", metavar="R", type=click.IntRange(min=0), required=True, help="Which one this is, from 0.")
+@click.option("--master-addr", metavar="ADDR", required=True, help="The address of node 0.")
+@job_options
+@output_options
+@click.option("--dry-run", is_flag=True, help="Print the line and start nothing.")
+@click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
+def command(words: tuple[str, ...], nnodes: int, node_rank: int, dry_run: bool, **options: Any) -> int:
+    """Run this machine's share of a run that is started by hand on each node.
+
+    Every node must be given the same sizes, address and port (--master-port, 29500 unless given).
+    """
+    from launcher.hosts import Host
+
+    if node_rank >= nnodes:
+        raise UsageError(f"--node-rank {node_rank}: there are {nnodes} nodes, counted from 0")
+    options["master_port"] = options["master_port"] or DEFAULT_MASTER_PORT
+    host = Host(socket.gethostname().split(".")[0], source="this machine")
+    job = read_job(options, words, [host])
+    share = (nnodes, node_rank)
+    if dry_run:
+        from launcher.plan import build_plan, placeholder_facts
+        from launcher.report import plan_lines
+
+        for line in plan_lines(build_plan(job, [host], [placeholder_facts(job, host)], share)):
+            click.echo(line)
+        return 0
+    from launcher.cli.running import run_job
+    from launcher.transports.local import LocalTransport
+
+    return run_job(job, [host], LocalTransport(), options, share=share)

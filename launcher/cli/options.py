@@ -1,0 +1,183 @@
+"""Options that several commands share, and the frozen values that are made of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from launcher.environment import forwarded, parse_settings, read_env_file
+from launcher.errors import UsageError
+from launcher.hosts import Host, parse_hosts, read_hostfile, select_hosts
+from launcher.job import TRAINER_MODULE, Job, Program, ProgramKind
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_HOSTS = (
+    click.option("--hosts", metavar="LIST", help="Hosts in rank order: a,b,gpu[1-4] or user@host."),
+    click.option("--hostfile", metavar="FILE", type=click.Path(path_type=Path), help="A file with a host per line."),
+    click.option("--include", metavar="LIST", help="Of those only these: names, ranges, or host:0,1@host2."),
+    click.option("--exclude", metavar="LIST", help="Of those not these."),
+    click.option("--num-nodes", metavar="N", type=click.IntRange(min=1), help="Of those the first N."),
+)
+_SSH = (
+    click.option("--ssh-config", metavar="FILE", type=click.Path(path_type=Path), help="Instead of your own ssh_config."),
+    click.option("--accept-new-host-keys", is_flag=True, help="Trust and record the key of a host met first."),
+    click.option(
+        "--connect-timeout", metavar="S", type=click.FloatRange(min=0.1), default=10.0, show_default=True,
+        help="Seconds until a host counts as unreachable.",
+    ),
+)  # fmt: skip
+_SIZE = (
+    click.option("--gpus", metavar="N|auto", default="auto", show_default=True, help="GPUs, so processes, per host."),
+    click.option(
+        "--nproc",
+        metavar="N",
+        type=click.IntRange(min=1),
+        help="Processes per host, for --cpu or --no-python.",
+    ),
+    click.option("--cpu", is_flag=True, help="Train on CPUs (gloo); needs --nproc or slots=."),
+)
+_PROGRAM = (
+    click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is a module, as in python -m."),
+    click.option("--no-python", is_flag=True, help="SCRIPT is a command; needs no torch on the hosts."),
+    click.option("--workdir", metavar="DIR", help="Folder on the hosts; default: the same path as here."),
+    click.option("--python", metavar="PATH", help="Python on the hosts; default: the first that has torch."),
+    click.option("--env", "env", metavar="K[=V]", multiple=True, help="Set a variable for the ranks, or pass on ours."),
+    click.option(
+        "--env-file", metavar="FILE", multiple=True, type=click.Path(path_type=Path), help="Variables from a dotenv file."
+    ),
+    click.option("--master-port", metavar="PORT", type=click.IntRange(1, 65535), help="Default: a free one of node 0."),
+    click.option(
+        "--rdzv-timeout", metavar="S", type=click.IntRange(min=1), default=120, show_default=True,
+        help="Seconds for all nodes to meet.",
+    ),
+)  # fmt: skip
+_LIFE = (
+    click.option(
+        "--silence", metavar="S", type=click.FloatRange(min=0.5), default=15.0, show_default=True,
+        help="Seconds without a sign of life until the other side counts as dead.",
+    ),
+    click.option(
+        "--stop-timeout", metavar="S", type=click.FloatRange(min=0), default=15.0, show_default=True,
+        help="Seconds for the trainer to save after SIGTERM.",
+    ),
+)  # fmt: skip
+_OUTPUT = (
+    click.option("-q", "--quiet", is_flag=True, help="Show no output of the ranks; the logs have it."),
+    click.option("--ranks", metavar="LIST", help="Show the output of these ranks only: 0,8."),
+    click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout."),
+    click.option(
+        "--log-dir", metavar="DIR", type=click.Path(path_type=Path), default=Path("logs"), show_default=True,
+        help="Where the logs go.",
+    ),
+    click.option("-v", "--verbose", is_flag=True, help="Show what was sent, and where each value came from."),
+)  # fmt: skip
+
+
+def _group(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:
+    def decorate(function: Function) -> Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+host_options = _group(*_HOSTS)
+ssh_options = _group(*_SSH)
+job_options = _group(*_SIZE, *_PROGRAM, *_LIFE)
+life_options = _group(*_LIFE)
+output_options = _group(*_OUTPUT)
+
+
+def read_hosts(options: Mapping[str, Any]) -> tuple[Host, ...]:
+    """Return the hosts that were named, filtered; raise UsageError where none were."""
+    hosts, hostfile = options["hosts"], options["hostfile"]
+    if hosts is not None and hostfile is not None:
+        raise UsageError("--hosts and --hostfile are both given", "name the hosts in one way")
+    if hosts is not None:
+        found = parse_hosts(hosts)
+    elif hostfile is not None:
+        found = read_hostfile(hostfile)
+    else:
+        raise UsageError("no hosts given", "--hosts a,b or --hostfile FILE; on this machine alone: launch singlenode")
+    return select_hosts(found, options["include"], options["exclude"], options["num_nodes"])
+
+
+def read_job(options: Mapping[str, Any], words: Sequence[str], hosts: Sequence[Host]) -> Job:
+    """Return the job that the options and the words after them describe."""
+    return Job(
+        program=read_program(options, words),
+        nproc=read_size(options, hosts),
+        cpu=options["cpu"],
+        workdir=options["workdir"] or str(Path.cwd()),
+        python=options["python"],
+        env=read_env(options),
+        master_addr=options.get("master_addr"),
+        master_port=options["master_port"],
+        rendezvous_timeout_s=options["rdzv_timeout"],
+        silence_s=options["silence"],
+        stop_timeout_s=options["stop_timeout"],
+        connect_timeout_s=options.get("connect_timeout", 10.0),
+    )
+
+
+def read_program(options: Mapping[str, Any], words: Sequence[str]) -> Program:
+    """Return what every rank runs: the words as they were typed, or the built-in trainer."""
+    is_module, no_python = options["is_module"], options["no_python"]
+    if is_module and no_python:
+        raise UsageError("-m and --no-python are both given", "a module needs Python")
+    words = list(words)
+    default = click.get_current_context().lookup_default("script")
+    if not words and default:
+        words = [str(default)]
+    if not words:
+        if is_module or no_python:
+            raise UsageError("-m and --no-python need a name after them")
+        return Program(ProgramKind.BUILTIN, TRAINER_MODULE)
+    kind = ProgramKind.MODULE if is_module else ProgramKind.COMMAND if no_python else ProgramKind.SCRIPT
+    return Program(kind, words[0], tuple(words[1:]))
+
+
+def read_size(options: Mapping[str, Any], hosts: Sequence[Host]) -> int | None:
+    """Return the processes per host; raise UsageError where options and slots= contradict each other."""
+    gpus, nproc = options["gpus"], options["nproc"]
+    if gpus != "auto" and (not gpus.isascii() or not gpus.isdigit() or int(gpus) < 1):
+        raise UsageError(f"--gpus: want a number from 1 on, or auto; got {gpus!r}")
+    if gpus != "auto" and options["cpu"]:
+        raise UsageError("--gpus and --cpu are both given", "on CPUs: --nproc N --cpu")
+    if gpus != "auto" and nproc is not None and nproc != int(gpus):
+        raise UsageError(f"--gpus {gpus} and --nproc {nproc} differ", "one process a GPU: give one of them")
+    size = nproc if nproc is not None else None if gpus == "auto" else int(gpus)
+    for host in hosts:
+        if size is not None and host.slots is not None and host.slots != size:
+            name = "--nproc" if nproc is not None else "--gpus"
+            raise UsageError(
+                f"{host.source}: {host.name} has {host.slots} slots, {name} says {size}",
+                f"leave {name} or slots= away",
+            )
+        if size is None and options["cpu"] and host.slots is None:
+            raise UsageError("--cpu needs a number of processes", "--nproc N, or slots=N in the hostfile")
+    return size
+
+
+def read_env(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the ranks' variables: the allow-list, then --env-file, then --env."""
+    env = forwarded(os.environ)
+    for path in options["env_file"]:
+        env |= read_env_file(path)
+    return env | parse_settings(options["env"], os.environ)
+
+
+def read_ranks(text: str | None) -> frozenset[int] | None:
+    """Return the ranks of --ranks."""
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise UsageError(f"--ranks: want numbers with commas, got {text!r}", "--ranks 0,8")
+    return frozenset(map(int, words))

@@ -1,0 +1,72 @@
+"""launch [OPTIONS] [SCRIPT [ARGS]...]: the default command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from launcher.cli.options import (
+    host_options,
+    job_options,
+    output_options,
+    read_hosts,
+    read_job,
+    ssh_options,
+)  # fmt: skip
+from launcher.hosts import Host
+from launcher.job import Job
+
+
+@click.command("run", context_settings={"allow_interspersed_args": False})
+@host_options
+@job_options
+@click.option("--master-addr", metavar="ADDR", help="Default: addr= of the first host, else the one SSH reaches.")
+@ssh_options
+@output_options
+@click.option("--dry-run", is_flag=True, help="Print one line per node and contact nobody.")
+@click.option("--check", is_flag=True, help="With --dry-run: ask the nodes, and print exact lines.")
+@click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
+def command(words: tuple[str, ...], dry_run: bool, check: bool, **options: Any) -> int:
+    """Run SCRIPT on every host under torchrun, one process per GPU.
+
+    Everything after SCRIPT goes to it untouched. Without SCRIPT the built-in trainer runs.
+    """
+    from launcher.errors import UsageError
+
+    hosts = read_hosts(options)
+    job = read_job(options, words, hosts)
+    if options["verbose"]:
+        from launcher.cli.running import show_sources
+
+        show_sources(list(options))
+    if dry_run and not check:
+        return print_dry_run(job, hosts)
+    if check and not dry_run:
+        raise UsageError("--check goes with --dry-run")
+    from launcher.cli.running import run_job
+
+    return run_job(job, hosts, make_transport(options), options, is_dry=dry_run)
+
+
+def print_dry_run(job: Job, hosts: Sequence[Host]) -> int:
+    """Print what would run where, with named placeholders for what only the nodes can tell."""
+    from launcher.plan import build_plan, placeholder_facts
+    from launcher.report import plan_lines
+
+    plan = build_plan(job, hosts, [placeholder_facts(job, host) for host in hosts])
+    for line in plan_lines(plan):
+        click.echo(line)
+    return 0
+
+
+def make_transport(options: dict[str, Any]) -> Any:
+    """Return the Fabric transport that the SSH options describe."""
+    from launcher.transports.fabric import FabricTransport
+
+    return FabricTransport(
+        options["ssh_config"],
+        accept_new_host_keys=options["accept_new_host_keys"],
+        on_local=lambda name: click.echo(f"launch: {name} is this machine, no SSH to it", err=True),
+    )

@@ -1,0 +1,92 @@
+"""From a job and its hosts to a run on the console: what `run`, `singlenode`, `node` and `demo` have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import click
+
+from launcher.cli.console import Console
+from launcher.cli.options import read_ranks
+from launcher.errors import LauncherError
+from launcher.hosts import Host
+from launcher.job import Job, ProgramKind
+from launcher.records import create_record
+from launcher.run import Result, Run
+from launcher.session import Session
+from launcher.transports.base import Transport
+
+
+def run_job(job: Job, hosts: Sequence[Host], transport: Transport, options: Mapping[str, Any], **kinds: Any) -> int:
+    """Run the job to its end and return the exit code; `kinds` goes to Run."""
+    console = make_console(hosts, options)
+    try:
+        record = create_record(options["log_dir"], datetime.now(), console.complain)
+        outputs = console.outputs(hosts, record)
+        if job.program.kind is ProgramKind.BUILTIN:
+            console.say(f"launch: no script given, running the built-in trainer ({job.program.target})")
+
+        async def execute() -> Result:
+            session = make_session(job, hosts, transport, outputs, console, record.run_id)
+            return await Run(
+                job, session, outputs, record,
+                own_python=sys.executable, say=console.say, show=console.show, **kinds,
+            ).execute()  # fmt: skip
+
+        try:
+            result = asyncio.run(execute())
+        except LauncherError:
+            record.discard()
+            raise
+        console.result("result", exit_code=result.exit_code, run=record.run_id, logs=str(record.folder))
+        return result.exit_code
+    finally:
+        console.close()
+
+
+def make_console(hosts: Sequence[Host], options: Mapping[str, Any]) -> Console:
+    """Return the console that the output options describe."""
+    return Console(hosts, is_quiet=options["quiet"], as_json=options["as_json"], ranks=read_ranks(options.get("ranks")))
+
+
+def make_session(
+    job: Job,
+    hosts: Sequence[Host],
+    transport: Transport,
+    outputs: Sequence[Any],
+    console: Console,
+    run_id: str,
+) -> Session:
+    """Return the session of a job; must be called in a running loop."""
+    return Session(
+        hosts,
+        [transport] * len(hosts),
+        outputs,
+        run_id=run_id,
+        env=job.env,
+        pythons=loader_pythons(job),
+        silence_s=job.silence_s,
+        stop_timeout_s=job.stop_timeout_s,
+        connect_timeout_s=job.connect_timeout_s,
+        say=console.say,
+        progress=console.progress,
+    )
+
+
+def loader_pythons(job: Job) -> list[str]:
+    """Return which Python runs the supervisor on a node, in the order of trying: any from 3.8 on will do."""
+    return ["python3", *([job.python] if job.python else []), sys.executable]
+
+
+def show_sources(options: Sequence[str]) -> None:
+    """Say where the values of options came from, those that are not defaults."""
+    ctx = click.get_current_context()
+    for name in options:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source is not click.core.ParameterSource.DEFAULT:
+            where = "launcher.toml" if source is click.core.ParameterSource.DEFAULT_MAP else "the command line"
+            click.echo(f"launch: {name.replace('_', '-')} = {ctx.params[name]} (from {where})", err=True)

@@ -1,0 +1,30 @@
+"""launch singlenode: this machine only, no SSH."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import click
+
+from launcher.cli.options import job_options, output_options, read_job
+
+
+@click.command("singlenode", context_settings={"allow_interspersed_args": False})
+@job_options
+@output_options
+@click.option("--dry-run", is_flag=True, help="Print the line and start nothing.")
+@click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
+def command(words: tuple[str, ...], dry_run: bool, **options: Any) -> int:
+    """Run SCRIPT on this machine only, without SSH, with the same logs and the same end."""
+    from launcher.cli.run import print_dry_run
+    from launcher.hosts import Host
+
+    hosts = [Host(socket.gethostname().split(".")[0], source="this machine")]
+    job = read_job(options, words, hosts)
+    if dry_run:
+        return print_dry_run(job, hosts)
+    from launcher.cli.running import run_job
+    from launcher.transports.local import LocalTransport
+
+    return run_job(job, hosts, LocalTransport(), options)

@@ -1,0 +1,153 @@
+"""Failures and last lines -> the cause, in words. Pure.
+
+The first failure by time is not always the cause: a rank that raises takes a second to tear down, while its peers
+already died of the closed connection. So the class of failure goes first, then time.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE
+
+LAST_LINES = 10
+SETTLE_S = 2.0  # how long a failure that looks like a consequence waits for its cause to show up
+
+# What the healthy ranks say when another one died.
+_SECONDARY = re.compile(
+    r"Connection (closed|reset) by (remote )?peer"
+    r"|store->get\(.*got error|possible application crash on rank 0"
+    r"|Watchdog caught collective operation timeout"
+    r"|Connection refused|Broken pipe|Socket Timeout"
+    r"|DistBackendError|DistNetworkError|DistStoreError"
+    r"|recvValue failed|sendBytes failed|failed to recv|Application timeout caused pair closure"
+)
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line \d+, in ')
+_FOREIGN = ("site-packages/", "dist-packages/", "<frozen ", "/lib/python3")
+_NOISE = re.compile(r"^\[rank\d+\]:")
+# torch prints every line of an exception twice where torch.distributed is initialised: plain and with `[rank0]:`.
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Something that ended in a way it should not have."""
+
+    host: str
+    node_rank: int
+    what: str  # "rank", "torchrun", "supervisor", "connection"
+    at: float  # wall-clock seconds of the launcher
+    rank: int | None = None
+    local_rank: int | None = None
+    code: int | None = None
+    signal: int | None = None
+    text: str = ""  # where there is no process: why
+    stdout: str = ""  # the last of it
+    stderr: str = ""
+    after_stop: bool = False  # it ended after we had asked it to
+    gpu: int | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The launcher's exit code for this failure."""
+        if self.what == "connection":
+            return EXIT_UNREACHABLE
+        if self.signal is not None:
+            return EXIT_SIGNAL_BASE + self.signal
+        return self.code or EXIT_FAILED
+
+    @property
+    def is_secondary(self) -> bool:
+        """Whether it looks like the consequence of another failure."""
+        if self.after_stop or self.signal == signal.SIGTERM:
+            return True
+        if self.what == "connection":
+            return False
+        error = extract_traceback(self.stderr)[-1:] or self.stderr.splitlines()[-3:]
+        return any(_SECONDARY.search(line) for line in error)
+
+    @property
+    def subject(self) -> str:
+        """Who failed, in a few words."""
+        if self.what == "rank":
+            return f"{self.host} rank {self.rank}"
+        return f"{self.host} {self.what}"
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in a few words."""
+        if self.text:
+            return self.text
+        if self.signal is not None:
+            return f"killed by {signal_name(self.signal)}"
+        if self.code is None:
+            return "exit code unknown"
+        return f"exit code {self.code}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The first failure and what belongs to it."""
+
+    failure: Failure
+    traceback: tuple[str, ...]
+    last_lines: tuple[str, ...]
+
+
+def find_cause(failures: Sequence[Failure]) -> Cause | None:
+    """Return the cause of a failed run, or None where nothing failed."""
+    if not failures:
+        return None
+    first = min(failures, key=lambda failure: (failure.is_secondary, failure.at))
+    traceback = tuple(shorten_traceback(extract_traceback(first.stderr)))
+    return Cause(first, traceback, tuple(_last_lines(first)))
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGKILL` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def extract_traceback(stderr: str) -> list[str]:
+    """Return the last Python traceback of a stream, with its error line, or an empty list."""
+    lines = [_RANK_PREFIX.sub("", line) for line in stderr.splitlines()]
+    starts = [index for index, line in enumerate(lines) if line.strip() == _TRACEBACK]
+    if not starts:
+        return []
+    found = [_TRACEBACK]
+    for line in lines[starts[-1] + 1 :]:
+        found.append(line)
+        if line and not line.startswith(" "):
+            break  # the error itself stands at the margin
+    return found
+
+
+def shorten_traceback(lines: Sequence[str]) -> list[str]:
+    """Return the user's innermost frame and the error, as one reads them first."""
+    if not lines:
+        return []
+    frames = [index for index, line in enumerate(lines) if _FRAME.match(line)]
+    own = [index for index in frames if not any(part in lines[index] for part in _FOREIGN)] or frames
+    short = []
+    if own:
+        following = [index for index in frames if index > own[-1]] or [len(lines) - 1]
+        short = [line for line in lines[own[-1] : following[0]] if not re.fullmatch(r"\s*[\^~]+\s*", line)]
+    return [line[2:] if line.startswith("  ") else line for line in [*short, lines[-1]]]
+
+
+def _last_lines(failure: Failure) -> list[str]:
+    """The last lines before the traceback: stdout, and stderr without what the traceback says already."""
+    stderr = failure.stderr.splitlines()
+    starts = [index for index, line in enumerate(stderr) if _TRACEBACK in line]
+    if starts:
+        stderr = stderr[: starts[0]]
+    lines = [line for line in stderr if not _NOISE.match(line)][-LAST_LINES // 2 :]
+    lines += failure.stdout.splitlines()[-LAST_LINES // 2 :]
+    return [line.rstrip()[-300:] for line in lines if line.strip()]

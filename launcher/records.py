@@ -1,0 +1,89 @@
+"""A run on the launch host's disk: logs/<run-id>/ with one log per node and run.json, and links to the newest."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import UsageError
+
+Complaint = Callable[[Path, OSError], None]
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class RunRecord:
+    """The folder of one run."""
+
+    def __init__(self, folder: Path, run_id: str, complain: Complaint) -> None:
+        self.folder = folder
+        self.run_id = run_id
+        self._complain = complain
+        self._content: dict[str, Any] = {"run_id": run_id}
+
+    def log_path(self, node_rank: int) -> Path:
+        """Return where a node's full log is."""
+        return self.folder / f"node_{node_rank}.log"
+
+    def update(self, values: Mapping[str, Any]) -> None:
+        """Add to run.json and write it; a disk that is full is said and does not end the run."""
+        self._content.update(values)
+        text = json.dumps(self._content, indent=2, ensure_ascii=False, default=str) + "\n"
+        try:
+            _replace_file(self.folder / "run.json", text)
+        except OSError as error:
+            self._complain(self.folder / "run.json", error)
+
+    def discard(self) -> None:
+        """Remove the folder of a run that never began, unless something was logged."""
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+    def link(self, node_count: int) -> None:
+        """Point logs/latest to this run and logs/node_<rank>.log into it."""
+        base = self.folder.parent
+        try:
+            _replace_link(base / "latest", self.folder.name)
+            for node_rank in range(node_count):
+                _replace_link(base / f"node_{node_rank}.log", f"latest/node_{node_rank}.log")
+        except OSError as error:
+            self._complain(base / "latest", error)
+
+
+def create_record(base: Path, now: datetime, complain: Complaint) -> RunRecord:
+    """Make the folder of a new run, named by its start; raise UsageError where that can't be.
+
+    A full disk is no such case: a run that could go on without its logs shall go on.
+    """
+    stamp = now.strftime("%Y%m%d-%H%M%S")
+    for number in range(1, 100):
+        run_id = stamp if number == 1 else f"{stamp}-{number}"
+        try:
+            (base / run_id).mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            if error.errno not in _DISK_FULL:
+                text = f"can't make the log folder {base / run_id}: {error.strerror}"
+                raise UsageError(text, "name another with --log-dir") from None
+            complain(base / run_id, error)
+        return RunRecord(base / run_id, run_id, complain)
+    raise UsageError(f"{base / stamp}: 99 runs began in one second")
+
+
+def _replace_file(path: Path, text: str) -> None:
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(text, "utf-8")
+    fresh.replace(path)
+
+
+def _replace_link(path: Path, target: str) -> None:
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target)
+    fresh.replace(path)

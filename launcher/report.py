@@ -1,0 +1,123 @@
+"""The words in which a run is told: its plan, its end and its cause. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from time import localtime, strftime
+
+from launcher.diagnosis import Cause
+from launcher.hosts import fold_names
+from launcher.plan import LaunchPlan
+from launcher.session import Census
+
+_MAX_LEFT = 10
+
+
+def plan_line(plan: LaunchPlan, run_id: str, folder: Path, *, on_cpu: bool) -> str:
+    """`2 nodes x 8 GPUs = 16 ranks, run 20261120-091233, logs in logs/20261120-091233`."""
+    sizes = list(dict.fromkeys(node.nproc for node in plan.nodes))
+    unit = "process" if on_cpu else "GPU"
+    if len(sizes) == 1:
+        shape = f"{count(len(plan.nodes), 'node')} x {count(sizes[0], unit)}"
+    else:
+        shape = (
+            f"{count(len(plan.nodes), 'node')} with {' + '.join(str(node.nproc) for node in plan.nodes)} {plural(unit)}"
+        )
+    return f"{shape} = {count(plan.world_size, 'rank')}, run {run_id}, logs in {folder}"
+
+
+def plan_lines(plan: LaunchPlan) -> list[str]:
+    """One comment and one line to copy and paste per node."""
+    lines = []
+    for node in plan.nodes:
+        last = node.first_rank + node.nproc - 1
+        ranks = (
+            "as many ranks as GPUs"
+            if not node.nproc
+            else f"rank {last}"
+            if node.nproc == 1
+            else (f"ranks {node.first_rank} to {last}")
+        )
+        lines += [f"# node {node.node_rank}: {node.host.name}, {ranks}", node.by_hand]
+    return lines
+
+
+def duration(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `12 min 31 s` or `3 h 02 min`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number} {noun if number == 1 else plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    """`processes` for process."""
+    return noun + ("es" if noun.endswith("s") else "s")
+
+
+def census_words(census: Census) -> str:
+    """`0 processes left on 2 nodes`, and every host where that is not so."""
+    nodes = len(census.left)
+    total = sum(len(processes) for processes in census.left.values())
+    words = [f"{count(total, 'process')} left on {count(nodes, 'node')}"] if nodes else []
+    for host, number in census.unasked.items():
+        words.append(f"{host} unreachable, {count(number, 'process')} may remain")
+    return "; ".join(words)
+
+
+def left_lines(census: Census) -> list[str]:
+    """One line for each process that could not be ended."""
+    lines = [
+        f"  {host}: pid {pid} ({name}) is in state {state}, which no signal ends"
+        for host, processes in census.left.items()
+        for pid, name, state in processes
+    ]
+    more = len(lines) - _MAX_LEFT
+    return lines[:_MAX_LEFT] + ([f"  and {more} more"] if more > 0 else [])
+
+
+def failed_first_line(cause: Cause, nodes: int) -> str:
+    """`gpu2 rank 11 failed first (exit code 1), stopping 2 nodes`."""
+    failure = cause.failure
+    return f"{failure.subject} failed first ({failure.ending}), stopping {count(nodes, 'node')}"
+
+
+def cause_block(cause: Cause, others: Sequence[str], log: Path) -> list[str]:
+    """The block that names the cause; it fits a screen."""
+    failure = cause.failure
+    local = f" (local rank {failure.local_rank}" + (f", GPU {failure.gpu})" if failure.gpu is not None else ")")
+    where = local if failure.what == "rank" else ""
+    lines = [f"  {failure.subject}{where} at {strftime('%H:%M:%S', localtime(failure.at))}:"]
+    lines += [f"    {line}" for line in cause.traceback] or [f"    {failure.ending}"]
+    if cause.last_lines:
+        lines += ["  its last lines:", *(f"    {line}" for line in cause.last_lines)]
+    lines += [f"  {line}" for line in others]
+    lines.append(f"  all of it: {log}")
+    return lines
+
+
+def others_line(counts: dict[str, int], *, are_ours: bool) -> list[str]:
+    """`15 others followed: 7 on gpu2, 8 on gpu1 (stopped by us)`."""
+    total = sum(counts.values())
+    if not total:
+        return []
+    by_number: dict[int, list[str]] = {}
+    for host, number in counts.items():
+        by_number.setdefault(number, []).append(host)
+    where = ", ".join(
+        f"{number} on {fold_names(hosts)}" if len(hosts) == 1 else f"{number} each on {fold_names(hosts)}"
+        for number, hosts in by_number.items()
+        if number
+    )
+    noun = "other" if total == 1 else "others"
+    return [f"{total} {noun} followed: {where}" + (" (stopped by us)" if are_ours else "")]

@@ -1,0 +1,323 @@
+"""The life of a run: open, facts, plan, start, stream, stop all on the first failure, report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from launcher import report, shipping
+from launcher.diagnosis import SETTLE_S, Cause, Failure, find_cause
+from launcher.errors import EXIT_SIGNAL_BASE, PreflightError, UnreachableError
+from launcher.facts import NodeFacts
+from launcher.fleet import Event
+from launcher.job import Job, ProgramKind
+from launcher.node import messages
+from launcher.node.pythons import LOGIN_SHELL
+from launcher.output import STDERR, STDOUT, NodeOutput
+from launcher.plan import ARCHIVE_NAME, LaunchPlan, NodePlan, as_record, build_plan, master_address
+from launcher.preflight import Finding, find_problems, find_unreachable_master, summarize
+from launcher.records import RunRecord
+from launcher.session import Census, Interrupted, Session
+
+Planner = Callable[[Sequence[NodeFacts]], LaunchPlan]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a run ended."""
+
+    exit_code: int
+    seconds: float
+    census: Census
+    cause: Cause | None = None
+    interrupted_by: int | None = None
+
+
+def candidate_pythons(job: Job, own_python: str) -> list[str]:
+    """Return where a Python with torch is looked for on a node, in this order."""
+    if not job.program.needs_torch:
+        return []
+    return [job.python] if job.python else list(dict.fromkeys([own_python, "python3", LOGIN_SHELL]))
+
+
+class Run:
+    """One run of a job on its hosts."""
+
+    def __init__(
+        self, job: Job, session: Session, outputs: Sequence[NodeOutput], record: RunRecord, *,
+        own_python: str, say: Callable[[str], None], show: Callable[[str], None], share: tuple[int, int] | None = None, is_dry: bool = False,
+    ) -> None:  # fmt: skip
+        self._job = job
+        self._session = session
+        self._outputs = outputs
+        self._record = record
+        self._own_python = own_python
+        self._say = say
+        self._show = show
+        self._share = share  # of a run by hand: (nodes in all, our rank)
+        self._is_dry = is_dry
+        self._plan: LaunchPlan | None = None
+        self._began_at = time.monotonic()
+        self._stopped_at: float | None = None  # wall-clock: what ends later was ended by us
+
+    async def execute(self) -> Result:
+        """Run the job to its end on all nodes; raise LauncherError where it can't begin."""
+        session = self._session
+        with session.catch_signals():
+            try:
+                await self._check()
+                if self._is_dry:
+                    return await self._print_plan()
+                await self._start()
+                cause = await self._watch()
+            except Interrupted as interruption:
+                return await self._stop_interrupted(interruption.number)
+            except BaseException:
+                await session.stop_all(timeout_s=0)
+                raise
+            return await self._finish(cause)
+
+    # ---- before -------------------------------------------------------------------------------------------------
+
+    async def _check(self) -> None:
+        """Open all hosts and gather what the plan needs; raise where something would break the run."""
+        session, job = self._session, self._job
+        script = job.program.target if job.program.kind is ProgramKind.SCRIPT else None
+        message = session.prepare_message(
+            facts=True, pythons=candidate_pythons(job, self._own_python), workdir=job.workdir, script=script
+        )
+        session.fleet.start([message] * len(session.hosts))
+        await session.pump(lambda: all(state.facts or state.failure for state in session.states))
+        if session.failures():
+            raise UnreachableError(session.failures())
+        facts = [state.facts for state in session.states if state.facts]
+        master = job.master_addr or master_address(session.hosts[0], facts[0], alone=len(facts) == 1)
+        _refuse(find_unreachable_master(session.hosts, facts, master))
+        await self._find_routes(master)
+        if session.failures():
+            raise UnreachableError(session.failures())
+        facts = [replace(fact, route=state.route) for fact, state in zip(facts, session.states, strict=True)]
+        _refuse(find_problems(job, session.hosts, facts))
+        self._plan = build_plan(job, session.hosts, facts, self._share)
+        self._say_plan(facts)
+
+    async def _print_plan(self) -> Result:
+        assert self._plan is not None
+        for line in report.plan_lines(self._plan):
+            self._show(line)
+        census = await self._session.stop_all(timeout_s=0)
+        self._record.discard()
+        return Result(0, time.monotonic() - self._began_at, census)
+
+    async def _find_routes(self, master: str) -> None:
+        session = self._session
+        for index, conversation in enumerate(session.fleet.conversations):
+            # Node 0 holds the port until torchrun has it: found free now, it could be taken a second later.
+            port = (self._job.master_port or 0) if index == 0 and not (self._share and self._share[1]) else None
+            conversation.send(messages.ROUTE, master=master, port=port)
+        await session.pump(lambda: all(state.route or state.failure for state in session.states))
+
+    def _say_plan(self, facts: Sequence[NodeFacts]) -> None:
+        assert self._plan is not None
+        on_cpu = self._job.cpu or not any(fact.gpus for fact in facts)
+        self._say("launch: " + report.plan_line(self._plan, self._record.run_id, self._record.folder, on_cpu=on_cpu))
+        seconds = report.duration(time.monotonic() - self._began_at)
+        self._say(f"launch: checked in {seconds}: {summarize(self._job, facts)}")
+        if self._is_dry:
+            return
+        self._record.link(len(self._plan.nodes))
+        self._record.update({"plan": as_record(self._plan), "started_at": time.time()})
+
+    # ---- the run ------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        assert self._plan is not None
+        session = self._session
+        archive = shipping.trainer_archive() if self._job.program.kind is ProgramKind.BUILTIN else b""
+        for node, conversation, output in zip(
+            self._plan.nodes, session.fleet.conversations, self._outputs, strict=True
+        ):
+            output.first_rank = node.first_rank
+            conversation.send(messages.START, archive, payload_name=ARCHIVE_NAME, **start_fields(node))
+            session.states[conversation.index].stage = "importing torch" if node.argv else "starting"
+
+    async def _watch(self) -> Cause | None:
+        """Wait until all nodes have ended well, or the first failure is known."""
+        session = self._session
+        await session.pump(lambda: bool(self._failures()) or all(state.ended for state in session.states))
+        failures = self._failures()
+        if failures and all(failure.is_secondary for failure in failures):
+            await session.pump(self._has_primary, time.monotonic() + SETTLE_S)
+        return find_cause(self._failures())
+
+    def _has_primary(self) -> bool:
+        return any(not failure.is_secondary for failure in self._failures())
+
+    def _failures(self) -> list[Failure]:
+        """What ended as it should not, of all nodes."""
+        found = []
+        for index, state in enumerate(self._session.states):
+            ranks = [self._rank_failure(index, rank, event) for rank, event in state.exits.items() if _is_bad(event)]
+            found += ranks
+            if state.failure is not None:
+                kind = "supervisor" if state.failure.kind == "supervisor" else "connection"
+                at = state.ended.at if state.ended else time.time()
+                found.append(self._node_failure(index, kind, at, text=state.failure.text))
+            elif state.census is not None and self._stopped_at is None:
+                found.append(self._keeper_failure(index, state.census, state.ended))
+            elif state.ended is not None and _is_bad(state.ended) and not ranks:
+                found.append(self._node_failure(index, "torchrun", state.ended.at, state.ended.fields))
+        return found
+
+    def _rank_failure(self, index: int, local_rank: int, event: Event) -> Failure:
+        assert self._plan is not None
+        node = self._plan.nodes[index]
+        at = event.at - event.fields["age_s"]
+        gpu = None if self._job.cpu or not node.argv else (node.host.gpus or range(node.nproc))[local_rank]
+        return Failure(
+            host=node.host.name,
+            node_rank=index,
+            what="rank",
+            at=at,
+            rank=node.first_rank + local_rank,
+            local_rank=local_rank,
+            code=event.fields["code"],
+            signal=event.fields["signal"],
+            stdout=self._tail(index, local_rank, STDOUT),
+            stderr=self._tail(index, local_rank, STDERR),
+            after_stop=self._stopped_at is not None and at > self._stopped_at,
+            gpu=gpu,
+        )
+
+    def _node_failure(
+        self, index: int, what: str, at: float, ending: Mapping[str, Any] | None = None, text: str = ""
+    ) -> Failure:
+        return Failure(
+            host=self._session.hosts[index].name,
+            node_rank=index,
+            what=what,
+            at=at,
+            code=ending["code"] if ending else None,
+            signal=ending["signal"] if ending else None,
+            text=text,
+            stderr=self._tail(index, None, STDERR) if what == "torchrun" else self._session.noise(index),
+        )
+
+    def _keeper_failure(self, index: int, census: Mapping[str, Any], event: Event | None) -> Failure:
+        """A census that nobody asked for: guardian or supervisor was killed, and the other one has cleaned up."""
+        at = event.at if event else time.time()
+        ending = census.get("supervisor")
+        if ending is None:
+            return self._node_failure(index, "supervisor", at, text="its guardian was killed")
+        return self._node_failure(index, "supervisor", at, ending)
+
+    def _tail(self, index: int, local_rank: int | None, stream: int) -> str:
+        return self._outputs[index].tail(local_rank, stream).decode("utf-8", "replace")
+
+    # ---- after --------------------------------------------------------------------------------------------------
+
+    async def _stop_interrupted(self, number: int) -> Result:
+        timeout_s = self._job.stop_timeout_s
+        nodes = report.count(len(self._session.hosts), "node")
+        self._say(f"launch: stopping {nodes}, up to {timeout_s:g} s for the trainer to save (Ctrl-C again: at once)")
+        self._stopped_at = time.time()
+        census = await self._session.stop_all(timeout_s)
+        seconds = time.monotonic() - self._began_at
+        self._say(f"launch: stopped by {_who(number)} after {report.duration(seconds)}, {report.census_words(census)}")
+        return self._conclude(Result(EXIT_SIGNAL_BASE + number, seconds, census, interrupted_by=number))
+
+    async def _finish(self, cause: Cause | None) -> Result:
+        session = self._session
+        if cause is not None:
+            self._say("launch: " + report.failed_first_line(cause, len(session.hosts)))
+        self._stopped_at = time.time()
+        census = await session.stop_all(self._job.stop_timeout_s)
+        seconds = time.monotonic() - self._began_at
+        for output in self._outputs:
+            output.finish()
+        if cause is None:
+            return self._finish_well(seconds, census)
+        # More may be known by now: the cause itself may have taken longest to die.
+        cause = find_cause([*self._failures(), cause.failure]) or cause
+        self._say(f"launch: FAILED after {report.duration(seconds)}")
+        for line in report.cause_block(cause, self._others(cause), self._record.log_path(cause.failure.node_rank)):
+            self._say(line)
+        code = cause.failure.exit_code
+        self._say(f"launch: {report.census_words(census)}, exit code {code}")
+        return self._conclude(Result(code, seconds, census, cause))
+
+    def _finish_well(self, seconds: float, census: Census) -> Result:
+        assert self._plan is not None
+        ranks = report.count(self._plan.world_size, "rank")
+        self._say(f"launch: finished in {report.duration(seconds)}, {ranks} ended well, {report.census_words(census)}")
+        return self._conclude(Result(0, seconds, census))
+
+    def _others(self, cause: Cause) -> list[str]:
+        assert self._plan is not None
+        counts = {node.host.name: node.nproc for node in self._plan.nodes}
+        if cause.failure.what == "rank":
+            counts[cause.failure.host] -= 1
+        are_ours = all(failure.after_stop for failure in self._failures() if failure.rank != cause.failure.rank)
+        return report.others_line(counts, are_ours=are_ours)
+
+    def _conclude(self, result: Result) -> Result:
+        for line in report.left_lines(result.census):
+            self._say(line)
+        for output in self._outputs:
+            output.finish()
+        self._record.update({"ended_at": time.time(), "result": _as_record(result)})
+        return result
+
+
+def start_fields(node: NodePlan) -> dict[str, Any]:
+    """Return what a supervisor is told to start."""
+    return {
+        "argv": node.argv,
+        "env": dict(node.env),
+        "cwd": node.cwd,
+        "local_ranks": list(range(node.nproc)),
+        "processes": [
+            {"rank": process.local_rank, "argv": process.argv, "env": dict(process.env)} for process in node.processes
+        ],
+    }
+
+
+def _refuse(findings: Sequence[Finding]) -> None:
+    if findings:
+        raise PreflightError("\n".join(map(str, findings)))
+
+
+def _is_bad(event: Event) -> bool:
+    """Whether a process ended badly; where torchrun was quicker than we, its own end tells."""
+    return bool(event.fields.get("code") or event.fields.get("signal"))
+
+
+def _who(number: int) -> str:
+    return {2: "you", 15: "SIGTERM", 1: "SIGHUP"}[number]
+
+
+def _as_record(result: Result) -> dict[str, Any]:
+    cause = result.cause
+    return {
+        "exit_code": result.exit_code,
+        "seconds": round(result.seconds, 3),
+        "interrupted_by": result.interrupted_by,
+        "left": dict(result.census.left),
+        "unreachable": dict(result.census.unasked),
+        "cause": None
+        if cause is None
+        else {
+            "host": cause.failure.host,
+            "what": cause.failure.what,
+            "rank": cause.failure.rank,
+            "local_rank": cause.failure.local_rank,
+            "exit_code": cause.failure.code,
+            "signal": cause.failure.signal,
+            "text": cause.failure.ending,
+            "at": cause.failure.at,
+            "traceback": list(cause.traceback),
+            "last_lines": list(cause.last_lines),
+        },
+    }

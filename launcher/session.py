@@ -1,0 +1,283 @@
+"""A conversation with all nodes of a job: what each has said so far, and how all are ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.errors import HostFailure, LauncherError
+from launcher.facts import NodeFacts, Route, read_facts, read_route
+from launcher.fleet import INTERRUPT, Conversation, Event, Fleet
+from launcher.hosts import Host, fold_names
+from launcher.node import messages
+from launcher.output import NodeOutput
+from launcher.transports.base import Transport
+
+NOTICE_S = 20.0  # waiting is never silent for longer
+SWEEP_CONNECT_S = 5.0
+CENSUS_SLACK_S = 9.0  # ladder's rest (1 s), census (5 s), and the way there and back
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(Exception):
+    """The user, or who started us, wants an end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@dataclass(slots=True)
+class NodeState:
+    """What we know of one node."""
+
+    stage: str = "connecting"
+    failure: HostFailure | None = None
+    folder: str | None = None
+    facts: NodeFacts | None = None
+    route: Route | None = None
+    started: set[int] = field(default_factory=set)
+    exits: dict[int, Event] = field(default_factory=dict)
+    ended: Event | None = None
+    census: Mapping[str, Any] | None = None
+    is_lost: bool = False  # the connection broke
+    is_swept: bool = False  # a second connection looked after the first was lost
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """What is left of a run: processes by host, and the hosts that can't be asked."""
+
+    left: Mapping[str, Sequence[Sequence[Any]]]
+    unasked: Mapping[str, int]  # host -> processes that may remain
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every host was asked and nothing is left."""
+        return not self.unasked and not any(self.left.values())
+
+
+class Session:
+    """All nodes of a job: opened together, asked together, ended together."""
+
+    def __init__(
+        self, hosts: Sequence[Host], transports: Sequence[Transport], outputs: Sequence[NodeOutput], *,
+        run_id: str, env: Mapping[str, str], pythons: Sequence[str], silence_s: float, stop_timeout_s: float,
+        connect_timeout_s: float, say: Callable[[str], None], progress: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.hosts = list(hosts)
+        self.states = [NodeState() for _ in hosts]
+        self.mark = f"{run_id}.{secrets.token_hex(4)}"
+        self.stop_timeout_s = stop_timeout_s
+        self.say = say
+        self._progress = progress
+        self._run_id = run_id
+        self._env = dict(env)
+        self._pythons = pythons
+        self._transports = list(transports)
+        self._outputs = outputs
+        self._noticed_at = time.monotonic()
+        self._connect_timeout_s = connect_timeout_s
+        self.fleet = Fleet(
+            hosts, transports, pythons=pythons, connect_timeout_s=connect_timeout_s, silence_s=silence_s,
+            on_output=self._take_output,
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def catch_signals(self) -> Iterator[None]:
+        """Turn signals into events while the block runs; a stop by Ctrl-Z would let every lease run out."""
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self.fleet.interrupt, number)
+        loop.add_signal_handler(
+            signal.SIGTSTP,
+            self.say,
+            "launch: not stopped by Ctrl-Z: the nodes would take us for dead and end the run",
+        )
+        try:
+            yield
+        finally:
+            for number in (*SIGNALS, signal.SIGTSTP):
+                loop.remove_signal_handler(number)
+
+    # ---- asking -------------------------------------------------------------------------------------------------
+
+    def prepare_message(self, **wanted: Any) -> bytes:
+        """Return the first message of a conversation; `wanted` says which facts are asked for."""
+        return messages.encode(
+            messages.PREPARE,
+            version=messages.VERSION,
+            run=self._run_id,
+            mark=self.mark,
+            silence_s=self.fleet.silence_s,
+            stop_timeout_s=self.stop_timeout_s,
+            env=self._env,
+            **wanted,
+        )
+
+    async def pump(self, is_done: Callable[[], bool], deadline: float | None = None) -> bool:
+        """Take events until `is_done`; return False when the deadline (monotonic seconds) comes first."""
+        while not is_done():
+            now = time.monotonic()
+            ends = [self._noticed_at + NOTICE_S] + ([deadline] if deadline is not None else [])
+            try:
+                event = await asyncio.wait_for(self.fleet.events.get(), max(0.0, min(ends) - now))
+            except asyncio.TimeoutError:
+                if deadline is not None and time.monotonic() >= deadline:
+                    return False
+                self._notice()
+                continue
+            self._take(event)
+        return True
+
+    def noise(self, index: int) -> str:
+        """Return what a node's shell and supervisor said on stderr."""
+        return self.fleet.conversations[index].noise_text()
+
+    def failures(self) -> list[HostFailure]:
+        """Return what went wrong with hosts so far."""
+        return [state.failure for state in self.states if state.failure is not None]
+
+    def _take(self, event: Event) -> None:
+        if event.kind == INTERRUPT:
+            raise Interrupted(event.fields["signal"])
+        state = self.states[event.index]
+        handler = getattr(self, f"_take_{event.kind}", None)
+        if handler is not None:
+            handler(state, event)
+        self._show_progress()
+
+    def _take_ready(self, state: NodeState, event: Event) -> None:
+        state.stage = "starting its supervisor"
+
+    def _take_lost(self, state: NodeState, event: Event) -> None:
+        if state.census is not None:
+            return
+        if state.is_swept:
+            state.stage = "unreachable"
+            return
+        state.is_lost = True
+        state.failure = state.failure or event.fields["failure"]
+        state.ended = state.ended or event
+
+    def _take_hello(self, state: NodeState, event: Event) -> None:
+        state.folder = event.fields["folder"]
+        state.stage = "looking for a Python with torch, and its GPUs"
+
+    def _take_facts(self, state: NodeState, event: Event) -> None:
+        try:
+            state.facts = read_facts(event.fields, state.folder or "")
+        except LauncherError as error:
+            state.failure = HostFailure(self.hosts[event.index].name, "facts", error.message)
+        state.stage = "waiting for the others"
+
+    def _take_routed(self, state: NodeState, event: Event) -> None:
+        state.route = read_route(event.fields)
+
+    def _take_started(self, state: NodeState, event: Event) -> None:
+        state.started.add(event.fields["local_rank"])
+        state.stage = "its ranks run, without a line so far"
+
+    def _take_exit(self, state: NodeState, event: Event) -> None:
+        state.exits[event.fields["local_rank"]] = event
+
+    def _take_ended(self, state: NodeState, event: Event) -> None:
+        state.ended = event
+
+    def _take_failed(self, state: NodeState, event: Event) -> None:
+        host = self.hosts[event.index].name
+        state.failure = HostFailure(host, "supervisor", str(event.fields.get("text")))
+        state.ended = event
+
+    def _take_census(self, state: NodeState, event: Event) -> None:
+        state.census = event.fields
+        state.ended = state.ended or event
+
+    def _take_output(self, index: int, local_rank: int | None, stream: int, data: bytes) -> None:
+        self._outputs[index].feed(local_rank, stream, data)
+
+    # ---- waiting is never silent --------------------------------------------------------------------------------
+
+    def _show_progress(self) -> None:
+        waiting = [state for state in self.states if state.stage in ("connecting", "starting its supervisor")]
+        if waiting:
+            self._progress(f"{len(self.states) - len(waiting)} of {len(self.states)} nodes answer")
+        else:
+            self._progress("")
+
+    def _notice(self) -> None:
+        """Say which nodes have shown nothing yet, and what they are at."""
+        self._noticed_at = time.monotonic()
+        quiet: dict[str, list[str]] = {}
+        for host, state, output in zip(self.hosts, self.states, self._outputs, strict=True):
+            if state.ended is None and state.census is None and not output.has_lines:
+                quiet.setdefault(state.stage, []).append(host.name)
+        for stage, names in quiet.items():
+            self.say(f"launch: waiting for {fold_names(names)}: {stage}")
+
+    # ---- the end ------------------------------------------------------------------------------------------------
+
+    async def stop_all(self, timeout_s: float) -> Census:
+        """End everything everywhere, look what is left, and hang up.
+
+        A host whose connection was lost is asked over a new one: its own supervisor is ending the run there.
+        A signal meanwhile means: at once.
+        """
+        self.fleet.broadcast(messages.STOP, timeout_s=timeout_s)
+        deadline = time.monotonic() + timeout_s + CENSUS_SLACK_S
+        while True:
+            self._sweep_lost()
+            try:
+                is_settled = await self.pump(self._needs_nobody, deadline)
+            except Interrupted:
+                self.say("launch: killing what is left, at once")
+                self.fleet.broadcast(messages.STOP, timeout_s=0)
+                deadline = min(deadline, time.monotonic() + CENSUS_SLACK_S)
+                continue
+            if not is_settled or not self._has_lost():
+                break
+        self.fleet.close()
+        return self._census()
+
+    def _has_lost(self) -> bool:
+        return any(map(_is_to_sweep, self.states))
+
+    def _needs_nobody(self) -> bool:
+        """Whether each node has sent its census, can't be asked, or is to be asked over a new connection."""
+        return self._has_lost() or all(
+            state.census is not None or state.stage == "unreachable" or state.folder is None for state in self.states
+        )
+
+    def _sweep_lost(self) -> None:
+        for index, state in enumerate(self.states):
+            if not _is_to_sweep(state):
+                continue
+            state.is_swept = True
+            self.fleet.conversations[index].close()
+            sweeper = Conversation(
+                index, self.hosts[index], self._transports[index], self._pythons,
+                min(SWEEP_CONNECT_S, self._connect_timeout_s), self.fleet.post, self._take_output,
+            )  # fmt: skip
+            self.fleet.conversations[index] = sweeper
+            order = messages.encode(messages.STOP, timeout_s=0, wait_s=self.stop_timeout_s + 1)
+            self.fleet.start_one(sweeper, self.prepare_message() + order)
+
+    def _census(self) -> Census:
+        left, unasked = {}, {}
+        for host, state in zip(self.hosts, self.states, strict=True):
+            if state.census is not None:
+                left[host.name] = list(state.census.get("left", ()))
+            elif state.folder is not None:
+                unasked[host.name] = len(state.started) - len(state.exits)
+        return Census(left, unasked)
+
+
+def _is_to_sweep(state: NodeState) -> bool:
+    """Whether something of ours may run on a node that nobody has looked at since its connection broke."""
+    return state.is_lost and state.census is None and not state.is_swept and state.folder is not None

@@ -1,0 +1,120 @@
+"""What the trainer's tests share: a clean environment, and ranks as real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 60.0
+
+# Two cores hold two ranks: more threads than that wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+WORLD_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass
+class Rank:
+    """One process of a test, with its output in files."""
+
+    process: subprocess.Popen[bytes]
+    stdout_path: Path
+    stderr_path: Path
+
+    @property
+    def stdout(self) -> str:
+        return self.stdout_path.read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self.stderr_path.read_text()
+
+    def wait(self) -> int:
+        return self.process.wait(DEADLINE_S)
+
+    def wait_for(self, text: str) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while text not in self.stdout:
+            assert self.process.poll() is None, f"ended before {text!r}: {self.stdout}\n{self.stderr}"
+            assert time.monotonic() < deadline, f"no {text!r} in time: {self.stdout}\n{self.stderr}"
+            time.sleep(0.02)
+
+
+@dataclass
+class Starter:
+    """Start processes in a folder of their own; `isolated` ones can't import this checkout."""
+
+    folder: Path
+    ranks: list[Rank] = field(default_factory=list)
+
+    def start(self, argv: list[str], env: Mapping[str, str] | None = None, *, isolated: bool = False) -> Rank:
+        base = {name: value for name, value in os.environ.items() if name not in WORLD_VARIABLES}
+        base.pop("PYTHONPATH", None)
+        if not isolated:
+            base["PYTHONPATH"] = str(ROOT)
+        number = len(self.ranks)
+        stdout_path, stderr_path = self.folder / f"stdout.{number}", self.folder / f"stderr.{number}"
+        with stdout_path.open("wb") as stdout, stderr_path.open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, *argv],
+                env={**base, "CUDA_VISIBLE_DEVICES": "", **(env or {})},
+                cwd=self.folder,
+                stdout=stdout,
+                stderr=stderr,
+            )
+        self.ranks.append(Rank(process, stdout_path, stderr_path))
+        return self.ranks[-1]
+
+    def start_ranks(self, world_size: int, argv: Callable[[int], list[str]]) -> list[Rank]:
+        """Start the ranks as torchrun would, without the time that torchrun takes to import torch."""
+        port = free_port()
+        return [
+            self.start(
+                argv(rank),
+                {
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(world_size),
+                    "LOCAL_RANK": str(rank),
+                    "LOCAL_WORLD_SIZE": str(world_size),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                },
+            )
+            for rank in range(world_size)
+        ]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def starter(tmp_path: Path) -> Iterator[Starter]:
+    started = Starter(tmp_path)
+    yield started
+    for rank in started.ranks:
+        if rank.process.poll() is None:
+            rank.process.kill()
+            rank.process.wait()
+
+
+@pytest.fixture(autouse=True)
+def single_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run each test as a single process on the CPU, and take the trainer's signal handler off after it."""
+    for name in WORLD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)

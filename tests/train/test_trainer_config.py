@@ -1,0 +1,171 @@
+"""The trainer's options: file, flags, and every error as the user reads it. No torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.trainer.config import FIELDS, ConfigError, TrainConfig, UnreadableFileError, flag, read_config
+
+SAMPLE = Path(__file__).parents[2] / "config" / "local3.yaml"
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def error_of(*argv: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_config(list(argv))
+    return str(caught.value)
+
+
+def test_no_options_are_the_defaults() -> None:
+    assert read_config([]) == TrainConfig()
+
+
+def test_underscores_dashes_and_equals_signs_are_the_same() -> None:
+    expected = TrainConfig(batch_size=32, save_dir="my_out", lr=1e-4)
+    assert read_config(["--batch_size", "32", "--save_dir", "my_out", "--lr=1e-4"]) == expected
+    assert read_config(["--batch-size=32", "--save-dir=my_out", "--lr", "0.0001"]) == expected
+    assert read_config(["--batch_size=32", "--save-dir", "my_out", "--lr", "1E-4"]) == expected
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults() -> None:
+    Path("c.yaml").write_text("lr: 3e-4\nbatch-size: 8\nepochs: 5\n")
+    assert read_config(["--config", "c.yaml", "--epochs", "2"]) == TrainConfig(
+        lr=3e-4, batch_size=8, epochs=2
+    )
+
+
+def test_json_needs_no_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    Path("c.json").write_text(json.dumps({"lr": 1, "data": "text.txt"}))
+    config = read_config(["--config", "c.json"])
+    assert (config.lr, config.data) == (1.0, "text.txt")
+    assert isinstance(config.lr, float)
+
+
+def test_an_empty_file_changes_nothing() -> None:
+    Path("c.yaml").write_text("# all of it is commented out\n")
+    assert read_config(["--config", "c.yaml"]) == TrainConfig()
+
+
+def test_the_sample_has_every_key() -> None:
+    config = read_config(["--config", str(SAMPLE)])
+    assert config == TrainConfig(epochs=3, steps_per_epoch=150, log_every=50)
+    text = SAMPLE.read_text()
+    assert [name for name in FIELDS if f"\n{name}:" not in text and f"\n# {name}:" not in text] == []
+
+
+def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read_config(["--help"])
+    assert ended.value.code == 0
+    words = capsys.readouterr().out.split()
+    assert [name for name in FIELDS if flag(name) not in words] == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--lrr", "1"], "unknown option '--lrr', did you mean '--lr'?"),
+        (["--batch_sise=1"], "unknown option '--batch-sise', did you mean '--batch-size'?"),
+        (["--zzz"], "unknown option '--zzz'"),
+        (["input.txt"], "unexpected argument 'input.txt'"),
+        (["--lr"], "argument --lr: expected one argument"),
+        (["--lr", "fast"], "--lr must be a number, got 'fast'"),
+        (["--lr", "nan"], "--lr must be a number, got 'nan'"),
+        (["--lr", "-1"], "--lr must be at least 0, got -1"),
+        (["--epochs", "2.5"], "--epochs must be a whole number, got '2.5'"),
+        (["--epochs", "0"], "--epochs must be at least 1, got 0"),
+        (["--dim", "64", "--heads", "3"], "dim must be a multiple of heads, got dim 64 and heads 3"),
+        (
+            ["--distributed_backend", "mpi"],
+            "--distributed-backend must be one of auto, nccl, gloo, got 'mpi'",
+        ),
+        (["--config", "no/c.yaml"], "no/c.yaml: No such file or directory"),
+    ],
+)
+def test_wrong_flags(argv: list[str], message: str) -> None:
+    assert error_of(*argv) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("c.yaml", "lrr: 1e-3", "c.yaml: unknown key 'lrr', did you mean 'lr'?"),
+        ("c.yaml", "qqqq: 1", "c.yaml: unknown key 'qqqq'"),
+        ("c.yaml", "1: 1", "c.yaml: unknown key '1'"),
+        ("c.yaml", "lr: fast", "c.yaml: lr must be a number, got 'fast'"),
+        ("c.yaml", "lr: [1]", "c.yaml: lr must be a number, got [1]"),
+        ("c.yaml", "lr:", "c.yaml: lr must be a number, got None"),
+        ("c.yaml", "epochs: true", "c.yaml: epochs must be a whole number, got True"),
+        ("c.yaml", "epochs: 2.5", "c.yaml: epochs must be a whole number, got 2.5"),
+        ("c.yaml", "batch-size: 0", "c.yaml: batch-size must be at least 1, got 0"),
+        ("c.yaml", "data: 5", "c.yaml: data must be text, got 5"),
+        ("c.yaml", "- lr", "c.yaml: expected lines like 'lr: 0.003', got a list"),
+        ("c.yaml", "lr: 1\nepochs: [1", "c.yaml:2: not YAML: expected ',' or ']', but got '<stream end>'"),
+        ("c.yaml", "lr: \x00", "c.yaml: not YAML: it holds characters that no text has"),
+        ("c.json", '{\n"lr": }', "c.json:2: not JSON: Expecting value"),
+    ],
+)
+def test_wrong_files(name: str, text: str, message: str) -> None:
+    Path(name).write_text(text)
+    assert error_of("--config", name) == message
+
+
+def test_a_file_that_is_no_text() -> None:
+    Path("c.yaml").write_bytes(b"\xff\xfe\x80")
+    assert error_of("--config", "c.yaml") == "c.yaml: not UTF-8 text"
+
+
+def test_yaml_without_pyyaml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    Path("c.yaml").write_text("lr: 1")
+    with pytest.raises(UnreadableFileError) as caught:
+        read_config(["--config", "c.yaml"])
+    assert str(caught.value) == (
+        "c.yaml: this Python has no PyYAML: `pip install pyyaml`, or write the file as JSON (.json)"
+    )
+
+
+def test_reading_options_costs_no_torch() -> None:
+    import subprocess
+
+    code = "import sys, launcher.trainer.config; sys.exit('torch' in sys.modules)"
+    root = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+
+
+@given(st.dictionaries(st.sampled_from(list(FIELDS)) | st.text(max_size=8), VALUES, max_size=4))
+def test_any_file_is_a_config_or_one_line(tmp_path_factory: pytest.TempPathFactory, content: object) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.json"
+    path.write_text(json.dumps(content))
+    try:
+        config = read_config(["--config", str(path)])
+    except ConfigError as error:
+        assert len(str(error).splitlines()) == 1
+    else:
+        defaults = asdict(TrainConfig())
+        assert [type(value) for value in asdict(config).values()] == [*map(type, defaults.values())]
+
+
+@given(st.sampled_from([name for name in FIELDS if name != "data"]), st.text())
+def test_any_text_behind_a_flag_is_a_config_or_an_error(name: str, text: str) -> None:
+    try:
+        config = read_config([f"{flag(name)}={text}"])
+    except ConfigError as error:
+        assert str(error).startswith((f"{flag(name)} must be", "dim must be"))
+    else:
+        assert type(getattr(config, name)) is type(FIELDS[name].default)
