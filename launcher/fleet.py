@@ -71,6 +71,7 @@ class Conversation:
         self._channel: Channel | None = None
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         self._is_busy = False
+        self._opened_at: float | None = None
         self._failure: HostFailure | None = None
 
     def start(self, window: threading.Semaphore, first_message: bytes) -> None:
@@ -90,14 +91,22 @@ class Conversation:
         if self._outbox.qsize() < BEATS_PER_SILENCE:
             self.send(messages.BEAT)
 
-    def is_silent(self, silence_s: float) -> bool:
-        """Tell whether nothing came for so long, while we were ready to read."""
-        return self.is_ready and not self._is_busy and time.monotonic() - self.heard_at > silence_s
-
     def noise_text(self) -> str:
         """Return what the login shell and the supervisor said besides messages."""
         lines = self.noise.decode("utf-8", "replace").splitlines()
         return "\n".join(line for line in lines if not line.startswith(self._nonce))
+
+    def check_time(self, silence_s: float) -> None:
+        """Hang up where the login shell gives no marker, or the node no sign of life."""
+        now = time.monotonic()
+        if not self.is_ready and self._opened_at is not None and now - self._opened_at > MARKER_TIMEOUT_S:
+            self.give_up(
+                "shell",
+                f"its login shell waits for input (no answer in {MARKER_TIMEOUT_S:g} s)",
+                "an rc file that asks or waits must do so for interactive shells only",
+            )
+        elif self.is_ready and not self._is_busy and now - self.heard_at > silence_s:
+            self.give_up("silent", f"no sign of life for {silence_s:g} s")
 
     def give_up(self, kind: str, text: str, hint: str = "") -> None:
         """Hang up, and make this the reason."""
@@ -137,14 +146,11 @@ class Conversation:
         for python in self._pythons:
             command = shipping.loader_command(python, self._nonce)
             self._channel = self._transport.open(self.host, command, self._timeout_s)
-            waiter = threading.Timer(MARKER_TIMEOUT_S, self._give_up_marker)
-            waiter.daemon = True
-            waiter.start()
+            self._opened_at = time.monotonic()
             found = self._await_marker()
-            waiter.cancel()
             if found is not None:
-                hexversion, rest = found
-                self._channel.write(shipping.node_code(self._nonce, hexversion) + first_message)
+                magic, rest = found
+                self._channel.write(shipping.node_code(self._nonce, magic) + first_message)
                 self.heard_at = time.monotonic()
                 self.is_ready = True
                 threading.Thread(target=self._write, name=f"write {self.host.name}", daemon=True).start()
@@ -153,14 +159,7 @@ class Conversation:
                 break
         raise TransportError(self._failure or self._no_marker())
 
-    def _give_up_marker(self) -> None:
-        self.give_up(
-            "shell",
-            f"its login shell waits for input (no answer in {MARKER_TIMEOUT_S:g} s)",
-            "an rc file that asks or waits must do so for interactive shells only",
-        )
-
-    def _await_marker(self) -> tuple[int, bytes] | None:
+    def _await_marker(self) -> tuple[str, bytes] | None:
         assert self._channel is not None
         marker = f"{shipping.MARKER} {self._nonce} ".encode()
         text = b""
@@ -176,7 +175,7 @@ class Conversation:
             end = text.find(b"\n", start)
             if start >= 0 and end >= 0:
                 self._keep_noise(text[:start])
-                return int(text[start + len(marker) : end]), text[end + 1 :]
+                return text[start + len(marker) : end].decode("ascii", "replace"), text[end + 1 :]
             if len(text) > NOISE_BYTES:
                 self._keep_noise(text)
                 raise TransportError(
@@ -310,8 +309,8 @@ class Fleet:
         while True:
             await asyncio.sleep(self.silence_s / BEATS_PER_SILENCE)
             for conversation in self.conversations:
-                if not conversation.is_ready or conversation.is_over:
+                if conversation.is_over:
                     continue
-                conversation.beat()
-                if conversation.is_silent(self.silence_s):
-                    conversation.give_up("silent", f"no sign of life for {self.silence_s:g} s")
+                if conversation.is_ready:
+                    conversation.beat()
+                conversation.check_time(self.silence_s)

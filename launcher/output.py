@@ -247,8 +247,14 @@ class NodeOutput:
     """All output of one node; fed by that node's reader thread."""
 
     def __init__(
-        self, host: str, log: NodeLog | None, show: Callable[[str, int | None, int, bytes], None] | None
+        self,
+        host: str,
+        log: NodeLog | None,
+        show: Callable[[str, int | None, int, bytes], None] | None,
+        *,
+        has_ranks: bool = True,
     ) -> None:
+        self._has_ranks = has_ranks
         self.first_rank = 0  # known once there is a plan
         self._host = host
         self._log = log
@@ -277,7 +283,7 @@ class NodeOutput:
         return lines.tail if lines else b""
 
     def _emit(self, local_rank: int | None, stream: int, for_log: bytes, for_screen: bytes) -> None:
-        rank = None if local_rank is None else self.first_rank + local_rank
+        rank = None if local_rank is None or not self._has_ranks else self.first_rank + local_rank
         if for_log:
             self.has_lines = True
             if self._log is not None:

@@ -125,9 +125,9 @@ def show_error(error: LauncherError) -> None:
     from launcher.errors import PreflightError, UnreachableError
 
     if isinstance(error, UnreachableError):
-        from launcher.cli.console import print_failures
+        from launcher.cli.console import failure_lines
 
-        print_failures(error.failures)
+        click.echo("\n".join([*failure_lines(error.failures), "launch: nothing was started"]), err=True)
         return
     if isinstance(error, PreflightError):
         click.echo("launch: these would break the run, nothing was started:", err=True)

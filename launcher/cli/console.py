@@ -23,6 +23,7 @@ class Console:
         self,
         hosts: Sequence[Host],
         *,
+        is_folding: bool = False,
         is_quiet: bool = False,
         as_json: bool = False,
         ranks: Collection[int] | None = None,
@@ -37,6 +38,7 @@ class Console:
         self._is_quiet = is_quiet
         self._as_json = as_json
         self._ranks = ranks
+        self._folded: dict[str, list[tuple[int, bytes]]] | None = {} if is_folding else None
         self._shows_progress = sys.stderr.isatty()
         self._progress = ""
         self._said_disk = False
@@ -63,13 +65,24 @@ class Console:
         self._progress = text
         self._terminal.put(STDERR, b"\r\x1b[K" + text.encode())
 
-    def outputs(self, hosts: Sequence[Host], record: RunRecord | None) -> list[NodeOutput]:
+    def show_folded(self) -> None:
+        """Show equal output of several hosts once."""
+        groups: dict[bytes, list[str]] = {}
+        for host, blocks in (self._folded or {}).items():
+            groups.setdefault(b"".join(block for _, block in blocks), []).append(host)
+        for text, names in groups.items():
+            self._terminal.put(STDOUT, f"---- {fold_names(names)} ----\n".encode() + text)
+
+    def outputs(
+        self, hosts: Sequence[Host], record: RunRecord | None, *, has_ranks: bool = True
+    ) -> list[NodeOutput]:
         """Return where each node's output goes."""
         return [
             NodeOutput(
                 host.name,
                 NodeLog(record.log_path(index), self.complain) if record else None,
                 None if self._is_quiet else self._show,
+                has_ranks=has_ranks,
             )
             for index, host in enumerate(hosts)
         ]
@@ -88,22 +101,22 @@ class Console:
     def _show(self, host: str, rank: int | None, stream: int, lines: bytes) -> None:
         if self._ranks is not None and rank is not None and rank not in self._ranks:
             return
+        if self._folded is not None:
+            self._folded.setdefault(host, []).append((stream, lines))
+            return
         # JSON names the stream, and a reader wants one order.
         fd = STDOUT if self._as_json else stream
         self._terminal.put(fd, self._display.render(host, rank, stream, lines))
 
 
-def print_failures(failures: Sequence[HostFailure]) -> None:
-    """Print why hosts can't be reached, hosts with the same reason on one line."""
+def failure_lines(failures: Sequence[HostFailure]) -> list[str]:
+    """Say why hosts can't be used, those with the same reason together."""
+    if not failures:
+        return []
     folded: dict[tuple[str, str], list[str]] = {}
     for failure in failures:
-        text = failure.text.replace(failure.host, "it")
-        folded.setdefault((text if text != failure.text else failure.text, failure.hint), []).append(failure.host)
-    click.echo(
-        f"launch: {len(failures)} host{'s' * (len(failures) != 1)} can't be used, nothing was started:",
-        err=True,
-    )
+        folded.setdefault((failure.text, failure.hint), []).append(failure.host)
+    lines = [f"launch: {len(failures)} host{'s' * (len(failures) != 1)} can't be used:"]
     for (text, hint), names in folded.items():
-        click.echo(f"  {fold_names(names)}: {text}", err=True)
-        if hint:
-            click.echo(f"    {hint}", err=True)
+        lines += [f"  {fold_names(names)}: {text}"] + ([f"    {hint}"] if hint else [])
+    return lines

@@ -6,7 +6,6 @@ It speaks on stderr only: the supervisor may have died in the middle of a messag
 
 import os
 import signal
-import socket
 import time
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -14,14 +13,18 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def main(nonce):
     """Run the node's side of one conversation; never returns."""
-    mine, theirs = socket.socketpair()
+    # Two pipes: one tells the supervisor that we live, into the other it writes what we need if it dies.
+    life_read, life_write = os.pipe()
+    ledger_read, ledger_write = os.pipe()
     guardian = os.getpid()
     _become_subreaper()
     pid = os.fork()
     if pid == 0:
-        mine.close()
-        _run_supervisor(theirs, guardian)
-    theirs.close()
+        os.close(life_write)
+        os.close(ledger_read)
+        _run_supervisor(life_read, ledger_write, guardian)
+    os.close(life_read)
+    os.close(ledger_write)
     _release_stdout()
     # A polite end is the supervisor's business; it has the terminal's signals blocked out as well.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -29,16 +32,16 @@ def main(nonce):
     status = _wait_for(pid)
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
         os._exit(0)
-    _clean_up(nonce, _read_ledger(mine), status)
+    _clean_up(nonce, _read_ledger(ledger_read), status)
     os._exit(1)
 
 
-def _run_supervisor(ledger, guardian):
+def _run_supervisor(life_fd, ledger_fd, guardian):
     from launcher.node import supervisor
 
     try:
         _become_subreaper()
-        supervisor.Supervisor(ledger, guardian).run()
+        supervisor.Supervisor(life_fd, ledger_fd, guardian).run()
         os._exit(0)
     except BaseException:
         import traceback
@@ -81,15 +84,15 @@ def _wait_for(supervisor):
             return status
 
 
-def _read_ledger(sock):
+def _read_ledger(fd):
     """Return what the supervisor wrote down for this case."""
     import json
 
-    sock.setblocking(False)
+    os.set_blocking(fd, False)
     text = b""
     while True:
         try:
-            data = sock.recv(1 << 16)
+            data = os.read(fd, 1 << 16)
         except OSError:
             break
         if not data:

@@ -22,7 +22,8 @@ def descend(owned, processes, timeout_s, wait_s=0):
     """
     if wait_s > 0:
         yield from _wait(time.monotonic() + wait_s, lambda: not owned.living())
-    if timeout_s > 0:
+    living = owned.living()
+    if living and timeout_s > 0:
         end = time.monotonic() + timeout_s
         if owned.torchrun is not None:
             processes.send_signal(owned.torchrun, signal.SIGSTOP)
@@ -35,8 +36,8 @@ def descend(owned, processes, timeout_s, wait_s=0):
             processes.send_signal(process, signal.SIGCONT)
         if rest:  # a trainer that a shell script started is found here, and may be saving
             yield from _wait(max(end, time.monotonic() + REST_S), lambda: not _without_torchrun(owned))
+        living = owned.living()
     deadline = time.monotonic() + CENSUS_S
-    living = owned.living()
     while living and time.monotonic() < deadline:
         for process in living:
             processes.send_signal(process, signal.SIGKILL)

@@ -71,6 +71,8 @@ class Owned:
     def __init__(self, mark, keepers=()):
         self.mark = mark
         self.keepers = set(keepers)  # guardian and supervisor: their children are ours, they themselves are not
+        # What is older than the run's supervisor can't be of the run; its environment need not be read.
+        self.born = 0
         self.torchrun = None
         self.ranks = {}  # local rank -> Process
         self._sessions = {}  # session id -> start time of its leader
@@ -109,6 +111,8 @@ class Owned:
         return leader is None or leader.started == started
 
     def _has_mark(self, process):
+        if process.started < self.born:
+            return False
         try:
             with open("/proc/%d/environ" % process.pid, "rb") as file:
                 return (MARK + "=" + self.mark).encode() in file.read().split(b"\0")

@@ -22,9 +22,10 @@ FLUSH_S = 5.0  # how long the last messages may take to leave
 class Supervisor:
     """One conversation: prepare, facts, route, start, output and exits, stop, census."""
 
-    def __init__(self, ledger, guardian):
+    def __init__(self, life_fd, ledger_fd, guardian):
         self._loop = Loop()
-        self._ledger = ledger
+        self._life_fd = life_fd  # at its end when the guardian dies
+        self._ledger_fd = ledger_fd
         self._owned = processes.Owned("", [os.getpid(), guardian])
         self._decoder = messages.Decoder()
         self._outgoing = bytearray()
@@ -54,8 +55,9 @@ class Supervisor:
         """Serve until the census is sent, or nobody is left to send it to."""
         self._catch_signals()
         os.set_blocking(1, False)
+        os.set_blocking(self._ledger_fd, False)  # it is small, and must not stop us if the guardian sleeps
         self._loop.watch(0, self._read_launcher)
-        self._loop.watch(self._ledger.fileno(), lambda: self._end_run("the guardian died"))
+        self._loop.watch(self._life_fd, lambda: self._end_run("the guardian died"))
         self._check_lease()
         while not self._is_done:
             self._loop.run_once()
@@ -134,6 +136,8 @@ class Supervisor:
         self._silence_s = header["silence_s"]
         self._stop_timeout_s = header["stop_timeout_s"]
         self._owned.mark = header["mark"]
+        if not header.get("is_sweep"):
+            self._owned.born = processes.read_process(os.getpid()).started
         self._folder = workers.make_folder(header["run"])
         self._note(mark=header["mark"], folder=self._folder, stop_timeout_s=self._stop_timeout_s)
         self._env.update(header["env"])
@@ -270,7 +274,7 @@ class Supervisor:
     def _note(self, **entry):
         """Write down for the guardian what it needs if we are killed."""
         try:
-            self._ledger.sendall(json.dumps(entry).encode() + b"\n")
+            os.write(self._ledger_fd, json.dumps(entry).encode() + b"\n")
         except OSError:
             pass  # it is dead, and we are about to notice
 
@@ -416,7 +420,7 @@ class Supervisor:
 
     def _end_run(self, reason, timeout_s=None, wait_s=0):
         """Go down the ladder; a second call may only hurry it."""
-        self._loop.forget(self._ledger.fileno())
+        self._loop.forget(self._life_fd)
         if timeout_s is None:
             timeout_s = self._stop_timeout_s
             _say("ending the run: %s" % reason)

@@ -16,6 +16,7 @@ _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _PR_SET_PDEATHSIG = 1
 _EXEC_FAILED = 127
+_CAUGHT = (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)  # by the supervisor
 
 
 class Child:
@@ -33,8 +34,11 @@ def spawn(argv, env, cwd, fds):
     A program that can't be started is told on the child's stderr, with exit code 127, as a shell does.
     """
     parent = os.getpid()
+    # Until the child has its own handlers, a signal to it would be written into our wake-up pipe.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _CAUGHT)
     pid = os.fork()
     if pid:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _CAUGHT)
         return Child(pid)
     try:
         os.setsid()
@@ -44,9 +48,10 @@ def spawn(argv, env, cwd, fds):
         kept = {target: _move_up(fd) for target, fd in kept.items()}
         for target, fd in kept.items():
             os.dup2(fd, target)
-        for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
+        for number in (signal.SIGPIPE, signal.SIGINT, *_CAUGHT):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _CAUGHT)
         if cwd is not None:
             os.chdir(cwd)
         os.execvpe(argv[0], argv, env)

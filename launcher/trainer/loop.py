@@ -91,7 +91,7 @@ def take_step(
     replica: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, clip_norm: float, device: torch.device
 ) -> Tensor:
     """Learn from one batch and return its loss; DDP averages the gradients over the ranks in `backward`."""
-    tokens, targets = (part.to(device, non_blocking=True) for part in batch)
+    tokens, targets = (part.to(device) for part in batch)
     loss: Tensor = replica(tokens, targets)
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]

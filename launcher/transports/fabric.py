@@ -11,7 +11,6 @@ import logging
 import random
 import select
 import socket
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -93,8 +92,6 @@ class FabricTransport:
         self._local = LocalTransport()
         self._files = ConfigFiles(ssh_config)
         self._known_hosts = KnownHosts(accept_new=accept_new_host_keys)
-        self._configs: dict[int, fabric.Config] = {}
-        self._lock = threading.Lock()
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         deadline = time.monotonic() + timeout_s
@@ -114,7 +111,8 @@ class FabricTransport:
                 time.sleep(pause)
 
     def _connection(self, host: Host, timeout_s: float) -> fabric.Connection:
-        config = self._config(host)
+        # One each: making a connection writes to its configuration, and hosts connect in threads.
+        config = fabric.Config(ssh_config=self._files.lookup(host.name))
         connection = fabric.Connection(
             host.name, user=host.user, port=host.port, config=config, connect_timeout=max(1, int(timeout_s))
         )
@@ -128,14 +126,6 @@ class FabricTransport:
             self._known_hosts.guard(hop)
             hop = hop.gateway
         return connection
-
-    def _config(self, host: Host) -> fabric.Config:
-        """Fabric's configuration, made once for all hosts that share an ssh_config: it costs milliseconds."""
-        ssh_config = self._files.lookup(host.name)
-        with self._lock:
-            if id(ssh_config) not in self._configs:
-                self._configs[id(ssh_config)] = fabric.Config(ssh_config=ssh_config)
-            return self._configs[id(ssh_config)]
 
     def _start(self, connection: fabric.Connection, command: str, timeout_s: float) -> FabricChannel:
         connection.open()

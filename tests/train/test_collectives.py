@@ -62,9 +62,7 @@ def test_a_wrong_result_is_named_and_fails(world: World, capsys: pytest.CaptureF
 
 def test_a_nan_is_wrong() -> None:
     got = torch.tensor([float("nan")])
-    assert collectives.describe_mismatch(got, torch.zeros(1)) == (
-        "expected 0, got nan (element 0, 1 of 1 differ)"
-    )
+    assert collectives.describe_mismatch(got, torch.zeros(1)) == ("expected 0, got nan (element 0, 1 of 1 differ)")
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 7, 8, 9, 300])

@@ -39,13 +39,11 @@ REMEDY = "start with torchrun, which sets all six, or unset them for a single pr
     [
         (
             {"MASTER_PORT": ""},
-            "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR are set but MASTER_PORT is not: "
-            + REMEDY,
+            "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR are set but MASTER_PORT is not: " + REMEDY,
         ),
         (
             dict.fromkeys(["WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"], ""),
-            "RANK is set but WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not: "
-            + REMEDY,
+            "RANK is set but WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not: " + REMEDY,
         ),
         ({"RANK": "one"}, "RANK must be a whole number, got 'one'"),
         ({"WORLD_SIZE": "-8"}, "WORLD_SIZE must be a whole number, got '-8'"),
@@ -83,8 +81,7 @@ def test_one_visible_gpu_each_is_well_and_the_same_one_is_not() -> None:
     with pytest.raises(DeviceError) as caught:
         distributed.refuse_shared_gpu(second, store, "GPU-aaaa")
     assert str(caught.value) == (
-        "ranks 4 and 5 share GPU GPU-aaaa: NCCL would stop with 'Duplicate GPU detected', "
-        "so start one process per GPU"
+        "ranks 4 and 5 share GPU GPU-aaaa: NCCL would stop with 'Duplicate GPU detected', so start one process per GPU"
     )
 
 
@@ -100,9 +97,7 @@ def test_backends() -> None:
 def test_nccl_without_a_gpu() -> None:
     with pytest.raises(DeviceError) as caught:
         distributed.choose_backend("nccl")
-    assert str(caught.value) == (
-        "backend nccl needs a GPU, and torch sees none here; use gloo to run on the CPU"
-    )
+    assert str(caught.value) == ("backend nccl needs a GPU, and torch sees none here; use gloo to run on the CPU")
 
 
 def test_a_single_process_has_a_group_of_one_and_no_port(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,9 +40,7 @@ def test_underscores_dashes_and_equals_signs_are_the_same() -> None:
 
 def test_flags_win_over_the_file_and_the_file_over_defaults() -> None:
     Path("c.yaml").write_text("lr: 3e-4\nbatch-size: 8\nepochs: 5\n")
-    assert read_config(["--config", "c.yaml", "--epochs", "2"]) == TrainConfig(
-        lr=3e-4, batch_size=8, epochs=2
-    )
+    assert read_config(["--config", "c.yaml", "--epochs", "2"]) == TrainConfig(lr=3e-4, batch_size=8, epochs=2)
 
 
 def test_json_needs_no_yaml(monkeypatch: pytest.MonkeyPatch) -> None:

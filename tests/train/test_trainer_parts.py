@@ -76,8 +76,7 @@ def test_a_text_too_short_for_one_step_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         build_loader(torch.zeros(100, dtype=torch.uint8), TrainConfig(), world_of(2))
     assert str(caught.value) == (
-        "the text is too short: 100 bytes are 1 sequences of 64, "
-        "and one step takes 32 (2 ranks x batch size 16)"
+        "the text is too short: 100 bytes are 1 sequences of 64, and one step takes 32 (2 ranks x batch size 16)"
     )
 
 

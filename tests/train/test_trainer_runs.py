@@ -35,9 +35,7 @@ def check_default_run(output: str, first_line: str, folder: Path) -> None:
     first, final = metrics[0]["loss"], metrics[-1]["loss"]
     assert first > 5.3
     assert final < 3
-    assert lines[5:] == [
-        f"final loss {final:.3f} (first {first:.3f}), checkpoint in {folder.name}/checkpoint.pt"
-    ]
+    assert lines[5:] == [f"final loss {final:.3f} (first {first:.3f}), checkpoint in {folder.name}/checkpoint.pt"]
 
 
 def test_a_single_process_learns_and_saves(
@@ -137,9 +135,7 @@ def test_a_file_that_one_machine_lacks_is_said_there(
     assert capsys.readouterr().err == "none.yaml: No such file or directory\n"
 
 
-def test_a_half_set_environment_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_half_set_environment_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert trainer.main([]) == 2

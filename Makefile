@@ -1,0 +1,91 @@
+# The same targets on a laptop and in CI; each one installs what it needs into .venv first.
+#
+# PYTHON           the interpreter that .venv is made from; one that already has torch keeps its torch
+# PYTEST_ARGS      goes to pytest as it stands, e.g. PYTEST_ARGS='tests/unit -x'
+# PYTEST_WORKERS   tests in that many processes at once; 0 is one after the other
+# DEMO_ARGS        goes to `launch demo` as it stands, e.g. DEMO_ARGS='--nodes 3 --nproc 1'
+# BENCH_ARGS       goes to `python -m bench` as it stands
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+PYTEST_WORKERS ?= 0
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+# The shellcheck and the launch that were installed come before any other.
+IN_VENV = PATH="$(CURDIR)/$(BIN):$$PATH"
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# program:package, for the tests; sshd stands in a folder that is often not on PATH.
+DEBIAN := sshd:openssh-server ssh:openssh-client ip:iproute2 ps:procps
+
+.PHONY: help demo test lint bench clean debian
+.DELETE_ON_ERROR:
+
+help:  ## say what there is to make
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/installed  ## train on loopback SSH hosts of this machine
+	$(IN_VENV) $(BIN)/launch demo $(DEMO_ARGS)
+
+test: $(VENV)/installed-dev debian  ## run all tests (PYTEST_ARGS, PYTEST_WORKERS)
+	$(IN_VENV) $(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
+
+lint: $(VENV)/installed-dev  ## ruff, mypy and shellcheck
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+	$(IN_VENV) shellcheck .ci/run $$(find scripts -name '*.sh' 2>/dev/null)
+
+bench: $(VENV)/installed-dev  ## measure what README promises
+	$(IN_VENV) $(BIN)/python -m bench $(BENCH_ARGS)
+
+clean:  ## remove .venv, caches and builds; logs/ and outputs/ stay
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# `extras` holds what pip is asked for; it is written last, so a venv that broke half-way is made again.
+# find_spec looks for torch without the seconds that its import takes.
+# The .pth matters where PYTHON is itself in a venv, whose packages --system-site-packages does not show.
+$(VENV)/extras:
+	rm -rf $(VENV)
+	@folder=$$($(PYTHON) -c 'from importlib.util import find_spec; \
+		spec = find_spec("torch"); print(spec.origin.rsplit("/", 2)[0] if spec and spec.origin else "")') \
+	|| { echo "make: '$(PYTHON)' does not run; name another one: make PYTHON=python3.12" >&2; exit 1; }; \
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	|| { echo "make: $(PYTHON) is older than 3.10; name another one: make PYTHON=python3.12" >&2; exit 1; }; \
+	echo "$(PYTHON) -m venv $${folder:+--system-site-packages }$(VENV)"; \
+	$(PYTHON) -m venv $${folder:+--system-site-packages} $(VENV) \
+	|| { echo "make: $(PYTHON) can't make a venv (Debian: apt-get install python3-venv)" >&2; exit 1; }; \
+	if [ -n "$$folder" ]; then \
+		echo "torch is in $$folder and is used as it is"; \
+		echo "$$folder" >"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch-from-python.pth"; \
+		echo yaml >$@; \
+	else \
+		echo torch,yaml >$@; \
+	fi
+
+$(VENV)/installed: $(VENV)/extras pyproject.toml constraints.txt
+	$(INSTALL) -e ".[$$(cat $<)]"
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/extras pyproject.toml constraints.txt
+	$(INSTALL) -e ".[$$(cat $<),dev]"
+	@touch $@ $(VENV)/installed
+
+# Never fails: a test that lacks a program skips and says what to install.
+debian:
+	@missing=; \
+	for pair in $(DEBIAN); do \
+		PATH="$$PATH:/usr/sbin:/sbin" command -v "$${pair%%:*}" >/dev/null || missing="$$missing $${pair##*:}"; \
+	done; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then \
+		echo "make: tests will skip without$$missing (Debian: apt-get install$$missing)" >&2; exit 0; \
+	fi; \
+	echo "apt-get install$$missing"; \
+	export DEBIAN_FRONTEND=noninteractive; \
+	{ apt-get update -qq; apt-get install -qq -y --no-install-recommends $$missing; } </dev/null >/dev/null \
+	|| echo "make: apt-get install$$missing failed, tests will skip" >&2

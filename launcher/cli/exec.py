@@ -1,0 +1,92 @@
+"""launch exec: a plain command on every host."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launcher.cli.options import host_options, life_options, read_hosts, ssh_options
+from launcher.errors import UsageError
+
+if TYPE_CHECKING:
+    from launcher.cli.console import Console
+    from launcher.execution import Execution
+
+
+@click.command("exec", context_settings={"allow_interspersed_args": False})
+@host_options
+@ssh_options
+@life_options
+@click.option("--workdir", metavar="DIR", help="Folder on the hosts; default: where a login starts.")
+@click.option("-b", "--fold", is_flag=True, help="Show equal output of several hosts once, at the end.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
+@click.argument("words", metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED)
+def command(words: tuple[str, ...], workdir: str | None, fold: bool, as_json: bool, **options: Any) -> int:
+    """Run a plain command on every host; its lines come with the host's name.
+
+    One word is a line for a shell (`-- 'nvidia-smi | head'`); several are run as they are.
+    The exit code is the first one in host order that is not 0, or 69 where only hosts were missing.
+    """
+    from launcher.cli.console import Console
+    from launcher.execution import command_argv
+
+    if not words:
+        raise UsageError("no command given", "launch exec --hosts a,b -- uptime")
+    hosts = read_hosts(options)
+    console = Console(hosts, as_json=as_json, is_folding=fold)
+    try:
+        done = asyncio.run(_run(hosts, command_argv(words), workdir, console, options))
+        console.show_folded()
+        console.result("result", exit_code=done.exit_code, exit_codes=done.exit_codes)
+        _report(console, done)
+    finally:
+        console.close()
+    return done.exit_code
+
+
+async def _run(
+    hosts: Sequence[Any], argv: list[str], workdir: str | None, console: Console, options: dict[str, Any]
+) -> Execution:
+    import os
+    import sys
+    from datetime import datetime
+
+    from launcher.cli.run import make_transport
+    from launcher.execution import execute
+    from launcher.session import Session
+
+    session = Session(
+        hosts,
+        [make_transport(options)] * len(hosts),
+        console.outputs(hosts, None, has_ranks=False),
+        run_id=datetime.now().strftime(f"exec-%Y%m%d-%H%M%S-{os.getpid()}"),
+        env={},
+        pythons=["python3", sys.executable],
+        silence_s=options["silence"],
+        stop_timeout_s=options["stop_timeout"],
+        connect_timeout_s=options["connect_timeout"],
+        say=console.say,
+        progress=console.progress,
+    )
+    return await execute(session, argv, workdir, console.say)
+
+
+def _report(console: Console, done: Execution) -> None:
+    from launcher.cli.console import failure_lines
+    from launcher.hosts import fold_names
+
+    by_code: dict[int, list[str]] = {}
+    for host, code in done.exit_codes.items():
+        by_code.setdefault(code, []).append(host)
+    for code, names in sorted(by_code.items()):
+        if code:
+            console.say(f"launch: {fold_names(names)}: exit code {code}")
+    for line in failure_lines(done.failures):
+        console.say(line)
+    if not done.census.is_clean:
+        from launcher import report
+
+        console.say(f"launch: {report.census_words(done.census)}")

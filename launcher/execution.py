@@ -1,0 +1,70 @@
+"""A plain command on every host: streamed, each to its own end, with the same clean-up as a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher import report
+from launcher.errors import EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, HostFailure
+from launcher.node import messages
+from launcher.session import Census, Interrupted, Session
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How a command ended on all hosts."""
+
+    exit_codes: Mapping[str, int]  # of the hosts where it ran
+    failures: Sequence[HostFailure]  # of those where it could not
+    census: Census
+    interrupted_by: int | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The first code in host order that is not 0; a host that can't be reached comes after those."""
+        if self.interrupted_by is not None:
+            return EXIT_SIGNAL_BASE + self.interrupted_by
+        bad = [code for code in self.exit_codes.values() if code]
+        return bad[0] if bad else EXIT_UNREACHABLE if self.failures else 0
+
+
+def command_argv(words: Sequence[str]) -> list[str]:
+    """Return what is executed: one word is a shell's line, as with ssh; several are an argv and stay one."""
+    return ["/bin/sh", "-c", words[0]] if len(words) == 1 else list(words)
+
+
+async def execute(
+    session: Session, argv: Sequence[str], workdir: str | None, say: Callable[[str], None]
+) -> Execution:
+    """Run `argv` on every host at once, and wait for all of them."""
+    start = messages.encode(
+        messages.START,
+        processes=[{"rank": 0, "argv": list(argv), "env": {}}],
+        cwd=workdir,
+        is_short=True,
+    )
+    interrupted_by = None
+    with session.catch_signals():
+        session.fleet.start([session.prepare_message() + start] * len(session.hosts))
+        try:
+            await session.pump(lambda: all(state.census or state.failure for state in session.states))
+            timeout_s = 0.0
+        except Interrupted as interruption:
+            interrupted_by = interruption.number
+            timeout_s = session.stop_timeout_s
+            say(f"launch: stopping {report.count(len(session.hosts), 'node')} (Ctrl-C again: at once)")
+        census = await session.stop_all(timeout_s)
+    if interrupted_by is not None:
+        say(f"launch: stopped, {report.census_words(census)}")
+    return Execution(_exit_codes(session), session.failures(), census, interrupted_by)
+
+
+def _exit_codes(session: Session) -> dict[str, int]:
+    codes = {}
+    for host, state in zip(session.hosts, session.states, strict=True):
+        event = state.exits.get(0)
+        if event is not None:
+            number = event.fields["signal"]
+            codes[host.name] = EXIT_SIGNAL_BASE + number if number else event.fields["code"]
+    return codes

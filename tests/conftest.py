@@ -1,0 +1,30 @@
+"""In CI (`CI=true`) a test that skips has failed: what it needs is missing there, and nobody would notice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import TypeVar
+
+import pytest
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _fail_if_skipped((yield))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return _fail_if_skipped((yield))
+
+
+def _fail_if_skipped(report: Report) -> Report:
+    """Turn a skip into a failure that says why; an expected failure (xfail), which pytest counts here too, stays."""
+    if report.skipped and os.environ.get("CI") == "true" and not hasattr(report, "wasxfail"):
+        _, _, reason = report.longrepr if isinstance(report.longrepr, tuple) else (None, None, report.longrepr)
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid}: a skip is a failure in CI. {reason}"
+    return report

@@ -1,0 +1,259 @@
+"""The shape of the house: who may import whom, read from the source without running it."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# From the ground up; a module imports from the lines below its own, and a package also from itself.
+LAYERS = (
+    "errors",
+    "host_ranges",
+    "hosts",
+    "facts environment job",
+    "plan",
+    "preflight diagnosis output records shipping",
+    "transports",
+    "fleet",
+    "session",
+    "report",
+    "run execution sandbox",
+    "cli",
+)
+# Beside the layers: what the ranks run. It knows nothing of the launcher, and the launcher never imports it.
+RANK_LAYERS = ("distributed", "collectives trainer")
+LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names.split()}
+RANK_LEVELS = {name: level for level, names in enumerate(RANK_LAYERS) for name in names.split()}
+
+# Who may import a library; a name stands for a module or for a whole package.
+LIBRARIES = {
+    "fabric": {"transports", "sandbox"},
+    "paramiko": {"transports", "sandbox"},
+    "torch": {"distributed", "collectives", "trainer"},
+    "click": {"cli"},
+    "rich": {"cli"},
+}
+READ_ENVIRONMENT = {"cli", "node", "distributed"}
+ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb"}
+
+NODE_PYTHON = (3, 8)
+STANDARD_SINCE_NODE_PYTHON = {"annotationlib", "compression", "graphlib", "tomllib", "zoneinfo"}
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One imported name, and the line it stands on."""
+
+    name: str
+    line: int
+
+    @property
+    def library(self) -> str:
+        return self.name.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One file of the package, parsed; `name` is dotted and begins with `launcher`."""
+
+    name: str
+    path: str
+    tree: ast.Module
+
+    @property
+    def part(self) -> str:
+        """Return the module or package right under `launcher` that this one is, or is in; empty for the root."""
+        return _part(self.name)
+
+    @property
+    def package(self) -> str:
+        return self.name if self.path.endswith("__init__.py") else self.name.rpartition(".")[0]
+
+    def imports(self) -> Iterator[Import]:
+        """Yield every import, also those inside functions and under TYPE_CHECKING, by its full name."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from (Import(alias.name, node.lineno) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                yield from (Import(name, node.lineno) for name in self._names_from(node))
+
+    def _names_from(self, node: ast.ImportFrom) -> Iterator[str]:
+        base = node.module or ""
+        if node.level:
+            above = self.package.split(".")
+            base = ".".join([*above[: len(above) - node.level + 1], *filter(None, [node.module])])
+        yield from (f"{base}.{alias.name}" for alias in node.names)
+
+    def environment_reads(self) -> Iterator[int]:
+        """Yield the lines that take the environment from `os`, under whatever name."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT_NAMES:
+                yield node.lineno
+            elif isinstance(node, ast.ImportFrom) and node.module == "os":
+                yield from (node.lineno for alias in node.names if alias.name in ENVIRONMENT_NAMES)
+
+
+def parse_module(name: str, path: str, text: str) -> Module:
+    version = NODE_PYTHON if _part(name) == "node" else None
+    return Module(name, path, ast.parse(text, path, feature_version=version))
+
+
+def read_modules() -> list[Module]:
+    modules = []
+    for file in sorted((ROOT / "launcher").rglob("*.py")):
+        path = file.relative_to(ROOT)
+        parts = path.with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        modules.append(parse_module(name, path.as_posix(), file.read_text("utf-8")))
+    return modules
+
+
+def _part(name: str) -> str:
+    return name.partition(".")[2].partition(".")[0]
+
+
+def find_layer_faults(module: Module) -> list[str]:
+    """Say which imports of our own modules go up, sideways, or into a house next door."""
+    faults = []
+    for found in module.imports():
+        if found.library != "launcher" or _may_import(module, found.name):
+            continue
+        faults.append(f"{module.path}:{found.line}: {module.name} may not import {found.name}")
+    return faults
+
+
+def _may_import(module: Module, name: str) -> bool:
+    mine, other = module.part, _part(name)
+    if mine == other and mine != "":
+        return True
+    if mine == "node":
+        return False
+    if mine in RANK_LEVELS:
+        return other in RANK_LEVELS and RANK_LEVELS[other] < RANK_LEVELS[mine]
+    if other == "node":
+        return name == "launcher.node.messages" or name.startswith("launcher.node.messages.")
+    if other in LEVELS:
+        return LEVELS[other] < LEVELS.get(mine, -1)
+    # What is no module is a name in launcher/__init__.py, below everything, such as __version__.
+    return other not in RANK_LEVELS
+
+
+def find_library_faults(module: Module) -> list[str]:
+    """Say which foreign libraries are imported where they don't live."""
+    return [
+        f"{module.path}:{found.line}: {found.library} may be imported in {', '.join(sorted(allowed))} only"
+        for found in module.imports()
+        if (allowed := LIBRARIES.get(found.library)) is not None and module.part not in allowed
+    ]
+
+
+def find_environment_faults(module: Module) -> list[str]:
+    """Say which lines read the environment outside the modules that may."""
+    if module.part in READ_ENVIRONMENT:
+        return []
+    return [f"{module.path}:{line}: reads the environment" for line in module.environment_reads()]
+
+
+def find_node_faults(module: Module) -> list[str]:
+    """Say which imports of a module in node/ a bare Python 3.8 hasn't got."""
+    if module.part != "node":
+        return []
+    standard = sys.stdlib_module_names - STANDARD_SINCE_NODE_PYTHON
+    return [
+        f"{module.path}:{found.line}: {found.name} is not in the standard library of Python 3.8"
+        for found in module.imports()
+        if found.library != "launcher" and found.library not in standard
+    ]
+
+
+FIND_FAULTS = (find_layer_faults, find_library_faults, find_environment_faults, find_node_faults)
+
+
+@pytest.fixture(scope="module")
+def modules() -> list[Module]:
+    """Parse the package; a file in node/ that Python 3.8 couldn't read raises SyntaxError here."""
+    return read_modules()
+
+
+@pytest.mark.parametrize("find_faults", FIND_FAULTS)
+def test_the_house_stands(find_faults: Callable[[Module], list[str]], modules: list[Module]) -> None:
+    faults = [fault for module in modules for fault in find_faults(module)]
+    assert not faults, "\n".join(faults)
+
+
+def test_every_module_has_its_place(modules: list[Module]) -> None:
+    known = LEVELS.keys() | RANK_LEVELS.keys() | {"node", ""}
+    assert {module.part for module in modules} - known == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [
+        ("launcher.plan", "def f():\n    from launcher import report", "launcher.report"),
+        ("launcher.plan", "from launcher.fleet import Fleet", "launcher.fleet.Fleet"),
+        ("launcher.plan", "from . import report", "launcher.report"),
+        ("launcher.transports.base", "from ..fleet import Fleet", "launcher.fleet.Fleet"),
+        ("launcher.preflight", "import launcher.output", "launcher.output"),
+        ("launcher.run", "from launcher.distributed import init", "launcher.distributed.init"),
+        ("launcher.run", "from launcher.node import supervisor", "launcher.node.supervisor"),
+        ("launcher.node.loop", "from launcher import errors", "launcher.errors"),
+        ("launcher.node.loop", "from launcher import __version__", "launcher.__version__"),
+        ("launcher.trainer.loop", "from launcher.errors import LauncherError", "launcher.errors.LauncherError"),
+        ("launcher.distributed", "from launcher import collectives", "launcher.collectives"),
+        ("launcher", "from launcher import errors", "launcher.errors"),
+    ],
+)
+def test_an_import_that_goes_up_is_found(name: str, text: str, fault: str) -> None:
+    line = text.count("\n") + 1
+    assert find_layer_faults(parse_module(name, "x.py", text)) == [f"x.py:{line}: {name} may not import {fault}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("launcher.plan", "from launcher import __version__, job"),
+        ("launcher.fleet", "from launcher.node.messages import VERSION"),
+        ("launcher.fleet", "from launcher.node import messages"),
+        ("launcher.node.loop", "from launcher.node import processes"),
+        ("launcher.cli.run", "from launcher.cli.options import read_job"),
+        ("launcher.trainer.loop", "from launcher import distributed"),
+    ],
+)
+def test_an_import_that_goes_down_is_not(name: str, text: str) -> None:
+    assert find_layer_faults(parse_module(name, "x.py", text)) == []
+
+
+def test_a_library_out_of_its_place_is_found() -> None:
+    text = "def f():\n    import torch.distributed\nfrom rich.table import Table\nimport paramiko"
+    faults = find_library_faults(parse_module("launcher.fleet", "x.py", text))
+    assert [fault.partition(" may")[0] for fault in sorted(faults)] == [
+        "x.py:2: torch",
+        "x.py:3: rich",
+        "x.py:4: paramiko",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["import os\nos.environ['A']", "import os as o\no.getenv('A')", "from os import path, environ as e"]
+)
+def test_a_read_of_the_environment_is_found(text: str) -> None:
+    faults = find_environment_faults(parse_module("launcher.trainer.loop", "x.py", text))
+    assert faults == [f"x.py:{text.count(chr(10)) + 1}: reads the environment"]
+    assert find_environment_faults(parse_module("launcher.cli.run", "x.py", text)) == []
+
+
+def test_what_the_node_has_not_is_found() -> None:
+    module = parse_module("launcher.node.loop", "x.py", "import os, yaml\nfrom tomllib import loads")
+    assert [fault.split(" is not")[0] for fault in find_node_faults(module)] == [
+        "x.py:1: yaml",
+        "x.py:2: tomllib.loads",
+    ]
+    with pytest.raises(SyntaxError):
+        parse_module("launcher.node.loop", "x.py", "match 1:\n    case 1: pass")
