@@ -16,7 +16,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The shellcheck and the launch that were installed come before any other.
 IN_VENV = PATH="$(CURDIR)/$(BIN):$$PATH"
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# PIP_CONSTRAINT is set in some container images, and would contradict ours.
+INSTALL = PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # program:package, for the tests; sshd stands in a folder that is often not on PATH.
 DEBIAN := sshd:openssh-server ssh:openssh-client ip:iproute2 ps:procps
@@ -48,24 +49,26 @@ clean:  ## remove .venv, caches and builds; logs/ and outputs/ stay
 
 # `extras` holds what pip is asked for; it is written last, so a venv that broke half-way is made again.
 # find_spec looks for torch without the seconds that its import takes.
-# The .pth matters where PYTHON is itself in a venv, whose packages --system-site-packages does not show.
+# A PYTHON that is itself in a venv shows none of its packages to a new one, so torch's folder is named in a .pth.
 $(VENV)/extras:
 	rm -rf $(VENV)
-	@folder=$$($(PYTHON) -c 'from importlib.util import find_spec; \
-		spec = find_spec("torch"); print(spec.origin.rsplit("/", 2)[0] if spec and spec.origin else "")') \
-	|| { echo "make: '$(PYTHON)' does not run; name another one: make PYTHON=python3.12" >&2; exit 1; }; \
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
-	|| { echo "make: $(PYTHON) is older than 3.10; name another one: make PYTHON=python3.12" >&2; exit 1; }; \
-	echo "$(PYTHON) -m venv $${folder:+--system-site-packages }$(VENV)"; \
-	$(PYTHON) -m venv $${folder:+--system-site-packages} $(VENV) \
-	|| { echo "make: $(PYTHON) can't make a venv (Debian: apt-get install python3-venv)" >&2; exit 1; }; \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	|| { echo "make: Python 3.10 or newer is needed, not '$(PYTHON)'; name one: make PYTHON=python3.12" >&2; exit 1; }; \
+	folder=$$($(PYTHON) -c 'from importlib.util import find_spec as find; \
+		spec = find("torch"); print(spec.origin.rsplit("/", 2)[0] if spec and spec.origin else "")'); \
+	option=; in_venv=$$($(PYTHON) -c 'import sys; print("yes" if sys.prefix != sys.base_prefix else "no")'); \
 	if [ -n "$$folder" ]; then \
 		echo "torch is in $$folder and is used as it is"; \
-		echo "$$folder" >"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch-from-python.pth"; \
-		echo yaml >$@; \
-	else \
-		echo torch,yaml >$@; \
-	fi
+		if [ "$$in_venv" = no ]; then option=--system-site-packages; fi; \
+	fi; \
+	echo "$(PYTHON) -m venv $$option $(VENV)"; \
+	$(PYTHON) -m venv $$option $(VENV) \
+	|| { echo "make: '$(PYTHON)' can't make a venv (Debian: apt-get install python3-venv)" >&2; exit 1; }; \
+	if [ -z "$$folder" ]; then echo torch,yaml >$@; exit 0; fi; \
+	if [ "$$in_venv" = yes ]; then \
+		echo "$$folder" >"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth"; \
+	fi; \
+	echo yaml >$@
 
 $(VENV)/installed: $(VENV)/extras pyproject.toml constraints.txt
 	$(INSTALL) -e ".[$$(cat $<)]"

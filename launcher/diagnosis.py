@@ -78,6 +78,13 @@ class Failure:
         return f"{self.host} {self.what}"
 
     @property
+    def headline(self) -> str:
+        """Who failed first and how, in one line."""
+        if self.what == "connection":
+            return f"lost {self.host} ({self.ending})"
+        return f"{self.subject} failed first ({self.ending})"
+
+    @property
     def ending(self) -> str:
         """How it ended, in a few words."""
         if self.text:

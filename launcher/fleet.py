@@ -22,11 +22,11 @@ from launcher import shipping
 from launcher.errors import HostFailure
 from launcher.hosts import Host
 from launcher.node import messages
-from launcher.transports.base import STDOUT, Channel, Transport, TransportError
+from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
 
 CONNECT_WINDOW = 64  # one GIL serves all key exchanges, and sshd's banner time-out is 15 s
 MARKER_TIMEOUT_S = 10.0
-BEATS_PER_SILENCE = 3
+BEATS_PER_SILENCE = 2.5  # two may be lost
 NOISE_BYTES = 64 << 10
 _EXIT_NOT_FOUND = 127
 
@@ -231,8 +231,11 @@ class Conversation:
             self._lose(self._failure)
         else:
             code = self._channel.exit_code() if self._channel is not None else None
-            text = "lost the connection" if code is None else f"its supervisor ended (exit code {code})"
-            self._lose(HostFailure(self.host.name, "connection" if code is None else "supervisor", text))
+            if code is None:
+                self._lose(HostFailure(self.host.name, "connection", "the connection was lost"))
+            else:
+                text = "its guardian was killed" if code >= KILLED else f"its guardian ended (exit code {code})"
+                self._lose(HostFailure(self.host.name, "supervisor", text))
 
     def _guardian_report(self) -> dict[str, Any] | None:
         for line in self.noise.split(b"\n"):
@@ -306,11 +309,14 @@ class Fleet:
             self._loop.call_soon_threadsafe(self.events.put_nowait, event)
 
     async def _keep_leases(self) -> None:
+        beat_at = time.monotonic()
         while True:
-            await asyncio.sleep(self.silence_s / BEATS_PER_SILENCE)
+            await asyncio.sleep(min(1.0, self.silence_s / 10))
+            is_time_to_beat = time.monotonic() >= beat_at
+            if is_time_to_beat:
+                beat_at = time.monotonic() + self.silence_s / BEATS_PER_SILENCE
             for conversation in self.conversations:
-                if conversation.is_over:
-                    continue
-                if conversation.is_ready:
-                    conversation.beat()
-                conversation.check_time(self.silence_s)
+                if not conversation.is_over:
+                    conversation.check_time(self.silence_s)
+                    if is_time_to_beat and conversation.is_ready:
+                        conversation.beat()

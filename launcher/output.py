@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 STDOUT, STDERR = 1, 2
-QUEUE_BYTES = 16 << 20
+QUEUE_BYTES = 8 << 20
 LINE_BYTES = 64 << 10  # a line that is longer is cut, at the border of a character
 TAIL_BYTES = 16 << 10  # what is kept of each stream for the report
 PROGRESS_S = 1.0  # a progress bar is shown this often

@@ -88,8 +88,7 @@ def left_lines(census: Census) -> list[str]:
 
 def failed_first_line(cause: Cause, nodes: int) -> str:
     """`gpu2 rank 11 failed first (exit code 1), stopping 2 nodes`."""
-    failure = cause.failure
-    return f"{failure.subject} failed first ({failure.ending}), stopping {count(nodes, 'node')}"
+    return f"{cause.failure.headline}, stopping {count(nodes, 'node')}"
 
 
 def cause_block(cause: Cause, others: Sequence[str], log: Path) -> list[str]:

@@ -259,6 +259,8 @@ class Run:
         counts = {node.host.name: node.nproc for node in self._plan.nodes}
         if cause.failure.what == "rank":
             counts[cause.failure.host] -= 1
+        elif cause.failure.what == "connection":
+            del counts[cause.failure.host]  # what became of those is the census's to say
         are_ours = all(failure.after_stop for failure in self._failures() if failure.rank != cause.failure.rank)
         return report.others_line(counts, are_ours=are_ours)
 

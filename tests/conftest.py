@@ -26,5 +26,5 @@ def _fail_if_skipped(report: Report) -> Report:
     if report.skipped and os.environ.get("CI") == "true" and not hasattr(report, "wasxfail"):
         _, _, reason = report.longrepr if isinstance(report.longrepr, tuple) else (None, None, report.longrepr)
         report.outcome = "failed"
-        report.longrepr = f"{report.nodeid}: a skip is a failure in CI. {reason}"
+        report.longrepr = f"a skip is a failure in CI. {reason}"
     return report

@@ -13,7 +13,7 @@ import time
 from launcher.node import ladder, messages, processes, workers
 from launcher.node.loop import WRITABLE, Loop
 
-BEATS_PER_SILENCE = 3
+BEATS_PER_SILENCE = 2.5  # two may be lost
 OUTPUT_LIMIT_BYTES = 4 << 20  # while this much waits for the network, the ranks' pipes are left unread
 COALESCE_S = 0.002  # a writer's small pieces gather in its pipe for so long, so a flood costs few messages
 FLUSH_S = 5.0  # how long the last messages may take to leave

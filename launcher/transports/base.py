@@ -9,6 +9,7 @@ from launcher.hosts import Host
 
 STDOUT, STDERR = 1, 2
 READ_BYTES = 1 << 18
+KILLED = 128  # by a signal whose number the transport does not tell
 
 
 class TransportError(Exception):
@@ -35,7 +36,7 @@ class Channel(Protocol):
         """Hang up: the process sees end of file, and a blocked `read` returns."""
 
     def exit_code(self) -> int | None:
-        """Return the process's exit code once it is known, None before, or if the connection was lost."""
+        """Return the process's exit code, KILLED for an unknown signal, or None where the connection was lost."""
 
 
 class Transport(Protocol):

@@ -21,7 +21,7 @@ import paramiko
 
 from launcher.hosts import Host
 from launcher.transports import ssh_failures
-from launcher.transports.base import READ_BYTES, STDERR, STDOUT, Channel, TransportError
+from launcher.transports.base import KILLED, READ_BYTES, STDERR, STDOUT, Channel, TransportError
 from launcher.transports.host_keys import KnownHosts
 from launcher.transports.local import LocalTransport, is_this_machine
 from launcher.transports.ssh_config import ConfigFiles
@@ -31,7 +31,7 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 _IDLE_WAKE_S = 30  # paramiko's transport thread looks ten times a second otherwise
 _TCP_USER_TIMEOUT_MS = 30_000
-_WINDOW_BYTES = 8 << 20
+_WINDOW_BYTES = 4 << 20
 
 
 class FabricChannel:
@@ -66,10 +66,12 @@ class FabricChannel:
             hop = hop.gateway
 
     def exit_code(self) -> int | None:
-        if not self._channel.exit_status_ready():
-            return None
-        code = self._channel.recv_exit_status()
-        return code if code >= 0 else None
+        if self._channel.exit_status_ready():
+            code = self._channel.recv_exit_status()
+            return code if code >= 0 else None
+        transport = self._channel.get_transport()
+        # paramiko does not read exit-signal: a channel that ends on a good connection was killed.
+        return KILLED if transport is not None and transport.is_active() else None
 
 
 class FabricTransport:
