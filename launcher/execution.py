@@ -34,9 +34,7 @@ def command_argv(words: Sequence[str]) -> list[str]:
     return ["/bin/sh", "-c", words[0]] if len(words) == 1 else list(words)
 
 
-async def execute(
-    session: Session, argv: Sequence[str], workdir: str | None, say: Callable[[str], None]
-) -> Execution:
+async def execute(session: Session, argv: Sequence[str], workdir: str | None, say: Callable[[str], None]) -> Execution:
     """Run `argv` on every host at once, and wait for all of them."""
     start = messages.encode(
         messages.START,
@@ -46,7 +44,7 @@ async def execute(
     )
     interrupted_by = None
     with session.catch_signals():
-        session.fleet.start([session.prepare_message() + start] * len(session.hosts))
+        session.fleet.start([session.prepare_message(index) + start for index in range(len(session.hosts))])
         try:
             await session.pump(lambda: all(state.census or state.failure for state in session.states))
             timeout_s = 0.0

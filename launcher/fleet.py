@@ -99,11 +99,12 @@ class Conversation:
     def check_time(self, silence_s: float) -> None:
         """Hang up where the login shell gives no marker, or the node no sign of life."""
         now = time.monotonic()
-        if not self.is_ready and self._opened_at is not None and now - self._opened_at > MARKER_TIMEOUT_S:
+        marker_timeout_s = max(MARKER_TIMEOUT_S, self._timeout_s)
+        if not self.is_ready and self._opened_at is not None and now - self._opened_at > marker_timeout_s:
             self.give_up(
                 "shell",
-                f"its login shell waits for input (no answer in {MARKER_TIMEOUT_S:g} s)",
-                "an rc file that asks or waits must do so for interactive shells only",
+                f"its login shell waits for input (no answer in {marker_timeout_s:g} s)",
+                "an rc file may ask or wait in interactive shells only; for a slow one raise --connect-timeout",
             )
         elif self.is_ready and not self._is_busy and now - self.heard_at > silence_s:
             self.give_up("silent", f"no sign of life for {silence_s:g} s")

@@ -97,14 +97,27 @@ class Terminal:
 
     def _write(self, fd: int, block: bytes) -> None:
         view = memoryview(block)
-        while view and fd not in self._closed_fds:
-            try:
+        try:
+            while view and fd not in self._closed_fds:
                 view = view[os.write(fd, view) :]
-            except OSError:
-                # The pager was quit or the terminal closed; the run goes on.
-                self._closed_fds.add(fd)
-                if fd == STDOUT:
-                    self._write(STDERR, b"launch: nobody reads our output any more; the run goes on, see the logs\n")
+        except OSError:
+            # The pager was quit or the terminal closed; the run goes on.
+            self._closed_fds.add(fd)
+            if fd == STDOUT:
+                self._write(STDERR, b"launch: nobody reads our output any more; the run goes on, see the logs\n")
+
+
+class Screen(Protocol):
+    """Where the words of a run go."""
+
+    def say(self, text: str) -> None:
+        """Say words of ours, on stderr."""
+
+    def show(self, text: str) -> None:
+        """Put a result of ours on stdout."""
+
+    def emit(self, event: str, **values: object) -> None:
+        """With --json: put one object on stdout."""
 
 
 class Display(Protocol):
@@ -186,7 +199,7 @@ class LineStream:
         return rest.replace(b"\r", b"\n") + b"\n" if rest else b""
 
     def _split_progress(self, block: bytes) -> tuple[bytes, bytes]:
-        """A carriage return draws over the line: all states go to the log, the last one of each second to the screen."""
+        """A carriage return draws over the line: all states go to the log, the last of each second to the screen."""
         block = block.replace(b"\r\n", b"\n")
         log, screen = [], []
         for line in block.split(b"\n")[:-1]:

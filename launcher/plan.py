@@ -41,6 +41,13 @@ class NodePlan:
     argv: tuple[str, ...] = ()  # torchrun, or empty where `processes` are started
     processes: tuple[RankProcess, ...] = ()
     by_hand: str = ""  # the same as one line for a shell on that node
+    has_gpus: bool = False
+
+    def gpu_of(self, local_rank: int) -> int | None:
+        """Return the GPU that a local rank is meant to use."""
+        if not self.has_gpus:
+            return None
+        return self.host.gpus[local_rank] if self.host.gpus else local_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +131,7 @@ def _plan_node(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFa
     by_hand = (str(fact.python), *TORCHRUN, *options, *_escape_macros(*_by_hand_program(job.program)))
     return replace(
         node,
+        has_gpus=not job.cpu,
         argv=(str(fact.python), *TORCHRUN, *options, *log_dir, "--no-python", *wrapped),
         by_hand=_line(cwd, {**job.env, **_shown(env, fact)}, by_hand),
     )

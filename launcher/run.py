@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,11 +11,10 @@ from launcher import report, shipping
 from launcher.diagnosis import SETTLE_S, Cause, Failure, find_cause
 from launcher.errors import EXIT_SIGNAL_BASE, PreflightError, UnreachableError
 from launcher.facts import NodeFacts
-from launcher.fleet import Event
+from launcher.failures import find_failures
 from launcher.job import Job, ProgramKind
 from launcher.node import messages
-from launcher.node.pythons import LOGIN_SHELL
-from launcher.output import STDERR, STDOUT, NodeOutput
+from launcher.output import NodeOutput, Screen
 from launcher.plan import ARCHIVE_NAME, LaunchPlan, NodePlan, as_record, build_plan, master_address
 from launcher.preflight import Finding, find_problems, find_unreachable_master, summarize
 from launcher.records import RunRecord
@@ -39,7 +38,7 @@ def candidate_pythons(job: Job, own_python: str) -> list[str]:
     """Return where a Python with torch is looked for on a node, in this order."""
     if not job.program.needs_torch:
         return []
-    return [job.python] if job.python else list(dict.fromkeys([own_python, "python3", LOGIN_SHELL]))
+    return [job.python] if job.python else list(dict.fromkeys([own_python, "python3", messages.LOGIN_SHELL]))
 
 
 class Run:
@@ -47,17 +46,19 @@ class Run:
 
     def __init__(
         self, job: Job, session: Session, outputs: Sequence[NodeOutput], record: RunRecord, *,
-        own_python: str, say: Callable[[str], None], show: Callable[[str], None], share: tuple[int, int] | None = None, is_dry: bool = False,
+        screen: Screen, own_python: str, share: tuple[int, int] | None = None,
+        is_dry: bool = False, is_verbose: bool = False,
     ) -> None:  # fmt: skip
         self._job = job
         self._session = session
         self._outputs = outputs
         self._record = record
         self._own_python = own_python
-        self._say = say
-        self._show = show
+        self._screen = screen
+        self._say = screen.say
         self._share = share  # of a run by hand: (nodes in all, our rank)
         self._is_dry = is_dry
+        self._is_verbose = is_verbose
         self._plan: LaunchPlan | None = None
         self._began_at = time.monotonic()
         self._stopped_at: float | None = None  # wall-clock: what ends later was ended by us
@@ -85,10 +86,13 @@ class Run:
         """Open all hosts and gather what the plan needs; raise where something would break the run."""
         session, job = self._session, self._job
         script = job.program.target if job.program.kind is ProgramKind.SCRIPT else None
-        message = session.prepare_message(
-            facts=True, pythons=candidate_pythons(job, self._own_python), workdir=job.workdir, script=script
+        pythons = candidate_pythons(job, self._own_python)
+        session.fleet.start(
+            [
+                session.prepare_message(index, facts=True, pythons=pythons, workdir=job.workdir, script=script)
+                for index in range(len(session.hosts))
+            ]
         )
-        session.fleet.start([message] * len(session.hosts))
         await session.pump(lambda: all(state.facts or state.failure for state in session.states))
         if session.failures():
             raise UnreachableError(session.failures())
@@ -106,7 +110,7 @@ class Run:
     async def _print_plan(self) -> Result:
         assert self._plan is not None
         for line in report.plan_lines(self._plan):
-            self._show(line)
+            self._screen.show(line)
         census = await self._session.stop_all(timeout_s=0)
         self._record.discard()
         return Result(0, time.monotonic() - self._began_at, census)
@@ -127,8 +131,12 @@ class Run:
         self._say(f"launch: checked in {seconds}: {summarize(self._job, facts)}")
         if self._is_dry:
             return
+        if self._is_verbose:
+            for line in report.plan_lines(self._plan):
+                self._say(line)
         self._record.link(len(self._plan.nodes))
         self._record.update({"plan": as_record(self._plan), "started_at": time.time()})
+        self._screen.emit("plan", run=self._record.run_id, **as_record(self._plan))
 
     # ---- the run ------------------------------------------------------------------------------------------------
 
@@ -156,65 +164,8 @@ class Run:
         return any(not failure.is_secondary for failure in self._failures())
 
     def _failures(self) -> list[Failure]:
-        """What ended as it should not, of all nodes."""
-        found = []
-        for index, state in enumerate(self._session.states):
-            ranks = [self._rank_failure(index, rank, event) for rank, event in state.exits.items() if _is_bad(event)]
-            found += ranks
-            if state.failure is not None:
-                kind = "supervisor" if state.failure.kind == "supervisor" else "connection"
-                at = state.ended.at if state.ended else time.time()
-                found.append(self._node_failure(index, kind, at, text=state.failure.text))
-            elif state.census is not None and self._stopped_at is None:
-                found.append(self._keeper_failure(index, state.census, state.ended))
-            elif state.ended is not None and _is_bad(state.ended) and not ranks:
-                found.append(self._node_failure(index, "torchrun", state.ended.at, state.ended.fields))
-        return found
-
-    def _rank_failure(self, index: int, local_rank: int, event: Event) -> Failure:
         assert self._plan is not None
-        node = self._plan.nodes[index]
-        at = event.at - event.fields["age_s"]
-        gpu = None if self._job.cpu or not node.argv else (node.host.gpus or range(node.nproc))[local_rank]
-        return Failure(
-            host=node.host.name,
-            node_rank=index,
-            what="rank",
-            at=at,
-            rank=node.first_rank + local_rank,
-            local_rank=local_rank,
-            code=event.fields["code"],
-            signal=event.fields["signal"],
-            stdout=self._tail(index, local_rank, STDOUT),
-            stderr=self._tail(index, local_rank, STDERR),
-            after_stop=self._stopped_at is not None and at > self._stopped_at,
-            gpu=gpu,
-        )
-
-    def _node_failure(
-        self, index: int, what: str, at: float, ending: Mapping[str, Any] | None = None, text: str = ""
-    ) -> Failure:
-        return Failure(
-            host=self._session.hosts[index].name,
-            node_rank=index,
-            what=what,
-            at=at,
-            code=ending["code"] if ending else None,
-            signal=ending["signal"] if ending else None,
-            text=text,
-            stderr=self._tail(index, None, STDERR) if what == "torchrun" else self._session.noise(index),
-        )
-
-    def _keeper_failure(self, index: int, census: Mapping[str, Any], event: Event | None) -> Failure:
-        """A census that nobody asked for: guardian or supervisor was killed, and the other one has cleaned up."""
-        at = event.at if event else time.time()
-        ending = census.get("supervisor")
-        if ending is None:
-            return self._node_failure(index, "supervisor", at, text="its guardian was killed")
-        return self._node_failure(index, "supervisor", at, ending)
-
-    def _tail(self, index: int, local_rank: int | None, stream: int) -> str:
-        return self._outputs[index].tail(local_rank, stream).decode("utf-8", "replace")
+        return find_failures(self._session, self._plan, self._outputs, self._stopped_at)
 
     # ---- after --------------------------------------------------------------------------------------------------
 
@@ -270,6 +221,7 @@ class Run:
         for output in self._outputs:
             output.finish()
         self._record.update({"ended_at": time.time(), "result": _as_record(result)})
+        self._screen.emit("result", run=self._record.run_id, **_as_record(result))
         return result
 
 
@@ -289,11 +241,6 @@ def start_fields(node: NodePlan) -> dict[str, Any]:
 def _refuse(findings: Sequence[Finding]) -> None:
     if findings:
         raise PreflightError("\n".join(map(str, findings)))
-
-
-def _is_bad(event: Event) -> bool:
-    """Whether a process ended badly; where torchrun was quicker than we, its own end tells."""
-    return bool(event.fields.get("code") or event.fields.get("signal"))
 
 
 def _who(number: int) -> str:

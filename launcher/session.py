@@ -73,7 +73,7 @@ class Session:
     ) -> None:  # fmt: skip
         self.hosts = list(hosts)
         self.states = [NodeState() for _ in hosts]
-        self.mark = f"{run_id}.{secrets.token_hex(4)}"
+        self._mark = f"{run_id}.{secrets.token_hex(4)}"
         self.stop_timeout_s = stop_timeout_s
         self.say = say
         self._progress = progress
@@ -108,13 +108,14 @@ class Session:
 
     # ---- asking -------------------------------------------------------------------------------------------------
 
-    def prepare_message(self, **wanted: Any) -> bytes:
-        """Return the first message of a conversation; `wanted` says which facts are asked for."""
+    def prepare_message(self, index: int, **wanted: Any) -> bytes:
+        """Return the first message to a node; `wanted` says which facts are asked for."""
         return messages.encode(
             messages.PREPARE,
             version=messages.VERSION,
             run=self._run_id,
-            mark=self.mark,
+            # Two hosts may be one machine, and each supervisor ends its own share only.
+            mark=f"{self._mark}.{index}",
             silence_s=self.fleet.silence_s,
             stop_timeout_s=self.stop_timeout_s,
             env=self._env,
@@ -266,7 +267,7 @@ class Session:
             )  # fmt: skip
             self.fleet.conversations[index] = sweeper
             order = messages.encode(messages.STOP, timeout_s=0, wait_s=self.stop_timeout_s + 1)
-            self.fleet.start_one(sweeper, self.prepare_message(is_sweep=True) + order)
+            self.fleet.start_one(sweeper, self.prepare_message(index, is_sweep=True) + order)
 
     def _census(self) -> Census:
         left, unasked = {}, {}

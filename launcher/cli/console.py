@@ -8,8 +8,6 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-import click
-
 from launcher.errors import HostFailure
 from launcher.hosts import Host, fold_names
 from launcher.output import STDERR, STDOUT, Display, JsonDisplay, NodeLog, NodeOutput, PrefixDisplay, Terminal
@@ -53,8 +51,8 @@ class Console:
         self.progress("")
         self._terminal.say(text, STDOUT)
 
-    def result(self, event: str, **values: object) -> None:
-        """With --json: one object on stdout."""
+    def emit(self, event: str, **values: object) -> None:
+        """With --json: put one object on stdout."""
         if self._as_json:
             self._terminal.say(json.dumps({"event": event, **values}, default=str), STDOUT)
 
@@ -73,9 +71,7 @@ class Console:
         for text, names in groups.items():
             self._terminal.put(STDOUT, f"---- {fold_names(names)} ----\n".encode() + text)
 
-    def outputs(
-        self, hosts: Sequence[Host], record: RunRecord | None, *, has_ranks: bool = True
-    ) -> list[NodeOutput]:
+    def outputs(self, hosts: Sequence[Host], record: RunRecord | None, *, has_ranks: bool = True) -> list[NodeOutput]:
         """Return where each node's output goes."""
         return [
             NodeOutput(

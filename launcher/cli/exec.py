@@ -40,7 +40,7 @@ def command(words: tuple[str, ...], workdir: str | None, fold: bool, as_json: bo
     try:
         done = asyncio.run(_run(hosts, command_argv(words), workdir, console, options))
         console.show_folded()
-        console.result("result", exit_code=done.exit_code, exit_codes=done.exit_codes)
+        console.emit("result", exit_code=done.exit_code, exit_codes=done.exit_codes)
         _report(console, done)
     finally:
         console.close()

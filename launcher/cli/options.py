@@ -24,7 +24,9 @@ _HOSTS = (
     click.option("--num-nodes", metavar="N", type=click.IntRange(min=1), help="Of those the first N."),
 )
 _SSH = (
-    click.option("--ssh-config", metavar="FILE", type=click.Path(path_type=Path), help="Instead of your own ssh_config."),
+    click.option(
+        "--ssh-config", metavar="FILE", type=click.Path(path_type=Path), help="Instead of your own ssh_config."
+    ),
     click.option("--accept-new-host-keys", is_flag=True, help="Trust and record the key of a host met first."),
     click.option(
         "--connect-timeout", metavar="S", type=click.FloatRange(min=0.1), default=10.0, show_default=True,
@@ -48,7 +50,8 @@ _PROGRAM = (
     click.option("--python", metavar="PATH", help="Python on the hosts; default: the first that has torch."),
     click.option("--env", "env", metavar="K[=V]", multiple=True, help="Set a variable for the ranks, or pass on ours."),
     click.option(
-        "--env-file", metavar="FILE", multiple=True, type=click.Path(path_type=Path), help="Variables from a dotenv file."
+        "--env-file", metavar="FILE", multiple=True, type=click.Path(path_type=Path),
+        help="Variables from a dotenv file.",
     ),
     click.option("--master-port", metavar="PORT", type=click.IntRange(1, 65535), help="Default: a free one of node 0."),
     click.option(

@@ -34,7 +34,7 @@ def run_job(job: Job, hosts: Sequence[Host], transport: Transport, options: Mapp
             session = make_session(job, hosts, transport, outputs, console, record.run_id)
             return await Run(
                 job, session, outputs, record,
-                own_python=sys.executable, say=console.say, show=console.show, **kinds,
+                screen=console, own_python=sys.executable, is_verbose=options["verbose"], **kinds,
             ).execute()  # fmt: skip
 
         try:
@@ -42,7 +42,6 @@ def run_job(job: Job, hosts: Sequence[Host], transport: Transport, options: Mapp
         except LauncherError:
             record.discard()
             raise
-        console.result("result", exit_code=result.exit_code, run=record.run_id, logs=str(record.folder))
         return result.exit_code
     finally:
         console.close()

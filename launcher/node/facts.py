@@ -1,20 +1,25 @@
 """What this node says of itself, gathered in a child of the supervisor so that nothing here can stall it."""
 
+from __future__ import annotations
+
 import json
 import os
 import socket
 import subprocess
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 GPU_TOOL_TIMEOUT_S = 5
 _GPU_QUERY = "index,name,memory.total,driver_version"
 _SIOCGIFCONF = 0x8912
 _IFREQ_BYTES = 40  # struct ifreq on 64-bit Linux
 
 
-def write_facts(output_fd, wanted):
+def write_facts(output_fd: int, wanted: dict[str, Any]) -> None:
     """Gather facts and write them as one line of JSON; `wanted` is the launcher's prepare message."""
-    facts = {
+    facts: dict[str, Any] = {
         "hostname": socket.gethostname(),
         "system": sys.platform,
         "cpu_count": len(os.sched_getaffinity(0)),
@@ -28,28 +33,28 @@ def write_facts(output_fd, wanted):
         file.write(json.dumps(facts) + "\n")
 
 
-def _ssh_address():
+def _ssh_address() -> str | None:
     """The address of ours to which sshd was spoken: behind a jump host or NAT still one of our own."""
     words = os.environ.get("SSH_CONNECTION", "").split()
     return words[2] if len(words) == 4 else None
 
 
-def _find_folder(wanted):
+def _find_folder(wanted: dict[str, Any]) -> dict[str, bool]:
     """Whether the working folder and the script are there; a relative script is looked up in the folder."""
-    folder = wanted.get("workdir")
+    folder = os.path.expanduser(wanted.get("workdir") or "~")
     script = wanted.get("script")
     return {
-        "workdir_found": folder is None or os.path.isdir(os.path.expanduser(folder)),
-        "script_found": script is None or os.path.isfile(os.path.join(folder or "", script)),
+        "workdir_found": os.path.isdir(folder),
+        "script_found": script is None or os.path.isfile(os.path.join(folder, script)),
     }
 
 
-def list_addresses():
+def list_addresses() -> list[list[str]]:
     """Return [interface, address] for each address of this machine, IPv4 first."""
     return _list_ipv4() + _list_ipv6()
 
 
-def _list_ipv4():
+def _list_ipv4() -> list[list[str]]:
     import array
     import fcntl
     import struct
@@ -67,7 +72,7 @@ def _list_ipv4():
     return found
 
 
-def _list_ipv6():
+def _list_ipv6() -> list[list[str]]:
     try:
         with open("/proc/net/if_inet6") as file:
             lines = [line.split() for line in file]
@@ -76,7 +81,7 @@ def _list_ipv6():
     return [[words[5], socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[0]))] for words in lines]
 
 
-def find_route(master):
+def find_route(master: str) -> dict[str, str | None]:
     """Return the interface and own address on the route to `master`: a connected UDP socket sends nothing."""
     family, kind, protocol, _, place = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as sock:
@@ -89,7 +94,7 @@ def find_route(master):
     return {"interface": "lo" if source.startswith("127.") else None, "address": source}
 
 
-def hold_port(port):
+def hold_port(port: int) -> socket.socket:
     """Bind `port` (0: any free one) without listening, so that nobody else gets it and torchrun still can."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -101,7 +106,7 @@ def hold_port(port):
     return sock
 
 
-def query_gpus():
+def query_gpus() -> dict[str, Any]:
     """Return this node's GPUs; having none, or no tool to ask, is a fact and no error."""
     command = ["nvidia-smi", "--query-gpu=" + _GPU_QUERY, "--format=csv,noheader,nounits"]
     try:
@@ -123,7 +128,7 @@ def query_gpus():
     return {"gpus": [_parse_gpu(line) for line in text.splitlines()], "gpu_error": None}
 
 
-def _parse_gpu(line):
+def _parse_gpu(line: str) -> dict[str, int | str | None]:
     index, name, memory, driver = [word.strip() for word in line.split(",")]
     return {
         "index": int(index),

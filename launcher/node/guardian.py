@@ -4,14 +4,22 @@ It is a subreaper, so the orphans of a dead supervisor become its children and n
 It speaks on stderr only: the supervisor may have died in the middle of a message on stdout.
 """
 
+from __future__ import annotations
+
 import os
 import signal
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Generator, NoReturn
+
+    from launcher.node.processes import Process
+
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def main(nonce):
+def main(nonce: str) -> NoReturn:
     """Run the node's side of one conversation; never returns."""
     # Two pipes: one tells the supervisor that we live, into the other it writes what we need if it dies.
     life_read, life_write = os.pipe()
@@ -36,21 +44,21 @@ def main(nonce):
     os._exit(1)
 
 
-def _run_supervisor(life_fd, ledger_fd, guardian):
+def _run_supervisor(life_fd: int, ledger_fd: int, guardian: int) -> NoReturn:
     from launcher.node import supervisor
 
     try:
         _become_subreaper()
         supervisor.Supervisor(life_fd, ledger_fd, guardian).run()
         os._exit(0)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - a fork must not return into its parent's code
         import traceback
 
         traceback.print_exc()
         os._exit(1)
 
 
-def _become_subreaper():
+def _become_subreaper() -> None:
     import ctypes
 
     try:
@@ -59,21 +67,21 @@ def _become_subreaper():
         pass  # orphans go to init; mark and sessions still find them
 
 
-def _release_stdout():
+def _release_stdout() -> None:
     """Leave stdout to the supervisor, so that its end of file means the supervisor's death."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)
 
 
-def _forward(pid, number):
+def _forward(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except OSError:
         pass
 
 
-def _wait_for(supervisor):
+def _wait_for(supervisor: int) -> int:
     """Reap children, orphans too, until the supervisor ends; return its status."""
     while True:
         try:
@@ -84,7 +92,7 @@ def _wait_for(supervisor):
             return status
 
 
-def _read_ledger(fd):
+def _read_ledger(fd: int) -> dict[str, Any]:
     """Return what the supervisor wrote down for this case."""
     import json
 
@@ -98,7 +106,7 @@ def _read_ledger(fd):
         if not data:
             break
         text += data
-    ledger = {"processes": []}
+    ledger: dict[str, Any] = {"processes": []}
     for line in text.splitlines():
         entry = json.loads(line.decode())
         if "pid" in entry:
@@ -108,10 +116,10 @@ def _read_ledger(fd):
     return ledger
 
 
-def _clean_up(nonce, ledger, status):
+def _clean_up(nonce: str, ledger: dict[str, Any], status: int) -> None:
     from launcher.node import ladder, messages, processes, workers
 
-    left = []
+    left: list[processes.Process] = []
     if "mark" in ledger:
         owned = processes.Owned(ledger["mark"], [os.getpid()])
         for entry in ledger["processes"]:
@@ -135,18 +143,19 @@ def _clean_up(nonce, ledger, status):
         pass  # nobody listens any more
 
 
-def _descend(steps):
+def _descend(steps: Generator[float, None, list[Process]]) -> list[Process]:
     """Take the ladder's steps; return what could not be ended."""
     while True:
         try:
             pause = next(steps)
         except StopIteration as end:
-            return end.value
+            left: list[Process] = end.value
+            return left
         time.sleep(pause)
         _reap()
 
 
-def _reap():
+def _reap() -> None:
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

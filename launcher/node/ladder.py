@@ -4,8 +4,23 @@ torchrun is held first: left alone it signals each rank's whole process group, d
 trainer whose loader workers die cannot save ("DataLoader worker exited unexpectedly").
 """
 
+from __future__ import annotations
+
 import signal
 import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Generator, Protocol
+
+    from launcher.node.processes import Owned, Process
+
+    class Signals(Protocol):
+        """What signals processes: the module `processes`, or a test's stand-in."""
+
+        def is_alive(self, process: Process) -> bool: ...
+        def send_signal(self, process: Process, number: int) -> None: ...
+
 
 REST_S = 1.0  # what is neither rank nor torchrun gets at least this long between SIGTERM and SIGKILL
 CENSUS_S = 5.0  # a process in state D can't be killed; it is named, not waited for
@@ -13,12 +28,14 @@ CENSUS_S = 5.0  # a process in state D can't be killed; it is named, not waited 
 _PAUSES_S = (0.005, 0.01, 0.02, 0.04)
 
 
-def descend(owned, processes, timeout_s, wait_s=0):
+def descend(
+    owned: Owned, processes: Signals, timeout_s: float, wait_s: float = 0
+) -> Generator[float, None, list[Process]]:
     """End the run step by step; a generator of seconds to wait, which returns what could not be ended.
 
-    owned: processes.Owned; processes: the module (or a stand-in) that sends signals; timeout_s: how long the
-    ranks may take to save after SIGTERM, 0 to kill at once; wait_s: how long to look on first, where another
-    supervisor, whose launcher was lost, is ending the run already.
+    processes: the module (or a stand-in) that sends signals; timeout_s: how long the ranks may take to save after
+    SIGTERM, 0 to kill at once; wait_s: how long to look on first, where another supervisor, whose launcher was lost,
+    is ending the run already.
     """
     if wait_s > 0:
         yield from _wait(time.monotonic() + wait_s, lambda: not owned.living())
@@ -46,12 +63,12 @@ def descend(owned, processes, timeout_s, wait_s=0):
     return living
 
 
-def _without_torchrun(owned):
+def _without_torchrun(owned: Owned) -> list[Process]:
     torchrun = owned.torchrun
     return [process for process in owned.living() if torchrun is None or process.pid != torchrun.pid]
 
 
-def _wait(deadline, is_done):
+def _wait(deadline: float, is_done: Callable[[], bool]) -> Generator[float, None, None]:
     turn = 0
     while not is_done():
         left = deadline - time.monotonic()

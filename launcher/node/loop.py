@@ -1,8 +1,16 @@
 """A small event loop on poll(2): selectors, asyncio and enum would triple the supervisor's start."""
 
+from __future__ import annotations
+
 import os
 import select
 import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Tuple
+
+    Timer = Tuple[float, Callable[[], object]]
 
 WRITABLE = select.POLLOUT
 _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
@@ -11,67 +19,74 @@ _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
 class Loop:
     """Calls back when descriptors are ready and when times come."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._poll = select.poll()
-        self._callbacks = {}
-        self._timers = []
+        self._callbacks: dict[int, Callable[[], object]] = {}
+        self._timers: list[Timer] = []
 
-    def watch(self, fd, callback, events=_READABLE):
+    def watch(self, fd: int, callback: Callable[[], object], events: int = _READABLE) -> None:
         """Call `callback()` whenever `fd` is ready."""
         self._poll.register(fd, events)
         self._callbacks[fd] = callback
 
-    def forget(self, fd):
+    def forget(self, fd: int) -> None:
         """Stop watching `fd`, which may be closed then."""
         if self._callbacks.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
-    def is_watching(self, fd):
+    def is_watching(self, fd: int) -> bool:
         """Tell whether `fd` is watched."""
         return fd in self._callbacks
 
-    def call_at(self, when, callback):
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
         """Call once at `when` (monotonic seconds); return a handle for `cancel`."""
-        timer = [when, callback]
+        timer = (when, callback)
         self._timers.append(timer)
         return timer
 
-    def call_later(self, delay_s, callback):
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
         """Call once after `delay_s`."""
         return self.call_at(time.monotonic() + delay_s, callback)
 
-    def cancel(self, timer):
-        """Forget a timer; one that has fired is no error."""
+    def cancel(self, timer: Timer | None) -> None:
+        """Forget a timer; one that has fired, or none at all, is no error."""
         if timer in self._timers:
             self._timers.remove(timer)
 
-    def read_all(self, fd, callback, timeout_s=None, on_timeout=None):
+    def read_all(
+        self,
+        fd: int,
+        callback: Callable[[bytes], object],
+        timeout_s: float | None = None,
+        on_timeout: Callable[[], object] | None = None,
+    ) -> None:
         """Read `fd` to its end, then close it and call `callback(data)`; at the time-out call `on_timeout()` first."""
-        chunks = []
-        timer = None
+        chunks: list[bytes] = []
+        timer: Timer | None = None
 
-        def finish():
+        def finish() -> None:
             self.forget(fd)
             self.cancel(timer)
             os.close(fd)
             callback(b"".join(chunks))
 
-        def read():
+        def read() -> None:
             data = os.read(fd, 1 << 16)
             if data:
                 chunks.append(data)
             else:
                 finish()
 
-        def give_up():
-            on_timeout()
+        def give_up() -> None:
+            if on_timeout is not None:
+                on_timeout()
             finish()
 
         self.watch(fd, read)
         if timeout_s is not None:
             timer = self.call_later(timeout_s, give_up)
 
-    def run_once(self):
+    def run_once(self) -> None:
         """Wait for the next event or timer and serve it."""
         wait_ms = None
         if self._timers:
@@ -82,5 +97,6 @@ class Loop:
                 callback()
         now = time.monotonic()
         for timer in [timer for timer in self._timers if timer[0] <= now]:
-            self.cancel(timer)
-            timer[1]()
+            if timer in self._timers:  # an earlier one of this turn may have cancelled it
+                self.cancel(timer)
+                timer[1]()

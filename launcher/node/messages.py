@@ -4,11 +4,19 @@ A message is one line of JSON; where it has a `size`, that many raw bytes follow
 So output travels as it is, in chunks, and one flipped bit is found at the next header.
 """
 
+from __future__ import annotations
+
 import json
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 VERSION = 1
 MAX_HEADER_BYTES = 4 << 20
 MAX_PAYLOAD_BYTES = 64 << 20
+
+# A candidate for a Python with torch: the one that the login shell finds.
+LOGIN_SHELL = "login shell"
 
 # launcher -> node
 PREPARE = "prepare"
@@ -33,9 +41,9 @@ class MalformedMessage(ValueError):
     """The other side sent what is no message."""
 
 
-def encode(kind, payload=b"", **fields):
+def encode(kind: str, payload: bytes = b"", **fields: object) -> bytes:
     """Return one message as bytes; `fields` must be JSON values."""
-    header = {"type": kind}
+    header: dict[str, object] = {"type": kind}
     header.update(fields)
     if payload:
         header["size"] = len(payload)
@@ -45,31 +53,32 @@ def encode(kind, payload=b"", **fields):
 class Decoder:
     """Cuts a byte stream, fed in any pieces, into messages."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._buffer = bytearray()
-        self._header = None
+        self._header: dict[str, Any] | None = None
         self._size = 0
 
-    def feed(self, data):
+    def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
         """Return the messages that `data` completes, as pairs of header (dict) and payload (bytes)."""
         self._buffer += data
-        messages = []
+        messages: list[tuple[dict[str, Any], bytes]] = []
         while True:
-            if self._header is None and not self._read_header():
-                return messages
-            if len(self._buffer) < self._size:
+            if self._header is None:
+                self._header = self._read_header()
+            if self._header is None or len(self._buffer) < self._size:
                 return messages
             payload = bytes(self._buffer[: self._size])
             del self._buffer[: self._size]
             messages.append((self._header, payload))
             self._header = None
 
-    def _read_header(self):
+    def _read_header(self) -> dict[str, Any] | None:
+        """Take the next header line, once all of it is there."""
         end = self._buffer.find(b"\n")
         if end < 0:
             if len(self._buffer) > MAX_HEADER_BYTES:
                 raise MalformedMessage("a header line of over %d bytes" % MAX_HEADER_BYTES)
-            return False
+            return None
         line = bytes(self._buffer[:end])
         try:
             header = json.loads(line.decode())
@@ -81,5 +90,5 @@ class Decoder:
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MAX_PAYLOAD_BYTES:
             raise MalformedMessage("no size: %r" % (size,))
         del self._buffer[: end + 1]
-        self._header, self._size = header, size
-        return True
+        self._size = size
+        return header

@@ -6,7 +6,13 @@ that the run's processes lead.
 A process is known by its id and its start time, so a number that the kernel gave out again is never signalled.
 """
 
+from __future__ import annotations
+
 import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterable
 
 MARK = "LAUNCH_MARK"
 _GONE = "ZX"  # a zombie holds no memory and no GPU; it only waits to be reaped
@@ -17,7 +23,7 @@ class Process:
 
     __slots__ = ("exit_status", "name", "pid", "ppid", "session", "started", "state")
 
-    def __init__(self, pid, name, fields):
+    def __init__(self, pid: int, name: str, fields: list[str]) -> None:
         self.pid = pid
         self.name = name
         self.state = fields[0]
@@ -27,7 +33,7 @@ class Process:
         self.exit_status = int(fields[49])  # as wait(2) gives it; 0 unless we may trace it
 
 
-def read_process(pid):
+def read_process(pid: int) -> Process | None:
     """Return what /proc says of `pid`, or None when it is gone."""
     try:
         with open("/proc/%d/stat" % pid, "rb") as file:
@@ -39,7 +45,7 @@ def read_process(pid):
     return Process(pid, text[start + 1 : end], text[end + 2 :].split())
 
 
-def read_all():
+def read_all() -> dict[int, Process]:
     """Return all processes of this machine that we can see, by process id."""
     found = {}
     for entry in os.listdir("/proc"):
@@ -50,13 +56,13 @@ def read_all():
     return found
 
 
-def is_alive(process):
+def is_alive(process: Process) -> bool:
     """Tell whether this very process still runs (a zombie does not)."""
     now = read_process(process.pid)
     return now is not None and now.started == process.started and now.state not in _GONE
 
 
-def send_signal(process, number):
+def send_signal(process: Process, number: int) -> None:
     """Signal `process` if it still is the one that was seen; errors mean that it is gone."""
     if is_alive(process):
         try:
@@ -68,26 +74,26 @@ def send_signal(process, number):
 class Owned:
     """The processes of one run on this machine."""
 
-    def __init__(self, mark, keepers=()):
+    def __init__(self, mark: str, keepers: Iterable[int] = ()) -> None:
         self.mark = mark
         self.keepers = set(keepers)  # guardian and supervisor: their children are ours, they themselves are not
         # What is older than the run's supervisor can't be of the run; its environment need not be read.
         self.born = 0
-        self.torchrun = None
-        self.ranks = {}  # local rank -> Process
-        self._sessions = {}  # session id -> start time of its leader
+        self.torchrun: Process | None = None
+        self.ranks: dict[int, Process] = {}  # by local rank
+        self._sessions: dict[int, int] = {}  # session id -> start time of its leader
 
-    def add_rank(self, local_rank, process):
+    def add_rank(self, local_rank: int, process: Process) -> None:
         """Record the process of a local rank."""
         self.ranks[local_rank] = process
         self._sessions[process.pid] = process.started
 
-    def set_torchrun(self, process):
+    def set_torchrun(self, process: Process) -> None:
         """Record the process that started the ranks."""
         self.torchrun = process
         self._sessions[process.pid] = process.started
 
-    def living(self):
+    def living(self) -> list[Process]:
         """Return every process of the run that is alive, but for the keepers."""
         everything = read_all()
         mine = {
@@ -102,7 +108,7 @@ class Owned:
                 self._sessions[leader.pid] = leader.started
         return [process for process in mine.values() if process.state not in _GONE]
 
-    def _in_session(self, process, everything):
+    def _in_session(self, process: Process, everything: dict[int, Process]) -> bool:
         started = self._sessions.get(process.session)
         if started is None:
             return False
@@ -110,7 +116,7 @@ class Owned:
         # The kernel never reuses a session's number while the session has members.
         return leader is None or leader.started == started
 
-    def _has_mark(self, process):
+    def _has_mark(self, process: Process) -> bool:
         if process.started < self.born:
             return False
         try:
@@ -119,8 +125,8 @@ class Owned:
         except OSError:
             return False
 
-    def _add_descendants(self, everything, mine):
-        children = {}
+    def _add_descendants(self, everything: dict[int, Process], mine: dict[int, Process]) -> None:
+        children: dict[int, list[Process]] = {}
         for process in everything.values():
             children.setdefault(process.ppid, []).append(process)
         pending = list(self.keepers) + list(mine)

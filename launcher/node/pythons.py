@@ -4,12 +4,18 @@ So the second that the import takes runs while the launcher still compares the n
 arguments over a pipe.
 """
 
+from __future__ import annotations
+
 import os
 
-from launcher.node import workers
+from launcher.node import messages, workers
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+    from launcher.node.loop import Loop
 STATUS_FD = 3
-LOGIN_SHELL = "login shell"
 LOGIN_SHELL_TIMEOUT_S = 10
 
 # `python -c` puts the working folder on sys.path, where a random.py of the user's would break torchrun.
@@ -29,7 +35,8 @@ if folder:
     except (OSError, AttributeError):
         version = "unknown"
 status = os.fdopen(3, "w")
-status.write(json.dumps({"python": sys.executable, "version": "%d.%d.%d" % sys.version_info[:3], "torch": version}) + "\\n")
+told = {"python": sys.executable, "version": "%d.%d.%d" % sys.version_info[:3], "torch": version}
+status.write(json.dumps(told) + "\\n")
 status.close()
 if version is None:
     sys.exit(0)
@@ -48,23 +55,30 @@ if order:
 class Search:
     """Tries one candidate after the other; the supervisor's loop feeds it."""
 
-    def __init__(self, loop, candidates, env, output_fds, on_found):
+    def __init__(
+        self,
+        loop: Loop,
+        candidates: list[str],
+        env: dict[str, str],
+        output_fds: list[int],
+        on_found: Callable[[dict[str, Any] | None], None],
+    ) -> None:
         self._loop = loop
         self._candidates = list(candidates)
         self._env = env
         self._output_fds = output_fds  # where torchrun's own stdout and stderr go
         self._on_found = on_found
-        self.tried = []
-        self.child = None  # workers.Child of the waiting stub
-        self.order_fd = None  # what torchrun is to do is written here
+        self.tried: list[list[str]] = []
+        self.child: workers.Child | None = None  # the waiting stub
+        self.order_fd: int | None = None  # what torchrun is to do is written here
 
-    def try_next(self):
+    def try_next(self) -> None:
         """Start the next candidate, or tell that none is left."""
         if not self._candidates:
             self._on_found(None)
             return
         candidate = self._candidates.pop(0)
-        if candidate == LOGIN_SHELL:
+        if candidate == messages.LOGIN_SHELL:
             self._ask_login_shell()
         elif _find_program(candidate, self._env) is None:
             self.tried.append([candidate, "not found"])
@@ -72,10 +86,11 @@ class Search:
         else:
             self._start_stub(candidate)
 
-    def give_order(self, order):
+    def give_order(self, order: dict[str, Any]) -> None:
         """Tell the waiting torchrun what to do: its argv, env and cwd."""
         import json
 
+        assert self.order_fd is not None  # opened with the stub
         workers.widen(self.order_fd)
         try:
             os.write(self.order_fd, json.dumps(order).encode() + b"\n")
@@ -83,7 +98,7 @@ class Search:
             pass  # it died of its import; its end is reported as torchrun's
         os.close(self.order_fd)
 
-    def _start_stub(self, python):
+    def _start_stub(self, python: str) -> None:
         order_read, self.order_fd = os.pipe()
         status_read, status_write = os.pipe()
         fds = {0: order_read, 1: self._output_fds[0], 2: self._output_fds[1], STATUS_FD: status_write}
@@ -92,18 +107,19 @@ class Search:
         os.close(status_write)
         self._loop.read_all(status_read, lambda data: self._judge(python, data))
 
-    def _judge(self, python, data):
+    def _judge(self, python: str, data: bytes) -> None:
         status = _parse(data)
         if status and status["torch"]:
             status["candidate"] = python
             self._on_found(status)
             return
         self.tried.append([python, "no torch in it" if status else "it did not start"])
+        assert self.order_fd is not None  # opened with the stub
         os.close(self.order_fd)
         self.order_fd = self.child = None
         self.try_next()
 
-    def _ask_login_shell(self):
+    def _ask_login_shell(self) -> None:
         shell = os.environ.get("SHELL") or "/bin/sh"
         answer_read, answer_write = os.pipe()
         null = os.open(os.devnull, os.O_RDWR)
@@ -113,7 +129,7 @@ class Search:
         os.close(null)
         self._loop.read_all(answer_read, self._judge_login_shell, LOGIN_SHELL_TIMEOUT_S, lambda: workers.kill(child))
 
-    def _judge_login_shell(self, data):
+    def _judge_login_shell(self, data: bytes) -> None:
         lines = data.decode("utf-8", "replace").split()
         path = lines[-1] if lines and lines[-1].startswith("/") else None
         if path and path not in [tried for tried, _ in self.tried]:
@@ -121,7 +137,7 @@ class Search:
         self.try_next()
 
 
-def _find_program(name, env):
+def _find_program(name: str, env: dict[str, str]) -> str | None:
     if "/" in name:
         return name if os.access(name, os.X_OK) else None
     for folder in env.get("PATH", os.defpath).split(":"):
@@ -131,10 +147,11 @@ def _find_program(name, env):
     return None
 
 
-def _parse(data):
+def _parse(data: bytes) -> dict[str, Any] | None:
     import json
 
     try:
-        return json.loads(data.decode())
+        status: dict[str, Any] = json.loads(data.decode())
+        return status
     except ValueError:
         return None

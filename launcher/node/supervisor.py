@@ -4,6 +4,8 @@ Its life hangs on a lease that the launcher's messages renew: at end of file, at
 guardian's death it ends the run by itself.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import signal
@@ -13,6 +15,16 @@ import time
 from launcher.node import ladder, messages, processes, workers
 from launcher.node.loop import WRITABLE, Loop
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from socket import socket
+    from typing import Any, Callable, Dict, Generator, List
+
+    from launcher.node.loop import Timer
+    from launcher.node.pythons import Search
+
+    Handler = Callable[[Dict[str, Any], bytes], None]
+    Ladder = Generator[float, None, List[processes.Process]]
 BEATS_PER_SILENCE = 2.5  # two may be lost
 OUTPUT_LIMIT_BYTES = 4 << 20  # while this much waits for the network, the ranks' pipes are left unread
 COALESCE_S = 0.002  # a writer's small pieces gather in its pipe for so long, so a flood costs few messages
@@ -22,7 +34,7 @@ FLUSH_S = 5.0  # how long the last messages may take to leave
 class Supervisor:
     """One conversation: prepare, facts, route, start, output and exits, stop, census."""
 
-    def __init__(self, life_fd, ledger_fd, guardian):
+    def __init__(self, life_fd: int, ledger_fd: int, guardian: int) -> None:
         self._loop = Loop()
         self._life_fd = life_fd  # at its end when the guardian dies
         self._ledger_fd = ledger_fd
@@ -33,25 +45,25 @@ class Supervisor:
         self._silence_s = 15.0
         self._stop_timeout_s = 15.0
         self._heard_at = self._sent_at = time.monotonic()
-        self._folder = None
+        self._folder: str | None = None
         self._env = dict(os.environ)
-        self._facts = None
-        self._python = None
-        self._search = None
-        self._torchrun = None  # workers.Child, also while it only imports
-        self._streams = {}  # fd -> (local rank or None, stream)
+        self._facts: dict[str, Any] | None = None
+        self._python: dict[str, Any] | None = None
+        self._search: Search | None = None
+        self._torchrun: workers.Child | None = None  # also while it only imports
+        self._streams: dict[int, tuple[int | None, int]] = {}  # fd -> (local rank, stream)
         self._saw_output = False
-        self._exited = set()
-        self._held_port = None
-        self._steps = None  # the ladder, once the run is being ended
-        self._step_timer = None
-        self._lease_timer = None
+        self._exited: set[int] = set()
+        self._held_port: socket | None = None
+        self._steps: Ladder | None = None  # once the run is being ended
+        self._step_timer: Timer | None = None
+        self._lease_timer: Timer | None = None
         self._is_short = False  # a command that ends the conversation when it ends
         self._is_done = False
 
     # ---- life ---------------------------------------------------------------------------------------------------
 
-    def run(self):
+    def run(self) -> None:
         """Serve until the census is sent, or nobody is left to send it to."""
         self._catch_signals()
         os.set_blocking(1, False)
@@ -68,7 +80,7 @@ class Supervisor:
         if self._folder is not None:
             workers.remove_folder(self._folder)
 
-    def _catch_signals(self):
+    def _catch_signals(self) -> None:
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_read, False)
         os.set_blocking(wake_write, False)
@@ -78,7 +90,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, frame: None)
 
-        def wake():  # the numbers of the signals that came; acting in the handlers would interrupt ourselves
+        def wake() -> None:  # the numbers of the signals that came; acting in the handlers would interrupt ourselves
             numbers = os.read(wake_read, 4096)
             self._reap()
             for number in {signal.SIGTERM, signal.SIGHUP}.intersection(numbers):
@@ -86,7 +98,7 @@ class Supervisor:
 
         self._loop.watch(wake_read, wake)
 
-    def _check_lease(self):
+    def _check_lease(self) -> None:
         left = self._heard_at + self._silence_s - time.monotonic()
         if left <= 0:
             self._is_listening = False
@@ -94,7 +106,7 @@ class Supervisor:
         else:
             self._lease_timer = self._loop.call_later(left, self._check_lease)
 
-    def _beat(self):
+    def _beat(self) -> None:
         period = self._silence_s / BEATS_PER_SILENCE
         if time.monotonic() - self._sent_at >= period * 0.9:
             self._send(messages.BEAT)
@@ -102,7 +114,7 @@ class Supervisor:
 
     # ---- the launcher's messages --------------------------------------------------------------------------------
 
-    def _read_launcher(self):
+    def _read_launcher(self) -> None:
         try:
             data = os.read(0, 1 << 18)
         except BlockingIOError:  # sshd may give one socket for both directions, and stdout does not block
@@ -126,18 +138,19 @@ class Supervisor:
             if handler is not None:
                 self._serve(handler, header, payload)
 
-    def _serve(self, handler, header, payload):
+    def _serve(self, handler: Handler, header: dict[str, Any], payload: bytes) -> None:
         try:
             handler(header, payload)
         except OSError as error:  # no room for the run's folder, no process left: the launcher shall say so
             self._send(messages.FAILED, text="%s: %s" % (header["type"], error))
 
-    def _prepare(self, header, _):
+    def _prepare(self, header: dict[str, Any], _: bytes) -> None:
         self._silence_s = header["silence_s"]
         self._stop_timeout_s = header["stop_timeout_s"]
         self._owned.mark = header["mark"]
-        if not header.get("is_sweep"):
-            self._owned.born = processes.read_process(os.getpid()).started
+        own = processes.read_process(os.getpid())
+        if own is not None and not header.get("is_sweep"):
+            self._owned.born = own.started
         self._folder = workers.make_folder(header["run"])
         self._note(mark=header["mark"], folder=self._folder, stop_timeout_s=self._stop_timeout_s)
         self._env.update(header["env"])
@@ -156,7 +169,7 @@ class Supervisor:
         if header.get("facts"):
             self._gather_facts(header)
 
-    def _gather_facts(self, header):
+    def _gather_facts(self, header: dict[str, Any]) -> None:
         from launcher.node import facts
 
         facts_read, facts_write = os.pipe()
@@ -178,7 +191,7 @@ class Supervisor:
         self._search = pythons.Search(self._loop, header["pythons"], self._env, output_fds, self._keep_python)
         self._search.try_next()
 
-    def _open_torchrun_pipes(self):
+    def _open_torchrun_pipes(self) -> list[int]:
         write_ends = []
         for stream in (workers.STDOUT, workers.STDERR):
             read_end, write_end = os.pipe()
@@ -186,25 +199,26 @@ class Supervisor:
             write_ends.append(write_end)
         return write_ends
 
-    def _keep_facts(self, data):
+    def _keep_facts(self, data: bytes) -> None:
         self._facts = json.loads(data.decode()) if data else {"error": "gathering facts failed"}
         self._send_facts()
 
-    def _keep_python(self, status):
+    def _keep_python(self, status: dict[str, Any] | None) -> None:
+        assert self._search is not None  # it calls this
         self._python = status or {"python": None, "tried": self._search.tried}
         if status:
             self._torchrun = self._search.child
             self._own_torchrun()
         self._send_facts()
 
-    def _send_facts(self):
+    def _send_facts(self) -> None:
         if self._facts is not None and self._python is not None:
             self._send(messages.FACTS, **dict(self._facts, search=self._python))
 
-    def _find_route(self, header, _):
+    def _find_route(self, header: dict[str, Any], _: bytes) -> None:
         from launcher.node import facts
 
-        answer = {"interface": None, "address": None, "port": None, "error": None}
+        answer: dict[str, Any] = {"interface": None, "address": None, "port": None, "error": None}
         try:
             answer.update(facts.find_route(header["master"]))
             if header.get("port") is not None:
@@ -214,16 +228,19 @@ class Supervisor:
             answer["error"] = error.strerror or str(error)
         self._send(messages.ROUTED, **answer)
 
-    def _start(self, header, payload):
+    def _start(self, header: dict[str, Any], payload: bytes) -> None:
         if payload:
+            assert self._folder is not None  # PREPARE comes first
             with open(os.path.join(self._folder, header["payload_name"]), "wb") as file:
                 file.write(payload)
+        if header["cwd"] is not None:
+            header["cwd"] = os.path.expanduser(header["cwd"])
         if header.get("processes"):
             self._start_processes(header)
         else:
             self._start_torchrun(header)
 
-    def _start_processes(self, header):
+    def _start_processes(self, header: dict[str, Any]) -> None:
         self._is_short = header.get("is_short", False)
         self._release_port()
         null = os.open(os.devnull, os.O_RDONLY)
@@ -239,13 +256,14 @@ class Supervisor:
             self._own_rank(entry["rank"], child.process)
         os.close(null)
 
-    def _start_torchrun(self, header):
+    def _start_torchrun(self, header: dict[str, Any]) -> None:
+        assert self._folder is not None  # PREPARE comes first
         reports, streams = workers.Fifos(self._folder).make(header["local_ranks"])
         for (local_rank, stream), fd in streams.items():
             self._watch_stream(fd, local_rank, stream)
         self._loop.watch(reports, lambda: self._read_reports(reports))
         env = dict(self._env, **header["env"])
-        if self._torchrun is not None and self._search.child is self._torchrun:
+        if self._search is not None and self._torchrun is not None and self._search.child is self._torchrun:
             order = {"argv": header["argv"][3:], "env": env, "cwd": header["cwd"]}
             self._search.give_order(order)
             return
@@ -256,7 +274,7 @@ class Supervisor:
             os.close(fd)
         self._own_torchrun()
 
-    def _read_reports(self, fd):
+    def _read_reports(self, fd: int) -> None:
         for line in os.read(fd, 1 << 16).split(b"\n"):
             words = line.split()
             process = processes.read_process(int(words[1])) if len(words) == 2 else None
@@ -264,27 +282,27 @@ class Supervisor:
                 self._release_port()
                 self._own_rank(int(words[0]), process)
 
-    def _release_port(self):
+    def _release_port(self) -> None:
         if self._held_port is not None:
             self._held_port.close()
             self._held_port = None
 
     # ---- the run's processes ------------------------------------------------------------------------------------
 
-    def _note(self, **entry):
+    def _note(self, **entry: object) -> None:
         """Write down for the guardian what it needs if we are killed."""
         try:
             os.write(self._ledger_fd, json.dumps(entry).encode() + b"\n")
         except OSError:
             pass  # it is dead, and we are about to notice
 
-    def _own_torchrun(self):
-        process = self._torchrun.process
+    def _own_torchrun(self) -> None:
+        process = self._torchrun.process if self._torchrun is not None else None
         if process is not None:
             self._owned.set_torchrun(process)
             self._note(rank=None, pid=process.pid, started=process.started)
 
-    def _own_rank(self, local_rank, process):
+    def _own_rank(self, local_rank: int, process: processes.Process | None) -> None:
         if process is None:
             return
         self._owned.add_rank(local_rank, process)
@@ -298,18 +316,18 @@ class Supervisor:
         else:
             self._loop.watch(pidfd, lambda: self._meet_end(local_rank, process, pidfd))
 
-    def _look_again(self, local_rank, process):
+    def _look_again(self, local_rank: int, process: processes.Process) -> None:
         if processes.is_alive(process):
             self._loop.call_later(0.05, lambda: self._look_again(local_rank, process))
         else:
             self._report_exit(local_rank, workers.read_exit_status(process))
 
-    def _meet_end(self, local_rank, process, pidfd):
+    def _meet_end(self, local_rank: int, process: processes.Process, pidfd: int) -> None:
         self._loop.forget(pidfd)
         os.close(pidfd)
         self._report_exit(local_rank, workers.read_exit_status(process))
 
-    def _report_exit(self, local_rank, status):
+    def _report_exit(self, local_rank: int, status: int | None) -> None:
         if local_rank in self._exited:
             return
         self._exited.add(local_rank)
@@ -321,7 +339,7 @@ class Supervisor:
         age_s = round(time.monotonic() - ended_at, 4)
         self._send(messages.EXIT, local_rank=local_rank, age_s=age_s, **workers.describe_status(status))
 
-    def _reap(self):
+    def _reap(self) -> None:
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -337,7 +355,7 @@ class Supervisor:
                     self._report_exit(local_rank, status)
                     self._check_all_exited(status)
 
-    def _check_all_exited(self, status):
+    def _check_all_exited(self, status: int) -> None:
         if len(self._exited) == len(self._owned.ranks):
             self._send(messages.ENDED, **workers.describe_status(status))
             if self._is_short:
@@ -345,13 +363,16 @@ class Supervisor:
 
     # ---- output -------------------------------------------------------------------------------------------------
 
-    def _watch_stream(self, fd, local_rank, stream):
+    def _watch_stream(self, fd: int, local_rank: int | None, stream: int) -> None:
         os.set_blocking(fd, False)
         self._streams[fd] = (local_rank, stream)
         if len(self._outgoing) < OUTPUT_LIMIT_BYTES:
-            self._loop.watch(fd, lambda: self._read_stream(fd))
+            self._resume_stream(fd)
 
-    def _read_stream(self, fd):
+    def _resume_stream(self, fd: int) -> None:
+        self._loop.watch(fd, lambda: self._read_stream(fd))
+
+    def _read_stream(self, fd: int) -> bool:
         """Send on what is there; return whether the stream may have more."""
         local_rank, stream = self._streams[fd]
         try:
@@ -369,19 +390,19 @@ class Supervisor:
             os.close(fd)
         return False
 
-    def _drain(self, is_wanted):
+    def _drain(self, is_wanted: Callable[[int | None], bool]) -> None:
         for fd in [fd for fd, (rank, _) in self._streams.items() if is_wanted(rank)]:
             while self._read_stream(fd):
                 pass
 
-    def _send(self, kind, payload=b"", **fields):
+    def _send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
         if not self._is_listening:
             return
         self._outgoing += messages.encode(kind, payload, **fields)
         self._sent_at = time.monotonic()
         self._write()
 
-    def _write(self):
+    def _write(self) -> None:
         was_full = len(self._outgoing) >= OUTPUT_LIMIT_BYTES
         try:
             while self._outgoing:
@@ -395,7 +416,7 @@ class Supervisor:
             self._outgoing.clear()
         self._adjust_watches(was_full)
 
-    def _adjust_watches(self, was_full):
+    def _adjust_watches(self, was_full: bool) -> None:
         if self._outgoing and not self._loop.is_watching(1):
             self._loop.watch(1, self._write, WRITABLE)
         elif not self._outgoing and self._loop.is_watching(1):
@@ -405,9 +426,9 @@ class Supervisor:
             if is_full:
                 self._loop.forget(fd)
             elif not self._loop.is_watching(fd):
-                self._loop.watch(fd, lambda fd=fd: self._read_stream(fd))
+                self._resume_stream(fd)
 
-    def _flush(self):
+    def _flush(self) -> None:
         deadline = time.monotonic() + FLUSH_S
         while self._outgoing and self._is_listening and time.monotonic() < deadline:
             self._loop.call_at(deadline, lambda: None)
@@ -415,10 +436,10 @@ class Supervisor:
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
-    def _stop(self, header, _):
+    def _stop(self, header: dict[str, Any], _: bytes) -> None:
         self._end_run("the launcher says so", header["timeout_s"], header.get("wait_s", 0))
 
-    def _end_run(self, reason, timeout_s=None, wait_s=0):
+    def _end_run(self, reason: str, timeout_s: float | None = None, wait_s: float = 0) -> None:
         """Go down the ladder; a second call may only hurry it."""
         self._loop.forget(self._life_fd)
         if timeout_s is None:
@@ -430,7 +451,8 @@ class Supervisor:
         self._loop.cancel(self._step_timer)
         self._step()
 
-    def _step(self):
+    def _step(self) -> None:
+        assert self._steps is not None  # the ladder goes on
         try:
             pause = next(self._steps)
         except StopIteration as end:
@@ -438,14 +460,14 @@ class Supervisor:
         else:
             self._step_timer = self._loop.call_later(pause, self._step)
 
-    def _report_census(self, left):
+    def _report_census(self, left: list[processes.Process]) -> None:
         self._reap()
         self._drain(lambda rank: True)
         self._send(messages.CENSUS, left=[[process.pid, process.name, process.state] for process in left])
         self._is_done = True
 
 
-def _say(text):
+def _say(text: str) -> None:
     try:
         os.write(2, (text + "\n").encode())
     except OSError:

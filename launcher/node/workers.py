@@ -4,11 +4,17 @@ Under torchrun, each rank is a `/bin/sh` that opens two FIFOs of ours and then b
 exact, per rank and stream, and cost torchrun nothing (its own `--tee` rewrites carriage returns and mixes ranks).
 """
 
+from __future__ import annotations
+
 import os
 import signal
 import sys
 
 from launcher.node import processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Iterable
 
 STDOUT, STDERR = 1, 2
 READ_BYTES = 1 << 18
@@ -22,12 +28,12 @@ _CAUGHT = (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)  # by the supervisor
 class Child:
     """A process that we started and will reap."""
 
-    def __init__(self, pid):
+    def __init__(self, pid: int) -> None:
         self.pid = pid
         self.process = processes.read_process(pid)
 
 
-def spawn(argv, env, cwd, fds):
+def spawn(argv: list[str], env: dict[str, str], cwd: str | None, fds: dict[int, int]) -> Child:
     """Start `argv` in a session of its own; `fds` maps the child's descriptors to ours.
 
     The child gets SIGTERM when we die, so torchrun ends its ranks even if guardian and supervisor are killed at once.
@@ -56,18 +62,24 @@ def spawn(argv, env, cwd, fds):
             os.chdir(cwd)
         os.execvpe(argv[0], argv, env)
     except OSError as error:
-        os.write(2, ("launch: can't start %s: %s\n" % (argv[0], error.strerror)).encode("utf-8", "replace"))
+        _tell_child(error.filename or argv[0], error.strerror)
+    except (ValueError, IndexError) as error:  # a NUL byte, or no argv at all
+        _tell_child(argv, error)
     finally:
         os._exit(_EXEC_FAILED)
 
 
-def _move_up(fd):
+def _tell_child(subject: object, reason: object) -> None:
+    os.write(2, ("launch: can't start %s: %s\n" % (subject, reason)).encode("utf-8", "replace"))
+
+
+def _move_up(fd: int) -> int:
     import fcntl
 
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)
 
 
-def _die_with(parent):
+def _die_with(parent: int) -> None:
     import ctypes
 
     try:
@@ -78,13 +90,13 @@ def _die_with(parent):
         os._exit(_EXEC_FAILED)
 
 
-def kill(child):
+def kill(child: Child) -> None:
     """Kill one child, if it still is there."""
     if child.process is not None:
         processes.send_signal(child.process, signal.SIGKILL)
 
 
-def widen(fd):
+def widen(fd: int) -> None:
     """Give a pipe room, so that a flood comes in few large pieces."""
     import fcntl
 
@@ -97,10 +109,10 @@ def widen(fd):
 class Fifos:
     """The named pipes of a run's ranks, in the run's folder."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: str) -> None:
         self.folder = folder
 
-    def make(self, local_ranks):
+    def make(self, local_ranks: Iterable[int]) -> tuple[int, dict[tuple[int, int], int]]:
         """Make and open all of them; return (reports fd, {(local rank, stream): fd})."""
         reports = os.path.join(self.folder, "ranks")
         os.mkfifo(reports, 0o600)
@@ -116,7 +128,7 @@ class Fifos:
         return os.open(reports, os.O_RDWR | os.O_NONBLOCK), streams
 
 
-def open_pidfd(process):
+def open_pidfd(process: processes.Process) -> int | None:
     """Return a descriptor that becomes readable when `process` ends, or None where the system has none."""
     if not hasattr(os, "pidfd_open"):  # Python 3.8, or a C library from before Linux 5.3
         return None
@@ -126,7 +138,7 @@ def open_pidfd(process):
         return None
 
 
-def read_exit_status(process):
+def read_exit_status(process: processes.Process) -> int | None:
     """Return the wait(2) status of a rank that torchrun has not reaped yet, 0 or None when it can't be known.
 
     The rank is torchrun's child, so only /proc tells; torchrun looks ten times a second and prints exit codes in
@@ -138,7 +150,7 @@ def read_exit_status(process):
     return now.exit_status if now.state in "ZX" else None
 
 
-def describe_status(status):
+def describe_status(status: int | None) -> dict[str, Any]:
     """Return a wait(2) status as the fields of a message."""
     if status is None:
         return {"code": None, "signal": None}
@@ -147,9 +159,9 @@ def describe_status(status):
     return {"code": os.WEXITSTATUS(status), "signal": None}
 
 
-def make_folder(name):
+def make_folder(name: str) -> str:
     """Make the run's private folder on this node, in the first place that has room."""
-    error = None
+    error = OSError("no place for the run's folder")
     for base in (os.environ.get("TMPDIR"), "/tmp", "/dev/shm", os.path.expanduser("~")):
         if not base:
             continue
@@ -163,7 +175,7 @@ def make_folder(name):
     raise error
 
 
-def remove_folder(path):
+def remove_folder(path: str) -> None:
     """Remove the run's folder and all in it (shutil would cost 10 ms of imports)."""
     for parent, folders, files in os.walk(path, topdown=False):
         for name in files + folders:

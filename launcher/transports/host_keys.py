@@ -5,6 +5,7 @@ Fabric never loads them and accepts every key, so a changed key would pass in si
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import threading
 from pathlib import Path
@@ -51,10 +52,8 @@ class KnownHosts:
         with self._lock:
             if path not in self._files:
                 known = paramiko.HostKeys()
-                try:
+                with contextlib.suppress(OSError):  # a file that is not there knows no host
                     known.load(str(path))
-                except OSError:
-                    pass  # a file that is not there knows no host
                 self._files[path] = known
             return self._files[path]
 

@@ -78,7 +78,8 @@ def _is_misread(text: str, path: Path) -> bool:
         return True
     folder = path.parent if path != _SYSTEM_FILE else _SYSTEM_FILE.parent
     patterns = [word for line in _INCLUDE.findall(text) for word in line.split()]
-    return any(glob.glob(str(folder / Path(pattern).expanduser())) for pattern in patterns)
+    paths = [str(folder / Path(pattern).expanduser()) for pattern in patterns]
+    return any(glob.glob(path) for path in paths)  # noqa: PTH207 - Path.glob takes no absolute pattern
 
 
 def _is_meant(line: str) -> bool:

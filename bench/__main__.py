@@ -1,0 +1,36 @@
+"""python -m bench [MEASURE...]: run the measures and print a table; exit code 1 where a limit does not hold."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.measures import MEASURES, missing_programs, parse_names
+
+
+def main() -> int:
+    """Run what was asked for."""
+    console = Console(highlight=False)
+    table = Table("measure", "value", "limit", "holds", "seen")
+    all_hold = True
+    for name in parse_names(sys.argv[1:]):
+        measure, programs = MEASURES[name]
+        missing = missing_programs(programs)
+        if missing:
+            all_hold = False
+            table.add_row(name, "-", "-", "not run", f"install {', '.join(missing)}")
+            continue
+        console.print(f"bench: {name} ...", style="dim")
+        for row in measure():
+            all_hold &= row.holds
+            unit = "" if row.unit == "ratio" else f" {row.unit}"
+            limit = f"{row.limit:g}{unit}"
+            table.add_row(row.name, f"{row.value:.3g}{unit}", limit, "yes" if row.holds else "NO", row.detail)
+    console.print(table)
+    return 0 if all_hold else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""Many SSH hosts on loopback: one real OpenSSH sshd per host, each on a port of its own.
+
+Their home is empty: the rc files of the person who measures are not what is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
+START_TIMEOUT_S = 30.0
+
+_SSHD_CONFIG = """\
+ListenAddress {address}:{port}
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/id.pub
+PidFile none
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PrintMotd no
+MaxStartups 100:30:200
+SetEnv HOME={folder}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Farm:
+    """Hosts h1 to hN, and the ssh_config that reaches them."""
+
+    names: list[str]
+    ssh_config: Path
+
+    def ssh_environment(self) -> dict[str, str]:
+        """Return the environment in which pdsh reaches them."""
+        return {**os.environ, "PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": f"-F {self.ssh_config}"}
+
+
+@contextlib.contextmanager
+def farm(count: int) -> Iterator[Farm]:
+    """Start `count` sshd, yield how to reach them, and end them."""
+    folder = Path(tempfile.mkdtemp(prefix="bench-farm-"))
+    servers: list[subprocess.Popen[bytes]] = []
+    try:
+        for name in ("host_key", "id"):
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
+        if os.geteuid() == 0:
+            Path("/run/sshd").mkdir(exist_ok=True)  # sshd as root wants its chroot folder
+        places = [(f"127.0.0.{1 + index % 200}", port) for index, port in enumerate(_free_ports(count))]
+        for index, (address, port) in enumerate(places):
+            config = folder / f"sshd_{index}"
+            config.write_text(_SSHD_CONFIG.format(address=address, port=port, folder=folder))
+            servers.append(subprocess.Popen([SSHD, "-D", "-f", config], stderr=subprocess.DEVNULL))
+        for place in places:
+            _wait_for(place)
+        yield Farm([f"h{index + 1}" for index in range(count)], _write_client_files(folder, places))
+    finally:
+        for server in servers:
+            server.terminate()
+        for server in servers:
+            server.wait()
+        shutil.rmtree(folder)
+
+
+def _write_client_files(folder: Path, places: list[tuple[str, int]]) -> Path:
+    key = (folder / "host_key.pub").read_text().strip()
+    (folder / "known_hosts").write_text("".join(f"[{address}]:{port} {key}\n" for address, port in places))
+    hosts = "".join(
+        f"Host h{index + 1}\n  HostName {address}\n  Port {port}\n" for index, (address, port) in enumerate(places)
+    )
+    common = (
+        f"Host h*\n  User {getpass.getuser()}\n  IdentityFile {folder}/id\n  IdentitiesOnly yes\n"
+        f"  UserKnownHostsFile {folder}/known_hosts\n  GlobalKnownHostsFile none\n  StrictHostKeyChecking yes\n"
+    )
+    path = folder / "ssh_config"
+    path.write_text(hosts + common)
+    return path
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for sock in sockets:
+        sock.bind(("", 0))
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+def _wait_for(place: tuple[str, int]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not _listens(place):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no sshd on {place[0]}:{place[1]}")
+        time.sleep(0.02)
+
+
+def _listens(place: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(place, 1).close()
+    except OSError:
+        return False
+    return True

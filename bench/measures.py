@@ -1,0 +1,220 @@
+"""What is measured, and against what. Times are wall-clock seconds, medians of interleaved repetitions."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.farm import Farm, farm
+
+LAUNCH = [sys.executable, "-c", "from launcher.cli import main; main()"]
+FIRST_ALL_REDUCE = Path(__file__).parent / "first_all_reduce.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    name: str
+    value: float
+    unit: str
+    limit: float
+    detail: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether the value is within its limit."""
+        return self.value <= self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a command cost."""
+
+    seconds: float
+    cpu_seconds: float
+    memory_mib: float
+    output: str = ""
+
+
+def run(argv: Sequence[str | Path], *, env: dict[str, str] | None = None, output: Path | None = None) -> Spent:
+    """Run a command to its end and return what it cost, its children's CPU included."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started = time.monotonic()
+    target = output.open("wb") if output else subprocess.PIPE
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=target, stderr=subprocess.PIPE, env=env)
+    stdout, stderr = process.communicate()
+    seconds = time.monotonic() - started
+    if process.returncode:
+        raise RuntimeError(f"{shlex.join(map(str, argv))}: exit code {process.returncode}\n{stderr.decode()}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Spent(seconds, cpu, after.ru_maxrss / 1024, (stdout or b"").decode())
+
+
+def median(repeats: int, *measures: Callable[[], float]) -> list[float]:
+    """Return the median of each measure; they take turns, so that noise hits them alike."""
+    values: list[list[float]] = [[] for _ in measures]
+    for _ in range(repeats):
+        for found, measure in zip(values, measures, strict=True):
+            found.append(measure())
+    return [statistics.median(found) for found in values]
+
+
+def help_time() -> list[Row]:
+    """`launch --help`."""
+    (seconds,) = median(11, lambda: run([*LAUNCH, "--help"]).seconds)
+    return [Row("launch --help", seconds, "s", 0.2, "median of 11")]
+
+
+def first_all_reduce() -> list[Row]:
+    """2 hosts x 2 processes until the first all-reduce is done, against torchrun by hand over parallel ssh."""
+    with farm(2) as hosts:
+        ours, by_hand = median(5, lambda: _ours(hosts), lambda: _by_hand(hosts))
+    return [Row("first all-reduce / by hand", ours / by_hand, "ratio", 1.10, f"{ours:.2f} s against {by_hand:.2f} s")]
+
+
+def _ours(hosts: Farm) -> float:
+    with tempfile.TemporaryDirectory() as logs:
+        argv = [*LAUNCH, "--ssh-config", hosts.ssh_config, "--hosts", ",".join(hosts.names), "--nproc", "2", "--cpu"]
+        argv += ["--python", sys.executable, "--workdir", "/", "--log-dir", logs, FIRST_ALL_REDUCE]
+        return _time_to_mark(argv)
+
+
+def _by_hand(hosts: Farm) -> float:
+    """What a person types: one ssh per host, all at once, a fixed port and OMP_NUM_THREADS, as torchrun advises."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
+    torchrun += ["--master-addr", "127.0.0.1", "--master-port", "29577"]
+    lines = []
+    for rank, name in enumerate(hosts.names):
+        command = shlex.join([*torchrun, "--node-rank", str(rank), str(FIRST_ALL_REDUCE)])
+        remote = f"GLOO_SOCKET_IFNAME=lo OMP_NUM_THREADS=1 {command}"
+        lines.append(shlex.join(["ssh", "-F", str(hosts.ssh_config), name, remote]))
+    return _time_to_mark(["/bin/sh", "-c", " & ".join(lines) + " & wait"])
+
+
+def _time_to_mark(argv: Sequence[str | Path]) -> float:
+    started = time.monotonic()
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    seconds = None
+    for line in process.stdout:
+        if b"first all-reduce done" in line and seconds is None:
+            seconds = time.monotonic() - started
+    _, stderr = process.communicate()
+    if seconds is None or process.returncode:
+        raise RuntimeError(f"{argv}: exit code {process.returncode}\n{stderr.decode()}")
+    return seconds
+
+
+def flood() -> list[Row]:
+    """4 hosts, 8 million lines in all, prefixed, shown and logged, against pdsh."""
+    memory: list[float] = []
+    with farm(4) as hosts, tempfile.TemporaryDirectory() as folder:
+        names = ",".join(hosts.names)
+        output = Path(folder) / "shown"
+
+        def ours() -> float:
+            argv = [*LAUNCH, "--ssh-config", hosts.ssh_config, "--hosts", names, "--no-python", "--nproc", "1"]
+            spent = run([*argv, "--log-dir", Path(folder) / "logs", "seq", "1", "2000000"], output=output)
+            memory.append(spent.memory_mib)
+            _check_lines(output, 8_000_000)
+            return spent.seconds
+
+        def pdsh() -> float:
+            spent = run(["pdsh", "-w", names, "seq", "1", "2000000"], env=hosts.ssh_environment(), output=output)
+            _check_lines(output, 8_000_000)
+            return spent.seconds
+
+        launch_s, pdsh_s = median(3, ours, pdsh)
+    detail = f"{launch_s:.2f} s against {pdsh_s:.2f} s"
+    return [
+        Row("8 million lines / pdsh", launch_s / pdsh_s, "ratio", 0.2, detail),
+        Row("8 million lines, memory", max(memory), "MiB", 100, "the launcher's peak"),
+    ]
+
+
+def _check_lines(path: Path, wanted: int) -> None:
+    with path.open("rb") as file:
+        found = sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+    if found != wanted:
+        raise RuntimeError(f"{found} lines, want {wanted}")
+
+
+def idle() -> list[Row]:
+    """64 idle hosts: the launcher's CPU over half a minute, after connecting."""
+    with farm(64) as hosts, tempfile.TemporaryDirectory() as logs:
+        argv = [*LAUNCH, "--ssh-config", hosts.ssh_config, "--hosts", ",".join(hosts.names), "--no-python"]
+        argv += ["--nproc", "1", "--log-dir", logs, "sh", "-c", "echo ready; exec sleep 600"]
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert process.stdout is not None
+        for _ in hosts.names:
+            process.stdout.readline()
+        time.sleep(3)  # what belongs to the start is over
+        before, started = _cpu_seconds(process.pid), time.monotonic()
+        time.sleep(30)
+        percent = (_cpu_seconds(process.pid) - before) / (time.monotonic() - started) * 100
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+    return [Row("64 idle hosts", percent, "% of a core", 0.5, "over 30 s")]
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def many_hosts() -> list[Row]:
+    """128 hosts, a command that does nothing, against pdsh; and the client's CPU per host."""
+    cpu: list[float] = []
+    with farm(128) as hosts:
+        names = ",".join(hosts.names)
+
+        def ours() -> float:
+            spent = run([*LAUNCH, "exec", "--ssh-config", hosts.ssh_config, "--hosts", names, "--", "true"])
+            cpu.append(spent.cpu_seconds)
+            return spent.seconds
+
+        launch_s, pdsh_s = median(
+            5, ours, lambda: run(["pdsh", "-f", "128", "-w", names, "true"], env=hosts.ssh_environment()).seconds
+        )
+    detail = f"{launch_s:.2f} s against {pdsh_s:.2f} s"
+    return [
+        Row("128 hosts, exec true / pdsh", launch_s / pdsh_s, "ratio", 0.6, detail),
+        Row("128 hosts, client CPU", statistics.median(cpu) / 128 * 1000, "ms a host", 8, "start of Python included"),
+    ]
+
+
+MEASURES: dict[str, tuple[Callable[[], list[Row]], tuple[str, ...]]] = {
+    "help": (help_time, ()),
+    "first-all-reduce": (first_all_reduce, ("sshd", "ssh")),
+    "flood": (flood, ("sshd", "ssh", "pdsh")),
+    "idle": (idle, ("sshd",)),
+    "many-hosts": (many_hosts, ("sshd", "ssh", "pdsh")),
+}
+
+
+def missing_programs(wanted: Sequence[str]) -> list[str]:
+    """Return those that are not installed."""
+    path = os.environ.get("PATH", "") + ":/usr/sbin"
+    return [name for name in wanted if shutil.which(name, path=path) is None]
+
+
+def parse_names(words: Sequence[str]) -> list[str]:
+    """Return the measures that were asked for; all, where none was named."""
+    unknown = [word for word in words if not re.fullmatch("|".join(MEASURES), word)]
+    if unknown:
+        raise SystemExit(f"bench: no measure {unknown[0]!r}; there are {', '.join(MEASURES)}")
+    return list(words) or list(MEASURES)

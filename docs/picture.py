@@ -1,0 +1,84 @@
+"""Make docs/run.svg: a real run on two loopback SSH hosts, as a terminal shows it.
+
+.venv/bin/python docs/picture.py
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from launcher.sandbox import sandbox
+
+TRAINER = """\
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group()
+rank, loss = dist.get_rank(), torch.tensor(7.1)
+
+
+def step(number):
+    dist.all_reduce(loss)
+    print(f"step {number} loss {7.1 - number / 50:.2f}", flush=True)
+    if rank == 3 and number == 42:
+        raise ValueError(f"the optimizer met a NaN at step {number}")
+
+
+for number in range(40, 44):
+    step(number)
+    time.sleep(0.3)
+"""
+COMMAND = "launch --hosts gpu1,gpu2 --nproc 2 --cpu train.py --lr 3e-4"
+
+
+def record(folder: Path, home: Path) -> bytes:
+    """Run COMMAND on a terminal of its own and return what it showed."""
+    shown = bytearray()
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.environ.update(HOME=str(home), TERM="xterm-256color")
+        code = "from launcher.cli import main; main()"
+        os.execv(sys.executable, [sys.executable, "-c", code, *COMMAND.split()[1:]])
+    while True:
+        try:
+            data = os.read(terminal, 1 << 16)
+        except OSError:  # Linux's way to say that nobody holds the other side any more
+            break
+        if not data:
+            break
+        shown += data
+    os.waitpid(pid, 0)
+    return bytes(shown)
+
+
+def main() -> None:
+    """Write the picture beside this file."""
+    with sandbox(2, "gpu") as hosts, tempfile.TemporaryDirectory() as name:
+        home, folder = Path(name) / "home", Path("/tmp/train")
+        (home / ".ssh").mkdir(parents=True)
+        (home / ".ssh" / "config").write_text(hosts.ssh_config.read_text())
+        folder.mkdir(exist_ok=True)
+        (folder / "train.py").write_text(TRAINER)
+        shown = record(folder, home)
+    lines = shown.decode().replace("\r\n", "\n").split("\n")
+    lines = [line.rpartition("\x1b[K")[2] for line in lines]  # what the next one drew over
+    console = Console(record=True, width=110, force_terminal=True, file=io.StringIO())
+    console.print(Text.assemble(("$ ", "bold green"), (COMMAND, "bold")))
+    console.print(Text.from_ansi("\n".join(lines).strip("\n")))
+    Path(__file__).with_name("run.svg").write_text(console.export_svg(title="launch"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""`launch` as a subprocess in a folder of its own: started, waited for by its words, signalled, and read."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from ssh_hosts import POLL_S, SshHosts, is_alive, read_peak_kib, wait_until
+
+DEADLINE_S = 40.0  # for what takes two seconds on an idle machine
+SILENCE_S = 3.0
+STOP_TIMEOUT_S = 1.0
+PROMPT_S = 4.0  # 1.5 s is promised for processes that obey SIGTERM; a busy machine gets more
+LADDER_S = STOP_TIMEOUT_S + 5.0  # promised for those that don't
+KEEPER_S = 2.0  # after the census guardian and supervisor remove their folder and end
+
+RANK_FILE = Path(__file__).with_name("rank.py")
+PROGRAM = Path(sys.executable).with_name("launch")
+TIMES = ("--silence", str(SILENCE_S), "--stop-timeout", str(STOP_TIMEOUT_S), "--connect-timeout", "5")
+
+
+def shell(script: str) -> list[str]:
+    """Return the words that make each rank a shell script."""
+    return ["--no-python", "sh", "-c", script]
+
+
+def rank(*behaviours: str) -> list[str]:
+    """Return the words that make each rank behave as rank.py says: `rank("wait", "2=fail")`."""
+    return ["--no-python", sys.executable, str(RANK_FILE), *behaviours]
+
+
+def read_exact(path: Path) -> str:
+    """Return a file's text with its carriage returns."""
+    return path.read_bytes().decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a launcher that has ended leaves: exit code, output, logs."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    folder: Path
+    peak_kib: int
+
+    @property
+    def lines(self) -> list[str]:
+        return self.stdout.split("\n")[:-1]
+
+    @property
+    def words(self) -> list[str]:
+        """Return the launcher's own lines; what differs from run to run is RUN, N and HH:MM:SS."""
+        text = re.sub(r"\d{8}-\d{6}(-\d+)?", "RUN", self.stderr)
+        text = re.sub(r"\b\d\d:\d\d:\d\d\b", "HH:MM:SS", text)
+        text = re.sub(r"\b\d+(\.\d)? s\b", "N s", text)
+        return [line for line in text.splitlines() if not line.startswith("[node")]
+
+    @property
+    def run_id(self) -> str:
+        return self.logs.resolve().name
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs" / "latest"
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return json.loads((self.logs / "run.json").read_text())  # type: ignore[no-any-return]
+
+    def log(self, node_rank: int) -> str:
+        return read_exact(self.logs / f"node_{node_rank}.log")
+
+    def __str__(self) -> str:
+        return f"exit code {self.exit_code}\n--- stdout\n{self.stdout[-3000:]}\n--- stderr\n{self.stderr[-6000:]}"
+
+
+@dataclass
+class Running:
+    """A launcher that was started."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    hosts: SshHosts
+    number: int
+    peak_kib: int = 0
+
+    @property
+    def stdout(self) -> str:
+        return read_exact(self.folder / f"stdout.{self.number}")
+
+    @property
+    def stderr(self) -> str:
+        return read_exact(self.folder / f"stderr.{self.number}")
+
+    def wait_for(self, pattern: str, count: int = 1) -> None:
+        """Wait until `count` lines of stdout and stderr together match."""
+        deadline = time.monotonic() + DEADLINE_S
+        while len(re.findall(pattern, self.stdout + self.stderr, re.MULTILINE)) < count:
+            assert self.process.poll() is None, f"ended before {count} x {pattern!r}: {self._so_far()}"
+            assert time.monotonic() < deadline, f"no {count} x {pattern!r} in time: {self._so_far()}"
+            time.sleep(POLL_S)
+
+    def wait_for_ranks(self, count: int = 4) -> None:
+        """Wait until that many ranks of rank.py are ready."""
+        self.wait_for(r"ready \d+ pids", count)
+
+    def pids(self) -> list[int]:
+        """Return the ids that the ranks of rank.py told, those of hidden children too."""
+        return [int(pid) for line in re.findall(r"ready \d+ pids ([\d ]+)", self.stdout) for pid in line.split()]
+
+    def pid_of(self, number: int) -> int:
+        """Return the process id of one rank of rank.py."""
+        found = re.search(rf"ready {number} pids (\d+)", self.stdout)
+        assert found is not None
+        return int(found[1])
+
+    def go(self) -> None:
+        """Let the ranks that wait for this begin to fail."""
+        (self.folder / "go").touch()
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def finish(self, within_s: float = DEADLINE_S) -> Done:
+        """Wait until the launcher ends; by then no process of the run may be left where it could look."""
+        done = self.wait(within_s)
+        if "unreachable" not in done.stderr:
+            left = self.hosts.ranks()
+            assert not left, f"left at the launcher's end: {left}\n{done}"
+            assert not any(map(is_alive, self.pids())), f"hidden processes left\n{done}"
+        return done
+
+    def wait(self, within_s: float = DEADLINE_S) -> Done:
+        """Wait until the launcher ends, whatever still runs then."""
+        deadline = time.monotonic() + within_s
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, f"not ended in {within_s} s: {self._so_far()}"
+            self.peak_kib = max(self.peak_kib, read_peak_kib(self.process.pid))
+            time.sleep(POLL_S)
+        return Done(self.process.returncode, self.stdout, self.stderr, self.folder, self.peak_kib)
+
+    def wait_until_clean(self, within_s: float) -> None:
+        """Wait until nothing runs on any host, guardians and supervisors included."""
+        assert wait_until(lambda: not self.hosts.processes(), within_s), f"left: {self.hosts.processes()}"
+        assert not any(map(is_alive, self.pids()))
+
+    def _so_far(self) -> str:
+        return f"\n--- stdout\n{self.stdout[-3000:]}\n--- stderr\n{self.stderr[-6000:]}"
+
+
+@dataclass
+class Launch:
+    """Starts launchers for one test."""
+
+    hosts: SshHosts
+    folder: Path
+    ssh_config: Path
+    started: list[Running] = field(default_factory=list)
+
+    def start(self, *words: str, **how: Any) -> Running:
+        """Start a run on both hosts with two CPU processes each; options in `words` come last and win."""
+        hosts = ("--hosts", "node1,node2", "--ssh-config", str(self.ssh_config))
+        return self.start_command("run", *hosts, "--nproc", "2", "--cpu", *TIMES, *words, **how)
+
+    def run(self, *words: str, **how: Any) -> Done:
+        return self.start(*words, **how).finish()
+
+    def run_command(self, *words: str, **how: Any) -> Done:
+        """Run `launch` with these words and no others."""
+        return self.start_command(*words, **how).finish()
+
+    def start_exec(self, *words: str, **how: Any) -> Running:
+        hosts = ("--hosts", "node1,node2", "--ssh-config", str(self.ssh_config))
+        return self.start_command("exec", *hosts, *TIMES, *words, **how)
+
+    def exec(self, *words: str) -> Done:
+        return self.start_exec(*words).finish()
+
+    def start_command(
+        self, *words: str, env: Mapping[str, str] | None = None, prefix: Sequence[str] = (),
+        stdout: int | IO[bytes] | None = None, stderr: int | IO[bytes] | None = None, **how: Any,
+    ) -> Running:  # fmt: skip
+        number = len(self.started)
+        with (self.folder / f"stdout.{number}").open("wb") as out, (self.folder / f"stderr.{number}").open("wb") as err:
+            process = subprocess.Popen(
+                [*prefix, str(PROGRAM), *words],
+                cwd=self.folder,
+                env={**os.environ, "TMPDIR": str(self.hosts.folder / "tmp"), "PYTHONPATH": "", **(env or {})},
+                stdin=how.pop("stdin", subprocess.DEVNULL),
+                stdout=out if stdout is None else stdout,
+                stderr=err if stderr is None else stderr,
+                **how,
+            )
+        self.started.append(Running(process, self.folder, self.hosts, number))
+        return self.started[-1]
+
+    def end(self) -> None:
+        """Kill launchers that a test has left."""
+        for running in self.started:
+            if running.process.poll() is None:
+                running.signal(signal.SIGCONT)
+                running.process.kill()
+                running.process.wait()

@@ -1,0 +1,313 @@
+"""Two SSH hosts on loopback: a real OpenSSH sshd each, unprivileged, and all that runs below them.
+
+Every process below an sshd has its host's TMPDIR in its environment, so what a run leaves behind is found whatever
+the launcher thinks of it: processes by that variable, folders because TMPDIR must be empty after a test.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SSHD_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin:/sbin"
+START_TIMEOUT_S = 10.0
+POLL_S = 0.02
+
+SSHD_CONFIG = """\
+ListenAddress {address}:{port}
+HostKey {folder}/host_key
+PidFile {folder}/sshd.pid
+AuthorizedKeysFile {keys}
+SetEnv TMPDIR={tmpdir} HOME={home}
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin yes
+PrintMotd no
+LogLevel VERBOSE
+"""
+
+CLIENT_CONFIG = {
+    "User": getpass.getuser(),
+    "IdentitiesOnly": "yes",
+    "StrictHostKeyChecking": "yes",
+    "GlobalKnownHostsFile": "none",
+}
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process as /proc shows it."""
+
+    pid: int
+    parent: int
+    argv: tuple[str, ...]
+    env: frozenset[str]
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is of a run, and not its guardian or supervisor, its login shell or sshd."""
+        return any(setting.startswith("LAUNCH_MARK=") for setting in self.env)
+
+    @property
+    def is_keeper(self) -> bool:
+        """Whether it is a guardian or a supervisor: both still show the loader's command line."""
+        return not self.is_ours and any("~launch" in word for word in self.argv)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+
+
+@dataclass
+class SshHost:
+    """One sshd on an address of its own."""
+
+    name: str
+    address: str
+    folder: Path
+    port: int = 0
+    server: subprocess.Popen[bytes] | None = None
+
+    @property
+    def tmpdir(self) -> Path:
+        return self.folder / "tmp"
+
+    @property
+    def public_key(self) -> str:
+        return " ".join((self.folder / "host_key.pub").read_text().split()[:2])
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "sshd.log").read_text()
+
+    def start(self, keys: Path) -> None:
+        for folder in (self.folder, self.tmpdir, self.folder / "home"):
+            folder.mkdir()
+        make_key(self.folder / "host_key")
+        self.port = find_free_port(self.address)
+        config = self.folder / "sshd_config"
+        config.write_text(
+            SSHD_CONFIG.format(
+                address=self.address, port=self.port, folder=self.folder, keys=keys, tmpdir=self.tmpdir,
+                home=self.folder / "home",
+            )
+        )  # fmt: skip
+        sshd = shutil.which("sshd", path=SSHD_PATH)
+        assert sshd is not None
+        with (self.folder / "sshd.log").open("wb") as log:
+            # sshd starts itself anew for each connection, so it wants its full path.
+            self.server = subprocess.Popen([sshd, "-D", "-e", "-f", str(config)], stdin=subprocess.DEVNULL, stderr=log)
+        assert wait_until(lambda: f"port {self.port}" in self.log, START_TIMEOUT_S), self.log
+
+    def stop(self) -> None:
+        """End the sshd and all that runs below it."""
+        if self.server is not None:
+            for process in self.processes():
+                process.kill()
+            self.server.kill()
+            self.server.wait()
+
+    # ---- what runs here -----------------------------------------------------------------------------------------
+
+    def processes(self) -> list[Process]:
+        """Return all that sshd started, at whatever depth, and that is alive."""
+        mark = f"TMPDIR={self.tmpdir}"
+        return [process for process in read_processes() if mark in process.env]
+
+    def ranks(self) -> list[Process]:
+        """Return the processes of a run: its ranks, torchrun and their children."""
+        return [process for process in self.processes() if process.is_ours]
+
+    def guardian(self) -> Process:
+        return self._keepers()[0]
+
+    def supervisor(self) -> Process:
+        return self._keepers()[1]
+
+    def torchrun(self) -> Process:
+        supervisor = self.supervisor()
+        return next(process for process in self.ranks() if process.parent == supervisor.pid)
+
+    def _keepers(self) -> tuple[Process, Process]:
+        first, second = (process for process in self.processes() if process.is_keeper)
+        return (first, second) if second.parent == first.pid else (second, first)
+
+    def sessions(self) -> list[int]:
+        """Return the ids of sshd's own processes, one or two for each connection."""
+        assert self.server is not None
+        parents = {pid: parent for pid, parent in read_parents()}
+        below = {self.server.pid}
+        for pid in sorted(parents):
+            if parents[pid] in below and read_argv(pid)[:1] and read_argv(pid)[0].startswith("sshd"):
+                below.add(pid)
+        return sorted(below - {self.server.pid})
+
+    def freeze(self) -> None:
+        """Stop the whole host, as a box that hangs: its sshd too, so nobody can log in."""
+        self._signal_all(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal_all(signal.SIGCONT)
+
+    def _signal_all(self, number: int) -> None:
+        assert self.server is not None
+        for pid in (self.server.pid, *self.sessions(), *(process.pid for process in self.processes())):
+            os.kill(pid, number)
+
+
+@dataclass
+class SshHosts:
+    """The hosts of a test session, and the client's side of them."""
+
+    folder: Path
+    hosts: tuple[SshHost, ...] = ()
+    names: tuple[str, ...] = field(init=False, default=())
+
+    def start(self) -> None:
+        keys = self.folder / "authorized_keys"
+        keys.write_text(make_key(self.folder / "id"))
+        self.hosts = (
+            SshHost("node1", "127.0.0.1", self.folder / "node1"),
+            SshHost("node2", "127.0.0.2", self.folder / "node2"),
+        )
+        for host in self.hosts:
+            host.start(keys)
+        self.known_hosts.write_text("".join(self.known_line(host, host.public_key) for host in self.hosts))
+
+    def stop(self) -> None:
+        for host in self.hosts:
+            host.stop()
+
+    def __iter__(self) -> Iterator[SshHost]:
+        return iter(self.hosts)
+
+    def __getitem__(self, name: str) -> SshHost:
+        return next(host for host in self.hosts if host.name == name)
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.folder / "known_hosts"
+
+    @staticmethod
+    def known_line(host: SshHost, key: str) -> str:
+        return f"[{host.address}]:{host.port} {key}\n"
+
+    def write_config(self, path: Path, **changes: dict[str, object]) -> Path:
+        """Write an ssh_config for all hosts; `node2={"Port": 1}` changes it for one of them."""
+        blocks = []
+        for host in self.hosts:
+            settings = {
+                "HostName": host.address,
+                "Port": host.port,
+                "IdentityFile": self.folder / "id",
+                "UserKnownHostsFile": self.known_hosts,
+                **CLIENT_CONFIG,
+                **changes.get(host.name, {}),
+            }
+            blocks += [f"Host {host.name}", *(f"  {key} {value}" for key, value in settings.items())]
+        path.write_text("\n".join(blocks) + "\n")
+        return path
+
+    def add_login(self, key: Path, rc_file: str) -> None:
+        """Let `key` in as well, by way of a shell script that stands for the login shell's rc file."""
+        script = key.with_suffix(".rc")
+        script.write_text(f'{rc_file}\nexec /bin/sh -c "$SSH_ORIGINAL_COMMAND"\n')
+        with (self.folder / "authorized_keys").open("a") as file:
+            file.write(f'command="/bin/sh {script}" {make_key(key)}')
+
+    def processes(self) -> list[Process]:
+        return [process for host in self.hosts for process in host.processes()]
+
+    def ranks(self) -> list[Process]:
+        return [process for host in self.hosts for process in host.ranks()]
+
+
+def find_obstacle() -> str | None:
+    """Say what is missing for these hosts and what to do about it, or None."""
+    if shutil.which("sshd", path=SSHD_PATH) is None:
+        return "no sshd: apt-get install openssh-server"
+    if shutil.which("ssh-keygen") is None:
+        return "no ssh-keygen: apt-get install openssh-client"
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd wants it when it is root
+        shadow = Path("/etc/shadow").read_text().splitlines()
+        if any(line.startswith("root:!") for line in shadow):
+            return "root's password is locked, so sshd without PAM lets nobody in: usermod --password '*' root"
+    return None
+
+
+def make_key(path: Path) -> str:
+    """Make a key pair and return its public line."""
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True, timeout=10)
+    return path.with_name(f"{path.name}.pub").read_text()
+
+
+def find_free_port(address: str) -> int:
+    with socket.socket() as listener:
+        listener.bind((address, 0))
+        return int(listener.getsockname()[1])
+
+
+def wait_until(is_true: Callable[[], object], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not is_true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+# ---- /proc, read without the launcher's own reader ------------------------------------------------------------------
+
+
+def read_processes() -> Iterator[Process]:
+    """Yield every process that is alive and may be looked into; a zombie has no environment left."""
+    for pid, parent in read_parents():
+        try:
+            env = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue
+        yield Process(pid, parent, tuple(read_argv(pid)), frozenset(env.decode("utf-8", "replace").split("\0")))
+
+
+def read_parents() -> Iterator[tuple[int, int]]:
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (fields := read_stat(int(entry))):
+            yield int(entry), int(fields[1])
+
+
+def read_argv(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace").split("\0")
+    except OSError:
+        return []
+
+
+def read_stat(pid: int) -> list[str]:
+    """Return the fields from the state on, or nothing for a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(") ")[2].split()
+    except OSError:
+        return []
+
+
+def is_alive(pid: int) -> bool:
+    return read_stat(pid)[:1] not in ([], ["Z"], ["X"])
+
+
+def read_peak_kib(pid: int) -> int:
+    """Return the most memory that a process ever had, 0 for one that is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
