@@ -17,7 +17,7 @@ from importlib.util import MAGIC_NUMBER
 
 MARKER = "~launch"
 _NODE_MODULES = (
-    "messages", "loop", "processes", "ladder", "workers", "pythons", "facts", "supervisor", "guardian",
+    "messages", "loop", "processes", "ladder", "workers", "outlet", "pythons", "facts", "supervisor", "guardian",
 )  # fmt: skip
 _PACKAGES = ("launcher", "launcher.node")
 

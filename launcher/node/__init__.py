@@ -4,6 +4,7 @@ Nothing needs to be installed there: `launcher.shipping` sends these modules ove
 
     guardian     waits for the supervisor and cleans up if it dies
     supervisor   owns the processes of a run on this node, and talks to the launcher
+    outlet       what leaves this node, no faster than the network takes it
     workers      how the processes of a run are started and watched
     pythons      the search for a Python that has torch
     facts        what this node says of itself

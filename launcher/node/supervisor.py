@@ -13,7 +13,8 @@ import sys
 import time
 
 from launcher.node import ladder, messages, processes, workers
-from launcher.node.loop import WRITABLE, Loop
+from launcher.node.loop import Loop
+from launcher.node.outlet import Outlet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,10 +26,9 @@ if TYPE_CHECKING:
 
     Handler = Callable[[Dict[str, Any], bytes], None]
     Ladder = Generator[float, None, List[processes.Process]]
+
 BEATS_PER_SILENCE = 2.5  # two may be lost
-OUTPUT_LIMIT_BYTES = 4 << 20  # while this much waits for the network, the ranks' pipes are left unread
 COALESCE_S = 0.002  # a writer's small pieces gather in its pipe for so long, so a flood costs few messages
-FLUSH_S = 5.0  # how long the last messages may take to leave
 
 
 class Supervisor:
@@ -40,19 +40,16 @@ class Supervisor:
         self._ledger_fd = ledger_fd
         self._owned = processes.Owned("", [os.getpid(), guardian])
         self._decoder = messages.Decoder()
-        self._outgoing = bytearray()
-        self._is_listening = True  # whether somebody still reads what we send
+        self._outlet = Outlet(self._loop, lambda local_rank: local_rank in self._owned.ranks)
         self._silence_s = 15.0
         self._stop_timeout_s = 15.0
-        self._heard_at = self._sent_at = time.monotonic()
+        self._heard_at = time.monotonic()
         self._folder: str | None = None
         self._env = dict(os.environ)
         self._facts: dict[str, Any] | None = None
         self._python: dict[str, Any] | None = None
         self._search: Search | None = None
         self._torchrun: workers.Child | None = None  # also while it only imports
-        self._streams: dict[int, tuple[int | None, int]] = {}  # fd -> (local rank, stream)
-        self._saw_output = False
         self._exited: set[int] = set()
         self._held_port: socket | None = None
         self._steps: Ladder | None = None  # once the run is being ended
@@ -66,17 +63,16 @@ class Supervisor:
     def run(self) -> None:
         """Serve until the census is sent, or nobody is left to send it to."""
         self._catch_signals()
-        os.set_blocking(1, False)
         os.set_blocking(self._ledger_fd, False)  # it is small, and must not stop us if the guardian sleeps
         self._loop.watch(0, self._read_launcher)
         self._loop.watch(self._life_fd, lambda: self._end_run("the guardian died"))
         self._check_lease()
         while not self._is_done:
             self._loop.run_once()
-            if self._saw_output:
-                self._saw_output = False
+            if self._outlet.has_read:
+                self._outlet.has_read = False
                 time.sleep(COALESCE_S)
-        self._flush()
+        self._outlet.flush()
         if self._folder is not None:
             workers.remove_folder(self._folder)
 
@@ -101,15 +97,15 @@ class Supervisor:
     def _check_lease(self) -> None:
         left = self._heard_at + self._silence_s - time.monotonic()
         if left <= 0:
-            self._is_listening = False
+            self._outlet.close()
             self._end_run("no word from the launcher for %g s" % self._silence_s)
         else:
             self._lease_timer = self._loop.call_later(left, self._check_lease)
 
     def _beat(self) -> None:
         period = self._silence_s / BEATS_PER_SILENCE
-        if time.monotonic() - self._sent_at >= period * 0.9:
-            self._send(messages.BEAT)
+        if time.monotonic() - self._outlet.sent_at >= period * 0.9:
+            self._outlet.send(messages.BEAT)
         self._loop.call_later(period, self._beat)
 
     # ---- the launcher's messages --------------------------------------------------------------------------------
@@ -123,7 +119,7 @@ class Supervisor:
             data = b""
         if not data:
             self._loop.forget(0)
-            self._is_listening = False
+            self._outlet.close()
             self._end_run("the launcher is gone")
             return
         self._heard_at = time.monotonic()
@@ -142,7 +138,7 @@ class Supervisor:
         try:
             handler(header, payload)
         except OSError as error:  # no room for the run's folder, no process left: the launcher shall say so
-            self._send(messages.FAILED, text="%s: %s" % (header["type"], error))
+            self._outlet.send(messages.FAILED, text="%s: %s" % (header["type"], error))
 
     def _prepare(self, header: dict[str, Any], _: bytes) -> None:
         self._silence_s = header["silence_s"]
@@ -159,7 +155,7 @@ class Supervisor:
         self._loop.cancel(self._lease_timer)
         self._check_lease()
         self._beat()
-        self._send(
+        self._outlet.send(
             messages.HELLO,
             version=messages.VERSION,
             pid=os.getpid(),
@@ -195,7 +191,7 @@ class Supervisor:
         write_ends = []
         for stream in (workers.STDOUT, workers.STDERR):
             read_end, write_end = os.pipe()
-            self._watch_stream(read_end, None, stream)
+            self._outlet.watch(read_end, None, stream)
             write_ends.append(write_end)
         return write_ends
 
@@ -213,7 +209,7 @@ class Supervisor:
 
     def _send_facts(self) -> None:
         if self._facts is not None and self._python is not None:
-            self._send(messages.FACTS, **dict(self._facts, search=self._python))
+            self._outlet.send(messages.FACTS, **dict(self._facts, search=self._python))
 
     def _find_route(self, header: dict[str, Any], _: bytes) -> None:
         from launcher.node import facts
@@ -226,7 +222,7 @@ class Supervisor:
                 answer["port"] = self._held_port.getsockname()[1]
         except OSError as error:
             answer["error"] = error.strerror or str(error)
-        self._send(messages.ROUTED, **answer)
+        self._outlet.send(messages.ROUTED, **answer)
 
     def _start(self, header: dict[str, Any], payload: bytes) -> None:
         if payload:
@@ -249,7 +245,7 @@ class Supervisor:
             for stream in (workers.STDOUT, workers.STDERR):
                 read_end, fds[stream] = os.pipe()
                 workers.widen(read_end)
-                self._watch_stream(read_end, entry["rank"], stream)
+                self._outlet.watch(read_end, entry["rank"], stream)
             child = workers.spawn(entry["argv"], dict(self._env, **entry["env"]), header["cwd"], fds)
             for stream in (workers.STDOUT, workers.STDERR):
                 os.close(fds[stream])
@@ -260,7 +256,7 @@ class Supervisor:
         assert self._folder is not None  # PREPARE comes first
         reports, streams = workers.Fifos(self._folder).make(header["local_ranks"])
         for (local_rank, stream), fd in streams.items():
-            self._watch_stream(fd, local_rank, stream)
+            self._outlet.watch(fd, local_rank, stream)
         self._loop.watch(reports, lambda: self._read_reports(reports))
         env = dict(self._env, **header["env"])
         if self._search is not None and self._torchrun is not None and self._search.child is self._torchrun:
@@ -307,7 +303,7 @@ class Supervisor:
             return
         self._owned.add_rank(local_rank, process)
         self._note(rank=local_rank, pid=process.pid, started=process.started)
-        self._send(messages.STARTED, local_rank=local_rank, pid=process.pid)
+        self._outlet.send(messages.STARTED, local_rank=local_rank, pid=process.pid)
         if self._torchrun is None:
             return  # our own child: the kernel tells us
         pidfd = workers.open_pidfd(process)
@@ -335,9 +331,9 @@ class Supervisor:
         if status and self._owned.torchrun is not None:
             # torchrun would print its page and kill the others; what happens next is the launcher's to say.
             processes.send_signal(self._owned.torchrun, signal.SIGSTOP)
-        self._drain(lambda rank: rank == local_rank)
+        self._outlet.drain(lambda rank: rank == local_rank)
         age_s = round(time.monotonic() - ended_at, 4)
-        self._send(messages.EXIT, local_rank=local_rank, age_s=age_s, **workers.describe_status(status))
+        self._outlet.send(messages.EXIT, local_rank=local_rank, age_s=age_s, **workers.describe_status(status))
 
     def _reap(self) -> None:
         while True:
@@ -348,8 +344,8 @@ class Supervisor:
             if pid == 0:
                 return
             if self._torchrun is not None and pid == self._torchrun.pid:
-                self._drain(lambda rank: True)
-                self._send(messages.ENDED, **workers.describe_status(status))
+                self._outlet.drain()
+                self._outlet.send(messages.ENDED, **workers.describe_status(status))
             for local_rank, process in self._owned.ranks.items():
                 if process.pid == pid and self._torchrun is None:
                     self._report_exit(local_rank, status)
@@ -357,82 +353,9 @@ class Supervisor:
 
     def _check_all_exited(self, status: int) -> None:
         if len(self._exited) == len(self._owned.ranks):
-            self._send(messages.ENDED, **workers.describe_status(status))
+            self._outlet.send(messages.ENDED, **workers.describe_status(status))
             if self._is_short:
                 self._end_run("all is done", self._stop_timeout_s)
-
-    # ---- output -------------------------------------------------------------------------------------------------
-
-    def _watch_stream(self, fd: int, local_rank: int | None, stream: int) -> None:
-        os.set_blocking(fd, False)
-        self._streams[fd] = (local_rank, stream)
-        if len(self._outgoing) < OUTPUT_LIMIT_BYTES:
-            self._resume_stream(fd)
-
-    def _resume_stream(self, fd: int) -> None:
-        self._loop.watch(fd, lambda: self._read_stream(fd))
-
-    def _read_stream(self, fd: int) -> bool:
-        """Send on what is there; return whether the stream may have more."""
-        local_rank, stream = self._streams[fd]
-        try:
-            data = os.read(fd, workers.READ_BYTES)
-        except BlockingIOError:
-            return False
-        if data:
-            self._saw_output = True
-            self._send(messages.OUTPUT, data, local_rank=local_rank, stream=stream)
-            return True
-        # A FIFO without a writer is at its end as well: it counts only once its rank has been there.
-        if local_rank is None or local_rank in self._owned.ranks:
-            self._loop.forget(fd)
-            del self._streams[fd]
-            os.close(fd)
-        return False
-
-    def _drain(self, is_wanted: Callable[[int | None], bool]) -> None:
-        for fd in [fd for fd, (rank, _) in self._streams.items() if is_wanted(rank)]:
-            while self._read_stream(fd):
-                pass
-
-    def _send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
-        if not self._is_listening:
-            return
-        self._outgoing += messages.encode(kind, payload, **fields)
-        self._sent_at = time.monotonic()
-        self._write()
-
-    def _write(self) -> None:
-        was_full = len(self._outgoing) >= OUTPUT_LIMIT_BYTES
-        try:
-            while self._outgoing:
-                with memoryview(self._outgoing) as view:
-                    written = os.write(1, view[: 1 << 20])
-                del self._outgoing[:written]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._is_listening = False
-            self._outgoing.clear()
-        self._adjust_watches(was_full)
-
-    def _adjust_watches(self, was_full: bool) -> None:
-        if self._outgoing and not self._loop.is_watching(1):
-            self._loop.watch(1, self._write, WRITABLE)
-        elif not self._outgoing and self._loop.is_watching(1):
-            self._loop.forget(1)
-        is_full = len(self._outgoing) >= OUTPUT_LIMIT_BYTES
-        for fd in list(self._streams) if is_full or was_full else ():
-            if is_full:
-                self._loop.forget(fd)
-            elif not self._loop.is_watching(fd):
-                self._resume_stream(fd)
-
-    def _flush(self) -> None:
-        deadline = time.monotonic() + FLUSH_S
-        while self._outgoing and self._is_listening and time.monotonic() < deadline:
-            self._loop.call_at(deadline, lambda: None)
-            self._loop.run_once()
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
@@ -462,8 +385,8 @@ class Supervisor:
 
     def _report_census(self, left: list[processes.Process]) -> None:
         self._reap()
-        self._drain(lambda rank: True)
-        self._send(messages.CENSUS, left=[[process.pid, process.name, process.state] for process in left])
+        self._outlet.drain()
+        self._outlet.send(messages.CENSUS, left=[[process.pid, process.name, process.state] for process in left])
         self._is_done = True
 
 

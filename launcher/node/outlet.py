@@ -1,0 +1,118 @@
+"""What leaves this node: messages, and the ranks' output among them, no faster than the network takes it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from launcher.node import messages, workers
+from launcher.node.loop import WRITABLE, Loop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+LIMIT_BYTES = 4 << 20  # while this much waits for the network, the ranks' pipes are left unread
+DRAIN_BYTES = 4 << 20  # a dead rank's children may write on: no more of it is waited for than pipes can hold
+FLUSH_S = 5.0  # how long the last messages may take to leave
+_STDOUT_FD = 1
+
+
+class Outlet:
+    """Our stdout, which never blocks, and the pipes of the ranks that feed it."""
+
+    def __init__(self, loop: Loop, is_known: Callable[[int], bool]) -> None:
+        self.sent_at = time.monotonic()
+        self.has_read = False  # output was read since somebody last looked
+        self._loop = loop
+        self._is_known = is_known  # whether a local rank has been there
+        self._outgoing = bytearray()
+        self._is_listening = True  # whether somebody still reads what we send
+        self._streams: dict[int, tuple[int | None, int]] = {}  # fd -> (local rank, stream)
+        os.set_blocking(_STDOUT_FD, False)
+
+    def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
+        """Send a message, after those that wait already."""
+        if not self._is_listening:
+            return
+        self._outgoing += messages.encode(kind, payload, **fields)
+        self.sent_at = time.monotonic()
+        self._write()
+
+    def close(self) -> None:
+        """Send nothing more: nobody listens. Output is read on, so that no rank hangs in a write."""
+        self._is_listening = False
+        was_full = self._is_full()
+        self._outgoing.clear()
+        self._adjust_watches(was_full)
+
+    def watch(self, fd: int, local_rank: int | None, stream: int) -> None:
+        """Send on what a rank writes (None: torchrun itself)."""
+        os.set_blocking(fd, False)
+        self._streams[fd] = (local_rank, stream)
+        if not self._is_full():
+            self._resume(fd)
+
+    def drain(self, is_wanted: Callable[[int | None], bool] = lambda rank: True) -> None:
+        """Send on what stands in the pipes of these ranks now."""
+        for fd in [fd for fd, (rank, _) in self._streams.items() if is_wanted(rank)]:
+            left = DRAIN_BYTES
+            while left > 0:
+                size = self._read(fd)
+                left -= size or left
+
+    def flush(self) -> None:
+        """Wait until all has left, for some seconds at most."""
+        deadline = time.monotonic() + FLUSH_S
+        while self._outgoing and time.monotonic() < deadline:
+            self._loop.call_at(deadline, lambda: None)
+            self._loop.run_once()
+
+    def _resume(self, fd: int) -> None:
+        self._loop.watch(fd, lambda: self._read(fd))
+
+    def _read(self, fd: int) -> int:
+        """Send on one piece; return its size, 0 where there is none."""
+        local_rank, stream = self._streams[fd]
+        try:
+            data = os.read(fd, workers.READ_BYTES)
+        except BlockingIOError:
+            return 0
+        if data:
+            self.has_read = True
+            self.send(messages.OUTPUT, data, local_rank=local_rank, stream=stream)
+        elif local_rank is None or self._is_known(local_rank):
+            # A FIFO that no writer has opened yet is at its end as well, hence the question.
+            self._loop.forget(fd)
+            del self._streams[fd]
+            os.close(fd)
+        return len(data)
+
+    def _is_full(self) -> bool:
+        return len(self._outgoing) >= LIMIT_BYTES
+
+    def _write(self) -> None:
+        was_full = self._is_full()
+        try:
+            while self._outgoing:
+                with memoryview(self._outgoing) as view:
+                    written = os.write(_STDOUT_FD, view[: 1 << 20])
+                del self._outgoing[:written]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close()
+            return
+        self._adjust_watches(was_full)
+
+    def _adjust_watches(self, was_full: bool) -> None:
+        if self._outgoing and not self._loop.is_watching(_STDOUT_FD):
+            self._loop.watch(_STDOUT_FD, self._write, WRITABLE)
+        elif not self._outgoing and self._loop.is_watching(_STDOUT_FD):
+            self._loop.forget(_STDOUT_FD)
+        is_full = self._is_full()
+        for fd in list(self._streams) if is_full or was_full else ():
+            if is_full:
+                self._loop.forget(fd)
+            elif not self._loop.is_watching(fd):
+                self._resume(fd)

@@ -1,0 +1,151 @@
+"""How a user ends a run, and terminals and pipes that nobody reads."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launching import DEADLINE_S, LADDER_S, PROMPT_S, Launch, rank, shell
+from ssh_hosts import SshHosts, find_free_port, wait_until
+from terminal import Terminal
+
+LINES = 200_000  # of each rank: 5 MB with their prefixes, so that all four exceed what is queued for the screen
+FLOOD = f"until [ -e go ]; do sleep 0.02; done; seq 1 {LINES}"
+STOPPING = "launch: stopping 2 nodes, up to N s for the trainer to save (Ctrl-C again: at once)"
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    with Terminal() as opened:
+        yield opened
+
+
+# ---- signals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "who"), [(signal.SIGINT, "you"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")]
+)
+def test_a_signal_to_the_launcher_ends_the_run(launch: Launch, number: signal.Signals, who: str) -> None:
+    running = launch.start(*rank("wait"))
+    running.wait_for_ranks()
+    running.signal(number)
+    done = running.finish(PROMPT_S)
+    assert done.exit_code == 128 + number
+    assert done.words[2:] == [STOPPING, f"launch: stopped by {who} after N s, 0 processes left on 2 nodes"]
+    assert done.record["result"]["interrupted_by"] == number
+
+
+@pytest.mark.parametrize("ranks", ["ignore", "fork"])
+def test_ranks_that_do_not_obey_are_killed_after_the_stop_timeout(launch: Launch, ranks: str) -> None:
+    running = launch.start(*rank(ranks))
+    running.wait_for_ranks()
+    running.signal(signal.SIGINT)
+    done = running.finish(LADDER_S)
+    assert done.exit_code == 130
+    assert "0 processes left on 2 nodes" in done.stderr
+
+
+def test_a_rank_may_save_within_the_stop_timeout(launch: Launch) -> None:
+    script = 'trap "sleep 1; echo saved $RANK; exit" TERM; echo ready; while :; do sleep 0.05; done'
+    running = launch.start("--stop-timeout", "10", *shell(script))
+    running.wait_for("] ready", 4)
+    running.signal(signal.SIGTERM)
+    done = running.finish(PROMPT_S)
+    assert sorted(line.partition("] ")[2] for line in done.lines if "saved" in line) == [
+        f"saved {number}" for number in range(4)
+    ]
+
+
+def test_a_second_ctrl_c_kills_at_once(launch: Launch) -> None:
+    running = launch.start("--stop-timeout", "60", *rank("ignore"))
+    running.wait_for_ranks()
+    running.signal(signal.SIGINT)
+    running.wait_for("launch: stopping 2 nodes")
+    running.signal(signal.SIGINT)
+    done = running.finish(PROMPT_S)
+    assert done.exit_code == 130
+    assert done.words[3:] == [
+        "launch: killing what is left, at once",
+        "launch: stopped by you after N s, 0 processes left on 2 nodes",
+    ]
+
+
+def test_ctrl_c_while_a_host_does_not_answer(launch: Launch, hosts: SshHosts) -> None:
+    with socket.create_server(("127.0.0.2", find_free_port("127.0.0.2"))) as mute:
+        config = hosts.write_config(launch.folder / "config", node2={"Port": mute.getsockname()[1]})
+        running = launch.start("--ssh-config", str(config), "--connect-timeout", "60", *rank("wait"))
+        assert wait_until(lambda: any(host.processes() for host in hosts), DEADLINE_S)
+        running.signal(signal.SIGINT)
+        done = running.finish(PROMPT_S)
+    assert done.exit_code == 130
+    assert "node2 unreachable" not in done.stderr  # nothing was started there
+
+
+# ---- a terminal -----------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_and_ctrl_z_on_a_terminal(launch: Launch, terminal: Terminal) -> None:
+    running = launch.start(*rank("wait"), **terminal.for_popen())
+    terminal.read_until("ready .*", count=4)
+    terminal.type(b"\x1a")
+    terminal.read_until("not stopped by Ctrl-Z")
+    terminal.type(b"\x03")
+    terminal.read_until(r"\^Claunch: stopping 2 nodes")
+    terminal.read_until("launch: stopped by you after .*, 0 processes left on 2 nodes")
+    assert running.finish(PROMPT_S).exit_code == 130
+
+
+@pytest.mark.parametrize("key", [b"\x13", b""], ids=["Ctrl-S", "not read"])
+def test_a_terminal_that_stands_still_does_not_stop_the_run(launch: Launch, terminal: Terminal, key: bytes) -> None:
+    running = launch.start(*shell(f"echo ready; {FLOOD}"), **terminal.for_popen())
+    terminal.read_until(r"\] ready", count=4)
+    terminal.type(key)
+    running.go()
+    wait_for_logs(launch)
+    running.wait_until_clean(PROMPT_S)
+    terminal.type(b"\x11")
+    terminal.read_until(r"launch: \d+ lines not shown here, all are in the logs")
+    terminal.read_until("launch: finished in .*, 4 ranks ended well, 0 processes left on 2 nodes")
+    assert running.finish().exit_code == 0
+
+
+def wait_for_logs(launch: Launch) -> None:
+    """Wait until both nodes' logs hold every line of FLOOD."""
+    logs = [launch.folder / "logs" / "latest" / f"node_{number}.log" for number in (0, 1)]
+    assert wait_until(lambda: all(count_last_lines(log) == 2 for log in logs), DEADLINE_S)
+
+
+def count_last_lines(log: Path) -> int:
+    return log.read_bytes().count(f"] {LINES}\n".encode())
+
+
+# ---- pipes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_pipe_that_is_not_read_does_not_stop_the_run(launch: Launch) -> None:
+    """As with a pager that shows its first page: the launcher drops lines and says so, and waits for nobody."""
+    running = launch.start(*shell(FLOOD), stdout=subprocess.PIPE)
+    running.go()
+    wait_for_logs(launch)
+    running.wait_until_clean(PROMPT_S)
+    assert running.finish().exit_code == 0
+
+
+def test_a_pipe_that_was_closed_does_not_stop_the_run(launch: Launch) -> None:
+    """As with `| head -1`, or a pager that was quit."""
+    running = launch.start(*shell(FLOOD), stdout=subprocess.PIPE)
+    assert running.process.stdout is not None
+    running.process.stdout.close()
+    running.go()
+    done = running.finish()
+    assert done.exit_code == 0
+    assert done.words[2:] == [
+        "launch: nobody reads our output any more; the run goes on, see the logs",
+        "launch: finished in N s, 4 ranks ended well, 0 processes left on 2 nodes",
+    ]
+    wait_for_logs(launch)

@@ -1,0 +1,392 @@
+"""The plan: the exact argv and environment of every node, and the same as lines for a shell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from string import Template
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.facts import Gpu, NodeFacts, Route
+from launcher.hosts import Host, select_hosts
+from launcher.job import TRAINER_MODULE, Job, Program, ProgramKind
+from launcher.plan import LaunchPlan, as_record, build_plan, master_address, placeholder_facts
+from launcher.report import plan_lines
+
+unhurried = settings(deadline=None)  # a loaded machine is no bug
+ADDRESSES = {"gpu1": "10.0.0.1", "gpu2": "10.0.0.2"}
+RANK_SHELL = 'D=$1; shift; echo "$LOCAL_RANK $$" >"$D/ranks"; exec "$@" >"$D/out.$LOCAL_RANK" 2>"$D/err.$LOCAL_RANK"'
+GPU_ENV = (
+    "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1"  # no folder of a run
+)
+
+
+def script(*args, target="train.py"):
+    return Program(ProgramKind.SCRIPT, target, args)
+
+
+def facts_of(name, *, gpus=0, cpu_count=8, **more):
+    known = {
+        "folder": f"/tmp/run-{name}",
+        "hostname": name,
+        "cpu_count": cpu_count,
+        "home": f"/home/{name}",
+        "ssh_address": ADDRESSES[name],
+        "gpus": tuple(Gpu(index, "H200", 143771, "580.159") for index in range(gpus)),
+        "python": "/usr/bin/python3",
+        "python_version": "3.11",
+        "torch_version": "2.13.0",
+        "route": Route("eth1", ADDRESSES[name], 41873 if name == "gpu1" else None),
+    }
+    return NodeFacts(**(known | more))
+
+
+def plan_of(job, *facts, share=None, **by_name):
+    hosts = [by_name.get(fact.hostname, Host(fact.hostname)) for fact in facts]
+    return build_plan(job, hosts, facts, share)
+
+
+def torchrun_argv(nnodes, node_rank, nproc, *, name, program):
+    return (
+        "/usr/bin/python3", "-m", "torch.distributed.run",
+        "--nnodes", str(nnodes), "--node-rank", str(node_rank), "--nproc-per-node", str(nproc),
+        "--rdzv-backend", "static", "--rdzv-conf", "timeout=120",
+        "--master-addr", "10.0.0.1" if nnodes > 1 else "127.0.0.1", "--master-port", "41873",
+        "--local-addr", ADDRESSES[name], "--max-restarts", "0",
+        "--log-dir", f"/tmp/run-{name}/torchrun",
+        "--no-python", "/bin/sh", "-c", RANK_SHELL.replace("$", "$$"), "sh", f"/tmp/run-{name}",
+        *program,
+    )  # fmt: skip
+
+
+def by_hand(nnodes, node_rank, nproc, *, name, env, program, cwd="/data"):
+    master = "10.0.0.1" if nnodes > 1 else "127.0.0.1"
+    return (
+        f"cd {cwd} && env {env} /usr/bin/python3 -m torch.distributed.run --nnodes {nnodes} --node-rank {node_rank} "
+        f"--nproc-per-node {nproc} --rdzv-backend static --rdzv-conf timeout=120 --master-addr {master} "
+        f"--master-port 41873 --local-addr {ADDRESSES[name]} --max-restarts 0 {program}"
+    )
+
+
+# what torchrun is given
+
+
+def test_a_script_on_two_nodes_with_gpus():
+    job = Job(script("--lr", "3e-4"), workdir="/data", env={"WANDB_API_KEY": "s", "A": "x y"})
+    plan = plan_of(job, facts_of("gpu1", gpus=8, cpu_count=64), facts_of("gpu2", gpus=4, cpu_count=10))
+    assert (plan.world_size, plan.master_addr, plan.master_port) == (12, "10.0.0.1", 41873)
+    assert [(node.host.name, node.node_rank, node.first_rank, node.nproc, node.cwd) for node in plan.nodes] == [
+        ("gpu1", 0, 0, 8, "/data"),
+        ("gpu2", 1, 8, 4, "/data"),
+    ]
+    program = ("/usr/bin/python3", "-u", "train.py", "--lr", "3e-4")
+    assert plan.nodes[0].argv == torchrun_argv(2, 0, 8, name="gpu1", program=program)
+    assert plan.nodes[1].argv == torchrun_argv(2, 1, 4, name="gpu2", program=program)
+    assert plan.nodes[1].env == {
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "2",
+        "GLOO_SOCKET_IFNAME": "eth1",
+        "NCCL_SOCKET_IFNAME": "eth1",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/tmp/run-gpu2/nccl_trace_rank_",
+        "TORCH_FR_DUMP_TEMP_FILE": "/tmp/run-gpu2/nccl_trace_rank_",
+    }
+    env = 'WANDB_API_KEY="${WANDB_API_KEY}" A=\'x y\' PYTHONUNBUFFERED=1 OMP_NUM_THREADS=%d '
+    env += f"GLOO_SOCKET_IFNAME=eth1 NCCL_SOCKET_IFNAME=eth1 {GPU_ENV}"
+    assert plan_lines(plan) == [
+        "# node 0: gpu1, ranks 0 to 7",
+        by_hand(2, 0, 8, name="gpu1", env=env % 8, program="train.py --lr 3e-4"),
+        "# node 1: gpu2, ranks 8 to 11",
+        by_hand(2, 1, 4, name="gpu2", env=env % 2, program="train.py --lr 3e-4"),
+    ]
+
+
+CPU_ENV = (
+    "PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4 GLOO_SOCKET_IFNAME=eth1 NCCL_SOCKET_IFNAME=eth1 CUDA_VISIBLE_DEVICES=''"
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "ranks_run", "shown"),
+    [
+        (script("a b"), ("-u", "train.py", "a b"), "train.py 'a b'"),
+        (Program(ProgramKind.MODULE, "pkg.train", ("-x",)), ("-u", "-m", "pkg.train", "-x"), "-m pkg.train -x"),
+        (
+            Program(ProgramKind.BUILTIN, TRAINER_MODULE, ("--epochs", "1")),
+            ("-u", "/tmp/run-gpu1/launcher.pyz", "launcher.trainer", "--epochs", "1"),
+            "-m launcher.trainer --epochs 1",
+        ),
+    ],
+)
+def test_each_kind_of_program_on_one_node_without_gpus(program, ranks_run, shown):
+    plan = plan_of(Job(program, nproc=2, cpu=True, workdir="/data"), facts_of("gpu1"))
+    assert plan.nodes[0].argv == torchrun_argv(1, 0, 2, name="gpu1", program=("/usr/bin/python3", *ranks_run))
+    assert plan_lines(plan) == [
+        "# node 0: gpu1, ranks 0 to 1",
+        by_hand(1, 0, 2, name="gpu1", env=CPU_ENV, program=shown),
+    ]
+
+
+def test_a_plain_command_is_started_without_torchrun():
+    job = Job(Program(ProgramKind.COMMAND, "seq", ("1", "x y")), nproc=2, cpu=True, workdir="/data", env={"A": "1"})
+    plan = plan_of(job, facts_of("gpu1", python=None, route=Route("eth1", "10.0.0.1", 41873)), facts_of("gpu2"))
+    common = (
+        f"{CPU_ENV} WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 GROUP_RANK=1 GROUP_WORLD_SIZE=2 ROLE_WORLD_SIZE=4 "
+        "ROLE_NAME=default MASTER_ADDR=10.0.0.1 MASTER_PORT=41873 TORCHELASTIC_RESTART_COUNT=0 "
+        "TORCHELASTIC_MAX_RESTARTS=0 TORCHELASTIC_RUN_ID=none"
+    )
+    assert plan_lines(plan)[2:] == [
+        "# node 1: gpu2, ranks 2 to 3",
+        f"cd /data && {{ env A=1 {common} RANK=2 ROLE_RANK=2 LOCAL_RANK=0 seq 1 'x y' & "
+        f"env A=1 {common} RANK=3 ROLE_RANK=3 LOCAL_RANK=1 seq 1 'x y' & wait; }}",
+    ]
+    node = plan.nodes[1]
+    assert (node.argv, [process.argv for process in node.processes]) == ((), [("seq", "1", "x y")] * 2)
+    assert [(process.local_rank, process.env["RANK"]) for process in node.processes] == [(0, "2"), (1, "3")]
+    words = dict(word.split("=", 1) for word in f"{common} RANK=3 ROLE_RANK=3 LOCAL_RANK=1".replace("''", "").split())
+    assert node.processes[1].env == words
+
+
+def test_one_plain_process_needs_no_group():
+    job = Job(Program(ProgramKind.COMMAND, "hostname"), nproc=1, cpu=True, workdir="/my data")
+    comment, line = plan_lines(plan_of(job, facts_of("gpu1")))
+    assert comment == "# node 0: gpu1, rank 0"
+    assert line.startswith("cd '/my data' && env PYTHONUNBUFFERED=1 ")
+    assert line.endswith(" RANK=0 ROLE_RANK=0 LOCAL_RANK=0 hostname")
+
+
+# sizes, addresses, folders
+
+
+def test_slots_give_each_host_its_size():
+    facts = facts_of("gpu1", gpus=8), facts_of("gpu2", gpus=8)
+    plan = plan_of(Job(script()), *facts, gpu1=Host("gpu1", slots=3), gpu2=Host("gpu2", slots=1))
+    assert [(node.first_rank, node.nproc) for node in plan.nodes] == [(0, 3), (3, 1)]
+    assert [line for line in plan_lines(plan) if line.startswith("#")] == [
+        "# node 0: gpu1, ranks 0 to 2",
+        "# node 1: gpu2, rank 3",
+    ]
+
+
+def test_chosen_gpus_are_the_visible_ones():
+    chosen = select_hosts([Host("gpu1", slots=8), Host("gpu2", slots=8)], "gpu1:7,2@gpu2", None, None)
+    plan = plan_of(Job(script()), facts_of("gpu1", gpus=8), facts_of("gpu2", gpus=8), gpu1=chosen[0], gpu2=chosen[1])
+    assert [(node.nproc, node.env.get("CUDA_VISIBLE_DEVICES")) for node in plan.nodes] == [(2, "7,2"), (8, None)]
+
+
+@pytest.mark.parametrize(
+    ("cpu_count", "nproc", "threads"), [(8, 8, "1"), (7, 2, "3"), (1, 4, "1"), (64, 1, "64"), (None, 2, None)]
+)
+def test_ranks_share_the_cores(cpu_count, nproc, threads):
+    plan = plan_of(Job(script(), nproc=nproc, cpu=True), facts_of("gpu1", cpu_count=cpu_count))
+    assert plan.nodes[0].env.get("OMP_NUM_THREADS") == threads
+
+
+def test_what_the_user_has_set_stays():
+    env = {"NCCL_SOCKET_IFNAME": "^lo", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", "CUDA_VISIBLE_DEVICES": "3"}
+    plan = plan_of(Job(script(), env=env, nproc=1), facts_of("gpu1", gpus=1), gpu1=Host("gpu1", gpus=(0,)))
+    assert plan.nodes[0].env.keys() & env.keys() == set()
+    assert plan.nodes[0].env["GLOO_SOCKET_IFNAME"] == "eth1"
+    assert "env NCCL_SOCKET_IFNAME='^lo' OMP_NUM_THREADS=1 PYTHONUNBUFFERED='' CUDA_VISIBLE_DEVICES=3 GLOO" in (
+        plan.nodes[0].by_hand
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "more", "alone", "address"),
+    [
+        (Host("gpu1", address="10.1.0.1"), {}, False, "10.1.0.1"),
+        (Host("gpu1", address="10.1.0.1"), {}, True, "127.0.0.1"),
+        (Host("gpu1"), {}, False, "10.0.0.1"),
+        (
+            Host("gpu1"),
+            {"ssh_address": None, "addresses": (("lo", "127.0.0.1"), ("docker0", "172.17.0.1"), ("ib0", "fd00::1"),
+                                                ("eth0", "10.9.0.1"), ("eth1", "10.8.0.1"))},
+            False,
+            "10.9.0.1",
+        ),
+        (Host("gpu1"), {"ssh_address": None, "addresses": (("lo", "127.0.0.1"),)}, False, "127.0.0.1"),
+    ],
+)  # fmt: skip
+def test_the_address_of_node_0(host, more, alone, address):
+    assert master_address(host, facts_of("gpu1", **more), alone=alone) == address
+
+
+def test_a_named_address_and_port_are_taken():
+    job = Job(script(), nproc=1, master_addr="gpu1.lan", master_port=29400, rendezvous_timeout_s=7, workdir=None)
+    plan = plan_of(job, facts_of("gpu1", route=None), facts_of("gpu2"))
+    assert (plan.master_addr, plan.master_port, plan.nodes[0].cwd) == ("gpu1.lan", 29400, "/home/gpu1")
+    assert "--rdzv-conf timeout=7 --master-addr gpu1.lan --master-port 29400 --max-restarts 0" in plan.nodes[0].by_hand
+    assert "SOCKET_IFNAME" not in plan.nodes[0].by_hand
+
+
+def test_a_folder_that_is_not_there_is_the_home():
+    plan = plan_of(Job(script(), nproc=1, workdir="/gone"), facts_of("gpu1", workdir_found=False))
+    assert plan.nodes[0].cwd == "/home/gpu1"
+
+
+def test_a_share_of_a_run_by_hand():
+    job = Job(script(), nproc=2, cpu=True, master_addr="10.0.0.1", master_port=41873, workdir="/data")
+    plan = plan_of(job, facts_of("gpu2"), share=(4, 3))
+    assert (plan.world_size, plan.nodes[0].node_rank, plan.nodes[0].first_rank) == (8, 3, 6)
+    assert plan_lines(plan) == [
+        "# node 3: gpu2, ranks 6 to 7",
+        by_hand(4, 3, 2, name="gpu2", env=CPU_ENV, program="train.py"),
+    ]
+
+
+def test_the_record_hides_secrets():
+    job = Job(Program(ProgramKind.COMMAND, "id", ("-u",)), nproc=1, cpu=True, env={"HF_TOKEN": "hunter2"})
+    plan = plan_of(job, facts_of("gpu1"))
+    record = as_record(plan)
+    assert "hunter2" not in repr(record)
+    (node,) = record.pop("nodes")
+    assert record == {
+        "program": {"kind": "command", "target": "id", "args": ["-u"]},
+        "world_size": 1,
+        "master_addr": "127.0.0.1",
+        "master_port": 41873,
+    }
+    assert (node["argv"], node["cwd"], node["by_hand"]) == (["id", "-u"], "/home/gpu1", plan.nodes[0].by_hand)
+
+
+# a dry run, where no node was asked
+
+
+def dry_lines(job, *hosts):
+    return plan_lines(build_plan(job, hosts, [placeholder_facts(job, host) for host in hosts]))
+
+
+def test_a_dry_run_names_what_only_the_nodes_can_tell():
+    assert dry_lines(Job(script(), workdir="/data"), Host("a"), Host("b", address="10.0.0.2")) == [
+        "# node 0: a, as many ranks as GPUs",
+        "cd /data && env PYTHONUNBUFFERED=1 GLOO_SOCKET_IFNAME='<interface of a>' "
+        f"NCCL_SOCKET_IFNAME='<interface of a>' {GPU_ENV} '<python with torch on a>' -m torch.distributed.run "
+        "--nnodes 2 --node-rank 0 --nproc-per-node gpu --rdzv-backend static --rdzv-conf timeout=120 "
+        "--master-addr '<address of a>' --master-port '<free port on a>' --local-addr '<address of a>' "
+        "--max-restarts 0 train.py",
+        "# node 1: b, as many ranks as GPUs",
+        "cd /data && env PYTHONUNBUFFERED=1 GLOO_SOCKET_IFNAME='<interface of b>' "
+        f"NCCL_SOCKET_IFNAME='<interface of b>' {GPU_ENV} '<python with torch on b>' -m torch.distributed.run "
+        "--nnodes 2 --node-rank 1 --nproc-per-node gpu --rdzv-backend static --rdzv-conf timeout=120 "
+        "--master-addr '<address of a>' --master-port '<free port on a>' --local-addr 10.0.0.2 "
+        "--max-restarts 0 train.py",
+    ]
+
+
+def test_a_dry_run_of_a_plain_command():
+    job = Job(Program(ProgramKind.COMMAND, "hostname"), nproc=1, cpu=True, workdir="/data", python="/p")
+    assert [line.partition(" WORLD_SIZE")[0] for line in dry_lines(job, Host("a"))] == [
+        "# node 0: a, rank 0",
+        "cd /data && env PYTHONUNBUFFERED=1 GLOO_SOCKET_IFNAME='<interface of a>' "
+        "NCCL_SOCKET_IFNAME='<interface of a>' CUDA_VISIBLE_DEVICES=''",
+    ]
+
+
+@pytest.mark.xfail(strict=True, reason="BUG: `{  & wait; }` is no shell: no size, no process")
+def test_a_dry_run_of_a_plain_command_of_unknown_size_is_a_line_for_a_shell():
+    _, line = dry_lines(Job(Program(ProgramKind.COMMAND, "hostname"), workdir="/data"), Host("a"))
+    assert subprocess.run(["/bin/sh", "-n", "-c", line], stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
+@pytest.mark.xfail(strict=True, reason="BUG: ranks are counted as if the node before had no GPU")
+def test_ranks_after_a_node_of_unknown_size_are_not_made_up():
+    comments = dry_lines(Job(script()), Host("a"), Host("b", slots=2))[::2]
+    assert comments[0] == "# node 0: a, as many ranks as GPUs"
+    assert "ranks 0 to 1" not in comments[1]
+
+
+# through real shells
+
+words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
+    ["$HOME", "$$", "${local_rank}", "`id`", "!!", "--", "-", "*", "~", "a\nb", "\\", "\\n", "'", '"', "#", "&", ";"]
+)
+DUMP = '#!/bin/sh\nprintf "%s\\0" "$PWD" "$@" >"$OUT.$RANK"; env -0 >"$OUT.env.$RANK"\n'
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory):
+    """Return a program with a nasty name that writes down its folder, arguments and environment."""
+    path = tmp_path_factory.mktemp("it's $HOME") / "my python"
+    path.write_text(DUMP)
+    path.chmod(0o755)
+    return path
+
+
+def run_line(line, folder, ranks=("",)):
+    """Run a line in a shell; return (argv with the folder in front, environment) of each process."""
+    env = {"PATH": os.environ["PATH"], "OUT": f"{folder}/out"}
+    subprocess.run(["/bin/sh", "-c", line], env=env, check=True)
+    entries = [(folder / f"out.env.{rank}").read_text("utf-8", newline="").split("\0")[:-1] for rank in ranks]
+    argvs = [(folder / f"out.{rank}").read_text("utf-8", newline="").split("\0")[:-1] for rank in ranks]
+    return argvs, [dict(entry.split("=", 1) for entry in lines) for lines in entries]
+
+
+@settings(unhurried, max_examples=30)
+@given(st.lists(words, max_size=4), st.dictionaries(st.sampled_from(["A", "B_1"]), words))
+def test_a_line_by_hand_comes_through_a_shell(dump, args, env):
+    facts = facts_of("gpu1", python=str(dump))
+    job = Job(script(*args, target="my train.py"), nproc=2, cpu=True, workdir=str(dump.parent), env=env)
+    plan = plan_of(job, facts)
+    ((argv,), (found,)) = run_line(plan.nodes[0].by_hand, dump.parent)
+    given_to_torchrun = argv[argv.index("--max-restarts") + 2 :]
+    assert argv[:3] == [str(dump.parent), "-m", "torch.distributed.run"]
+    assert [Template(word).safe_substitute(local_rank="X") for word in given_to_torchrun] == ["my train.py", *args]
+    assert found.items() >= {**env, **plan.nodes[0].env}.items()
+
+
+@settings(unhurried, max_examples=20)
+@given(st.lists(words, max_size=4), st.dictionaries(st.sampled_from(["A", "B_1"]), words))
+def test_plain_processes_by_hand_come_through_a_shell(dump, args, env):
+    program = Program(ProgramKind.COMMAND, str(dump), tuple(args))
+    plan = plan_of(Job(program, nproc=2, cpu=True, workdir=str(dump.parent), env=env), facts_of("gpu1"))
+    argvs, found = run_line(plan.nodes[0].by_hand, dump.parent, ranks=(0, 1))
+    assert argvs == [[str(dump.parent), *args]] * 2
+    for process, seen in zip(plan.nodes[0].processes, found, strict=True):
+        assert seen.items() >= {**env, **process.env}.items()
+
+
+@unhurried
+@given(st.lists(words, max_size=4))
+def test_torchrun_gives_the_words_back_that_it_was_given(args):
+    """It puts every argument through string.Template, with the run's own macros."""
+    facts = facts_of("gpu1", folder="/tmp/$local_rank")
+    argv = plan_of(Job(script(*args), nproc=1, cpu=True), facts).nodes[0].argv
+    given_words = argv[argv.index("-c") + 1 :]
+    assert [Template(word).safe_substitute(local_rank="X") for word in given_words] == [
+        RANK_SHELL, "sh", "/tmp/$local_rank", "/usr/bin/python3", "-u", "train.py", *args,
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def parse_torchrun():
+    run = pytest.importorskip("torch.distributed.run", reason="needs torch: pip install '.[torch]'")
+    parser = run.get_args_parser()
+    return lambda argv: parser.parse_args(argv[argv.index("torch.distributed.run") + 1 :])
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--nnodes", "9", "--help", "-m"],
+        ["--", "a", "--", "b"],
+        ["", "-", "--lr=1 2", "-1"],
+        pytest.param(
+            ["--log", "info", "--n", "5"],
+            marks=pytest.mark.xfail(
+                strict=True, raises=SystemExit, reason="BUG: argparse takes --log for an abbreviation of torchrun's own"
+            ),
+        ),
+    ],
+)
+def test_torchrun_leaves_the_arguments_of_the_script_alone(parse_torchrun, args):
+    plan: LaunchPlan = plan_of(Job(script(*args), nproc=3, cpu=True), facts_of("gpu1"))
+    parsed = parse_torchrun(plan.nodes[0].argv)
+    assert (parsed.nnodes, parsed.nproc_per_node, parsed.master_port) == ("1", "3", 41873)
+    assert (parsed.no_python, parsed.training_script) == (True, "/bin/sh")
+    assert parsed.training_script_args[-len(args) :] == args
