@@ -169,12 +169,19 @@ class Run:
 
     # ---- after --------------------------------------------------------------------------------------------------
 
+    async def _end(self, timeout_s: float) -> Census:
+        """End all nodes, and show what was still on its way."""
+        self._stopped_at = time.time()
+        census = await self._session.stop_all(timeout_s)
+        for output in self._outputs:
+            output.finish()
+        return census
+
     async def _stop_interrupted(self, number: int) -> Result:
         timeout_s = self._job.stop_timeout_s
         nodes = report.count(len(self._session.hosts), "node")
         self._say(f"launch: stopping {nodes}, up to {timeout_s:g} s for the trainer to save (Ctrl-C again: at once)")
-        self._stopped_at = time.time()
-        census = await self._session.stop_all(timeout_s)
+        census = await self._end(timeout_s)
         seconds = time.monotonic() - self._began_at
         self._say(f"launch: stopped by {_who(number)} after {report.duration(seconds)}, {report.census_words(census)}")
         return self._conclude(Result(EXIT_SIGNAL_BASE + number, seconds, census, interrupted_by=number))
@@ -183,11 +190,8 @@ class Run:
         session = self._session
         if cause is not None:
             self._say("launch: " + report.failed_first_line(cause, len(session.hosts)))
-        self._stopped_at = time.time()
-        census = await session.stop_all(self._job.stop_timeout_s)
+        census = await self._end(self._job.stop_timeout_s)
         seconds = time.monotonic() - self._began_at
-        for output in self._outputs:
-            output.finish()
         if cause is None:
             return self._finish_well(seconds, census)
         # More may be known by now: the cause itself may have taken longest to die.
@@ -218,8 +222,6 @@ class Run:
     def _conclude(self, result: Result) -> Result:
         for line in report.left_lines(result.census):
             self._say(line)
-        for output in self._outputs:
-            output.finish()
         self._record.update({"ended_at": time.time(), "result": _as_record(result)})
         self._screen.emit("result", run=self._record.run_id, **_as_record(result))
         return result

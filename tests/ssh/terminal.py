@@ -13,6 +13,8 @@ from typing import Any
 
 from launching import DEADLINE_S
 
+ESCAPES = re.compile(r"\x1b\[[\d;]*[A-Za-z]")  # colours
+
 
 class Terminal:
     """The launcher's controlling terminal; what is typed on it becomes its signals."""
@@ -49,4 +51,4 @@ class Terminal:
             left = deadline - time.monotonic()
             ready, _, _ = select.select([self._master], [], [], max(0.0, left))
             assert ready, f"no {count} x {pattern!r} in time: {self.screen[-3000:]}"
-            self.screen += os.read(self._master, 1 << 16).decode("utf-8", "replace")
+            self.screen += ESCAPES.sub("", os.read(self._master, 1 << 16).decode("utf-8", "replace"))

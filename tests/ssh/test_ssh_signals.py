@@ -121,7 +121,7 @@ def wait_for_logs(launch: Launch) -> None:
 
 
 def count_last_lines(log: Path) -> int:
-    return log.read_bytes().count(f"] {LINES}\n".encode())
+    return log.read_bytes().count(f"] {LINES}\n".encode()) if log.exists() else 0
 
 
 # ---- pipes ----------------------------------------------------------------------------------------------------------

@@ -322,9 +322,13 @@ def run_line(line, folder, ranks=("",)):
     """Run a line in a shell; return (argv with the folder in front, environment) of each process."""
     env = {"PATH": os.environ["PATH"], "OUT": f"{folder}/out"}
     subprocess.run(["/bin/sh", "-c", line], env=env, check=True)
-    entries = [(folder / f"out.env.{rank}").read_text("utf-8", newline="").split("\0")[:-1] for rank in ranks]
-    argvs = [(folder / f"out.{rank}").read_text("utf-8", newline="").split("\0")[:-1] for rank in ranks]
+    entries = [read_words(folder / f"out.env.{rank}") for rank in ranks]
+    argvs = [read_words(folder / f"out.{rank}") for rank in ranks]
     return argvs, [dict(entry.split("=", 1) for entry in lines) for lines in entries]
+
+
+def read_words(path):
+    return path.read_bytes().decode().split("\0")[:-1]
 
 
 @settings(unhurried, max_examples=30)

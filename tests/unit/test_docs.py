@@ -1,0 +1,74 @@
+"""Every command line of README and LAUNCH_GUIDE is understood, and planned where it can be."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from launcher import cli
+
+ROOT = Path(__file__).parents[2]
+PLANNED = ("run", "singlenode", "node")  # these have --dry-run
+
+
+def _command_lines() -> list[str]:
+    lines = []
+    for name in ("README.md", "LAUNCH_GUIDE.md"):
+        blocks = re.findall(r"^    (?:launch|test-distributed) .*$", (ROOT / name).read_text(), re.MULTILINE)
+        lines += [line.split("  #")[0].strip() for line in blocks]
+    return sorted(set(lines))
+
+
+def _split(line: str) -> tuple[str, list[str]]:
+    program, *words = shlex.split(line)
+    if program == "test-distributed":
+        return program, words
+    return (words[0], words[1:]) if words and words[0] in cli.COMMANDS else (cli.DEFAULT_COMMAND, words)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as a user has it: a script, the sample hostfiles and configurations."""
+    (tmp_path / "train.py").touch()
+    for name in ("hostfiles", "config"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_there_are_command_lines() -> None:
+    assert len(_command_lines()) > 15
+
+
+@pytest.mark.parametrize("line", _command_lines())
+def test_documented_command_line(line: str, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name, words = _split(line)
+    if name in PLANNED:
+        dry = [] if "--dry-run" in words and "--check" not in words else ["--dry-run"]
+        words = [word for word in words if word != "--check"]
+        with pytest.raises(SystemExit) as end:
+            cli.main([name, *dry, *words])
+        assert end.value.code == 0
+        assert "# node 0: " in capsys.readouterr().out or name == "node"
+    elif name == "hosts":
+        with pytest.raises(SystemExit) as end:
+            cli.main([name, *words])
+        assert end.value.code == 0
+    else:
+        command = _load(name)
+        with command.make_context(name, words) as context:
+            assert context.command is command
+
+
+def _load(name: str) -> click.Command:
+    if name == "test-distributed":
+        from launcher.cli.test_distributed import command
+
+        return command
+    command = cli.launch.get_command(click.Context(cli.launch), name)
+    assert command is not None
+    return command
