@@ -124,7 +124,7 @@ def _plan_node(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFa
     node = NodePlan(host, node_rank, world.first_rank(node_rank), world.sizes[node_rank], cwd, env)
     if not job.program.needs_torch:
         processes = _rank_processes(world, node_rank, command, env)
-        return replace(node, processes=processes, by_hand=_processes_by_hand(job, cwd, processes))
+        return replace(node, processes=processes, by_hand=_processes_by_hand(job, fact, cwd, processes))
     options = _torchrun_options(job, world, node_rank, fact)
     log_dir = ("--log-dir", f"{fact.folder}/torchrun")
     wrapped = _escape_macros("/bin/sh", "-c", _RANK_SHELL, "sh", fact.folder, *command)
@@ -232,8 +232,8 @@ def _rank_processes(
     )  # fmt: skip
 
 
-def _processes_by_hand(job: Job, cwd: str, processes: Sequence[RankProcess]) -> str:
-    lines = [_line(None, {**job.env, **process.env}, process.argv) for process in processes]
+def _processes_by_hand(job: Job, fact: NodeFacts, cwd: str, processes: Sequence[RankProcess]) -> str:
+    lines = [_line(None, {**job.env, **_shown(process.env, fact)}, process.argv) for process in processes]
     if len(lines) == 1:
         return f"cd {shlex.quote(cwd)} && {lines[0]}"
     return f"cd {shlex.quote(cwd)} && {{ {' & '.join(lines)} & wait; }}"

@@ -107,6 +107,15 @@ class Run:
         self._plan = build_plan(job, session.hosts, facts, self._share)
         self._say_plan(facts)
 
+    def _say_details(self) -> None:
+        """With -v: what is sent, and what the login shells printed."""
+        assert self._plan is not None
+        for line in report.plan_lines(self._plan):
+            self._say(line)
+        for index, host in enumerate(self._session.hosts):
+            for line in self._session.noise(index).splitlines():
+                self._say(f"launch: {host.name}'s shell said: {line}")
+
     async def _print_plan(self) -> Result:
         assert self._plan is not None
         for line in report.plan_lines(self._plan):
@@ -132,8 +141,7 @@ class Run:
         if self._is_dry:
             return
         if self._is_verbose:
-            for line in report.plan_lines(self._plan):
-                self._say(line)
+            self._say_details()
         self._record.link(len(self._plan.nodes))
         self._record.update({"plan": as_record(self._plan), "started_at": time.time()})
         self._screen.emit("plan", run=self._record.run_id, **as_record(self._plan))

@@ -93,18 +93,21 @@ class Session:
     def catch_signals(self) -> Iterator[None]:
         """Turn signals into events while the block runs; a stop by Ctrl-Z would let every lease run out."""
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
-            loop.add_signal_handler(number, self.fleet.interrupt, number)
-        loop.add_signal_handler(
-            signal.SIGTSTP,
-            self.say,
-            "launch: not stopped by Ctrl-Z: the nodes would take us for dead and end the run",
-        )
+        # Who started us under nohup, or in a script's background, has a signal ignored and means it.
+        caught = [number for number in (*SIGNALS, signal.SIGTSTP) if signal.getsignal(number) != signal.SIG_IGN]
+        for number in caught:
+            loop.add_signal_handler(number, self._take_signal, number)
         try:
             yield
         finally:
-            for number in (*SIGNALS, signal.SIGTSTP):
+            for number in caught:
                 loop.remove_signal_handler(number)
+
+    def _take_signal(self, number: int) -> None:
+        if number == signal.SIGTSTP:
+            self.say("launch: not stopped by Ctrl-Z: the nodes would take us for dead and end the run")
+        else:
+            self.fleet.interrupt(number)
 
     # ---- asking -------------------------------------------------------------------------------------------------
 

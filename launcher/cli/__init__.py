@@ -110,7 +110,7 @@ def _call(command: click.Command, name: str, argv: list[str] | None) -> None:
         sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.Exit as end:
         sys.exit(end.exit_code)
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     except click.ClickException as error:
         error.show()
