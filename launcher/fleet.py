@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from launcher import shipping
-from launcher.errors import HostFailure
+from launcher.errors import HostFailure, LauncherError
 from launcher.hosts import Host
 from launcher.node import messages
 from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
@@ -136,10 +136,11 @@ class Conversation:
             self._lose(error.failure)
         except messages.MalformedMessage as error:
             self._lose(HostFailure(self.host.name, "protocol", f"sent what is no message: {error}"))
+        except LauncherError as error:
+            self._lose(HostFailure(self.host.name, "configuration", error.message, error.hint))
         except Exception as error:  # noqa: BLE001 - a host's failure becomes a value, whatever it is
             self._lose(HostFailure(self.host.name, "connection", f"lost the connection: {error!r}"))
         finally:
-            self.is_over = True
             self.close()
 
     def _open(self, first_message: bytes) -> bytes:
@@ -225,6 +226,7 @@ class Conversation:
 
     def _report_end(self) -> None:
         """The channel is at its end: say why, or hand on what the guardian of a dead supervisor says."""
+        self.is_over = True
         report = self._guardian_report()
         if report is not None:
             self._post(messages.CENSUS, report)
@@ -247,6 +249,7 @@ class Conversation:
         return None
 
     def _lose(self, failure: HostFailure) -> None:
+        self.is_over = True
         self._post(LOST, {"failure": failure})
 
     def _post(self, kind: str, fields: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ class Finding:
     hint: str = ""
 
     def __str__(self) -> str:
-        return f"{fold_names(self.hosts)}: {self.text}" + (f" ({self.hint})" if self.hint else "")
+        return f"{fold_names(self.hosts)}: {self.text}" + (f"\n  {self.hint}" if self.hint else "")
 
 
 _Problems = Iterator[tuple[str, str]]

@@ -21,6 +21,7 @@ from launcher.transports.base import Transport
 
 NOTICE_S = 20.0  # waiting is never silent for longer
 SWEEP_CONNECT_S = 5.0
+GOODBYE_S = 1.0
 CENSUS_SLACK_S = 9.0  # ladder's rest (1 s), census (5 s), and the way there and back
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -246,8 +247,18 @@ class Session:
                 continue
             if not is_settled or not self._has_lost():
                 break
+        await self._see_them_off()
         self.fleet.close()
         return self._census()
+
+    async def _see_them_off(self) -> None:
+        """Wait a moment for the guardians to be gone as well, so that nothing at all is left when we end."""
+        with contextlib.suppress(Interrupted):
+            await self.pump(self._all_hung_up, time.monotonic() + GOODBYE_S)
+
+    def _all_hung_up(self) -> bool:
+        conversations = zip(self.states, self.fleet.conversations, strict=True)
+        return all(conversation.is_over for state, conversation in conversations if state.census is not None)
 
     def _has_lost(self) -> bool:
         return any(map(_is_to_sweep, self.states))

@@ -73,8 +73,6 @@ class Supervisor:
                 self._outlet.has_read = False
                 time.sleep(COALESCE_S)
         self._outlet.flush()
-        if self._folder is not None:
-            workers.remove_folder(self._folder)
 
     def _catch_signals(self) -> None:
         wake_read, wake_write = os.pipe()
@@ -386,6 +384,8 @@ class Supervisor:
     def _report_census(self, left: list[processes.Process]) -> None:
         self._reap()
         self._outlet.drain()
+        if self._folder is not None:
+            workers.remove_folder(self._folder)
         self._outlet.send(messages.CENSUS, left=[[process.pid, process.name, process.state] for process in left])
         self._is_done = True
 

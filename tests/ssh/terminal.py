@@ -14,6 +14,7 @@ from typing import Any
 from launching import DEADLINE_S
 
 ESCAPES = re.compile(r"\x1b\[[\d;]*[A-Za-z]")  # colours
+KEPT_CHARACTERS = 10_000
 
 
 class Terminal:
@@ -45,10 +46,10 @@ class Terminal:
         os.write(self._master, keys)
 
     def read_until(self, pattern: str, count: int = 1) -> None:
-        """Read until `count` places of what was read so far match."""
+        """Read until `count` places of what was read match; long ago is forgotten."""
         deadline = time.monotonic() + DEADLINE_S
         while len(re.findall(pattern, self.screen)) < count:
             left = deadline - time.monotonic()
             ready, _, _ = select.select([self._master], [], [], max(0.0, left))
             assert ready, f"no {count} x {pattern!r} in time: {self.screen[-3000:]}"
-            self.screen += ESCAPES.sub("", os.read(self._master, 1 << 16).decode("utf-8", "replace"))
+            self.screen = self.screen[-KEPT_CHARACTERS:] + ESCAPES.sub("", os.read(self._master, 1 << 16).decode("utf-8", "replace"))

@@ -133,7 +133,9 @@ def test_a_pipe_that_is_not_read_does_not_stop_the_run(launch: Launch) -> None:
     running.go()
     wait_for_logs(launch)
     running.wait_until_clean(PROMPT_S)
-    assert running.finish().exit_code == 0
+    done = running.finish()
+    assert done.exit_code == 0
+    assert done.words[2:] == [STOPPING]
 
 
 def test_a_pipe_that_was_closed_does_not_stop_the_run(launch: Launch) -> None:

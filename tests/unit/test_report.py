@@ -1,0 +1,174 @@
+"""The words of a run, compared whole with the screens that the design draws."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.diagnosis import Failure, find_cause
+from launcher.hosts import Host
+from launcher.job import Program, ProgramKind
+from launcher.plan import LaunchPlan, NodePlan
+from launcher.report import (
+    cause_block,
+    census_words,
+    count,
+    duration,
+    failed_first_line,
+    left_lines,
+    others_line,
+    plan_line,
+)
+from launcher.session import Census
+
+AT = time.mktime((2026, 11, 20, 9, 16, 31, 0, 0, -1))
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "train.py", line 88, in step
+ValueError: the optimizer met a NaN at step 42
+"""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "0.0 s"),
+        (0.44, "0.4 s"),
+        (9.94, "9.9 s"),
+        (10, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (242, "4 min 02 s"),
+        (751, "12 min 31 s"),
+        (3599.7, "1 h 00 min"),
+        (10925, "3 h 02 min"),
+        (360000, "100 h 00 min"),
+    ],
+)
+def test_durations(seconds, words):
+    assert duration(seconds) == words
+
+
+def test_counts():
+    assert [count(1, "node"), count(2, "node"), count(0, "process"), count(1, "process"), count(8, "GPU")] == [
+        "1 node",
+        "2 nodes",
+        "0 processes",
+        "1 process",
+        "8 GPUs",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "on_cpu", "line"),
+    [
+        ([8, 8], False, "2 nodes x 8 GPUs = 16 ranks, run R, logs in logs/R"),
+        ([1], False, "1 node x 1 GPU = 1 rank, run R, logs in logs/R"),
+        ([2, 2], True, "2 nodes x 2 processes = 4 ranks, run R, logs in logs/R"),
+        ([8, 8, 4], False, "3 nodes with 8 + 8 + 4 GPUs = 20 ranks, run R, logs in logs/R"),
+        ([2, 1], True, "2 nodes with 2 + 1 processes = 3 ranks, run R, logs in logs/R"),
+    ],
+)
+def test_the_plan_in_one_line(sizes, on_cpu, line):
+    nodes = tuple(NodePlan(Host(f"n{rank}"), rank, 0, size, "/", {}) for rank, size in enumerate(sizes))
+    plan = LaunchPlan(Program(ProgramKind.SCRIPT, "train.py"), nodes, sum(sizes), "10.0.0.1", 1)
+    assert plan_line(plan, "R", Path("logs/R"), on_cpu=on_cpu) == line
+
+
+LEFT = [411, "python", "D"]
+
+
+@pytest.mark.parametrize(
+    ("census", "words", "is_clean"),
+    [
+        (Census({"gpu1": [], "gpu2": []}, {}), "0 processes left on 2 nodes", True),
+        (Census({"gpu1": [LEFT], "gpu2": []}, {}), "1 process left on 2 nodes", False),
+        (
+            Census({"gpu1": []}, {"gpu2": 8, "gpu3": 1}),
+            "0 processes left on 1 node; gpu2 unreachable, 8 processes may remain; "
+            "gpu3 unreachable, 1 process may remain",
+            False,
+        ),
+        (Census({}, {"gpu2": 8}), "gpu2 unreachable, 8 processes may remain", False),
+    ],
+)
+def test_what_is_left(census, words, is_clean):
+    assert (census_words(census), census.is_clean) == (words, is_clean)
+
+
+def test_each_process_that_can_not_be_ended_is_named():
+    line = "  gpu1: pid 411 (python) is in state D, which no signal ends"
+    assert left_lines(Census({"gpu1": [LEFT], "gpu2": []}, {})) == [line]
+    assert left_lines(Census({"gpu1": [LEFT] * 10}, {})) == [line] * 10
+    assert left_lines(Census({"gpu1": [LEFT] * 12}, {})) == [line] * 10 + ["  and 2 more"]
+
+
+def rank_failure(**more):
+    known = {"code": 1, "rank": 11, "local_rank": 3, "gpu": 3, "stderr": TRACEBACK, "stdout": "step 41 loss 7.1\n"}
+    return Failure("gpu2", 1, "rank", AT, **(known | more))
+
+
+def test_the_cause_as_the_design_draws_it():
+    cause = find_cause([rank_failure()])
+    others = others_line({"gpu2": 7, "gpu1": 8}, are_ours=True)
+    assert failed_first_line(cause, 2) == "gpu2 rank 11 failed first (exit code 1), stopping 2 nodes"
+    assert cause_block(cause, others, Path("logs/20261120-091233/node_1.log")) == [
+        "  gpu2 rank 11 (local rank 3, GPU 3) at 09:16:31:",
+        '    File "train.py", line 88, in step',
+        "    ValueError: the optimizer met a NaN at step 42",
+        "  its last lines:",
+        "    step 41 loss 7.1",
+        "  15 others followed: 7 on gpu2, 8 on gpu1 (stopped by us)",
+        "  all of it: logs/20261120-091233/node_1.log",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("failed", "first", "lines"),
+    [
+        (
+            rank_failure(code=None, signal=9, gpu=None, stderr="", stdout=""),
+            "gpu2 rank 11 failed first (killed by SIGKILL), stopping 1 node",
+            ["  gpu2 rank 11 (local rank 3) at 09:16:31:", "    killed by SIGKILL", "  all of it: log"],
+        ),
+        (
+            Failure("gpu2", 1, "connection", AT, text="no sign of life for 15 s"),
+            "lost gpu2 (no sign of life for 15 s), stopping 1 node",
+            ["  gpu2 connection at 09:16:31:", "    no sign of life for 15 s", "  all of it: log"],
+        ),
+        (
+            Failure("gpu2", 1, "torchrun", AT, signal=9, stderr="W1120 a warning\n"),
+            "gpu2 torchrun failed first (killed by SIGKILL), stopping 1 node",
+            [
+                "  gpu2 torchrun at 09:16:31:",
+                "    killed by SIGKILL",
+                "  its last lines:",
+                "    W1120 a warning",
+                "  all of it: log",
+            ],
+        ),
+    ],
+)
+def test_the_cause_where_no_exception_tells(failed, first, lines):
+    cause = find_cause([failed])
+    assert failed_first_line(cause, 1) == first
+    assert cause_block(cause, others_line({"gpu2": 0}, are_ours=True), Path("log")) == lines
+
+
+@pytest.mark.parametrize(
+    ("counts", "are_ours", "lines"),
+    [
+        ({}, True, []),
+        ({"gpu1": 0, "gpu2": 0}, True, []),
+        ({"gpu1": 0, "gpu2": 1}, False, ["1 other followed: 1 on gpu2"]),
+        (
+            {"gpu1": 8, "gpu2": 7, "gpu3": 8, "gpu4": 8},
+            True,
+            ["31 others followed: 8 each on gpu[1,3-4], 7 on gpu2 (stopped by us)"],
+        ),
+    ],
+)
+def test_those_that_followed(counts, are_ours, lines):
+    assert others_line(counts, are_ours=are_ours) == lines
