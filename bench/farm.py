@@ -1,4 +1,4 @@
-"""Many SSH hosts on loopback: one real OpenSSH sshd per host, each on a port of its own.
+"""Many SSH hosts on loopback: one real OpenSSH sshd per host, 127.0.0.1 to 127.0.0.N, all on one port.
 
 Their home is empty: the rc files of the person who measures are not what is measured.
 """
@@ -37,7 +37,7 @@ SetEnv HOME={folder}
 
 @dataclass(frozen=True, slots=True)
 class Farm:
-    """Hosts h1 to hN, and the ssh_config that reaches them."""
+    """Hosts, and the ssh_config that reaches them."""
 
     names: list[str]
     ssh_config: Path
@@ -57,14 +57,15 @@ def farm(count: int) -> Iterator[Farm]:
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)  # sshd as root wants its chroot folder
-        places = [(f"127.0.0.{1 + index % 200}", port) for index, port in enumerate(_free_ports(count))]
-        for index, (address, port) in enumerate(places):
-            config = folder / f"sshd_{index}"
-            config.write_text(_SSHD_CONFIG.format(address=address, port=port, folder=folder))
+        names = [f"127.0.0.{index + 1}" for index in range(count)]
+        port = _free_port()
+        for name in names:
+            config = folder / f"sshd_{name}"
+            config.write_text(_SSHD_CONFIG.format(address=name, port=port, folder=folder))
             servers.append(subprocess.Popen([SSHD, "-D", "-f", config], stderr=subprocess.DEVNULL))
-        for place in places:
-            _wait_for(place)
-        yield Farm([f"h{index + 1}" for index in range(count)], _write_client_files(folder, places))
+        for name in names:
+            _wait_for((name, port))
+        yield Farm(names, _write_client_files(folder, names, port))
     finally:
         for server in servers:
             server.terminate()
@@ -73,29 +74,23 @@ def farm(count: int) -> Iterator[Farm]:
         shutil.rmtree(folder)
 
 
-def _write_client_files(folder: Path, places: list[tuple[str, int]]) -> Path:
+def _write_client_files(folder: Path, names: list[str], port: int) -> Path:
     key = (folder / "host_key.pub").read_text().strip()
-    (folder / "known_hosts").write_text("".join(f"[{address}]:{port} {key}\n" for address, port in places))
-    hosts = "".join(
-        f"Host h{index + 1}\n  HostName {address}\n  Port {port}\n" for index, (address, port) in enumerate(places)
-    )
-    common = (
-        f"Host h*\n  User {getpass.getuser()}\n  IdentityFile {folder}/id\n  IdentitiesOnly yes\n"
-        f"  UserKnownHostsFile {folder}/known_hosts\n  GlobalKnownHostsFile none\n  StrictHostKeyChecking yes\n"
-    )
+    (folder / "known_hosts").write_text("".join(f"[{name}]:{port} {key}\n" for name in names))
     path = folder / "ssh_config"
-    path.write_text(hosts + common)
+    path.write_text(
+        f"Host 127.0.0.*\n  User {getpass.getuser()}\n  Port {port}\n  IdentityFile {folder}/id\n"
+        f"  IdentitiesOnly yes\n  UserKnownHostsFile {folder}/known_hosts\n  GlobalKnownHostsFile none\n"
+        "  StrictHostKeyChecking yes\n"
+    )
     return path
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for sock in sockets:
+def _free_port() -> int:
+    with socket.socket() as sock:
         sock.bind(("", 0))
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
+        port: int = sock.getsockname()[1]
+        return port
 
 
 def _wait_for(place: tuple[str, int]) -> None:

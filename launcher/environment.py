@@ -14,8 +14,6 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from dotenv.parser import parse_stream
-
 from launcher.errors import UsageError
 
 FORWARDED = (
@@ -54,6 +52,8 @@ def parse_settings(settings: Iterable[str], environ: Mapping[str, str]) -> dict[
 
 def read_env_file(path: Path) -> dict[str, str]:
     """Read a dotenv file; it is parsed, never executed, and `$NAME` in it stays as it is."""
+    from dotenv.parser import parse_stream  # here, because few launches need it
+
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:

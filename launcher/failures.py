@@ -48,7 +48,7 @@ class _Node:
         if state.census is not None and not self.is_stopping:
             # A census that nobody asked for: guardian or supervisor was killed, and the other one has cleaned up.
             ending = state.census.get("supervisor")
-            return [*ranks, self._keeper("supervisor", ending, "" if ending else "its guardian was killed")]
+            return [*ranks, self._keeper("supervisor", ending, state.census.get("reason") or "")]
         if state.ended is not None and _is_bad(state.ended) and not ranks:
             return [self._torchrun(state.ended)]
         return ranks

@@ -70,6 +70,8 @@ class Conversation:
         self._decoder = messages.Decoder()
         self._channel: Channel | None = None
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._writer: threading.Thread | None = None
+        self._lock = threading.Lock()
         self._is_busy = False
         self._opened_at: float | None = None
         self._failure: HostFailure | None = None
@@ -83,8 +85,10 @@ class Conversation:
 
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
         """Queue a message; one for a node that is gone is dropped."""
-        if not self.is_over:
-            self._outbox.put(messages.encode(kind, payload, **fields))
+        if self.is_over:
+            return
+        self._outbox.put(messages.encode(kind, payload, **fields))
+        self._start_writer()
 
     def beat(self) -> None:
         """Renew the node's lease, unless beats pile up already."""
@@ -155,7 +159,7 @@ class Conversation:
                 self._channel.write(shipping.node_code(self._nonce, magic) + first_message)
                 self.heard_at = time.monotonic()
                 self.is_ready = True
-                threading.Thread(target=self._write, name=f"write {self.host.name}", daemon=True).start()
+                self._start_writer()  # somebody may have had something to say before
                 return rest
             if self._channel.exit_code() != _EXIT_NOT_FOUND:
                 break
@@ -256,6 +260,13 @@ class Conversation:
         self._on_event(Event(self.index, kind, fields, time.time()))
 
     # ---- in the writer thread -----------------------------------------------------------------------------------
+
+    def _start_writer(self) -> None:
+        """Start the writer with the first message; a short command never needs one."""
+        with self._lock:
+            if self._writer is None and self.is_ready and not self._outbox.empty():
+                self._writer = threading.Thread(target=self._write, name=f"write {self.host.name}", daemon=True)
+                self._writer.start()
 
     def _write(self) -> None:
         assert self._channel is not None

@@ -5,7 +5,6 @@ Commands are imported when they are called, so `launch --help` takes no time.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from pathlib import Path
@@ -63,6 +62,8 @@ def _refuse_unknown_word(word: str) -> None:
     """A first word that is neither an option, a command nor a file is a mistake: say so before any host is asked."""
     if word.startswith("-") or Path(word).exists() or "/" in word or word.endswith(".py"):
         return
+    import difflib
+
     guesses = difflib.get_close_matches(word, COMMANDS, 1)
     guess = f"; did you mean {guesses[0]!r}?" if guesses else ""
     raise UsageError(f"no file or command {word!r}{guess}", "launch --help lists the commands")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from pathlib import Path
 from typing import Any
@@ -46,6 +45,8 @@ def _read(path: Path, table: tuple[str, ...]) -> dict[str, Any]:
     values = {str(key).replace("-", "_"): value for key, value in content.items()}
     for key in values:
         if key not in _KEYS:
+            import difflib
+
             guesses = difflib.get_close_matches(key, _KEYS, 1)
             guess = f"; did you mean {guesses[0]!r}?" if guesses else ""
             raise UsageError(f"{path.name}: no option {key!r}{guess}")

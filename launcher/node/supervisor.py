@@ -52,6 +52,7 @@ class Supervisor:
         self._torchrun: workers.Child | None = None  # also while it only imports
         self._exited: set[int] = set()
         self._held_port: socket | None = None
+        self._reason: str | None = None  # why the run is being ended, where the launcher did not say so
         self._steps: Ladder | None = None  # once the run is being ended
         self._step_timer: Timer | None = None
         self._lease_timer: Timer | None = None
@@ -65,7 +66,7 @@ class Supervisor:
         self._catch_signals()
         os.set_blocking(self._ledger_fd, False)  # it is small, and must not stop us if the guardian sleeps
         self._loop.watch(0, self._read_launcher)
-        self._loop.watch(self._life_fd, lambda: self._end_run("the guardian died"))
+        self._loop.watch(self._life_fd, lambda: self._end_run("its guardian was killed"))
         self._check_lease()
         while not self._is_done:
             self._loop.run_once()
@@ -88,7 +89,7 @@ class Supervisor:
             numbers = os.read(wake_read, 4096)
             self._reap()
             for number in {signal.SIGTERM, signal.SIGHUP}.intersection(numbers):
-                self._end_run("signal %d" % number)
+                self._end_run("its supervisor got signal %d" % number)
 
         self._loop.watch(wake_read, wake)
 
@@ -365,6 +366,7 @@ class Supervisor:
         self._loop.forget(self._life_fd)
         if timeout_s is None:
             timeout_s = self._stop_timeout_s
+            self._reason = self._reason or reason
             _say("ending the run: %s" % reason)
         if self._is_done or (self._steps is not None and timeout_s > 0):
             return
@@ -386,7 +388,8 @@ class Supervisor:
         self._outlet.drain()
         if self._folder is not None:
             workers.remove_folder(self._folder)
-        self._outlet.send(messages.CENSUS, left=[[process.pid, process.name, process.state] for process in left])
+        found = [[process.pid, process.name, process.state] for process in left]
+        self._outlet.send(messages.CENSUS, left=found, reason=self._reason)
         self._is_done = True
 
 
