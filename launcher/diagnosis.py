@@ -26,9 +26,11 @@ _SECONDARY = re.compile(
     r"|recvValue failed|sendBytes failed|failed to recv|Application timeout caused pair closure"
 )
 _TRACEBACK = "Traceback (most recent call last):"
+_STARTS = (_TRACEBACK, f"Original {_TRACEBACK}")  # the second: of a data loader's worker
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line \d+, in ')
 _FOREIGN = ("site-packages/", "dist-packages/", "<frozen ", "/lib/python3")
-_NOISE = re.compile(r"^\[rank\d+\]:")
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_MAX_LINE = 300
 # torch prints every line of an exception twice where torch.distributed is initialised: plain and with `[rank0]:`.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 
@@ -110,8 +112,15 @@ def find_cause(failures: Sequence[Failure]) -> Cause | None:
     if not failures:
         return None
     first = min(failures, key=lambda failure: (failure.is_secondary, failure.at))
-    traceback = tuple(shorten_traceback(extract_traceback(first.stderr)))
-    return Cause(first, traceback, tuple(_last_lines(first)))
+    stdout, stderr = first.stdout.splitlines(), first.stderr.splitlines()
+    found: list[str] = []
+    if first.signal != signal.SIGKILL:  # no exception ends in it: a traceback before it was handled
+        found = extract_traceback(first.stderr)
+        start, end = _find_tracebacks(stderr)
+        stderr = stderr[:start] + stderr[end:]
+    lines = stderr[-LAST_LINES // 2 :] + stdout[-LAST_LINES // 2 :]
+    last_lines = tuple(line.rstrip()[-_MAX_LINE:] for line in lines if line.strip())
+    return Cause(first, tuple(shorten_traceback(found)), last_lines)
 
 
 def signal_name(number: int) -> str:
@@ -125,7 +134,7 @@ def signal_name(number: int) -> str:
 def extract_traceback(stderr: str) -> list[str]:
     """Return the last Python traceback of a stream, with its error line, or an empty list."""
     lines = [_RANK_PREFIX.sub("", line) for line in stderr.splitlines()]
-    starts = [index for index, line in enumerate(lines) if line.strip() == _TRACEBACK]
+    starts = [index for index, line in enumerate(lines) if line.strip() in _STARTS]
     if not starts:
         return []
     found = [_TRACEBACK]
@@ -149,12 +158,24 @@ def shorten_traceback(lines: Sequence[str]) -> list[str]:
     return [line[2:] if line.startswith("  ") else line for line in [*short, lines[-1]]]
 
 
-def _last_lines(failure: Failure) -> list[str]:
-    """The last lines before the traceback: stdout, and stderr without what the traceback says already."""
-    stderr = failure.stderr.splitlines()
-    starts = [index for index, line in enumerate(stderr) if _TRACEBACK in line]
-    if starts:
-        stderr = stderr[: starts[0]]
-    lines = [line for line in stderr if not _NOISE.match(line)][-LAST_LINES // 2 :]
-    lines += failure.stdout.splitlines()[-LAST_LINES // 2 :]
-    return [line.rstrip()[-300:] for line in lines if line.strip()]
+def _find_tracebacks(lines: Sequence[str]) -> tuple[int, int]:
+    """Return where the last group of tracebacks begins and ends: chained ones, or torch's plain and `[rank0]:` pair."""
+    start = end = len(lines)
+    place = 0
+    while place < len(lines):
+        if _RANK_PREFIX.sub("", lines[place]).strip() not in _STARTS:
+            place += 1
+            continue
+        between = [_RANK_PREFIX.sub("", line).strip() for line in lines[end:place]]
+        if end > place or any(line and not line.startswith(_CHAINED) for line in between):
+            start = place
+        place = end = _skip_traceback(lines, place)
+    return start, end
+
+
+def _skip_traceback(lines: Sequence[str], start: int) -> int:
+    for place in range(start + 1, len(lines)):
+        line = _RANK_PREFIX.sub("", lines[place])
+        if line and not line.startswith(" "):
+            return place + 1
+    return len(lines)

@@ -13,8 +13,12 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.errors import UsageError
+
+if TYPE_CHECKING:
+    from dotenv.parser import Binding
 
 FORWARDED = (
     "NCCL_*", "GLOO_*", "UCX_*", "FI_*", "TORCH*", "PYTORCH_*", "TRITON_*", "CUDA_LAUNCH_BLOCKING",
@@ -26,7 +30,7 @@ FORWARDED = (
 NEVER_FORWARDED = ("TORCHELASTIC_*",)
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY", re.IGNORECASE)
+_SECRET = re.compile(r"TOKEN(?!IZER)|SECRET|PASSW|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY", re.IGNORECASE)
 
 
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
@@ -60,7 +64,7 @@ def read_env_file(path: Path) -> dict[str, str]:
         raise UsageError(f"{path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
     found: dict[str, str] = {}
     for binding in parse_stream(io.StringIO(text)):
-        where = f"{path}:{binding.original.line}"
+        where = f"{path}:{_line_number(binding)}"
         if binding.error or (binding.key is not None and binding.value is None):
             line = binding.original.string.strip()
             raise UsageError(f"{where}: want NAME=VALUE, got {line[:60]!r}")
@@ -68,6 +72,13 @@ def read_env_file(path: Path) -> dict[str, str]:
             _check_name(binding.key, where)
             found[binding.key] = binding.value
     return found
+
+
+def _line_number(binding: Binding) -> int:
+    """The line of a binding itself: the parser counts from the blank lines before it."""
+    text = binding.original.string
+    blank = text[: len(text) - len(text.lstrip())]
+    return binding.original.line + blank.count("\n")
 
 
 def is_secret(name: str) -> bool:

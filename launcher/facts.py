@@ -62,7 +62,7 @@ def read_facts(message: Mapping[str, Any], folder: str) -> NodeFacts:
             system=str(message["system"]),
             cpu_count=int(message["cpu_count"]),
             home=str(message["home"]),
-            ssh_address=message["ssh_address"],
+            ssh_address=_text_or_none(message["ssh_address"]),
             addresses=tuple((str(name), str(address)) for name, address in message["addresses"]),
             workdir_found=bool(message["workdir_found"]),
             script_found=bool(message["script_found"]),
@@ -70,15 +70,21 @@ def read_facts(message: Mapping[str, Any], folder: str) -> NodeFacts:
                 Gpu(int(gpu["index"]), str(gpu["name"]), gpu["memory_mib"], str(gpu["driver"]))
                 for gpu in message["gpus"]
             ),
-            gpu_error=message["gpu_error"],
-            python=search.get("python"),
-            python_version=search.get("version"),
-            python_source=search.get("candidate"),
-            torch_version=search.get("torch"),
+            gpu_error=_text_or_none(message["gpu_error"]),
+            python=_text_or_none(search.get("python")),
+            python_version=_text_or_none(search.get("version")),
+            python_source=_text_or_none(search.get("candidate")),
+            torch_version=_text_or_none(search.get("torch")),
             pythons_tried=tuple((str(path), str(why)) for path, why in search.get("tried", ())),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise LauncherError(f"its facts can't be read: {error!r}") from None
+
+
+def _text_or_none(value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"no text: {value!r}")
+    return value
 
 
 def read_route(message: Mapping[str, Any]) -> Route:

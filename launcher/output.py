@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import threading
 import time
 from collections import deque
@@ -26,7 +27,7 @@ _PATIENCE_S = 1.0
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 # Colour is passed on to a terminal; cursor movement, titles and other sequences of a rank are not.
-_ESCAPES = re.compile(rb"\x1b(?!\[[0-9;]*m)(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\-_]|.?)", re.DOTALL)
+_ESCAPES = re.compile(rb"\x1b(?!\[[0-9;]*m)(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(\x07|\x1b\\)?|[@-Z\\-_]|.?)")
 _CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]")
 
 
@@ -99,12 +100,20 @@ class Terminal:
         view = memoryview(block)
         try:
             while view and fd not in self._closed_fds:
-                view = view[os.write(fd, view) :]
+                view = view[_write_some(fd, view) :]
         except OSError:
             # The pager was quit or the terminal closed; the run goes on.
             self._closed_fds.add(fd)
             if fd == STDOUT:
                 self._write(STDERR, b"launch: nobody reads our output any more; the run goes on, see the logs\n")
+
+
+def _write_some(fd: int, view: memoryview) -> int:
+    try:
+        return os.write(fd, view)
+    except BlockingIOError:  # another program has made the terminal non-blocking
+        select.select([], [fd], [])
+        return 0
 
 
 class Screen(Protocol):

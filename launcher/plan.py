@@ -128,11 +128,11 @@ def _plan_node(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFa
     options = _torchrun_options(job, world, node_rank, fact)
     log_dir = ("--log-dir", f"{fact.folder}/torchrun")
     wrapped = _escape_macros("/bin/sh", "-c", _RANK_SHELL, "sh", fact.folder, *command)
-    by_hand = (str(fact.python), *TORCHRUN, *options, *_escape_macros(*_by_hand_program(job.program)))
+    by_hand = (str(fact.python), *TORCHRUN, *options, *_by_hand_program(job.program))
     return replace(
         node,
         has_gpus=not job.cpu,
-        argv=(str(fact.python), *TORCHRUN, *options, *log_dir, "--no-python", *wrapped),
+        argv=(str(fact.python), *TORCHRUN, *options, *log_dir, "--no-python", "--", *wrapped),
         by_hand=_line(cwd, {**job.env, **_shown(env, fact)}, by_hand),
     )
 
@@ -200,7 +200,7 @@ def _rank_command(program: Program, fact: NodeFacts) -> tuple[str, ...]:
 
 def _by_hand_program(program: Program) -> tuple[str, ...]:
     is_module = program.kind in (ProgramKind.MODULE, ProgramKind.BUILTIN)
-    return (*(("-m",) if is_module else ()), program.target, *program.args)
+    return (*(("-m",) if is_module else ()), "--", *_escape_macros(program.target, *program.args))
 
 
 def _rank_processes(
@@ -234,6 +234,8 @@ def _rank_processes(
 
 def _processes_by_hand(job: Job, fact: NodeFacts, cwd: str, processes: Sequence[RankProcess]) -> str:
     lines = [_line(None, {**job.env, **_shown(process.env, fact)}, process.argv) for process in processes]
+    if not lines:
+        return f"# as many processes as {fact.hostname} has GPUs: --dry-run --check asks it"
     if len(lines) == 1:
         return f"cd {shlex.quote(cwd)} && {lines[0]}"
     return f"cd {shlex.quote(cwd)} && {{ {' & '.join(lines)} & wait; }}"

@@ -51,6 +51,10 @@ class RunRecord:
             _replace_link(base / "latest", self.folder.name)
             for node_rank in range(node_count):
                 _replace_link(base / f"node_{node_rank}.log", f"latest/node_{node_rank}.log")
+            for path in base.glob("node_*.log"):  # of a run with more nodes
+                number = path.stem[len("node_") :]
+                if path.is_symlink() and number.isdecimal() and int(number) >= node_count:
+                    path.unlink()
         except OSError as error:
             self._complain(base / "latest", error)
 
@@ -65,9 +69,9 @@ def create_record(base: Path, now: datetime, complain: Complaint) -> RunRecord:
         run_id = stamp if number == 1 else f"{stamp}-{number}"
         try:
             (base / run_id).mkdir(parents=True)
-        except FileExistsError:
-            continue
         except OSError as error:
+            if isinstance(error, FileExistsError) and os.path.lexists(base / run_id):
+                continue
             if error.errno not in _DISK_FULL:
                 text = f"can't make the log folder {base / run_id}: {error.strerror}"
                 raise UsageError(text, "name another with --log-dir") from None
@@ -86,4 +90,8 @@ def _replace_link(path: Path, target: str) -> None:
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(target)
-    fresh.replace(path)
+    try:
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink()
+        raise

@@ -8,7 +8,7 @@ from time import localtime, strftime
 
 from launcher.diagnosis import Cause
 from launcher.hosts import fold_names
-from launcher.plan import LaunchPlan
+from launcher.plan import LaunchPlan, NodePlan
 from launcher.session import Census
 
 _MAX_LEFT = 10
@@ -30,17 +30,23 @@ def plan_line(plan: LaunchPlan, run_id: str, folder: Path, *, on_cpu: bool) -> s
 def plan_lines(plan: LaunchPlan) -> list[str]:
     """One comment and one line to copy and paste per node."""
     lines = []
+    first_is_known = True
     for node in plan.nodes:
-        last = node.first_rank + node.nproc - 1
-        ranks = (
-            "as many ranks as GPUs"
-            if not node.nproc
-            else f"rank {last}"
-            if node.nproc == 1
-            else (f"ranks {node.first_rank} to {last}")
-        )
+        ranks = _rank_words(node, first_is_known=first_is_known)
         lines += [f"# node {node.node_rank}: {node.host.name}, {ranks}", node.by_hand]
+        first_is_known = first_is_known and node.nproc > 0
     return lines
+
+
+def _rank_words(node: NodePlan, *, first_is_known: bool) -> str:
+    """A dry run does not know the size of a node whose GPUs nobody has counted."""
+    if not node.nproc:
+        return "as many ranks as GPUs"
+    if not first_is_known:
+        return count(node.nproc, "rank")
+    if node.nproc == 1:
+        return f"rank {node.first_rank}"
+    return f"ranks {node.first_rank} to {node.first_rank + node.nproc - 1}"
 
 
 def duration(seconds: float) -> str:

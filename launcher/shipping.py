@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import io
 import marshal
+import shlex
 import zipfile
 import zlib
 from importlib import resources
@@ -55,7 +56,7 @@ guardian.main({nonce!r})
 
 def loader_command(python: str, nonce: str) -> str:
     """Return the remote command line; `python` is a plain program name or path."""
-    return f"exec {python} -ISc '{_LOADER.format(marker=MARKER, nonce=nonce)}'"
+    return f"exec {shlex.quote(python)} -ISc '{_LOADER.format(marker=MARKER, nonce=nonce)}'"
 
 
 def node_code(nonce: str, magic: str) -> bytes:
@@ -95,9 +96,9 @@ def trainer_archive() -> bytes:
     main = "import runpy, sys\nrunpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)\n"
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr(_entry("__main__.py"), main)
+        file.writestr(_entry("__main__.py"), main, zipfile.ZIP_DEFLATED)
         for name in names:
-            file.writestr(_entry(f"launcher/{name}"), (package / name).read_bytes())
+            file.writestr(_entry(f"launcher/{name}"), (package / name).read_bytes(), zipfile.ZIP_DEFLATED)
     return archive.getvalue()
 
 

@@ -77,7 +77,7 @@ def _refuse_unknown_word(word: str) -> None:
 )
 @click.version_option(__version__, prog_name="launch")
 @click.pass_context
-def launch(ctx: click.Context) -> None:
+def launch(ctx: click.Context) -> Any:
     """Start PyTorch training on several machines over SSH, without a scheduler.
 
     `launch [OPTIONS] SCRIPT [ARGS]...` runs SCRIPT on every host; its options: `launch run --help`.
@@ -85,7 +85,8 @@ def launch(ctx: click.Context) -> None:
     if ctx.invoked_subcommand is None:
         command = launch.get_command(ctx, DEFAULT_COMMAND)
         assert command is not None
-        ctx.invoke(command)
+        return ctx.invoke(command)
+    return None
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -93,7 +94,7 @@ def main(argv: list[str] | None = None) -> None:
     _call(launch, "launch", argv)
 
 
-def test_distributed(argv: list[str] | None = None) -> None:
+def main_test_distributed(argv: list[str] | None = None) -> None:
     """Entry point of `test-distributed`."""
     from launcher.cli.test_distributed import command
 

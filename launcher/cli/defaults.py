@@ -14,6 +14,7 @@ _KEYS = (
     "env", "env_file", "master_addr", "master_port", "rdzv_timeout", "ssh_config", "accept_new_host_keys",
     "connect_timeout", "silence", "stop_timeout", "quiet", "ranks", "log_dir",
 )  # fmt: skip
+_LISTS = ("hosts", "env", "env_file")
 
 
 def read_defaults(folder: Path) -> dict[str, Any]:
@@ -41,15 +42,28 @@ def _read(path: Path, table: tuple[str, ...]) -> dict[str, Any]:
             return {}  # a pyproject.toml of somebody else's that is broken is theirs to mend
         raise UsageError(f"{path.name}: {error}") from None
     for key in table:
-        content = content.get(key, {})
-    values = {str(key).replace("-", "_"): value for key, value in content.items()}
-    for key in values:
-        if key not in _KEYS:
-            import difflib
+        content = content.get(key, {}) if isinstance(content, dict) else {}
+    if not isinstance(content, dict):
+        raise UsageError(f"{path.name}: [{'.'.join(table)}] must be a table, got {content!r}")
+    return {name: _check(path.name, name, value) for name, value in _normalized(content).items()}
 
-            guesses = difflib.get_close_matches(key, _KEYS, 1)
-            guess = f"; did you mean {guesses[0]!r}?" if guesses else ""
-            raise UsageError(f"{path.name}: no option {key!r}{guess}")
-    if "hosts" in values and isinstance(values["hosts"], list):
-        values["hosts"] = ",".join(values["hosts"])
-    return values
+
+def _normalized(content: dict[str, Any]) -> dict[str, Any]:
+    return {key.replace("-", "_"): value for key, value in content.items()}
+
+
+def _check(file: str, name: str, value: Any) -> Any:
+    """Return a value as click takes it; raise UsageError where the name or the type is wrong."""
+    if name not in _KEYS:
+        import difflib
+
+        guesses = difflib.get_close_matches(name, _KEYS, 1)
+        guess = f"; did you mean {guesses[0]!r}?" if guesses else ""
+        raise UsageError(f"{file}: no option {name!r}{guess}")
+    is_list = isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+    if name in _LISTS and is_list:
+        return ",".join(value) if name == "hosts" else value
+    if not isinstance(value, str | int | float | bool):
+        wanted = "a text or a list of texts" if name in _LISTS else "one value"
+        raise UsageError(f"{file}: {name} must be {wanted}, got {value!r}")
+    return [value] if name in ("env", "env_file") else value

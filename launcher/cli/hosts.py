@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import click
@@ -40,7 +41,8 @@ def command(as_json: bool, **options: Any) -> int:
     table = Table(*("node", "host", "slots", "GPUs", "user", "port", "addr", "from"), box=SIMPLE_HEAD)
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
-    Console(highlight=False).print(table)
+    # A file or a program has no width: there no name is cut.
+    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000).print(table)
     return 0
 
 

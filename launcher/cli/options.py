@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from launcher.environment import forwarded, parse_settings, read_env_file
 from launcher.errors import UsageError
@@ -97,8 +98,31 @@ life_options = _group(*_LIFE)
 output_options = _group(*_OUTPUT)
 
 
+# What is said on the command line wins over launcher.toml, also where the two are different options.
+_RIVALS = (("hosts", "hostfile"), ("include", "exclude"), ("gpus", "nproc"), ("gpus", "cpu"))
+_UNSAID = {"gpus": "auto", "cpu": False}
+
+
+def is_on_command_line(name: str) -> bool:
+    """Tell whether an option was typed, and is no default of the project's."""
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def settle_rivals(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options without the project's defaults that a typed option contradicts."""
+    settled = dict(options)
+    context = click.get_current_context()
+    for pair in _RIVALS:
+        for name, rival in (pair, pair[::-1]):
+            is_default = context.get_parameter_source(rival) is ParameterSource.DEFAULT_MAP
+            if is_default and is_on_command_line(name):
+                settled[rival] = _UNSAID.get(rival)
+    return settled
+
+
 def read_hosts(options: Mapping[str, Any]) -> tuple[Host, ...]:
     """Return the hosts that were named, filtered; raise UsageError where none were."""
+    options = settle_rivals(options)
     hosts, hostfile = options["hosts"], options["hostfile"]
     if hosts is not None and hostfile is not None:
         raise UsageError("--hosts and --hostfile are both given", "name the hosts in one way")
@@ -113,6 +137,7 @@ def read_hosts(options: Mapping[str, Any]) -> tuple[Host, ...]:
 
 def read_job(options: Mapping[str, Any], words: Sequence[str], hosts: Sequence[Host]) -> Job:
     """Return the job that the options and the words after them describe."""
+    options = settle_rivals(options)
     return Job(
         program=read_program(options, words),
         nproc=read_size(options, hosts),

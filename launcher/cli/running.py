@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from launcher.cli.console import Console
 from launcher.cli.options import read_ranks
@@ -82,10 +83,13 @@ def loader_pythons(job: Job) -> list[str]:
 
 
 def show_sources(options: Sequence[str]) -> None:
-    """Say where the values of options came from, those that are not defaults."""
+    """Say where the values of options came from, those that are not defaults of ours."""
+    places = {
+        ParameterSource.COMMANDLINE: "the command line",
+        ParameterSource.DEFAULT_MAP: "launcher.toml or pyproject.toml",
+    }
     ctx = click.get_current_context()
     for name in options:
-        source = ctx.get_parameter_source(name)
-        if source is not None and source is not click.core.ParameterSource.DEFAULT:
-            where = "launcher.toml" if source is click.core.ParameterSource.DEFAULT_MAP else "the command line"
-            click.echo(f"launch: {name.replace('_', '-')} = {ctx.params[name]} (from {where})", err=True)
+        place = places.get(ctx.get_parameter_source(name) or ParameterSource.DEFAULT)
+        if place is not None:
+            click.echo(f"launch: {name.replace('_', '-')} = {ctx.params[name]} (from {place})", err=True)

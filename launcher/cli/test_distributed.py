@@ -21,7 +21,7 @@ def command(processes: int, cpu: bool, python: str | None, **options: Any) -> in
     """Start N processes, per host if hosts are given, and check the collectives among them."""
     import socket
 
-    from launcher.cli.options import read_env
+    from launcher.cli.options import is_on_command_line, read_env
     from launcher.cli.run import make_transport
     from launcher.cli.running import run_job
     from launcher.hosts import Host
@@ -29,7 +29,8 @@ def command(processes: int, cpu: bool, python: str | None, **options: Any) -> in
     from launcher.transports.base import Transport
     from launcher.transports.local import LocalTransport
 
-    has_hosts = options["hosts"] is not None or options["hostfile"] is not None
+    # Hosts of launcher.toml don't count: without any on its own line it looks at this machine alone.
+    has_hosts = is_on_command_line("hosts") or is_on_command_line("hostfile")
     transport: Transport = make_transport(options) if has_hosts else LocalTransport()
     hosts = read_hosts(options) if has_hosts else (Host(socket.gethostname().split(".")[0], source="this machine"),)
     on_cpu = cpu or (not has_hosts and shutil.which("nvidia-smi") is None)

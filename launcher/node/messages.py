@@ -75,9 +75,9 @@ class Decoder:
     def _read_header(self) -> dict[str, Any] | None:
         """Take the next header line, once all of it is there."""
         end = self._buffer.find(b"\n")
+        if (len(self._buffer) if end < 0 else end) > MAX_HEADER_BYTES:
+            raise MalformedMessage("a header line of over %d bytes" % MAX_HEADER_BYTES)
         if end < 0:
-            if len(self._buffer) > MAX_HEADER_BYTES:
-                raise MalformedMessage("a header line of over %d bytes" % MAX_HEADER_BYTES)
             return None
         line = bytes(self._buffer[:end])
         try:
