@@ -26,7 +26,9 @@ _SECONDARY = re.compile(
     r"|recvValue failed|sendBytes failed|failed to recv|Application timeout caused pair closure"
 )
 _TRACEBACK = "Traceback (most recent call last):"
-_STARTS = (_TRACEBACK, f"Original {_TRACEBACK}")  # the second: of a data loader's worker
+# Also of a data loader's worker, and of an exception group.
+_STARTS = (_TRACEBACK, f"Original {_TRACEBACK}", f"Exception Group {_TRACEBACK}")
+_GROUP_BORDER = re.compile(r"^  [+|] ")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line \d+, in ')
 _FOREIGN = ("site-packages/", "dist-packages/", "<frozen ", "/lib/python3")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
@@ -116,10 +118,11 @@ def find_cause(failures: Sequence[Failure]) -> Cause | None:
     found: list[str] = []
     if first.signal != signal.SIGKILL:  # no exception ends in it: a traceback before it was handled
         found = extract_traceback(first.stderr)
-        start, end = _find_tracebacks(stderr)
+        start, end = _find_last_group(stderr)
         stderr = stderr[:start] + stderr[end:]
-    lines = stderr[-LAST_LINES // 2 :] + stdout[-LAST_LINES // 2 :]
-    last_lines = tuple(line.rstrip()[-_MAX_LINE:] for line in lines if line.strip())
+    lines = [line for line in stderr if line.strip()][-LAST_LINES // 2 :]
+    lines += [line for line in stdout if line.strip()][-LAST_LINES // 2 :]
+    last_lines = tuple(line.rstrip()[-_MAX_LINE:] for line in lines)
     return Cause(first, tuple(shorten_traceback(found)), last_lines)
 
 
@@ -133,16 +136,45 @@ def signal_name(number: int) -> str:
 
 def extract_traceback(stderr: str) -> list[str]:
     """Return the last Python traceback of a stream, with its error line, or an empty list."""
-    lines = [_RANK_PREFIX.sub("", line) for line in stderr.splitlines()]
-    starts = [index for index, line in enumerate(lines) if line.strip() in _STARTS]
-    if not starts:
-        return []
-    found = [_TRACEBACK]
-    for line in lines[starts[-1] + 1 :]:
-        found.append(line)
-        if line and not line.startswith(" "):
-            break  # the error itself stands at the margin
-    return found
+    blocks = _find_blocks(stderr.splitlines())
+    return list(blocks[-1].lines) if blocks else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A traceback: where it stands, and its lines without prefixes."""
+
+    start: int
+    end: int
+    lines: tuple[str, ...]
+
+
+def _find_blocks(lines: Sequence[str]) -> list[_Block]:
+    plain = [_GROUP_BORDER.sub("", _RANK_PREFIX.sub("", line)) for line in lines]
+    blocks: list[_Block] = []
+    for start, line in enumerate(plain):
+        if line.strip() not in _STARTS or (blocks and start < blocks[-1].end):
+            continue
+        # The error itself is the first line at the margin.
+        ends = (place + 1 for place in range(start + 1, len(plain)) if plain[place] and plain[place][0] != " ")
+        end = next(ends, len(plain))
+        blocks.append(_Block(start, end, (_TRACEBACK, *plain[start + 1 : end])))
+    return blocks
+
+
+def _find_last_group(lines: Sequence[str]) -> tuple[int, int]:
+    """Return where the last tracebacks that belong together begin and end: chained, or torch's plain and `[rank0]:`."""
+    blocks = _find_blocks(lines)
+    if not blocks:
+        return len(lines), len(lines)
+    first = last = blocks[-1]
+    for block in reversed(blocks[:-1]):
+        between = [_RANK_PREFIX.sub("", line).strip() for line in lines[block.end : first.start]]
+        is_chained = all(not line or line.startswith(_CHAINED) for line in between)
+        if not is_chained and block.lines[-1] != first.lines[-1]:
+            break
+        first = block
+    return first.start, last.end
 
 
 def shorten_traceback(lines: Sequence[str]) -> list[str]:
@@ -156,26 +188,3 @@ def shorten_traceback(lines: Sequence[str]) -> list[str]:
         following = [index for index in frames if index > own[-1]] or [len(lines) - 1]
         short = [line for line in lines[own[-1] : following[0]] if not re.fullmatch(r"\s*[\^~]+\s*", line)]
     return [line[2:] if line.startswith("  ") else line for line in [*short, lines[-1]]]
-
-
-def _find_tracebacks(lines: Sequence[str]) -> tuple[int, int]:
-    """Return where the last group of tracebacks begins and ends: chained ones, or torch's plain and `[rank0]:` pair."""
-    start = end = len(lines)
-    place = 0
-    while place < len(lines):
-        if _RANK_PREFIX.sub("", lines[place]).strip() not in _STARTS:
-            place += 1
-            continue
-        between = [_RANK_PREFIX.sub("", line).strip() for line in lines[end:place]]
-        if end > place or any(line and not line.startswith(_CHAINED) for line in between):
-            start = place
-        place = end = _skip_traceback(lines, place)
-    return start, end
-
-
-def _skip_traceback(lines: Sequence[str], start: int) -> int:
-    for place in range(start + 1, len(lines)):
-        line = _RANK_PREFIX.sub("", lines[place])
-        if line and not line.startswith(" "):
-            return place + 1
-    return len(lines)

@@ -58,7 +58,7 @@ class Terminal:
                 return
             self._append(fd, block)
 
-    def say(self, text: str, fd: int = STDERR) -> None:
+    def say(self, text: str, fd: int) -> None:
         """Queue words of our own, which are never dropped."""
         with self._changed:
             self._append(fd, text.encode("utf-8", "replace") + b"\n")

@@ -82,7 +82,8 @@ def create_record(base: Path, now: datetime, complain: Complaint) -> RunRecord:
 
 def _replace_file(path: Path, text: str) -> None:
     fresh = path.with_name(path.name + ".new")
-    fresh.write_text(text, "utf-8")
+    # An argument that is no text holds lone surrogates; as `\\udce9` they are JSON again.
+    fresh.write_text(text, "utf-8", errors="backslashreplace")
     fresh.replace(path)
 
 

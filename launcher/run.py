@@ -205,7 +205,8 @@ class Run:
         # More may be known by now: the cause itself may have taken longest to die.
         cause = find_cause([*self._failures(), cause.failure]) or cause
         self._say(f"launch: FAILED after {report.duration(seconds)}")
-        for line in report.cause_block(cause, self._others(cause), self._record.log_path(cause.failure.node_rank)):
+        log = self._record.log_path(cause.failure.node_rank)
+        for line in report.cause_block(cause, self._others(cause, census), log):
             self._say(line)
         code = cause.failure.exit_code
         self._say(f"launch: {report.census_words(census)}, exit code {code}")
@@ -217,13 +218,15 @@ class Run:
         self._say(f"launch: finished in {report.duration(seconds)}, {ranks} ended well, {report.census_words(census)}")
         return self._conclude(Result(0, seconds, census))
 
-    def _others(self, cause: Cause) -> list[str]:
+    def _others(self, cause: Cause, census: Census) -> list[str]:
         assert self._plan is not None
         counts = {node.host.name: node.nproc for node in self._plan.nodes}
         if cause.failure.what == "rank":
             counts[cause.failure.host] -= 1
         elif cause.failure.what == "connection":
-            del counts[cause.failure.host]  # what became of those is the census's to say
+            counts[cause.failure.host] = 0
+        for host in census.unasked:  # what became of those is the census's to say
+            counts[host] = 0
         are_ours = all(failure.after_stop for failure in self._failures() if failure.rank != cause.failure.rank)
         return report.others_line(counts, are_ours=are_ours)
 

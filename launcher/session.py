@@ -281,7 +281,7 @@ class Session:
             )  # fmt: skip
             self.fleet.conversations[index] = sweeper
             order = messages.encode(messages.STOP, timeout_s=0, wait_s=self.stop_timeout_s + 1)
-            self.fleet.start_one(sweeper, self.prepare_message(index, is_sweep=True) + order)
+            self.fleet.start_one(sweeper, self.prepare_message(index, lost_folder=state.folder) + order)
 
     def _census(self) -> Census:
         left, unasked = {}, {}

@@ -32,11 +32,12 @@ class Console:
         self._display: Display = (
             JsonDisplay() if as_json else PrefixDisplay(names, is_terminal=is_terminal, with_colour=with_colour)
         )
-        self._terminal = Terminal(is_terminal=is_terminal)
+        self._terminals = _open_terminals()
         self._is_quiet = is_quiet
         self._as_json = as_json
         self._ranks = ranks
-        self._folded: dict[str, list[tuple[int, bytes]]] | None = {} if is_folding else None
+        # In host order, whoever is the first to say something.
+        self._folded: dict[str, list[bytes]] | None = {name: [] for name in names} if is_folding else None
         self._shows_progress = sys.stderr.isatty()
         self._progress = ""
         self._said_disk = False
@@ -44,32 +45,33 @@ class Console:
     def say(self, text: str) -> None:
         """Say words of ours, on stderr."""
         self.progress("")
-        self._terminal.say(text)
+        self._terminals[STDERR].say(text, STDERR)
 
     def show(self, text: str) -> None:
         """Put a result of ours on stdout."""
         self.progress("")
-        self._terminal.say(text, STDOUT)
+        self._terminals[STDOUT].say(text, STDOUT)
 
     def emit(self, event: str, **values: object) -> None:
         """With --json: put one object on stdout."""
         if self._as_json:
-            self._terminal.say(json.dumps({"event": event, **values}, default=str), STDOUT)
+            self._terminals[STDOUT].say(json.dumps({"event": event, **values}, default=str), STDOUT)
 
     def progress(self, text: str) -> None:
         """Show a line that the next one replaces; on a terminal only."""
         if not self._shows_progress or text == self._progress:
             return
         self._progress = text
-        self._terminal.put(STDERR, b"\r\x1b[K" + text.encode())
+        self._terminals[STDERR].put(STDERR, b"\r\x1b[K" + text.encode())
 
     def show_folded(self) -> None:
         """Show equal output of several hosts once."""
         groups: dict[bytes, list[str]] = {}
         for host, blocks in (self._folded or {}).items():
-            groups.setdefault(b"".join(block for _, block in blocks), []).append(host)
+            if blocks:
+                groups.setdefault(b"".join(blocks), []).append(host)
         for text, names in groups.items():
-            self._terminal.put(STDOUT, f"---- {fold_names(names)} ----\n".encode() + text)
+            self._terminals[STDOUT].put(STDOUT, f"---- {fold_names(names)} ----\n".encode() + text)
 
     def outputs(self, hosts: Sequence[Host], record: RunRecord | None, *, has_ranks: bool = True) -> list[NodeOutput]:
         """Return where each node's output goes."""
@@ -92,17 +94,29 @@ class Console:
     def close(self) -> None:
         """Write what is queued."""
         self.progress("")
-        self._terminal.close()
+        for terminal in set(self._terminals.values()):
+            terminal.close()
 
     def _show(self, host: str, rank: int | None, stream: int, lines: bytes) -> None:
         if self._ranks is not None and rank is not None and rank not in self._ranks:
             return
         if self._folded is not None:
-            self._folded.setdefault(host, []).append((stream, lines))
+            self._folded[host].append(lines)
             return
         # JSON names the stream, and a reader wants one order.
         fd = STDOUT if self._as_json else stream
-        self._terminal.put(fd, self._display.render(host, rank, stream, lines))
+        self._terminals[fd].put(fd, self._display.render(host, rank, stream, lines))
+
+
+def _open_terminals() -> dict[int, Terminal]:
+    """One thread for stdout and stderr where they are the same file, which keeps their order; else one each.
+
+    So a pager that is not read holds back its own stream alone, and the cause is told on the other one.
+    """
+    shared = Terminal(is_terminal=os.isatty(STDOUT))
+    if os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR)):
+        return {STDOUT: shared, STDERR: shared}
+    return {STDOUT: shared, STDERR: Terminal(is_terminal=os.isatty(STDERR))}
 
 
 def failure_lines(failures: Sequence[HostFailure]) -> list[str]:

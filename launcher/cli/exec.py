@@ -82,7 +82,7 @@ def _report(console: Console, done: Execution) -> None:
     for host, code in done.exit_codes.items():
         by_code.setdefault(code, []).append(host)
     for code, names in sorted(by_code.items()):
-        if code:
+        if code and done.interrupted_by is None:  # else it is the signal that we sent
             console.say(f"launch: {fold_names(names)}: exit code {code}")
     for line in failure_lines(done.failures):
         console.say(line)

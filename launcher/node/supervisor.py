@@ -45,6 +45,7 @@ class Supervisor:
         self._stop_timeout_s = 15.0
         self._heard_at = time.monotonic()
         self._folder: str | None = None
+        self._lost_folder: str | None = None  # of the supervisor whose run we sweep up
         self._env = dict(os.environ)
         self._facts: dict[str, Any] | None = None
         self._python: dict[str, Any] | None = None
@@ -144,7 +145,8 @@ class Supervisor:
         self._stop_timeout_s = header["stop_timeout_s"]
         self._owned.mark = header["mark"]
         own = processes.read_process(os.getpid())
-        if own is not None and not header.get("is_sweep"):
+        self._lost_folder = header.get("lost_folder")
+        if own is not None and self._lost_folder is None:
             self._owned.born = own.started
         self._folder = workers.make_folder(header["run"])
         self._note(mark=header["mark"], folder=self._folder, stop_timeout_s=self._stop_timeout_s)
@@ -386,8 +388,9 @@ class Supervisor:
     def _report_census(self, left: list[processes.Process]) -> None:
         self._reap()
         self._outlet.drain()
-        if self._folder is not None:
-            workers.remove_folder(self._folder)
+        for folder in (self._folder, self._lost_folder):
+            if folder is not None:
+                workers.remove_folder(folder)
         found = [[process.pid, process.name, process.state] for process in left]
         self._outlet.send(messages.CENSUS, left=found, reason=self._reason)
         self._is_done = True

@@ -30,6 +30,7 @@ from launcher.transports.ssh_config import ConfigFiles
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 _IDLE_WAKE_S = 30  # paramiko's transport thread looks ten times a second otherwise
+_EXIT_STATUS_WAIT_S = 2.0
 _TCP_USER_TIMEOUT_MS = 30_000
 _WINDOW_BYTES = 4 << 20
 
@@ -66,9 +67,10 @@ class FabricChannel:
             hop = hop.gateway
 
     def exit_code(self) -> int | None:
-        if self._channel.exit_status_ready():
-            code = self._channel.recv_exit_status()
-            return code if code >= 0 else None
+        # sshd sends the status after the end of the streams; the event also comes when the channel closes.
+        self._channel.status_event.wait(_EXIT_STATUS_WAIT_S)
+        if self._channel.exit_status >= 0:
+            return self._channel.exit_status
         transport = self._channel.get_transport()
         # paramiko does not read exit-signal: a channel that ends on a good connection was killed.
         return KILLED if transport is not None and transport.is_active() else None

@@ -24,6 +24,8 @@ def is_passing(error: Exception) -> bool:
     """
     if isinstance(error, paramiko.AuthenticationException | UnknownHostKey | paramiko.BadHostKeyException):
         return False
+    if _is_timeout(error):
+        return False
     return any(text in str(error) for text in _DROPPED)
 
 
@@ -92,10 +94,20 @@ def _network(error: Exception, connection: fabric.Connection) -> _Judgement:
         )
     elif isinstance(error, ConnectionRefusedError):
         yield "refused", f"{where} refuses the connection", "is sshd running there, and on that port?"
-    elif isinstance(error, TimeoutError) or "timed out" in str(error).lower():
+    elif _is_timeout(error):
         yield "timed out", f"{where} does not answer", "is it on, and does a firewall let SSH through?"
     elif isinstance(error, OSError) and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
         yield "no route", f"no route to {where}", "is it on, and is the network up?"
+
+
+def _is_timeout(error: Exception) -> bool:
+    """Whether the other side was silent: paramiko tells a missing banner in three ways."""
+    texts = ("timed out", "no existing session")
+    return (
+        isinstance(error, TimeoutError)
+        or isinstance(error.__context__, TimeoutError)
+        or any(text in str(error).lower() for text in texts)
+    )
 
 
 def _target(connection: fabric.Connection) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from launching import KEEPER_S, Launch
-from ssh_hosts import SshHosts, find_obstacle, is_alive, wait_until
+from ssh_hosts import SshHosts, find_obstacle, is_alive, send_signal, wait_until
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +19,6 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
     if obstacle:
         pytest.skip(obstacle)
     running = SshHosts(tmp_path_factory.mktemp("ssh"))
-    (running.folder / "tmp").mkdir()  # of the launcher itself
     try:
         running.start()
         yield running
@@ -44,14 +42,15 @@ def nothing_is_left(hosts: SshHosts, launch: Launch) -> Iterator[None]:
     """Look for processes and folders of the test's runs on every host, and remove what was found."""
     yield
     launch.end()
-    wait_until(lambda: not hosts.processes(), KEEPER_S)
-    processes = hosts.processes()
+    wait_until(lambda: not hosts.all_processes(), KEEPER_S)
+    processes = hosts.all_processes()
     hidden = [pid for running in launch.started for pid in running.pids() if is_alive(pid)]
     for pid in {*hidden, *(process.pid for process in processes)}:
-        os.kill(pid, signal.SIGKILL)
-    folders = [path for host in hosts for path in host.tmpdir.iterdir()]
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+        send_signal(pid, signal.SIGKILL)
+    # torch keeps what it compiles for the next run.
+    files = [path for tmpdir in hosts.tmpdirs for path in tmpdir.iterdir() if "torchinductor" not in path.name]
+    for path in files:
+        shutil.rmtree(path, ignore_errors=True)
     assert not processes, "processes are left"
     assert not hidden, "hidden processes are left"
-    assert not folders, "folders are left"
+    assert not files, "files are left"

@@ -191,11 +191,13 @@ class Launch:
         stdout: int | IO[bytes] | None = None, stderr: int | IO[bytes] | None = None, **how: Any,
     ) -> Running:  # fmt: skip
         number = len(self.started)
+        variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        variables.update(TMPDIR=str(self.hosts.own_tmpdir), **(env or {}))
         with (self.folder / f"stdout.{number}").open("wb") as out, (self.folder / f"stderr.{number}").open("wb") as err:
             process = subprocess.Popen(
                 [*prefix, str(PROGRAM), *words],
                 cwd=self.folder,
-                env={**os.environ, "TMPDIR": str(self.hosts.folder / "tmp"), "PYTHONPATH": "", **(env or {})},
+                env=variables,
                 stdin=how.pop("stdin", subprocess.DEVNULL),
                 stdout=out if stdout is None else stdout,
                 stderr=err if stderr is None else stderr,

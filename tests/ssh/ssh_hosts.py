@@ -6,6 +6,7 @@ the launcher thinks of it: processes by that variable, folders because TMPDIR mu
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import shutil
@@ -14,7 +15,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 SSHD_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin:/sbin"
@@ -64,7 +65,7 @@ class Process:
         return not self.is_ours and any("~launch" in word for word in self.argv)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        os.kill(self.pid, number)
+        send_signal(self.pid, number)
 
 
 @dataclass
@@ -144,12 +145,12 @@ class SshHost:
     def sessions(self) -> list[int]:
         """Return the ids of sshd's own processes, one or two for each connection."""
         assert self.server is not None
-        parents = {pid: parent for pid, parent in read_parents()}
-        below = {self.server.pid}
-        for pid in sorted(parents):
-            if parents[pid] in below and read_argv(pid)[:1] and read_argv(pid)[0].startswith("sshd"):
-                below.add(pid)
-        return sorted(below - {self.server.pid})
+        parents = list(read_parents())
+        found = [self.server.pid]
+        for pid in found:  # grows meanwhile
+            below = [child for child, parent in parents if parent == pid]
+            found += [child for child in below if "".join(read_argv(child)).startswith("sshd")]
+        return found[1:]
 
     def freeze(self) -> None:
         """Stop the whole host, as a box that hangs: its sshd too, so nobody can log in."""
@@ -161,7 +162,7 @@ class SshHost:
     def _signal_all(self, number: int) -> None:
         assert self.server is not None
         for pid in (self.server.pid, *self.sessions(), *(process.pid for process in self.processes())):
-            os.kill(pid, number)
+            send_signal(pid, number)
 
 
 @dataclass
@@ -170,9 +171,9 @@ class SshHosts:
 
     folder: Path
     hosts: tuple[SshHost, ...] = ()
-    names: tuple[str, ...] = field(init=False, default=())
 
     def start(self) -> None:
+        self.own_tmpdir.mkdir()
         keys = self.folder / "authorized_keys"
         keys.write_text(make_key(self.folder / "id"))
         self.hosts = (
@@ -224,8 +225,23 @@ class SshHosts:
         with (self.folder / "authorized_keys").open("a") as file:
             file.write(f'command="/bin/sh {script}" {make_key(key)}')
 
+    @property
+    def tmpdirs(self) -> list[Path]:
+        """Where runs may leave something: on each host, and where the launcher itself runs."""
+        return [*(host.tmpdir for host in self.hosts), self.own_tmpdir]
+
+    @property
+    def own_tmpdir(self) -> Path:
+        return self.folder / "tmp"
+
     def processes(self) -> list[Process]:
+        """Return all that runs on the hosts, guardians and supervisors too."""
         return [process for host in self.hosts for process in host.processes()]
+
+    def all_processes(self) -> list[Process]:
+        """Return that, and the launcher with what it has started itself."""
+        marks = {f"TMPDIR={tmpdir}" for tmpdir in self.tmpdirs}
+        return [process for process in read_processes() if marks & process.env]
 
     def ranks(self) -> list[Process]:
         return [process for host in self.hosts for process in host.ranks()]
@@ -280,9 +296,10 @@ def read_processes() -> Iterator[Process]:
 
 
 def read_parents() -> Iterator[tuple[int, int]]:
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and (fields := read_stat(int(entry))):
-            yield int(entry), int(fields[1])
+    """Yield every process with its parent, zombies too."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        if fields := read_stat(int(entry.name)):
+            yield int(entry.name), int(fields[1])
 
 
 def read_argv(pid: int) -> list[str]:
@@ -298,6 +315,12 @@ def read_stat(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(") ")[2].split()
     except OSError:
         return []
+
+
+def send_signal(pid: int, number: int) -> None:
+    """Signal a process that may have ended meanwhile."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def is_alive(pid: int) -> bool:

@@ -52,4 +52,6 @@ class Terminal:
             left = deadline - time.monotonic()
             ready, _, _ = select.select([self._master], [], [], max(0.0, left))
             assert ready, f"no {count} x {pattern!r} in time: {self.screen[-3000:]}"
-            self.screen = self.screen[-KEPT_CHARACTERS:] + ESCAPES.sub("", os.read(self._master, 1 << 16).decode("utf-8", "replace"))
+            self.screen = self.screen[-KEPT_CHARACTERS:] + ESCAPES.sub(
+                "", os.read(self._master, 1 << 16).decode("utf-8", "replace")
+            )

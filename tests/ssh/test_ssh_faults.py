@@ -112,7 +112,6 @@ def test_the_supervisor_is_killed(launch: Launch, hosts: SshHosts, survivors: st
     assert NOTHING_LEFT in done.stderr
 
 
-@pytest.mark.xfail(strict=False, reason="BUG: a killed guardian is reported as a lost connection")
 @pytest.mark.parametrize(("survivors", "within_s"), [("wait", PROMPT_S), ("fork", LADDER_S)])
 def test_the_guardian_is_killed(launch: Launch, hosts: SshHosts, survivors: str, within_s: float) -> None:
     running = start(launch, survivors)
@@ -123,7 +122,6 @@ def test_the_guardian_is_killed(launch: Launch, hosts: SshHosts, survivors: str,
     assert NOTHING_LEFT in done.stderr
 
 
-@pytest.mark.xfail(strict=False, reason="BUG: the run's folder is left on the node")
 def test_guardian_and_supervisor_are_killed_at_once(launch: Launch, hosts: SshHosts) -> None:
     """The kernel tells the ranks, and a second login looks what is left."""
     running = start(launch, "wait")
@@ -172,9 +170,7 @@ def test_a_host_that_freezes_whole_is_named_and_cleans_up_when_it_thaws(launch: 
         hosts["node2"].thaw()
     assert done.exit_code == 69
     assert "launch: lost node2 (no sign of life for N s), stopping 2 nodes" in done.words
-    assert (
-        "launch: 0 processes left on 1 node; node2 unreachable, 2 processes may remain, exit code 69" in done.words
-    )
+    assert "launch: 0 processes left on 1 node; node2 unreachable, 2 processes may remain, exit code 69" in done.words
     assert done.record["result"]["unreachable"] == {"node2": 2}
     running.wait_until_clean(LADDER_S)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from launching import DEADLINE_S, LADDER_S, PROMPT_S, Launch, rank, shell
-from ssh_hosts import SshHosts, find_free_port, wait_until
+from ssh_hosts import SshHosts, wait_until
 from terminal import Terminal
 
 LINES = 200_000  # of each rank: 5 MB with their prefixes, so that all four exceed what is queued for the screen
@@ -75,8 +75,18 @@ def test_a_second_ctrl_c_kills_at_once(launch: Launch) -> None:
     ]
 
 
+def test_a_signal_that_was_ignored_from_the_start_stays_ignored(launch: Launch) -> None:
+    """As under nohup."""
+    running = launch.start(*rank("wait"), preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    running.wait_for_ranks()
+    running.signal(signal.SIGHUP)
+    running.signal(signal.SIGTERM)
+    done = running.finish(PROMPT_S)
+    assert done.exit_code == 128 + signal.SIGTERM
+
+
 def test_ctrl_c_while_a_host_does_not_answer(launch: Launch, hosts: SshHosts) -> None:
-    with socket.create_server(("127.0.0.2", find_free_port("127.0.0.2"))) as mute:
+    with socket.create_server(("127.0.0.2", 0)) as mute:
         config = hosts.write_config(launch.folder / "config", node2={"Port": mute.getsockname()[1]})
         running = launch.start("--ssh-config", str(config), "--connect-timeout", "60", *rank("wait"))
         assert wait_until(lambda: any(host.processes() for host in hosts), DEADLINE_S)
@@ -133,9 +143,15 @@ def test_a_pipe_that_is_not_read_does_not_stop_the_run(launch: Launch) -> None:
     running.go()
     wait_for_logs(launch)
     running.wait_until_clean(PROMPT_S)
+    assert running.finish().exit_code == 0
+
+
+def test_the_cause_is_told_though_stdout_is_not_read(launch: Launch) -> None:
+    running = launch.start(*shell(f"{FLOOD}; exit 3"), stdout=subprocess.PIPE)
+    running.go()
     done = running.finish()
-    assert done.exit_code == 0
-    assert done.words[2:] == [STOPPING]
+    assert done.exit_code == 3
+    assert any("failed first (exit code 3), stopping 2 nodes" in line for line in done.words)
 
 
 def test_a_pipe_that_was_closed_does_not_stop_the_run(launch: Launch) -> None:

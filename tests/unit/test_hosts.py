@@ -377,9 +377,7 @@ def test_the_samples_are_valid():
     assert [host.address for host in hosts if host.address] == ["10.0.0.12", "fd00::8"]
 
 
-pieces = st.sampled_from(
-    ["gpu", "[", "]", ",", "-", ":", "@", "=", " ", "#", "1", "07", "slots", "::1", "\n"]
-)
+pieces = st.sampled_from(["gpu", "[", "]", ",", "-", ":", "@", "=", " ", "#", "1", "07", "slots", "::1", "\n"])
 nasty = st.one_of(st.text(max_size=60), st.lists(pieces, max_size=20).map("".join))
 
 

@@ -23,7 +23,7 @@ LAYERS = (
     "transports",
     "fleet",
     "session",
-    "report",
+    "report failures",
     "run execution sandbox",
     "cli",
 )

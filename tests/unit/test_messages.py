@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +27,7 @@ payloads = st.binary(max_size=300)
 
 def pieces_of(data, cuts):
     borders = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    return [data[start:end] for start, end in zip(borders, borders[1:], strict=False)]
+    return [data[start:end] for start, end in pairwise(borders)]
 
 
 def decode(pieces):
@@ -70,8 +71,8 @@ def test_a_flood_is_cut_without_copying_it_again_and_again():
     [
         (b"", "no JSON: b''"),
         (b"Welcome to gpu1!", "no JSON: b'Welcome to gpu1!'"),
-        (b'{"type":"beat"', "no JSON: b'{\"type\":\"beat\"'"),
-        (b'{"type":"b\xffat"}', "no JSON: b'{\"type\":\"b\\xffat\"}'"),
+        (b'{"type":"beat"', 'no JSON: b\'{"type":"beat"\''),
+        (b'{"type":"b\xffat"}', 'no JSON: b\'{"type":"b\\xffat"}\''),
         (b"x" * 200, f"no JSON: {b'x' * 80!r}"),
         (b"[" * 100_000, f"no JSON: {b'[' * 80!r}"),
         (b"9" * 10_000, f"no JSON: {b'9' * 80!r}"),
@@ -106,7 +107,6 @@ def test_a_header_without_end_is_refused_before_it_fills_the_memory():
         decoder.feed(b"x")
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: a header over the limit passes where its newline comes in the same piece")
 def test_a_header_that_is_too_long_is_refused_in_one_piece_as_well():
     line = json.dumps({"type": "facts", "text": "x" * MAX_HEADER_BYTES}).encode() + b"\n"
     with pytest.raises(MalformedMessage):

@@ -1,0 +1,190 @@
+"""Hosts that can't be used: found before anything is started, with the host, the reason and the remedy."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import socket
+import sys
+
+import pytest
+from launching import Done, Launch, shell
+from ssh_hosts import SshHosts, find_free_port, make_key
+
+NEVER_STARTED = ["--no-python", "touch", "started"]
+
+
+def run_with(launch: Launch, hosts: SshHosts, **settings: object) -> Done:
+    """Run with other settings for node2 in the ssh_config."""
+    config = hosts.write_config(launch.folder / "config", node2=settings)
+    return launch.run("--ssh-config", str(config), *NEVER_STARTED)
+
+
+def check_refused(launch: Launch, done: Done, text: str, hint: str) -> None:
+    """Node2 is blamed and a remedy given; node1 has started nothing."""
+    assert done.exit_code == 69
+    first, blame, remedy, last = done.words
+    assert first == "launch: 1 host can't be used:"
+    assert re.fullmatch(f"  node2: {text}", blame)
+    assert hint in remedy
+    assert last == "launch: nothing was started"
+    assert not (launch.folder / "started").exists()
+    assert not list((launch.folder / "logs").iterdir())
+
+
+def test_login_refused(launch: Launch, hosts: SshHosts) -> None:
+    key, user = launch.folder / "other_key", getpass.getuser()
+    make_key(key)
+    done = run_with(launch, hosts, IdentityFile=key)
+    hint = f"ssh-copy-id -p {hosts['node2'].port} {user}@127.0.0.2"
+    check_refused(launch, done, rf"login refused for user {user} \(tried {key}\)", hint)
+
+
+def test_port_closed(launch: Launch, hosts: SshHosts) -> None:
+    port = find_free_port("127.0.0.2")
+    done = run_with(launch, hosts, Port=port)
+    check_refused(launch, done, f"127.0.0.2 port {port} refuses the connection", "is sshd running there")
+
+
+def test_name_unknown(launch: Launch, hosts: SshHosts) -> None:
+    done = run_with(launch, hosts, HostName="no-such-host.invalid")
+    check_refused(launch, done, "the name no-such-host.invalid is not known", "check the spelling")
+
+
+def test_host_that_does_not_answer(launch: Launch, hosts: SshHosts) -> None:
+    with socket.create_server(("127.0.0.2", 0)) as mute:
+        port = mute.getsockname()[1]
+        config = hosts.write_config(launch.folder / "config", node2={"Port": port})
+        done = launch.run("--ssh-config", str(config), "--connect-timeout", "1", *NEVER_STARTED)
+    check_refused(launch, done, f"127.0.0.2 port {port} does not answer", "is it on")
+
+
+def test_host_key_unknown(launch: Launch, hosts: SshHosts) -> None:
+    known = launch.folder / "known_hosts"
+    known.touch()
+    done = run_with(launch, hosts, UserKnownHostsFile=known)
+    hint = f"ssh-keyscan -p {hosts['node2'].port} 127.0.0.2 >> {known}"
+    check_refused(launch, done, r"its host key is not known: ssh-ed25519 SHA256:\S+", hint)
+
+
+def test_host_key_changed(launch: Launch, hosts: SshHosts) -> None:
+    known = launch.folder / "known_hosts"
+    known.write_text(hosts.known_line(hosts["node2"], hosts["node1"].public_key))
+    done = run_with(launch, hosts, UserKnownHostsFile=known)
+    hint = f"ssh-keygen -R '[127.0.0.2]:{hosts['node2'].port}'"
+    check_refused(launch, done, r"its host key has changed: SHA256:\S+, known is SHA256:\S+", hint)
+
+
+def test_a_new_host_key_is_accepted_where_that_was_asked_for(launch: Launch, hosts: SshHosts) -> None:
+    known = launch.folder / "known_hosts"
+    config = hosts.write_config(
+        launch.folder / "config",
+        node2={"UserKnownHostsFile": known, "StrictHostKeyChecking": "ask"},
+    )
+    done = launch.run("--ssh-config", str(config), "--accept-new-host-keys", *shell("true"))
+    assert done.exit_code == 0
+    assert known.read_text() == hosts.known_line(hosts["node2"], hosts["node2"].public_key)
+
+
+def test_both_hosts_and_both_reasons_are_named(launch: Launch, hosts: SshHosts) -> None:
+    port = find_free_port("127.0.0.1")
+    config = hosts.write_config(launch.folder / "config", node1={"Port": port}, node2={"HostName": "nowhere.invalid"})
+    done = launch.run("--ssh-config", str(config), *NEVER_STARTED)
+    assert done.exit_code == 69
+    assert done.words == [
+        "launch: 2 hosts can't be used:",
+        f"  node1: 127.0.0.1 port {port} refuses the connection",
+        "    is sshd running there, and on that port?",
+        "  node2: the name nowhere.invalid is not known",
+        "    check the spelling, DNS or ssh_config",
+        "launch: nothing was started",
+    ]
+
+
+# ---- rc files -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rc_file",
+    [
+        "echo Welcome; printf '\\377 no newline'; echo 'module: command not found' >&2",
+        "seq 1 5000",
+        "read -r answer </dev/null; cat </dev/null",
+    ],
+    ids=["noise", "much noise", "reads nothing"],
+)
+def test_an_rc_file_that_is_harmless(launch: Launch, hosts: SshHosts, rc_file: str) -> None:
+    key = launch.folder / "key"
+    hosts.add_login(key, rc_file)
+    config = hosts.write_config(launch.folder / "config", node2={"IdentityFile": key})
+    done = launch.run("--ssh-config", str(config), *shell("echo hello"))
+    assert done.exit_code == 0
+    assert sorted(done.lines) == [f"[{name}] hello" for name in ("node1:0", "node1:1", "node2:2", "node2:3")]
+
+
+def test_an_rc_file_that_waits_for_input(launch: Launch, hosts: SshHosts) -> None:
+    """Nothing is sent before the node's side answers, so it gets nothing that it could eat."""
+    key = launch.folder / "key"
+    hosts.add_login(key, "head -n 1 >eaten")
+    done = run_with(launch, hosts, IdentityFile=key)
+    check_refused(launch, done, r"its login shell waits for input \(no answer in N s\)", "an rc file")
+
+
+def test_a_login_whose_path_has_no_python(launch: Launch, hosts: SshHosts) -> None:
+    """The next candidate, the launcher's own path, is tried after exit code 127."""
+    key = launch.folder / "key"
+    hosts.add_login(key, "PATH=/nowhere")
+    config = hosts.write_config(launch.folder / "config", node2={"IdentityFile": key})
+    done = launch.run("--ssh-config", str(config), "--no-python", "/bin/echo", "hello")
+    assert done.exit_code == 0
+    assert len(done.lines) == 4
+
+
+def test_an_rc_file_that_ends_the_shell(launch: Launch, hosts: SshHosts) -> None:
+    key = launch.folder / "key"
+    hosts.add_login(key, "echo 'this account is closed' >&2; exit 3")
+    done = run_with(launch, hosts, IdentityFile=key)
+    assert done.exit_code == 69
+    assert "  node2: its login shell ended (exit code 3): this account is closed" in done.words
+
+
+# ---- nodes that answer, but can't take part -------------------------------------------------------------------------
+
+
+def check_findings(done: Done, text: str, hint: str) -> None:
+    assert done.exit_code == 70
+    assert done.words[0] == "launch: these would break the run, nothing was started:"
+    assert f"  node[1-2]: {text}\n    {hint}\n" in done.stderr
+
+
+def test_the_script_is_not_there(launch: Launch) -> None:
+    done = launch.run("train.py")
+    check_findings(
+        done,
+        f"the script train.py is not in {launch.folder}",
+        "copy it there, or name the folder with --workdir",
+    )
+
+
+def test_the_working_folder_is_not_there(launch: Launch) -> None:
+    done = launch.run("--workdir", "/nonexistent/code", *shell("true"))
+    check_findings(
+        done,
+        "the working folder /nonexistent/code is not there",
+        "name one that is with --workdir, or copy yours",
+    )
+
+
+def test_a_python_without_torch(launch: Launch) -> None:
+    python = launch.folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # -S: without site-packages
+    python.chmod(0o755)
+    (launch.folder / "train.py").touch()
+    done = launch.run("--python", str(python), "train.py")
+    check_findings(done, f"no Python with torch ({python}: no torch in it)", "name it with --python PATH")
+
+
+def test_a_python_that_is_not_there(launch: Launch) -> None:
+    (launch.folder / "train.py").touch()
+    done = launch.run("--python", "/nonexistent/python", "train.py")
+    check_findings(done, "no Python with torch (/nonexistent/python: not found)", "name it with --python PATH")

@@ -1,0 +1,98 @@
+"""launch exec: a plain command on every host."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+from launching import PROMPT_S, Launch
+from ssh_hosts import SshHosts, find_free_port
+
+
+def test_output_of_every_host(launch: Launch) -> None:
+    done = launch.exec("--", "echo", "a  b", "$HOME", "'")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert sorted(done.lines) == ["[node1] a  b $HOME '", "[node2] a  b $HOME '"]
+    assert not (launch.folder / "logs").exists()
+
+
+def test_one_word_is_a_shell_s_line(launch: Launch) -> None:
+    done = launch.exec("--", 'echo "$((6 * 7))" | cat; echo oops >&2')
+    assert sorted(done.lines) == ["[node1] 42", "[node2] 42"]
+    assert sorted(done.stderr.splitlines()) == ["[node1] oops", "[node2] oops"]
+
+
+@pytest.mark.parametrize(
+    ("line", "exit_code", "words"),
+    [
+        ("exit 3", 3, ["launch: node[1-2]: exit code 3"]),
+        ("kill -9 $$", 137, ["launch: node[1-2]: exit code 137"]),
+        ('[ "${TMPDIR%node2*}" = "$TMPDIR" ] || exit 4', 4, ["launch: node2: exit code 4"]),
+        ("nosuchprogram 2>/dev/null", 127, ["launch: node[1-2]: exit code 127"]),
+    ],
+    ids=["same", "killed", "one of two", "not found"],
+)
+def test_exit_code(launch: Launch, line: str, exit_code: int, words: list[str]) -> None:
+    done = launch.exec("--", line)
+    assert (done.exit_code, done.words) == (exit_code, words)
+
+
+def test_equal_output_is_folded(launch: Launch) -> None:
+    assert launch.exec("-b", "--", "echo same; echo again").lines == ["---- node[1-2] ----", "same", "again"]
+
+
+def test_different_output_stands_in_host_order(launch: Launch) -> None:
+    done = launch.exec("-b", "--", "[ ${TMPDIR#*node1} = $TMPDIR ] || sleep 0.3; echo ${TMPDIR%/tmp} | tail -c 6")
+    assert done.lines == ["---- node1 ----", "node1", "---- node2 ----", "node2"]
+
+
+def test_json(launch: Launch) -> None:
+    done = launch.exec("--json", "--", "echo hi; exit 5")
+    *lines, result = [json.loads(line) for line in done.lines]
+    assert result == {"event": "result", "exit_code": 5, "exit_codes": {"node1": 5, "node2": 5}}
+    assert sorted((line["host"], line["text"]) for line in lines) == [("node1", "hi"), ("node2", "hi")]
+
+
+def test_an_unreachable_host_is_named_and_the_other_runs(launch: Launch, hosts: SshHosts) -> None:
+    port = find_free_port("127.0.0.2")
+    config = hosts.write_config(launch.folder / "config", node2={"Port": port})
+    done = launch.exec("--ssh-config", str(config), "--", "echo hi")
+    assert done.exit_code == 69
+    assert done.lines == ["[node1] hi"]
+    assert done.words == [
+        "launch: 1 host can't be used:",
+        f"  node2: 127.0.0.2 port {port} refuses the connection",
+        "    is sshd running there, and on that port?",
+    ]
+
+
+def test_ctrl_c(launch: Launch) -> None:
+    running = launch.start_exec("--", "echo ready; exec sleep 300")
+    running.wait_for("] ready", 2)
+    running.signal(signal.SIGINT)
+    done = running.finish(PROMPT_S)
+    assert done.exit_code == 130
+    assert done.words[:2] == [
+        "launch: stopping 2 nodes (Ctrl-C again: at once)",
+        "launch: stopped, 0 processes left on 2 nodes",
+    ]
+
+
+def test_a_host_that_is_lost_is_named(launch: Launch, hosts: SshHosts) -> None:
+    running = launch.start_exec("--", f"echo ready; until [ -e {launch.folder}/go ]; do sleep 0.02; done; echo end")
+    running.wait_for("] ready", 2)
+    for pid in hosts["node2"].sessions():
+        os.kill(pid, signal.SIGKILL)
+    running.go()
+    done = running.finish()
+    assert done.exit_code == 69
+    assert "  node2: the connection was lost" in done.words
+    assert "[node1] end" in done.lines
+
+
+def test_a_command_s_daemon_is_not_left(launch: Launch) -> None:
+    done = launch.exec("--", "setsid sleep 300 >/dev/null 2>&1 & echo started")
+    assert sorted(done.lines) == ["[node1] started", "[node2] started"]
+    assert done.exit_code == 0

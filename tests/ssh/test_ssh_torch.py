@@ -1,0 +1,123 @@
+"""Real torch on two SSH hosts: a few runs, since each takes the seconds that two imports of torch take."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from importlib.util import find_spec
+
+import pytest
+from launching import PROMPT_S, Launch
+from ssh_hosts import SshHosts
+from test_ssh_runs import NASTY
+
+if find_spec("torch") is None:  # importing it would take the other tests a second
+    pytest.skip("no torch: pip install torch==2.13.0", allow_module_level=True)
+
+ONE_EACH = ("--nproc", "1")
+LONG_STOP = ("--stop-timeout", "10")
+
+# One rank of all raises after the first all-reduce; the others meet its closed connections.
+RAISE = """
+import os, sys
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+ones = torch.ones(1)
+dist.all_reduce(ones)
+print("sum", int(ones), "of", dist.get_world_size(), flush=True)
+if rank == 1:
+    raise ValueError("the optimizer met a NaN")
+dist.all_reduce(ones)
+"""
+
+# Saves on SIGTERM while its loader has two workers; a worker that dies first would make that impossible.
+SAVE = """
+import os, signal, sys
+from torch.utils.data import DataLoader
+is_asked_to_stop = False
+def stop(number, frame):
+    global is_asked_to_stop
+    is_asked_to_stop = True
+signal.signal(signal.SIGTERM, stop)
+rank = os.environ["RANK"]
+step = 0
+while True:
+    for batch in DataLoader(range(1000), batch_size=1, num_workers=2):
+        step += 1
+        if step == 5:
+            print("ready", flush=True)
+        if is_asked_to_stop:
+            for _, batch in zip(range(3), DataLoader(range(3), num_workers=1)):
+                pass  # the validation before a checkpoint: its loader starts workers as well
+            open(f"saved.{rank}", "w").write(str(step))
+            print("saved at step", step, flush=True)
+            sys.exit(0)
+"""
+
+
+def test_a_rank_raises(launch: Launch) -> None:
+    (launch.folder / "train.py").write_text(RAISE)
+    done = launch.run(*ONE_EACH, "train.py")
+    assert done.exit_code == 1
+    assert "[node1:0] sum 2 of 2" in done.lines
+    assert "launch: node2 rank 1 failed first (exit code 1), stopping 2 nodes" in done.words
+    start = done.words.index("  node2 rank 1 (local rank 0) at HH:MM:SS:")
+    assert done.words[start + 1 : start + 4] == [
+        f'    File "{launch.folder}/train.py", line 11, in <module>',
+        '      raise ValueError("the optimizer met a NaN")',
+        "    ValueError: the optimizer met a NaN",
+    ]
+    assert done.words[-1] == "launch: 0 processes left on 2 nodes, exit code 1"
+
+
+def test_torchrun_is_killed(launch: Launch, hosts: SshHosts) -> None:
+    (launch.folder / "train.py").write_text("import time; print('ready', flush=True); time.sleep(300)")
+    running = launch.start(*ONE_EACH, "train.py")
+    running.wait_for("] ready", 2)
+    hosts["node2"].torchrun().kill()
+    done = running.finish(PROMPT_S)
+    assert done.exit_code == 128 + signal.SIGKILL
+    assert "launch: node2 torchrun failed first (killed by SIGKILL), stopping 2 nodes" in done.words
+    assert done.words[-1] == "launch: 0 processes left on 2 nodes, exit code 137"
+
+
+def test_a_trainer_with_loader_workers_saves(launch: Launch) -> None:
+    (launch.folder / "train.py").write_text(SAVE)
+    running = launch.start(*ONE_EACH, *LONG_STOP, "train.py")
+    running.wait_for("] ready", 2)
+    running.signal(signal.SIGINT)
+    done = running.finish()
+    assert done.exit_code == 130
+    for number, host in enumerate(("node1", "node2")):
+        step = int((launch.folder / f"saved.{number}").read_text())
+        assert f"[{host}:{number}] saved at step {step}" in done.lines
+    assert "DataLoader worker" not in done.stderr
+
+
+def test_nasty_arguments_through_torchrun_come_back_equal(launch: Launch) -> None:
+    (launch.folder / "a script.py").write_text("import json, sys; print(json.dumps(sys.argv))")
+    done = launch.run(*ONE_EACH, "a script.py", *NASTY)
+    assert done.exit_code == 0
+    assert [json.loads(line.partition("] ")[2]) for line in done.lines] == [["a script.py", *NASTY]] * 2
+
+
+def test_the_built_in_trainer(launch: Launch) -> None:
+    done = launch.run(*ONE_EACH, "--env", "OMP_NUM_THREADS=1")  # two nodes share these cores
+    assert done.exit_code == 0
+    assert "launch: no script given, running the built-in trainer (launcher.trainer)" in done.words
+    assert any(line.startswith("[node1:0] 2 ranks (torchrun, gloo, cpu)") for line in done.lines)
+    first, *_, last = (float(value) for value in re.findall(r"loss (\d\.\d+)", done.stdout))
+    assert last < first / 1.5
+    assert done.words[-1] == "launch: finished in N s, 2 ranks ended well, 0 processes left on 2 nodes"
+
+
+def test_singlenode(launch: Launch) -> None:
+    (launch.folder / "train.py").write_text("import os; print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
+    done = launch.run_command("singlenode", "--nproc", "2", "--cpu", "train.py")
+    assert done.exit_code == 0
+    assert sorted(line.partition(":")[2] for line in done.lines) == ["0] 0 of 2", "1] 1 of 2"]
+    assert done.words[-1] == "launch: finished in N s, 2 ranks ended well, 0 processes left on 1 node"
+    assert sorted(path.name for path in (launch.folder / "logs").iterdir()) == [done.run_id, "latest", "node_0.log"]

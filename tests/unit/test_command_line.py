@@ -1,0 +1,378 @@
+"""The command line up to the plan: every wrong input in its own words, and every option where it belongs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher import __version__, cli
+from launcher.cli import defaults, running
+from launcher.cli.run import command as run_command
+from launcher.errors import EXIT_USAGE
+from launcher.job import COLLECTIVES_MODULE, TRAINER_MODULE, Job, Program, ProgramKind
+
+TWO = "node1 slots=8\nnode2 slots=4\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Work in an empty folder, in an environment of which nothing is forwarded."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.environ", {"COLUMNS": "100", "HOME": "/root"})
+    (tmp_path / "two").write_text(TWO)
+    return tmp_path
+
+
+@pytest.fixture
+def launch(capsys):
+    """Return a function that calls a command, by a line or a list, and gives (exit code, stdout, stderr)."""
+
+    def call(line, entry=cli.main):
+        with pytest.raises(SystemExit) as end:
+            entry(line.split() if isinstance(line, str) else line)
+        out, err = capsys.readouterr()
+        return end.value.code, out, err
+
+    return call
+
+
+@pytest.fixture
+def jobs(monkeypatch):
+    """Take the jobs instead of running them; each ends with exit code 7."""
+    taken = []
+
+    def take(job, hosts, transport, options, **kinds):
+        taken.append((job, [host.name for host in hosts], type(transport).__name__, kinds))
+        return 7
+
+    monkeypatch.setattr(running, "run_job", take)
+    return taken
+
+
+# wrong input
+
+WRONG = [
+    ("", "no hosts given", "--hosts a,b or --hostfile FILE; on this machine alone: launch singlenode"),
+    ("train.py", "no hosts given", "--hosts a,b or --hostfile FILE; on this machine alone: launch singlenode"),
+    ("hosts", "no hosts given", "--hosts a,b or --hostfile FILE; on this machine alone: launch singlenode"),
+    ("hots", "no file or command 'hots'; did you mean 'hosts'?", "launch --help lists the commands"),
+    ("singelnode --gpus 4", "no file or command 'singelnode'; did you mean 'singlenode'?", None),
+    ("xyzzy --hosts a", "no file or command 'xyzzy'", "launch --help lists the commands"),
+    ("--hosts a --hostfile two t.py", "--hosts and --hostfile are both given", "name the hosts in one way"),
+    ("hosts --hostfile none", "none: no such hostfile", "check the path given to --hostfile"),
+    ("--hosts a;b t.py", "--hosts: host name 'a;b' holds ';'", None),
+    ("hosts --hosts a --include b", "--include: no host 'b' in the list", "the hosts are a"),
+    ("hosts --hosts a,b --num-nodes 3", "--num-nodes wants 3 hosts, there are 2", "the hosts are a,b"),
+    ("--hosts a --gpus x t.py", "--gpus: want a number from 1 on, or auto; got 'x'", ""),
+    ("--hosts a --gpus 0 t.py", "--gpus: want a number from 1 on, or auto; got '0'", ""),
+    ("--hosts a --gpus ² t.py", "--gpus: want a number from 1 on, or auto; got '²'", ""),
+    ("--hosts a --gpus 2 --cpu t.py", "--gpus and --cpu are both given", "on CPUs: --nproc N --cpu"),
+    ("--hosts a --gpus 2 --nproc 3 t.py", "--gpus 2 and --nproc 3 differ", "one process a GPU: give one of them"),
+    ("--hosts a --cpu t.py", "--cpu needs a number of processes", "--nproc N, or slots=N in the hostfile"),
+    ("--hostfile two --gpus 8 t.py", "two:2: node2 has 4 slots, --gpus says 8", "leave --gpus or slots= away"),
+    ("--hostfile two --nproc 4 t.py", "two:1: node1 has 8 slots, --nproc says 4", "leave --nproc or slots= away"),
+    ("--hosts a -m --no-python x", "-m and --no-python are both given", "a module needs Python"),
+    ("--hosts a -m", "-m and --no-python need a name after them", ""),
+    ("--hosts a --env NO t.py", "--env NO: NO is not set here", "give its value: --env NO=VALUE"),
+    ("--hosts a --env-file none t.py", "none: No such file or directory", ""),
+    ("--hosts a --check t.py", "--check goes with --dry-run", ""),
+    ("singlenode --cpu --nproc 1 --ranks a t.py", "--ranks: want numbers with commas, got 'a'", "--ranks 0,8"),
+    ("singlenode --cpu --nproc 1 --ranks 0,,8 t.py", "--ranks: want numbers with commas, got '0,,8'", "--ranks 0,8"),
+    (
+        "node --nnodes 2 --node-rank 2 --master-addr h --nproc 1 --cpu t.py",
+        "--node-rank 2: there are 2 nodes, counted from 0",
+        "",
+    ),
+    ("exec --hosts a", "no command given", "launch exec --hosts a,b -- uptime"),
+]
+
+
+@pytest.mark.parametrize(("line", "message", "hint"), WRONG)
+def test_wrong_input_is_refused_in_one_line_and_a_hint(launch, folder, line, message, hint):
+    code, out, err = launch(line)
+    said, _, hinted = err.partition("\n")
+    assert (code, out, said) == (EXIT_USAGE, "", f"launch: {message}")
+    assert hint is None or hinted == (f"  hint: {hint}\n" if hint else "")
+    assert [path.name for path in folder.iterdir()] == ["two"]
+
+
+@pytest.mark.parametrize(
+    ("line", "command", "message"),
+    [
+        ("--hosts a --nproc 0 t.py", "run", "Invalid value for '--nproc': 0 is not in the range x>=1."),
+        ("--hosts a --master-port 65536 t.py", "run", "Invalid value for '--master-port': 65536 is not in the range "
+         "1<=x<=65535."),
+        ("node --nnodes 2 t.py", "node", "Missing option '--node-rank'."),
+    ],
+)  # fmt: skip
+def test_what_click_refuses_ends_with_the_same_code(launch, line, command, message):
+    code, out, err = launch(line)
+    usage = f"Usage: launch {command} [OPTIONS] [SCRIPT [ARGS]...]\nTry 'launch {command} --help' for help.\n\n"
+    assert (code, out, err) == (EXIT_USAGE, "", f"{usage}Error: {message}\n")
+
+
+def test_help_lists_every_command(launch):
+    assert launch("--help") == launch("-h")
+    code, out, err = launch("--help")
+    assert (code, err) == (0, "")
+    section = out.partition("Commands:\n")[2].partition("\n\n")[0]
+    assert section.splitlines() == [f"  {name:<12}{text}" for name, (_, text) in cli.COMMANDS.items()]
+    for name in cli.COMMANDS:
+        code, out, err = launch(f"{name} --help")
+        assert (code, out.startswith(f"Usage: launch {name} "), err) == (0, True, "")
+
+
+def test_the_version(launch):
+    assert launch("--version") == (0, f"launch, version {__version__}\n", "")
+
+
+# what was understood
+
+
+def test_hosts_as_a_table(launch, folder):
+    (folder / "hosts").write_text("gpu[1-2] slots=8\nann@lab1 port=2222 addr=10.0.0.3\n")
+    code, out, err = launch("hosts --hostfile hosts --include gpu1:3,1@lab1")
+    assert (code, err) == (0, "")
+    assert [line.rstrip() for line in out.splitlines() if line.strip(" ─")] == [
+        "  node   host   slots   GPUs   user   port   addr       from",
+        "  0      gpu1   2       3,1    -      -      -          hosts:1",
+        "  1      lab1   -       -      ann    2222   10.0.0.3   hosts:2",
+    ]
+
+
+def test_hosts_as_json(launch):
+    code, out, err = launch("hosts --hostfile two --num-nodes 1 --json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == [
+        {"node_rank": 0, "host": "node1", "slots": 8, "gpus": None, "user": None, "port": None, "addr": None,
+         "source": "two:1"},
+    ]  # fmt: skip
+
+
+def test_long_names_are_not_cut(launch):
+    name = f"{'long-' * 20}name.example.com"
+    assert name in launch(f"hosts --hosts {name}")[1]
+
+
+def test_a_dry_run_prints_a_line_for_each_node(launch, folder):
+    line = "--dry-run --hostfile two --env A=1 --python /p --master-port 29400 train.py --lr 3e-4"
+    env = "A=1 PYTHONUNBUFFERED=1 GLOO_SOCKET_IFNAME='<interface of {0}>' NCCL_SOCKET_IFNAME='<interface of {0}>' "
+    env += "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1"
+    start = f"cd {folder} && env {env} /p -m torch.distributed.run --nnodes 2 --node-rank "
+    end = (
+        " --rdzv-backend static --rdzv-conf timeout=120 --master-addr '<address of node1>' --master-port 29400 "
+        "--local-addr '<address of {0}>' --max-restarts 0 -- train.py --lr 3e-4\n"
+    )
+    assert launch(line) == (
+        0,
+        "# node 0: node1, ranks 0 to 7\n"
+        + (start + "0 --nproc-per-node 8" + end).format("node1")
+        + "# node 1: node2, ranks 8 to 11\n"
+        + (start + "1 --nproc-per-node 4" + end).format("node2"),
+        "",
+    )
+
+
+def test_a_dry_run_by_hand_and_on_this_machine(launch):
+    code, out, _ = launch("node --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --nproc 2 --cpu --dry-run t.py")
+    comment, line = out.splitlines()
+    assert (code, comment[:9], comment[-14:]) == (0, "# node 1:", ", ranks 2 to 3")
+    assert "--node-rank 1 --nproc-per-node 2" in line
+    assert "--master-addr 10.0.0.1 --master-port 29500" in line
+    code, out, _ = launch("singlenode --nproc 2 --cpu --dry-run t.py")
+    comment, line = out.splitlines()
+    assert (code, comment[-14:], "--nnodes 1 " in line) == (0, ", ranks 0 to 1", True)
+    assert "--master-addr 127.0.0.1" in line
+
+
+def test_every_option_of_a_job_arrives(launch, jobs, monkeypatch):
+    monkeypatch.setattr("os.environ", {"NCCL_DEBUG": "INFO", "HOME": "/root", "PATH": "/bin"})
+    Path("env").write_text("A=file\nB=file\nNCCL_DEBUG=WARN\n")
+    code, out, err = launch(
+        "--hosts a,b --nproc 2 --cpu -m --workdir /data --python /p --env A=1 --env HOME --env-file env "
+        "--master-addr 10.0.0.1 --master-port 29400 --rdzv-timeout 7 --silence 3 --stop-timeout 0 "
+        "--connect-timeout 2.5 pkg.train --lr 3e-4"
+    )
+    assert (code, out, err) == (7, "", "")
+    job = Job(
+        program=Program(ProgramKind.MODULE, "pkg.train", ("--lr", "3e-4")),
+        nproc=2,
+        cpu=True,
+        workdir="/data",
+        python="/p",
+        env={"NCCL_DEBUG": "WARN", "A": "1", "B": "file", "HOME": "/root"},
+        master_addr="10.0.0.1",
+        master_port=29400,
+        rendezvous_timeout_s=7,
+        silence_s=3.0,
+        stop_timeout_s=0.0,
+        connect_timeout_s=2.5,
+    )
+    assert jobs == [(job, ["a", "b"], "FabricTransport", {"is_dry": False})]
+
+
+@pytest.mark.parametrize(
+    ("line", "program"),
+    [
+        ("", Program(ProgramKind.BUILTIN, TRAINER_MODULE)),
+        ("--no-python ls -la --help", Program(ProgramKind.COMMAND, "ls", ("-la", "--help"))),
+        (
+            "t.py --hosts b --nproc x -- -q -m",
+            Program(ProgramKind.SCRIPT, "t.py", ("--hosts", "b", "--nproc", "x", "--", "-q", "-m")),
+        ),
+        ("-- t.py -- --", Program(ProgramKind.SCRIPT, "t.py", ("--", "--"))),
+    ],
+)
+def test_what_stands_after_the_script_is_left_alone(launch, jobs, folder, line, program):
+    assert launch(f"--hosts a --nproc 1 --cpu {line}")[0] == 7
+    ((job, *_),) = jobs
+    assert job == Job(program, 1, cpu=True, workdir=str(folder))
+
+
+def test_arguments_are_words_and_stay_words(launch, jobs):
+    args = ["", " a  b ", "$HOME", "'\"", "\n", "*", "-", "é", "\udcff"]
+    launch(["singlenode", "--nproc", "1", "--cpu", "t.py", *args])
+    assert (jobs[0][0].program.args, jobs[0][2]) == (tuple(args), "LocalTransport")
+
+
+@pytest.mark.parametrize(
+    ("line", "size"),
+    [("--gpus auto", None), ("", None), ("--gpus 8", 8), ("--nproc 3", 3), ("--gpus 3 --nproc 3", 3)],
+)
+def test_the_size_of_a_job(launch, jobs, line, size):
+    launch(f"--hosts a {line} t.py")
+    assert jobs[0][0].nproc == size
+
+
+def test_slots_say_the_size_on_cpus_too(launch, jobs):
+    launch("--hostfile two --cpu t.py")
+    assert (jobs[0][0].nproc, jobs[0][0].cpu, jobs[0][1]) == (None, True, ["node1", "node2"])
+
+
+def test_collectives_on_this_machine_or_on_hosts(launch, jobs):
+    assert launch("2 --cpu", entry=cli.main_test_distributed) == (7, "", "test-distributed: gloo on CPUs\n")
+    assert launch("2 --hosts a,b", entry=cli.main_test_distributed) == (7, "", "test-distributed: NCCL on GPUs\n")
+    assert [(job.nproc, job.cpu, job.program.target, transport) for job, _, transport, _ in jobs] == [
+        (2, True, COLLECTIVES_MODULE, "LocalTransport"),
+        (2, False, COLLECTIVES_MODULE, "FabricTransport"),
+    ]
+
+
+def test_ctrl_c_before_the_run_is_no_traceback(launch, monkeypatch):
+    def interrupt(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_command, "callback", interrupt)
+    assert launch("--hosts a t.py") == (130, "", "\n")
+
+
+# launcher.toml
+
+
+def write_defaults(text, name="launcher.toml"):
+    Path(name).write_text(text)
+
+
+def test_a_file_holds_defaults_for_every_command(launch, jobs):
+    write_defaults(
+        'hosts = ["a", "b[1-2]"]\nnproc = 2\ncpu = true\nscript = "mine.py"\nenv = ["A=1"]\nmaster-port = 9\n'
+    )
+    assert launch("-q")[0] == 7
+    assert launch("--nproc 3 --hosts c other.py x")[0] == 7
+    sizes = [(job.nproc, job.cpu, job.env, job.master_port, names) for job, names, *_ in jobs]
+    assert sizes == [(2, True, {"A": "1"}, 9, ["a", "b1", "b2"]), (3, True, {"A": "1"}, 9, ["c"])]
+    assert [job.program.target for job, *_ in jobs] == ["mine.py", "other.py"]
+    assert [row["host"] for row in json.loads(launch("hosts --json")[1])] == ["a", "b1", "b2"]
+
+
+def test_every_option_of_a_run_can_have_a_default():
+    options = {parameter.name for parameter in run_command.params} - {"words"}
+    of_one_call = {"is_module", "no_python", "as_json", "dry_run", "check", "verbose"}
+    assert {*defaults._KEYS} == options - of_one_call | {"script"}
+
+
+def test_the_own_file_goes_before_pyproject(launch, jobs):
+    write_defaults('[tool.launcher]\nhosts = "a"\nnproc = 1\ncpu = true\n', "pyproject.toml")
+    launch("./t.py")
+    write_defaults("nproc = 2\n")
+    launch("./t.py")
+    assert [(names, job.nproc) for job, names, *_ in jobs] == [(["a"], 1), (["a"], 2)]
+
+
+def test_the_source_of_a_value_is_shown(launch):
+    write_defaults('hosts = "a"\ngpus = 4\n')
+    code, _, err = launch("--dry-run -v --python /p t.py")
+    assert code == 0
+    assert set(err.splitlines()) == {
+        "launch: hosts = a (from launcher.toml or pyproject.toml)",
+        "launch: gpus = 4 (from launcher.toml or pyproject.toml)",
+        "launch: python = /p (from the command line)",
+        "launch: verbose = True (from the command line)",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("launcher.toml", "gpu = 8\n", "launcher.toml: no option 'gpu'; did you mean 'gpus'?"),
+        ("launcher.toml", "xyzzy = 8\n", "launcher.toml: no option 'xyzzy'"),
+        ("pyproject.toml", "[tool.launcher]\nhots = 'a'\n", "pyproject.toml: no option 'hots'; did you mean 'hosts'?"),
+        ("launcher.toml", "gpus = \n", "launcher.toml: Invalid value (at line 1, column 8)"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused(launch, name, text, message):
+    write_defaults(text, name)
+    assert launch("hosts --hosts a") == (EXIT_USAGE, "", f"launch: {message}\n")
+
+
+def test_a_broken_pyproject_of_somebody_else_is_theirs_to_mend(launch):
+    write_defaults("[tool\n", "pyproject.toml")
+    assert launch("hosts --hosts a --json")[0] == 0
+
+
+# what was wrong once
+
+
+def test_a_run_by_defaults_alone_ends_with_its_code(launch, monkeypatch):
+    monkeypatch.setattr(run_command, "callback", lambda **_: 7)
+    assert launch("")[0] == 7
+
+
+def test_the_entry_point_of_test_distributed_stays_a_function(launch):
+    assert launch("--help", entry=cli.main_test_distributed)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('hosts = "a"\n', "--hostfile two --dry-run t.py"),
+        ('hostfile = "two"\n', "--hosts a --dry-run t.py"),
+        ('hosts = "a"\ngpus = 8\n', "--nproc 2 --cpu --dry-run t.py"),
+        ('hosts = "a"\ngpus = 8\n', "--nproc 2 --dry-run t.py"),
+        ('hosts = "a,b"\nexclude = "b"\n', "--include a --dry-run t.py"),
+    ],
+)
+def test_the_command_line_overrules_a_default_that_contradicts_it(launch, text, line):
+    write_defaults(text)
+    assert launch(line)[::2] == (0, "")
+
+
+def test_collectives_look_at_this_machine_unless_hosts_are_named(launch, jobs):
+    write_defaults('hosts = "a"\n')
+    launch("2 --cpu", entry=cli.main_test_distributed)
+    assert jobs[0][2] == "LocalTransport"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("launcher.toml", "hosts = [1, 2]\n"),
+        ("pyproject.toml", "[tool]\nlauncher = 3\n"),
+        ("pyproject.toml", "tool = 3\n"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(launch, name, text):
+    write_defaults(text, name)
+    assert launch("hosts")[0] == EXIT_USAGE

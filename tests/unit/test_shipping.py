@@ -1,0 +1,116 @@
+"""How code gets to a node: a command line that every shell understands, and archives that run there."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.util import MAGIC_NUMBER
+
+import pytest
+
+from launcher import shipping
+from launcher.shipping import MARKER, loader_command, node_code, trainer_archive
+
+NONCE = "0123456789abcdef"
+MARKER_LINE = f"{MARKER} {NONCE} {MAGIC_NUMBER.hex()}\n".encode()
+SHELLS = [shell for shell in ("sh", "dash", "bash", "zsh", "fish", "tcsh") if shutil.which(shell)]
+
+
+def test_the_command_line_holds_nothing_that_a_shell_would_change():
+    before, text, after = loader_command("python3", NONCE).split("'")
+    assert (before, after) == ("exec python3 -ISc ", "")
+    assert re.findall(r"\\.", text) == [r"\n"]  # fish takes \\ and \' for escapes
+    assert not set(text) & set("!\n\r\t`$^#")
+    assert text.isascii()
+    assert len(text) < 300
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_shell_starts_the_loader(shell):
+    command = loader_command(sys.executable, NONCE)
+    code = b"import sys; print('it runs', sys.flags.isolated, sys.flags.no_site)\n"
+    done = subprocess.run([shell, "-c", command], input=code + b"not read\n", capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, MARKER_LINE + b"it runs 1 1\n", b"")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_python_that_is_not_there_is_told_by_the_exit_code(shell):
+    done = subprocess.run([shell, "-c", loader_command("python3.none", NONCE)], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (127, b"") or shell == "tcsh"  # which says 1
+
+
+def test_a_python_in_a_folder_with_a_blank(tmp_path):
+    python = tmp_path / "my env" / "python3"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    command = loader_command(str(python), NONCE)
+    done = subprocess.run(["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert done.stdout == MARKER_LINE
+
+
+def test_end_of_file_instead_of_code_ends_the_loader():
+    done = subprocess.run(
+        ["/bin/sh", "-c", loader_command(sys.executable, NONCE)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, MARKER_LINE)
+
+
+PROBE = f"""
+import sys, zlib, marshal
+line, _, modules = sys.stdin.buffer.read().partition(b"\\n")
+head = line.decode().partition("modules = ")[0]
+for name, code in sorted(marshal.loads(zlib.decompress(modules)).items()):
+    print(name, type(code).__name__)
+    compile(code, name, "exec") if isinstance(code, str) else None
+print({NONCE!r} in line.decode(), str(len(modules)) in head)
+"""
+
+
+@pytest.mark.parametrize(("magic", "kind"), [(MAGIC_NUMBER.hex(), "code"), ("610d0d0a", "str"), ("", "str")])
+def test_the_code_goes_compiled_to_a_python_like_ours_and_as_text_to_others(magic, kind):
+    sent = node_code(NONCE, magic)
+    done = subprocess.run([sys.executable, "-ISc", PROBE], input=sent, capture_output=True, check=True)
+    *modules, last = done.stdout.decode().splitlines()
+    names = ["launcher", "launcher.node", *sorted(f"launcher.node.{name}" for name in shipping._NODE_MODULES)]
+    assert modules == [f"{name} {kind}" for name in names]
+    assert last == "True True"
+    assert sent == node_code(NONCE, magic)
+
+
+def test_every_module_of_the_node_is_sent():
+    folder = shipping.resources.files("launcher.node")
+    there = {entry.name[:-3] for entry in folder.iterdir() if entry.name.endswith(".py")} - {"__init__"}
+    assert set(shipping._NODE_MODULES) == there
+
+
+def test_equal_code_gives_an_equal_archive():
+    archive = zipfile.ZipFile(io.BytesIO(trainer_archive()))
+    assert trainer_archive() == trainer_archive()
+    assert {entry.date_time for entry in archive.infolist()} == {(2000, 1, 1, 0, 0, 0)}
+    assert archive.namelist()[:4] == [
+        "__main__.py",
+        "launcher/__init__.py",
+        "launcher/distributed.py",
+        "launcher/collectives.py",
+    ]
+    assert "launcher/trainer/__main__.py" in archive.namelist()
+
+
+def test_the_archive_is_small():
+    entries = zipfile.ZipFile(io.BytesIO(trainer_archive())).infolist()
+    assert {entry.compress_type for entry in entries} == {zipfile.ZIP_DEFLATED}
+
+
+def test_the_archive_runs_alone(tmp_path):
+    path = tmp_path / "launcher.pyz"
+    path.write_bytes(trainer_archive())
+    argv = [sys.executable, "-I", str(path), "launcher.trainer", "--help"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr, "--epochs" in done.stdout) == (0, "", True)
