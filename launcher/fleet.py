@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import secrets
 import threading
 import time
@@ -22,6 +21,7 @@ from launcher import shipping
 from launcher.errors import HostFailure, LauncherError
 from launcher.hosts import Host
 from launcher.node import messages
+from launcher.replies import check_reply
 from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
 
 CONNECT_WINDOW = 64  # one GIL serves all key exchanges, and sshd's banner time-out is 15 s
@@ -218,6 +218,7 @@ class Conversation:
     def _handle(self, data: bytes) -> None:
         self._is_busy = True  # a disk of ours that is slow is not the node's silence
         for header, payload in self._decoder.feed(data):
+            check_reply(header)
             if header["type"] == messages.OUTPUT:
                 self._on_output(self.index, header["local_rank"], header["stream"], payload)
             elif header["type"] != messages.BEAT:
@@ -247,9 +248,9 @@ class Conversation:
     def _guardian_report(self) -> dict[str, Any] | None:
         for line in self.noise.split(b"\n"):
             if line.startswith(self._nonce.encode() + b" "):
-                with contextlib.suppress(ValueError):
-                    report: dict[str, Any] = json.loads(line.split(b" ", 1)[1])
-                    return report
+                ((report, _),) = messages.Decoder().feed(line.split(b" ", 1)[1] + b"\n")
+                check_reply(report)
+                return report
         return None
 
     def _lose(self, failure: HostFailure) -> None:

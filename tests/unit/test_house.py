@@ -20,7 +20,7 @@ LAYERS = (
     "facts environment job",
     "plan",
     "preflight diagnosis output records shipping",
-    "transports",
+    "transports replies",
     "fleet",
     "session",
     "report failures",

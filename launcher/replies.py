@@ -1,0 +1,80 @@
+"""What a supervisor may say: the form of each message, checked before anything believes it.
+
+A node is another machine: a broken or hostile one must cost its own place in the run, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from launcher.node import messages
+
+MAX_LOCAL_RANK = 4095
+
+_Test = Callable[[Any], bool]
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_text_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 32
+
+
+def _is_count_or_none(value: Any) -> bool:
+    return value is None or _is_count(value)
+
+
+def _is_local_rank(value: Any) -> bool:
+    return _is_count(value) and value <= MAX_LOCAL_RANK
+
+
+def _is_local_rank_or_none(value: Any) -> bool:
+    return value is None or _is_local_rank(value)
+
+
+def _is_stream(value: Any) -> bool:
+    return value in (1, 2)
+
+
+def _is_census(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(entry, list) and len(entry) == 3 and _is_count(entry[0]) and all(map(_is_text, entry[1:]))
+        for entry in value
+    )
+
+
+_ENDING = {"code": _is_count_or_none, "signal": _is_count_or_none}
+_FORMS: Mapping[str, Mapping[str, _Test]] = {
+    messages.BEAT: {},
+    messages.HELLO: {"folder": _is_text},
+    messages.FACTS: {},  # `facts.read_facts` knows their form
+    messages.ROUTED: {"interface": _is_text_or_none, "address": _is_text_or_none, "port": _is_count_or_none,
+                      "error": _is_text_or_none},
+    messages.STARTED: {"local_rank": _is_local_rank, "pid": _is_count},
+    messages.OUTPUT: {"local_rank": _is_local_rank_or_none, "stream": _is_stream},
+    messages.EXIT: {"local_rank": _is_local_rank, "age_s": _is_number, **_ENDING},
+    messages.ENDED: _ENDING,
+    messages.CENSUS: {"left": _is_census},
+    messages.FAILED: {"text": _is_text},
+}  # fmt: skip
+
+
+def check_reply(header: Mapping[str, Any]) -> None:
+    """Raise MalformedMessage unless `header` has the form of a message that a node may send."""
+    form = _FORMS.get(header["type"])
+    if form is None:
+        raise messages.MalformedMessage(f"no message of a node's: {header['type']!r:.80}")
+    for name, is_right in form.items():
+        if not is_right(header.get(name)):
+            raise messages.MalformedMessage(f"{header['type']} with {name} {header.get(name)!r:.80}")
