@@ -54,6 +54,8 @@ class NodeFacts:
 
 def read_facts(message: Mapping[str, Any], folder: str) -> NodeFacts:
     """Read a supervisor's message; raise LauncherError where it does not have the right form."""
+    if "error" in message:
+        raise LauncherError(str(message["error"]))
     try:
         search = message["search"]
         return NodeFacts(

@@ -40,6 +40,7 @@ class Job:
     program: Program
     nproc: int | None = None  # per node; None: slots= of the host, else the GPUs that it has
     cpu: bool = False
+    gpus: int | None = None  # what --gpus said, where it said a number
     workdir: str | None = None  # on the nodes; None: their home
     python: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
@@ -49,3 +50,10 @@ class Job:
     silence_s: float = 15.0
     stop_timeout_s: float = 15.0
     connect_timeout_s: float = 10.0
+
+    @property
+    def wants_gpus(self) -> bool:
+        """Whether each process needs a GPU; a plain command with --nproc does not."""
+        if self.cpu:
+            return False
+        return self.program.needs_torch or self.gpus is not None or self.nproc is None

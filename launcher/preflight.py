@@ -63,7 +63,7 @@ def _check_folder(job: Job, host: Host, fact: NodeFacts) -> _Problems:
 
 
 def _check_gpus(job: Job, host: Host, fact: NodeFacts) -> _Problems:
-    if job.cpu or (not job.program.needs_torch and job.nproc is not None):
+    if not job.wants_gpus:
         return
     wanted = count_processes(job, host, fact)
     if not fact.gpus:

@@ -89,7 +89,9 @@ class Run:
         pythons = candidate_pythons(job, self._own_python)
         session.fleet.start(
             [
-                session.prepare_message(index, facts=True, pythons=pythons, workdir=job.workdir, script=script)
+                session.prepare_message(
+                    index, facts=True, gpus=job.wants_gpus, pythons=pythons, workdir=job.workdir, script=script
+                )
                 for index in range(len(session.hosts))
             ]
         )

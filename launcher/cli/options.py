@@ -142,6 +142,7 @@ def read_job(options: Mapping[str, Any], words: Sequence[str], hosts: Sequence[H
         program=read_program(options, words),
         nproc=read_size(options, hosts),
         cpu=options["cpu"],
+        gpus=None if options["gpus"] == "auto" else int(options["gpus"]),
         workdir=options["workdir"] or str(Path.cwd()),
         python=options["python"],
         env=read_env(options),

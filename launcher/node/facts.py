@@ -28,7 +28,7 @@ def write_facts(output_fd: int, wanted: dict[str, Any]) -> None:
         "addresses": list_addresses(),
     }
     facts.update(_find_folder(wanted))
-    facts.update(query_gpus())
+    facts.update(query_gpus() if wanted.get("gpus", True) else {"gpus": [], "gpu_error": "not asked for"})
     with os.fdopen(output_fd, "w") as file:
         file.write(json.dumps(facts) + "\n")
 
@@ -114,7 +114,7 @@ def query_gpus() -> dict[str, Any]:
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE,
             timeout=GPU_TOOL_TIMEOUT_S,
             check=False,
         )
@@ -122,14 +122,19 @@ def query_gpus() -> dict[str, Any]:
         return {"gpus": [], "gpu_error": "nvidia-smi gave no answer in %d s" % GPU_TOOL_TIMEOUT_S}
     except OSError:
         return {"gpus": [], "gpu_error": "nvidia-smi is not there"}
-    text = done.stdout.decode("utf-8", "replace").strip()
-    if done.returncode != 0:
-        return {"gpus": [], "gpu_error": (text.splitlines() or ["nvidia-smi failed"])[0]}
-    return {"gpus": [_parse_gpu(line) for line in text.splitlines()], "gpu_error": None}
+    # A warning (exit code 14: a corrupted infoROM) comes with a whole table, and a lost GPU with a line in it.
+    lines = [line for line in done.stdout.decode("utf-8", "replace").splitlines() if line.strip()]
+    gpus = [gpu for gpu in map(_parse_gpu, lines) if gpu is not None]
+    others = [line for line in lines if _parse_gpu(line) is None] + done.stderr.decode("utf-8", "replace").splitlines()
+    has_failed = not gpus and done.returncode != 0
+    return {"gpus": gpus, "gpu_error": others[0] if others else "nvidia-smi failed" if has_failed else None}
 
 
-def _parse_gpu(line: str) -> dict[str, int | str | None]:
-    index, name, memory, driver = [word.strip() for word in line.split(",")]
+def _parse_gpu(line: str) -> dict[str, int | str | None] | None:
+    words = [word.strip() for word in line.split(",")]
+    if len(words) != _GPU_QUERY.count(",") + 1 or not words[0].isdigit():
+        return None
+    index, name, memory, driver = words
     return {
         "index": int(index),
         "name": name,

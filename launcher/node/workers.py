@@ -165,7 +165,7 @@ def make_folder(name: str) -> str:
     for base in (os.environ.get("TMPDIR"), "/tmp", "/dev/shm", os.path.expanduser("~")):
         if not base:
             continue
-        path = os.path.join(base, "launch-%s-%d" % (name, os.getpid()))
+        path = os.path.join(base, "launch-%s-%s" % (name, os.urandom(4).hex()))
         try:
             os.mkdir(path, 0o700)
         except OSError as reason:

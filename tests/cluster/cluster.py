@@ -1,0 +1,295 @@
+"""Hosts of our own on one Linux machine, each with an sshd on port 22, a network and a process tree, and their faults.
+
+    this machine -- bridge in a network namespace of its own -- node1, node2, ...
+
+No namespace has a name, each is held by one process, and the kernel kills that process when we die (PDEATHSIG).
+So nothing is left behind, however a test run ends. All hosts see this machine's files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cluster_files import CLIENT_CONFIG, FAKE_ANSWERS, FAKE_NVIDIA_SMI, HOST_SCRIPT, SSHD_CONFIG, SWITCH_SCRIPT
+from cluster_processes import (
+    POLL_S,
+    Process,
+    list_pids,
+    list_processes,
+    read_namespace,
+    read_state,
+    send_signal,
+    wait_until,
+)
+
+TOOLS = {
+    "ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux",
+    "ssh-keygen": "openssh-client", "sshd": "openssh-server",
+}  # fmt: skip
+TOOL_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin:/sbin"
+RANGES = [f"10.{number}" for number in range(88, 120)]  # the first that nobody uses here
+BOOT_TIMEOUT_S = 20.0
+
+HELD = ("setpriv", "--pdeathsig", "KILL", "unshare")
+
+
+def find_obstacle() -> str | None:
+    """Say what is missing here for a cluster and what to do about it, or None."""
+    if os.geteuid() != 0:
+        return "hosts in namespaces need root: run these tests as root"
+    missing = [package for tool, package in TOOLS.items() if shutil.which(tool, path=TOOL_PATH) is None]
+    if missing:
+        return f"tools are missing: apt-get install {' '.join(dict.fromkeys(missing))}"
+    probe = ["unshare", "--net", "--uts", "--pid", "--fork", "--mount-proc", "ip", "link", "add", "type", "veth"]
+    done = subprocess.run(probe, env=_env(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        return f"no network, UTS, PID or mount namespaces (docker: run --privileged): {done.stderr.strip()}"
+    return None
+
+
+@dataclass
+class Host:
+    """A box: its sshd is the first process of its PID namespace."""
+
+    name: str
+    address: str
+    interface: str
+    folder: Path
+    switch: int  # the process that holds the bridge
+    _holder: subprocess.Popen[str] | None = None
+    _namespace: str = "none"
+    _stopped: set[int] = field(default_factory=set)
+    _has_cable: bool = True
+
+    @property
+    def tmpdir(self) -> Path:
+        return self.folder / "tmp"
+
+    def power_on(self) -> None:
+        """Boot with an empty TMPDIR; sshd may not listen yet."""
+        shutil.rmtree(self.tmpdir, ignore_errors=True)
+        self.tmpdir.mkdir()
+        script = HOST_SCRIPT.format(sshd=shutil.which("sshd", path=TOOL_PATH), **vars(self))
+        namespaces = ("--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+        self._holder = _start([*HELD, *namespaces, "sh", "-euc", script], self.folder / "log")
+        self._namespace = read_namespace(self._holder.pid, "pid_for_children")
+        # The card's address outlives a reboot, as a real one does: the others know it for a minute.
+        mac = "02:00:" + ":".join(f"{int(number):02x}" for number in self.address.split("."))
+        configure_network(
+            self.switch,
+            f"link add {self.name} type veth peer name {self.interface} address {mac} netns {self._holder.pid}",
+            f"link set {self.name} master bridge up",
+        )
+        self._has_cable = True
+        assert self._holder.stdin is not None
+        self._holder.stdin.write("go\n")
+        self._holder.stdin.close()
+
+    def wait_for_sshd(self) -> None:
+        """Wait until sshd listens."""
+        log = self.folder / "log"
+        assert wait_until(lambda: "Server listening on 0.0.0.0" in log.read_text(), BOOT_TIMEOUT_S), log.read_text()
+
+    def power_off(self) -> None:
+        """Take everything away: the cable first, so that no FIN and no RST gets out."""
+        if self._holder is None:
+            return
+        try:
+            configure_network(self.switch, f"link set {self.name} down", f"link del {self.name}")
+        finally:  # the namespace's first process dies with its holder (--kill-child), and all others with that
+            _kill(self._holder)
+        assert wait_until(lambda: not self.pids(), BOOT_TIMEOUT_S), self.pids()
+        self._holder = None
+        self._stopped.clear()
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether somebody could look here for what a run left."""
+        return self._holder is not None and self._has_cable and not self._stopped
+
+    # ---- faults -------------------------------------------------------------------------------------------------
+
+    def cut(self) -> None:
+        """Pull the network cable."""
+        configure_network(self.switch, f"link set {self.name} down")
+        self._has_cable = False
+
+    def plug(self) -> None:
+        """Put the network cable back."""
+        configure_network(self.switch, f"link set {self.name} up")
+        self._has_cable = True
+
+    def freeze(self) -> None:
+        """Stop every process; the kernel still acknowledges what comes in, as on a box that hangs."""
+        while running := [pid for pid in self.pids() if read_state(pid) != "T"]:
+            for pid in running:
+                send_signal(pid, signal.SIGSTOP)
+            self._stopped.update(running)
+            time.sleep(POLL_S)
+
+    def thaw(self) -> None:
+        """Let those run on that `freeze` stopped."""
+        for pid in self._stopped.intersection(self.pids()):
+            send_signal(pid, signal.SIGCONT)
+        self._stopped.clear()
+
+    def block(self, port: int, *, is_silent: bool) -> None:
+        """Let no new connection to a TCP port in: in silence, or with an ICMP error as firewalld does."""
+        action = "blackhole" if is_silent else "prohibit"
+        assert self._holder is not None
+        configure_network(self._holder.pid, f"rule add pref 10 iif {self.interface} ipproto tcp dport {port} {action}")
+
+    def set_gpus(self, count: int, kind: str = "works") -> None:
+        """Give the host a fake nvidia-smi; `kind` is one of FAKE_ANSWERS."""
+        tool = self.folder / "bin" / "nvidia-smi"
+        tool.write_text(FAKE_NVIDIA_SMI.format(answer=FAKE_ANSWERS[kind].format(count=count)))
+        tool.chmod(0o755)
+
+    def heal(self) -> None:
+        """Undo every fault; sshd may not listen yet on a host that was off."""
+        (self.folder / "bin" / "nvidia-smi").unlink(missing_ok=True)
+        if self._holder is None:
+            self.power_on()
+        self.plug()
+        self.thaw()
+        assert self._holder is not None
+        configure_network(self._holder.pid, "rule flush pref 10")
+
+    # ---- what runs here -----------------------------------------------------------------------------------------
+
+    def pids(self) -> list[int]:
+        """Return every process that is alive, sshd's included, as this machine counts them."""
+        return list_pids(self._namespace)
+
+    def processes(self) -> list[Process]:
+        """Return all that sshd started, at whatever depth."""
+        return list_processes(self._namespace, self.name)
+
+
+class Cluster:
+    """node1 to nodeN, reachable from here by the names in `ssh_config`."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder = folder
+        self.ssh_config = folder / "ssh_config"
+        self.hosts: list[Host] = []
+        self._count = count
+        self._undo = contextlib.ExitStack()
+
+    def __enter__(self) -> Cluster:
+        with contextlib.ExitStack() as undo:
+            self._start(undo)
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    def __iter__(self) -> Iterator[Host]:
+        return iter(self.hosts)
+
+    def __getitem__(self, name: str) -> Host:
+        return next(host for host in self.hosts if host.name == name)
+
+    def processes(self) -> list[Process]:
+        """Return what runs on all hosts, those that can't be reached included."""
+        return [process for host in self for process in host.processes()]
+
+    def ranks(self) -> list[Process]:
+        """Return the processes of runs on the hosts that can be reached."""
+        return [process for host in self if host.is_reachable for process in host.processes() if process.is_ours]
+
+    def heal(self) -> None:
+        """Undo every fault on every host."""
+        for host in self:
+            host.heal()
+        for host in self:
+            host.wait_for_sshd()
+
+    def _start(self, undo: contextlib.ExitStack) -> None:
+        network = _claim_network(undo)
+        switch = _start([*HELD, "--net", "sh", "-euc", SWITCH_SCRIPT], self.folder / "switch.log")
+        undo.callback(_kill, switch)
+        uplink = f"cluster-{network}"  # the claim makes it unique
+        configure_network(None, f"link add {uplink} type veth peer name uplink netns {switch.pid}")
+        undo.callback(configure_network, None, f"link del {uplink}")
+        configure_network(None, f"addr add {network}.255.254/16 dev {uplink}", f"link set {uplink} up")
+        configure_network(switch.pid, "link set uplink master bridge up")
+        for number in range(1, self._count + 1):
+            name, interface = f"node{number}", f"data{number}"  # interface names often differ between hosts
+            self.hosts.append(Host(name, f"{network}.0.{number}", interface, self.folder / name, switch.pid))
+        self._write_files()
+        for host in self:
+            undo.callback(host.power_off)
+            host.power_on()
+        for host in self:
+            host.wait_for_sshd()
+
+    def _write_files(self) -> None:
+        for host in self:
+            (host.folder / "home").mkdir(parents=True)
+            (host.folder / "bin").mkdir()
+            _make_key(host.folder / "host_key")
+            (host.folder / "sshd_config").write_text(SSHD_CONFIG.format(folder=host.folder))
+        _make_key(self.folder / "id")
+        (self.folder / "shadow").write_text("root:*:::::::\n")  # sshd turns a root away whose password is locked
+        names = [f"{host.address} {host.name}\n" for host in self]
+        (self.folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(names))
+        keys = [f"{host.address} {(host.folder / 'host_key.pub').read_text()}" for host in self]
+        (self.folder / "known_hosts").write_text("".join(keys))
+        self.ssh_config.write_text("".join(CLIENT_CONFIG.format(**vars(host)) for host in self))
+
+
+def configure_network(holder: int | None, *lines: str) -> None:
+    """Give `ip` these lines, in the network namespace of a process or (None) here."""
+    enter = [] if holder is None else ["nsenter", "--target", str(holder), "--net"]
+    subprocess.run([*enter, "ip", "-batch", "-"], input="\n".join(lines) + "\n", text=True, env=_env(), check=True)
+
+
+def _make_key(path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], env=_env(), check=True)
+
+
+def _claim_network(undo: contextlib.ExitStack) -> str:
+    """Return the first half of a range that has no route here; an abstract socket keeps other clusters off it."""
+    routes = subprocess.run(["ip", "-4", "route"], env=_env(), capture_output=True, text=True, check=True).stdout
+    for network in RANGES:
+        claim = undo.enter_context(contextlib.closing(socket.socket(socket.AF_UNIX)))
+        with contextlib.suppress(OSError):  # claimed
+            claim.bind(f"\0test cluster {network}")
+            if f"{network}." not in routes:
+                return network
+    raise AssertionError(f"every range from {RANGES[0]} to {RANGES[-1]} is in use here")
+
+
+def _start(argv: list[str], log: Path) -> subprocess.Popen[str]:
+    """Start the holder of namespaces, and wait until it says that they are there."""
+    with log.open("w") as file:
+        pipe = subprocess.PIPE
+        holder = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=file, text=True, env=_env())
+    assert holder.stdout is not None
+    if holder.stdout.readline() != "ready\n":
+        _kill(holder)
+        raise AssertionError(f"no namespaces: {log.read_text()}")
+    return holder
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def _env() -> dict[str, str]:
+    return {**os.environ, "PATH": TOOL_PATH, "LC_ALL": "C"}

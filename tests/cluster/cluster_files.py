@@ -1,0 +1,65 @@
+"""What the hosts of a cluster are made of: the scripts that boot them, sshd's and ssh's settings, a fake nvidia-smi."""
+
+from __future__ import annotations
+
+SWITCH_SCRIPT = "ip link add bridge type bridge; ip link set bridge up; echo ready; exec sleep infinity"
+# Every host has the same docker0, as boxes with Docker have: an address that is no way to any other host.
+# The local table moves behind the rules of `block`, and forwarding lets `prohibit` answer.
+HOST_SCRIPT = """\
+echo {name} >/proc/sys/kernel/hostname
+mount -t tmpfs tmpfs /run
+mkdir /run/sshd
+mount --bind {folder}/../hosts /etc/hosts
+mount --bind {folder}/../shadow /etc/shadow
+echo ready
+read -r cable_is_there
+echo 1 >/proc/sys/net/ipv4/ip_forward
+ip -batch - <<END
+link set lo up
+addr add {address}/16 dev {interface}
+link set {interface} up
+link add docker0 type bridge
+addr add 172.17.0.1/16 dev docker0
+link set docker0 up
+rule add pref 100 lookup local
+rule del pref 0
+END
+exec {sshd} -D -e -f {folder}/sshd_config
+"""
+SSHD_CONFIG = """\
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/../id.pub
+SetEnv TMPDIR={folder}/tmp HOME={folder}/home PATH={folder}/bin:/usr/local/bin:/usr/bin:/bin
+PidFile none
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin yes
+PrintMotd no
+"""
+CLIENT_CONFIG = """\
+Host {name}
+  HostName {address}
+  User root
+  IdentityFile {folder}/../id
+  IdentitiesOnly yes
+  UserKnownHostsFile {folder}/../known_hosts
+  GlobalKnownHostsFile none
+  StrictHostKeyChecking yes
+"""
+# It answers the launcher's question, and no other.
+FAKE_NVIDIA_SMI = """\
+#!/bin/sh
+# A fake: this machine has no such GPUs.
+[ "$*" = "--query-gpu=index,name,memory.total,driver_version --format=csv,noheader,nounits" ] || exit 2
+{answer}
+"""
+_FAKE_TABLE = 'for index in $(seq 0 $(({count} - 1))); do echo "$index, Fake GPU, 81559, 999.99"; done'
+FAKE_ANSWERS = {
+    "works": _FAKE_TABLE,
+    "warns": f"{_FAKE_TABLE}; echo 'WARNING: infoROM is corrupted at gpu 0000:3B:00.0'; exit 14",
+    "hangs": "sleep 300; exit 1",
+    "broken": "echo 'NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.'; exit 9",
+    "garbled": "echo 'Unable to determine the device handle for GPU 0000:3B:00.0: Unknown Error'",
+}

@@ -1,0 +1,136 @@
+"""Hosts with GPUs, as a fake nvidia-smi has it: how many processes each gets, and what is refused."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from cluster import Cluster
+from cluster_launch import Launch, shell
+
+SHOW = shell('echo "$LOCAL_RANK/$LOCAL_WORLD_SIZE GPUs $CUDA_VISIBLE_DEVICES"')
+CHECK = ("--dry-run", "--check")
+REFUSED = "launch: these would break the run, nothing was started:"
+ON_CPUS = "    on CPUs: --nproc N --cpu"
+TOOL_TIMEOUT_S = 5.0
+
+
+@pytest.fixture
+def train(launch: Launch) -> str:
+    (launch.folder / "train.py").write_text("print('started')\n")
+    return "train.py"
+
+
+@pytest.fixture(autouse=True)
+def eight_gpus(cluster: Cluster) -> None:
+    for host in cluster:
+        host.set_gpus(8)
+
+
+def test_a_checked_plan_for_eight_gpus(launch: Launch, cluster: Cluster, train: str) -> None:
+    done = launch.start("--gpus", "8", *CHECK, train).finish()
+    assert done.exit_code == 0
+    assert done.words[0] == "launch: 3 nodes x 8 GPUs = 24 ranks, run RUN, logs in logs/RUN"
+    assert re.match(r"launch: checked in N s: 8 x Fake GPU, python .*, torch .*, data over data1 or", done.words[1])
+    assert [line for line in done.lines if line.startswith("#")] == [
+        f"# node {rank}: node{rank + 1}, ranks {8 * rank} to {8 * rank + 7}" for rank in range(3)
+    ]
+    for line in done.lines[1::2]:
+        assert "--nproc-per-node 8 " in line
+        assert f"--master-addr {cluster['node1'].address} " in line
+    assert not (launch.folder / "logs" / "latest").exists()
+
+
+def test_more_gpus_than_there_are(launch: Launch, cluster: Cluster, train: str) -> None:
+    cluster["node3"].set_gpus(4)
+    done = launch.start("--gpus", "9", train, hosts="node[1-4]").finish()
+    assert done.exit_code == 70
+    assert done.words == [
+        REFUSED,
+        "  node[1-2,4]: 9 GPUs wanted, 8 there",
+        "    one process a GPU; ask for fewer with --gpus",
+        "  node3: 9 GPUs wanted, 4 there",
+        "    one process a GPU; ask for fewer with --gpus",
+    ]
+
+
+def test_more_gpus_than_there_are_for_a_plain_command(launch: Launch) -> None:
+    done = launch.start("--gpus", "9", *SHOW).finish()
+    assert done.exit_code == 70
+
+
+def test_auto_takes_what_each_host_has(launch: Launch, cluster: Cluster) -> None:
+    cluster["node2"].set_gpus(4)
+    done = launch.start(*SHOW, hosts="node[1-2]").finish()
+    assert done.exit_code == 0
+    assert done.words[0] == "launch: 2 nodes with 8 + 4 GPUs = 12 ranks, run RUN, logs in logs/RUN"
+    assert done.words[1] == "launch: checked in N s: 8 x Fake GPU or 4 x Fake GPU, data over data1 or data2"
+    assert sorted(done.lines) == sorted(
+        [f"[node1:{rank}] {rank}/8 GPUs " for rank in range(8)]
+        + [f"[node2:{rank + 8}] {rank}/4 GPUs " for rank in range(4)]
+    )
+
+
+def test_a_tool_that_hangs_is_cut(launch: Launch, cluster: Cluster) -> None:
+    cluster["node2"].set_gpus(8, "hangs")
+    began_at = time.monotonic()
+    done = launch.start(*SHOW, hosts="node[1-2]").finish()
+    assert TOOL_TIMEOUT_S < time.monotonic() - began_at < TOOL_TIMEOUT_S + 3
+    assert done.exit_code == 70
+    assert done.words == [REFUSED, "  node2: no GPU (nvidia-smi gave no answer in N s)", ON_CPUS]
+
+
+def test_a_tool_that_fails(launch: Launch, cluster: Cluster) -> None:
+    for name in ("node1", "node2"):
+        cluster[name].set_gpus(8, "broken")
+    done = launch.start(*SHOW).finish()
+    assert done.exit_code == 70
+    says = "NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver."
+    assert done.words == [REFUSED, f"  node[1-2]: no GPU ({says})", ON_CPUS]
+
+
+def test_a_tool_that_knows_no_gpu(launch: Launch, cluster: Cluster) -> None:
+    cluster["node2"].set_gpus(8, "garbled")
+    done = launch.start(*SHOW).finish()
+    assert done.exit_code == 70
+    says = "Unable to determine the device handle for GPU 0000:3B:00.0: Unknown Error"
+    assert done.words == [REFUSED, f"  node2: no GPU ({says})", ON_CPUS]
+
+
+def test_a_tool_that_warns(launch: Launch, cluster: Cluster) -> None:
+    cluster["node2"].set_gpus(8, "warns")
+    done = launch.start(*SHOW, hosts="node[1-2]").finish()
+    assert done.exit_code == 0
+    assert done.words[0] == "launch: 2 nodes x 8 GPUs = 16 ranks, run RUN, logs in logs/RUN"
+
+
+def test_chosen_gpus_are_the_visible_ones(launch: Launch) -> None:
+    done = launch.start("--include", "node1:0,1@node2:7", *SHOW, hosts="node[1-2]").finish()
+    assert done.exit_code == 0
+    assert sorted(done.lines) == [
+        "[node1:0] 0/2 GPUs 0,1",
+        "[node1:1] 1/2 GPUs 0,1",
+        "[node2:2] 0/1 GPUs 7",
+    ]
+
+
+def test_a_chosen_gpu_that_is_not_there(launch: Launch, cluster: Cluster) -> None:
+    cluster["node2"].set_gpus(4)
+    done = launch.start("--include", "node1@node2:3,4,5", *SHOW, hosts="node[1-2]").finish()
+    assert done.exit_code == 70
+    assert done.words == [REFUSED, "  node2: has no GPU 4, 5", "    it has 0 to 3"]
+
+
+def test_slots_are_checked(launch: Launch) -> None:
+    hostfile = "node1 slots=8\nnode2 slots=9\n"
+    done = launch.start_from(hostfile, *SHOW).finish()
+    assert done.exit_code == 70
+    assert done.words == [
+        REFUSED,
+        "  node2: 9 GPUs wanted, 8 there",
+        "    one process a GPU; ask for fewer with --gpus",
+    ]
+    done = launch.start_from(hostfile, "--gpus", "8", *SHOW).finish()
+    assert done.exit_code == 2
+    assert done.words[0] == "launch: hostfile:2: node2 has 9 slots, --gpus says 8"
