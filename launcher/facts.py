@@ -38,6 +38,7 @@ class NodeFacts:
     system: str = "linux"
     cpu_count: int | None = None
     home: str = ""
+    ssh_client: str | None = None  # the launch host, as this node sees it
     ssh_address: str | None = None
     addresses: tuple[tuple[str, str], ...] = ()  # (interface, address)
     workdir_found: bool = True
@@ -64,6 +65,7 @@ def read_facts(message: Mapping[str, Any], folder: str) -> NodeFacts:
             system=str(message["system"]),
             cpu_count=int(message["cpu_count"]),
             home=str(message["home"]),
+            ssh_client=_text_or_none(message["ssh_client"]),
             ssh_address=_text_or_none(message["ssh_address"]),
             addresses=tuple((str(name), str(address)) for name, address in message["addresses"]),
             workdir_found=bool(message["workdir_found"]),

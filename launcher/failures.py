@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from launcher.conversation import Event
 from launcher.diagnosis import Failure
-from launcher.fleet import Event
+from launcher.errors import HostFailure
 from launcher.output import STDERR, STDOUT, NodeOutput
-from launcher.plan import LaunchPlan
+from launcher.plan import LaunchPlan, NodePlan
 from launcher.session import NodeState, Session
 
 
@@ -19,9 +19,8 @@ def find_failures(
 ) -> list[Failure]:
     """Return what ended as it should not, on all nodes; stopped_at: when we began to end the run (wall-clock)."""
     found = []
-    for index, (state, output) in enumerate(zip(session.states, outputs, strict=True)):
-        node = _Node(index, state, output, plan, session.noise(index), stopped_at is not None)
-        found += node.failures()
+    for index, node in enumerate(plan.nodes):
+        found += _Node(index, node, session.states[index], outputs[index], session).failures()
     return [
         replace(failure, after_stop=stopped_at is not None and failure.at > stopped_at and failure.what != "connection")
         for failure in found
@@ -33,36 +32,29 @@ class _Node:
     """What is known of one node."""
 
     index: int
+    plan: NodePlan
     state: NodeState
     output: NodeOutput
-    plan: LaunchPlan
-    noise: str
-    is_stopping: bool
+    session: Session
 
     def failures(self) -> list[Failure]:
         state = self.state
         ranks = [self._rank(local_rank, event) for local_rank, event in state.exits.items() if _is_bad(event)]
         if state.failure is not None:
-            what = "supervisor" if state.failure.kind == "supervisor" else "connection"
-            return [*ranks, self._keeper(what, None, state.failure.text)]
-        if state.census is not None and not self.is_stopping:
-            # A census that nobody asked for: guardian or supervisor was killed, and the other one has cleaned up.
-            ending = state.census.get("supervisor")
-            return [*ranks, self._keeper("supervisor", ending, state.census.get("reason") or "")]
+            return [*ranks, self._keeper(state.failure)]
         if state.ended is not None and _is_bad(state.ended) and not ranks:
             return [self._torchrun(state.ended)]
         return ranks
 
     def _rank(self, local_rank: int, event: Event) -> Failure:
-        node = self.plan.nodes[self.index]
         return Failure(
-            host=node.host.name,
-            node_rank=self.index,
+            host=self.plan.host.name,
+            node_rank=self.plan.node_rank,
             what="rank",
             at=event.at - event.fields["age_s"],
-            rank=node.first_rank + local_rank,
+            rank=self.plan.first_rank + local_rank,
             local_rank=local_rank,
-            gpu=node.gpu_of(local_rank),
+            gpu=self.plan.gpu_of(local_rank),
             code=event.fields["code"],
             signal=event.fields["signal"],
             stdout=_text(self.output.tail(local_rank, STDOUT)),
@@ -71,8 +63,8 @@ class _Node:
 
     def _torchrun(self, event: Event) -> Failure:
         return Failure(
-            host=self.plan.nodes[self.index].host.name,
-            node_rank=self.index,
+            host=self.plan.host.name,
+            node_rank=self.plan.node_rank,
             what="torchrun",
             at=event.at,
             code=event.fields["code"],
@@ -80,16 +72,18 @@ class _Node:
             stderr=_text(self.output.tail(None, STDERR)),
         )
 
-    def _keeper(self, what: str, ending: Mapping[str, Any] | None, text: str) -> Failure:
+    def _keeper(self, failure: HostFailure) -> Failure:
+        """The node itself failed: its supervisor, or the connection to it."""
+        ending = self.state.keeper_ending
         return Failure(
-            host=self.plan.nodes[self.index].host.name,
-            node_rank=self.index,
-            what=what,
+            host=failure.host,
+            node_rank=self.plan.node_rank,
+            what="supervisor" if failure.kind == "supervisor" else "connection",
             at=self.state.ended.at if self.state.ended else time.time(),
             code=ending["code"] if ending else None,
             signal=ending["signal"] if ending else None,
-            text=text,
-            stderr=self.noise,
+            text="" if ending else failure.text,
+            stderr=self.session.noise(self.index),
         )
 
 

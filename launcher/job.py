@@ -33,6 +33,9 @@ class Program:
         return self.kind is not ProgramKind.COMMAND
 
 
+DEFAULT_PROGRAM = Program(ProgramKind.BUILTIN, TRAINER_MODULE)
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A training job: the program, its size on every node, and how it is watched."""

@@ -7,6 +7,7 @@ bounded queue, so Ctrl-S or a pager that is not read holds up nobody.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -24,11 +25,12 @@ LINE_BYTES = 64 << 10  # a line that is longer is cut, at the border of a charac
 TAIL_BYTES = 16 << 10  # what is kept of each stream for the report
 PROGRESS_S = 1.0  # a progress bar is shown this often
 _PATIENCE_S = 1.0
+_FAREWELL_S = 5.0
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 # Colour is passed on to a terminal; cursor movement, titles and other sequences of a rank are not.
 _ESCAPES = re.compile(rb"\x1b(?!\[[0-9;]*m)(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(\x07|\x1b\\)?|[@-Z\\-_]|.?)")
-_CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]")
+_CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]|\xc2[\x80-\x9f]")
 
 
 class Terminal:
@@ -59,16 +61,23 @@ class Terminal:
             self._append(fd, block)
 
     def say(self, text: str, fd: int) -> None:
-        """Queue words of our own, which are never dropped."""
+        """Queue words of our own, which are never dropped; what a node said in them is cleaned."""
         with self._changed:
-            self._append(fd, text.encode("utf-8", "replace") + b"\n")
+            self._append(fd, clean(text.encode("utf-8", "replace")) + b"\n")
 
     def close(self) -> None:
-        """Wait until all is written: without end for a terminal, for some seconds else."""
+        """Wait until all is written; give up on a file or pipe that stands still, and say how much it missed."""
         with self._changed:
             self._is_closing = True
+            self._moved_at = time.monotonic()
             self._changed.notify_all()
-        self._thread.join(None if self._is_terminal else 5 * _PATIENCE_S)
+        while self._thread.is_alive():
+            self._thread.join(0.1)
+            if not self._is_terminal and time.monotonic() - self._moved_at > _FAREWELL_S:
+                text = f"launch: {self._queued_bytes} bytes of output were not read by anybody\n"
+                with contextlib.suppress(OSError):
+                    os.write(STDERR, text.encode())
+                return
 
     def _append(self, fd: int, block: bytes) -> None:
         self._queue.append((fd, block))
@@ -101,11 +110,12 @@ class Terminal:
         try:
             while view and fd not in self._closed_fds:
                 view = view[_write_some(fd, view) :]
-        except OSError:
-            # The pager was quit or the terminal closed; the run goes on.
+        except OSError as error:
+            # The pager was quit, the terminal closed, or the disk is full; the run goes on.
             self._closed_fds.add(fd)
             if fd == STDOUT:
-                self._write(STDERR, b"launch: nobody reads our output any more; the run goes on, see the logs\n")
+                text = f"launch: can't write our output any more ({error.strerror}); the run goes on\n"
+                self._write(STDERR, text.encode())
 
 
 def _write_some(fd: int, view: memoryview) -> int:
@@ -149,7 +159,7 @@ class PrefixDisplay:
         if self._with_colour:
             prefix = b"\x1b[%dm%s\x1b[0m" % (self._colours[host], prefix)
         if self._is_terminal:
-            lines = _CONTROLS.sub(b"", _ESCAPES.sub(b"", lines))
+            lines = clean(lines)
         return prefix_lines(prefix + b" ", lines)
 
 
@@ -165,6 +175,11 @@ class JsonDisplay:
         }
         texts = lines.decode("utf-8", "replace").split("\n")[:-1]
         return "".join(json.dumps({**common, "text": text}, ensure_ascii=False) + "\n" for text in texts).encode()
+
+
+def clean(text: bytes) -> bytes:
+    """Return `text` without what would move the cursor or change the terminal; colour stays."""
+    return _CONTROLS.sub(b"", _ESCAPES.sub(b"", text))
 
 
 def prefix_of(host: str, rank: int | None) -> bytes:
@@ -282,22 +297,29 @@ class NodeOutput:
         self._log = log
         self._show = show
         self._streams: dict[tuple[int | None, int], LineStream] = {}
+        self._lock = threading.Lock()  # `finish` comes from the loop, and on a bad end the reader may still be at it
+        self._is_finished = False
         self.has_lines = False
 
     def feed(self, local_rank: int | None, stream: int, data: bytes) -> None:
         """Take a piece of a rank's output (None: torchrun's own)."""
-        lines = self._streams.get((local_rank, stream))
-        if lines is None:
-            lines = self._streams[local_rank, stream] = LineStream()
-        self._emit(local_rank, stream, *lines.feed(data))
+        with self._lock:
+            if self._is_finished:
+                return
+            lines = self._streams.get((local_rank, stream))
+            if lines is None:
+                lines = self._streams[local_rank, stream] = LineStream()
+            self._emit(local_rank, stream, *lines.feed(data))
 
     def finish(self) -> None:
         """Emit what had no newline at its end, and close the log."""
-        for (local_rank, stream), lines in self._streams.items():
-            rest = lines.finish()
-            self._emit(local_rank, stream, rest, rest)
-        if self._log is not None:
-            self._log.close()
+        with self._lock:
+            self._is_finished = True
+            for (local_rank, stream), lines in self._streams.items():
+                rest = lines.finish()
+                self._emit(local_rank, stream, rest, rest)
+            if self._log is not None:
+                self._log.close()
 
     def tail(self, local_rank: int | None, stream: int) -> bytes:
         """Return the last bytes of a stream."""

@@ -47,7 +47,8 @@ class NodePlan:
         """Return the GPU that a local rank is meant to use."""
         if not self.has_gpus:
             return None
-        return self.host.gpus[local_rank] if self.host.gpus else local_rank
+        chosen = self.host.gpus or tuple(range(self.nproc))
+        return chosen[local_rank] if local_rank < len(chosen) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def build_plan(
     sizes = [count_processes(job, host, fact) for host, fact in zip(hosts, facts, strict=True)]
     sizes = sizes if share is None else sizes * share[0]
     first = 0 if share is None else share[1]
-    master = job.master_addr or master_address(hosts[0], facts[0], alone=len(sizes) == 1)
+    master = job.master_addr or master_address(hosts[0], facts, alone=len(sizes) == 1)
     world = _World(tuple(sizes), master, _port(job, facts[0]))
     nodes = tuple(
         _plan_node(job, world, node_rank, host, fact)
@@ -85,15 +86,24 @@ def count_processes(job: Job, host: Host, fact: NodeFacts) -> int:
     return job.nproc or host.slots or len(fact.gpus)
 
 
-def master_address(host: Host, fact: NodeFacts, *, alone: bool) -> str:
-    """Return the address of node 0 for the others: addr=, else the one of its own to which SSH was spoken."""
+def master_address(host: Host, facts: Sequence[NodeFacts], *, alone: bool) -> str:
+    """Return the address of node 0 for the others: addr=, else the one of its own to which SSH was spoken.
+
+    facts: of all nodes, node 0 first. Where node 0 is the launch host it was not reached by SSH; then it is the
+    address from which the other nodes saw us come.
+    """
     if alone:
         return "127.0.0.1"
-    return host.address or fact.ssh_address or _first_outside(fact) or "127.0.0.1"
+    own = {address for _, address in facts[0].addresses}
+    seen = [fact.ssh_client for fact in facts[1:] if fact.ssh_client in own]
+    for address in (host.address, facts[0].ssh_address, *seen, _first_outside(facts[0])):
+        if address is not None and not address.lower().startswith("fe80:"):  # torch takes no scope after a %
+            return address
+    return "127.0.0.1"
 
 
 def _first_outside(fact: NodeFacts) -> str | None:
-    """This machine as node 0 was not reached by SSH: its first address that is not its own alone."""
+    """The first address that is not the machine's own alone."""
     virtual = ("lo", "docker", "veth", "virbr", "br-")
     found = [address for name, address in fact.addresses if not name.startswith(virtual) and ":" not in address]
     return found[0] if found else None
@@ -112,9 +122,9 @@ class _World:
 def _port(job: Job, master: NodeFacts) -> int | str:
     if job.master_port is not None:
         return job.master_port
-    if master.route is None or master.route.port is None:
-        return f"<free port on {master.hostname}>"
-    return master.route.port
+    if master.route is not None and master.route.port is not None:
+        return master.route.port
+    return f"<free port on {master.hostname}>"  # in a dry run; else the preflight has refused it
 
 
 def _plan_node(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFacts) -> NodePlan:
@@ -270,7 +280,7 @@ def placeholder_facts(job: Job, host: Host) -> NodeFacts:
 
 
 def as_record(plan: LaunchPlan) -> dict[str, object]:
-    """Return the plan as JSON values, without the values of secrets."""
+    """Return the plan as JSON values, without what the user set: any of that may be a secret."""
     return {
         "program": {
             "kind": plan.program.kind.value,
@@ -289,7 +299,6 @@ def as_record(plan: LaunchPlan) -> dict[str, object]:
                 "cwd": node.cwd,
                 "argv": list(node.argv or node.processes[0].argv),
                 "env": {name: "***" if is_secret(name) else value for name, value in node.env.items()},
-                "by_hand": node.by_hand,
             }
             for node in plan.nodes
         ],

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -44,16 +44,16 @@ class RunRecord:
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
-    def link(self, node_count: int) -> None:
+    def link(self, node_ranks: Sequence[int]) -> None:
         """Point logs/latest to this run and logs/node_<rank>.log into it."""
         base = self.folder.parent
         try:
             _replace_link(base / "latest", self.folder.name)
-            for node_rank in range(node_count):
+            for node_rank in node_ranks:
                 _replace_link(base / f"node_{node_rank}.log", f"latest/node_{node_rank}.log")
-            for path in base.glob("node_*.log"):  # of a run with more nodes
+            for path in base.glob("node_*.log"):  # of a run with other nodes
                 number = path.stem[len("node_") :]
-                if path.is_symlink() and number.isdecimal() and int(number) >= node_count:
+                if path.is_symlink() and number.isdecimal() and int(number) not in node_ranks:
                     path.unlink()
         except OSError as error:
             self._complain(base / "latest", error)

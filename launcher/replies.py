@@ -11,6 +11,7 @@ from typing import Any
 from launcher.node import messages
 
 MAX_LOCAL_RANK = 4095
+MAX_AGE_S = 1e6
 
 _Test = Callable[[Any], bool]
 
@@ -23,16 +24,30 @@ def _is_text_or_none(value: Any) -> bool:
     return value is None or isinstance(value, str)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_age(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MAX_AGE_S
 
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 32
 
 
-def _is_count_or_none(value: Any) -> bool:
-    return value is None or _is_count(value)
+def _is_port_or_none(value: Any) -> bool:
+    return value is None or (_is_count(value) and value <= 65535)
+
+
+def _is_code_or_none(value: Any) -> bool:
+    return value is None or (_is_count(value) and value <= 255)
+
+
+def _is_signal_or_none(value: Any) -> bool:
+    return value is None or (_is_count(value) and value <= 64)
+
+
+def _is_ending_or_none(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, dict) and all(is_right(value.get(name)) for name, is_right in _ENDING.items())
+    )
 
 
 def _is_local_rank(value: Any) -> bool:
@@ -54,19 +69,19 @@ def _is_census(value: Any) -> bool:
     )
 
 
-_ENDING = {"code": _is_count_or_none, "signal": _is_count_or_none}
+_ENDING: Mapping[str, _Test] = {"code": _is_code_or_none, "signal": _is_signal_or_none}
 _FORMS: Mapping[str, Mapping[str, _Test]] = {
     messages.BEAT: {},
     messages.HELLO: {"folder": _is_text},
     messages.FACTS: {},  # `facts.read_facts` knows their form
-    messages.ROUTED: {"interface": _is_text_or_none, "address": _is_text_or_none, "port": _is_count_or_none,
+    messages.ROUTED: {"interface": _is_text_or_none, "address": _is_text_or_none, "port": _is_port_or_none,
                       "error": _is_text_or_none},
     messages.STARTED: {"local_rank": _is_local_rank, "pid": _is_count},
     messages.OUTPUT: {"local_rank": _is_local_rank_or_none, "stream": _is_stream},
-    messages.EXIT: {"local_rank": _is_local_rank, "age_s": _is_number, **_ENDING},
+    messages.EXIT: {"local_rank": _is_local_rank, "age_s": _is_age, **_ENDING},
     messages.ENDED: _ENDING,
-    messages.CENSUS: {"left": _is_census},
-    messages.FAILED: {"text": _is_text},
+    messages.CENSUS: {"left": _is_census, "reason": _is_text_or_none, "supervisor": _is_ending_or_none},
+    messages.FAILED: {"text": _is_text, "supervisor": _is_ending_or_none},
 }  # fmt: skip
 
 

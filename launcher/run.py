@@ -15,7 +15,7 @@ from launcher.failures import find_failures
 from launcher.job import Job, ProgramKind
 from launcher.node import messages
 from launcher.output import NodeOutput, Screen
-from launcher.plan import ARCHIVE_NAME, LaunchPlan, NodePlan, as_record, build_plan, master_address
+from launcher.plan import ARCHIVE_NAME, TORCHRUN, LaunchPlan, NodePlan, as_record, build_plan, master_address
 from launcher.preflight import Finding, find_problems, find_unreachable_master, summarize
 from launcher.records import RunRecord
 from launcher.session import Census, Interrupted, Session
@@ -99,7 +99,7 @@ class Run:
         if session.failures():
             raise UnreachableError(session.failures())
         facts = [state.facts for state in session.states if state.facts]
-        master = job.master_addr or master_address(session.hosts[0], facts[0], alone=len(facts) == 1)
+        master = job.master_addr or master_address(session.hosts[0], facts, alone=len(facts) == 1)
         _refuse(find_unreachable_master(session.hosts, facts, master))
         await self._find_routes(master)
         if session.failures():
@@ -144,7 +144,7 @@ class Run:
             return
         if self._is_verbose:
             self._say_details()
-        self._record.link(len(self._plan.nodes))
+        self._record.link([node.node_rank for node in self._plan.nodes])
         self._record.update({"plan": as_record(self._plan), "started_at": time.time()})
         self._screen.emit("plan", run=self._record.run_id, **as_record(self._plan))
 
@@ -188,13 +188,21 @@ class Run:
         return census
 
     async def _stop_interrupted(self, number: int) -> Result:
+        if self._plan is None:
+            census = await self._end(timeout_s=0)
+            self._record.discard()
+            self._say(f"launch: stopped by {_who(number)}, nothing was started")
+            return Result(EXIT_SIGNAL_BASE + number, self._seconds(), census, interrupted_by=number)
         timeout_s = self._job.stop_timeout_s
         nodes = report.count(len(self._session.hosts), "node")
         self._say(f"launch: stopping {nodes}, up to {timeout_s:g} s for the trainer to save (Ctrl-C again: at once)")
         census = await self._end(timeout_s)
-        seconds = time.monotonic() - self._began_at
-        self._say(f"launch: stopped by {_who(number)} after {report.duration(seconds)}, {report.census_words(census)}")
-        return self._conclude(Result(EXIT_SIGNAL_BASE + number, seconds, census, interrupted_by=number))
+        after = report.duration(self._seconds())
+        self._say(f"launch: stopped by {_who(number)} after {after}, {report.census_words(census)}")
+        return self._conclude(Result(EXIT_SIGNAL_BASE + number, self._seconds(), census, interrupted_by=number))
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._began_at
 
     async def _finish(self, cause: Cause | None) -> Result:
         session = self._session
@@ -216,7 +224,7 @@ class Run:
 
     def _finish_well(self, seconds: float, census: Census) -> Result:
         assert self._plan is not None
-        ranks = report.count(self._plan.world_size, "rank")
+        ranks = report.count(sum(node.nproc for node in self._plan.nodes), "rank")  # ours, of a run by hand
         self._say(f"launch: finished in {report.duration(seconds)}, {ranks} ended well, {report.census_words(census)}")
         return self._conclude(Result(0, seconds, census))
 
@@ -244,6 +252,7 @@ def start_fields(node: NodePlan) -> dict[str, Any]:
     """Return what a supervisor is told to start."""
     return {
         "argv": node.argv,
+        "torchrun_args": node.argv[1 + len(TORCHRUN) :],
         "env": dict(node.env),
         "cwd": node.cwd,
         "local_ranks": list(range(node.nproc)),

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.conversation import Conversation, Event
 from launcher.errors import HostFailure, LauncherError
 from launcher.facts import NodeFacts, Route, read_facts, read_route
-from launcher.fleet import INTERRUPT, Conversation, Event, Fleet
+from launcher.fleet import INTERRUPT, Fleet
 from launcher.hosts import Host, fold_names
 from launcher.node import messages
 from launcher.output import NodeOutput
@@ -47,6 +48,7 @@ class NodeState:
     exits: dict[int, Event] = field(default_factory=dict)
     ended: Event | None = None
     census: Mapping[str, Any] | None = None
+    keeper_ending: Mapping[str, Any] | None = None  # how the supervisor ended, where its guardian says so
     is_lost: bool = False  # the connection broke
     is_swept: bool = False  # a second connection looked after the first was lost
 
@@ -196,12 +198,18 @@ class Session:
         state.ended = event
 
     def _take_failed(self, state: NodeState, event: Event) -> None:
-        host = self.hosts[event.index].name
-        state.failure = HostFailure(host, "supervisor", str(event.fields.get("text")))
-        state.ended = event
+        self._blame_supervisor(state, event, event.fields["text"])
 
     def _take_census(self, state: NodeState, event: Event) -> None:
         state.census = event.fields
+        reason, ending = event.fields.get("reason"), event.fields.get("supervisor")
+        if reason or ending:  # nobody asked: a guardian or supervisor was killed, and the other one has cleaned up
+            self._blame_supervisor(state, event, reason or "its supervisor died")
+        state.ended = state.ended or event
+
+    def _blame_supervisor(self, state: NodeState, event: Event, text: str) -> None:
+        state.failure = state.failure or HostFailure(self.hosts[event.index].name, "supervisor", text)
+        state.keeper_ending = state.keeper_ending or event.fields.get("supervisor")
         state.ended = state.ended or event
 
     def _take_output(self, index: int, local_rank: int | None, stream: int, data: bytes) -> None:
@@ -236,13 +244,17 @@ class Session:
         """
         self.fleet.broadcast(messages.STOP, timeout_s=timeout_s)
         deadline = time.monotonic() + timeout_s + CENSUS_SLACK_S
+        is_hurried = False
         while True:
-            self._sweep_lost()
+            if self._sweep_lost() and not is_hurried:
+                sweep_s = SWEEP_CONNECT_S + self._sweep_wait_s() + CENSUS_SLACK_S
+                deadline = max(deadline, time.monotonic() + sweep_s)
             try:
                 is_settled = await self.pump(self._needs_nobody, deadline)
             except Interrupted:
                 self.say("launch: killing what is left, at once")
                 self.fleet.broadcast(messages.STOP, timeout_s=0)
+                is_hurried = True
                 deadline = min(deadline, time.monotonic() + CENSUS_SLACK_S)
                 continue
             if not is_settled or not self._has_lost():
@@ -269,10 +281,15 @@ class Session:
             state.census is not None or state.stage == "unreachable" or state.folder is None for state in self.states
         )
 
-    def _sweep_lost(self) -> None:
-        for index, state in enumerate(self.states):
-            if not _is_to_sweep(state):
-                continue
+    def _sweep_wait_s(self) -> float:
+        """How long a lost node's own supervisor may take to end the run there."""
+        return self.stop_timeout_s + 1
+
+    def _sweep_lost(self) -> bool:
+        """Ask each host whose connection broke over a new one; return whether there was one to ask."""
+        lost = [index for index, state in enumerate(self.states) if _is_to_sweep(state)]
+        for index in lost:
+            state = self.states[index]
             state.is_swept = True
             self.fleet.conversations[index].close()
             sweeper = Conversation(
@@ -280,8 +297,9 @@ class Session:
                 min(SWEEP_CONNECT_S, self._connect_timeout_s), self.fleet.post, self._take_output,
             )  # fmt: skip
             self.fleet.conversations[index] = sweeper
-            order = messages.encode(messages.STOP, timeout_s=0, wait_s=self.stop_timeout_s + 1)
+            order = messages.encode(messages.STOP, timeout_s=0, wait_s=self._sweep_wait_s())
             self.fleet.start_one(sweeper, self.prepare_message(index, lost_folder=state.folder) + order)
+        return bool(lost)
 
     def _census(self) -> Census:
         left, unasked = {}, {}

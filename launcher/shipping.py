@@ -24,7 +24,8 @@ _PACKAGES = ("launcher", "launcher.node")
 
 # Reads one line, byte by byte, and runs it; at end of file it runs nothing and ends.
 _LOADER = (
-    "import os,_frozen_importlib_external as f;"
+    "import os,sys,_frozen_importlib_external as f;"
+    "sys.version_info<(3,8)and os._exit(127);"  # as a shell says that there is none
     'print("{marker} {nonce}",f.MAGIC_NUMBER.hex(),flush=True);'
     'exec(b"".join(iter(lambda:os.read(0,1).strip(b"\\n"),b"")))'
 )

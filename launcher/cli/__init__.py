@@ -53,13 +53,15 @@ class CommandGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = ("--help", "-h", "--version")
         if args and args[0] not in own and args[0] not in COMMANDS:
-            _refuse_unknown_word(args[0])
+            refuse_unknown_word(args[0])
             args = [DEFAULT_COMMAND, *args]
         return super().parse_args(ctx, args)
 
 
-def _refuse_unknown_word(word: str) -> None:
-    """A first word that is neither an option, a command nor a file is a mistake: say so before any host is asked."""
+def refuse_unknown_word(word: str) -> None:
+    """Raise UsageError for a first word that is neither option, command nor file, before any host is asked."""
+    if word in COMMANDS:
+        raise UsageError(f"{word!r} is a command", f"write it first: launch {word} ...")
     if word.startswith("-") or Path(word).exists() or "/" in word or word.endswith(".py"):
         return
     import difflib

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Collection, Sequence
@@ -22,6 +23,7 @@ class Console:
         hosts: Sequence[Host],
         *,
         is_folding: bool = False,
+        is_patient: bool = False,
         is_quiet: bool = False,
         as_json: bool = False,
         ranks: Collection[int] | None = None,
@@ -32,7 +34,7 @@ class Console:
         self._display: Display = (
             JsonDisplay() if as_json else PrefixDisplay(names, is_terminal=is_terminal, with_colour=with_colour)
         )
-        self._terminals = _open_terminals()
+        self._terminals = _open_terminals(math.inf if is_patient else None)
         self._is_quiet = is_quiet
         self._as_json = as_json
         self._ranks = ranks
@@ -73,7 +75,9 @@ class Console:
         for text, names in groups.items():
             self._terminals[STDOUT].put(STDOUT, f"---- {fold_names(names)} ----\n".encode() + text)
 
-    def outputs(self, hosts: Sequence[Host], record: RunRecord | None, *, has_ranks: bool = True) -> list[NodeOutput]:
+    def outputs(
+        self, hosts: Sequence[Host], record: RunRecord | None, *, has_ranks: bool = True, first_node: int = 0
+    ) -> list[NodeOutput]:
         """Return where each node's output goes."""
         return [
             NodeOutput(
@@ -82,7 +86,7 @@ class Console:
                 None if self._is_quiet else self._show,
                 has_ranks=has_ranks,
             )
-            for index, host in enumerate(hosts)
+            for index, host in enumerate(hosts, first_node)
         ]
 
     def complain(self, path: Path, error: OSError) -> None:
@@ -108,15 +112,15 @@ class Console:
         self._terminals[fd].put(fd, self._display.render(host, rank, stream, lines))
 
 
-def _open_terminals() -> dict[int, Terminal]:
+def _open_terminals(patience_s: float | None) -> dict[int, Terminal]:
     """One thread for stdout and stderr where they are the same file, which keeps their order; else one each.
 
     So a pager that is not read holds back its own stream alone, and the cause is told on the other one.
     """
-    shared = Terminal(is_terminal=os.isatty(STDOUT))
+    shared = Terminal(is_terminal=os.isatty(STDOUT), patience_s=patience_s)
     if os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR)):
         return {STDOUT: shared, STDERR: shared}
-    return {STDOUT: shared, STDERR: Terminal(is_terminal=os.isatty(STDERR))}
+    return {STDOUT: shared, STDERR: Terminal(is_terminal=os.isatty(STDERR), patience_s=patience_s)}
 
 
 def failure_lines(failures: Sequence[HostFailure]) -> list[str]:

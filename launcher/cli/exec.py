@@ -36,7 +36,7 @@ def command(words: tuple[str, ...], workdir: str | None, fold: bool, as_json: bo
     if not words:
         raise UsageError("no command given", "launch exec --hosts a,b -- uptime")
     hosts = read_hosts(options)
-    console = Console(hosts, as_json=as_json, is_folding=fold)
+    console = Console(hosts, as_json=as_json, is_folding=fold, is_patient=True)  # there are no logs to look into
     try:
         done = asyncio.run(_run(hosts, command_argv(words), workdir, console, options))
         console.show_folded()
@@ -60,7 +60,7 @@ async def _run(
 
     session = Session(
         hosts,
-        [make_transport(options)] * len(hosts),
+        [make_transport(options, console.say)] * len(hosts),
         console.outputs(hosts, None, has_ranks=False),
         run_id=datetime.now().strftime(f"exec-%Y%m%d-%H%M%S-{os.getpid()}"),
         env={},

@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from launcher.cli import refuse_unknown_word
 from launcher.environment import forwarded, parse_settings, read_env_file
 from launcher.errors import UsageError
 from launcher.hosts import Host, parse_hosts, read_hostfile, select_hosts
-from launcher.job import TRAINER_MODULE, Job, Program, ProgramKind
+from launcher.job import COLLECTIVES_MODULE, DEFAULT_PROGRAM, TRAINER_MODULE, Job, Program, ProgramKind
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -167,7 +168,11 @@ def read_program(options: Mapping[str, Any], words: Sequence[str]) -> Program:
     if not words:
         if is_module or no_python:
             raise UsageError("-m and --no-python need a name after them")
-        return Program(ProgramKind.BUILTIN, TRAINER_MODULE)
+        return DEFAULT_PROGRAM
+    if is_module and words[0] in (TRAINER_MODULE, COLLECTIVES_MODULE):  # they travel, and need not be installed there
+        return Program(ProgramKind.BUILTIN, words[0], tuple(words[1:]))
+    if not is_module and not no_python and options["workdir"] is None:
+        refuse_unknown_word(words[0])
     kind = ProgramKind.MODULE if is_module else ProgramKind.COMMAND if no_python else ProgramKind.SCRIPT
     return Program(kind, words[0], tuple(words[1:]))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +18,9 @@ from launcher.cli.options import (
 )  # fmt: skip
 from launcher.hosts import Host
 from launcher.job import Job
+
+if TYPE_CHECKING:
+    from launcher.transports.base import Transport
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
@@ -47,7 +51,7 @@ def command(words: tuple[str, ...], dry_run: bool, check: bool, **options: Any) 
         raise UsageError("--check goes with --dry-run")
     from launcher.cli.running import run_job
 
-    return run_job(job, hosts, make_transport(options), options, is_dry=dry_run)
+    return run_job(job, hosts, partial(make_transport, options), options, is_dry=dry_run)
 
 
 def print_dry_run(job: Job, hosts: Sequence[Host]) -> int:
@@ -61,12 +65,12 @@ def print_dry_run(job: Job, hosts: Sequence[Host]) -> int:
     return 0
 
 
-def make_transport(options: dict[str, Any]) -> Any:
+def make_transport(options: Mapping[str, Any], say: Callable[[str], None]) -> Transport:
     """Return the Fabric transport that the SSH options describe."""
     from launcher.transports.fabric import FabricTransport
 
     return FabricTransport(
         options["ssh_config"],
         accept_new_host_keys=options["accept_new_host_keys"],
-        on_local=lambda name: click.echo(f"launch: {name} is this machine, no SSH to it", err=True),
+        on_local=lambda name: say(f"launch: {name} is this machine, no SSH to it"),
     )

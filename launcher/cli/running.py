@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,24 +15,30 @@ from launcher.cli.console import Console
 from launcher.cli.options import read_ranks
 from launcher.errors import LauncherError
 from launcher.hosts import Host
-from launcher.job import Job, ProgramKind
+from launcher.job import DEFAULT_PROGRAM, Job
 from launcher.records import create_record
 from launcher.run import Result, Run
 from launcher.session import Session
 from launcher.transports.base import Transport
 
 
-def run_job(job: Job, hosts: Sequence[Host], transport: Transport, options: Mapping[str, Any], **kinds: Any) -> int:
-    """Run the job to its end and return the exit code; `kinds` goes to Run."""
+def run_job(
+    job: Job,
+    hosts: Sequence[Host],
+    open_transport: Callable[[Callable[[str], None]], Transport],
+    options: Mapping[str, Any],
+    **kinds: Any,
+) -> int:
+    """Run the job to its end and return the exit code; `open_transport` gets our voice, `kinds` goes to Run."""
     console = make_console(hosts, options)
     try:
         record = create_record(options["log_dir"], datetime.now(), console.complain)
-        outputs = console.outputs(hosts, record)
-        if job.program.kind is ProgramKind.BUILTIN:
+        outputs = console.outputs(hosts, record, first_node=(kinds.get("share") or (1, 0))[1])
+        if job.program == DEFAULT_PROGRAM:
             console.say(f"launch: no script given, running the built-in trainer ({job.program.target})")
 
         async def execute() -> Result:
-            session = make_session(job, hosts, transport, outputs, console, record.run_id)
+            session = make_session(job, hosts, open_transport(console.say), outputs, console, record.run_id)
             return await Run(
                 job, session, outputs, record,
                 screen=console, own_python=sys.executable, is_verbose=options["verbose"], **kinds,
@@ -79,7 +85,7 @@ def make_session(
 
 def loader_pythons(job: Job) -> list[str]:
     """Return which Python runs the supervisor on a node, in the order of trying: any from 3.8 on will do."""
-    return ["python3", *([job.python] if job.python else []), sys.executable]
+    return list(dict.fromkeys([*([job.python] if job.python else []), "python3", sys.executable]))
 
 
 def show_sources(options: Sequence[str]) -> None:

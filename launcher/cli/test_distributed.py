@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -31,7 +32,10 @@ def command(processes: int, cpu: bool, python: str | None, **options: Any) -> in
 
     # Hosts of launcher.toml don't count: without any on its own line it looks at this machine alone.
     has_hosts = is_on_command_line("hosts") or is_on_command_line("hostfile")
-    transport: Transport = make_transport(options) if has_hosts else LocalTransport()
+
+    def open_transport(say: Callable[[str], None]) -> Transport:
+        return make_transport(options, say) if has_hosts else LocalTransport()
+
     hosts = read_hosts(options) if has_hosts else (Host(socket.gethostname().split(".")[0], source="this machine"),)
     on_cpu = cpu or (not has_hosts and shutil.which("nvidia-smi") is None)
     click.echo(f"test-distributed: {'gloo on CPUs' if on_cpu else 'NCCL on GPUs'}", err=True)
@@ -43,4 +47,4 @@ def command(processes: int, cpu: bool, python: str | None, **options: Any) -> in
         env=read_env({"env": (), "env_file": ()}),
         connect_timeout_s=options["connect_timeout"],
     )
-    return run_job(job, hosts, transport, options)
+    return run_job(job, hosts, open_transport, options)

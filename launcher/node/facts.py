@@ -10,33 +10,47 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, NoReturn
+
 GPU_TOOL_TIMEOUT_S = 5
 _GPU_QUERY = "index,name,memory.total,driver_version"
 _SIOCGIFCONF = 0x8912
 _IFREQ_BYTES = 40  # struct ifreq on 64-bit Linux
 
 
-def write_facts(output_fd: int, wanted: dict[str, Any]) -> None:
-    """Gather facts and write them as one line of JSON; `wanted` is the launcher's prepare message."""
+def write_facts_and_exit(output_fd: int, wanted: dict[str, Any]) -> NoReturn:
+    """Write the facts as one line of JSON and end this process; `wanted` is the launcher's prepare message."""
+    try:
+        found = gather_facts(wanted)
+    except BaseException as error:  # noqa: BLE001 - a fork must not return into its parent's code
+        found = {"error": "gathering facts failed: %r" % (error,)}
+    try:
+        with os.fdopen(output_fd, "w") as file:
+            file.write(json.dumps(found) + "\n")
+    finally:
+        os._exit(0)
+
+
+def gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
+    """Return what this node says of itself, as JSON values."""
     facts: dict[str, Any] = {
         "hostname": socket.gethostname(),
         "system": sys.platform,
         "cpu_count": len(os.sched_getaffinity(0)),
         "home": os.path.expanduser("~"),
-        "ssh_address": _ssh_address(),
+        **_ssh_ends(),
         "addresses": list_addresses(),
     }
     facts.update(_find_folder(wanted))
     facts.update(query_gpus() if wanted.get("gpus", True) else {"gpus": [], "gpu_error": "not asked for"})
-    with os.fdopen(output_fd, "w") as file:
-        file.write(json.dumps(facts) + "\n")
+    return facts
 
 
-def _ssh_address() -> str | None:
-    """The address of ours to which sshd was spoken: behind a jump host or NAT still one of our own."""
+def _ssh_ends() -> dict[str, str | None]:
+    """Both ends of the SSH connection: behind a jump host or NAT ours is still one of our own addresses."""
     words = os.environ.get("SSH_CONNECTION", "").split()
-    return words[2] if len(words) == 4 else None
+    client, server = (words[0], words[2]) if len(words) == 4 else (None, None)
+    return {"ssh_client": client, "ssh_address": server}
 
 
 def _find_folder(wanted: dict[str, Any]) -> dict[str, bool]:
@@ -110,23 +124,19 @@ def query_gpus() -> dict[str, Any]:
     """Return this node's GPUs; having none, or no tool to ask, is a fact and no error."""
     command = ["nvidia-smi", "--query-gpu=" + _GPU_QUERY, "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            timeout=GPU_TOOL_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {"gpus": [], "gpu_error": "nvidia-smi gave no answer in %d s" % GPU_TOOL_TIMEOUT_S}
+        tool = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except OSError:
         return {"gpus": [], "gpu_error": "nvidia-smi is not there"}
+    try:
+        stdout, stderr = tool.communicate(timeout=GPU_TOOL_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        tool.kill()  # not waited for: on a dead driver it hangs in state D
+        return {"gpus": [], "gpu_error": "nvidia-smi gave no answer in %d s" % GPU_TOOL_TIMEOUT_S}
     # A warning (exit code 14: a corrupted infoROM) comes with a whole table, and a lost GPU with a line in it.
-    lines = [line for line in done.stdout.decode("utf-8", "replace").splitlines() if line.strip()]
+    lines = [line for line in stdout.decode("utf-8", "replace").splitlines() if line.strip()]
     gpus = [gpu for gpu in map(_parse_gpu, lines) if gpu is not None]
-    others = [line for line in lines if _parse_gpu(line) is None] + done.stderr.decode("utf-8", "replace").splitlines()
-    has_failed = not gpus and done.returncode != 0
+    others = [line for line in lines if _parse_gpu(line) is None] + stderr.decode("utf-8", "replace").splitlines()
+    has_failed = not gpus and tool.returncode != 0
     return {"gpus": gpus, "gpu_error": others[0] if others else "nvidia-smi failed" if has_failed else None}
 
 

@@ -12,10 +12,11 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Generator, NoReturn
+    from typing import Any, Callable, Generator, NoReturn
 
     from launcher.node.processes import Process
 
+BEAT_S = 1.0  # a ladder may take longer than the launcher bears silence
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -119,6 +120,8 @@ def _read_ledger(fd: int) -> dict[str, Any]:
 def _clean_up(nonce: str, ledger: dict[str, Any], status: int) -> None:
     from launcher.node import ladder, messages, processes, workers
 
+    ending = workers.describe_status(status)
+    _say(nonce, messages.encode(messages.FAILED, text="its supervisor died", supervisor=ending))
     left: list[processes.Process] = []
     if "mark" in ledger:
         owned = processes.Owned(ledger["mark"], [os.getpid()])
@@ -130,21 +133,23 @@ def _clean_up(nonce: str, ledger: dict[str, Any], status: int) -> None:
                 owned.set_torchrun(process)
             else:
                 owned.add_rank(entry["rank"], process)
-        left = _descend(ladder.descend(owned, processes, ledger["stop_timeout_s"]))
+        beat = messages.encode(messages.BEAT)
+        left = _descend(ladder.descend(owned, processes, ledger["stop_timeout_s"]), lambda: _say(nonce, beat))
         workers.remove_folder(ledger["folder"])
-    report = messages.encode(
-        messages.CENSUS,
-        left=[[process.pid, process.name, process.state] for process in left],
-        supervisor=workers.describe_status(status),
-    )
+    found = [[process.pid, process.name, process.state] for process in left]
+    _say(nonce, messages.encode(messages.CENSUS, left=found, supervisor=ending))
+
+
+def _say(nonce: str, message: bytes) -> None:
     try:
-        os.write(2, b"\n" + nonce.encode() + b" " + report)
+        os.write(2, b"\n" + nonce.encode() + b" " + message)
     except OSError:
         pass  # nobody listens any more
 
 
-def _descend(steps: Generator[float, None, list[Process]]) -> list[Process]:
-    """Take the ladder's steps; return what could not be ended."""
+def _descend(steps: Generator[float, None, list[Process]], beat: Callable[[], None]) -> list[Process]:
+    """Take the ladder's steps, with signs of life meanwhile; return what could not be ended."""
+    beat_at = time.monotonic()
     while True:
         try:
             pause = next(steps)
@@ -153,6 +158,9 @@ def _descend(steps: Generator[float, None, list[Process]]) -> list[Process]:
             return left
         time.sleep(pause)
         _reap()
+        if time.monotonic() - beat_at >= BEAT_S:
+            beat_at = time.monotonic()
+            beat()
 
 
 def _reap() -> None:

@@ -91,9 +91,10 @@ class Loop:
         wait_ms = None
         if self._timers:
             wait_ms = max(0, (min(timer[0] for timer in self._timers) - time.monotonic()) * 1000)
-        for fd, _ in self._poll.poll(wait_ms):
-            callback = self._callbacks.get(fd)
-            if callback is not None:
+        ready = [(fd, self._callbacks.get(fd)) for fd, _ in self._poll.poll(wait_ms)]
+        for fd, callback in ready:
+            # An earlier one of this turn may have closed the descriptor, and another may have its number by now.
+            if callback is not None and self._callbacks.get(fd) is callback:
                 callback()
         now = time.monotonic()
         for timer in [timer for timer in self._timers if timer[0] <= now]:

@@ -43,7 +43,7 @@ if version is None:
 from torch.distributed import run
 order = sys.stdin.readline()
 if order:
-    order = json.loads(order)
+    order = json.load(open(order.rstrip("\\n")))
     os.environ.clear()
     os.environ.update(order["env"])
     os.chdir(order["cwd"])
@@ -86,14 +86,16 @@ class Search:
         else:
             self._start_stub(candidate)
 
-    def give_order(self, order: dict[str, Any]) -> None:
-        """Tell the waiting torchrun what to do: its argv, env and cwd."""
+    def give_order(self, order: dict[str, Any], path: str) -> None:
+        """Tell the waiting torchrun what to do: its argv, env and cwd, by way of a new file at `path`."""
         import json
 
         assert self.order_fd is not None  # opened with the stub
-        workers.widen(self.order_fd)
+        # Through a file, and only its name through the pipe: a large environment would fill it and block us.
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(order, file)
         try:
-            os.write(self.order_fd, json.dumps(order).encode() + b"\n")
+            os.write(self.order_fd, path.encode() + b"\n")
         except OSError:
             pass  # it died of its import; its end is reported as torchrun's
         os.close(self.order_fd)

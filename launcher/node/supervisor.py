@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     Ladder = Generator[float, None, List[processes.Process]]
 
 BEATS_PER_SILENCE = 2.5  # two may be lost
+FACTS_TIMEOUT_S = 15.0
 COALESCE_S = 0.002  # a writer's small pieces gather in its pipe for so long, so a flood costs few messages
 
 
@@ -40,7 +41,8 @@ class Supervisor:
         self._ledger_fd = ledger_fd
         self._owned = processes.Owned("", [os.getpid(), guardian])
         self._decoder = messages.Decoder()
-        self._outlet = Outlet(self._loop, lambda local_rank: local_rank in self._owned.ranks)
+        self._seen: set[int] = set()  # local ranks that have been there, if for a moment only
+        self._outlet = Outlet(self._loop, self._seen.__contains__)
         self._silence_s = 15.0
         self._stop_timeout_s = 15.0
         self._heard_at = time.monotonic()
@@ -146,6 +148,8 @@ class Supervisor:
         self._owned.mark = header["mark"]
         own = processes.read_process(os.getpid())
         self._lost_folder = header.get("lost_folder")
+        if self._lost_folder and not os.path.basename(self._lost_folder).startswith("launch-%s-" % header["run"]):
+            raise OSError("%s is no folder of this run" % self._lost_folder)
         if own is not None and self._lost_folder is None:
             self._owned.born = own.started
         self._folder = workers.make_folder(header["run"])
@@ -172,13 +176,11 @@ class Supervisor:
         facts_read, facts_write = os.pipe()
         pid = os.fork()
         if pid == 0:
-            try:
-                signal.set_wakeup_fd(-1)
-                facts.write_facts(facts_write, header)
-            finally:
-                os._exit(0)
+            signal.set_wakeup_fd(-1)
+            facts.write_facts_and_exit(facts_write, header)
         os.close(facts_write)
-        self._loop.read_all(facts_read, self._keep_facts)
+        # On a dead file system or GPU driver the child hangs in state D, and can't even be killed.
+        self._loop.read_all(facts_read, self._keep_facts, FACTS_TIMEOUT_S)
         if not header["pythons"]:  # what will run needs no torch
             self._python = {}
             return
@@ -197,7 +199,8 @@ class Supervisor:
         return write_ends
 
     def _keep_facts(self, data: bytes) -> None:
-        self._facts = json.loads(data.decode()) if data else {"error": "gathering facts failed"}
+        silence = {"error": "gathered no facts in %g s: a dead file system or GPU driver?" % FACTS_TIMEOUT_S}
+        self._facts = json.loads(data.decode()) if data else silence
         self._send_facts()
 
     def _keep_python(self, status: dict[str, Any] | None) -> None:
@@ -250,6 +253,7 @@ class Supervisor:
             child = workers.spawn(entry["argv"], dict(self._env, **entry["env"]), header["cwd"], fds)
             for stream in (workers.STDOUT, workers.STDERR):
                 os.close(fds[stream])
+            self._seen.add(entry["rank"])
             self._own_rank(entry["rank"], child.process)
         os.close(null)
 
@@ -261,8 +265,8 @@ class Supervisor:
         self._loop.watch(reports, lambda: self._read_reports(reports))
         env = dict(self._env, **header["env"])
         if self._search is not None and self._torchrun is not None and self._search.child is self._torchrun:
-            order = {"argv": header["argv"][3:], "env": env, "cwd": header["cwd"]}
-            self._search.give_order(order)
+            order = {"argv": header["torchrun_args"], "env": env, "cwd": header["cwd"]}
+            self._search.give_order(order, os.path.join(self._folder, "order"))
             return
         null = os.open(os.devnull, os.O_RDONLY)
         out, err = self._open_torchrun_pipes()
@@ -274,10 +278,10 @@ class Supervisor:
     def _read_reports(self, fd: int) -> None:
         for line in os.read(fd, 1 << 16).split(b"\n"):
             words = line.split()
-            process = processes.read_process(int(words[1])) if len(words) == 2 else None
-            if process is not None:
+            if len(words) == 2:
                 self._release_port()
-                self._own_rank(int(words[0]), process)
+                self._seen.add(int(words[0]))
+                self._own_rank(int(words[0]), processes.read_process(int(words[1])))
 
     def _release_port(self) -> None:
         if self._held_port is not None:
@@ -369,7 +373,7 @@ class Supervisor:
         if timeout_s is None:
             timeout_s = self._stop_timeout_s
             self._reason = self._reason or reason
-            _say("ending the run: %s" % reason)
+            workers.complain("ending the run: %s" % reason)
         if self._is_done or (self._steps is not None and timeout_s > 0):
             return
         self._steps = ladder.descend(self._owned, processes, timeout_s, wait_s)
@@ -394,10 +398,3 @@ class Supervisor:
         found = [[process.pid, process.name, process.state] for process in left]
         self._outlet.send(messages.CENSUS, left=found, reason=self._reason)
         self._is_done = True
-
-
-def _say(text: str) -> None:
-    try:
-        os.write(2, (text + "\n").encode())
-    except OSError:
-        pass  # nobody listens any more

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 
 from launcher.node import processes
 
@@ -42,9 +41,13 @@ def spawn(argv: list[str], env: dict[str, str], cwd: str | None, fds: dict[int, 
     parent = os.getpid()
     # Until the child has its own handlers, a signal to it would be written into our wake-up pipe.
     signal.pthread_sigmask(signal.SIG_BLOCK, _CAUGHT)
-    pid = os.fork()
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _CAUGHT)
     if pid:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _CAUGHT)
         return Child(pid)
     try:
         os.setsid()
@@ -62,15 +65,11 @@ def spawn(argv: list[str], env: dict[str, str], cwd: str | None, fds: dict[int, 
             os.chdir(cwd)
         os.execvpe(argv[0], argv, env)
     except OSError as error:
-        _tell_child(error.filename or argv[0], error.strerror)
+        complain("launch: can't start %s: %s" % (error.filename or argv[0], error.strerror))
     except (ValueError, IndexError) as error:  # a NUL byte, or no argv at all
-        _tell_child(argv, error)
+        complain("launch: can't start %s: %s" % (argv, error))
     finally:
         os._exit(_EXEC_FAILED)
-
-
-def _tell_child(subject: object, reason: object) -> None:
-    os.write(2, ("launch: can't start %s: %s\n" % (subject, reason)).encode("utf-8", "replace"))
 
 
 def _move_up(fd: int) -> int:
@@ -159,8 +158,16 @@ def describe_status(status: int | None) -> dict[str, Any]:
     return {"code": os.WEXITSTATUS(status), "signal": None}
 
 
+def complain(text: str) -> None:
+    """Say something on stderr, which the launcher keeps; nobody may be there to read it."""
+    try:
+        os.write(STDERR, (text + "\n").encode("utf-8", "replace"))
+    except OSError:
+        pass
+
+
 def make_folder(name: str) -> str:
-    """Make the run's private folder on this node, in the first place that has room."""
+    """Make the run's private folder on this node, in the first place that lets us."""
     error = OSError("no place for the run's folder")
     for base in (os.environ.get("TMPDIR"), "/tmp", "/dev/shm", os.path.expanduser("~")):
         if not base:
@@ -183,7 +190,7 @@ def remove_folder(path: str) -> None:
                 full = os.path.join(parent, name)
                 (os.rmdir if name in folders and not os.path.islink(full) else os.unlink)(full)
             except OSError:
-                print("can't remove %s" % os.path.join(parent, name), file=sys.stderr)
+                complain("can't remove %s" % os.path.join(parent, name))
     try:
         os.rmdir(path)
     except OSError:

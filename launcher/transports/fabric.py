@@ -12,7 +12,7 @@ import random
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,7 @@ class FabricChannel:
         self._channel.sendall(data)
 
     def close(self) -> None:
-        hop: Any = self._connection
-        while isinstance(hop, fabric.Connection):
-            if hop.transport is not None:
-                _hang_up(hop.transport)
-            hop = hop.gateway
+        _close(self._connection)
 
     def exit_code(self) -> int | None:
         # sshd sends the status after the end of the streams; the event also comes when the channel closes.
@@ -101,14 +97,14 @@ class FabricTransport:
         deadline = time.monotonic() + timeout_s
         while True:
             connection = self._connection(host, timeout_s)
-            if is_this_machine(connection.host, connection.port, connection.user):
+            if connection.gateway is None and is_this_machine(connection.host, connection.port, connection.user):
                 if self._on_local is not None:
                     self._on_local(host.name)
                 return self._local.open(host, command, timeout_s)
             try:
                 return self._start(connection, command, timeout_s)
             except Exception as error:
-                connection.client.close()
+                _close(connection)
                 pause = random.uniform(0.2, 1.0)
                 if not ssh_failures.is_passing(error) or time.monotonic() + pause > deadline:
                     raise TransportError(ssh_failures.describe(error, host, connection)) from error
@@ -120,24 +116,38 @@ class FabricTransport:
         connection = fabric.Connection(
             host.name, user=host.user, port=host.port, config=config, connect_timeout=max(1, int(timeout_s))
         )
-        hop = connection
-        while isinstance(hop, fabric.Connection):
-            settings = hop.ssh_config
-            if settings.get("identitiesonly", "no") == "yes":
+        for hop in _hops(connection):
+            if hop.ssh_config.get("identitiesonly", "no") == "yes":
                 hop.connect_kwargs.update(allow_agent=False, look_for_keys=False)
             hop.connect_kwargs.setdefault("banner_timeout", timeout_s)
             hop.connect_kwargs.setdefault("auth_timeout", timeout_s)
             self._known_hosts.guard(hop)
-            hop = hop.gateway
         return connection
 
     def _start(self, connection: fabric.Connection, command: str, timeout_s: float) -> FabricChannel:
         connection.open()
+        for hop in _hops(connection):
+            _tune(hop.transport)
         transport = connection.transport
-        _tune(transport)
         channel = transport.open_session(window_size=_WINDOW_BYTES, timeout=timeout_s)
         channel.exec_command(command)
         return FabricChannel(connection, channel)
+
+
+def _hops(connection: fabric.Connection) -> Iterator[fabric.Connection]:
+    """The connection itself, and each gateway on the way to it."""
+    hop: Any = connection
+    while isinstance(hop, fabric.Connection):
+        yield hop
+        hop = hop.gateway
+
+
+def _close(connection: fabric.Connection) -> None:
+    for hop in _hops(connection):
+        if hop.transport is not None:
+            _hang_up(hop.transport)
+        else:
+            hop.client.close()
 
 
 def _hang_up(transport: paramiko.Transport) -> None:

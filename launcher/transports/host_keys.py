@@ -60,8 +60,15 @@ class KnownHosts:
     def _policy(self, settings: dict[str, Any], own: list[Path]) -> paramiko.MissingHostKeyPolicy:
         wish = str(settings.get("stricthostkeychecking", "ask")).lower()
         if wish in _ACCEPT_ANY:
-            return paramiko.WarningPolicy()
+            return _AnyKey()
         return _Policy(own[0] if own else None, accept=self._accept_new or wish == "accept-new", lock=self._lock)
+
+
+class _AnyKey(paramiko.MissingHostKeyPolicy):
+    """Accepts what ssh_config says is not to be checked (paramiko's own policy warns on stderr, with its own path)."""
+
+    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
+        pass
 
 
 class _Policy(paramiko.MissingHostKeyPolicy):

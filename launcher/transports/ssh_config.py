@@ -19,7 +19,8 @@ from launcher.errors import UsageError
 
 _USER_FILE = Path("~/.ssh/config")
 _SYSTEM_FILE = Path("/etc/ssh/ssh_config")
-_MISREAD = re.compile(r"^\s*(match|canonicalizehostname)\b", re.IGNORECASE | re.MULTILINE)
+# fabric takes the "none" of `ProxyJump none` for the name of a host.
+_MISREAD = re.compile(r"^\s*(match|canonicalizehostname|proxyjump[ \t=]+\"?none)\b", re.IGNORECASE | re.MULTILINE)
 _INCLUDE = re.compile(r"^\s*include[ \t=]+(.+)$", re.IGNORECASE | re.MULTILINE)
 _SSH_TIMEOUT_S = 10
 
@@ -35,7 +36,7 @@ class ConfigFiles:
         self._texts = {file: _read(file) for file in ([path] if path else [_USER_FILE, _SYSTEM_FILE])}
         needs_ssh = any(_is_misread(text, file.expanduser()) for file, text in self._texts.items())
         self._ssh = shutil.which("ssh") if needs_ssh else None
-        self._parsed = _parse("\n".join(self._texts.values()))
+        self._parsed = _parse("\nHost *\n".join(self._texts.values()))  # a block ends with its file
         self._answers: dict[str, SSHConfig] = {}
 
     def lookup(self, host: str) -> SSHConfig:
@@ -47,18 +48,34 @@ class ConfigFiles:
         return self._answers[host]
 
     def _ask_ssh(self, ssh: str, host: str) -> SSHConfig:
+        """Ask what `host` means, and what each host on the way to it does."""
+        blocks: list[str] = []
+        pending, asked = [host], set()
+        while pending:
+            name = pending.pop()
+            if name in asked:
+                continue
+            asked.add(name)
+            lines = self._run_ssh(ssh, name)
+            blocks.append("\n".join([f"Host {name}", *lines]))
+            jumps = [line.partition(" ")[2] for line in lines if line.startswith("proxyjump ")]
+            pending += [_host_of_jump(jump) for value in jumps for jump in value.split(",")]
+        return _parse("\n".join(blocks))
+
+    def _run_ssh(self, ssh: str, host: str) -> list[str]:
         command = [ssh, "-G", *(["-F", str(self._named)] if self._named else []), "--", host]
         done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_SSH_TIMEOUT_S,
-            check=False,
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SSH_TIMEOUT_S, check=False
         )
         if done.returncode != 0:
             raise UsageError(f"{shlex.join(command)}: {done.stderr.strip() or 'failed'}")
-        return _parse("\n".join(filter(_is_meant, done.stdout.splitlines())))
+        return list(filter(_is_meant, done.stdout.splitlines()))
+
+
+def _host_of_jump(jump: str) -> str:
+    """The name in `[user@]name[:port]`, as ssh_config would look it up."""
+    name = jump.rpartition("@")[2]
+    return name.partition(":")[0] if name.count(":") == 1 else name
 
 
 def _read(path: Path) -> str:

@@ -21,6 +21,7 @@ LAYERS = (
     "plan",
     "preflight diagnosis output records shipping",
     "transports replies",
+    "conversation",
     "fleet",
     "session",
     "report failures",

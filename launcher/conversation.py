@@ -1,0 +1,285 @@
+"""What is said with one supervisor, from connecting to its census.
+
+paramiko's "non-blocking" calls can block (a re-key with a frozen peer blocked `send` for as long as the peer stayed
+frozen), so asyncio's loop never touches a channel: each host has a reader thread, which also connects, and a writer
+thread with a queue. All of them block without polling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from launcher import shipping
+from launcher.errors import HostFailure, LauncherError
+from launcher.hosts import Host
+from launcher.node import messages
+from launcher.replies import check_reply
+from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
+
+MARKER_TIMEOUT_S = 10.0
+MAX_WAITING_BEATS = 3
+NOISE_BYTES = 64 << 10
+_EXIT_NOT_FOUND = 127
+
+LOST = "lost"
+READY = "ready"
+
+OnOutput = Callable[[int, int | None, int, bytes], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that a node said, or that became of it (`kind` is a message's, or READY or LOST)."""
+
+    index: int
+    kind: str
+    fields: Mapping[str, Any]
+    at: float  # wall-clock seconds here
+
+
+class Conversation:
+    """The talk with one supervisor; its events and output come in its own reader thread."""
+
+    def __init__(
+        self, index: int, host: Host, transport: Transport, pythons: Sequence[str], timeout_s: float,
+        on_event: Callable[[Event], None], on_output: OnOutput,
+    ) -> None:  # fmt: skip
+        self.index = index
+        self.host = host
+        self.noise = b""  # what came before the marker, and on stderr
+        self.heard_at = time.monotonic()
+        self.is_ready = False
+        self.is_over = False
+        self._transport = transport
+        self._pythons = list(pythons)
+        self._timeout_s = timeout_s
+        self._on_event = on_event
+        self._on_output = on_output
+        self._nonce = secrets.token_hex(8)
+        self._decoder = messages.Decoder()
+        self._rest = b""  # of a line of stderr
+        self._channel: Channel | None = None
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._writer: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._is_busy = False
+        self._is_closed = False
+        self._opened_at: float | None = None
+        self._failure: HostFailure | None = None
+
+    def start(self, window: threading.Semaphore, first_message: bytes) -> None:
+        """Connect in a thread of its own; READY or LOST follows."""
+        threading.Thread(
+            target=self._converse, args=(window, first_message), name=f"read {self.host.name}", daemon=True
+        ).start()
+
+    def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
+        """Queue a message; one for a node that is gone is dropped."""
+        if self.is_over:
+            return
+        self._outbox.put(messages.encode(kind, payload, **fields))
+        self._start_writer()
+
+    def beat(self) -> None:
+        """Renew the node's lease, unless beats pile up already."""
+        if self._outbox.qsize() < MAX_WAITING_BEATS:
+            self.send(messages.BEAT)
+
+    def noise_text(self) -> str:
+        """Return what the login shell and the supervisor said besides messages."""
+        return self.noise.decode("utf-8", "replace").strip("\n")
+
+    def check_time(self, silence_s: float) -> None:
+        """Hang up where the login shell gives no marker, or the node no sign of life."""
+        now = time.monotonic()
+        marker_timeout_s = max(MARKER_TIMEOUT_S, self._timeout_s)
+        if not self.is_ready and self._opened_at is not None and now - self._opened_at > marker_timeout_s:
+            self.give_up(
+                "shell",
+                f"its login shell waits for input (no answer in {marker_timeout_s:g} s)",
+                "an rc file may ask or wait in interactive shells only; for a slow one raise --connect-timeout",
+            )
+        elif self.is_ready and not self._is_busy and now - self.heard_at > silence_s:
+            self.give_up("silent", f"no sign of life for {silence_s:g} s")
+
+    def give_up(self, kind: str, text: str, hint: str = "") -> None:
+        """Hang up, and make this the reason."""
+        if self._failure is None:
+            self._failure = HostFailure(self.host.name, kind, text, hint)
+        self.close()
+
+    def close(self) -> None:
+        """Hang up; the node ends by itself whatever still runs there."""
+        self._is_closed = True
+        self._outbox.put(None)
+        if self._channel is not None:
+            with contextlib.suppress(Exception):  # a connection that is broken already
+                self._channel.close()
+
+    # ---- in the reader thread -----------------------------------------------------------------------------------
+
+    def _converse(self, window: threading.Semaphore, first_message: bytes) -> None:
+        try:
+            with window:
+                rest = self._open(first_message)
+            self._post(READY, {})
+            self._handle(rest)
+            self._read_to_end()
+            self._report_end()
+        except TransportError as error:
+            self._lose(error.failure)
+        except messages.MalformedMessage as error:
+            self._lose(HostFailure(self.host.name, "protocol", f"it sent what is no message: {error}"))
+        except LauncherError as error:
+            self._lose(HostFailure(self.host.name, "configuration", error.message, error.hint))
+        except Exception as error:  # noqa: BLE001 - a host's failure becomes a value, whatever it is
+            self._lose(HostFailure(self.host.name, "connection", f"the connection was lost: {error!r}"))
+        finally:
+            self.close()
+
+    def _open(self, first_message: bytes) -> bytes:
+        """Connect and start the node's side; return what came after its marker."""
+        for python in self._pythons:
+            if self._is_closed:
+                break
+            command = shipping.loader_command(python, self._nonce)
+            self._channel = self._transport.open(self.host, command, self._timeout_s)
+            self._opened_at = time.monotonic()
+            found = self._await_marker()
+            if found is not None and not self._is_closed:
+                magic, rest = found
+                self._channel.write(shipping.node_code(self._nonce, magic) + first_message)
+                self.heard_at = time.monotonic()
+                self.is_ready = True
+                self._start_writer()  # somebody may have had something to say before
+                return rest
+            has_no_python = self._channel.exit_code() == _EXIT_NOT_FOUND
+            self._channel.close()
+            if not has_no_python:
+                break
+        raise TransportError(self._failure or self._no_marker())
+
+    def _await_marker(self) -> tuple[str, bytes] | None:
+        assert self._channel is not None  # it was opened just now
+        marker = f"{shipping.MARKER} {self._nonce} ".encode()
+        text = b""
+        while True:
+            stream, data = self._channel.read()
+            if not stream:
+                return None
+            if stream != STDOUT:
+                self._read_stderr(data)
+                continue
+            text += data
+            start = text.find(marker)
+            end = text.find(b"\n", start)
+            if start >= 0 and end >= 0:
+                self._keep_noise(text[:start])
+                return text[start + len(marker) : end].decode("ascii", "replace"), text[end + 1 :]
+            if len(text) > NOISE_BYTES:
+                self._keep_noise(text)
+                raise TransportError(
+                    HostFailure(self.host.name, "shell", "its login shell prints without end", "look at its rc files")
+                )
+
+    def _no_marker(self) -> HostFailure:
+        if self._is_closed and self._channel is None:
+            return HostFailure(self.host.name, "closed", "the launch ended before it was reached")
+        code = self._channel.exit_code() if self._channel is not None else None
+        if code == _EXIT_NOT_FOUND:
+            return HostFailure(
+                self.host.name,
+                "no python",
+                f"no Python 3.8 or newer there (tried {', '.join(self._pythons)})",
+                "name one that is with --python PATH",
+            )
+        if code is None:
+            return HostFailure(self.host.name, "shell", "the connection was lost at once" + self._last_noise())
+        text = "killed by a signal" if code == KILLED else f"exit code {code}"
+        return HostFailure(self.host.name, "shell", f"its login shell ended ({text}){self._last_noise()}")
+
+    def _read_to_end(self) -> None:
+        assert self._channel is not None  # it answered
+        while True:
+            stream, data = self._channel.read()
+            if not stream:
+                return
+            self.heard_at = time.monotonic()
+            if stream == STDOUT:
+                self._handle(data)
+            else:
+                self._read_stderr(data)
+
+    def _handle(self, data: bytes) -> None:
+        self._is_busy = True  # a disk of ours that is slow is not the node's silence
+        for header, payload in self._decoder.feed(data):
+            check_reply(header)
+            if header["type"] == messages.OUTPUT:
+                self._on_output(self.index, header["local_rank"], header["stream"], payload)
+            elif header["type"] != messages.BEAT:
+                self._post(header["type"], header)
+        self.heard_at = time.monotonic()
+        self._is_busy = False
+
+    def _read_stderr(self, data: bytes) -> None:
+        """Keep noise; the guardian of a dead supervisor speaks here as well, in lines that begin with the nonce."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        prefix = self._nonce.encode() + b" "
+        for line in lines:
+            if line.startswith(prefix):
+                ((report, _),) = messages.Decoder().feed(line[len(prefix) :] + b"\n")
+                check_reply(report)
+                if report["type"] != messages.BEAT:
+                    self._post(report["type"], report)
+            elif line:
+                self._keep_noise(line + b"\n")
+        if len(self._rest) > NOISE_BYTES:
+            self._keep_noise(self._rest)
+            self._rest = b""
+
+    def _keep_noise(self, data: bytes) -> None:
+        self.noise = (self.noise + data)[-NOISE_BYTES:]
+
+    def _last_noise(self) -> str:
+        lines = (self.noise + self._rest).decode("utf-8", "replace").strip().splitlines()
+        return f": {lines[-1][:200]}" if lines else ""
+
+    def _report_end(self) -> None:
+        """Say why the channel is at its end; after a census nobody minds."""
+        code = self._channel.exit_code() if self._channel is not None else None
+        if self._failure is not None:
+            self._lose(self._failure)
+        elif code is None:
+            self._lose(HostFailure(self.host.name, "connection", "the connection was lost"))
+        else:
+            text = "its guardian was killed" if code >= KILLED else f"its guardian ended (exit code {code})"
+            self._lose(HostFailure(self.host.name, "supervisor", text + self._last_noise()))
+
+    def _lose(self, failure: HostFailure) -> None:
+        self.is_over = True
+        self._post(LOST, {"failure": failure})
+
+    def _post(self, kind: str, fields: Mapping[str, Any]) -> None:
+        self._on_event(Event(self.index, kind, fields, time.time()))
+
+    # ---- in the writer thread -----------------------------------------------------------------------------------
+
+    def _start_writer(self) -> None:
+        """Start the writer with the first message; a short command never needs one."""
+        with self._lock:
+            if self._writer is None and self.is_ready and not self._outbox.empty():
+                self._writer = threading.Thread(target=self._write, name=f"write {self.host.name}", daemon=True)
+                self._writer.start()
+
+    def _write(self) -> None:
+        assert self._channel is not None  # there is something to write to
+        with contextlib.suppress(Exception):  # the reader meets the end of the connection and reports it
+            while (data := self._outbox.get()) is not None:
+                self._channel.write(data)
