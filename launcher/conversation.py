@@ -259,8 +259,9 @@ class Conversation:
         elif code is None:
             self._lose(HostFailure(self.host.name, "connection", "the connection was lost"))
         else:
-            text = "its guardian was killed" if code >= KILLED else f"its guardian ended (exit code {code})"
-            self._lose(HostFailure(self.host.name, "supervisor", text + self._last_noise()))
+            ended = f"its guardian ended (exit code {code}){self._last_noise()}"
+            text = "its guardian was killed" if code >= KILLED else ended
+            self._lose(HostFailure(self.host.name, "supervisor", text))
 
     def _lose(self, failure: HostFailure) -> None:
         self.is_over = True
