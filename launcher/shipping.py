@@ -57,7 +57,8 @@ guardian.main({nonce!r})
 
 def loader_command(python: str, nonce: str) -> str:
     """Return the remote command line; `python` is a plain program name or path."""
-    return f"exec {shlex.quote(python)} -ISc '{_LOADER.format(marker=MARKER, nonce=nonce)}'"
+    # -X utf8: under a locale of 8 bits arguments and paths would change on their way.
+    return f"exec {shlex.quote(python)} -X utf8 -ISc '{_LOADER.format(marker=MARKER, nonce=nonce)}'"
 
 
 def node_code(nonce: str, magic: str) -> bytes:

@@ -224,8 +224,8 @@ class Supervisor:
             if header.get("port") is not None:
                 self._held_port = facts.hold_port(header["port"])
                 answer["port"] = self._held_port.getsockname()[1]
-        except OSError as error:
-            answer["error"] = error.strerror or str(error)
+        except (OSError, UnicodeError) as error:  # the latter: a name that can be none
+            answer["error"] = getattr(error, "strerror", None) or str(error)
         self._outlet.send(messages.ROUTED, **answer)
 
     def _start(self, header: dict[str, Any], payload: bytes) -> None:
@@ -326,6 +326,7 @@ class Supervisor:
     def _meet_end(self, local_rank: int, process: processes.Process, pidfd: int) -> None:
         self._loop.forget(pidfd)
         os.close(pidfd)
+        self._reap()
         self._report_exit(local_rank, workers.read_exit_status(process))
 
     def _report_exit(self, local_rank: int, status: int | None) -> None:
@@ -352,12 +353,12 @@ class Supervisor:
                 self._outlet.drain()
                 self._outlet.send(messages.ENDED, **workers.describe_status(status))
             for local_rank, process in self._owned.ranks.items():
-                if process.pid == pid and self._torchrun is None:
+                if process.pid == pid:  # our own child, or inherited from a torchrun that was killed
                     self._report_exit(local_rank, status)
                     self._check_all_exited(status)
 
     def _check_all_exited(self, status: int) -> None:
-        if len(self._exited) == len(self._owned.ranks):
+        if self._torchrun is None and len(self._exited) == len(self._owned.ranks):
             self._outlet.send(messages.ENDED, **workers.describe_status(status))
             if self._is_short:
                 self._end_run("all is done", self._stop_timeout_s)

@@ -49,6 +49,7 @@ def spawn(argv: list[str], env: dict[str, str], cwd: str | None, fds: dict[int, 
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _CAUGHT)
     if pid:
         return Child(pid)
+    subject = argv[0] if argv else "nothing"
     try:
         os.setsid()
         _die_with(parent)
@@ -58,18 +59,25 @@ def spawn(argv: list[str], env: dict[str, str], cwd: str | None, fds: dict[int, 
         for target, fd in kept.items():
             os.dup2(fd, target)
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGPIPE, signal.SIGINT, *_CAUGHT):
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, *_CAUGHT):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _CAUGHT)
         if cwd is not None:
-            os.chdir(cwd)
+            _enter(cwd)
         os.execvpe(argv[0], argv, env)
     except OSError as error:
-        complain("launch: can't start %s: %s" % (error.filename or argv[0], error.strerror))
+        complain("launch: can't start %s: %s" % (subject, error.strerror))
     except (ValueError, IndexError) as error:  # a NUL byte, or no argv at all
-        complain("launch: can't start %s: %s" % (argv, error))
+        complain("launch: can't start %s: %s" % (subject, error))
     finally:
         os._exit(_EXEC_FAILED)
+
+
+def _enter(folder: str) -> None:
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise OSError(error.errno, "the folder %s: %s" % (folder, error.strerror)) from None
 
 
 def _move_up(fd: int) -> int:

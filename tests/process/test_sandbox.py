@@ -24,9 +24,7 @@ import launcher.sandbox
 from launcher.sandbox import Sandbox, sandbox
 
 USER = pwd.getpwuid(os.getuid()).pw_name
-needs_ssh = pytest.mark.skipif(
-    shutil.which("ssh") is None, reason="no OpenSSH client: apt-get install openssh-client"
-)
+needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="no OpenSSH client: apt-get install openssh-client")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,9 +57,7 @@ def find_host(hosts: Sandbox, name: str = "node1") -> tuple[str, int]:
     return found["hostname"], int(found["port"])
 
 
-def connect(
-    hosts: Sandbox, name: str = "node1", *, user: str = USER, key: Path | None = None
-) -> paramiko.SSHClient:
+def connect(hosts: Sandbox, name: str = "node1", *, user: str = USER, key: Path | None = None) -> paramiko.SSHClient:
     """Log in with nothing but the sandbox's own files; an unknown host key is refused."""
     address, port = find_host(hosts, name)
     client = paramiko.SSHClient()
@@ -222,9 +218,7 @@ def test_names_addresses_and_modes(hosts: Sandbox) -> None:
 
 def test_fabric_reaches_every_host(hosts: Sandbox) -> None:
     for name in hosts.names:
-        with fabric.Connection(
-            name, config=fabric.Config(runtime_ssh_path=str(hosts.ssh_config))
-        ) as connection:
+        with fabric.Connection(name, config=fabric.Config(runtime_ssh_path=str(hosts.ssh_config))) as connection:
             result = connection.run("echo $SSH_CONNECTION; exit 3", hide=True, warn=True, in_stream=False)
         assert result.exited == 3
         assert result.stdout.split()[2:] == [str(part) for part in find_host(hosts, name)]
@@ -288,7 +282,7 @@ def test_nothing_is_left_after_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path
         _, escaped = start_and_read_pid(client, "setsid sh -c 'echo $$; exec sleep 99' & wait")
         began = time.monotonic()
     assert time.monotonic() - began < 3
-    assert not any(is_running(pid) for pid in (polite, stubborn, escaped))
+    assert wait_until(lambda: not any(is_running(pid) for pid in (polite, stubborn, escaped)))
     assert (tmp_path / "polite").read_text() == "cleaned\n"
     assert not hosts.folder.exists()
     with pytest.raises(ConnectionRefusedError):

@@ -1,0 +1,64 @@
+"""Nodes for the tests of this folder; each must leave nothing behind."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from node_process import Node
+
+
+class Nodes:
+    """Start nodes, each in a folder of its own; all of them end with the test."""
+
+    def __init__(self, folder: Path, ends: ExitStack) -> None:
+        self._folder = folder
+        self._ends = ends
+        self._numbers = itertools.count()
+
+    def start(self, **how: Any) -> Node:
+        """Start a node that waits for its first message."""
+        node = Node(self._folder / f"node{next(self._numbers)}", **how)
+        self._ends.callback(node.end)
+        return node
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    with ExitStack() as ends:
+        yield Nodes(tmp_path, ends)
+
+
+@pytest.fixture
+def node(nodes: Nodes) -> Node:
+    """Return a node that is prepared, with short times."""
+    node = nodes.start()
+    node.prepare()
+    return node
+
+
+@functools.cache
+def find_old_python() -> str | None:
+    """Return a Python 3.8, the oldest that a node may have, where there is one."""
+    own = sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8"))
+    for path in filter(None, [*map(str, own), shutil.which("python3.8")]):
+        done = subprocess.run([path, "-V"], capture_output=True, text=True, timeout=10, check=False)
+        if done.stdout.startswith("Python 3.8."):  # pyenv's own stand-ins for Pythons may only say what is missing
+            return path
+    return None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests that take `any_python` in our own Python and in a 3.8, where there is one."""
+    if "any_python" in metafunc.fixturenames:
+        old = find_old_python()
+        pythons = [pytest.param(sys.executable, id="own"), *([pytest.param(old, id="3.8")] if old else [])]
+        metafunc.parametrize("any_python", pythons)

@@ -1,0 +1,189 @@
+"""Which processes are a run's: each sign alone is enough, and nothing else is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from node_process import is_alive, read_state, wait_until
+
+from launcher.node import processes
+from launcher.node.processes import MARK, Owned, read_process
+
+MARKED = f"census-test.{os.getpid()}"
+SLEEP = "sleep 300"
+
+Start = Callable[..., list[int]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a shell script in a session of its own that prints process ids, the last of which becomes `program`."""
+    with ExitStack() as ends:
+
+        def start(script: str, *, mark: str | None = None, count: int = 0, program: str = SLEEP) -> list[int]:
+            env = {"PATH": os.defpath, **({MARK: mark} if mark else {})}
+            argv = ["/bin/sh", "-c", script]
+            shell = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, start_new_session=True)
+            assert shell.stdout
+            pids = [shell.pid, *(int(shell.stdout.readline()) for _ in range(count))]
+            ends.callback(end, shell, pids)
+            command_line = Path(f"/proc/{pids[-1]}/cmdline")  # it is empty during an exec, as the environment is
+            wait_until(lambda: command_line.read_text().replace("\0", " ").startswith(program))
+            return pids
+
+        yield start
+
+
+def end(shell: subprocess.Popen[bytes], pids: list[int]) -> None:
+    for pid in filter(is_alive, pids):
+        os.kill(pid, signal.SIGKILL)
+    shell.wait()
+    assert shell.stdout
+    shell.stdout.close()
+
+
+def find(owned: Owned) -> set[int]:
+    return {process.pid for process in owned.living()}
+
+
+def owned_by_rank(pid: int) -> Owned:
+    owned = Owned("no such mark")
+    process = read_process(pid)
+    assert process is not None
+    owned.add_rank(0, process)
+    return owned
+
+
+def kill_and_reap(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+# ---- the signs ------------------------------------------------------------------------------------------------------
+
+
+def test_the_mark_alone(start: Start) -> None:
+    [pid] = start(f"exec {SLEEP}", mark=MARKED)
+    assert find(Owned(MARKED)) == {pid}
+    assert find(Owned(MARKED[:-1])) == find(Owned(MARKED + "0")) == set()
+
+
+def test_the_mark_of_an_orphan_in_another_session(start: Start) -> None:
+    shell, orphan = start(f"setsid {SLEEP} & echo $!", mark=MARKED, count=1)
+    wait_until(lambda: not is_alive(shell))
+    assert find(Owned(MARKED)) == {orphan}
+
+
+def test_a_mark_on_what_is_older_than_the_run_is_another_s(start: Start) -> None:
+    [pid] = start(f"exec {SLEEP}", mark=MARKED)
+    process = read_process(pid)
+    assert process is not None
+    for born, found in ((process.started, {pid}), (process.started + 1, set())):
+        owned = Owned(MARKED)
+        owned.born = born
+        assert find(owned) == found
+
+
+def test_the_session_of_a_rank_that_is_gone(start: Start) -> None:
+    rank, child = start(f"env -i {SLEEP} & echo $!; wait", count=1)
+    owned = owned_by_rank(rank)
+    kill_and_reap(rank)
+    assert find(owned) == {child}
+
+
+def test_the_session_of_torchrun_that_is_gone(start: Start) -> None:
+    torchrun, child = start(f"env -i {SLEEP} & echo $!; wait", count=1)
+    owned = Owned("no such mark")
+    process = read_process(torchrun)
+    assert process is not None
+    owned.set_torchrun(process)
+    kill_and_reap(torchrun)
+    assert find(owned) == {child}
+
+
+def test_a_session_that_was_seen_once_is_remembered(start: Start) -> None:
+    """A marked process leads a session; a child without environment stays when it is gone."""
+    leader, child = start(f"env -i {SLEEP} & echo $!; wait", mark=MARKED, count=1)
+    owned = Owned(MARKED)
+    assert find(owned) == {leader, child}
+    kill_and_reap(leader)
+    assert find(owned) == {child}
+
+
+def test_descent_alone(start: Start) -> None:
+    """From a keeper, who is not counted, by way of a session of its own and without environment."""
+    keeper, child, grandchild = start(
+        f"env -i setsid sh -c 'echo $$; env -i setsid {SLEEP} & echo $!; wait' & wait", count=2
+    )
+    owned = Owned("no such mark", [keeper])
+    assert find(owned) == {child, grandchild}
+    os.kill(child, signal.SIGKILL)
+    wait_until(lambda: not is_alive(child))
+    assert find(owned) == {grandchild}, "its session was seen"
+
+
+def test_descent_from_what_is_found_by_another_sign(start: Start) -> None:
+    marked, child = start(f"env -i setsid {SLEEP} & echo $!; wait", mark=MARKED, count=1)
+    assert find(Owned(MARKED)) == {marked, child}
+
+
+def test_nobody_without_a_sign(start: Start) -> None:
+    rank, _ = start(f"{SLEEP} & echo $!; wait", count=1)
+    stranger, _ = start(f"{SLEEP} & echo $!; wait", count=1, mark=MARKED)
+    assert stranger not in find(owned_by_rank(rank))
+    assert find(Owned("no such mark", [])) == set()
+
+
+# ---- who is who -----------------------------------------------------------------------------------------------------
+
+
+def test_a_zombie_is_not_counted(start: Start) -> None:
+    keeper, child = start("sh -c 'echo $$' & exec sleep 300", count=1, program="")
+    wait_until(lambda: read_state(child) == "Z")
+    assert find(Owned("no such mark", [keeper])) == set()
+
+
+def test_a_session_s_number_that_was_given_out_again(start: Start) -> None:
+    [pid] = start(f"exec {SLEEP}")
+    owned = owned_by_rank(pid)
+    owned.ranks[0].started -= 1  # the rank that we knew is gone, and this is another
+    owned.add_rank(0, owned.ranks[0])
+    assert find(owned) == set()
+    assert not processes.is_alive(owned.ranks[0])
+    processes.send_signal(owned.ranks[0], signal.SIGKILL)
+    assert is_alive(pid)
+
+
+def test_a_signal_to_who_is_gone_is_no_error(start: Start) -> None:
+    [pid] = start(f"exec {SLEEP}")
+    process = read_process(pid)
+    assert process is not None
+    kill_and_reap(pid)
+    processes.send_signal(process, signal.SIGTERM)
+    assert not processes.is_alive(process)
+
+
+@pytest.mark.parametrize("name", ["a b", ") Z 1 1 1 (", "))", "ü" * 7, "\n"])
+def test_a_name_of_any_kind(start: Start, tmp_path: Path, name: str) -> None:
+    shutil.copy(shutil.which("sleep") or "", tmp_path / name)
+    [pid] = start(f"cd '{tmp_path}'; exec './{name}' 300", mark=MARKED, program=f"./{name}")
+    wait_until(lambda: Path(f"/proc/{pid}/comm").read_text() == name + "\n")
+    process = read_process(pid)
+    assert process is not None
+    assert (process.name, process.ppid, process.session) == (name, os.getpid(), pid)
+    assert find(Owned(MARKED)) == {pid}
+
+
+def test_a_process_reads_itself() -> None:
+    process = read_process(os.getpid())
+    assert process is not None
+    assert (process.ppid, process.session, process.state) == (os.getppid(), os.getsid(0), "R")
+    assert Path(f"/proc/{os.getpid()}/comm").read_text() == process.name + "\n"
+    assert read_process(1 << 30) is None

@@ -1,0 +1,275 @@
+"""The launcher's end of a conversation, with this machine's own node: what it is told, and by whom it isn't fooled."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from node_process import PROMPT_S, WAITS, find_marked, is_alive, shell, wait_until
+
+from launcher import conversation
+from launcher.conversation import LOST, READY, Conversation, Event
+from launcher.errors import HostFailure
+from launcher.fleet import Fleet
+from launcher.hosts import Host
+from launcher.node import messages
+from launcher.transports.local import LocalTransport
+
+MARK = f"fleet-test.{os.getpid()}"
+EVENT_S = 5.0
+FAILURE_S = 2.0
+TIMEOUT_S = 0.3
+SILENCE_S = 0.6
+
+
+class Talk:
+    """A fleet of this machine alone."""
+
+    def __init__(self, *pythons: str, silence_s: float = 15) -> None:
+        self.events: list[Event] = []
+        self.output: dict[tuple[int | None, int], bytes] = defaultdict(bytes)
+        self._fleet = Fleet(
+            [Host("here")], [LocalTransport()], pythons=pythons or [sys.executable], connect_timeout_s=TIMEOUT_S,
+            silence_s=silence_s, on_output=self._keep,
+        )  # fmt: skip
+
+    def _keep(self, index: int, local_rank: int | None, stream: int, data: bytes) -> None:
+        self.output[local_rank, stream] += data
+
+    @property
+    def conversation(self) -> Conversation:
+        return self._fleet.conversations[0]
+
+    def start(self, **fields: object) -> None:
+        order = {"run": "test", "mark": MARK, "silence_s": self._fleet.silence_s, "stop_timeout_s": 0.2, "env": {}}
+        self._fleet.start([messages.encode(messages.PREPARE, **{**order, **fields})])
+
+    def run(self, script: str) -> None:
+        rank = {"rank": 0, "argv": shell(script), "env": {}}
+        self.conversation.send(messages.START, processes=[rank], cwd=None)
+
+    async def wait_for(self, kind: str, within_s: float = EVENT_S) -> Event:
+        """Return the next event of this kind; LOST instead of it fails the test."""
+        while True:
+            event = await asyncio.wait_for(self._fleet.events.get(), within_s)
+            self.events.append(event)
+            if event.kind == kind:
+                return event
+            assert event.kind != LOST, event.fields["failure"]
+
+    async def wait_for_failure(self) -> HostFailure:
+        failure: HostFailure = (await self.wait_for(LOST, FAILURE_S)).fields["failure"]
+        return failure
+
+    def close(self) -> None:
+        self._fleet.close()
+
+
+def talking(scene: Callable[[Talk], object], *pythons: str, silence_s: float = 15, **fields: object) -> Talk:
+    """Play a scene with a fleet that was started; then nothing of it may be left, in this process or another."""
+
+    async def play() -> Talk:
+        talk = Talk(*pythons, silence_s=silence_s)
+        talk.start(**fields)
+        try:
+            await scene(talk)  # type: ignore[misc]
+        finally:
+            talk.close()
+        return talk
+
+    talk = asyncio.run(play())
+    wait_until(lambda: not find_marked(MARK), PROMPT_S)
+    wait_until(lambda: not count_threads(), PROMPT_S)
+    assert talk.conversation.is_over
+    return talk
+
+
+def count_threads() -> int:
+    return sum(thread.name in ("read here", "write here") for thread in threading.enumerate())
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """Make programs that stand where a node's Python should be; kill those that hang."""
+    pids = tmp_path / "pids"
+
+    def make(script: str) -> str:
+        path = tmp_path / f"python{len(list(tmp_path.iterdir()))}"
+        path.write_text(f"#!/bin/sh\necho $$ >>{pids}\n{script}\n")
+        path.chmod(0o700)
+        return str(path)
+
+    yield make
+    for pid in map(int, pids.read_text().split() if pids.exists() else ()):
+        if is_alive(pid):
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not count_threads(), PROMPT_S)
+
+
+# ---- a node as it should be -----------------------------------------------------------------------------------------
+
+
+def test_a_conversation_from_hello_to_census() -> None:
+    async def scene(talk: Talk) -> None:
+        await talk.wait_for(READY)
+        await talk.wait_for(messages.HELLO)
+        talk.run("seq 200000; echo oops >&2; exit 3")
+        exit = await talk.wait_for(messages.EXIT)
+        assert (exit.fields["local_rank"], exit.fields["code"]) == (0, 3)
+        talk.conversation.send(messages.STOP, timeout_s=0)
+        assert (await talk.wait_for(messages.CENSUS)).fields["left"] == []
+
+    began = time.time()
+    talk = talking(scene)
+    assert talk.output[0, 1] == "".join(f"{number}\n" for number in range(1, 200_001)).encode()
+    assert talk.output[0, 2] == b"oops\n"
+    kinds = [READY, messages.HELLO, messages.STARTED, messages.EXIT, messages.ENDED, messages.CENSUS]
+    assert [event.kind for event in talk.events] == kinds
+    assert all(event.index == 0 and began <= event.at <= time.time() for event in talk.events)
+
+
+def test_what_was_said_before_the_node_was_ready_is_sent() -> None:
+    async def scene(talk: Talk) -> None:
+        talk.run("echo early")
+        await talk.wait_for(messages.EXIT)
+
+    assert talking(scene).output[0, 1] == b"early\n"
+
+
+def test_beats_keep_the_lease_on_both_sides() -> None:
+    async def scene(talk: Talk) -> None:
+        talk.run(WAITS)
+        await talk.wait_for(messages.STARTED)
+        with pytest.raises(asyncio.TimeoutError):
+            await talk.wait_for(LOST, within_s=2 * SILENCE_S)
+
+    talking(scene, silence_s=SILENCE_S)
+
+
+def test_closing_ends_the_run() -> None:
+    async def scene(talk: Talk) -> None:
+        talk.run(WAITS)
+        await talk.wait_for(messages.STARTED)
+
+    talking(scene)
+
+
+def test_a_killed_supervisor_is_told_by_the_guardian() -> None:
+    async def scene(talk: Talk) -> None:
+        hello = await talk.wait_for(messages.HELLO)
+        talk.run(WAITS)
+        await talk.wait_for(messages.STARTED)
+        os.kill(hello.fields["pid"], signal.SIGKILL)
+        failed = await talk.wait_for(messages.FAILED)
+        assert failed.fields["text"] == "its supervisor died"
+        census = await talk.wait_for(messages.CENSUS)
+        assert census.fields["left"] == []
+        assert census.fields["supervisor"] == failed.fields["supervisor"] == {"code": None, "signal": signal.SIGKILL}
+        assert talk.conversation.noise_text() == ""
+
+    talking(scene)
+
+
+def test_a_killed_guardian_is_told_by_the_supervisor() -> None:
+    async def scene(talk: Talk) -> None:
+        hello = await talk.wait_for(messages.HELLO)
+        talk.run(WAITS)
+        await talk.wait_for(messages.STARTED)
+        stat = Path(f"/proc/{hello.fields['pid']}/stat").read_text()
+        os.kill(int(stat.rpartition(") ")[2].split()[1]), signal.SIGKILL)
+        census = await talk.wait_for(messages.CENSUS)
+        assert (census.fields["left"], census.fields["reason"]) == ([], "its guardian was killed")
+
+    talking(scene)
+
+
+# ---- what is no node ------------------------------------------------------------------------------------------------
+
+
+def failure_of(*pythons: str, silence_s: float = 15) -> tuple[str, str]:
+    """Return kind and text of what the launcher says of a host."""
+    found: list[HostFailure] = []
+
+    async def scene(talk: Talk) -> None:
+        found.append(await talk.wait_for_failure())
+
+    talking(scene, *pythons, silence_s=silence_s)
+    assert found[0].host == "here"
+    return found[0].kind, found[0].text
+
+
+def test_no_python_is_there() -> None:
+    assert failure_of("nonexistent-python") == ("no python", "no Python 3.8 or newer there (tried nonexistent-python)")
+    both = ("nonexistent-python", "/nonexistent/python3")
+    text = "no Python 3.8 or newer there (tried nonexistent-python, /nonexistent/python3)"
+    assert failure_of(*both) == ("no python", text)
+
+
+def test_the_second_python_is_taken() -> None:
+    async def scene(talk: Talk) -> None:
+        await talk.wait_for(messages.HELLO)
+
+    talking(scene, "nonexistent-python", sys.executable)
+
+
+def test_a_shell_that_ends(fake: Callable[[str], str]) -> None:
+    text = "its login shell ended (exit code 3): this account is closed"
+    assert failure_of(fake("echo this account is closed >&2; exit 3")) == ("shell", text)
+
+
+def test_a_shell_that_prints_without_end(fake: Callable[[str], str]) -> None:
+    program = fake("exec yes")
+    assert failure_of(program) == ("shell", "its login shell prints without end")
+
+
+def test_a_shell_that_never_gives_a_marker(fake: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "MARKER_TIMEOUT_S", TIMEOUT_S)
+    text = f"its login shell waits for input (no answer in {TIMEOUT_S:g} s)"
+    assert failure_of(fake("read answer; echo"), silence_s=2) == ("shell", text)
+
+
+def test_a_shell_that_hangs(fake: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "MARKER_TIMEOUT_S", TIMEOUT_S)
+    assert failure_of(fake("exec sleep 300"), silence_s=2)[0] == "shell"
+
+
+def test_a_node_that_freezes() -> None:
+    async def scene(talk: Talk) -> None:
+        hello = await talk.wait_for(messages.HELLO)
+        os.kill(hello.fields["pid"], signal.SIGSTOP)
+        try:
+            assert (await talk.wait_for_failure()).kind == "silent"
+        finally:
+            os.kill(hello.fields["pid"], signal.SIGCONT)
+
+    talking(scene, silence_s=SILENCE_S)
+
+
+GIVES_MARKER = 'echo "$(echo "$*" | grep -o \'~launch [0-9a-f]*\') 00"; '
+
+
+def test_garbage_instead_of_messages(fake: Callable[[str], str]) -> None:
+    program = fake(GIVES_MARKER + "echo -bash: what?; cat >/dev/null")
+    assert failure_of(program) == ("protocol", "it sent what is no message: no JSON: b'-bash: what?'")
+
+
+def test_a_node_that_says_nothing(fake: Callable[[str], str]) -> None:
+    program = fake(GIVES_MARKER + "cat >/dev/null")
+    assert failure_of(program, silence_s=SILENCE_S) == ("silent", f"no sign of life for {SILENCE_S:g} s")
+
+
+def test_a_node_that_ends_without_a_word(fake: Callable[[str], str]) -> None:
+    program = fake(GIVES_MARKER + "exit 5")
+    kind, text = failure_of(program)
+    assert (kind, text) in [
+        ("supervisor", "its guardian ended (exit code 5)"),
+        ("connection", "the connection was lost: BrokenPipeError(32, 'Broken pipe')"),  # it was gone before we wrote
+    ]

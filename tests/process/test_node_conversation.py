@@ -1,0 +1,286 @@
+"""What is said with one node before anything runs there: hello, facts, route; and who says something else."""
+
+from __future__ import annotations
+
+import errno
+import platform
+import re
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Nodes
+from node_process import PROMPT_S, STAND_IN, WAITS, Message, Node, shell
+
+from launcher import shipping
+from launcher.facts import Gpu, read_facts
+from launcher.node import messages
+
+COMPILED, PLAIN = None, "00"
+
+
+def write_program(path: Path, text: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+    return str(path)
+
+
+# ---- hello ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("magic", [COMPILED, PLAIN], ids=["compiled", "plain"])
+def test_a_node_says_hello(nodes: Nodes, any_python: str, magic: str | None) -> None:
+    node = nodes.start(python=any_python, magic=magic)
+    version = subprocess.run([any_python, "-V"], capture_output=True, text=True, check=True).stdout.split()[1]
+    assert node.prepare() == {
+        "type": "hello",
+        "version": 1,
+        "pid": node.supervisor,
+        "python": version,
+        "folder": str(node.folder),
+    }
+    assert re.fullmatch(rf"{node.tmpdir}/launch-test-\w+", str(node.folder))
+    assert stat.S_IMODE(node.folder.stat().st_mode) == 0o700
+    assert node.stop(within_s=PROMPT_S) == []
+    node.wait_until_gone(PROMPT_S)
+    assert (node.guardian.returncode, node.stderr) == (0, "")
+
+
+def test_a_login_shell_may_print_first(nodes: Nodes) -> None:
+    node = nodes.start(rc_file="echo 'Welcome to node1!'; printf 'quota: 5%%'; echo oops >&2; ")
+    node.prepare()
+    assert node.noise == b"Welcome to node1!\nquota: 5%"
+    assert node.stderr == "oops\n"
+
+
+def test_a_login_shell_may_read_what_comes_before_the_marker(nodes: Nodes) -> None:
+    node = nodes.start(rc_file="read answer; echo got $answer; ", typed=b"yes\n")
+    node.prepare()
+    assert node.noise == b"got yes\n"
+
+
+def test_a_message_may_come_in_pieces(nodes: Nodes) -> None:
+    node = nodes.start()
+    order = {"run": "test", "mark": node.mark, "silence_s": 15, "stop_timeout_s": 1, "env": {}}
+    for byte in messages.encode(messages.PREPARE, **order):
+        node.stdin.write(bytes([byte]))
+    node.wait_for(messages.HELLO)
+
+
+def test_a_message_of_a_later_version_is_passed_over(node: Node) -> None:
+    node.send("dance", b"payload", steps=3)
+    node.start_ready(shell(WAITS))
+
+
+def test_what_is_no_message_ends_the_run(node: Node) -> None:
+    node.start_ready(shell(WAITS))
+    node.stdin.write(b"hello?\n")
+    report = node.wait_for_guardian()
+    assert report == {"type": "census", "left": [], "supervisor": {"code": 1, "signal": None}}
+    assert "MalformedMessage: no JSON: b'hello?'" in node.stderr
+
+
+@pytest.mark.parametrize("sent", [b"", b"exec('')", shipping.node_code("nonce", "00")[:5000]])
+def test_a_launcher_that_hangs_up_early_leaves_nothing(tmp_path: Path, sent: bytes) -> None:
+    command = shipping.loader_command(sys.executable, "nonce")
+    done = subprocess.run(["/bin/sh", "-c", command], input=sent, capture_output=True, timeout=10, check=False)
+    assert done.stdout.startswith(b"~launch nonce ")
+    assert done.stderr == b""
+
+
+def test_the_folder_goes_where_there_is_room(nodes: Nodes, tmp_path: Path) -> None:
+    node = nodes.start(env={"TMPDIR": str(tmp_path / "missing")})
+    node.prepare()
+    assert node.folder.parent == Path("/tmp")
+
+
+def test_no_room_for_the_folder_is_told(nodes: Nodes) -> None:
+    node = nodes.start()
+    order = {"mark": node.mark, "silence_s": 15, "stop_timeout_s": 1, "env": {}}
+    node.send(messages.PREPARE, run="x" * 300, **order)
+    assert "prepare: [Errno 36] File name too long" in node.wait_for(messages.FAILED)["text"]
+
+
+# ---- facts ----------------------------------------------------------------------------------------------------------
+
+
+def ask_facts(nodes: Nodes, env: dict[str, str] | None = None, **wanted: object) -> Message:
+    node = nodes.start(env=env)
+    node.prepare(facts=True, **{"pythons": [], **wanted})
+    return node.wait_for(messages.FACTS)
+
+
+def test_facts_have_the_form_that_the_launcher_reads(nodes: Nodes, any_python: str) -> None:
+    node = nodes.start(python=any_python, env={"SSH_CONNECTION": "10.0.0.1 51234 10.0.0.2 22"})
+    facts = read_facts(node.import_torchrun(), str(node.folder))
+    assert facts.hostname == socket.gethostname()
+    assert facts.system == "linux"
+    assert facts.cpu_count
+    assert facts.home == str(node.home)
+    assert facts.ssh_address == "10.0.0.2"
+    assert ("lo", "127.0.0.1") in facts.addresses
+    assert (facts.workdir_found, facts.script_found) == (True, True)
+    assert (facts.python, facts.python_source) == (sys.executable, sys.executable)
+    assert facts.python_version == platform.python_version()
+    assert (facts.torch_version, facts.pythons_tried) == ("1.0+stand.in", ())
+
+
+def test_what_needs_no_torch_looks_for_none(nodes: Nodes) -> None:
+    assert ask_facts(nodes)["search"] == {}
+
+
+@pytest.mark.parametrize(
+    ("workdir", "script", "found"),
+    [
+        (None, None, (True, True)),
+        ("~", "train.py", (True, True)),
+        ("~/missing", "train.py", (False, False)),
+        ("~", "missing.py", (True, False)),
+        ("~", ".", (True, False)),  # a folder is no script
+        ("/nonexistent", "/dev/null", (False, False)),
+        ("/nonexistent", sys.executable, (False, True)),
+    ],
+)
+def test_folder_and_script_are_looked_for(
+    nodes: Nodes, tmp_path: Path, workdir: str | None, script: str | None, found: tuple[bool, bool]
+) -> None:
+    (tmp_path / "train.py").touch()
+    facts = ask_facts(nodes, {"HOME": str(tmp_path)}, workdir=workdir, script=script)
+    assert (facts["workdir_found"], facts["script_found"]) == found
+
+
+@pytest.mark.parametrize(
+    ("tool", "gpus", "error"),
+    [
+        (None, [], "nvidia-smi is not there"),
+        ("echo '0, NVIDIA H200, 143771, 580.159'; echo '1, GB10, [N/A], 580.159'",
+         [Gpu(0, "NVIDIA H200", 143771, "580.159"), Gpu(1, "GB10", None, "580.159")], None),
+        ("true", [], None),
+        ("echo 'Failed to initialize NVML'; echo more; exit 9", [], "Failed to initialize NVML"),
+        ("exit 9", [], "nvidia-smi failed"),
+        ("echo 'No devices were found'", [], "No devices were found"),
+        ("echo '0, A100, 40960, 550.1'; echo 'WARNING: infoROM is corrupted' >&2; exit 14",
+         [Gpu(0, "A100", 40960, "550.1")], "WARNING: infoROM is corrupted"),
+    ],
+    ids=["missing", "two", "none", "broken", "silent", "no table", "warning"],
+)  # fmt: skip
+def test_gpus_are_counted(nodes: Nodes, tmp_path: Path, tool: str | None, gpus: list[Gpu], error: str | None) -> None:
+    if tool is not None:
+        write_program(tmp_path / "bin" / "nvidia-smi", tool)
+    facts = read_facts(ask_facts(nodes, {"PATH": str(tmp_path / "bin")}), "")
+    assert (list(facts.gpus), facts.gpu_error) == (gpus, error)
+
+
+def test_gpus_are_not_asked_for_where_none_is_wanted(nodes: Nodes) -> None:
+    assert ask_facts(nodes, gpus=False)["gpu_error"] == "not asked for"
+
+
+def test_the_end_does_not_wait_for_a_gpu_tool_that_hangs(nodes: Nodes, tmp_path: Path) -> None:
+    write_program(tmp_path / "bin" / "nvidia-smi", f"echo $$ >{tmp_path}/pid; exec sleep 300")
+    node = nodes.start(env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"})
+    node.prepare(facts=True, pythons=[])
+    node.wait_until((tmp_path / "pid").exists)
+    assert node.stop(timeout_s=5, within_s=PROMPT_S) == []
+
+
+def test_pythons_are_tried_in_order(nodes: Nodes, tmp_path: Path) -> None:
+    bare = write_program(tmp_path / "bare", f'exec {sys.executable} -ES "$@"')
+    broken = write_program(tmp_path / "broken", "exit 1")
+    write_program(tmp_path / "bin" / "python3", f'PYTHONPATH={STAND_IN} exec {sys.executable} "$@"')
+    node = nodes.start(env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"})
+    search = node.import_torchrun("/nonexistent/python", broken, bare, "python3", sys.executable)["search"]
+    assert search == {
+        "python": search["python"],
+        "version": platform.python_version(),
+        "torch": "1.0+stand.in",
+        "candidate": "python3",
+    }
+
+
+def test_no_python_with_torch_is_told_with_all_that_was_tried(nodes: Nodes, tmp_path: Path) -> None:
+    bare = write_program(tmp_path / "bare", f'exec {sys.executable} -ES "$@"')
+    broken = write_program(tmp_path / "broken", "exit 1")
+    search = nodes.start().import_torchrun("/nonexistent/python", broken, bare)["search"]
+    tried = [["/nonexistent/python", "not found"], [broken, "it did not start"], [bare, "no torch in it"]]
+    assert search == {"python": None, "tried": tried}
+
+
+def test_the_login_shell_s_python_is_one_of_them(nodes: Nodes, tmp_path: Path) -> None:
+    """It is asked as users see it: an rc file that prints, and sets a PATH that nobody else has."""
+    torch = write_program(tmp_path / "conda" / "python3", f'PYTHONPATH={STAND_IN} exec {sys.executable} "$@"')
+    login = write_program(tmp_path / "login", f'echo Welcome; export PATH={tmp_path}/conda:$PATH; exec sh -c "$2"')
+    search = nodes.start(env={"SHELL": login}).import_torchrun("/nonexistent/python", messages.LOGIN_SHELL)["search"]
+    assert (search["candidate"], search["torch"]) == (torch, "1.0+stand.in")
+
+
+def test_a_user_s_module_of_a_library_s_name_is_not_imported(nodes: Nodes, tmp_path: Path) -> None:
+    node = nodes.start()
+    (node.tmpdir.parent / "json.py").write_text("raise SystemExit('the wrong json')")
+    assert node.import_torchrun()["search"]["torch"] == "1.0+stand.in"
+
+
+# ---- route ----------------------------------------------------------------------------------------------------------
+
+
+def ask_route(node: Node, **fields: object) -> Message:
+    node.send(messages.ROUTE, **fields)
+    return node.wait_for(messages.ROUTED)
+
+
+@pytest.mark.parametrize(
+    ("master", "interface", "address", "error"),
+    [
+        ("127.0.0.1", "lo", "127.0.0.1", None),
+        ("127.0.0.9", "lo", "127.0.0.1", None),
+        ("255.255.255.255", None, None, "Permission denied"),
+    ],
+)
+def test_the_route_to_node_0(node: Node, master: str, interface: str, address: str, error: str) -> None:
+    answer = ask_route(node, master=master)
+    assert answer == {"type": "routed", "interface": interface, "address": address, "port": None, "error": error}
+
+
+@pytest.mark.parametrize("name", ["node..cluster", "x" * 64])
+def test_a_name_that_can_be_none_is_an_error(node: Node, name: str) -> None:
+    assert ask_route(node, master=name)["error"]
+
+
+def test_a_port_is_held_until_the_ranks_start(node: Node) -> None:
+    port = ask_route(node, master="127.0.0.1", port=0)["port"]
+    assert can_bind(port) == errno.EADDRINUSE
+    with socket.socket() as torchrun:
+        torchrun.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        torchrun.bind(("", port))
+        torchrun.listen()
+    node.start_ready(shell(WAITS))
+    assert can_bind(port) == 0
+
+
+def can_bind(port: int) -> int:
+    """Bind as who knows of no other; return the error's number or 0."""
+    with socket.socket() as stranger:
+        try:
+            stranger.bind(("", port))
+        except OSError as error:
+            return error.errno or -1
+        return 0
+
+
+def test_a_port_that_was_named_is_held(node: Node) -> None:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    assert ask_route(node, master="127.0.0.1", port=port)["port"] == port
+    assert can_bind(port) == errno.EADDRINUSE
+
+
+def test_a_port_that_is_taken_is_an_error(node: Node) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        answer = ask_route(node, master="127.0.0.1", port=taken.getsockname()[1])
+    assert (answer["port"], answer["error"]) == (None, "Address already in use")

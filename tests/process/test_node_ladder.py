@@ -1,0 +1,204 @@
+"""How a run is ended on a node: whom SIGTERM reaches, how long it takes, and that nobody escapes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import Nodes
+from node_process import (
+    FORKS,
+    IGNORES,
+    PROMPT_S,
+    SAVES,
+    STDOUT,
+    WAITS,
+    Node,
+    find_marked,
+    is_alive,
+    python,
+    shell,
+)  # fmt: skip
+
+from launcher.node import messages
+from launcher.node.ladder import REST_S
+
+LONG_S = 60.0
+
+
+@contextmanager
+def taking(least_s: float, most_s: float) -> Iterator[None]:
+    begin = time.monotonic()
+    yield
+    assert least_s <= time.monotonic() - begin <= most_s
+
+
+# ---- in time --------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_obey_are_gone_at_once(nodes: Nodes, any_python: str) -> None:
+    node = nodes.start(python=any_python)
+    node.prepare()
+    node.start_ready(*[shell(WAITS)] * 4)
+    assert node.stop(LONG_S, within_s=PROMPT_S) == []
+    assert node.wait_for_exits(4) == dict.fromkeys(range(4), (None, signal.SIGTERM))
+    node.wait_until_gone(PROMPT_S)
+
+
+def test_ranks_that_ignore_it_are_killed_when_the_time_is_up(node: Node) -> None:
+    node.start_ready(*[shell(IGNORES)] * 2)
+    with taking(0.3, 0.3 + REST_S + PROMPT_S):
+        assert node.stop(0.3) == []
+    assert node.wait_for_exits(2) == dict.fromkeys(range(2), (None, signal.SIGKILL))
+
+
+def test_one_that_ignores_it_does_not_keep_the_others(node: Node) -> None:
+    node.start_ready(shell(IGNORES), shell(WAITS))
+    node.send(messages.STOP, timeout_s=LONG_S)
+    node.wait_for(messages.EXIT, PROMPT_S, local_rank=1)
+    assert is_alive(node.pid_of(0))
+    assert node.stop(0, within_s=PROMPT_S) == []
+
+
+def test_nothing_to_end(node: Node) -> None:
+    assert node.stop(LONG_S, within_s=PROMPT_S) == []
+
+
+def test_no_time_means_no_word(node: Node) -> None:
+    node.start_ready(shell("trap 'echo asked; exit' TERM; echo ready; while :; do sleep 0.01; done"))
+    assert node.stop(0, within_s=PROMPT_S) == []
+    assert node.wait_for_exits() == {0: (None, signal.SIGKILL)}
+    assert node.output[0, STDOUT] == b"ready\n"
+
+
+def test_a_second_stop_hurries(node: Node) -> None:
+    node.start_ready(shell(IGNORES))
+    node.send(messages.STOP, timeout_s=LONG_S)
+    assert node.stop(0, within_s=PROMPT_S) == []
+
+
+def test_a_second_stop_gives_no_more_time(node: Node) -> None:
+    node.start_ready(shell(IGNORES))
+    node.send(messages.STOP, timeout_s=0.2)
+    assert node.stop(LONG_S, within_s=0.2 + REST_S + PROMPT_S) == []
+    assert len(node.find(messages.CENSUS)) == 1
+
+
+# ---- whom ----------------------------------------------------------------------------------------------------------
+
+
+def test_sigterm_goes_to_the_rank_alone(node: Node, tmp_path: Path) -> None:
+    node.start_ready(python(SAVES, str(tmp_path)))
+    rank, worker = node.told_pids
+    node.send(messages.STOP, timeout_s=LONG_S)
+    node.wait_until((tmp_path / "saving").exists)
+    assert is_alive(worker)
+    (tmp_path / "go").touch()
+    assert node.wait_for(messages.CENSUS, PROMPT_S)["left"] == []
+    assert node.wait_for_exits() == {0: (0, None)}
+    assert not is_alive(worker)
+    assert rank == node.pid_of(0)
+
+
+def test_a_trainer_below_a_shell_script_may_save_too(node: Node, tmp_path: Path) -> None:
+    code = python(SAVES, str(tmp_path))
+    node.start_ready(shell('"$@"; echo the script ends', *code))
+    node.send(messages.STOP, timeout_s=LONG_S)
+    node.wait_until((tmp_path / "saving").exists)
+    (tmp_path / "go").touch()
+    assert node.wait_for(messages.CENSUS, PROMPT_S)["left"] == []
+
+
+def test_what_a_rank_says_while_it_is_ended_comes(node: Node) -> None:
+    node.start_ready(shell("trap 'seq 100000; exit 7' TERM; echo ready; while :; do sleep 0.01; done"))
+    node.stop(LONG_S)
+    assert node.wait_for_exits() == {0: (7, None)}
+    assert node.output[0, STDOUT].endswith(b"\n99999\n100000\n")
+
+
+def test_a_rank_that_is_stopped_is_ended(node: Node) -> None:
+    node.start_ready(shell(WAITS))
+    os.kill(node.pid_of(0), signal.SIGSTOP)
+    assert node.stop(0.2, within_s=0.2 + PROMPT_S) == []
+    assert node.wait_for_exits() == {0: (None, signal.SIGTERM)}
+
+
+# ---- nobody escapes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timeout_s", [0, 0.2])
+def test_children_in_sessions_of_their_own_and_daemons(node: Node, timeout_s: float) -> None:
+    node.start_ready(python(FORKS))
+    pids = node.told_pids
+    assert len(pids) == 4
+    assert all(map(is_alive, pids))
+    assert node.stop(timeout_s, within_s=timeout_s + REST_S + PROMPT_S) == []
+    assert not any(map(is_alive, pids))
+
+
+def test_what_a_rank_left_when_it_ended_well(node: Node) -> None:
+    node.start(python(FORKS.replace("time.sleep(300)", "")))
+    node.wait_for_exits()
+    _, *hidden = node.told_pids
+    assert all(map(is_alive, hidden))
+    assert node.stop() == []
+    assert not any(map(is_alive, hidden))
+
+
+def test_a_rank_that_starts_others_while_it_is_ended(node: Node) -> None:
+    script = "trap 'for i in 1 2 3; do setsid sleep 300 & echo pids $!; done; exit' TERM; echo ready; "
+    node.start_ready(shell(script + "while :; do sleep 0.01; done"))
+    assert node.stop(LONG_S, within_s=PROMPT_S) == []
+    assert len(node.told_pids) == 3
+    assert not any(map(is_alive, node.told_pids))
+
+
+def test_setproctitle_does_not_wipe_the_mark(node: Node) -> None:
+    pytest.importorskip("setproctitle", reason="no setproctitle: pip install setproctitle")
+    code = """
+        import os, setproctitle, time
+        setproctitle.setproctitle("trainer: " + "x" * 4000)
+        print("ready pids", os.getpid(), flush=True)
+        time.sleep(300)
+    """
+    _, _, text = python(code)
+    node.start_ready([sys.executable, "-c", text])
+    pid = node.pid_of(0)
+    assert Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"trainer: xxx")
+    assert find_marked(node.mark) == {pid}
+
+
+# ---- strangers ------------------------------------------------------------------------------------------------------
+
+
+def test_strangers_are_never_signalled(node: Node) -> None:
+    """The same command line, a mark that only begins as ours, and our mark in another variable."""
+    argv = shell(WAITS)
+    envs = [{}, {"LAUNCH_MARK": node.mark + "0"}, {"LAUNCH_MARK": node.mark[:-1]}, {"XLAUNCH_MARK": node.mark}]
+    strangers = [subprocess.Popen(argv, env={**os.environ, **env}, stdout=subprocess.DEVNULL) for env in envs]
+    try:
+        node.start_ready(argv)
+        assert node.stop(0.1) == []
+        node.end()
+        assert [stranger.poll() for stranger in strangers] == [None] * len(envs)
+    finally:
+        for stranger in strangers:
+            stranger.kill()
+            stranger.wait()
+
+
+def test_another_run_on_this_machine_is_left_alone(nodes: Nodes) -> None:
+    ours, theirs = nodes.start(), nodes.start()
+    for node in (ours, theirs):
+        node.prepare()
+        node.start_ready(shell(WAITS))
+    assert ours.stop(0.1) == []
+    assert is_alive(theirs.pid_of(0))
+    assert not theirs.find(messages.EXIT)

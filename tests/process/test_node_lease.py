@@ -1,0 +1,243 @@
+"""A node whose launcher, supervisor or guardian is lost ends its run by itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Nodes
+from node_process import (
+    FORKS,
+    IGNORES,
+    PROMPT_S,
+    SAVES,
+    STOP_TIMEOUT_S,
+    WAITS,
+    Node,
+    is_alive,
+    python,
+    shell,
+)  # fmt: skip
+
+from launcher.node import messages
+from launcher.node.ladder import REST_S
+
+LADDER_S = STOP_TIMEOUT_S + REST_S + PROMPT_S
+RANKS = {
+    "waits": pytest.param(shell(WAITS), PROMPT_S, id="waits"),
+    "ignores": pytest.param(shell(IGNORES), LADDER_S, id="ignores"),
+    "forks": pytest.param(python(FORKS), LADDER_S, id="forks"),
+}
+any_rank = pytest.mark.parametrize(("argv", "within_s"), RANKS.values())
+
+
+def check_gone(node: Node, within_s: float) -> None:
+    """Wait until nothing runs any more, the hidden children of ranks included."""
+    assert node.told_pids
+    node.wait_until_gone(within_s)
+
+
+def check_census(node: Node, within_s: float, reason: str) -> None:
+    census = node.wait_for(messages.CENSUS, within_s)
+    assert census == {"type": "census", "left": [], "reason": reason}
+    check_gone(node, PROMPT_S)
+    assert node.stderr == f"ending the run: {reason}\n"
+
+
+# ---- the launcher ---------------------------------------------------------------------------------------------------
+
+
+@any_rank
+def test_the_launcher_hangs_up(node: Node, argv: list[str], within_s: float) -> None:
+    node.start_ready(argv)
+    node.hang_up()
+    check_gone(node, within_s)
+    assert node.stderr == "ending the run: the launcher is gone\n"
+    assert not node.find(messages.CENSUS)
+
+
+def test_the_launcher_hangs_up_while_the_run_is_ended_already(node: Node) -> None:
+    node.start_ready(shell(IGNORES))
+    node.send(messages.STOP, timeout_s=0.2)
+    node.hang_up()
+    check_gone(node, 0.2 + REST_S + PROMPT_S)
+
+
+def test_the_launcher_falls_silent(nodes: Nodes) -> None:
+    node = nodes.start()
+    node.prepare(silence_s=0.4)
+    begin = time.monotonic()
+    node.start_ready(shell(WAITS))
+    check_gone(node, 0.4 + PROMPT_S)
+    assert time.monotonic() - begin >= 0.4
+    assert node.stderr == "ending the run: no word from the launcher for 0.4 s\n"
+
+
+def test_beats_keep_a_run_alive(nodes: Nodes) -> None:
+    node = nodes.start()
+    node.prepare(silence_s=0.5)
+    node.start_ready(shell(WAITS))
+    for _ in range(3):
+        beats = len(node.find(messages.BEAT))
+        node.send(messages.BEAT)
+        node.wait_until(lambda beats=beats: len(node.find(messages.BEAT)) > beats, 0.5, "a beat")
+    assert is_alive(node.pid_of(0))
+
+
+def freeze_and_thaw(node: Node, pids: list[int], for_s: float) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    thaw_at = time.monotonic() + for_s
+    node.wait_until(lambda: time.monotonic() > thaw_at)
+    for pid in reversed(pids):
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_node_that_thaws_ends_what_the_launcher_has_given_up(nodes: Nodes) -> None:
+    node = nodes.start()
+    node.prepare(silence_s=0.4)
+    node.start_ready(shell(WAITS), python(FORKS))
+    freeze_and_thaw(node, [*node.living()], for_s=0.6)
+    check_gone(node, LADDER_S)
+    assert node.stderr == "ending the run: no word from the launcher for 0.4 s\n"
+
+
+def test_a_node_that_thaws_in_time_goes_on(node: Node) -> None:
+    node.start_ready(shell(WAITS))
+    freeze_and_thaw(node, [*node.living()], for_s=0.2)
+    assert node.stop() == []
+    assert node.stderr == ""
+
+
+# ---- signals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("whom", ["supervisor", "guardian"])
+def test_a_polite_signal_ends_the_run(node: Node, whom: str, number: int) -> None:
+    node.start_ready(shell(WAITS))
+    os.kill(node.supervisor if whom == "supervisor" else node.guardian.pid, number)
+    check_census(node, PROMPT_S, reason=f"its supervisor got signal {number:d}")
+
+
+def test_ctrl_c_is_the_launcher_s_to_handle(node: Node) -> None:
+    node.start_ready(shell(WAITS))
+    for pid in (node.supervisor, node.guardian.pid):
+        os.kill(pid, signal.SIGINT)
+    assert node.stop() == []
+    assert node.stderr == ""
+
+
+# ---- supervisor and guardian ----------------------------------------------------------------------------------------
+
+
+@any_rank
+def test_the_supervisor_is_killed(node: Node, argv: list[str], within_s: float) -> None:
+    node.start_ready(argv, shell(WAITS))
+    os.kill(node.supervisor, signal.SIGKILL)
+    death = {"code": None, "signal": signal.SIGKILL}
+    first = node.wait_for_guardian(PROMPT_S, messages.FAILED)
+    assert first == {"type": "failed", "text": "its supervisor died", "supervisor": death}
+    assert node.wait_for_guardian(within_s) == {"type": "census", "left": [], "supervisor": death}
+    check_gone(node, PROMPT_S)
+    assert node.guardian.returncode == 1
+    assert not node.find(messages.CENSUS)
+
+
+def test_the_supervisor_is_killed_before_it_knows_of_a_run(nodes: Nodes) -> None:
+    node = nodes.start()
+    children = Path(f"/proc/{node.guardian.pid}/task/{node.guardian.pid}/children")
+    node.wait_until(children.read_text)
+    os.kill(int(children.read_text()), signal.SIGKILL)
+    assert node.wait_for_guardian(PROMPT_S)["left"] == []
+
+
+def test_the_supervisor_is_killed_while_it_ends_the_run(node: Node) -> None:
+    node.start_ready(shell(IGNORES))
+    node.send(messages.STOP, timeout_s=60)
+    node.wait_for_output("ready")
+    os.kill(node.supervisor, signal.SIGKILL)
+    assert node.wait_for_guardian(LADDER_S)["left"] == []
+    check_gone(node, PROMPT_S)
+
+
+def test_a_rank_may_save_when_the_supervisor_is_killed(node: Node, tmp_path: Path) -> None:
+    node.start_ready(python(SAVES, str(tmp_path)))
+    _, worker = node.told_pids
+    os.kill(node.supervisor, signal.SIGKILL)
+    node.wait_until((tmp_path / "saving").exists)
+    assert is_alive(worker)
+    (tmp_path / "go").touch()
+    check_gone(node, PROMPT_S)
+
+
+@pytest.mark.parametrize(("argv", "within_s"), [RANKS["waits"], RANKS["forks"]])
+def test_the_guardian_is_killed(node: Node, argv: list[str], within_s: float) -> None:
+    node.start_ready(argv)
+    node.guardian.kill()
+    check_census(node, within_s, reason="its guardian was killed")
+
+
+@pytest.mark.parametrize("first", ["supervisor", "guardian"])
+def test_both_are_killed(node: Node, first: str) -> None:
+    """The kernel tells the ranks."""
+    node.start_ready(*[shell(WAITS)] * 2)
+    kill_both(node, first)
+    check_gone(node, PROMPT_S)
+    shutil.rmtree(node.folder)  # nobody was left to do it
+
+
+def kill_both(node: Node, first: str = "guardian") -> None:
+    pids = [node.supervisor, node.guardian.pid]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)  # neither sees the other die
+    for pid in sorted(pids, reverse=first == "guardian"):
+        os.kill(pid, signal.SIGKILL)
+    node.wait_until(lambda: not any(map(is_alive, pids)))
+
+
+# ---- a second look --------------------------------------------------------------------------------------------------
+
+
+def sweep(nodes: Nodes, lost: Node, wait_s: float, during: Callable[[], object] = lambda: None) -> list[object]:
+    """Look for what is left of a lost node over a new connection, its folder too; return what could not be ended."""
+    sweeper = nodes.start(mark=lost.mark)
+    sweeper.prepare(lost_folder=str(lost.folder))
+    sweeper.send(messages.STOP, timeout_s=0, wait_s=wait_s)
+    during()
+    left: list[object] = sweeper.wait_for(messages.CENSUS, wait_s + PROMPT_S)["left"]
+    assert not any(map(is_alive, lost.told_pids)), "the census came too early"
+    assert not lost.folder.exists()
+    sweeper.end()
+    return left
+
+
+def test_a_sweep_finds_what_is_left_by_its_mark(nodes: Nodes, node: Node) -> None:
+    node.start_ready(shell(IGNORES))
+    kill_both(node)
+    assert is_alive(node.pid_of(0))
+    assert sweep(nodes, node, wait_s=0.1) == []
+
+
+def test_a_sweep_leaves_others_alone(nodes: Nodes, node: Node) -> None:
+    other = nodes.start()
+    other.prepare()
+    other.start_ready(shell(IGNORES))
+    assert sweep(nodes, node, wait_s=0) == []
+    assert is_alive(other.pid_of(0))
+    other.stop()
+
+
+def test_a_sweep_waits_for_the_first_supervisor_s_ladder(nodes: Nodes, tmp_path: Path) -> None:
+    node = nodes.start()
+    node.prepare(stop_timeout_s=60)
+    node.start_ready(shell(f"trap 'while ! [ -e {tmp_path}/go ]; do sleep 0.01; done; echo saved >{tmp_path}/it; exit' "
+                           "TERM; echo ready pids $$; while :; do sleep 0.01; done"))  # fmt: skip
+    node.hang_up()
+    assert sweep(nodes, node, wait_s=10, during=(tmp_path / "go").touch) == []
+    assert (tmp_path / "it").read_text() == "saved\n"

@@ -1,0 +1,281 @@
+"""Ranks under torchrun: imported early, held at a bad end, and never trusted with the clean-up.
+
+Two tests run the real one; in the others `stand_in/torch` takes its place, which is imported in no time.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from conftest import Nodes
+from node_process import (
+    DEADLINE_S,
+    PROMPT_S,
+    SAVES,
+    STAND_IN,
+    STDERR,
+    STDOUT,
+    STOP_TIMEOUT_S,
+    Message,
+    Node,
+    is_alive,
+    read_state,
+)  # fmt: skip
+from test_node_conversation import can_bind
+from test_node_ranks import NASTY
+
+from launcher.node import messages
+from launcher.node.ladder import REST_S
+
+WAITS = """
+import os, signal, time
+print("ready pids", os.getpid(), flush=True)
+time.sleep(300)
+"""
+
+IGNORES = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + WAITS
+
+# Ends as the file says that the test writes for its rank: "exit 3" or "kill 9".
+OBEYS = """
+import os, sys, time
+print("ready pids", os.getpid(), flush=True)
+order = sys.argv[1] + "/order." + os.environ["LOCAL_RANK"]
+while not os.path.exists(order):
+    time.sleep(0.01)
+verb, number = open(order).read().split()
+print("last words", end="", flush=True)
+os.kill(os.getpid(), int(number)) if verb == "kill" else os._exit(int(number))
+"""
+
+
+@pytest.fixture
+def node(nodes: Nodes) -> Node:
+    """Return a node that has found a Python with torch, and imports the stand-in."""
+    node = nodes.start()
+    node.import_torchrun()
+    return node
+
+
+def write_script(folder: Path, code: str) -> list[str]:
+    (folder / "train.py").write_text(textwrap.dedent(code))
+    return [str(folder / "train.py"), str(folder)]
+
+
+def start_ready(node: Node, argv: list[str], nproc: int = 2) -> None:
+    node.start_torchrun(argv, nproc)
+    for rank in range(nproc):
+        node.wait_for_output("ready", rank)
+
+
+def give_order(folder: Path, rank: int, order: str) -> None:
+    (folder / "written").write_text(order)
+    (folder / "written").rename(folder / f"order.{rank}")
+
+
+def find_torchrun(node: Node) -> int:
+    stat = Path(f"/proc/{node.pid_of(0)}/stat").read_text()
+    return int(stat.rpartition(") ")[2].split()[1])
+
+
+# ---- the real one ---------------------------------------------------------------------------------------------------
+
+
+def start_real(nodes: Nodes, argv: list[str]) -> Node:
+    pytest.importorskip("torch", reason="no torch: pip install torch")
+    node = nodes.start()
+    assert node.import_torchrun(sys.executable)["search"]["torch"]
+    start_ready(node, argv)
+    return node
+
+
+def test_real_torchrun_brings_arguments_and_output(nodes: Nodes, tmp_path: Path) -> None:
+    code = """
+import os, sys
+rank = os.environ["RANK"].encode()
+os.write(2, b"ready\\r")
+os.write(1, b"ready\\0" + b"\\0".join(map(os.fsencode, sys.argv[2:])) + b"\\xff" + rank)
+"""
+    node = start_real(nodes, [*write_script(tmp_path, code), *NASTY])
+    assert node.wait_for(messages.ENDED)["code"] == 0
+    assert node.wait_for_exits(2) == {0: (0, None), 1: (0, None)}
+    for rank in (0, 1):
+        assert node.output[rank, STDOUT] == b"\0".join([b"ready", *map(os.fsencode, NASTY)]) + b"\xff%d" % rank
+        assert node.output[rank, STDERR] == b"ready\r"
+    assert not node.output[None, STDOUT]
+    assert node.stop() == []
+
+
+def test_real_torchrun_is_held_when_a_rank_is_killed(nodes: Nodes, tmp_path: Path) -> None:
+    """Left alone it would kill the others with their workers; held, they can save."""
+    node = start_real(nodes, write_script(tmp_path, SAVES))
+    os.kill(node.pid_of(1), signal.SIGKILL)
+    assert node.wait_for_exits() == {1: (None, signal.SIGKILL)}
+    node.send(messages.STOP, timeout_s=DEADLINE_S)
+    node.wait_until((tmp_path / "saving").exists)
+    assert read_state(find_torchrun(node)) == "T"
+    (tmp_path / "go").touch()
+    assert node.wait_for(messages.CENSUS, PROMPT_S)["left"] == []
+    assert node.wait_for_exits(2)[0] == (0, None)
+    assert not any(map(is_alive, node.told_pids))
+    assert b"ChildFailedError" not in node.output[None, STDERR]
+
+
+# ---- beginnings -----------------------------------------------------------------------------------------------------
+
+
+def test_the_import_runs_while_nodes_are_compared(nodes: Nodes, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    gate.touch()
+    node = nodes.start()
+    node.import_torchrun(STAND_IN_GATE=str(gate))
+    node.start_torchrun(write_script(tmp_path, WAITS))
+    node.send(messages.ROUTE, master="127.0.0.1")
+    node.wait_until(lambda: len(node.find(messages.ROUTED)) == 2)  # it answers meanwhile
+    assert not node.find(messages.STARTED)
+    gate.unlink()
+    node.wait_for_output("ready", 1)
+
+
+def test_a_torchrun_that_waits_for_its_order_is_ended(node: Node) -> None:
+    assert node.stop(DEADLINE_S, within_s=PROMPT_S) == []
+    node.wait_until_gone(PROMPT_S)
+
+
+def test_a_torchrun_that_imports_is_ended(nodes: Nodes, tmp_path: Path) -> None:
+    (tmp_path / "gate").touch()
+    node = nodes.start()
+    node.import_torchrun(STAND_IN_GATE=str(tmp_path / "gate"))
+    assert node.stop(DEADLINE_S, within_s=PROMPT_S) == []
+
+
+def test_a_torch_that_can_t_be_imported(nodes: Nodes, tmp_path: Path) -> None:
+    node = nodes.start()
+    node.import_torchrun(STAND_IN_BROKEN="1")
+    node.start_torchrun(write_script(tmp_path, WAITS))
+    assert node.wait_for(messages.ENDED)["code"] == 1
+    assert node.output[None, STDERR].endswith(b"ImportError: libcudart.so.13: cannot open shared object file\n")
+    assert node.stop() == []
+
+
+def test_torchrun_without_a_search(nodes: Nodes, tmp_path: Path) -> None:
+    node = nodes.start()
+    node.prepare()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--no-python", "--"]
+    report = 'echo "$LOCAL_RANK $$" >"$0/ranks"; exec echo hello >"$0/out.0" 2>"$0/err.0"'
+    argv = [*torchrun, "/bin/sh", "-c", report.replace("$", "$$"), str(node.folder)]
+    node.send(messages.START, argv=argv, env={"PYTHONPATH": str(STAND_IN)}, cwd=None, local_ranks=[0])
+    assert node.wait_for(messages.ENDED)["code"] == 0
+    assert node.output[0, STDOUT] == b"hello\n"
+
+
+def test_the_port_is_held_until_the_ranks_start(nodes: Nodes, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    gate.touch()
+    node = nodes.start()
+    node.import_torchrun(STAND_IN_GATE=str(gate))
+    node.start_torchrun(write_script(tmp_path, WAITS))
+    port = node.find(messages.ROUTED)[0]["port"]
+    assert can_bind(port) == errno.EADDRINUSE
+    gate.unlink()
+    node.wait_for_output("ready", 1)
+    assert can_bind(port) == 0
+
+
+# ---- ends -----------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_end_well(nodes: Nodes, any_python: str, tmp_path: Path) -> None:
+    """In Python 3.8, which knows no pidfd, as well."""
+    node = nodes.start(python=any_python)
+    node.import_torchrun()
+    start_ready(node, write_script(tmp_path, OBEYS))
+    give_order(tmp_path, 0, "exit 0")
+    assert node.wait_for_exits()[0] in ((0, None), (None, None))  # torchrun may have been quicker
+    assert not node.find(messages.ENDED)
+    give_order(tmp_path, 1, "exit 0")
+    assert node.wait_for(messages.ENDED)["code"] == 0
+    assert node.output[1, STDOUT].endswith(b"\nlast words")
+
+
+@pytest.mark.parametrize(
+    ("order", "end"), [("exit 3", (3, None)), ("exit 255", (255, None)), ("kill 9", (None, 9)), ("kill 11", (None, 11))]
+)
+def test_how_a_rank_ends_is_known_from_the_kernel(
+    nodes: Nodes, any_python: str, tmp_path: Path, order: str, end: tuple[int | None, int | None]
+) -> None:
+    node = nodes.start(python=any_python)
+    node.import_torchrun()
+    start_ready(node, write_script(tmp_path, OBEYS))
+    os.kill(find_torchrun(node), signal.SIGSTOP)  # it looks too seldom for this, most of the time
+    give_order(tmp_path, 1, order)
+    exit: Message = node.wait_for(messages.EXIT)
+    assert (exit["local_rank"], exit["code"], exit["signal"]) == (1, *end)
+    assert 0 <= exit["age_s"] < PROMPT_S
+    assert node.output[1, STDOUT].endswith(b"\nlast words")
+    assert is_alive(node.pid_of(0))
+
+
+def test_torchrun_is_held_when_a_rank_fails(node: Node, tmp_path: Path) -> None:
+    start_ready(node, write_script(tmp_path, OBEYS))
+    torchrun = find_torchrun(node)
+    give_order(tmp_path, 0, "exit 1")
+    node.wait_until(lambda: node.find(messages.EXIT) and read_state(torchrun) == "T")
+    assert is_alive(node.pid_of(1))
+    assert node.stop(DEADLINE_S, within_s=PROMPT_S) == []
+    assert not node.output[None, STDERR], "torchrun printed its page"
+
+
+def test_ranks_may_save_whatever_torchrun_would_do(node: Node, tmp_path: Path) -> None:
+    start_ready(node, write_script(tmp_path, SAVES))
+    node.send(messages.STOP, timeout_s=DEADLINE_S)
+    node.wait_until((tmp_path / "saving").exists)
+    (tmp_path / "go").touch()
+    assert node.wait_for(messages.CENSUS, PROMPT_S)["left"] == []
+    assert node.wait_for_exits(2) == {0: (0, None), 1: (0, None)}
+
+
+def test_ranks_that_ignore_sigterm(node: Node, tmp_path: Path) -> None:
+    start_ready(node, write_script(tmp_path, IGNORES))
+    assert node.stop(STOP_TIMEOUT_S, within_s=STOP_TIMEOUT_S + REST_S + PROMPT_S) == []
+    assert sorted(node.wait_for_exits(2)) == [0, 1]
+
+
+def test_how_a_rank_ends_is_known_where_torchrun_is_killed_too(node: Node, tmp_path: Path) -> None:
+    start_ready(node, write_script(tmp_path, WAITS))
+    node.stop(0)
+    assert node.wait_for_exits(2) == dict.fromkeys(range(2), (None, signal.SIGKILL))
+
+
+# ---- what dies ------------------------------------------------------------------------------------------------------
+
+
+def test_torchrun_is_killed(node: Node, tmp_path: Path) -> None:
+    start_ready(node, write_script(tmp_path, WAITS))
+    os.kill(find_torchrun(node), signal.SIGKILL)
+    assert node.wait_for(messages.ENDED, PROMPT_S)["signal"] == signal.SIGKILL
+    assert all(map(is_alive, node.told_pids))
+    assert node.stop(DEADLINE_S, within_s=PROMPT_S) == []
+
+
+@pytest.mark.parametrize("code", [WAITS, IGNORES])
+def test_the_supervisor_is_killed(node: Node, tmp_path: Path, code: str) -> None:
+    start_ready(node, write_script(tmp_path, code))
+    os.kill(node.supervisor, signal.SIGKILL)
+    assert node.wait_for_guardian(STOP_TIMEOUT_S + REST_S + PROMPT_S)["left"] == []
+    node.wait_until_gone(PROMPT_S)
+
+
+def test_guardian_and_supervisor_are_killed(node: Node, tmp_path: Path) -> None:
+    """The kernel tells torchrun, which ends its ranks as it can."""
+    start_ready(node, write_script(tmp_path, WAITS))
+    node.guardian.kill()
+    os.kill(node.supervisor, signal.SIGKILL)
+    node.wait_until_gone(PROMPT_S)
+    shutil.rmtree(node.folder, ignore_errors=True)  # nobody is left to do it
