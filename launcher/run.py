@@ -251,7 +251,6 @@ class Run:
 def start_fields(node: NodePlan) -> dict[str, Any]:
     """Return what a supervisor is told to start."""
     return {
-        "argv": node.argv,
         "torchrun_args": node.argv[1 + len(TORCHRUN) :],
         "env": dict(node.env),
         "cwd": node.cwd,

@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         return refuse(error)
 
-    # Torch costs a second or two: `--help` and a mistyped option don't wait for it.
+    # Torch costs a second or two: `--help` doesn't wait for it.
     from launcher import distributed
     from launcher.trainer.checkpoint import make_folder
     from launcher.trainer.data import read_text, share_from_main

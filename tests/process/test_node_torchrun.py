@@ -164,17 +164,6 @@ def test_a_torch_that_can_t_be_imported(nodes: Nodes, tmp_path: Path) -> None:
     assert node.stop() == []
 
 
-def test_torchrun_without_a_search(nodes: Nodes, tmp_path: Path) -> None:
-    node = nodes.start()
-    node.prepare()
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--no-python", "--"]
-    report = 'echo "$LOCAL_RANK $$" >"$0/ranks"; exec echo hello >"$0/out.0" 2>"$0/err.0"'
-    argv = [*torchrun, "/bin/sh", "-c", report.replace("$", "$$"), str(node.folder)]
-    node.send(messages.START, argv=argv, env={"PYTHONPATH": str(STAND_IN)}, cwd=None, local_ranks=[0])
-    assert node.wait_for(messages.ENDED)["code"] == 0
-    assert node.output[0, STDOUT] == b"hello\n"
-
-
 def test_the_port_is_held_until_the_ranks_start(nodes: Nodes, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.touch()
