@@ -34,6 +34,14 @@ READY = "ready"
 OnOutput = Callable[[int, int | None, int, bytes], None]
 
 
+_EPOCH = time.time() - time.monotonic()
+
+
+def now() -> float:
+    """Return wall-clock seconds that never step back: failures are put in order by them."""
+    return _EPOCH + time.monotonic()
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something that a node said, or that became of it (`kind` is a message's, or READY or LOST)."""
@@ -268,7 +276,7 @@ class Conversation:
         self._post(LOST, {"failure": failure})
 
     def _post(self, kind: str, fields: Mapping[str, Any]) -> None:
-        self._on_event(Event(self.index, kind, fields, time.time()))
+        self._on_event(Event(self.index, kind, fields, now()))
 
     # ---- in the writer thread -----------------------------------------------------------------------------------
 

@@ -30,7 +30,9 @@ FORWARDED = (
 NEVER_FORWARDED = ("TORCHELASTIC_*",)
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_SECRET = re.compile(r"TOKEN(?!IZER)|SECRET|PASSW|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY", re.IGNORECASE)
+_SECRET = re.compile(
+    r"TOKEN(?!IZER)|SECRET|PASS(W|PHRASE|$)|PWD$|WEBHOOK|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY", re.IGNORECASE
+)
 
 
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:

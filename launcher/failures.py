@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from launcher.conversation import Event
+from launcher.conversation import Event, now
 from launcher.diagnosis import Failure
 from launcher.errors import HostFailure
 from launcher.output import STDERR, STDOUT, NodeOutput
@@ -79,7 +78,7 @@ class _Node:
             host=failure.host,
             node_rank=self.plan.node_rank,
             what="supervisor" if failure.kind == "supervisor" else "connection",
-            at=self.state.ended.at if self.state.ended else time.time(),
+            at=self.state.ended.at if self.state.ended else now(),
             code=ending["code"] if ending else None,
             signal=ending["signal"] if ending else None,
             text="" if ending else failure.text,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from launcher.conversation import Conversation, Event, OnOutput
+from launcher.conversation import Conversation, Event, OnOutput, now
 from launcher.hosts import Host
 from launcher.transports.base import Transport
 
@@ -48,7 +48,7 @@ class Fleet:
 
     def interrupt(self, number: int) -> None:
         """Queue a signal that we got, in line with what the nodes say."""
-        self.events.put_nowait(Event(-1, INTERRUPT, {"signal": number}, time.time()))
+        self.events.put_nowait(Event(-1, INTERRUPT, {"signal": number}, now()))
 
     def broadcast(self, kind: str, **fields: Any) -> None:
         """Send one message to every node that is there."""
@@ -68,9 +68,12 @@ class Fleet:
             self._loop.call_soon_threadsafe(self.events.put_nowait, event)
 
     async def _keep_leases(self) -> None:
-        beat_at = time.monotonic()
+        beat_at = looked_at = time.monotonic()
         while True:
             await asyncio.sleep(min(1.0, self.silence_s / 10))
+            gap_s, looked_at = time.monotonic() - looked_at, time.monotonic()
+            if gap_s > self.silence_s:
+                self._admit_standstill(gap_s)
             is_time_to_beat = time.monotonic() >= beat_at
             if is_time_to_beat:
                 beat_at = time.monotonic() + self.silence_s / BEATS_PER_SILENCE
@@ -79,3 +82,11 @@ class Fleet:
                     conversation.check_time(self.silence_s)
                     if is_time_to_beat and conversation.is_ready:
                         conversation.beat()
+
+    def _admit_standstill(self, gap_s: float) -> None:
+        """A laptop that slept must not blame its hosts: they heard nothing, and ended the run."""
+        for conversation in self.conversations:
+            if conversation.is_ready and not conversation.is_over:
+                conversation.give_up(
+                    "standstill", f"this machine stood still for {gap_s:.0f} s, and the nodes took it for dead"
+                )

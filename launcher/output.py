@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import select
@@ -25,7 +26,9 @@ LINE_BYTES = 64 << 10  # a line that is longer is cut, at the border of a charac
 TAIL_BYTES = 16 << 10  # what is kept of each stream for the report
 PROGRESS_S = 1.0  # a progress bar is shown this often
 _PATIENCE_S = 1.0
+_PIECE_BYTES = 64 << 10  # small enough that a reader who moves is seen to
 _FAREWELL_S = 5.0
+_OWN_FAREWELL_S = 60.0
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 # Colour is passed on to a terminal; cursor movement, titles and other sequences of a rank are not.
@@ -38,6 +41,7 @@ class Terminal:
 
     def __init__(self, *, is_terminal: bool, patience_s: float | None = None) -> None:
         self._queue: deque[tuple[int, bytes]] = deque()
+        self._own_waiting = 0  # bytes of our own words that nobody has read yet
         self._queued_bytes = 0
         self._dropped_lines = 0
         self._is_terminal = is_terminal
@@ -64,6 +68,7 @@ class Terminal:
         """Queue words of our own, which are never dropped; what a node said in them is cleaned."""
         with self._changed:
             self._append(fd, clean(text.encode("utf-8", "replace")) + b"\n")
+            self._own_waiting = self._queued_bytes  # they come last
 
     def close(self) -> None:
         """Wait until all is written; give up on a file or pipe that stands still, and say how much it missed."""
@@ -73,11 +78,17 @@ class Terminal:
             self._changed.notify_all()
         while self._thread.is_alive():
             self._thread.join(0.1)
-            if not self._is_terminal and time.monotonic() - self._moved_at > _FAREWELL_S:
+            if time.monotonic() - self._moved_at > self._farewell_s():
                 text = f"launch: {self._queued_bytes} bytes of output were not read by anybody\n"
                 with contextlib.suppress(OSError):
                     os.write(STDERR, text.encode())
                 return
+
+    def _farewell_s(self) -> float:
+        """How long a reader may stand still at the end: our own words, the cause above all, are worth a wait."""
+        if self._is_terminal or math.isinf(self._patience_s):
+            return math.inf
+        return _OWN_FAREWELL_S if self._own_waiting else _FAREWELL_S
 
     def _append(self, fd: int, block: bytes) -> None:
         self._queue.append((fd, block))
@@ -102,6 +113,7 @@ class Terminal:
             self._write(fd, block)
             with self._changed:
                 self._queued_bytes -= len(block)
+                self._own_waiting = max(0, self._own_waiting - len(block))
                 self._moved_at = time.monotonic()
                 self._changed.notify_all()
 
@@ -110,6 +122,7 @@ class Terminal:
         try:
             while view and fd not in self._closed_fds:
                 view = view[_write_some(fd, view) :]
+                self._moved_at = time.monotonic()
         except OSError as error:
             # The pager was quit, the terminal closed, or the disk is full; the run goes on.
             self._closed_fds.add(fd)
@@ -120,7 +133,7 @@ class Terminal:
 
 def _write_some(fd: int, view: memoryview) -> int:
     try:
-        return os.write(fd, view)
+        return os.write(fd, view[:_PIECE_BYTES])
     except BlockingIOError:  # another program has made the terminal non-blocking
         select.select([], [fd], [])
         return 0

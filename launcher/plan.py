@@ -56,7 +56,8 @@ class LaunchPlan:
     """What will be started on all nodes: complete and printable."""
 
     program: Program
-    nodes: tuple[NodePlan, ...]
+    nodes: tuple[NodePlan, ...]  # those that are started here: all, or one share of a run by hand
+    nnodes: int
     world_size: int
     master_addr: str
     master_port: int | str  # a named placeholder in a dry run
@@ -78,7 +79,7 @@ def build_plan(
         _plan_node(job, world, node_rank, host, fact)
         for node_rank, (host, fact) in enumerate(zip(hosts, facts, strict=True), first)
     )
-    return LaunchPlan(job.program, nodes, sum(sizes), world.master_addr, world.master_port)
+    return LaunchPlan(job.program, nodes, len(sizes), sum(sizes), world.master_addr, world.master_port)
 
 
 def count_processes(job: Job, host: Host, fact: NodeFacts) -> int:

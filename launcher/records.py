@@ -50,6 +50,7 @@ class RunRecord:
         try:
             _replace_link(base / "latest", self.folder.name)
             for node_rank in node_ranks:
+                self.log_path(node_rank).touch()  # a node that says nothing has an empty log
                 _replace_link(base / f"node_{node_rank}.log", f"latest/node_{node_rank}.log")
             for path in base.glob("node_*.log"):  # of a run with other nodes
                 number = path.stem[len("node_") :]

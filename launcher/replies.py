@@ -69,10 +69,16 @@ def _is_census(value: Any) -> bool:
     )
 
 
+def _are_keepers(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(entry, list) and len(entry) == 2 and all(map(_is_count, entry)) for entry in value
+    )
+
+
 _ENDING: Mapping[str, _Test] = {"code": _is_code_or_none, "signal": _is_signal_or_none}
 _FORMS: Mapping[str, Mapping[str, _Test]] = {
     messages.BEAT: {},
-    messages.HELLO: {"folder": _is_text},
+    messages.HELLO: {"folder": _is_text, "keepers": _are_keepers},
     messages.FACTS: {},  # `facts.read_facts` knows their form
     messages.ROUTED: {"interface": _is_text_or_none, "address": _is_text_or_none, "port": _is_port_or_none,
                       "error": _is_text_or_none},

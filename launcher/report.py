@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import localtime, strftime
 
@@ -18,13 +18,16 @@ def plan_line(plan: LaunchPlan, run_id: str, folder: Path, *, on_cpu: bool) -> s
     """`2 nodes x 8 GPUs = 16 ranks, run 20261120-091233, logs in logs/20261120-091233`."""
     sizes = list(dict.fromkeys(node.nproc for node in plan.nodes))
     unit = "process" if on_cpu else "GPU"
-    if len(sizes) == 1:
-        shape = f"{count(len(plan.nodes), 'node')} x {count(sizes[0], unit)}"
+    if plan.nnodes > len(plan.nodes):  # our share of a run by hand
+        own = plan.nodes[0]
+        shape = f"node {own.node_rank} of {plan.nnodes} (from 0) with {count(own.nproc, unit)}"
+    elif len(sizes) == 1:
+        shape = f"{count(plan.nnodes, 'node')} x {count(sizes[0], unit)}"
     else:
-        shape = (
-            f"{count(len(plan.nodes), 'node')} with {' + '.join(str(node.nproc) for node in plan.nodes)} {plural(unit)}"
-        )
-    return f"{shape} = {count(plan.world_size, 'rank')}, run {run_id}, logs in {folder}"
+        each = " + ".join(str(node.nproc) for node in plan.nodes)
+        shape = f"{count(plan.nnodes, 'node')} with {each} {plural(unit)}"
+    whole = "of" if plan.nnodes > len(plan.nodes) else "="
+    return f"{shape} {whole} {count(plan.world_size, 'rank')}, run {run_id}, logs in {folder}"
 
 
 def plan_lines(plan: LaunchPlan) -> list[str]:
@@ -111,18 +114,22 @@ def cause_block(cause: Cause, others: Sequence[str], log: Path) -> list[str]:
     return lines
 
 
-def others_line(counts: dict[str, int], *, are_ours: bool) -> list[str]:
-    """`15 others followed: 7 on gpu2, 8 on gpu1 (stopped by us)`."""
-    total = sum(counts.values())
-    if not total:
-        return []
+def others_lines(stopped: Mapping[str, int], failed: Mapping[str, int], ended: Mapping[str, int]) -> list[str]:
+    """`15 others followed: 7 on gpu2, 8 on gpu1 (stopped by us)`, and those that had ended before; counts by host."""
+    lines = []
+    for counts, words in ((failed, "failed as well"), (stopped, "followed"), (ended, "had ended well before")):
+        total = sum(counts.values())
+        if total:
+            after = " (stopped by us)" if counts is stopped else ""
+            lines.append(f"{total} {'other' if total == 1 else 'others'} {words}: {_by_host(counts)}{after}")
+    return lines
+
+
+def _by_host(counts: Mapping[str, int]) -> str:
     by_number: dict[int, list[str]] = {}
     for host, number in counts.items():
         by_number.setdefault(number, []).append(host)
-    where = ", ".join(
+    return ", ".join(
         f"{number} on {fold_names(hosts)}" if len(hosts) == 1 else f"{number} each on {fold_names(hosts)}"
         for number, hosts in by_number.items()
-        if number
     )
-    noun = "other" if total == 1 else "others"
-    return [f"{total} {noun} followed: {where}" + (" (stopped by us)" if are_ours else "")]

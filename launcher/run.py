@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher import report, shipping
+from launcher.conversation import now
 from launcher.diagnosis import SETTLE_S, Cause, Failure, find_cause
 from launcher.errors import EXIT_SIGNAL_BASE, PreflightError, UnreachableError
 from launcher.facts import NodeFacts
@@ -181,7 +183,7 @@ class Run:
 
     async def _end(self, timeout_s: float) -> Census:
         """End all nodes, and show what was still on its way."""
-        self._stopped_at = time.time()
+        self._stopped_at = now()
         census = await self._session.stop_all(timeout_s)
         for output in self._outputs:
             output.finish()
@@ -229,16 +231,24 @@ class Run:
         return self._conclude(Result(0, seconds, census))
 
     def _others(self, cause: Cause, census: Census) -> list[str]:
-        assert self._plan is not None
-        counts = {node.host.name: node.nproc for node in self._plan.nodes}
-        if cause.failure.what == "rank":
-            counts[cause.failure.host] -= 1
-        elif cause.failure.what == "connection":
-            counts[cause.failure.host] = 0
-        for host in census.unasked:  # what became of those is the census's to say
-            counts[host] = 0
-        are_ours = all(failure.after_stop for failure in self._failures() if failure.rank != cause.failure.rank)
-        return report.others_line(counts, are_ours=are_ours)
+        """What became of the other ranks, of hosts that could be asked."""
+        assert self._plan is not None and self._stopped_at is not None
+        stopped, failed, ended = Counter[str](), Counter[str](), Counter[str]()
+        for node, state in zip(self._plan.nodes, self._session.states, strict=True):
+            name = node.host.name
+            if name in census.unasked:
+                continue  # the census tells of those
+            for local_rank in state.started:
+                if cause.failure.rank == node.first_rank + local_rank:
+                    continue
+                event = state.exits.get(local_rank)
+                if event is None or event.at - event.fields["age_s"] > self._stopped_at:
+                    stopped[name] += 1
+                elif event.fields["code"] == 0:
+                    ended[name] += 1
+                else:
+                    failed[name] += 1
+        return report.others_lines(stopped, failed, ended)
 
     def _conclude(self, result: Result) -> Result:
         for line in report.left_lines(result.census):

@@ -42,6 +42,7 @@ class NodeState:
     stage: str = "connecting"
     failure: HostFailure | None = None
     folder: str | None = None
+    keepers: Sequence[Sequence[int]] = ()  # process id and start time of supervisor and guardian
     facts: NodeFacts | None = None
     route: Route | None = None
     started: set[int] = field(default_factory=set)
@@ -175,6 +176,7 @@ class Session:
 
     def _take_hello(self, state: NodeState, event: Event) -> None:
         state.folder = event.fields["folder"]
+        state.keepers = event.fields["keepers"]
         state.stage = "looking for a Python with torch, and its GPUs"
 
     def _take_facts(self, state: NodeState, event: Event) -> None:
@@ -243,6 +245,8 @@ class Session:
         A signal meanwhile means: at once.
         """
         self.fleet.broadcast(messages.STOP, timeout_s=timeout_s)
+        for state in self.states:
+            state.stage = "ending what runs there"
         deadline = time.monotonic() + timeout_s + CENSUS_SLACK_S
         is_hurried = False
         while True:
@@ -298,7 +302,8 @@ class Session:
             )  # fmt: skip
             self.fleet.conversations[index] = sweeper
             order = messages.encode(messages.STOP, timeout_s=0, wait_s=self._sweep_wait_s())
-            self.fleet.start_one(sweeper, self.prepare_message(index, lost_folder=state.folder) + order)
+            prepare = self.prepare_message(index, lost_folder=state.folder, lost_keepers=state.keepers)
+            self.fleet.start_one(sweeper, prepare + order)
         return bool(lost)
 
     def _census(self) -> Census:

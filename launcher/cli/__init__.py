@@ -6,6 +6,7 @@ Commands are imported when they are called, so `launch --help` takes no time.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,7 @@ def _call(command: click.Command, name: str, argv: list[str] | None) -> None:
     """Run a command; an error of ours is one clear line, a hint, and its exit code."""
     from launcher.cli.defaults import read_defaults
 
+    open_closed_streams()
     arguments = sys.argv[1:] if argv is None else argv
     try:
         options: dict[str, Any] = {"default_map": read_defaults(Path.cwd())}
@@ -122,6 +124,17 @@ def _call(command: click.Command, name: str, argv: list[str] | None) -> None:
     except LauncherError as error:
         show_error(error)
         sys.exit(error.exit_code)
+
+
+def open_closed_streams() -> None:
+    """Open /dev/null for each standard stream that cron or a daemon closed; a socket would get its number else."""
+    while True:
+        fd = os.open(os.devnull, os.O_RDWR)  # the lowest free number
+        if fd > 2:
+            os.close(fd)
+            break
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def show_error(error: LauncherError) -> None:

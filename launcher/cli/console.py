@@ -107,6 +107,7 @@ class Console:
         if self._folded is not None:
             self._folded[host].append(lines)
             return
+        self.progress("")
         # JSON names the stream, and a reader wants one order.
         fd = STDOUT if self._as_json else stream
         self._terminals[fd].put(fd, self._display.render(host, rank, stream, lines))

@@ -14,6 +14,7 @@ _KEYS = (
     "env", "env_file", "master_addr", "master_port", "rdzv_timeout", "ssh_config", "accept_new_host_keys",
     "connect_timeout", "silence", "stop_timeout", "quiet", "ranks", "log_dir",
 )  # fmt: skip
+_WHOLE = ("num_nodes", "gpus", "nproc", "master_port", "rdzv_timeout")
 _LISTS = ("hosts", "env", "env_file")
 
 
@@ -63,6 +64,8 @@ def _check(file: str, name: str, value: Any) -> Any:
     is_list = isinstance(value, list) and all(isinstance(entry, str) for entry in value)
     if name in _LISTS and is_list:
         return ",".join(value) if name == "hosts" else value
+    if name in _WHOLE and isinstance(value, float):
+        raise UsageError(f"{file}: {name} must be a whole number, got {value!r}")
     if not isinstance(value, str | int | float | bool):
         wanted = "a text or a list of texts" if name in _LISTS else "one value"
         raise UsageError(f"{file}: {name} must be {wanted}, got {value!r}")

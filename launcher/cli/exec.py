@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @ssh_options
 @life_options
 @click.option("--workdir", metavar="DIR", help="Folder on the hosts; default: where a login starts.")
+@click.option("--python", metavar="PATH", help="Python 3.8 or newer for our side there; default: python3.")
 @click.option("-b", "--fold", is_flag=True, help="Show equal output of several hosts once, at the end.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
 @click.argument("words", metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED)
@@ -40,7 +41,8 @@ def command(words: tuple[str, ...], workdir: str | None, fold: bool, as_json: bo
     try:
         done = asyncio.run(_run(hosts, command_argv(words), workdir, console, options))
         console.show_folded()
-        console.emit("result", exit_code=done.exit_code, exit_codes=done.exit_codes)
+        failures = {failure.host: failure.text for failure in done.failures}
+        console.emit("result", exit_code=done.exit_code, exit_codes=done.exit_codes, failures=failures)
         _report(console, done)
     finally:
         console.close()
@@ -64,7 +66,7 @@ async def _run(
         console.outputs(hosts, None, has_ranks=False),
         run_id=datetime.now().strftime(f"exec-%Y%m%d-%H%M%S-{os.getpid()}"),
         env={},
-        pythons=["python3", sys.executable],
+        pythons=[options["python"]] if options["python"] else ["python3", sys.executable],
         silence_s=options["silence"],
         stop_timeout_s=options["stop_timeout"],
         connect_timeout_s=options["connect_timeout"],

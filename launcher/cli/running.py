@@ -46,8 +46,9 @@ def run_job(
 
         try:
             result = asyncio.run(execute())
-        except LauncherError:
+        except LauncherError as error:
             record.discard()
+            console.emit("result", exit_code=error.exit_code, error=error.message)
             raise
         return result.exit_code
     finally:
@@ -98,4 +99,5 @@ def show_sources(options: Sequence[str]) -> None:
     for name in options:
         place = places.get(ctx.get_parameter_source(name) or ParameterSource.DEFAULT)
         if place is not None:
-            click.echo(f"launch: {name.replace('_', '-')} = {ctx.params[name]} (from {place})", err=True)
+            value = "..." if name == "env" else ctx.params[name]  # whatever is set there may be a secret
+            click.echo(f"launch: {name.replace('_', '-')} = {value} (from {place})", err=True)

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 VERSION = 1
-MAX_HEADER_BYTES = 4 << 20
+MAX_HEADER_BYTES = 4 << 20  # of a node's; the launcher's may hold large arguments for many ranks
 MAX_PAYLOAD_BYTES = 64 << 20
 
 # A candidate for a Python with torch: the one that the login shell finds.
@@ -53,7 +53,8 @@ def encode(kind: str, payload: bytes = b"", **fields: object) -> bytes:
 class Decoder:
     """Cuts a byte stream, fed in any pieces, into messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_header_bytes: int = MAX_HEADER_BYTES) -> None:
+        self._max_header_bytes = max_header_bytes
         self._buffer = bytearray()
         self._header: dict[str, Any] | None = None
         self._size = 0
@@ -75,8 +76,8 @@ class Decoder:
     def _read_header(self) -> dict[str, Any] | None:
         """Take the next header line, once all of it is there."""
         end = self._buffer.find(b"\n")
-        if (len(self._buffer) if end < 0 else end) > MAX_HEADER_BYTES:
-            raise MalformedMessage("a header line of over %d bytes" % MAX_HEADER_BYTES)
+        if (len(self._buffer) if end < 0 else end) > self._max_header_bytes:
+            raise MalformedMessage("a header line of over %d bytes" % self._max_header_bytes)
         if end < 0:
             return None
         line = bytes(self._buffer[:end])

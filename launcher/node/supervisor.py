@@ -39,8 +39,9 @@ class Supervisor:
         self._loop = Loop()
         self._life_fd = life_fd  # at its end when the guardian dies
         self._ledger_fd = ledger_fd
-        self._owned = processes.Owned("", [os.getpid(), guardian])
-        self._decoder = messages.Decoder()
+        self._keepers = [os.getpid(), guardian]
+        self._owned = processes.Owned("", self._keepers)
+        self._decoder = messages.Decoder(max_header_bytes=1 << 30)
         self._seen: set[int] = set()  # local ranks that have been there, if for a moment only
         self._outlet = Outlet(self._loop, self._seen.__contains__)
         self._silence_s = 15.0
@@ -48,6 +49,7 @@ class Supervisor:
         self._heard_at = time.monotonic()
         self._folder: str | None = None
         self._lost_folder: str | None = None  # of the supervisor whose run we sweep up
+        self._lost_keepers: list[list[int]] = []  # itself and its guardian
         self._env = dict(os.environ)
         self._facts: dict[str, Any] | None = None
         self._python: dict[str, Any] | None = None
@@ -148,6 +150,7 @@ class Supervisor:
         self._owned.mark = header["mark"]
         own = processes.read_process(os.getpid())
         self._lost_folder = header.get("lost_folder")
+        self._lost_keepers = header.get("lost_keepers", [])
         if self._lost_folder and not os.path.basename(self._lost_folder).startswith("launch-%s-" % header["run"]):
             raise OSError("%s is no folder of this run" % self._lost_folder)
         if own is not None and self._lost_folder is None:
@@ -166,6 +169,7 @@ class Supervisor:
             pid=os.getpid(),
             python="%d.%d.%d" % sys.version_info[:3],
             folder=self._folder,
+            keepers=[[keeper.pid, keeper.started] for keeper in map(processes.read_process, self._keepers) if keeper],
         )
         if header.get("facts"):
             self._gather_facts(header)
@@ -383,9 +387,17 @@ class Supervisor:
         else:
             self._step_timer = self._loop.call_later(pause, self._step)
 
+    def _kill_lost_keepers(self) -> None:
+        """A supervisor that was stopped (SIGSTOP) would stay for ever, with nothing left to keep."""
+        for pid, started in self._lost_keepers:
+            keeper = processes.read_process(pid)
+            if keeper is not None and keeper.started == started:
+                processes.send_signal(keeper, signal.SIGKILL)
+
     def _report_census(self, left: list[processes.Process]) -> None:
         self._reap()
         self._outlet.drain()
+        self._kill_lost_keepers()
         for folder in (self._folder, self._lost_folder):
             if folder is not None:
                 workers.remove_folder(folder)

@@ -11,6 +11,7 @@ import logging
 import random
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -101,13 +102,17 @@ class FabricTransport:
                 if self._on_local is not None:
                     self._on_local(host.name)
                 return self._local.open(host, command, timeout_s)
+            hop = connection
             try:
-                return self._start(connection, command, timeout_s)
+                for hop in reversed(list(_hops(connection))):
+                    hop.open()
+                    _tune(hop.transport)
+                return _start(connection, command, timeout_s)
             except Exception as error:
                 _close(connection)
-                pause = random.uniform(0.2, 1.0)
+                pause = random.uniform(0.2, 1.0)  # spreads the retries of many hosts
                 if not ssh_failures.is_passing(error) or time.monotonic() + pause > deadline:
-                    raise TransportError(ssh_failures.describe(error, host, connection)) from error
+                    raise TransportError(ssh_failures.describe(error, host, hop)) from error
                 time.sleep(pause)
 
     def _connection(self, host: Host, timeout_s: float) -> fabric.Connection:
@@ -124,14 +129,23 @@ class FabricTransport:
             self._known_hosts.guard(hop)
         return connection
 
-    def _start(self, connection: fabric.Connection, command: str, timeout_s: float) -> FabricChannel:
-        connection.open()
-        for hop in _hops(connection):
-            _tune(hop.transport)
-        transport = connection.transport
+
+def _start(connection: fabric.Connection, command: str, timeout_s: float) -> FabricChannel:
+    transport = connection.transport
+    # paramiko waits for the answer to exec without end.
+    alarm = threading.Timer(timeout_s, _close, [connection])
+    alarm.daemon = True
+    alarm.start()
+    try:
         channel = transport.open_session(window_size=_WINDOW_BYTES, timeout=timeout_s)
         channel.exec_command(command)
-        return FabricChannel(connection, channel)
+    except Exception as error:
+        if not alarm.is_alive():
+            raise TimeoutError(f"no answer in {timeout_s:g} s") from error
+        raise
+    finally:
+        alarm.cancel()
+    return FabricChannel(connection, channel)
 
 
 def _hops(connection: fabric.Connection) -> Iterator[fabric.Connection]:

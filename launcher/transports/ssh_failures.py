@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shlex
 import socket
 from collections.abc import Iterator
 
@@ -29,24 +30,25 @@ def is_passing(error: Exception) -> bool:
     return any(text in str(error) for text in _DROPPED)
 
 
-def describe(error: Exception, host: Host, connection: fabric.Connection) -> HostFailure:
-    """Return the failure of one host for an exception that its connection raised."""
-    for judge in (_host_key, _login, _network):
-        for kind, text, hint in judge(error, connection):
-            return HostFailure(host.name, kind, text, hint)
+def describe(error: Exception, host: Host, hop: fabric.Connection) -> HostFailure:
+    """Return the failure of one host for an exception that `hop` raised: its own connection, or a gateway's."""
+    kind, text, hint = _judge(error, hop)
+    if hop.original_host != host.name:
+        text = f"on the way to it, {hop.original_host}: {text}"
+    return HostFailure(host.name, kind, text, hint)
+
+
+def _judge(error: Exception, connection: fabric.Connection) -> tuple[str, str, str]:
+    for judge in (_host_key, _silence, _login, _network):
+        for judgement in judge(error, connection):
+            return judgement
+    by_hand = f"try by hand: {_by_hand(connection)}"
     if is_passing(error):
-        return HostFailure(
-            host.name,
-            "dropped",
-            "sshd dropped the connection before its banner",
-            "too many connections at once? raise MaxStartups in its sshd_config",
-        )
-    return HostFailure(
-        host.name,
-        "ssh",
-        f"{type(error).__name__}: {error}",
-        f"try by hand: {_by_hand(connection)}",
-    )
+        hint = "too many connections at once? raise MaxStartups in its sshd_config"
+        return "dropped", "sshd dropped the connection before its banner", hint
+    if isinstance(error, EOFError):
+        return "lost", "the connection was lost while connecting", by_hand
+    return "ssh", f"{type(error).__name__}: {error}", by_hand
 
 
 _Judgement = Iterator[tuple[str, str, str]]
@@ -57,7 +59,8 @@ def _host_key(error: Exception, connection: fabric.Connection) -> _Judgement:
         yield (
             "host key changed",
             f"its host key has changed: {error.key.fingerprint}, known is {error.expected_key.fingerprint}",
-            f"if the machine was reinstalled: ssh-keygen -R {_known_name(connection)}; if not, someone listens in",
+            f"if the machine was reinstalled: ssh-keygen {_known_file(connection)}-R {_known_name(connection)}; "
+            "if not, someone listens in",
         )
     if isinstance(error, UnknownHostKey):
         port = f"-p {connection.port} " if connection.port != 22 else ""
@@ -82,20 +85,24 @@ def _login(error: Exception, connection: fabric.Connection) -> _Judgement:
         )
 
 
+def _silence(error: Exception, connection: fabric.Connection) -> _Judgement:
+    if isinstance(error, paramiko.AuthenticationException) and "timeout" in str(error).lower():
+        yield "timed out", "it did not finish the login in time", "is it overloaded, or its directory service slow?"
+    elif _is_timeout(error):
+        where = f"{connection.host} port {connection.port}"
+        yield "timed out", f"{where} does not answer", "is it on, and does a firewall let SSH through?"
+
+
 def _network(error: Exception, connection: fabric.Connection) -> _Judgement:
     where = f"{connection.host} port {connection.port}"
     if isinstance(error, NoValidConnectionsError):
         error = next(iter(error.errors.values()))
     if isinstance(error, socket.gaierror):
-        yield (
-            "name unknown",
-            f"the name {connection.host} is not known",
-            "check the spelling, DNS or ssh_config",
-        )
+        yield "name unknown", f"the name {connection.host} is not known", "check the spelling, DNS or ssh_config"
     elif isinstance(error, ConnectionRefusedError):
         yield "refused", f"{where} refuses the connection", "is sshd running there, and on that port?"
-    elif _is_timeout(error):
-        yield "timed out", f"{where} does not answer", "is it on, and does a firewall let SSH through?"
+    elif isinstance(error, paramiko.ChannelException):
+        yield "no way", f"the gateway can't reach {where} ({error.text})", "is it on, and its sshd running?"
     elif isinstance(error, OSError) and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
         yield "no route", f"no route to {where}", "is it on, and is the network up?"
 
@@ -121,3 +128,8 @@ def _by_hand(connection: fabric.Connection) -> str:
 
 def _known_name(connection: fabric.Connection) -> str:
     return connection.host if connection.port == 22 else f"'[{connection.host}]:{connection.port}'"
+
+
+def _known_file(connection: fabric.Connection) -> str:
+    named = connection.ssh_config.get("userknownhostsfile")
+    return f"-f {shlex.split(named)[0]} " if named else ""
