@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
-from node_process import Node
-
-
-class Nodes:
-    """Start nodes, each in a folder of its own; all of them end with the test."""
-
-    def __init__(self, folder: Path, ends: ExitStack) -> None:
-        self._folder = folder
-        self._ends = ends
-        self._numbers = itertools.count()
-
-    def start(self, **how: Any) -> Node:
-        """Start a node that waits for its first message."""
-        node = Node(self._folder / f"node{next(self._numbers)}", **how)
-        self._ends.callback(node.end)
-        return node
+from node_process import Node, Nodes
 
 
 @pytest.fixture

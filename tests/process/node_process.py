@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import textwrap
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -317,3 +319,18 @@ def wait_until(is_true: Callable[[], object], within_s: float = DEADLINE_S) -> N
     while not is_true():
         assert time.monotonic() < deadline, f"not in {within_s} s"
         time.sleep(POLL_S)
+
+
+class Nodes:
+    """Start nodes, each in a folder of its own; all of them end with the test."""
+
+    def __init__(self, folder: Path, ends: ExitStack) -> None:
+        self._folder = folder
+        self._ends = ends
+        self._numbers = itertools.count()
+
+    def start(self, **how: Any) -> Node:
+        """Start a node that waits for its first message."""
+        node = Node(self._folder / f"node{next(self._numbers)}", **how)
+        self._ends.callback(node.end)
+        return node

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from conftest import Nodes
-from node_process import DEADLINE_S, PROMPT_S, STDOUT, Node, python, read_status, shell, wait_until
+from node_process import DEADLINE_S, PROMPT_S, STDOUT, Node, Nodes, python, read_status, shell, wait_until
 
 from launcher.node import messages
 

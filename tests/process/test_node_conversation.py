@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Nodes
-from node_process import PROMPT_S, STAND_IN, WAITS, Message, Node, shell
+from node_process import PROMPT_S, STAND_IN, WAITS, Message, Node, Nodes, shell
 
 from launcher import shipping
 from launcher.facts import Gpu, read_facts
@@ -36,7 +35,9 @@ def write_program(path: Path, text: str) -> str:
 def test_a_node_says_hello(nodes: Nodes, any_python: str, magic: str | None) -> None:
     node = nodes.start(python=any_python, magic=magic)
     version = subprocess.run([any_python, "-V"], capture_output=True, text=True, check=True).stdout.split()[1]
-    assert node.prepare() == {
+    hello = node.prepare()
+    assert [pid for pid, _ in hello.pop("keepers")] == [node.supervisor, node.guardian.pid]
+    assert hello == {
         "type": "hello",
         "version": 1,
         "pid": node.supervisor,

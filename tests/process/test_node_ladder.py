@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import Nodes
 from node_process import (
     FORKS,
     IGNORES,
@@ -21,6 +20,7 @@ from node_process import (
     STDOUT,
     WAITS,
     Node,
+    Nodes,
     find_marked,
     is_alive,
     python,

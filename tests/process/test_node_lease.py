@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Nodes
 from node_process import (
     FORKS,
     IGNORES,
@@ -19,6 +18,7 @@ from node_process import (
     STOP_TIMEOUT_S,
     WAITS,
     Node,
+    Nodes,
     is_alive,
     python,
     shell,

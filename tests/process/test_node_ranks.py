@@ -9,10 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import Nodes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from node_process import PROMPT_S, STDERR, STDOUT, WAITS, Node, is_alive, python, shell, wait_until
+from node_process import PROMPT_S, STDERR, STDOUT, WAITS, Node, Nodes, is_alive, python, shell, wait_until
 
 from launcher.node import messages
 

@@ -14,17 +14,16 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from conftest import Nodes
 from node_process import (
     DEADLINE_S,
     PROMPT_S,
     SAVES,
-    STAND_IN,
     STDERR,
     STDOUT,
     STOP_TIMEOUT_S,
     Message,
     Node,
+    Nodes,
     is_alive,
     read_state,
 )  # fmt: skip

@@ -71,7 +71,7 @@ def test_host_key_changed(launch: Launch, hosts: SshHosts) -> None:
     known = launch.folder / "known_hosts"
     known.write_text(hosts.known_line(hosts["node2"], hosts["node1"].public_key))
     done = run_with(launch, hosts, UserKnownHostsFile=known)
-    hint = f"ssh-keygen -R '[127.0.0.2]:{hosts['node2'].port}'"
+    hint = f"ssh-keygen -f {known} -R '[127.0.0.2]:{hosts['node2'].port}'"
     check_refused(launch, done, r"its host key has changed: SHA256:\S+, known is SHA256:\S+", hint)
 
 

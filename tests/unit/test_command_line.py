@@ -10,7 +10,14 @@ import pytest
 from launcher import __version__, cli
 from launcher.cli import defaults, running
 from launcher.cli.run import command as run_command
-from launcher.errors import EXIT_USAGE
+from launcher.errors import (
+    EXIT_PREFLIGHT,
+    EXIT_UNREACHABLE,
+    EXIT_USAGE,
+    HostFailure,
+    PreflightError,
+    UnreachableError,
+)
 from launcher.job import COLLECTIVES_MODULE, TRAINER_MODULE, Job, Program, ProgramKind
 
 TWO = "node1 slots=8\nnode2 slots=4\n"
@@ -43,7 +50,8 @@ def jobs(monkeypatch):
     """Take the jobs instead of running them; each ends with exit code 7."""
     taken = []
 
-    def take(job, hosts, transport, options, **kinds):
+    def take(job, hosts, open_transport, options, **kinds):
+        transport = open_transport(print)
         taken.append((job, [host.name for host in hosts], type(transport).__name__, kinds))
         return 7
 
@@ -96,6 +104,62 @@ def test_wrong_input_is_refused_in_one_line_and_a_hint(launch, folder, line, mes
     assert (code, out, said) == (EXIT_USAGE, "", f"launch: {message}")
     assert hint is None or hinted == (f"  hint: {hint}\n" if hint else "")
     assert [path.name for path in folder.iterdir()] == ["two"]
+
+
+MISPLACED = [
+    ("--hosts a exec -- x", "'exec' is a command", "write it first: launch exec ..."),
+    ("--hosts a hosts", "'hosts' is a command", "write it first: launch hosts ..."),
+    ("--hosts a --nproc 1 --cpu -- demo", "'demo' is a command", "write it first: launch demo ..."),
+    ("run --hosts a node", "'node' is a command", "write it first: launch node ..."),
+    ("--hosts a pss", "no file or command 'pss'", "launch --help lists the commands"),
+    ("--hosts a --dry-run pss", "no file or command 'pss'", "launch --help lists the commands"),
+    ("--hosts a exce -- x", "no file or command 'exce'; did you mean 'exec'?", "launch --help lists the commands"),
+    ("singlenode --nproc 1 --cpu pss", "no file or command 'pss'", "launch --help lists the commands"),
+]
+
+
+@pytest.mark.parametrize(("line", "message", "hint"), MISPLACED)
+def test_a_command_after_options_is_refused_before_any_host_is_asked(launch, jobs, line, message, hint):
+    assert launch(line) == (EXIT_USAGE, "", f"launch: {message}\n  hint: {hint}\n")
+    assert jobs == []
+
+
+@pytest.mark.parametrize("word", ["exec", "pss", "./pss", "pss.py", "two"])
+def test_a_word_may_be_a_file_of_the_hosts(launch, jobs, word):
+    folder = [] if word in ("./pss", "pss.py", "two") else ["--workdir", "/data"]
+    assert launch(["--hosts", "a", "--nproc", "1", "--cpu", *folder, word, "-x"])[0] == 7
+    assert [job.program for job, *_ in jobs] == [Program(ProgramKind.SCRIPT, word, ("-x",))]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (
+            PreflightError("a: no GPU (nvidia-smi lists none)\n  on CPUs: --nproc N --cpu\nb: runs darwin"),
+            EXIT_PREFLIGHT,
+            "launch: these would break the run, nothing was started:\n"
+            "  a: no GPU (nvidia-smi lists none)\n"
+            "    on CPUs: --nproc N --cpu\n"
+            "  b: runs darwin\n",
+        ),
+        (
+            UnreachableError(
+                [HostFailure(name, "refused", "nobody listens on port 22", "is sshd up?") for name in "ab"]
+            ),
+            EXIT_UNREACHABLE,
+            "launch: 2 hosts can't be used:\n"
+            "  a,b: nobody listens on port 22\n"
+            "    is sshd up?\n"
+            "launch: nothing was started\n",
+        ),
+    ],
+)
+def test_a_hint_stands_on_a_line_of_its_own(launch, monkeypatch, error, code, said):
+    def refuse(*_, **__):
+        raise error
+
+    monkeypatch.setattr(running, "run_job", refuse)
+    assert launch("--hosts a,b --nproc 1 --cpu t.py") == (code, "", said)
 
 
 @pytest.mark.parametrize(
@@ -217,6 +281,12 @@ def test_every_option_of_a_job_arrives(launch, jobs, monkeypatch):
     ("line", "program"),
     [
         ("", Program(ProgramKind.BUILTIN, TRAINER_MODULE)),
+        ("-m launcher.trainer --epochs 1", Program(ProgramKind.BUILTIN, TRAINER_MODULE, ("--epochs", "1"))),
+        ("-m launcher.collectives", Program(ProgramKind.BUILTIN, COLLECTIVES_MODULE)),
+        ("-m launcher.trainer.loop", Program(ProgramKind.MODULE, "launcher.trainer.loop")),
+        ("-m exec", Program(ProgramKind.MODULE, "exec")),
+        ("--no-python exec", Program(ProgramKind.COMMAND, "exec")),
+        ("--no-python pss", Program(ProgramKind.COMMAND, "pss")),
         ("--no-python ls -la --help", Program(ProgramKind.COMMAND, "ls", ("-la", "--help"))),
         (
             "t.py --hosts b --nproc x -- -q -m",

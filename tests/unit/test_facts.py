@@ -15,6 +15,7 @@ MESSAGE = {
     "system": "linux",
     "cpu_count": 64,
     "home": "/root",
+    "ssh_client": "10.0.0.9",
     "ssh_address": "10.0.0.1",
     "addresses": [["lo", "127.0.0.1"], ["eth1", "10.0.0.1"]],
     "workdir_found": True,
@@ -41,6 +42,7 @@ def test_a_message_becomes_facts():
         system="linux",
         cpu_count=64,
         home="/root",
+        ssh_client="10.0.0.9",
         ssh_address="10.0.0.1",
         addresses=(("lo", "127.0.0.1"), ("eth1", "10.0.0.1")),
         workdir_found=True,
@@ -56,9 +58,11 @@ def test_a_message_becomes_facts():
 
 
 def test_a_node_without_python_gpu_or_ssh():
-    bare = {**MESSAGE, "gpus": [], "gpu_error": "nvidia-smi is not there", "ssh_address": None, "search": {}}
+    no_ssh = {"ssh_client": None, "ssh_address": None}
+    bare = {**MESSAGE, **no_ssh, "gpus": [], "gpu_error": "nvidia-smi is not there", "search": {}}
     facts = read_facts(bare, "/tmp/run")
-    assert (facts.gpus, facts.gpu_error, facts.ssh_address) == ((), "nvidia-smi is not there", None)
+    assert (facts.gpus, facts.gpu_error) == ((), "nvidia-smi is not there")
+    assert (facts.ssh_client, facts.ssh_address) == (None, None)
     assert (facts.python, facts.torch_version, facts.pythons_tried) == (None, None, ())
 
 
@@ -85,6 +89,7 @@ def test_a_message_without_a_fact_is_refused(name):
         ("search", {"tried": 3}),
         ("search", {"tried": [["only a path"]]}),
         ("cpu_count", json.loads("Infinity")),  # JSON of Python has it
+        ("ssh_client", 5),
         ("ssh_address", 5),
         ("gpu_error", ["x"]),
         ("search", {"python": 5}),

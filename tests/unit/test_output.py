@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
 import threading
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from launcher import output
+from launcher.cli.console import Console
 from launcher.output import (
     LINE_BYTES,
     STDERR,
@@ -340,12 +343,68 @@ def test_a_file_or_pipe_is_waited_for_while_it_moves(pipe, capfd):
     assert (shown, capfd.readouterr().err) == ([10 * len(block)], "")
 
 
-def test_closing_does_not_wait_for_a_pipe_that_nobody_reads(pipe, monkeypatch):
+@pytest.mark.parametrize(
+    ("own", "say"),
+    [
+        ("_FAREWELL_S", lambda terminal, fd: terminal.put(fd, b"end\n")),
+        ("_OWN_FAREWELL_S", lambda terminal, fd: terminal.say("end", fd)),  # words of ours are waited for longer
+    ],
+)
+def test_closing_does_not_wait_for_a_pipe_that_nobody_reads(pipe, monkeypatch, capfd, own, say):
     monkeypatch.setattr(output, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(output, own, 0.05)
     terminal = Terminal(is_terminal=False)
     terminal.put(pipe[1], b"x" * (1 << 20))
+    say(terminal, pipe[1])
     terminal.close()
+    assert capfd.readouterr().err == f"launch: {(1 << 20) + 4} bytes of output were not read by anybody\n"
     os.close(pipe[0])  # lets the writing thread go
+
+
+@pytest.mark.parametrize("count", [12, 1])
+def test_closing_waits_as_long_as_the_reader_moves(pipe, monkeypatch, capfd, count):
+    pages, shown = 12, []
+    page = fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, 4096)  # what a pipe holds that is as small as can be
+    monkeypatch.setattr(output, "_FAREWELL_S", 0.6)
+    monkeypatch.setattr(output, "_PIECE_BYTES", page)
+    terminal = Terminal(is_terminal=False)
+    for _ in range(count):
+        terminal.put(pipe[1], b"x" * (pages * page // count))  # as twelve blocks, and as a single one
+
+    def read_slowly():
+        while piece := os.read(pipe[0], page):
+            shown.append(len(piece))
+            time.sleep(0.1)  # so all together takes twice as long as a reader that stands still is waited for
+
+    reader = threading.Thread(target=read_slowly)
+    reader.start()
+    terminal.close()
+    os.close(pipe[1])
+    reader.join()
+    assert (sum(shown), capfd.readouterr().err) == (pages * page, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("launch: a: \x1b[2J\x1b[Hnothing\x07 wrong", "launch: a: nothing wrong"),
+        ("launch: a: \x1b]0;title\x07\x9b2Jend", "launch: a: 2Jend"),
+        ("launch: gpü \x1b[31mred\x1b[0m\ttab", "launch: gpü \x1b[31mred\x1b[0m\ttab"),
+    ],
+)
+def test_what_a_node_said_in_our_words_can_not_steer_the_terminal(capfd, text, said):
+    console = Console([])
+    console.say(text)
+    console.show(text)
+    console.close()
+    assert capfd.readouterr() == (f"{said}\n", f"{said}\n")
+
+
+def test_json_stays_what_it_was(capfd):
+    console = Console([], as_json=True)
+    console.emit("result", text="\x1b[2J\x9b é")
+    console.close()
+    assert json.loads(capfd.readouterr().out) == {"event": "result", "text": "\x1b[2J\x9b é"}
 
 
 def test_a_pager_that_was_quit_ends_nothing(pipe, capfd):
@@ -362,7 +421,7 @@ def test_a_pager_that_was_quit_ends_nothing(pipe, capfd):
         os.dup2(saved, STDOUT)
         os.close(saved)
     assert capfd.readouterr().err == (
-        "launch: nobody reads our output any more; the run goes on, see the logs\nstill heard\n"
+        "launch: can't write our output any more (Broken pipe); the run goes on\nstill heard\n"
     )
 
 

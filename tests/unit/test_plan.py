@@ -228,7 +228,49 @@ def test_what_the_user_has_set_stays():
     ],
 )
 def test_the_address_of_node_0(host, more, alone, address):
-    assert master_address(host, facts_of("gpu1", **more), alone=alone) == address
+    facts = [facts_of("gpu1", **more), facts_of("gpu2")]
+    assert master_address(host, facts, alone=alone) == address
+
+
+LOCAL = {"ssh_client": None, "ssh_address": None, "addresses": ADDRESS_LIST}  # node 0 is where launch runs
+
+
+@pytest.mark.parametrize(
+    ("host", "first", "seen_by_others", "address"),
+    [
+        (Host("gpu1"), LOCAL, ["10.8.0.1"], "10.8.0.1"),
+        (Host("gpu1"), LOCAL, ["203.0.113.9"], "10.9.0.1"),  # behind NAT they saw an address that is not its own
+        (Host("gpu1"), LOCAL, ["203.0.113.9", None, "10.8.0.1"], "10.8.0.1"),
+        (Host("gpu1"), LOCAL, ["fd00::1"], "fd00::1"),
+        (Host("gpu1"), LOCAL, [None, None], "10.9.0.1"),
+        (Host("gpu1"), {**LOCAL, "ssh_client": "10.8.0.1"}, [None], "10.9.0.1"),  # what node 0 saw is not the point
+        (Host("gpu1"), {**LOCAL, "ssh_address": "10.0.0.1"}, ["10.8.0.1"], "10.0.0.1"),
+        (Host("gpu1", address="10.1.0.1"), LOCAL, ["10.8.0.1"], "10.1.0.1"),
+    ],
+)
+def test_a_local_node_0_has_the_address_from_which_others_saw_us_come(host, first, seen_by_others, address):
+    others = [facts_of("gpu2", ssh_client=client) for client in seen_by_others]
+    assert master_address(host, [facts_of("gpu1", **first), *others], alone=False) == address
+
+
+@pytest.mark.parametrize(
+    ("more", "seen", "address"),
+    [
+        ({"ssh_address": "fe80::1%eth1"}, "10.8.0.1", "10.8.0.1"),
+        ({"ssh_address": "FE80::1"}, None, "10.9.0.1"),
+        ({"ssh_address": None, "addresses": (("eth1", "fe80::1"), *ADDRESS_LIST)}, "fe80::1", "10.9.0.1"),
+        ({"ssh_address": None, "addresses": (("eth1", "fe80::1"),)}, "fe80::1", "127.0.0.1"),
+    ],
+)
+def test_an_address_that_needs_a_scope_is_skipped(more, seen, address):
+    facts = [facts_of("gpu1", **({"addresses": ADDRESS_LIST} | more)), facts_of("gpu2", ssh_client=seen)]
+    assert master_address(Host("gpu1"), facts, alone=False) == address
+
+
+def test_the_address_from_which_others_saw_us_come_is_in_the_plan():
+    plan = plan_of(Job(script(), nproc=1, cpu=True), facts_of("gpu1", **LOCAL), facts_of("gpu2", ssh_client="10.8.0.1"))
+    assert plan.master_addr == "10.8.0.1"
+    assert all("--master-addr 10.8.0.1 " in node.by_hand for node in plan.nodes)
 
 
 def test_a_named_address_and_port_are_taken():
@@ -266,7 +308,21 @@ def test_the_record_hides_secrets():
         "master_addr": "127.0.0.1",
         "master_port": 41873,
     }
-    assert (node["argv"], node["cwd"], node["by_hand"]) == (["id", "-u"], "/home/gpu1", plan.nodes[0].by_hand)
+    assert node == {
+        "host": "gpu1",
+        "node_rank": 0,
+        "first_rank": 0,
+        "nproc": 1,
+        "cwd": "/home/gpu1",
+        "argv": ["id", "-u"],
+        "env": {
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": "8",
+            "GLOO_SOCKET_IFNAME": "eth1",
+            "NCCL_SOCKET_IFNAME": "eth1",
+            "CUDA_VISIBLE_DEVICES": "",
+        },
+    }
 
 
 # a dry run, where no node was asked

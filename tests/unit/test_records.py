@@ -62,7 +62,7 @@ def test_links_point_to_the_newest_run(tmp_path):
         record = make_record(tmp_path)
         record.log_path(0).write_text(text)
         record.log_path(1).write_text(text + " one")
-        record.link(2)
+        record.link([0, 1])
     assert (tmp_path / "latest").readlink() == Path("20261120-091233-2")
     assert (tmp_path / "node_1.log").readlink() == Path("latest/node_1.log")
     assert ((tmp_path / "node_0.log").read_text(), (tmp_path / "node_1.log").read_text()) == ("second", "second one")
@@ -75,14 +75,22 @@ def test_a_link_that_can_not_be_made_is_told(tmp_path):
     heard = []
     record = make_record(tmp_path, lambda path, error: heard.append((path, error.errno)))
     (tmp_path / "latest").mkdir()
-    record.link(1)
+    record.link([0])
     assert heard == [(tmp_path / "latest", errno.EISDIR)]
 
 
 def test_links_of_an_earlier_run_with_more_nodes_are_gone(tmp_path):
-    make_record(tmp_path).link(2)
-    make_record(tmp_path).link(1)
+    make_record(tmp_path).link([0, 1])
+    make_record(tmp_path).link([0])
     assert sorted(path.name for path in tmp_path.glob("node_*.log")) == ["node_0.log"]
+
+
+def test_a_share_of_a_run_is_linked_by_its_own_rank(tmp_path):
+    make_record(tmp_path).link([0, 1])
+    (tmp_path / "node_7.log").write_text("somebody's own file")
+    make_record(tmp_path).link([3])
+    assert sorted(path.name for path in tmp_path.glob("node_*.log")) == ["node_3.log", "node_7.log"]
+    assert (tmp_path / "node_3.log").readlink() == Path("latest/node_3.log")
 
 
 def test_a_run_that_never_began_leaves_no_folder(tmp_path):
@@ -120,7 +128,7 @@ def test_a_run_goes_on_without_its_logs_where_the_disk_is_full(tmp_path, monkeyp
         full.setattr(Path, "mkdir", refuse)
         record = make_record(tmp_path / "logs", lambda path, error: heard.append((path, error.errno)))
     record.update({"a": 1})
-    record.link(1)
+    record.link([0])
     record.discard()
     folder = tmp_path / "logs" / "20261120-091233"
     assert heard == [(folder, number), (folder / "run.json", errno.ENOENT), (tmp_path / "logs/latest", errno.ENOENT)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf, nan
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,14 +14,18 @@ from launcher.replies import check_reply
 
 GOOD = [
     {"type": "beat"},
-    {"type": "hello", "folder": "/tmp/x", "pid": 1},
+    {"type": "hello", "folder": "/tmp/x", "pid": 1, "keepers": [[12, 345]]},
     {"type": "routed", "interface": None, "address": "10.0.0.1", "port": 1, "error": None},
     {"type": "started", "local_rank": 0, "pid": 7},
     {"type": "output", "local_rank": None, "stream": 2, "size": 5},
     {"type": "exit", "local_rank": 3, "age_s": 0.1, "code": None, "signal": 9},
     {"type": "ended", "code": 1, "signal": None},
     {"type": "census", "left": [[1, "python", "D"]]},
+    {"type": "census", "left": [], "reason": "cgroup is gone", "supervisor": {"code": None, "signal": 9}},
     {"type": "failed", "text": "no room"},
+    {"type": "failed", "text": "", "supervisor": {"code": 255, "signal": None}},
+    {"type": "ended", "code": 255, "signal": None},
+    {"type": "ended", "code": None, "signal": 64},
 ]
 
 
@@ -38,9 +44,27 @@ def test_a_message_as_it_should_be_passes(header):
         ({"type": "output", "local_rank": 0, "stream": 3}, "output with stream 3"),
         ({"type": "exit", "local_rank": True, "age_s": 0, "code": 0, "signal": None}, "exit with local_rank True"),
         ({"type": "exit", "local_rank": 0, "age_s": "x", "code": 0, "signal": None}, "exit with age_s 'x'"),
+        ({"type": "exit", "local_rank": 0, "age_s": nan, "code": 0, "signal": None}, "exit with age_s nan"),
+        ({"type": "exit", "local_rank": 0, "age_s": inf, "code": 0, "signal": None}, "exit with age_s inf"),
+        ({"type": "exit", "local_rank": 0, "age_s": -1, "code": 0, "signal": None}, "exit with age_s -1"),
+        ({"type": "exit", "local_rank": 0, "age_s": 0, "code": 256, "signal": None}, "exit with code 256"),
+        ({"type": "exit", "local_rank": 0, "age_s": 0, "code": None, "signal": 65}, "exit with signal 65"),
+        ({"type": "exit", "local_rank": nan, "age_s": 0, "code": 0, "signal": None}, "exit with local_rank nan"),
         ({"type": "ended", "code": "1", "signal": None}, "ended with code '1'"),
+        ({"type": "ended", "code": 256, "signal": None}, "ended with code 256"),
+        ({"type": "ended", "code": -9, "signal": None}, "ended with code -9"),
+        ({"type": "ended", "code": None, "signal": 65}, "ended with signal 65"),
+        ({"type": "ended", "code": nan, "signal": None}, "ended with code nan"),
+        ({"type": "routed", "port": 65536}, "routed with port 65536"),
+        ({"type": "routed", "port": inf}, "routed with port inf"),
+        ({"type": "started", "local_rank": 0, "pid": inf}, "started with pid inf"),
         ({"type": "census", "left": [[1, "python"]]}, "census with left [[1, 'python']]"),
         ({"type": "census", "left": {"n": 1}}, "census with left {'n': 1}"),
+        ({"type": "census", "left": [[nan, "python", "D"]]}, "census with left [[nan, 'python', 'D']]"),
+        ({"type": "census", "left": [], "reason": 1}, "census with reason 1"),
+        ({"type": "census", "left": [], "supervisor": "x"}, "census with supervisor 'x'"),
+        ({"type": "census", "left": [], "supervisor": {"code": 256}}, "census with supervisor {'code': 256}"),
+        ({"type": "failed", "text": "", "supervisor": {"signal": 65}}, "failed with supervisor {'signal': 65}"),
     ],
 )
 def test_nonsense_is_refused(header, text):
@@ -49,8 +73,12 @@ def test_nonsense_is_refused(header, text):
     assert str(error.value) == text
 
 
-VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=4)
-NAMES = ["folder", "local_rank", "stream", "code", "signal", "age_s", "left", "text", "pid", "port"]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda values: st.lists(values) | st.dictionaries(st.sampled_from(["code", "signal"]), values),
+    max_leaves=4,
+)
+NAMES = ["folder", "local_rank", "stream", "code", "signal", "age_s", "left", "text", "pid", "port", "supervisor"]
 
 
 @given(st.sampled_from([header["type"] for header in GOOD]), st.dictionaries(st.sampled_from(NAMES), VALUES))

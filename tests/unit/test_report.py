@@ -18,7 +18,7 @@ from launcher.report import (
     duration,
     failed_first_line,
     left_lines,
-    others_line,
+    others_lines,
     plan_line,
 )
 from launcher.session import Census
@@ -73,8 +73,15 @@ def test_counts():
 )
 def test_the_plan_in_one_line(sizes, on_cpu, line):
     nodes = tuple(NodePlan(Host(f"n{rank}"), rank, 0, size, "/", {}) for rank, size in enumerate(sizes))
-    plan = LaunchPlan(Program(ProgramKind.SCRIPT, "train.py"), nodes, sum(sizes), "10.0.0.1", 1)
+    plan = LaunchPlan(Program(ProgramKind.SCRIPT, "train.py"), nodes, len(nodes), sum(sizes), "10.0.0.1", 1)
     assert plan_line(plan, "R", Path("logs/R"), on_cpu=on_cpu) == line
+
+
+def test_a_share_of_a_run_by_hand_in_one_line():
+    nodes = (NodePlan(Host("n3"), 3, 6, 2, "/", {}),)
+    plan = LaunchPlan(Program(ProgramKind.SCRIPT, "train.py"), nodes, 4, 8, "10.0.0.1", 1)
+    line = "node 3 of 4 (from 0) with 2 processes of 8 ranks, run R, logs in logs/R"
+    assert plan_line(plan, "R", Path("logs/R"), on_cpu=True) == line
 
 
 LEFT = [411, "python", "D"]
@@ -112,7 +119,7 @@ def rank_failure(**more):
 
 def test_the_cause_as_the_design_draws_it():
     cause = find_cause([rank_failure()])
-    others = others_line({"gpu2": 7, "gpu1": 8}, are_ours=True)
+    others = others_lines({"gpu2": 7, "gpu1": 8}, {}, {})
     assert failed_first_line(cause, 2) == "gpu2 rank 11 failed first (exit code 1), stopping 2 nodes"
     assert cause_block(cause, others, Path("logs/20261120-091233/node_1.log")) == [
         "  gpu2 rank 11 (local rank 3, GPU 3) at 09:16:31:",
@@ -154,21 +161,31 @@ def test_the_cause_as_the_design_draws_it():
 def test_the_cause_where_no_exception_tells(failed, first, lines):
     cause = find_cause([failed])
     assert failed_first_line(cause, 1) == first
-    assert cause_block(cause, others_line({"gpu2": 0}, are_ours=True), Path("log")) == lines
+    assert cause_block(cause, others_lines({}, {}, {}), Path("log")) == lines
 
 
 @pytest.mark.parametrize(
-    ("counts", "are_ours", "lines"),
+    ("stopped", "failed", "ended", "lines"),
     [
-        ({}, True, []),
-        ({"gpu1": 0, "gpu2": 0}, True, []),
-        ({"gpu1": 0, "gpu2": 1}, False, ["1 other followed: 1 on gpu2"]),
+        ({}, {}, {}, []),
+        ({"gpu1": 0, "gpu2": 0}, {}, {}, []),
+        ({"gpu2": 1}, {}, {}, ["1 other followed: 1 on gpu2 (stopped by us)"]),
+        (
+            {},
+            {"gpu2": 1},
+            {"gpu1": 2},
+            [
+                "1 other failed as well: 1 on gpu2",
+                "2 others had ended well before: 2 on gpu1",
+            ],
+        ),
         (
             {"gpu1": 8, "gpu2": 7, "gpu3": 8, "gpu4": 8},
-            True,
+            {},
+            {},
             ["31 others followed: 8 each on gpu[1,3-4], 7 on gpu2 (stopped by us)"],
         ),
     ],
 )
-def test_those_that_followed(counts, are_ours, lines):
-    assert others_line(counts, are_ours=are_ours) == lines
+def test_those_that_followed(stopped, failed, ended, lines):
+    assert others_lines(stopped, failed, ended) == lines

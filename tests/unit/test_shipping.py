@@ -22,7 +22,7 @@ SHELLS = [shell for shell in ("sh", "dash", "bash", "zsh", "fish", "tcsh") if sh
 
 def test_the_command_line_holds_nothing_that_a_shell_would_change():
     before, text, after = loader_command("python3", NONCE).split("'")
-    assert (before, after) == ("exec python3 -ISc ", "")
+    assert (before, after) == ("exec python3 -X utf8 -ISc ", "")
     assert re.findall(r"\\.", text) == [r"\n"]  # fish takes \\ and \' for escapes
     assert not set(text) & set("!\n\r\t`$^#")
     assert text.isascii()
