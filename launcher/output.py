@@ -67,7 +67,7 @@ class Terminal:
     def say(self, text: str, fd: int) -> None:
         """Queue words of our own, which are never dropped; what a node said in them is cleaned."""
         with self._changed:
-            self._append(fd, clean(text.encode("utf-8", "replace")) + b"\n")
+            self._append(fd, clean(text.replace("\r", "").encode("utf-8", "replace")) + b"\n")
             self._own_waiting = self._queued_bytes  # they come last
 
     def close(self) -> None:

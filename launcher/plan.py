@@ -97,6 +97,7 @@ def master_address(host: Host, facts: Sequence[NodeFacts], *, alone: bool) -> st
         return "127.0.0.1"
     own = {address for _, address in facts[0].addresses}
     seen = [fact.ssh_client for fact in facts[1:] if fact.ssh_client in own]
+    seen.sort(key=lambda address: str(address).startswith("127."))  # a node on this very machine sees loopback
     for address in (host.address, facts[0].ssh_address, *seen, _first_outside(facts[0])):
         if address is not None and not address.lower().startswith("fe80:"):  # torch takes no scope after a %
             return address

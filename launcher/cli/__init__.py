@@ -138,19 +138,17 @@ def open_closed_streams() -> None:
 
 
 def show_error(error: LauncherError) -> None:
-    """Print an error: where, what, value, and then the remedy."""
+    """Print an error: where, what, value, and then the remedy; what a node said in it is cleaned."""
     from launcher.errors import PreflightError, UnreachableError
+    from launcher.output import clean
 
     if isinstance(error, UnreachableError):
         from launcher.cli.console import failure_lines
 
-        click.echo("\n".join([*failure_lines(error.failures), "launch: nothing was started"]), err=True)
-        return
-    if isinstance(error, PreflightError):
-        click.echo("launch: these would break the run, nothing was started:", err=True)
-        for line in error.message.splitlines():
-            click.echo(f"  {line}", err=True)
-        return
-    click.echo(f"launch: {error.message}", err=True)
-    if error.hint:
-        click.echo(f"  hint: {error.hint}", err=True)
+        lines = [*failure_lines(error.failures), "launch: nothing was started"]
+    elif isinstance(error, PreflightError):
+        lines = ["launch: these would break the run, nothing was started:"]
+        lines += [f"  {line}" for line in error.message.splitlines()]
+    else:
+        lines = [f"launch: {error.message}"] + ([f"  hint: {error.hint}"] if error.hint else [])
+    click.echo(clean("\n".join(lines).encode("utf-8", "replace")), err=True)

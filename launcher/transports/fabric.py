@@ -97,7 +97,7 @@ class FabricTransport:
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         deadline = time.monotonic() + timeout_s
         while True:
-            connection = self._connection(host, timeout_s)
+            connection = self.prepare(host, timeout_s)
             if connection.gateway is None and is_this_machine(connection.host, connection.port, connection.user):
                 if self._on_local is not None:
                     self._on_local(host.name)
@@ -115,11 +115,18 @@ class FabricTransport:
                     raise TransportError(ssh_failures.describe(error, host, hop)) from error
                 time.sleep(pause)
 
-    def _connection(self, host: Host, timeout_s: float) -> fabric.Connection:
-        # One each: making a connection writes to its configuration, and hosts connect in threads.
-        config = fabric.Config(ssh_config=self._files.lookup(host.name))
+    def prepare(self, host: Host, timeout_s: float) -> fabric.Connection:
+        """Return the connection to `host`, with its gateways, not opened yet."""
+        ssh_config = self._files.lookup(host.name)
+        # A configuration each: making a connection writes to its own, and hosts connect in threads.
+        config = fabric.Config(ssh_config=ssh_config)
         connection = fabric.Connection(
-            host.name, user=host.user, port=host.port, config=config, connect_timeout=max(1, int(timeout_s))
+            host.name,
+            user=host.user,
+            port=host.port,
+            config=config,
+            connect_timeout=max(1, int(timeout_s)),
+            gateway=_jump_chain(ssh_config.lookup(host.name).get("proxyjump", ""), config),
         )
         for hop in _hops(connection):
             if hop.ssh_config.get("identitiesonly", "no") == "yes":
@@ -128,6 +135,20 @@ class FabricTransport:
             hop.connect_kwargs.setdefault("auth_timeout", timeout_s)
             self._known_hosts.guard(hop)
         return connection
+
+
+def _jump_chain(proxyjump: str, config: fabric.Config) -> fabric.Connection | None:
+    """Return the gateways of `ProxyJump a,b` in OpenSSH's order, a first; fabric goes the other way round.
+
+    None leaves a single jump, or none at all, to fabric.
+    """
+    jumps = proxyjump.split(",")
+    if len(jumps) < 2:
+        return None
+    gateway = None
+    for jump in jumps:
+        gateway = fabric.Connection(jump, config=config.clone(), gateway=gateway)
+    return gateway
 
 
 def _start(connection: fabric.Connection, command: str, timeout_s: float) -> FabricChannel:

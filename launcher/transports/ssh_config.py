@@ -14,13 +14,18 @@ import subprocess
 from pathlib import Path
 
 from paramiko import SSHConfig
+from paramiko.ssh_exception import ConfigParseError
 
 from launcher.errors import UsageError
 
 _USER_FILE = Path("~/.ssh/config")
 _SYSTEM_FILE = Path("/etc/ssh/ssh_config")
-# fabric takes the "none" of `ProxyJump none` for the name of a host.
-_MISREAD = re.compile(r"^\s*(match|canonicalizehostname|proxyjump[ \t=]+\"?none)\b", re.IGNORECASE | re.MULTILINE)
+# What paramiko misreads: Match, canonical names, a comment behind a value; and fabric takes the "none" of
+# `ProxyJump none` for the name of a host.
+_MISREAD = re.compile(
+    r"^\s*(match|canonicalizehostname|proxyjump[ \t=]+\"?none)\b|^[ \t]*[^#\s][^\n]*[ \t]#",
+    re.IGNORECASE | re.MULTILINE,
+)
 _INCLUDE = re.compile(r"^\s*include[ \t=]+(.+)$", re.IGNORECASE | re.MULTILINE)
 _SSH_TIMEOUT_S = 10
 
@@ -34,17 +39,18 @@ class ConfigFiles:
             raise UsageError(f"{path}: no such file", "--ssh-config names an OpenSSH client configuration")
         self._named = path
         self._texts = {file: _read(file) for file in ([path] if path else [_USER_FILE, _SYSTEM_FILE])}
-        needs_ssh = any(_is_misread(text, file.expanduser()) for file, text in self._texts.items())
+        needs_ssh = any(_is_misread(text, file) for file, text in self._texts.items())
         self._ssh = shutil.which("ssh") if needs_ssh else None
-        self._parsed = _parse("\nHost *\n".join(self._texts.values()))  # a block ends with its file
+        # A block ends with its file.
+        self._parsed = None if self._ssh else _parse("\nHost *\n".join(self._texts.values()))
         self._answers: dict[str, SSHConfig] = {}
 
     def lookup(self, host: str) -> SSHConfig:
         """Return a configuration that gives the right answers for `host`, the same object each time."""
-        if self._ssh is None:
+        if self._parsed is not None:
             return self._parsed
         if host not in self._answers:
-            self._answers[host] = self._ask_ssh(self._ssh, host)
+            self._answers[host] = self._ask_ssh(str(self._ssh), host)
         return self._answers[host]
 
     def _ask_ssh(self, ssh: str, host: str) -> SSHConfig:
@@ -86,22 +92,25 @@ def _read(path: Path) -> str:
 
 
 def _parse(text: str) -> SSHConfig:
-    return SSHConfig.from_text(text)
+    try:
+        return SSHConfig.from_text(text)
+    except ConfigParseError as error:
+        raise UsageError(f"the ssh configuration: {error}", "`ssh -G HOST` says more") from None
 
 
 def _is_misread(text: str, path: Path) -> bool:
     """Whether paramiko would misread this file; an Include that matches no file changes nothing."""
     if _MISREAD.search(text):
         return True
-    folder = path.parent if path != _SYSTEM_FILE else _SYSTEM_FILE.parent
-    patterns = [word for line in _INCLUDE.findall(text) for word in line.split()]
-    paths = [str(folder / Path(pattern).expanduser()) for pattern in patterns]
-    return any(glob.glob(path) for path in paths)  # noqa: PTH207 - Path.glob takes no absolute pattern
+    # As ssh_config(5) has it: a relative one is looked up in /etc/ssh for the system's file, else in ~/.ssh.
+    folder = _SYSTEM_FILE.parent if path == _SYSTEM_FILE else _USER_FILE.parent.expanduser()
+    patterns = [word.strip('"') for line in _INCLUDE.findall(text) for word in line.split()]
+    return any(glob.glob(str(folder / Path(pattern).expanduser())) for pattern in patterns)  # noqa: PTH207 - absolute too
 
 
 def _is_meant(line: str) -> bool:
     """Leave out what `ssh -G` prints for options that are not set, and default keys that do not exist."""
     key, _, value = line.partition(" ")
     if key == "identityfile":
-        return Path(value).expanduser().is_file()
-    return not (key in ("proxyjump", "proxycommand") and value == "none")
+        return "%" in value or Path(value).expanduser().is_file()  # paramiko fills in the tokens
+    return not (key in ("proxyjump", "proxycommand", "connecttimeout") and value == "none")

@@ -9,7 +9,9 @@ import fabric
 import pytest
 
 from launcher.errors import UsageError
+from launcher.hosts import Host
 from launcher.transports import ssh_config
+from launcher.transports.fabric import FabricTransport
 from launcher.transports.ssh_config import ConfigFiles
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh: apt install openssh-client")
@@ -112,8 +114,8 @@ def test_what_is_said_of_a_hop_is_known(read, more):
 )
 def test_a_hop_has_its_own_name_user_and_port(read, more, jump, hops):
     last = "Host last\n  HostName 10.0.0.8\n  User second\n"
-    files, _ = read(f"{more}Host node\n  HostName 10.0.0.2\n  User worker\n  ProxyJump {jump}\n{HOP}{last}")
-    connection = fabric.Connection("node", config=fabric.Config(ssh_config=files.lookup("node")))
+    _, path = read(f"{more}Host node\n  HostName 10.0.0.2\n  User worker\n  ProxyJump {jump}\n{HOP}{last}")
+    connection = FabricTransport(path).prepare(Host("node"), 5)
     found = [(connection.host, connection.user, connection.port)]
     while connection.gateway is not None:
         connection = connection.gateway
