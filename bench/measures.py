@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import shlex
 import shutil
 import signal
@@ -51,17 +50,19 @@ class Spent:
 
 def run(argv: Sequence[str | Path], *, env: dict[str, str] | None = None, output: Path | None = None) -> Spent:
     """Run a command to its end and return what it cost, its children's CPU included."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.monotonic()
     target = output.open("wb") if output else subprocess.PIPE
-    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=target, stderr=subprocess.PIPE, env=env)
-    stdout, stderr = process.communicate()
-    seconds = time.monotonic() - started
-    if process.returncode:
-        raise RuntimeError(f"{shlex.join(map(str, argv))}: exit code {process.returncode}\n{stderr.decode()}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Spent(seconds, cpu, after.ru_maxrss / 1024, (stdout or b"").decode())
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=target, stderr=errors, env=env)
+        stdout = process.stdout.read() if process.stdout else b""
+        _, status, usage = os.wait4(process.pid, 0)  # of this one and its children alone
+        seconds = time.monotonic() - started
+        process.returncode = os.waitstatus_to_exitcode(status)
+        errors.seek(0)
+        if process.returncode:
+            words = shlex.join(map(str, argv))
+            raise RuntimeError(f"{words}: exit code {process.returncode}\n{errors.read().decode()}")
+    return Spent(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, stdout.decode())
 
 
 def median(repeats: int, *measures: Callable[[], float]) -> list[float]:

@@ -57,7 +57,7 @@ class Conversation:
 
     def __init__(
         self, index: int, host: Host, transport: Transport, pythons: Sequence[str], timeout_s: float,
-        on_event: Callable[[Event], None], on_output: OnOutput,
+        on_events: Callable[[Sequence[Event]], None], on_output: OnOutput,
     ) -> None:  # fmt: skip
         self.index = index
         self.host = host
@@ -68,7 +68,7 @@ class Conversation:
         self._transport = transport
         self._pythons = list(pythons)
         self._timeout_s = timeout_s
-        self._on_event = on_event
+        self._on_events = on_events
         self._on_output = on_output
         self._nonce = secrets.token_hex(8)
         self._decoder = messages.Decoder()
@@ -227,12 +227,15 @@ class Conversation:
 
     def _handle(self, data: bytes) -> None:
         self._is_busy = True  # a disk of ours that is slow is not the node's silence
+        events = []
         for header, payload in self._decoder.feed(data):
             check_reply(header)
             if header["type"] == messages.OUTPUT:
                 self._on_output(self.index, header["local_rank"], header["stream"], payload)
             elif header["type"] != messages.BEAT:
-                self._post(header["type"], header)
+                events.append(Event(self.index, header["type"], header, now()))
+        if events:
+            self._on_events(events)
         self.heard_at = time.monotonic()
         self._is_busy = False
 
@@ -276,7 +279,7 @@ class Conversation:
         self._post(LOST, {"failure": failure})
 
     def _post(self, kind: str, fields: Mapping[str, Any]) -> None:
-        self._on_event(Event(self.index, kind, fields, now()))
+        self._on_events([Event(self.index, kind, fields, now())])
 
     # ---- in the writer thread -----------------------------------------------------------------------------------
 

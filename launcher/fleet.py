@@ -62,10 +62,14 @@ class Fleet:
         for conversation in self.conversations:
             conversation.close()
 
-    def post(self, event: Event) -> None:
-        """Queue an event, from any thread."""
+    def post(self, events: Sequence[Event]) -> None:
+        """Queue events, from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
-            self._loop.call_soon_threadsafe(self.events.put_nowait, event)
+            self._loop.call_soon_threadsafe(self._put, events)
+
+    def _put(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self.events.put_nowait(event)
 
     async def _keep_leases(self) -> None:
         beat_at = looked_at = time.monotonic()

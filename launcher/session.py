@@ -132,16 +132,18 @@ class Session:
     async def pump(self, is_done: Callable[[], bool], deadline: float | None = None) -> bool:
         """Take events until `is_done`; return False when the deadline (monotonic seconds) comes first."""
         while not is_done():
-            now = time.monotonic()
             ends = [self._noticed_at + NOTICE_S] + ([deadline] if deadline is not None else [])
             try:
-                event = await asyncio.wait_for(self.fleet.events.get(), max(0.0, min(ends) - now))
+                event = await asyncio.wait_for(self.fleet.events.get(), max(0.0, min(ends) - time.monotonic()))
             except asyncio.TimeoutError:
                 if deadline is not None and time.monotonic() >= deadline:
                     return False
                 self._notice()
                 continue
             self._take(event)
+            while not self.fleet.events.empty():  # what came together is looked at together: `is_done` asks all nodes
+                self._take(self.fleet.events.get_nowait())
+            self._show_progress()
         return True
 
     def noise(self, index: int) -> str:
@@ -159,7 +161,6 @@ class Session:
         handler = getattr(self, f"_take_{event.kind}", None)
         if handler is not None:
             handler(state, event)
-        self._show_progress()
 
     def _take_ready(self, state: NodeState, event: Event) -> None:
         state.stage = "starting its supervisor"

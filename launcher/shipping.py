@@ -11,15 +11,19 @@ import functools
 import io
 import marshal
 import shlex
+import threading
 import zipfile
 import zlib
 from importlib import resources
-from importlib.util import MAGIC_NUMBER
+from importlib.abc import InspectLoader
+from importlib.util import MAGIC_NUMBER, find_spec
+from types import CodeType
 
 MARKER = "~launch"
 _NODE_MODULES = (
     "messages", "loop", "processes", "ladder", "workers", "outlet", "pythons", "facts", "supervisor", "guardian",
 )  # fmt: skip
+_LOCK = threading.Lock()
 _PACKAGES = ("launcher", "launcher.node")
 
 # Reads one line, byte by byte, and runs it; at end of file it runs nothing and ends.
@@ -63,28 +67,33 @@ def loader_command(python: str, nonce: str) -> str:
 
 def node_code(nonce: str, magic: str) -> bytes:
     """Return what follows on stdin once the marker came; `magic` is its Python's bytecode number, in hex."""
-    modules = _compiled_modules() if magic == MAGIC_NUMBER.hex() else _plain_modules()
+    with _LOCK:  # hosts connect in threads, and one making is enough
+        modules = _compiled_modules() if magic == MAGIC_NUMBER.hex() else _plain_modules()
     importer = _IMPORTER.format(size=len(modules), packages=_PACKAGES, nonce=nonce)
     return f"exec({importer!r})\n".encode() + modules
 
 
 @functools.cache
-def _sources() -> dict[str, str]:
+def _plain_modules() -> bytes:
     folder = resources.files("launcher.node")
     sources = {f"launcher.node.{name}": (folder / f"{name}.py").read_text("utf-8") for name in _NODE_MODULES}
-    return dict.fromkeys(_PACKAGES, "") | sources
-
-
-@functools.cache
-def _plain_modules() -> bytes:
-    return zlib.compress(marshal.dumps(_sources(), 2))
+    return zlib.compress(marshal.dumps(dict.fromkeys(_PACKAGES, "") | sources, 2))
 
 
 @functools.cache
 def _compiled_modules() -> bytes:
     """The same as code objects, which saves a Python of our minor version 12 ms of compiling."""
-    code = {name: compile(text, name, "exec", dont_inherit=True) for name, text in _sources().items()}
-    return zlib.compress(marshal.dumps(code))
+    code = {f"launcher.node.{name}": _code_of(f"launcher.node.{name}") for name in _NODE_MODULES}
+    return zlib.compress(marshal.dumps(dict.fromkeys(_PACKAGES, "") | code))
+
+
+def _code_of(name: str) -> CodeType:
+    """A module's code, from its cache where there is one."""
+    spec = find_spec(name)
+    assert spec is not None and isinstance(spec.loader, InspectLoader)  # it is part of this package
+    code = spec.loader.get_code(name)
+    assert code is not None  # it is no built-in module
+    return code
 
 
 def trainer_archive() -> bytes:

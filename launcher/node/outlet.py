@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 LIMIT_BYTES = 4 << 20  # while this much waits for the network, the ranks' pipes are left unread
+WRITE_BYTES = 256 << 10
 DRAIN_BYTES = 4 << 20  # a dead rank's children may write on: no more of it is waited for than pipes can hold
 FLUSH_S = 5.0  # how long the last messages may take to leave
 _STDOUT_FD = 1
@@ -32,12 +33,13 @@ class Outlet:
         os.set_blocking(_STDOUT_FD, False)
 
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
-        """Send a message, after those that wait already."""
+        """Send a message, after those that wait already; a small one leaves with the others of its turn."""
         if not self._is_listening:
             return
         self._outgoing += messages.encode(kind, payload, **fields)
         self.sent_at = time.monotonic()
-        self._write()
+        if len(self._outgoing) >= WRITE_BYTES:
+            self.push()
 
     def close(self) -> None:
         """Send nothing more: nobody listens. Output is read on, so that no rank hangs in a write."""
@@ -64,8 +66,9 @@ class Outlet:
     def flush(self) -> None:
         """Wait until all has left, for some seconds at most."""
         deadline = time.monotonic() + FLUSH_S
+        self._loop.call_at(deadline, lambda: None)
+        self.push()
         while self._outgoing and time.monotonic() < deadline:
-            self._loop.call_at(deadline, lambda: None)
             self._loop.run_once()
 
     def _resume(self, fd: int) -> None:
@@ -91,7 +94,10 @@ class Outlet:
     def _is_full(self) -> bool:
         return len(self._outgoing) >= LIMIT_BYTES
 
-    def _write(self) -> None:
+    def push(self) -> None:
+        """Write what the network takes now."""
+        if not self._outgoing:
+            return
         was_full = self._is_full()
         try:
             while self._outgoing:
@@ -107,7 +113,7 @@ class Outlet:
 
     def _adjust_watches(self, was_full: bool) -> None:
         if self._outgoing and not self._loop.is_watching(_STDOUT_FD):
-            self._loop.watch(_STDOUT_FD, self._write, WRITABLE)
+            self._loop.watch(_STDOUT_FD, self.push, WRITABLE)
         elif not self._outgoing and self._loop.is_watching(_STDOUT_FD):
             self._loop.forget(_STDOUT_FD)
         is_full = self._is_full()

@@ -75,6 +75,7 @@ class Supervisor:
         self._check_lease()
         while not self._is_done:
             self._loop.run_once()
+            self._outlet.push()
             if self._outlet.has_read:
                 self._outlet.has_read = False
                 time.sleep(COALESCE_S)

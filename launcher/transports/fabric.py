@@ -117,16 +117,15 @@ class FabricTransport:
 
     def prepare(self, host: Host, timeout_s: float) -> fabric.Connection:
         """Return the connection to `host`, with its gateways, not opened yet."""
-        ssh_config = self._files.lookup(host.name)
         # A configuration each: making a connection writes to its own, and hosts connect in threads.
-        config = fabric.Config(ssh_config=ssh_config)
+        config = fabric.Config(ssh_config=self._files.lookup(host.name))
         connection = fabric.Connection(
             host.name,
             user=host.user,
             port=host.port,
             config=config,
             connect_timeout=max(1, int(timeout_s)),
-            gateway=_jump_chain(ssh_config.lookup(host.name).get("proxyjump", ""), config),
+            gateway=self._jump_chain(host, config),
         )
         for hop in _hops(connection):
             if hop.ssh_config.get("identitiesonly", "no") == "yes":
@@ -136,19 +135,18 @@ class FabricTransport:
             self._known_hosts.guard(hop)
         return connection
 
+    def _jump_chain(self, host: Host, config: fabric.Config) -> fabric.Connection | None:
+        """Return the gateways of `ProxyJump a,b` in OpenSSH's order, a first; fabric goes the other way round.
 
-def _jump_chain(proxyjump: str, config: fabric.Config) -> fabric.Connection | None:
-    """Return the gateways of `ProxyJump a,b` in OpenSSH's order, a first; fabric goes the other way round.
-
-    None leaves a single jump, or none at all, to fabric.
-    """
-    jumps = proxyjump.split(",")
-    if len(jumps) < 2:
-        return None
-    gateway = None
-    for jump in jumps:
-        gateway = fabric.Connection(jump, config=config.clone(), gateway=gateway)
-    return gateway
+        None leaves a single jump, or none at all, to fabric.
+        """
+        if not self._files.has_jump_chains:
+            return None
+        gateway = None
+        jumps = config.base_ssh_config.lookup(host.name).get("proxyjump", "").split(",")
+        for jump in jumps if len(jumps) > 1 else ():
+            gateway = fabric.Connection(jump, config=config.clone(), gateway=gateway)
+        return gateway
 
 
 def _start(connection: fabric.Connection, command: str, timeout_s: float) -> FabricChannel:

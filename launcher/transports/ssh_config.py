@@ -26,6 +26,7 @@ _MISREAD = re.compile(
     r"^\s*(match|canonicalizehostname|proxyjump[ \t=]+\"?none)\b|^[ \t]*[^#\s][^\n]*[ \t]#",
     re.IGNORECASE | re.MULTILINE,
 )
+_JUMP_CHAIN = re.compile(r"^\s*proxyjump\b.*,", re.IGNORECASE | re.MULTILINE)
 _INCLUDE = re.compile(r"^\s*include[ \t=]+(.+)$", re.IGNORECASE | re.MULTILINE)
 _SSH_TIMEOUT_S = 10
 
@@ -41,6 +42,7 @@ class ConfigFiles:
         self._texts = {file: _read(file) for file in ([path] if path else [_USER_FILE, _SYSTEM_FILE])}
         needs_ssh = any(_is_misread(text, file) for file, text in self._texts.items())
         self._ssh = shutil.which("ssh") if needs_ssh else None
+        self.has_jump_chains = bool(self._ssh) or any(map(_JUMP_CHAIN.search, self._texts.values()))
         # A block ends with its file.
         self._parsed = None if self._ssh else _parse("\nHost *\n".join(self._texts.values()))
         self._answers: dict[str, SSHConfig] = {}
