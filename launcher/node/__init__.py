@@ -11,4 +11,6 @@ Nothing needs to be installed there: `launcher.shipping` sends these modules ove
     ladder       how a run is ended, step by step
     processes    which processes belong to a run
     messages     the wire format
+    notation     JSON, and
+    signals      the signal module, both without the imports that would double the start
 """

@@ -7,8 +7,9 @@ It speaks on stderr only: the supervisor may have died in the middle of a messag
 from __future__ import annotations
 
 import os
-import signal
 import time
+
+from launcher.node import signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ def main(nonce: str) -> NoReturn:
     os.close(ledger_write)
     _release_stdout()
     # A polite end is the supervisor's business; it has the terminal's signals blocked out as well.
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, lambda number, frame: _forward(pid, number))
+    for number in (signals.SIGTERM, signals.SIGHUP, signals.SIGINT):
+        signals.signal(number, lambda number, frame: _forward(pid, number))
     status = _wait_for(pid)
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
         os._exit(0)

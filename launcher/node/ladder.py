@@ -6,8 +6,9 @@ trainer whose loader workers die cannot save ("DataLoader worker exited unexpect
 
 from __future__ import annotations
 
-import signal
 import time
+
+from launcher.node import signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,21 +44,21 @@ def descend(
     if living and timeout_s > 0:
         end = time.monotonic() + timeout_s
         if owned.torchrun is not None:
-            processes.send_signal(owned.torchrun, signal.SIGSTOP)
+            processes.send_signal(owned.torchrun, signals.SIGSTOP)
         for rank in owned.ranks.values():
-            processes.send_signal(rank, signal.SIGTERM)
+            processes.send_signal(rank, signals.SIGTERM)
         yield from _wait(end, lambda: not any(map(processes.is_alive, owned.ranks.values())))
         rest = _without_torchrun(owned)
         for process in rest:
-            processes.send_signal(process, signal.SIGTERM)
-            processes.send_signal(process, signal.SIGCONT)
+            processes.send_signal(process, signals.SIGTERM)
+            processes.send_signal(process, signals.SIGCONT)
         if rest:  # a trainer that a shell script started is found here, and may be saving
             yield from _wait(max(end, time.monotonic() + REST_S), lambda: not _without_torchrun(owned))
         living = owned.living()
     deadline = time.monotonic() + CENSUS_S
     while living and time.monotonic() < deadline:
         for process in living:
-            processes.send_signal(process, signal.SIGKILL)
+            processes.send_signal(process, signals.SIGKILL)
         yield _PAUSES_S[1]
         living = owned.living()
     return living

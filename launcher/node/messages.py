@@ -6,7 +6,7 @@ So output travels as it is, in chunks, and one flipped bit is found at the next 
 
 from __future__ import annotations
 
-import json
+from launcher.node import notation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def encode(kind: str, payload: bytes = b"", **fields: object) -> bytes:
     header.update(fields)
     if payload:
         header["size"] = len(payload)
-    return json.dumps(header, separators=(",", ":")).encode() + b"\n" + payload
+    return notation.dumps(header).encode() + b"\n" + payload
 
 
 class Decoder:
@@ -82,7 +82,7 @@ class Decoder:
             return None
         line = bytes(self._buffer[:end])
         try:
-            header = json.loads(line.decode())
+            header = notation.loads(line.decode())
         except (ValueError, RecursionError):
             raise MalformedMessage("no JSON: %r" % line[:80]) from None
         if not isinstance(header, dict) or not isinstance(header.get("type"), str):

@@ -6,13 +6,11 @@ guardian's death it ends the run by itself.
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import sys
 import time
 
-from launcher.node import ladder, messages, processes, workers
+from launcher.node import ladder, messages, notation, processes, signals, workers
 from launcher.node.loop import Loop
 from launcher.node.outlet import Outlet
 
@@ -85,16 +83,16 @@ class Supervisor:
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_read, False)
         os.set_blocking(wake_write, False)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda number, frame: None)
+        signals.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signals.signal(signals.SIGCHLD, lambda number, frame: None)
+        signals.signal(signals.SIGINT, signals.SIG_IGN)
+        for number in (signals.SIGTERM, signals.SIGHUP):
+            signals.signal(number, lambda number, frame: None)
 
         def wake() -> None:  # the numbers of the signals that came; acting in the handlers would interrupt ourselves
             numbers = os.read(wake_read, 4096)
             self._reap()
-            for number in {signal.SIGTERM, signal.SIGHUP}.intersection(numbers):
+            for number in {signals.SIGTERM, signals.SIGHUP}.intersection(numbers):
                 self._end_run("its supervisor got signal %d" % number)
 
         self._loop.watch(wake_read, wake)
@@ -181,7 +179,7 @@ class Supervisor:
         facts_read, facts_write = os.pipe()
         pid = os.fork()
         if pid == 0:
-            signal.set_wakeup_fd(-1)
+            signals.set_wakeup_fd(-1)
             facts.write_facts_and_exit(facts_write, header)
         os.close(facts_write)
         # On a dead file system or GPU driver the child hangs in state D, and can't even be killed.
@@ -205,7 +203,7 @@ class Supervisor:
 
     def _keep_facts(self, data: bytes) -> None:
         silence = {"error": "gathered no facts in %g s: a dead file system or GPU driver?" % FACTS_TIMEOUT_S}
-        self._facts = json.loads(data.decode()) if data else silence
+        self._facts = notation.loads(data.decode()) if data else silence
         self._send_facts()
 
     def _keep_python(self, status: dict[str, Any] | None) -> None:
@@ -291,7 +289,7 @@ class Supervisor:
     def _note(self, **entry: object) -> None:
         """Write down for the guardian what it needs if we are killed."""
         try:
-            os.write(self._ledger_fd, json.dumps(entry).encode() + b"\n")
+            os.write(self._ledger_fd, notation.dumps(entry).encode() + b"\n")
         except OSError:
             pass  # it is dead, and we are about to notice
 
@@ -334,7 +332,7 @@ class Supervisor:
         ended_at = time.monotonic()
         if status and self._owned.torchrun is not None:
             # torchrun would print its page and kill the others; what happens next is the launcher's to say.
-            processes.send_signal(self._owned.torchrun, signal.SIGSTOP)
+            processes.send_signal(self._owned.torchrun, signals.SIGSTOP)
         self._outlet.drain(lambda rank: rank == local_rank)
         age_s = round(time.monotonic() - ended_at, 4)
         self._outlet.send(messages.EXIT, local_rank=local_rank, age_s=age_s, **workers.describe_status(status))
@@ -393,7 +391,7 @@ class Supervisor:
         for pid, started in self._lost_keepers:
             keeper = processes.read_process(pid)
             if keeper is not None and keeper.started == started:
-                processes.send_signal(keeper, signal.SIGKILL)
+                processes.send_signal(keeper, signals.SIGKILL)
 
     def _report_census(self, left: list[processes.Process]) -> None:
         self._reap()

@@ -7,9 +7,8 @@ exact, per rank and stream, and cost torchrun nothing (its own `--tee` rewrites 
 from __future__ import annotations
 
 import os
-import signal
 
-from launcher.node import processes
+from launcher.node import processes, signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _PR_SET_PDEATHSIG = 1
 _EXEC_FAILED = 127
-_CAUGHT = (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)  # by the supervisor
+_CAUGHT = (signals.SIGTERM, signals.SIGHUP, signals.SIGCHLD)  # by the supervisor
 
 
 class Child:
@@ -40,13 +39,13 @@ def spawn(argv: list[str], env: dict[str, str], cwd: str | None, fds: dict[int, 
     """
     parent = os.getpid()
     # Until the child has its own handlers, a signal to it would be written into our wake-up pipe.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _CAUGHT)
+    signals.pthread_sigmask(signals.SIG_BLOCK, _CAUGHT)
     pid = -1
     try:
         pid = os.fork()
     finally:
         if pid:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _CAUGHT)
+            signals.pthread_sigmask(signals.SIG_UNBLOCK, _CAUGHT)
     if pid:
         return Child(pid)
     subject = argv[0] if argv else "nothing"
@@ -58,10 +57,10 @@ def spawn(argv: list[str], env: dict[str, str], cwd: str | None, fds: dict[int, 
         kept = {target: _move_up(fd) for target, fd in kept.items()}
         for target, fd in kept.items():
             os.dup2(fd, target)
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, *_CAUGHT):
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _CAUGHT)
+        signals.set_wakeup_fd(-1)
+        for number in (signals.SIGPIPE, signals.SIGXFSZ, signals.SIGINT, *_CAUGHT):
+            signals.signal(number, signals.SIG_DFL)
+        signals.pthread_sigmask(signals.SIG_UNBLOCK, _CAUGHT)
         if cwd is not None:
             _enter(cwd)
         os.execvpe(argv[0], argv, env)
@@ -90,7 +89,7 @@ def _die_with(parent: int) -> None:
     import ctypes
 
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signals.SIGTERM, 0, 0, 0)
     except (OSError, AttributeError):
         return  # no prctl here; the guardian and the mark remain
     if os.getppid() != parent:
@@ -100,7 +99,7 @@ def _die_with(parent: int) -> None:
 def kill(child: Child) -> None:
     """Kill one child, if it still is there."""
     if child.process is not None:
-        processes.send_signal(child.process, signal.SIGKILL)
+        processes.send_signal(child.process, signals.SIGKILL)
 
 
 def widen(fd: int) -> None:

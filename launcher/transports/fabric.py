@@ -149,21 +149,23 @@ class FabricTransport:
         return gateway
 
 
+class _BoundedEvent(threading.Event):
+    """paramiko waits for the answer to exec without end, on the channel's event: this one ends."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__()
+        self._limit_s = limit_s
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not super().wait(self._limit_s if timeout is None else timeout) and timeout is None:
+            raise TimeoutError(f"no answer in {self._limit_s:g} s")
+        return self.is_set()
+
+
 def _start(connection: fabric.Connection, command: str, timeout_s: float) -> FabricChannel:
-    transport = connection.transport
-    # paramiko waits for the answer to exec without end.
-    alarm = threading.Timer(timeout_s, _close, [connection])
-    alarm.daemon = True
-    alarm.start()
-    try:
-        channel = transport.open_session(window_size=_WINDOW_BYTES, timeout=timeout_s)
-        channel.exec_command(command)
-    except Exception as error:
-        if not alarm.is_alive():
-            raise TimeoutError(f"no answer in {timeout_s:g} s") from error
-        raise
-    finally:
-        alarm.cancel()
+    channel = connection.transport.open_session(window_size=_WINDOW_BYTES, timeout=timeout_s)
+    channel.event = _BoundedEvent(timeout_s)
+    channel.exec_command(command)
     return FabricChannel(connection, channel)
 
 
