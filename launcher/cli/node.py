@@ -35,12 +35,9 @@ def command(words: tuple[str, ...], nnodes: int, node_rank: int, dry_run: bool, 
     job = read_job(options, words, [host])
     share = (nnodes, node_rank)
     if dry_run:
-        from launcher.plan import build_plan, placeholder_facts
-        from launcher.report import plan_lines
+        from launcher.cli.run import print_dry_run
 
-        for line in plan_lines(build_plan(job, [host], [placeholder_facts(job, host)], share)):
-            click.echo(line)
-        return 0
+        return print_dry_run(job, [host], share)
     from launcher.cli.running import run_job
     from launcher.transports.local import LocalTransport
 

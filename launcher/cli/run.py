@@ -54,12 +54,12 @@ def command(words: tuple[str, ...], dry_run: bool, check: bool, **options: Any) 
     return run_job(job, hosts, partial(make_transport, options), options, is_dry=dry_run)
 
 
-def print_dry_run(job: Job, hosts: Sequence[Host]) -> int:
+def print_dry_run(job: Job, hosts: Sequence[Host], share: tuple[int, int] | None = None) -> int:
     """Print what would run where, with named placeholders for what only the nodes can tell."""
     from launcher.plan import build_plan, placeholder_facts
     from launcher.report import plan_lines
 
-    plan = build_plan(job, hosts, [placeholder_facts(job, host) for host in hosts])
+    plan = build_plan(job, hosts, [placeholder_facts(job, host) for host in hosts], share)
     for line in plan_lines(plan):
         click.echo(line)
     return 0

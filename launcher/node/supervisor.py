@@ -134,7 +134,7 @@ class Supervisor:
         }
         for header, payload in self._decoder.feed(data):
             handler = handlers.get(header["type"])
-            if handler is not None:
+            if handler is not None and not self._is_done:
                 self._serve(handler, header, payload)
 
     def _serve(self, handler: Handler, header: dict[str, Any], payload: bytes) -> None:
@@ -142,6 +142,8 @@ class Supervisor:
             handler(header, payload)
         except OSError as error:  # no room for the run's folder, no process left: the launcher shall say so
             self._outlet.send(messages.FAILED, text="%s: %s" % (header["type"], error))
+            # Without folder and mark nothing may start, though START may lie in the same piece.
+            self._is_done = self._folder is None
 
     def _prepare(self, header: dict[str, Any], _: bytes) -> None:
         self._silence_s = header["silence_s"]

@@ -285,3 +285,16 @@ def test_a_port_that_is_taken_is_an_error(node: Node) -> None:
         taken.listen()
         answer = ask_route(node, master="127.0.0.1", port=taken.getsockname()[1])
     assert (answer["port"], answer["error"]) == (None, "Address already in use")
+
+
+def test_nothing_starts_where_the_folder_of_the_run_can_not_be_made(nodes: Nodes, tmp_path: Path) -> None:
+    node = nodes.start()
+    prepare = messages.encode(
+        messages.PREPARE, version=1, run="no/such/folder", mark=node.mark, silence_s=5, stop_timeout_s=1, env={}
+    )
+    processes = [{"rank": 0, "argv": ["touch", str(tmp_path / "started")], "env": {}}]
+    start = messages.encode(messages.START, processes=processes, cwd=None, is_short=True)
+    node.stdin.write(prepare + start)  # one piece, as `launch exec` sends them
+    assert node.wait_for(messages.FAILED)["text"].startswith("prepare: ")
+    node.wait_until_gone()
+    assert not (tmp_path / "started").exists()
