@@ -10,23 +10,23 @@ import os
 import sys
 import time
 
-from launcher.node import ladder, messages, notation, processes, signals, workers
+from launcher.node import ladder, messages, processes, signals, workers
+from launcher.node.inquiry import Inquiry
+from launcher.node.ledger import Ledger
 from launcher.node.loop import Loop
 from launcher.node.outlet import Outlet
+from launcher.node.ranks import Ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from socket import socket
     from typing import Any, Callable, Dict, Generator, List
 
     from launcher.node.loop import Timer
-    from launcher.node.pythons import Search
 
     Handler = Callable[[Dict[str, Any], bytes], None]
     Ladder = Generator[float, None, List[processes.Process]]
 
 BEATS_PER_SILENCE = 2.5  # two may be lost
-FACTS_TIMEOUT_S = 15.0
 COALESCE_S = 0.002  # a writer's small pieces gather in its pipe for so long, so a flood costs few messages
 
 
@@ -36,12 +36,13 @@ class Supervisor:
     def __init__(self, life_fd: int, ledger_fd: int, guardian: int) -> None:
         self._loop = Loop()
         self._life_fd = life_fd  # at its end when the guardian dies
-        self._ledger_fd = ledger_fd
+        self._ledger = Ledger(ledger_fd)
         self._keepers = [os.getpid(), guardian]
         self._owned = processes.Owned("", self._keepers)
         self._decoder = messages.Decoder(max_header_bytes=1 << 30)
-        self._seen: set[int] = set()  # local ranks that have been there, if for a moment only
-        self._outlet = Outlet(self._loop, self._seen.__contains__)
+        self._outlet = Outlet(self._loop, lambda rank: rank in self._ranks.seen)
+        self._ranks = Ranks(self._loop, self._outlet, self._ledger, self._owned, self._end_if_short)
+        self._inquiry = Inquiry(self._loop, self._outlet, self._ranks.set_torchrun)
         self._silence_s = 15.0
         self._stop_timeout_s = 15.0
         self._heard_at = time.monotonic()
@@ -49,12 +50,6 @@ class Supervisor:
         self._lost_folder: str | None = None  # of the supervisor whose run we sweep up
         self._lost_keepers: list[list[int]] = []  # itself and its guardian
         self._env = dict(os.environ)
-        self._facts: dict[str, Any] | None = None
-        self._python: dict[str, Any] | None = None
-        self._search: Search | None = None
-        self._torchrun: workers.Child | None = None  # also while it only imports
-        self._exited: set[int] = set()
-        self._held_port: socket | None = None
         self._reason: str | None = None  # why the run is being ended, where the launcher did not say so
         self._steps: Ladder | None = None  # once the run is being ended
         self._step_timer: Timer | None = None
@@ -67,7 +62,6 @@ class Supervisor:
     def run(self) -> None:
         """Serve until the census is sent, or nobody is left to send it to."""
         self._catch_signals()
-        os.set_blocking(self._ledger_fd, False)  # it is small, and must not stop us if the guardian sleeps
         self._loop.watch(0, self._read_launcher)
         self._loop.watch(self._life_fd, lambda: self._end_run("its guardian was killed"))
         self._check_lease()
@@ -91,7 +85,7 @@ class Supervisor:
 
         def wake() -> None:  # the numbers of the signals that came; acting in the handlers would interrupt ourselves
             numbers = os.read(wake_read, 4096)
-            self._reap()
+            self._ranks.reap()
             for number in {signals.SIGTERM, signals.SIGHUP}.intersection(numbers):
                 self._end_run("its supervisor got signal %d" % number)
 
@@ -157,7 +151,7 @@ class Supervisor:
         if own is not None and self._lost_folder is None:
             self._owned.born = own.started
         self._folder = workers.make_folder(header["run"])
-        self._note(mark=header["mark"], folder=self._folder, stop_timeout_s=self._stop_timeout_s)
+        self._ledger.note(mark=header["mark"], folder=self._folder, stop_timeout_s=self._stop_timeout_s)
         self._env.update(header["env"])
         # setproctitle overwrites the environment, where the mark is, unless it is told not to.
         self._env.update({processes.MARK: header["mark"], "SPT_NOENV": "1"})
@@ -173,65 +167,10 @@ class Supervisor:
             keepers=[[keeper.pid, keeper.started] for keeper in map(processes.read_process, self._keepers) if keeper],
         )
         if header.get("facts"):
-            self._gather_facts(header)
-
-    def _gather_facts(self, header: dict[str, Any]) -> None:
-        from launcher.node import facts
-
-        facts_read, facts_write = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            signals.set_wakeup_fd(-1)
-            facts.write_facts_and_exit(facts_write, header)
-        os.close(facts_write)
-        # On a dead file system or GPU driver the child hangs in state D, and can't even be killed.
-        self._loop.read_all(facts_read, self._keep_facts, FACTS_TIMEOUT_S)
-        if not header["pythons"]:  # what will run needs no torch
-            self._python = {}
-            return
-        from launcher.node import pythons
-
-        output_fds = self._open_torchrun_pipes()
-        self._search = pythons.Search(self._loop, header["pythons"], self._env, output_fds, self._keep_python)
-        self._search.try_next()
-
-    def _open_torchrun_pipes(self) -> list[int]:
-        write_ends = []
-        for stream in (workers.STDOUT, workers.STDERR):
-            read_end, write_end = os.pipe()
-            self._outlet.watch(read_end, None, stream)
-            write_ends.append(write_end)
-        return write_ends
-
-    def _keep_facts(self, data: bytes) -> None:
-        silence = {"error": "gathered no facts in %g s: a dead file system or GPU driver?" % FACTS_TIMEOUT_S}
-        self._facts = notation.loads(data.decode()) if data else silence
-        self._send_facts()
-
-    def _keep_python(self, status: dict[str, Any] | None) -> None:
-        assert self._search is not None  # it calls this
-        self._python = status or {"python": None, "tried": self._search.tried}
-        if status:
-            self._torchrun = self._search.child
-            self._own_torchrun()
-        self._send_facts()
-
-    def _send_facts(self) -> None:
-        if self._facts is not None and self._python is not None:
-            self._outlet.send(messages.FACTS, **dict(self._facts, search=self._python))
+            self._inquiry.gather_facts(header, self._env)
 
     def _find_route(self, header: dict[str, Any], _: bytes) -> None:
-        from launcher.node import facts
-
-        answer: dict[str, Any] = {"interface": None, "address": None, "port": None, "error": None}
-        try:
-            answer.update(facts.find_route(header["master"]))
-            if header.get("port") is not None:
-                self._held_port = facts.hold_port(header["port"])
-                answer["port"] = self._held_port.getsockname()[1]
-        except (OSError, UnicodeError) as error:  # the latter: a name that can be none
-            answer["error"] = getattr(error, "strerror", None) or str(error)
-        self._outlet.send(messages.ROUTED, **answer)
+        self._inquiry.find_route(header)
 
     def _start(self, header: dict[str, Any], payload: bytes) -> None:
         if payload:
@@ -241,125 +180,21 @@ class Supervisor:
         if header["cwd"] is not None:
             header["cwd"] = os.path.expanduser(header["cwd"])
         if header.get("processes"):
-            self._start_processes(header)
+            self._is_short = header.get("is_short", False)
+            self._inquiry.release_port()
+            self._ranks.start_processes(header["processes"], self._env, header["cwd"])
         else:
             self._start_torchrun(header)
 
-    def _start_processes(self, header: dict[str, Any]) -> None:
-        self._is_short = header.get("is_short", False)
-        self._release_port()
-        null = os.open(os.devnull, os.O_RDONLY)
-        for entry in header["processes"]:
-            fds = {0: null}
-            for stream in (workers.STDOUT, workers.STDERR):
-                read_end, fds[stream] = os.pipe()
-                workers.widen(read_end)
-                self._outlet.watch(read_end, entry["rank"], stream)
-            child = workers.spawn(entry["argv"], dict(self._env, **entry["env"]), header["cwd"], fds)
-            for stream in (workers.STDOUT, workers.STDERR):
-                os.close(fds[stream])
-            self._seen.add(entry["rank"])
-            self._own_rank(entry["rank"], child.process)
-        os.close(null)
-
     def _start_torchrun(self, header: dict[str, Any]) -> None:
-        assert self._folder is not None  # PREPARE comes first
-        reports, streams = workers.Fifos(self._folder).make(header["local_ranks"])
-        for (local_rank, stream), fd in streams.items():
-            self._outlet.watch(fd, local_rank, stream)
-        self._loop.watch(reports, lambda: self._read_reports(reports))
-        env = dict(self._env, **header["env"])
-        order = {"argv": header["torchrun_args"], "env": env, "cwd": header["cwd"]}
-        assert self._search is not None  # the plan names the Python that it found, which waits
-        self._search.give_order(order, os.path.join(self._folder, "order"))
+        assert self._folder is not None and self._inquiry.search is not None  # the plan names the Python, which waits
+        self._ranks.await_torchrun(self._folder, header["local_ranks"], self._inquiry.release_port)
+        order = {"argv": header["torchrun_args"], "env": dict(self._env, **header["env"]), "cwd": header["cwd"]}
+        self._inquiry.search.give_order(order, os.path.join(self._folder, "order"))
 
-    def _read_reports(self, fd: int) -> None:
-        for line in os.read(fd, 1 << 16).split(b"\n"):
-            words = line.split()
-            if len(words) == 2:
-                self._release_port()
-                self._seen.add(int(words[0]))
-                self._own_rank(int(words[0]), processes.read_process(int(words[1])))
-
-    def _release_port(self) -> None:
-        if self._held_port is not None:
-            self._held_port.close()
-            self._held_port = None
-
-    # ---- the run's processes ------------------------------------------------------------------------------------
-
-    def _note(self, **entry: object) -> None:
-        """Write down for the guardian what it needs if we are killed."""
-        try:
-            os.write(self._ledger_fd, notation.dumps(entry).encode() + b"\n")
-        except OSError:
-            pass  # it is dead, and we are about to notice
-
-    def _own_torchrun(self) -> None:
-        process = self._torchrun.process if self._torchrun is not None else None
-        if process is not None:
-            self._owned.set_torchrun(process)
-            self._note(rank=None, pid=process.pid, started=process.started)
-
-    def _own_rank(self, local_rank: int, process: processes.Process | None) -> None:
-        if process is None:
-            return
-        self._owned.add_rank(local_rank, process)
-        self._note(rank=local_rank, pid=process.pid, started=process.started)
-        self._outlet.send(messages.STARTED, local_rank=local_rank, pid=process.pid)
-        if self._torchrun is None:
-            return  # our own child: the kernel tells us
-        pidfd = workers.open_pidfd(process)
-        if pidfd is None:
-            self._look_again(local_rank, process)
-        else:
-            self._loop.watch(pidfd, lambda: self._meet_end(local_rank, process, pidfd))
-
-    def _look_again(self, local_rank: int, process: processes.Process) -> None:
-        if processes.is_alive(process):
-            self._loop.call_later(0.05, lambda: self._look_again(local_rank, process))
-        else:
-            self._report_exit(local_rank, workers.read_exit_status(process))
-
-    def _meet_end(self, local_rank: int, process: processes.Process, pidfd: int) -> None:
-        self._loop.forget(pidfd)
-        os.close(pidfd)
-        self._reap()
-        self._report_exit(local_rank, workers.read_exit_status(process))
-
-    def _report_exit(self, local_rank: int, status: int | None) -> None:
-        if local_rank in self._exited:
-            return
-        self._exited.add(local_rank)
-        ended_at = time.monotonic()
-        if status and self._owned.torchrun is not None:
-            # torchrun would print its page and kill the others; what happens next is the launcher's to say.
-            processes.send_signal(self._owned.torchrun, signals.SIGSTOP)
-        self._outlet.drain(lambda rank: rank == local_rank)
-        age_s = round(time.monotonic() - ended_at, 4)
-        self._outlet.send(messages.EXIT, local_rank=local_rank, age_s=age_s, **workers.describe_status(status))
-
-    def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if self._torchrun is not None and pid == self._torchrun.pid:
-                self._outlet.drain()
-                self._outlet.send(messages.ENDED, **workers.describe_status(status))
-            for local_rank, process in self._owned.ranks.items():
-                if process.pid == pid:  # our own child, or inherited from a torchrun that was killed
-                    self._report_exit(local_rank, status)
-                    self._check_all_exited(status)
-
-    def _check_all_exited(self, status: int) -> None:
-        if self._torchrun is None and len(self._exited) == len(self._owned.ranks):
-            self._outlet.send(messages.ENDED, **workers.describe_status(status))
-            if self._is_short:
-                self._end_run("all is done", self._stop_timeout_s)
+    def _end_if_short(self) -> None:
+        if self._is_short:
+            self._end_run("all is done", self._stop_timeout_s)
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
@@ -396,7 +231,7 @@ class Supervisor:
                 processes.send_signal(keeper, signals.SIGKILL)
 
     def _report_census(self, left: list[processes.Process]) -> None:
-        self._reap()
+        self._ranks.reap()
         self._outlet.drain()
         self._kill_lost_keepers()
         for folder in (self._folder, self._lost_folder):

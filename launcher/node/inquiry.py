@@ -1,0 +1,99 @@
+"""What the launcher asks before a run: facts, a Python with torch, the way to node 0 and whether it is open.
+
+Nothing here may stall the supervisor: what can block runs in a forked child, and its answer is read by the loop.
+"""
+
+from __future__ import annotations
+
+import os
+
+from launcher.node import messages, notation, signals, workers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from socket import socket
+    from typing import Any, Callable
+
+    from launcher.node.loop import Loop
+    from launcher.node.outlet import Outlet
+    from launcher.node.pythons import Search
+
+FACTS_TIMEOUT_S = 15.0
+
+
+class Inquiry:
+    """Gathers the answers and sends them."""
+
+    def __init__(self, loop: Loop, outlet: Outlet, on_python: Callable[[workers.Child | None], None]) -> None:
+        self.search: Search | None = None
+        self._loop = loop
+        self._outlet = outlet
+        self._on_python = on_python  # gets the process that imports torchrun
+        self._facts: dict[str, Any] | None = None
+        self._python: dict[str, Any] | None = None
+        self._held_port: socket | None = None
+
+    def gather_facts(self, wanted: dict[str, Any], env: dict[str, str]) -> None:
+        """Answer `wanted` (the launcher's PREPARE) with one message: facts, and the Python that was found."""
+        from launcher.node import facts
+
+        facts_read, facts_write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            signals.set_wakeup_fd(-1)
+            facts.write_facts_and_exit(facts_write, wanted)
+        os.close(facts_write)
+        # On a dead file system or GPU driver the child hangs in state D, and can't even be killed.
+        self._loop.read_all(facts_read, self._keep_facts, FACTS_TIMEOUT_S)
+        if not wanted["pythons"]:  # what will run needs no torch
+            self._python = {}
+            return
+        from launcher.node import pythons
+
+        output_fds = self._open_torchrun_pipes()
+        self.search = pythons.Search(self._loop, wanted["pythons"], env, output_fds, self._keep_python)
+        self.search.try_next()
+
+    def _open_torchrun_pipes(self) -> list[int]:
+        write_ends = []
+        for stream in (workers.STDOUT, workers.STDERR):
+            read_end, write_end = os.pipe()
+            self._outlet.watch(read_end, None, stream)
+            write_ends.append(write_end)
+        return write_ends
+
+    def _keep_facts(self, data: bytes) -> None:
+        silence = {"error": "gathered no facts in %g s: a dead file system or GPU driver?" % FACTS_TIMEOUT_S}
+        self._facts = notation.loads(data.decode()) if data else silence
+        self._send_facts()
+
+    def _keep_python(self, status: dict[str, Any] | None) -> None:
+        assert self.search is not None  # it calls this
+        self._python = status or {"python": None, "tried": self.search.tried}
+        if status:
+            self._on_python(self.search.child)
+        self._send_facts()
+
+    def _send_facts(self) -> None:
+        if self._facts is not None and self._python is not None:
+            self._outlet.send(messages.FACTS, **dict(self._facts, search=self._python))
+
+    def find_route(self, header: dict[str, Any]) -> None:
+        """Answer a ROUTE: interface and own address towards the master; node 0 holds the port from now on."""
+        from launcher.node import facts
+
+        answer: dict[str, Any] = {"interface": None, "address": None, "port": None, "error": None}
+        try:
+            answer.update(facts.find_route(header["master"]))
+            if header.get("port") is not None:
+                self._held_port = facts.hold_port(header["port"])
+                answer["port"] = self._held_port.getsockname()[1]
+        except (OSError, UnicodeError) as error:  # the latter: a name that can be none
+            answer["error"] = getattr(error, "strerror", None) or str(error)
+        self._outlet.send(messages.ROUTED, **answer)
+
+    def release_port(self) -> None:
+        """Let go of the port that node 0 held for torchrun."""
+        if self._held_port is not None:
+            self._held_port.close()
+            self._held_port = None

@@ -1,0 +1,135 @@
+"""The ranks on this node: started by ourselves or by torchrun, each known to the kernel, its end told at once."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from launcher.node import messages, processes, signals, workers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+    from launcher.node.ledger import Ledger
+    from launcher.node.loop import Loop
+    from launcher.node.outlet import Outlet
+
+
+class Ranks:
+    """Watches the processes of a run from their start to their exit codes."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        outlet: Outlet,
+        ledger: Ledger,
+        owned: processes.Owned,
+        on_ended: Callable[[], object],
+    ) -> None:
+        self.seen: set[int] = set()  # local ranks that have been there, if for a moment only
+        self._loop = loop
+        self._outlet = outlet
+        self._ledger = ledger
+        self._owned = owned
+        self._on_ended = on_ended  # where all were our own children
+        self._torchrun: workers.Child | None = None  # also while it only imports
+        self._exited: set[int] = set()
+
+    def set_torchrun(self, child: workers.Child | None) -> None:
+        """Take the process that will start the ranks."""
+        self._torchrun = child
+        if child is not None and child.process is not None:
+            self._owned.set_torchrun(child.process)
+            self._ledger.note(rank=None, pid=child.process.pid, started=child.process.started)
+
+    def start_processes(self, entries: list[dict[str, Any]], env: dict[str, str], cwd: str | None) -> None:
+        """Start plain commands as ranks; `entries` are the launcher's, each with rank, argv and env."""
+        null = os.open(os.devnull, os.O_RDONLY)
+        for entry in entries:
+            fds = {0: null}
+            for stream in (workers.STDOUT, workers.STDERR):
+                read_end, fds[stream] = os.pipe()
+                workers.widen(read_end)
+                self._outlet.watch(read_end, entry["rank"], stream)
+            child = workers.spawn(entry["argv"], dict(env, **entry["env"]), cwd, fds)
+            for stream in (workers.STDOUT, workers.STDERR):
+                os.close(fds[stream])
+            self.seen.add(entry["rank"])
+            self._own(entry["rank"], child.process)
+        os.close(null)
+
+    def await_torchrun(self, folder: str, local_ranks: list[int], on_started: Callable[[], object]) -> None:
+        """Open what torchrun's ranks will write to; `on_started` is called when one is there."""
+        reports, streams = workers.Fifos(folder).make(local_ranks)
+        for (local_rank, stream), fd in streams.items():
+            self._outlet.watch(fd, local_rank, stream)
+        self._loop.watch(reports, lambda: self._read_reports(reports, on_started))
+
+    def reap(self) -> None:
+        """Take the exit codes of our own children."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if self._torchrun is not None and pid == self._torchrun.pid:
+                self._outlet.drain()
+                self._outlet.send(messages.ENDED, **workers.describe_status(status))
+            for local_rank, process in self._owned.ranks.items():
+                if process.pid == pid:  # our own child, or inherited from a torchrun that was killed
+                    self._report_exit(local_rank, status)
+                    self._check_all_exited(status)
+
+    def _read_reports(self, fd: int, on_started: Callable[[], object]) -> None:
+        for line in os.read(fd, 1 << 16).split(b"\n"):
+            words = line.split()
+            if len(words) == 2:
+                on_started()
+                self.seen.add(int(words[0]))
+                self._own(int(words[0]), processes.read_process(int(words[1])))
+
+    def _own(self, local_rank: int, process: processes.Process | None) -> None:
+        if process is None:
+            return
+        self._owned.add_rank(local_rank, process)
+        self._ledger.note(rank=local_rank, pid=process.pid, started=process.started)
+        self._outlet.send(messages.STARTED, local_rank=local_rank, pid=process.pid)
+        if self._torchrun is None:
+            return  # our own child: the kernel tells us
+        pidfd = workers.open_pidfd(process)
+        if pidfd is None:
+            self._look_again(local_rank, process)
+        else:
+            self._loop.watch(pidfd, lambda: self._meet_end(local_rank, process, pidfd))
+
+    def _look_again(self, local_rank: int, process: processes.Process) -> None:
+        if processes.is_alive(process):
+            self._loop.call_later(0.05, lambda: self._look_again(local_rank, process))
+        else:
+            self._report_exit(local_rank, workers.read_exit_status(process))
+
+    def _meet_end(self, local_rank: int, process: processes.Process, pidfd: int) -> None:
+        self._loop.forget(pidfd)
+        os.close(pidfd)
+        self.reap()
+        self._report_exit(local_rank, workers.read_exit_status(process))
+
+    def _report_exit(self, local_rank: int, status: int | None) -> None:
+        if local_rank in self._exited:
+            return
+        self._exited.add(local_rank)
+        ended_at = time.monotonic()
+        if status and self._owned.torchrun is not None:
+            # torchrun would print its page and kill the others; what happens next is the launcher's to say.
+            processes.send_signal(self._owned.torchrun, signals.SIGSTOP)
+        self._outlet.drain(lambda rank: rank == local_rank)
+        age_s = round(time.monotonic() - ended_at, 4)
+        self._outlet.send(messages.EXIT, local_rank=local_rank, age_s=age_s, **workers.describe_status(status))
+
+    def _check_all_exited(self, status: int) -> None:
+        if self._torchrun is None and len(self._exited) == len(self._owned.ranks):
+            self._outlet.send(messages.ENDED, **workers.describe_status(status))
+            self._on_ended()
