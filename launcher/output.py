@@ -286,6 +286,15 @@ class NodeLog:
         except OSError as error:  # once there is room again the log goes on, with a gap
             self._complain(self._path, error)
 
+    def keep_file(self, name: str, content: bytes) -> None:
+        """Put a file of the node's ranks beside the log: files/node_0/NAME."""
+        path = self._path.parent / "files" / self._path.stem / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        except OSError as error:
+            self._complain(path, error)
+
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
@@ -333,6 +342,11 @@ class NodeOutput:
                 self._emit(local_rank, stream, rest, rest)
             if self._log is not None:
                 self._log.close()
+
+    def keep_file(self, name: str, content: bytes) -> None:
+        """Keep a file that a rank left for us; without a log there is no place for it."""
+        if self._log is not None:
+            self._log.keep_file(name, content)
 
     def tail(self, local_rank: int | None, stream: int) -> bytes:
         """Return the last bytes of a stream."""

@@ -5,6 +5,7 @@ A node is another machine: a broken or hostile one must cost its own place in th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from launcher.node import messages
 
 MAX_LOCAL_RANK = 4095
 MAX_AGE_S = 1e6
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")  # a name in our log folder, and no path
 
 _Test = Callable[[Any], bool]
 
@@ -30,6 +32,10 @@ def _is_age(value: Any) -> bool:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 32
+
+
+def _is_count_or_none(value: Any) -> bool:
+    return value is None or _is_count(value)
 
 
 def _is_port_or_none(value: Any) -> bool:
@@ -69,6 +75,10 @@ def _is_census(value: Any) -> bool:
     )
 
 
+def _is_file_name(value: Any) -> bool:
+    return isinstance(value, str) and _FILE_NAME.fullmatch(value) is not None
+
+
 def _are_keepers(value: Any) -> bool:
     return isinstance(value, list) and all(
         isinstance(entry, list) and len(entry) == 2 and all(map(_is_count, entry)) for entry in value
@@ -86,7 +96,9 @@ _FORMS: Mapping[str, Mapping[str, _Test]] = {
     messages.OUTPUT: {"local_rank": _is_local_rank_or_none, "stream": _is_stream},
     messages.EXIT: {"local_rank": _is_local_rank, "age_s": _is_age, **_ENDING},
     messages.ENDED: _ENDING,
-    messages.CENSUS: {"left": _is_census, "reason": _is_text_or_none, "supervisor": _is_ending_or_none},
+    messages.CENSUS: {"left": _is_census, "reason": _is_text_or_none, "supervisor": _is_ending_or_none,
+                      "files": _is_count_or_none},
+    messages.FILE: {"name": _is_file_name},
     messages.FAILED: {"text": _is_text, "supervisor": _is_ending_or_none},
 }  # fmt: skip
 

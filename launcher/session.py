@@ -23,6 +23,7 @@ from launcher.transports.base import Transport
 NOTICE_S = 20.0  # waiting is never silent for longer
 SWEEP_CONNECT_S = 5.0
 GOODBYE_S = 1.0
+FILES_S = 30.0  # what the ranks left for us is small, and nobody waits longer for it
 CENSUS_SLACK_S = 9.0  # ladder's rest (1 s), census (5 s), and the way there and back
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -210,6 +211,9 @@ class Session:
             self._blame_supervisor(state, event, reason or "its supervisor died")
         state.ended = state.ended or event
 
+    def _take_file(self, state: NodeState, event: Event) -> None:
+        self._outputs[event.index].keep_file(event.fields["name"], event.fields["content"])
+
     def _blame_supervisor(self, state: NodeState, event: Event, text: str) -> None:
         state.failure = state.failure or HostFailure(self.hosts[event.index].name, "supervisor", text)
         state.keeper_ending = state.keeper_ending or event.fields.get("supervisor")
@@ -269,9 +273,10 @@ class Session:
         return self._census()
 
     async def _see_them_off(self) -> None:
-        """Wait a moment for the guardians to be gone as well, so that nothing at all is left when we end."""
+        """Wait for the files that the ranks left for us, and a moment for the guardians to be gone as well."""
+        has_files = any(state.census and state.census.get("files") for state in self.states)
         with contextlib.suppress(Interrupted):
-            await self.pump(self._all_hung_up, time.monotonic() + GOODBYE_S)
+            await self.pump(self._all_hung_up, time.monotonic() + (FILES_S if has_files else GOODBYE_S))
 
     def _all_hung_up(self) -> bool:
         conversations = zip(self.states, self.fleet.conversations, strict=True)

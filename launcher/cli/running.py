@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import click
@@ -21,15 +22,18 @@ from launcher.run import Result, Run
 from launcher.session import Session
 from launcher.transports.base import Transport
 
+Opener = Callable[[Callable[[str], None]], Transport]  # gets our voice
 
-def run_job(
-    job: Job,
-    hosts: Sequence[Host],
-    open_transport: Callable[[Callable[[str], None]], Transport],
-    options: Mapping[str, Any],
-    **kinds: Any,
-) -> int:
-    """Run the job to its end and return the exit code; `open_transport` gets our voice, `kinds` goes to Run."""
+
+def run_job(job: Job, hosts: Sequence[Host], open_transport: Opener, options: Mapping[str, Any], **kinds: Any) -> int:
+    """Run the job to its end and return the exit code; `kinds` goes to Run."""
+    return run_recorded(job, hosts, open_transport, options, **kinds)[0].exit_code
+
+
+def run_recorded(
+    job: Job, hosts: Sequence[Host], open_transport: Opener, options: Mapping[str, Any], **kinds: Any
+) -> tuple[Result, Path]:
+    """Run the job to its end; return how it ended, and its folder of logs."""
     console = make_console(hosts, options)
     try:
         record = create_record(options["log_dir"], datetime.now(), console.complain)
@@ -50,7 +54,7 @@ def run_job(
             record.discard()
             console.emit("result", exit_code=error.exit_code, error=error.message)
             raise
-        return result.exit_code
+        return result, record.folder
     finally:
         console.close()
 

@@ -34,6 +34,7 @@ OUTPUT = "output"
 EXIT = "exit"
 ENDED = "ended"
 CENSUS = "census"
+FILE = "file"  # what a rank left in the folder that LAUNCH_FILES names, after the census
 FAILED = "failed"
 
 

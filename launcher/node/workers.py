@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 STDOUT, STDERR = 1, 2
 READ_BYTES = 1 << 18
+FILES_BYTES = 32 << 20  # what the ranks of a node may send home in files
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _PR_SET_PDEATHSIG = 1
@@ -187,6 +188,28 @@ def make_folder(name: str) -> str:
         else:
             return path
     raise error
+
+
+def read_files(folder: str) -> list[tuple[str, bytes]]:
+    """Return name and content of the files in `folder`, smallest first, as much as may go home."""
+    try:
+        names = [name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name))]
+        sizes = sorted((os.path.getsize(os.path.join(folder, name)), name) for name in names)
+    except OSError:
+        return []
+    found = []
+    room = FILES_BYTES
+    for size, name in sizes:
+        room -= size
+        if room < 0:
+            complain("left behind, over %d MiB in all: %s (%d bytes)" % (FILES_BYTES >> 20, name, size))
+            continue
+        try:
+            with open(os.path.join(folder, name), "rb") as file:
+                found.append((name, file.read(size)))
+        except OSError as error:
+            complain("can't read %s: %s" % (name, error.strerror))
+    return found
 
 
 def remove_folder(path: str) -> None:

@@ -44,7 +44,7 @@ def check_gone(node: Node, within_s: float) -> None:
 
 def check_census(node: Node, within_s: float, reason: str) -> None:
     census = node.wait_for(messages.CENSUS, within_s)
-    assert census == {"type": "census", "left": [], "reason": reason}
+    assert census == {"type": "census", "left": [], "reason": reason, "files": 0}
     check_gone(node, PROMPT_S)
     assert node.stderr == f"ending the run: {reason}\n"
 

@@ -176,3 +176,21 @@ def test_100_mb_in_one_burst(launch: Launch) -> None:
     assert is_whole == [True, True]
     assert done.exit_code == 0
     assert done.peak_kib < BURST_MEMORY_KIB
+
+
+def test_what_ranks_leave_for_us_comes_home(launch: Launch) -> None:
+    """Also of a run that fails, and more than a pipe or a window holds; a folder stays."""
+    leave = "head -c 3000000 /dev/zero >trace_$RANK; echo x >ab_$RANK; mkdir folder_$RANK; exit $((RANK == 3))"
+    done = launch.run(*shell(f'cd "$LAUNCH_FILES"; {leave}'))
+    assert done.exit_code == 1
+    sizes = {
+        str(path.relative_to(done.logs / "files")): path.stat().st_size
+        for path in (done.logs / "files").rglob("*")
+        if path.is_file()
+    }
+    assert sizes == {
+        f"node_{node}/{name}_{rank}": size
+        for node in (0, 1)
+        for rank in (2 * node, 2 * node + 1)
+        for name, size in (("trace", 3_000_000), ("ab", 2))
+    }
