@@ -2,21 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.errors import LauncherError
 
+SLOW_DNS_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that has memory on a GPU; None for what that node can't see of it."""
+
+    pid: int
+    memory_mib: int | None = None
+    owner: str | None = None
+    name: str | None = None
+    mark: str | None = None  # of the run of ours that it belongs to
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One device as the GPU tool names it."""
+    """One device as the GPU tool describes it."""
 
     index: int
     name: str
     memory_mib: int | None
     driver: str
+    free_mib: int | None = None
+    is_persistent: bool | None = None  # whether the driver stays loaded while nobody uses it
+    compute_mode: str = ""
+    ecc_errors: int | None = None  # uncorrectable ones since the driver was loaded
+    processes: tuple[GpuProcess, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunProcess:
+    """A process of another run of ours on a node."""
+
+    pid: int
+    name: str
+    mark: str
+    is_owned: bool  # whether its supervisor is alive
+
+    @property
+    def run_id(self) -> str:
+        """The run's id, which its mark begins with."""
+        return self.mark.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """An IPv4 subnet that a node is in."""
+
+    interface: str
+    network: str  # 10.0.1.0/24
+    speed_mbps: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What no plan needs, and a run may still break of; MiB where nothing else is said, None: not known."""
+
+    memory_mib: int | None = None
+    memory_free_mib: int | None = None
+    shm_mib: int | None = None
+    memlock_kib: int | None = None  # None: no limit
+    open_files: int | None = None  # None: no limit
+    disks: Mapping[str, int | None] = field(default_factory=dict)  # folder -> free room
+    script_hash: str | None = None
+    networks: tuple[Network, ...] = ()
+    infiniband: tuple[str, ...] = ()
+    runs: tuple[RunProcess, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +85,34 @@ class Route:
     address: str | None
     port: int | None = None
     error: str | None = None
+    probe_port: int | None = None  # where it answers a neighbour's probe
+    clock_offset_s: float | None = None  # its clock minus ours
+    clock_error_s: float = 0.0  # half of the time that asking took
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What came of a try to reach an address and port of another node."""
+
+    host: str
+    address: str
+    port: int
+    is_master: bool
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """What a node found out about its network by trying."""
+
+    tried: tuple[Probe, ...] = ()
+    reverse_dns_s: float | None = None
+    own_address: str | None = None  # what its own name resolves to; "": nothing
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """The facts that a plan needs from one node."""
+    """The facts of one node: first what a plan needs, then what the checks compare."""
 
     folder: str  # the run's private folder there
     hostname: str = ""
@@ -51,6 +132,13 @@ class NodeFacts:
     torch_version: str | None = None
     pythons_tried: tuple[tuple[str, str], ...] = ()
     route: Route | None = None
+    checks: Checks | None = None  # where they were asked for
+    probes: Probes | None = None
+
+    @property
+    def has_slow_dns(self) -> bool:
+        """Whether looking up the name of an address takes longer than all ranks should wait for one."""
+        return self.probes is not None and (self.probes.reverse_dns_s or 0) > SLOW_DNS_S
 
 
 def read_facts(message: Mapping[str, Any], folder: str) -> NodeFacts:
@@ -70,27 +158,84 @@ def read_facts(message: Mapping[str, Any], folder: str) -> NodeFacts:
             addresses=tuple((str(name), str(address)) for name, address in message["addresses"]),
             workdir_found=bool(message["workdir_found"]),
             script_found=bool(message["script_found"]),
-            gpus=tuple(
-                Gpu(int(gpu["index"]), str(gpu["name"]), gpu["memory_mib"], str(gpu["driver"]))
-                for gpu in message["gpus"]
-            ),
+            gpus=tuple(map(_read_gpu, message["gpus"])),
             gpu_error=_text_or_none(message["gpu_error"]),
             python=_text_or_none(search.get("python")),
             python_version=_text_or_none(search.get("version")),
             python_source=_text_or_none(search.get("candidate")),
             torch_version=_text_or_none(search.get("torch")),
             pythons_tried=tuple((str(path), str(why)) for path, why in search.get("tried", ())),
+            checks=_read_checks(message["checks"]) if "checks" in message else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise LauncherError(f"its facts can't be read: {error!r}") from None
 
 
-def _text_or_none(value: object) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise TypeError(f"no text: {value!r}")
-    return value
+def _read_gpu(gpu: Mapping[str, Any]) -> Gpu:
+    return Gpu(
+        index=int(gpu["index"]),
+        name=str(gpu["name"]),
+        memory_mib=_number_or_none(gpu["memory_mib"]),
+        driver=str(gpu["driver"]),
+        free_mib=_number_or_none(gpu["free_mib"]),
+        is_persistent=_flag_or_none(gpu["is_persistent"]),
+        compute_mode=str(gpu["compute_mode"]),
+        ecc_errors=_number_or_none(gpu["ecc_errors"]),
+        processes=tuple(
+            GpuProcess(
+                int(process["pid"]),
+                _number_or_none(process["memory_mib"]),
+                *(_text_or_none(process[name]) for name in ("owner", "name", "mark")),
+            )
+            for process in gpu["processes"]
+        ),
+    )
 
 
-def read_route(message: Mapping[str, Any]) -> Route:
-    """Read a supervisor's answer about the way to node 0."""
-    return Route(message.get("interface"), message.get("address"), message.get("port"), message.get("error"))
+def _read_checks(checks: Mapping[str, Any]) -> Checks:
+    return Checks(
+        **{
+            name: _number_or_none(checks[name])
+            for name in ("memory_mib", "memory_free_mib", "shm_mib", "memlock_kib", "open_files")
+        },
+        disks={str(path): _number_or_none(free) for path, free in checks["disks"].items()},
+        script_hash=_text_or_none(checks["script_hash"]),
+        networks=tuple(
+            Network(str(entry["interface"]), str(entry["network"]), _number_or_none(entry["speed_mbps"]))
+            for entry in checks["networks"]
+        ),
+        infiniband=tuple(map(str, checks["infiniband"])),
+        runs=tuple(
+            RunProcess(int(run["pid"]), str(run["name"]), str(run["mark"]), bool(run["is_owned"]))
+            for run in checks["runs"]
+        ),
+    )
+
+
+def _typed(kind: type) -> Callable[[object], Any]:
+    def check(value: object) -> Any:
+        if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+            raise TypeError(f"no {kind.__name__}: {value!r}")
+        return value
+
+    return check
+
+
+_text_or_none = _typed(str)
+_number_or_none = _typed(int)
+_flag_or_none = _typed(bool)
+
+
+def read_route(message: Mapping[str, Any], asked_at: float | None = None, answered_at: float = 0.0) -> Route:
+    """Read a supervisor's answer about the way to node 0.
+
+    asked_at, answered_at: wall-clock seconds here; its clock was read in between, so half of that is the error.
+    """
+    offset, error = None, 0.0
+    if asked_at is not None:
+        offset = message["clock"] - (asked_at + answered_at) / 2
+        error = (answered_at - asked_at) / 2
+    return Route(
+        message.get("interface"), message.get("address"), message.get("port"), message.get("error"),
+        message.get("probe_port"), offset, error,
+    )  # fmt: skip

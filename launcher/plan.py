@@ -179,6 +179,8 @@ def _node_env(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFac
     interface = fact.route.interface if fact.route else None
     if interface:
         env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = interface
+    if fact.has_slow_dns:  # TCPStore looks up a name per connection; only here, since all of the trainer's get it too
+        env["RES_OPTIONS"] = "timeout:1 attempts:2"
     if job.cpu:
         env["CUDA_VISIBLE_DEVICES"] = ""
     else:

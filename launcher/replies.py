@@ -13,6 +13,7 @@ from launcher.node import messages
 
 MAX_LOCAL_RANK = 4095
 MAX_AGE_S = 1e6
+MAX_CLOCK_S = 1e11  # seconds since 1970
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")  # a name in our log folder, and no path
 
 _Test = Callable[[Any], bool]
@@ -28,6 +29,18 @@ def _is_text_or_none(value: Any) -> bool:
 
 def _is_age(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MAX_AGE_S
+
+
+def _is_age_or_none(value: Any) -> bool:
+    return value is None or _is_age(value)
+
+
+def _is_clock(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MAX_CLOCK_S
+
+
+def _are_texts_or_none(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text_or_none, value))
 
 
 def _is_count(value: Any) -> bool:
@@ -91,7 +104,8 @@ _FORMS: Mapping[str, Mapping[str, _Test]] = {
     messages.HELLO: {"folder": _is_text, "keepers": _are_keepers},
     messages.FACTS: {},  # `facts.read_facts` knows their form
     messages.ROUTED: {"interface": _is_text_or_none, "address": _is_text_or_none, "port": _is_port_or_none,
-                      "error": _is_text_or_none},
+                      "error": _is_text_or_none, "probe_port": _is_port_or_none, "clock": _is_clock},
+    messages.PROBED: {"errors": _are_texts_or_none, "reverse_dns_s": _is_age_or_none, "own_address": _is_text_or_none},
     messages.STARTED: {"local_rank": _is_local_rank, "pid": _is_count},
     messages.OUTPUT: {"local_rank": _is_local_rank_or_none, "stream": _is_stream},
     messages.EXIT: {"local_rank": _is_local_rank, "age_s": _is_age, **_ENDING},

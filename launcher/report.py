@@ -9,9 +9,11 @@ from time import localtime, strftime
 from launcher.diagnosis import Cause
 from launcher.hosts import fold_names
 from launcher.plan import LaunchPlan, NodePlan
+from launcher.preflight.findings import Finding
 from launcher.session import Census
 
 _MAX_LEFT = 10
+_MAX_WARNINGS = 8
 
 
 def plan_line(plan: LaunchPlan, run_id: str, folder: Path, *, on_cpu: bool) -> str:
@@ -28,6 +30,13 @@ def plan_line(plan: LaunchPlan, run_id: str, folder: Path, *, on_cpu: bool) -> s
         shape = f"{count(plan.nnodes, 'node')} with {each} {plural(unit)}"
     whole = "of" if plan.nnodes > len(plan.nodes) else "="
     return f"{shape} {whole} {count(plan.world_size, 'rank')}, run {run_id}, logs in {folder}"
+
+
+def warning_lines(warnings: Sequence[Finding]) -> list[str]:
+    """One line for each; of very many the first ones."""
+    lines = [f"  {warning.one_line}" for warning in warnings]
+    more = len(lines) - _MAX_WARNINGS
+    return lines[:_MAX_WARNINGS] + ([f"  and {more} more: launch check"] if more > 0 else [])
 
 
 def plan_lines(plan: LaunchPlan) -> list[str]:

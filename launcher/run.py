@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from launcher import report, shipping
@@ -17,10 +17,12 @@ from launcher.failures import find_failures
 from launcher.job import Job, ProgramKind
 from launcher.node import messages
 from launcher.output import NodeOutput, Screen
-from launcher.plan import ARCHIVE_NAME, TORCHRUN, LaunchPlan, NodePlan, as_record, build_plan, master_address
-from launcher.preflight import Finding, find_problems, find_unreachable_master, summarize
+from launcher.plan import ARCHIVE_NAME, TORCHRUN, LaunchPlan, NodePlan, as_record, build_plan
+from launcher.preflight.findings import WARNING
+from launcher.preflight.summary import summarize
 from launcher.records import RunRecord
 from launcher.session import Census, Interrupted, Session
+from launcher.survey import Survey, Surveyor
 
 Planner = Callable[[Sequence[NodeFacts]], LaunchPlan]
 
@@ -49,7 +51,7 @@ class Run:
     def __init__(
         self, job: Job, session: Session, outputs: Sequence[NodeOutput], record: RunRecord, *,
         screen: Screen, own_python: str, share: tuple[int, int] | None = None,
-        is_dry: bool = False, is_verbose: bool = False,
+        is_dry: bool = False, is_verbose: bool = False, with_checks: bool = True,
     ) -> None:  # fmt: skip
         self._job = job
         self._session = session
@@ -61,6 +63,7 @@ class Run:
         self._share = share  # of a run by hand: (nodes in all, our rank)
         self._is_dry = is_dry
         self._is_verbose = is_verbose
+        self._with_checks = with_checks
         self._plan: LaunchPlan | None = None
         self._began_at = time.monotonic()
         self._stopped_at: float | None = None  # wall-clock: what ends later was ended by us
@@ -85,31 +88,16 @@ class Run:
     # ---- before -------------------------------------------------------------------------------------------------
 
     async def _check(self) -> None:
-        """Open all hosts and gather what the plan needs; raise where something would break the run."""
-        session, job = self._session, self._job
-        script = job.program.target if job.program.kind is ProgramKind.SCRIPT else None
-        pythons = candidate_pythons(job, self._own_python)
-        session.fleet.start(
-            [
-                session.prepare_message(
-                    index, facts=True, gpus=job.wants_gpus, pythons=pythons, workdir=job.workdir, script=script
-                )
-                for index in range(len(session.hosts))
-            ]
-        )
-        await session.pump(lambda: all(state.facts or state.failure for state in session.states))
-        if session.failures():
-            raise UnreachableError(session.failures())
-        facts = [state.facts for state in session.states if state.facts]
-        master = job.master_addr or master_address(session.hosts[0], facts, alone=len(facts) == 1)
-        _refuse(find_unreachable_master(session.hosts, facts, master))
-        await self._find_routes(master)
-        if session.failures():
-            raise UnreachableError(session.failures())
-        facts = [replace(fact, route=state.route) for fact, state in zip(facts, session.states, strict=True)]
-        _refuse(find_problems(job, session.hosts, facts))
-        self._plan = build_plan(job, session.hosts, facts, self._share)
-        self._say_plan(facts)
+        """Ask all hosts, and plan; raise where something would break the run."""
+        job, session = self._job, self._session
+        surveyor = Surveyor(job, session, candidate_pythons(job, self._own_python), with_checks=self._with_checks)
+        survey = await surveyor.ask(has_master=not (self._share and self._share[1]))
+        if survey.failures:
+            raise UnreachableError(list(survey.failures))
+        if survey.problems:
+            raise PreflightError("\n".join(map(str, survey.problems)))
+        self._plan = build_plan(job, session.hosts, survey.facts, self._share)
+        self._say_plan(survey)
 
     def _say_details(self) -> None:
         """With -v: what is sent, and what the login shells printed."""
@@ -128,26 +116,23 @@ class Run:
         self._record.discard()
         return Result(0, time.monotonic() - self._began_at, census)
 
-    async def _find_routes(self, master: str) -> None:
-        session = self._session
-        for index, conversation in enumerate(session.fleet.conversations):
-            # Node 0 holds the port until torchrun has it: found free now, it could be taken a second later.
-            port = (self._job.master_port or 0) if index == 0 and not (self._share and self._share[1]) else None
-            conversation.send(messages.ROUTE, master=master, port=port)
-        await session.pump(lambda: all(state.route or state.failure for state in session.states))
-
-    def _say_plan(self, facts: Sequence[NodeFacts]) -> None:
+    def _say_plan(self, survey: Survey) -> None:
         assert self._plan is not None
-        on_cpu = self._job.cpu or not any(fact.gpus for fact in facts)
+        on_cpu = self._job.cpu or not any(fact.gpus for fact in survey.facts)
         self._say("launch: " + report.plan_line(self._plan, self._record.run_id, self._record.folder, on_cpu=on_cpu))
         seconds = report.duration(time.monotonic() - self._began_at)
-        self._say(f"launch: checked in {seconds}: {summarize(self._job, facts)}")
+        warnings = survey.of(WARNING)
+        counted = f"; {report.count(len(warnings), 'warning')}" if warnings else ""
+        self._say(f"launch: checked in {seconds}: {summarize(self._job, survey.facts)}{counted}")
+        for line in report.warning_lines(warnings):
+            self._say(line)
         if self._is_dry:
             return
         if self._is_verbose:
             self._say_details()
         self._record.link([node.node_rank for node in self._plan.nodes])
-        self._record.update({"plan": as_record(self._plan), "started_at": time.time()})
+        said = [warning.one_line for warning in warnings]
+        self._record.update({"plan": as_record(self._plan), "warnings": said, "started_at": time.time()})
         self._screen.emit("plan", run=self._record.run_id, **as_record(self._plan))
 
     # ---- the run ------------------------------------------------------------------------------------------------
@@ -269,11 +254,6 @@ def start_fields(node: NodePlan) -> dict[str, Any]:
             {"rank": process.local_rank, "argv": process.argv, "env": dict(process.env)} for process in node.processes
         ],
     }
-
-
-def _refuse(findings: Sequence[Finding]) -> None:
-    if findings:
-        raise PreflightError("\n".join(map(str, findings)))
 
 
 def _who(number: int) -> str:

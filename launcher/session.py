@@ -46,6 +46,8 @@ class NodeState:
     keepers: Sequence[Sequence[int]] = ()  # process id and start time of supervisor and guardian
     facts: NodeFacts | None = None
     route: Route | None = None
+    asked_at: float = 0.0  # for its route, wall-clock here
+    probed: Mapping[str, Any] | None = None
     started: set[int] = field(default_factory=set)
     exits: dict[int, Event] = field(default_factory=dict)
     ended: Event | None = None
@@ -189,7 +191,10 @@ class Session:
         state.stage = "waiting for the others"
 
     def _take_routed(self, state: NodeState, event: Event) -> None:
-        state.route = read_route(event.fields)
+        state.route = read_route(event.fields, state.asked_at, event.at)
+
+    def _take_probed(self, state: NodeState, event: Event) -> None:
+        state.probed = event.fields
 
     def _take_started(self, state: NodeState, event: Event) -> None:
         state.started.add(event.fields["local_rank"])

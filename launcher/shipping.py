@@ -21,8 +21,8 @@ from types import CodeType
 
 MARKER = "~launch"
 _NODE_MODULES = (
-    "facts", "guardian", "inquiry", "ladder", "ledger", "loop", "messages", "notation", "outlet", "processes",
-    "pythons", "ranks", "signals", "supervisor", "workers",
+    "facts", "gpus", "guardian", "inquiry", "ladder", "ledger", "leftovers", "loop", "machine", "messages", "network",
+    "notation", "outlet", "processes", "pythons", "ranks", "signals", "supervisor", "workers",
 )  # fmt: skip
 _LOCK = threading.Lock()
 _PACKAGES = ("launcher", "launcher.node")

@@ -21,6 +21,8 @@ COMMANDS = {
     "run": ("launcher.cli.run", "Run SCRIPT on every host under torchrun (the default command)."),
     "singlenode": ("launcher.cli.singlenode", "Run SCRIPT on this machine only, without SSH."),
     "node": ("launcher.cli.node", "Run this machine's share of a run that is started by hand on each node."),
+    "check": ("launcher.cli.check", "Compare the hosts and find what would break a run; start nothing."),
+    "clean": ("launcher.cli.clean", "End what earlier runs of yours left on the hosts."),
     "exec": ("launcher.cli.exec", "Run a plain command on every host."),
     "hosts": ("launcher.cli.hosts", "Show how the hosts were read."),
     "demo": ("launcher.cli.demo", "Train on loopback SSH hosts of this machine, to see it work."),

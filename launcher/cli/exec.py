@@ -53,26 +53,17 @@ async def _run(
     hosts: Sequence[Any], argv: list[str], workdir: str | None, console: Console, options: dict[str, Any]
 ) -> Execution:
     import os
-    import sys
     from datetime import datetime
 
     from launcher.cli.run import make_transport
+    from launcher.cli.running import open_session
     from launcher.execution import execute
-    from launcher.session import Session
 
-    session = Session(
-        hosts,
-        [make_transport(options, console.say)] * len(hosts),
-        console.outputs(hosts, None, has_ranks=False),
+    session = open_session(
+        hosts, make_transport(options, console.say), console.outputs(hosts, None, has_ranks=False), console, options,
         run_id=datetime.now().strftime(f"exec-%Y%m%d-%H%M%S-{os.getpid()}"),
-        env={},
-        pythons=[options["python"]] if options["python"] else ["python3", sys.executable],
-        silence_s=options["silence"],
-        stop_timeout_s=options["stop_timeout"],
-        connect_timeout_s=options["connect_timeout"],
-        say=console.say,
-        progress=console.progress,
-    )
+        pythons=[options["python"]] if options["python"] else None,
+    )  # fmt: skip
     return await execute(session, argv, workdir, console.say)
 
 

@@ -61,6 +61,11 @@ _PROGRAM = (
         help="Seconds for all nodes to meet.",
     ),
 )  # fmt: skip
+_CHECKS = (
+    click.option(
+        "--no-check", is_flag=True, help="Look only at what the plan needs; compare nothing, warn of nothing."
+    ),
+)
 _LIFE = (
     click.option(
         "--silence", metavar="S", type=click.FloatRange(min=0.5), default=15.0, show_default=True,
@@ -95,6 +100,7 @@ def _group(*options: Callable[[Function], Function]) -> Callable[[Function], Fun
 host_options = _group(*_HOSTS)
 ssh_options = _group(*_SSH)
 job_options = _group(*_SIZE, *_PROGRAM, *_LIFE)
+check_options = _group(*_CHECKS)
 life_options = _group(*_LIFE)
 output_options = _group(*_OUTPUT)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.cli.options import (
+    check_options,
     host_options,
     job_options,
     output_options,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 @job_options
 @click.option("--master-addr", metavar="ADDR", help="Default: addr= of the first host, else the one SSH reaches.")
 @ssh_options
+@check_options
 @output_options
 @click.option("--dry-run", is_flag=True, help="Print one line per node and contact nobody.")
 @click.option("--check", is_flag=True, help="With --dry-run: ask the nodes, and print exact lines.")

@@ -17,6 +17,7 @@ from launcher.cli.options import read_ranks
 from launcher.errors import LauncherError
 from launcher.hosts import Host
 from launcher.job import DEFAULT_PROGRAM, Job
+from launcher.output import NodeOutput
 from launcher.records import create_record
 from launcher.run import Result, Run
 from launcher.session import Session
@@ -45,7 +46,8 @@ def run_recorded(
             session = make_session(job, hosts, open_transport(console.say), outputs, console, record.run_id)
             return await Run(
                 job, session, outputs, record,
-                screen=console, own_python=sys.executable, is_verbose=options["verbose"], **kinds,
+                screen=console, own_python=sys.executable, is_verbose=options["verbose"],
+                with_checks=not options.get("no_check"), **kinds,
             ).execute()  # fmt: skip
 
         try:
@@ -68,7 +70,7 @@ def make_session(
     job: Job,
     hosts: Sequence[Host],
     transport: Transport,
-    outputs: Sequence[Any],
+    outputs: Sequence[NodeOutput],
     console: Console,
     run_id: str,
 ) -> Session:
@@ -83,6 +85,26 @@ def make_session(
         silence_s=job.silence_s,
         stop_timeout_s=job.stop_timeout_s,
         connect_timeout_s=job.connect_timeout_s,
+        say=console.say,
+        progress=console.progress,
+    )
+
+
+def open_session(
+    hosts: Sequence[Host], transport: Transport, outputs: Sequence[NodeOutput], console: Console,
+    options: Mapping[str, Any], *, run_id: str, pythons: Sequence[str] | None,
+) -> Session:  # fmt: skip
+    """Return a session that runs no job, as the options say; must be called in a running loop."""
+    return Session(
+        hosts,
+        [transport] * len(hosts),
+        outputs,
+        run_id=run_id,
+        env={},
+        pythons=pythons or ["python3", sys.executable],
+        silence_s=options["silence"],
+        stop_timeout_s=options["stop_timeout"],
+        connect_timeout_s=options["connect_timeout"],
         say=console.say,
         progress=console.progress,
     )

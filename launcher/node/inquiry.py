@@ -5,7 +5,9 @@ Nothing here may stall the supervisor: what can block runs in a forked child, an
 
 from __future__ import annotations
 
+import errno
 import os
+import time
 
 from launcher.node import messages, notation, signals, workers
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from launcher.node.pythons import Search
 
 FACTS_TIMEOUT_S = 15.0
+PROBE_TIMEOUT_S = 6.0  # of the child that tries them, which has shorter ones of its own
 
 
 class Inquiry:
@@ -32,6 +35,8 @@ class Inquiry:
         self._facts: dict[str, Any] | None = None
         self._python: dict[str, Any] | None = None
         self._held_port: socket | None = None
+        self._listeners: list[socket] = []
+        self._answered: list[socket] = []
 
     def gather_facts(self, wanted: dict[str, Any], env: dict[str, str]) -> None:
         """Answer `wanted` (the launcher's PREPARE) with one message: facts, and the Python that was found."""
@@ -78,22 +83,81 @@ class Inquiry:
         if self._facts is not None and self._python is not None:
             self._outlet.send(messages.FACTS, **dict(self._facts, search=self._python))
 
-    def find_route(self, header: dict[str, Any]) -> None:
-        """Answer a ROUTE: interface and own address towards the master; node 0 holds the port from now on."""
-        from launcher.node import facts
+    # ---- the network --------------------------------------------------------------------------------------------
 
-        answer: dict[str, Any] = {"interface": None, "address": None, "port": None, "error": None}
+    def find_route(self, header: dict[str, Any]) -> None:
+        """Answer a ROUTE: interface and own address towards the master; node 0 holds the port from now on.
+
+        With `listens` a port for a neighbour's probe is open as well, and node 0 answers on the master port.
+        """
+        from launcher.node import network
+
+        answer: dict[str, Any] = {
+            "interface": None, "address": None, "port": None, "error": None, "probe_port": None, "clock": time.time(),
+        }  # fmt: skip
         try:
-            answer.update(facts.find_route(header["master"]))
+            answer.update(network.find_route(header["master"]))
             if header.get("port") is not None:
-                self._held_port = facts.hold_port(header["port"])
+                self._held_port = network.hold_port(header["port"])
                 answer["port"] = self._held_port.getsockname()[1]
+            if header.get("listens"):
+                answer["probe_port"] = self._listen(network.listen("", 0))
+                if answer["port"] is not None:
+                    self._listen(network.listen("", answer["port"]))
         except (OSError, UnicodeError) as error:  # the latter: a name that can be none
             answer["error"] = getattr(error, "strerror", None) or str(error)
+            if header.get("port") and getattr(error, "errno", None) == errno.EADDRINUSE:
+                answer["error"] += _by_whom(network.find_holder(header["port"]))
         self._outlet.send(messages.ROUTED, **answer)
+
+    def _listen(self, listener: socket) -> int:
+        """Answer whoever connects until the run starts; return the port."""
+        self._listeners.append(listener)
+        self._loop.watch(listener.fileno(), lambda: self._answer(listener))
+        port: int = listener.getsockname()[1]
+        return port
+
+    def _answer(self, listener: socket) -> None:
+        from launcher.node import network
+
+        try:
+            sock, _ = listener.accept()
+            sock.send(network.TOKEN)
+        except OSError:
+            return  # it has gone again
+        # The prober hangs up first, so that the port is not left in TIME_WAIT here.
+        self._answered.append(sock)
+
+    def probe(self, header: dict[str, Any]) -> None:
+        """Answer a PROBE: whether each [address, port] of `targets` can be reached, and what name look-ups cost."""
+        from launcher.node import network
+
+        answer_read, answer_write = os.pipe()
+        if os.fork() == 0:
+            signals.set_wakeup_fd(-1)
+            network.write_probes_and_exit(answer_write, header["targets"], header.get("peer"))
+        os.close(answer_write)
+        count = len(header["targets"])
+        self._loop.read_all(answer_read, lambda data: self._send_probes(data, count), PROBE_TIMEOUT_S)
+
+    def _send_probes(self, data: bytes, count: int) -> None:
+        silence = {"errors": ["could not be tried"] * count, "reverse_dns_s": None, "own_address": None}
+        self._outlet.send(messages.PROBED, **(notation.loads(data.decode()) if data else silence))
+
+    def stop_listening(self) -> None:
+        """Close what was open for probes; the master port stays held."""
+        for listener in self._listeners:
+            self._loop.forget(listener.fileno())
+        for sock in self._listeners + self._answered:
+            sock.close()
+        self._listeners, self._answered = [], []
 
     def release_port(self) -> None:
         """Let go of the port that node 0 held for torchrun."""
         if self._held_port is not None:
             self._held_port.close()
             self._held_port = None
+
+
+def _by_whom(holder: str | None) -> str:
+    return " by %s" % holder if holder else ""

@@ -56,6 +56,26 @@ def read_all() -> dict[int, Process]:
     return found
 
 
+def read_mark(pid: int) -> str | None:
+    """Return the mark of the run that a process belongs to, or None where it has none or is not ours to look into."""
+    start = (MARK + "=").encode()
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as file:
+            found = [entry for entry in file.read().split(b"\0") if entry.startswith(start)]
+    except OSError:
+        return None
+    return found[0][len(start) :].decode("utf-8", "replace") if found else None
+
+
+def read_command_line(pid: int) -> bytes:
+    """Return the argv of a process, its words separated by NUL; empty when it is gone."""
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
 def is_alive(process: Process) -> bool:
     """Tell whether this very process still runs (a zombie does not)."""
     now = read_process(process.pid)
@@ -74,8 +94,8 @@ def send_signal(process: Process, number: int) -> None:
 class Owned:
     """The processes of one run on this machine."""
 
-    def __init__(self, mark: str, keepers: Iterable[int] = ()) -> None:
-        self.mark = mark
+    def __init__(self, mark: str | None, keepers: Iterable[int] = ()) -> None:
+        self.marks = {mark} if mark else set()  # one, but where an earlier run's left-overs are cleaned up
         self.keepers = set(keepers)  # guardian and supervisor: their children are ours, they themselves are not
         # What is older than the run's supervisor can't be of the run; its environment need not be read.
         self.born = 0
@@ -117,13 +137,7 @@ class Owned:
         return leader is None or leader.started == started
 
     def _has_mark(self, process: Process) -> bool:
-        if process.started < self.born:
-            return False
-        try:
-            with open("/proc/%d/environ" % process.pid, "rb") as file:
-                return (MARK + "=" + self.mark).encode() in file.read().split(b"\0")
-        except OSError:
-            return False
+        return process.started >= self.born and read_mark(process.pid) in self.marks
 
     def _add_descendants(self, everything: dict[int, Process], mine: dict[int, Process]) -> None:
         children: dict[int, list[Process]] = {}

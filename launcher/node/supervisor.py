@@ -39,7 +39,7 @@ class Supervisor:
         self._life_fd = life_fd  # at its end when the guardian dies
         self._ledger = Ledger(ledger_fd)
         self._keepers = [os.getpid(), guardian]
-        self._owned = processes.Owned("", self._keepers)
+        self._owned = processes.Owned(None, self._keepers)
         self._decoder = messages.Decoder(max_header_bytes=1 << 30)
         self._outlet = Outlet(self._loop, lambda rank: rank in self._ranks.seen)
         self._ranks = Ranks(self._loop, self._outlet, self._ledger, self._owned, self._end_if_short)
@@ -124,6 +124,8 @@ class Supervisor:
         handlers = {
             messages.PREPARE: self._prepare,
             messages.ROUTE: self._find_route,
+            messages.PROBE: self._probe,
+            messages.ADOPT: self._adopt,
             messages.START: self._start,
             messages.STOP: self._stop,
         }
@@ -143,7 +145,7 @@ class Supervisor:
     def _prepare(self, header: dict[str, Any], _: bytes) -> None:
         self._silence_s = header["silence_s"]
         self._stop_timeout_s = header["stop_timeout_s"]
-        self._owned.mark = header["mark"]
+        self._owned.marks.add(header["mark"])
         own = processes.read_process(os.getpid())
         self._lost_folder = header.get("lost_folder")
         self._lost_keepers = header.get("lost_keepers", [])
@@ -175,7 +177,16 @@ class Supervisor:
     def _find_route(self, header: dict[str, Any], _: bytes) -> None:
         self._inquiry.find_route(header)
 
+    def _probe(self, header: dict[str, Any], _: bytes) -> None:
+        self._inquiry.probe(header)
+
+    def _adopt(self, header: dict[str, Any], _: bytes) -> None:
+        """Take earlier runs' left-overs for ours, so that the next STOP ends them."""
+        self._owned.marks.update(header["marks"])
+        self._owned.born = 0
+
     def _start(self, header: dict[str, Any], payload: bytes) -> None:
+        self._inquiry.stop_listening()
         if payload:
             assert self._folder is not None  # PREPARE comes first
             with open(os.path.join(self._folder, header["payload_name"]), "wb") as file:

@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -148,11 +148,16 @@ class Host:
         assert self._holder is not None
         configure_network(self._holder.pid, f"rule add pref 10 iif {self.interface} ipproto tcp dport {port} {action}")
 
-    def set_gpus(self, count: int, kind: str = "works") -> None:
-        """Give the host a fake nvidia-smi; `kind` is one of FAKE_ANSWERS."""
+    def set_gpus(
+        self, count: int, kind: str = "works", *, driver: str = "999.99", busy: Sequence[tuple[int, int, int]] = ()
+    ) -> None:
+        """Give the host a fake nvidia-smi; `kind` is one of FAKE_ANSWERS, `busy` lists GPU, process id and MiB."""
         tool = self.folder / "bin" / "nvidia-smi"
-        tool.write_text(FAKE_NVIDIA_SMI.format(answer=FAKE_ANSWERS[kind].format(count=count)))
+        answer = FAKE_ANSWERS[kind].format(count=count, driver=driver)
+        tool.write_text(FAKE_NVIDIA_SMI.format(answer=answer, folder=self.folder))
         tool.chmod(0o755)
+        lines = [f"{gpu}, {pid}, {mib}\n" for gpu, pid, mib in busy]
+        (self.folder / "gpu-processes").write_text("".join(lines))
 
     def heal(self) -> None:
         """Undo every fault; sshd may not listen yet on a host that was off."""

@@ -48,14 +48,22 @@ Host {name}
   GlobalKnownHostsFile none
   StrictHostKeyChecking yes
 """
-# It answers the launcher's question, and no other.
+# It answers the launcher's two questions, and no other. A line of the file gpu-processes is `GPU, PID, MIB`.
 FAKE_NVIDIA_SMI = """\
 #!/bin/sh
 # A fake: this machine has no such GPUs.
-[ "$*" = "--query-gpu=index,name,memory.total,driver_version --format=csv,noheader,nounits" ] || exit 2
-{answer}
+[ "$2" = "--format=csv,noheader,nounits" ] || exit 2
+uuid() {{ sed "s/^/GPU-/" {folder}/gpu-processes 2>/dev/null; }}
+used() {{ sed -n "s/^$1, .*, //p" {folder}/gpu-processes 2>/dev/null | head -n 1; }}
+case "$1" in
+--query-gpu=index,name,memory.total,driver_version,uuid,memory.free,persistence_mode,compute_mode,ecc.*) {answer};;
+--query-compute-apps=gpu_uuid,pid,used_memory) uuid;;
+*) exit 2;;
+esac
 """
-_FAKE_TABLE = 'for index in $(seq 0 $(({count} - 1))); do echo "$index, Fake GPU, 81559, 999.99"; done'
+_FAKE_FREE = "$((81559 - 0$(used $index)))"
+_FAKE_LINE = f"$index, Fake GPU, 81559, {{driver}}, GPU-$index, {_FAKE_FREE}, Enabled, Default, 0"
+_FAKE_TABLE = f'for index in $(seq 0 $(({{count}} - 1))); do echo "{_FAKE_LINE}"; done'
 FAKE_ANSWERS = {
     "works": _FAKE_TABLE,
     "warns": f"{_FAKE_TABLE}; echo 'WARNING: infoROM is corrupted at gpu 0000:3B:00.0'; exit 14",

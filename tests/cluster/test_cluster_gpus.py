@@ -32,7 +32,10 @@ def test_a_checked_plan_for_eight_gpus(launch: Launch, cluster: Cluster, train: 
     done = launch.start("--gpus", "8", *CHECK, train).finish()
     assert done.exit_code == 0
     assert done.words[0] == "launch: 3 nodes x 8 GPUs = 24 ranks, run RUN, logs in logs/RUN"
-    assert re.match(r"launch: checked in N s: 8 x Fake GPU, python .*, torch .*, data over data1 or", done.words[1])
+    assert re.match(
+        r"launch: checked in N s: 8 x Fake GPU 80 GB, driver 999.99, python .*, torch .*, data over data1 or",
+        done.words[1],
+    )
     assert [line for line in done.lines if line.startswith("#")] == [
         f"# node {rank}: node{rank + 1}, ranks {8 * rank} to {8 * rank + 7}" for rank in range(3)
     ]
@@ -65,7 +68,11 @@ def test_auto_takes_what_each_host_has(launch: Launch, cluster: Cluster) -> None
     done = launch.start(*SHOW, hosts="node[1-2]").finish()
     assert done.exit_code == 0
     assert done.words[0] == "launch: 2 nodes with 8 + 4 GPUs = 12 ranks, run RUN, logs in logs/RUN"
-    assert done.words[1] == "launch: checked in N s: 8 x Fake GPU or 4 x Fake GPU, data over data1 or data2"
+    assert done.words[1:3] == [
+        "launch: checked in N s: 8 x Fake GPU 80 GB or 4 x Fake GPU 80 GB, driver 999.99, data over data1 or data2; "
+        "1 warning",
+        "  node2: 4 GPUs, the others 8 GPUs (each process gets one; the global batch counts them all)",
+    ]
     assert sorted(done.lines) == sorted(
         [f"[node1:{rank}] {rank}/8 GPUs " for rank in range(8)]
         + [f"[node2:{rank + 8}] {rank}/4 GPUs " for rank in range(4)]

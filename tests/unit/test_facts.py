@@ -7,8 +7,27 @@ import json
 import pytest
 
 from launcher.errors import LauncherError
-from launcher.facts import Gpu, NodeFacts, Route, read_facts, read_route
+from launcher.facts import Checks, Gpu, GpuProcess, Network, NodeFacts, Route, RunProcess, read_facts, read_route
 
+
+def gpu(index: int, **more: object) -> dict[str, object]:
+    known = {"name": "H200", "memory_mib": 143771, "driver": "580.159", "uuid": "GPU-1", "free_mib": None}
+    known |= {"is_persistent": True, "compute_mode": "Default", "ecc_errors": 0, "processes": []}
+    return {"index": index, **known, **more}
+
+
+CHECKS = {
+    "memory_mib": 515000,
+    "memory_free_mib": 480000,
+    "shm_mib": 64,
+    "memlock_kib": None,
+    "open_files": 1024,
+    "disks": {"/data": 100, "/tmp": None},
+    "script_hash": "5f3a91",
+    "networks": [{"interface": "eth1", "network": "10.0.0.0/24", "speed_mbps": None}],
+    "infiniband": ["mlx5_0:1"],
+    "runs": [{"pid": 7, "name": "python", "mark": "20261120-091233.ab12.0", "is_owned": False}],
+}
 MESSAGE = {
     "type": "facts",
     "hostname": "gpu1",
@@ -21,8 +40,12 @@ MESSAGE = {
     "workdir_found": True,
     "script_found": False,
     "gpus": [
-        {"index": 0, "name": "H200", "memory_mib": 143771, "driver": "580.159"},
-        {"index": 1, "name": "H200", "memory_mib": None, "driver": "580.159"},
+        gpu(
+            0,
+            free_mib=21000,
+            processes=[{"pid": 4411, "memory_mib": None, "owner": "ann", "name": "python", "mark": None}],
+        ),
+        gpu(1, memory_mib=None, is_persistent=None, ecc_errors=None),
     ],
     "gpu_error": None,
     "search": {
@@ -47,7 +70,10 @@ def test_a_message_becomes_facts():
         addresses=(("lo", "127.0.0.1"), ("eth1", "10.0.0.1")),
         workdir_found=True,
         script_found=False,
-        gpus=(Gpu(0, "H200", 143771, "580.159"), Gpu(1, "H200", None, "580.159")),
+        gpus=(
+            Gpu(0, "H200", 143771, "580.159", 21000, True, "Default", 0, (GpuProcess(4411, None, "ann", "python"),)),
+            Gpu(1, "H200", None, "580.159", None, None, "Default", None),
+        ),
         gpu_error=None,
         python="/usr/bin/python3",
         python_version="3.11",
@@ -55,6 +81,30 @@ def test_a_message_becomes_facts():
         torch_version="2.13.0",
         pythons_tried=(("/opt/python", "not there"),),
     )
+
+
+def test_what_the_checks_ask_for():
+    checks = read_facts({**MESSAGE, "checks": CHECKS}, "/tmp/run").checks
+    assert checks == Checks(
+        memory_mib=515000,
+        memory_free_mib=480000,
+        shm_mib=64,
+        memlock_kib=None,
+        open_files=1024,
+        disks={"/data": 100, "/tmp": None},
+        script_hash="5f3a91",
+        networks=(Network("eth1", "10.0.0.0/24", None),),
+        infiniband=("mlx5_0:1",),
+        runs=(RunProcess(7, "python", "20261120-091233.ab12.0", is_owned=False),),
+    )
+    assert checks.runs[0].run_id == "20261120-091233"
+
+
+@pytest.mark.parametrize("name", sorted(CHECKS))
+def test_checks_without_a_fact_are_refused(name):
+    checks = {key: value for key, value in CHECKS.items() if key != name}
+    with pytest.raises(LauncherError, match=r"^its facts can't be read: KeyError"):
+        read_facts({**MESSAGE, "checks": checks}, "/tmp/run")
 
 
 def test_a_node_without_python_gpu_or_ssh():
@@ -83,7 +133,13 @@ def test_a_message_without_a_fact_is_refused(name):
         ("gpus", None),
         ("gpus", ["H200"]),
         ("gpus", [{"index": 0}]),
-        ("gpus", [{"index": "x", "name": "", "memory_mib": 1, "driver": ""}]),
+        ("gpus", [gpu("x")]),
+        ("gpus", [gpu(0, memory_mib="80 GB")]),
+        ("gpus", [gpu(0, is_persistent=1)]),
+        ("gpus", [gpu(0, processes=[{"pid": 1}])]),
+        ("checks", {**CHECKS, "disks": []}),
+        ("checks", {**CHECKS, "shm_mib": True}),
+        ("checks", {**CHECKS, "infiniband": None}),
         ("search", None),
         ("search", []),
         ("search", {"tried": 3}),
@@ -110,3 +166,8 @@ def test_a_malformed_message_is_refused(name, value):
 )
 def test_the_way_to_node_0(message, route):
     assert read_route(message) == route
+
+
+def test_a_clock_is_held_against_the_middle_of_the_question():
+    route = read_route({"interface": "eth1", "address": "10.0.0.1", "clock": 1000.0}, 997.0, 998.0)
+    assert (route.clock_offset_s, route.clock_error_s) == (2.5, 0.5)

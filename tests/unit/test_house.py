@@ -24,8 +24,8 @@ LAYERS = (
     "conversation",
     "fleet",
     "session",
-    "report failures",
-    "run execution sandbox",
+    "survey report failures",
+    "run execution checking cleaning sandbox",
     "cli",
 )
 # Beside the layers: what the ranks run. It knows nothing of the launcher, and the launcher never imports it.

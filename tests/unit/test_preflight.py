@@ -9,7 +9,10 @@ import pytest
 from launcher.facts import Gpu, NodeFacts, Route
 from launcher.hosts import Host
 from launcher.job import TRAINER_MODULE, Job, Program, ProgramKind
-from launcher.preflight import Finding, find_problems, find_unreachable_master, summarize
+from launcher.preflight import find_problems
+from launcher.preflight.findings import Finding
+from launcher.preflight.network import find_unreachable_master
+from launcher.preflight.summary import summarize
 
 H200 = tuple(Gpu(index, "H200", 143771, "580.159") for index in range(8))
 SCRIPT = Program(ProgramKind.SCRIPT, "train.py")
@@ -156,15 +159,16 @@ def test_a_master_on_loopback_is_for_its_own_machine(master, ssh_addresses, find
 @pytest.mark.parametrize(
     ("job", "nodes", "words"),
     [
-        (Job(SCRIPT), [facts()] * 3, "8 x H200, python 3.11, torch 2.13.0, data over eth1"),
+        (Job(SCRIPT), [facts()] * 3, "8 x H200 140 GB, driver 580.159, python 3.11, torch 2.13.0, data over eth1"),
         (
             Job(SCRIPT),
             [facts(), facts(gpus=H200[:4], torch_version="2.12.0", route=Route("ib0", "10.0.0.2"))],
-            "8 x H200 or 4 x H200, python 3.11, torch 2.13.0 or 2.12.0, data over eth1 or ib0",
+            "8 x H200 140 GB or 4 x H200 140 GB, driver 580.159, python 3.11, torch 2.13.0 or 2.12.0, "
+            "data over eth1 or ib0",
         ),
         (Job(SCRIPT, cpu=True, nproc=2), [facts()], "CPUs, python 3.11, torch 2.13.0, data over eth1"),
         (Job(COMMAND, nproc=2), [facts(gpus=())], "CPUs, data over eth1"),
-        (Job(COMMAND, nproc=2), [facts(), facts(gpus=())], "8 x H200 or no GPU, data over eth1"),
+        (Job(COMMAND, nproc=2), [facts(), facts(gpus=())], "8 x H200 140 GB or no GPU, driver 580.159, data over eth1"),
     ],
 )
 def test_a_line_says_what_all_nodes_have(job, nodes, words):

@@ -1,0 +1,86 @@
+"""Every check, and no run: `launch check`. What was found, as a table and as JSON values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from launcher.errors import EXIT_PREFLIGHT, EXIT_UNREACHABLE
+from launcher.hosts import fold_names
+from launcher.job import Job
+from launcher.preflight.findings import WARNING
+from launcher.preflight.summary import common_traits
+from launcher.report import count, duration
+from launcher.session import Session
+from launcher.survey import Survey, Surveyor
+
+_WIDTH = 120  # a line that would be longer has its remedy below
+_TEXT_WIDTH = 70
+
+
+async def check(job: Job, session: Session, pythons: Sequence[str]) -> Survey:
+    """Ask all hosts and hang up; raise Interrupted at a signal."""
+    with session.catch_signals():
+        try:
+            return await Surveyor(job, session, pythons, with_checks=True).ask()
+        finally:
+            await session.stop_all(timeout_s=0)
+
+
+def exit_code(survey: Survey) -> int:
+    """A host that can't be asked weighs more than what others said."""
+    return EXIT_UNREACHABLE if survey.failures else EXIT_PREFLIGHT if survey.problems else 0
+
+
+def table(job: Job, survey: Survey) -> list[str]:
+    """Return what is equal on all, then who differs in what and the remedy."""
+    rows = [("", "on all", ", ".join(common_traits(job, survey.facts)), "")] if survey.facts else []
+    rows += [("!", failure.host, failure.text, failure.hint) for failure in survey.failures]
+    rows += [
+        ("!" if finding in survey.problems else "", fold_names(finding.hosts), finding.text, finding.hint)
+        for finding in survey.findings
+    ]
+    answered, asked = len(survey.hosts), len(survey.hosts) + len(survey.failures)
+    heading = (
+        f"{count(asked, 'host')} answer{'s' if asked == 1 else ''}"
+        if answered == asked
+        else (f"{answered} of {count(asked, 'host')} answer")
+    )
+    return [f"{heading} ({duration(survey.seconds)})", *_align(rows), _verdict(survey)]
+
+
+def _align(rows: Sequence[tuple[str, str, str, str]]) -> list[str]:
+    names = max((len(name) for _, name, _, _ in rows), default=0)
+    texts = max((len(text) for _, _, text, hint in rows if hint and len(text) <= _TEXT_WIDTH), default=0)
+    lines = []
+    for mark, name, text, hint in rows:
+        start = f"{mark or ' '} {name:<{names}}  "
+        if not hint:
+            lines.append(start + text)
+        elif len(text) <= texts and len(start) + texts + 2 + len(hint) <= _WIDTH:
+            lines.append(f"{start}{text:<{texts}}  {hint}")
+        else:
+            lines += [start + text, " " * len(start) + hint]
+    return lines
+
+
+def _verdict(survey: Survey) -> str:
+    broken = len(survey.problems) + len(survey.failures)
+    warnings = len(survey.of(WARNING))
+    verdict = f"{count(broken, 'problem')} would break a run" if broken else "nothing would break a run"
+    return verdict + (f", {count(warnings, 'warning')}" if warnings else "")
+
+
+def as_record(job: Job, survey: Survey) -> dict[str, Any]:
+    """Return the same as JSON values, and all facts of each host."""
+    return {
+        "exit_code": exit_code(survey),
+        "on_all": common_traits(job, survey.facts),
+        "findings": [
+            {"severity": finding.severity.value, "hosts": finding.hosts, "text": finding.text, "hint": finding.hint}
+            for finding in survey.findings
+        ],
+        "unreachable": [asdict(failure) for failure in survey.failures],
+        "hosts": {host.name: asdict(fact) for host, fact in zip(survey.hosts, survey.facts, strict=True)},
+    }

@@ -1,0 +1,57 @@
+"""launch check: every check, and no run."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import Any
+
+import click
+
+from launcher.cli.options import host_options, job_options, read_hosts, read_job, ssh_options
+
+
+@click.command("check", context_settings={"allow_interspersed_args": False})
+@host_options
+@job_options
+@click.option("--master-addr", metavar="ADDR", help="Default: addr= of the first host, else the one SSH reaches.")
+@ssh_options
+@click.option("--json", "as_json", is_flag=True, help="All facts and findings as one JSON object on stdout.")
+@click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
+def command(words: tuple[str, ...], as_json: bool, **options: Any) -> int:
+    """Check hosts for a run, without starting it: what is equal on all, and who differs in what.
+
+    With SCRIPT its presence and contents are compared as well. The exit code is 0 where nothing would break a run.
+    """
+    from launcher import checking
+    from launcher.cli.console import Console
+    from launcher.cli.run import make_transport
+    from launcher.cli.running import make_session
+    from launcher.errors import EXIT_SIGNAL_BASE
+    from launcher.run import candidate_pythons
+    from launcher.session import Interrupted
+    from launcher.survey import Survey
+
+    hosts = read_hosts(options)
+    job = read_job(options, words, hosts)
+    console = Console(hosts, as_json=as_json, is_patient=True)
+
+    async def ask() -> Survey:
+        transport = make_transport(options, console.say)
+        outputs = console.outputs(hosts, None)
+        session = make_session(job, hosts, transport, outputs, console, time.strftime("check-%Y%m%d-%H%M%S"))
+        return await checking.check(job, session, candidate_pythons(job, sys.executable))
+
+    try:
+        survey = asyncio.run(ask())
+        if as_json:
+            console.emit("check", **checking.as_record(job, survey))
+        else:
+            for line in checking.table(job, survey):
+                console.show(line)
+        return checking.exit_code(survey)
+    except Interrupted as interruption:
+        return EXIT_SIGNAL_BASE + interruption.number
+    finally:
+        console.close()

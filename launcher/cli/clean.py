@@ -1,0 +1,70 @@
+"""launch clean: end what earlier runs left, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launcher.cli.options import host_options, life_options, read_hosts, ssh_options
+
+if TYPE_CHECKING:
+    from launcher.cleaning import Cleaning
+    from launcher.cli.console import Console
+
+
+@click.command("clean")
+@host_options
+@ssh_options
+@life_options
+@click.option("--python", metavar="PATH", help="Python 3.8 or newer for our side there; default: python3.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be ended.")
+def command(python: str | None, dry_run: bool, **options: Any) -> int:
+    """End what earlier runs of yours left on the hosts, after saying what it is.
+
+    Left behind is a process with the mark of a run whose supervisor is gone.
+    A run that goes on is named and left alone, and other users' processes are never touched.
+    """
+    from launcher.cleaning import clean
+    from launcher.cli.console import Console
+    from launcher.cli.run import make_transport
+    from launcher.cli.running import open_session
+    from launcher.errors import EXIT_SIGNAL_BASE
+    from launcher.session import Interrupted
+
+    hosts = read_hosts(options)
+    console = Console(hosts, is_patient=True)
+
+    async def execute() -> Cleaning:
+        session = open_session(
+            hosts, make_transport(options, console.say), console.outputs(hosts, None), console, options,
+            run_id=time.strftime("clean-%Y%m%d-%H%M%S"), pythons=[python] if python else None,
+        )  # fmt: skip
+        return await clean(session, console.say, is_dry=dry_run)
+
+    try:
+        done = asyncio.run(execute())
+        _report(console, done, is_dry=dry_run)
+        return done.exit_code
+    except Interrupted as interruption:
+        return EXIT_SIGNAL_BASE + interruption.number
+    finally:
+        console.close()
+
+
+def _report(console: Console, done: Cleaning, *, is_dry: bool) -> None:
+    from launcher import report
+    from launcher.cli.console import failure_lines
+
+    count = len(done.left_behind)
+    hosts = report.count(len(done.census.left), "host")
+    if not count:
+        console.say(f"launch: nothing is left behind on {hosts}")
+    elif is_dry:
+        console.say(f"launch: {report.count(count, 'process')} would be ended")
+    else:
+        console.say(f"launch: ended {report.count(count, 'process')}, {report.census_words(done.census)}")
+    for line in [*report.left_lines(done.census), *failure_lines(done.failures)]:
+        console.say(line)

@@ -1,0 +1,172 @@
+"""What this node's GPU tool says: NVIDIA's, or else AMD's. Having no GPU, or no tool to ask, is a fact and no error."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+TOOL_TIMEOUT_S = 5
+_FIELDS = (
+    "index", "name", "memory.total", "driver_version", "uuid", "memory.free", "persistence_mode", "compute_mode",
+    "ecc.errors.uncorrected.volatile.total",
+)  # fmt: skip
+_NEEDED = 4  # of those, the first ones: an old tool refuses a query with a field that it does not know
+_APP_FIELDS = ("gpu_uuid", "pid", "used_memory")
+_AMD_COMMAND = ["rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showdriverversion", "--json"]
+
+
+class _Answer:
+    """What a tool said, or why it did not."""
+
+    def __init__(self, lines: list[str], complaints: list[str], code: int | None) -> None:
+        self.lines = lines
+        self.complaints = complaints
+        self.code = code  # None: it gave no answer
+
+
+def query_gpus() -> dict[str, Any]:
+    """Return this node's GPUs with the processes on them, or the reason why there are none."""
+    begun = [_begin(_nvidia_query("gpu", _FIELDS)), _begin(_nvidia_query("compute-apps", _APP_FIELDS))]
+    if begun[0] is None:
+        return _query_amd()
+    deadline = time.monotonic() + TOOL_TIMEOUT_S
+    answer, apps = (_finish(tool, deadline) for tool in begun)
+    if answer.code and any("not a valid field" in line for line in answer.lines):
+        answer = _finish(_begin(_nvidia_query("gpu", _FIELDS[:_NEEDED])), deadline)
+    if answer.code is None:
+        return {"gpus": [], "gpu_error": "nvidia-smi gave no answer in %d s" % TOOL_TIMEOUT_S}
+    # A warning (exit code 14: a corrupted infoROM) comes with a whole table, and a lost GPU with a line in it.
+    gpus = [gpu for gpu in map(_parse_gpu, answer.lines) if gpu is not None]
+    others = [line for line in answer.lines if _parse_gpu(line) is None] + answer.complaints
+    for gpu in gpus:
+        gpu["processes"] = [process for line in apps.lines for process in _parse_app(line, gpu["uuid"])]
+    error = others[0] if others else "nvidia-smi failed" if not gpus and answer.code else None
+    return {"gpus": gpus, "gpu_error": error}
+
+
+def _nvidia_query(what: str, fields: tuple[str, ...]) -> list[str]:
+    return ["nvidia-smi", "--query-%s=%s" % (what, ",".join(fields)), "--format=csv,noheader,nounits"]
+
+
+def _begin(command: list[str]) -> subprocess.Popen[bytes] | None:
+    try:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    except OSError:
+        return None
+
+
+def _finish(tool: subprocess.Popen[bytes] | None, deadline: float) -> _Answer:
+    if tool is None:
+        return _Answer([], [], None)
+    try:
+        stdout, stderr = tool.communicate(timeout=max(0.01, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        tool.kill()  # not waited for: on a dead driver it hangs in state D
+        return _Answer([], [], None)
+    return _Answer(_lines(stdout), _lines(stderr), tool.returncode)
+
+
+def _lines(text: bytes) -> list[str]:
+    return [line for line in text.decode("utf-8", "replace").splitlines() if line.strip()]
+
+
+def _parse_gpu(line: str) -> dict[str, Any] | None:
+    words = [word.strip() for word in line.split(",")]
+    if len(words) not in (len(_FIELDS), _NEEDED) or not words[0].isdigit():
+        return None
+    values = dict(zip(_FIELDS, words))
+    return {
+        "index": int(values["index"]),
+        "name": values["name"],
+        "memory_mib": _number(values["memory.total"]),
+        "driver": values["driver_version"],
+        "uuid": values.get("uuid", ""),
+        "free_mib": _number(values.get("memory.free", "")),
+        "is_persistent": {"Enabled": True, "Disabled": False}.get(values.get("persistence_mode", "")),
+        "compute_mode": values.get("compute_mode", ""),
+        "ecc_errors": _number(values.get("ecc.errors.uncorrected.volatile.total", "")),
+        "processes": [],
+    }
+
+
+def _number(word: str) -> int | None:
+    return int(word) if word.isdigit() else None  # [N/A], [Not Supported]
+
+
+def _parse_app(line: str, uuid: str) -> list[dict[str, Any]]:
+    words = [word.strip() for word in line.split(",")]
+    if len(words) != len(_APP_FIELDS) or words[0] != uuid or not words[1].isdigit():
+        return []
+    return [{"pid": int(words[1]), "memory_mib": _number(words[2]), **describe_process(int(words[1]))}]
+
+
+def describe_process(pid: int) -> dict[str, Any]:
+    """Return owner, name and run mark of a process; None for what can't be seen (of another container, say)."""
+    from launcher.node import processes
+
+    described: dict[str, Any] = {"owner": None, "name": None, "mark": processes.read_mark(pid)}
+    process = processes.read_process(pid)
+    if process is not None:
+        described["name"] = process.name
+        try:
+            described["owner"] = _user_name(os.stat("/proc/%d" % pid).st_uid)
+        except OSError:
+            pass  # it has just ended
+    return described
+
+
+def _user_name(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _query_amd() -> dict[str, Any]:
+    """Ask rocm-smi, whose JSON is {"card0": {"Card series": ..., "VRAM Total Memory (B)": ...}, "system": {...}}."""
+    tool = _begin(_AMD_COMMAND)
+    if tool is None:
+        return {"gpus": [], "gpu_error": "neither nvidia-smi nor rocm-smi is there"}
+    answer = _finish(tool, time.monotonic() + TOOL_TIMEOUT_S)
+    if answer.code is None:
+        return {"gpus": [], "gpu_error": "rocm-smi gave no answer in %d s" % TOOL_TIMEOUT_S}
+    try:
+        table = json.loads("\n".join(line for line in answer.lines if line.lstrip().startswith("{")) or "{}")
+        cards = {name: _lowered(card) for name, card in table.items() if name.startswith("card")}
+        driver = _lowered(table.get("system", {})).get("driver version", "")
+        gpus = [_amd_gpu(int(name[4:]), cards[name], driver) for name in sorted(cards, key=lambda name: int(name[4:]))]
+    except (ValueError, AttributeError, TypeError):
+        return {"gpus": [], "gpu_error": "rocm-smi said what is no table: %.80s" % " ".join(answer.lines)}
+    return {"gpus": gpus, "gpu_error": None if gpus else (answer.complaints or ["rocm-smi lists none"])[0]}
+
+
+def _lowered(table: dict[str, Any]) -> dict[str, Any]:
+    return {key.lower(): value for key, value in table.items()}  # "Card series" became "Card Series"
+
+
+def _amd_gpu(index: int, card: dict[str, Any], driver: str) -> dict[str, Any]:
+    total, used = (_mebibytes(card.get("vram total %smemory (b)" % word)) for word in ("", "used "))
+    return {
+        "index": index,
+        "name": str(card.get("card series") or card.get("card model") or "AMD GPU"),
+        "memory_mib": total,
+        "driver": str(driver),
+        "uuid": "",
+        "free_mib": total - used if total is not None and used is not None else None,
+        "is_persistent": None,
+        "compute_mode": "",
+        "ecc_errors": None,
+        "processes": [],
+    }
+
+
+def _mebibytes(text: Any) -> int | None:
+    return int(text) >> 20 if str(text).isdigit() else None

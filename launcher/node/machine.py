@@ -1,0 +1,60 @@
+"""What this node's machine and its limits are, as ranks started from here will find them."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_HASHED_BYTES = 64 << 20  # of a script: more of it is no script
+
+
+def describe_machine(workdir: str) -> dict[str, Any]:
+    """Return memory, /dev/shm, limits and free disk in MiB; None where this system does not tell."""
+    memory = _read_meminfo()
+    return {
+        "memory_mib": memory.get("MemTotal"),
+        "memory_free_mib": memory.get("MemAvailable"),
+        "shm_mib": _room("/dev/shm")[0],
+        "memlock_kib": _limit(resource.RLIMIT_MEMLOCK, 1 << 10),
+        "open_files": _limit(resource.RLIMIT_NOFILE, 1),
+        "disks": {path: _room(path)[1] for path in (workdir, "/tmp")},
+    }
+
+
+def _read_meminfo() -> dict[str, int]:
+    try:
+        with open("/proc/meminfo") as file:
+            rows = [line.split() for line in file]
+    except OSError:
+        return {}
+    return {row[0].rstrip(":"): int(row[1]) >> 10 for row in rows}
+
+
+def _room(path: str) -> tuple[int | None, int | None]:
+    """Return size and free room of a file system, in MiB."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None, None
+    return found.f_blocks * found.f_frsize >> 20, found.f_bavail * found.f_frsize >> 20
+
+
+def _limit(kind: int, unit: int) -> int | None:
+    """Return a soft limit in units; None: there is no limit."""
+    soft = resource.getrlimit(kind)[0]
+    return None if soft == resource.RLIM_INFINITY else soft // unit
+
+
+def hash_file(path: str) -> str | None:
+    """Return the SHA-256 of a file, or None where it can't be read."""
+    import hashlib
+
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read(_HASHED_BYTES)).hexdigest()
+    except OSError:
+        return None

@@ -1,0 +1,209 @@
+"""This node's addresses, the way to node 0, and ports: held for torchrun, listened on and tried before a run."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+CONNECT_TIMEOUT_S = 3.0
+DNS_TIMEOUT_S = 1.0  # TCPStore looks names up for each connection: more than this is worth a word
+TOKEN = b"launch\n"  # what our listeners say, so that nobody else's is taken for one
+_SIOCGIFCONF = 0x8912
+_IFREQ_BYTES = 40  # struct ifreq on 64-bit Linux
+
+
+def list_addresses() -> list[list[str]]:
+    """Return [interface, address] for each address of this machine, IPv4 first."""
+    return _list_ipv4() + _list_ipv6()
+
+
+def _list_ipv4() -> list[list[str]]:
+    import array
+    import fcntl
+    import struct
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        room = array.array("B", bytes(256 * _IFREQ_BYTES))
+        place, _ = room.buffer_info()
+        answer = fcntl.ioctl(sock.fileno(), _SIOCGIFCONF, struct.pack("iL", len(room), place))
+    size = struct.unpack("iL", answer)[0]
+    found = []
+    for start in range(0, size, _IFREQ_BYTES):
+        record = room[start : start + _IFREQ_BYTES].tobytes()
+        name = record[:16].split(b"\0", 1)[0].decode()
+        found.append([name, socket.inet_ntoa(record[20:24])])
+    return found
+
+
+def _list_ipv6() -> list[list[str]]:
+    try:
+        with open("/proc/net/if_inet6") as file:
+            lines = [line.split() for line in file]
+    except OSError:
+        return []
+    return [[words[5], socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[0]))] for words in lines]
+
+
+def list_networks() -> list[dict[str, Any]]:
+    """Return interface, network (`10.0.1.0/24`) and speed (Mbit/s, None: unknown) of each IPv4 subnet we are in."""
+    try:
+        with open("/proc/net/route") as file:
+            rows = [line.split() for line in file][1:]
+    except OSError:
+        return []
+    found = []
+    for row in rows:
+        interface, destination, gateway, mask = row[0], row[1], row[2], row[7]
+        if gateway == "00000000" and mask != "00000000":
+            network = socket.inet_ntoa(bytes.fromhex(destination)[::-1])  # the kernel writes them in its own byte order
+            name = "%s/%d" % (network, bin(int(mask, 16)).count("1"))
+            found.append({"interface": interface, "network": name, "speed_mbps": _read_speed(interface)})
+    return found
+
+
+def _read_speed(interface: str) -> int | None:
+    try:
+        with open("/sys/class/net/%s/speed" % interface) as file:
+            speed = int(file.read())
+    except (OSError, ValueError):  # a virtual interface has none, one that is down refuses to tell
+        return None
+    return speed if speed > 0 else None
+
+
+def list_infiniband() -> list[str]:
+    """Return the InfiniBand and RoCE ports that are active, as `mlx5_0:1`."""
+    base = "/sys/class/infiniband"
+    found = []
+    for device in sorted(os.listdir(base)) if os.path.isdir(base) else ():
+        for port in sorted(os.listdir(os.path.join(base, device, "ports"))):
+            with open(os.path.join(base, device, "ports", port, "state")) as file:
+                if "ACTIVE" in file.read():
+                    found.append("%s:%s" % (device, port))
+    return found
+
+
+def find_route(master: str) -> dict[str, str | None]:
+    """Return the interface and own address on the route to `master`: a connected UDP socket sends nothing."""
+    family, kind, protocol, _, place = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as sock:
+        sock.connect(place)
+        source = sock.getsockname()[0].split("%")[0]
+    for interface, address in list_addresses():
+        if address == source:
+            return {"interface": interface, "address": source}
+    # All of 127.0.0.0/8 is ours, and only 127.0.0.1 is listed.
+    return {"interface": "lo" if source.startswith("127.") else None, "address": source}
+
+
+def hold_port(port: int) -> socket.socket:
+    """Bind `port` (0: any free one) without listening, so that nobody else gets it and torchrun still can."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("", port))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """Listen on a port (0: any free one); beside one that is held, which stays held when this is closed."""
+    sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address, port))
+        sock.listen(512)
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def find_holder(port: int) -> str | None:
+    """Return `pid 4411 (python)` for who listens on a TCP port, as far as we may see it."""
+    inodes: set[str] = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table) as file:
+                rows = [line.split() for line in file][1:]
+        except OSError:
+            continue
+        inodes.update("socket:[%s]" % row[9] for row in rows if int(row[1].rpartition(":")[2], 16) == port)
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            for fd in os.listdir("/proc/%s/fd" % pid):
+                if os.readlink("/proc/%s/fd/%s" % (pid, fd)) in inodes:
+                    with open("/proc/%s/comm" % pid) as file:
+                        return "pid %s (%s)" % (pid, file.read().strip())
+        except OSError:
+            continue  # it ended, or is somebody else's
+    return None
+
+
+def write_probes_and_exit(output_fd: int, targets: list[list[Any]], peer: str | None) -> NoReturn:
+    """Try all targets at once, write what came of it as one line of JSON and end this process (a fork)."""
+    import json
+
+    try:
+        found = try_targets(targets, peer)
+        os.write(output_fd, json.dumps(found).encode() + b"\n")
+    finally:
+        os._exit(0)
+
+
+def try_targets(targets: list[list[Any]], peer: str | None) -> dict[str, Any]:
+    """Connect to each [address, port]; return an error or None for each, and how long names took to look up.
+
+    peer: an address whose name is looked up, as TCPStore does for each connection.
+    Names are looked up in threads, since nothing can end the C library's own wait for a poor resolver.
+    """
+    import threading
+    import time
+
+    errors: list[str | None] = ["no answer"] * len(targets)
+    names: dict[str, Any] = {"reverse_dns_s": None, "own_address": None}
+
+    def try_one(index: int) -> None:
+        errors[index] = _try_target(targets[index][0], targets[index][1])
+
+    def look_up() -> None:
+        began_at = time.monotonic()
+        if peer is not None:
+            try:
+                socket.getnameinfo((peer, 0), 0)
+            except OSError:
+                pass  # having no name is quick, and well
+            names["reverse_dns_s"] = time.monotonic() - began_at
+        try:
+            names["own_address"] = socket.gethostbyname(socket.gethostname())
+        except (OSError, UnicodeError):
+            names["own_address"] = ""
+
+    began_at = time.monotonic()
+    threads = [threading.Thread(target=try_one, args=(index,), daemon=True) for index in range(len(targets))]
+    looking = threading.Thread(target=look_up, daemon=True)
+    for thread in [*threads, looking]:
+        thread.start()
+    for thread in threads:
+        thread.join(CONNECT_TIMEOUT_S + 1)
+    looking.join(max(0.0, began_at + DNS_TIMEOUT_S - time.monotonic()))
+    if names["reverse_dns_s"] is None and peer is not None:
+        names["reverse_dns_s"] = time.monotonic() - began_at  # and it is not over
+    return dict(names, errors=errors)
+
+
+def _try_target(address: str, port: int) -> str | None:
+    try:
+        with socket.create_connection((address, port), CONNECT_TIMEOUT_S) as sock:
+            said = sock.recv(len(TOKEN))
+    except socket.timeout:
+        return "no answer in %g s" % CONNECT_TIMEOUT_S
+    except (OSError, UnicodeError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None if said == TOKEN else "somebody else answers"

@@ -1,0 +1,31 @@
+"""Facts of all nodes -> findings: what would break a run stops it, what would slow it is said in a line. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+from launcher.facts import NodeFacts
+from launcher.hosts import Host
+from launcher.job import Job
+from launcher.preflight import comparison, condition, gpus, network, plan
+from launcher.preflight.findings import Finding, Node, fold
+
+__all__ = ["find_all", "find_problems"]
+
+
+def find_problems(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Finding]:
+    """Return what would make the plan itself wrong; this much is always looked at."""
+    return fold(chain.from_iterable(plan.check(node) for node in _nodes(job, hosts, facts)))
+
+
+def find_all(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Finding]:
+    """Return all that is worth a word, problems first, then warnings, then notes."""
+    nodes = _nodes(job, hosts, facts)
+    each = [[*plan.check(node), *gpus.check(node), *condition.check(node)] for node in nodes]
+    found = chain(*each, network.check(nodes), comparison.check(nodes))
+    return sorted(fold(found), key=lambda finding: finding.severity.rank)
+
+
+def _nodes(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Node]:
+    return [Node(job, host, fact) for host, fact in zip(hosts, facts, strict=True)]

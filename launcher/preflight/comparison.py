@@ -1,0 +1,153 @@
+"""The nodes against each other: whoever differs from most is named, with both values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from launcher.facts import Checks
+from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Node, Severity
+
+_CLOCK_S = 2.0
+_VIRTUAL = ("lo", "docker", "veth", "virbr", "br-", "cni", "flannel")
+
+
+@dataclass(frozen=True, slots=True)
+class _Trait:
+    """Something that should be equal on all nodes."""
+
+    label: str
+    value_of: Callable[[Node], str | None]  # None: this node does not tell, and is left out
+    severity: Severity
+    hint: str
+
+
+def check(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """Yield in what single nodes differ from the others."""
+    for trait in _TRAITS:
+        yield from _compare(trait, nodes)
+    yield from _compare_releases(nodes)
+    yield from _check_clocks(nodes)
+    yield from _check_faster_network(nodes)
+
+
+def _compare(trait: _Trait, nodes: Sequence[Node]) -> Iterator[Finding]:
+    values = {node.name: value for node in nodes if (value := trait.value_of(node)) is not None}
+    if len(set(values.values())) < 2:
+        return
+    ((common, _),) = Counter(values.values()).most_common(1)  # of equals the first in host order
+    for name, value in values.items():
+        if value != common:
+            others = "the others" if len(set(values.values())) == 2 else "most"
+            yield Finding((name,), f"{trait.label}{value}, {others} {common}", trait.hint, trait.severity)
+
+
+def _compare_releases(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """torch 2.12 does not talk to 2.13; another patch release or build does, and may compute other numbers."""
+    apart = "install the same one everywhere: they can't train together"
+    found = list(_compare(_Trait("torch ", lambda node: _release(_torch(node)), PROBLEM, apart), nodes))
+    near = "install the same one everywhere: numbers may differ"
+    yield from found or _compare(_Trait("torch ", _torch, WARNING, near), nodes)
+    apart = "pickles and wheels may not fit"
+    found = list(_compare(_Trait("python ", lambda node: _release(_python(node)), WARNING, apart), nodes))
+    yield from found or _compare(_Trait("python ", _python, NOTE, ""), nodes)
+
+
+def _torch(node: Node) -> str | None:
+    return node.fact.torch_version if node.job.program.needs_torch else None
+
+
+def _python(node: Node) -> str | None:
+    return node.fact.python_version if node.job.program.needs_torch else None
+
+
+def _release(version: str | None) -> str | None:
+    return version and ".".join(version.split(".")[:2])
+
+
+def _of_gpus(value_of: Callable[[Node], str | None]) -> Callable[[Node], str | None]:
+    return lambda node: value_of(node) if node.job.wants_gpus and node.fact.gpus else None
+
+
+def _of_checks(value_of: Callable[[Checks], str | None]) -> Callable[[Node], str | None]:
+    return lambda node: value_of(node.fact.checks) if node.fact.checks else None
+
+
+def _count_gpus(node: Node) -> str | None:
+    """Where each node takes what it has; where a number is wanted, one that has fewer is refused."""
+    is_free = node.job.nproc is None and node.host.slots is None and node.host.gpus is None
+    return f"{len(node.fact.gpus)} GPUs" if is_free else None
+
+
+def _script(node: Node) -> str | None:
+    found = node.fact.checks.script_hash if node.fact.checks else None
+    return found and found[:6]
+
+
+_TRAITS = (
+    _Trait("the script's hash is ", _script, PROBLEM, "copy the same script to all nodes"),
+    _Trait("", _of_gpus(_count_gpus), WARNING, "each process gets one; the global batch counts them all"),
+    _Trait("", _of_gpus(lambda node: node.fact.gpus[0].name), WARNING, "the slower one sets the pace"),
+    _Trait("driver ", _of_gpus(lambda node: node.fact.gpus[0].driver), WARNING, "update it: NCCL may refuse to start"),
+    _Trait(
+        "", _of_gpus(_of_checks(lambda checks: "InfiniBand" if checks.infiniband else "no InfiniBand")), WARNING,
+        "NCCL falls back to TCP for all: see ibstat",
+    ),
+    _Trait("", lambda node: f"{node.fact.cpu_count} CPUs", NOTE, ""),
+)  # fmt: skip
+
+
+def _check_clocks(nodes: Sequence[Node]) -> Iterator[Finding]:
+    routes = [(node.name, node.fact.route) for node in nodes if node.fact.route is not None]
+    offsets = [(name, route.clock_offset_s, route.clock_error_s) for name, route in routes if route.clock_offset_s]
+    if len(offsets) < 2:
+        return
+    middle = median(offset for _, offset, _ in offsets)
+    for name, offset, error in offsets:
+        difference = offset - middle
+        if abs(difference) - error > _CLOCK_S:
+            side = "ahead of" if difference > 0 else "behind"
+            text = f"its clock is {abs(difference):.0f} s {side} the others'"
+            yield Finding((name,), text, "start NTP there: times in logs and of checkpoints will mislead", WARNING)
+
+
+def _check_faster_network(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """A subnet that all nodes share, whose slowest link beats the one that the data would take."""
+    shared = _shared_speeds(nodes)
+    used = {node.fact.route.interface for node in nodes if node.fact.route is not None}
+    here = [speed for interfaces, speed in shared.values() if used & interfaces]
+    if len(nodes) < 2 or not here or any(node.host.address for node in nodes):
+        return
+    network, (interfaces, speed) = max(shared.items(), key=lambda entry: entry[1][1])
+    if speed > max(here):
+        text = (
+            f"data goes over {_gigabits(max(here))} Gb/s, and all nodes share {network} "
+            f"with {_gigabits(speed)} Gb/s ({', '.join(sorted(interfaces))})"
+        )
+        hint = "give the nodes' addresses there with addr= in the hostfile"
+        yield Finding(tuple(node.name for node in nodes), text, hint, WARNING)
+
+
+def _shared_speeds(nodes: Sequence[Node]) -> dict[str, tuple[set[str], int]]:
+    """Return the subnets that all nodes are in: {network: (interfaces, Mbit/s of the slowest)}."""
+    shared: dict[str, tuple[set[str], int]] = {}
+    tables = [
+        {
+            entry.network: entry
+            for entry in (node.fact.checks.networks if node.fact.checks else ())
+            if entry.speed_mbps is not None and not entry.interface.startswith(_VIRTUAL)
+        }
+        for node in nodes
+    ]
+    for network in tables[0] if tables else ():
+        entries = [table[network] for table in tables if network in table]
+        if len(entries) == len(tables):
+            speed = min(entry.speed_mbps or 0 for entry in entries)
+            shared[network] = ({entry.interface for entry in entries}, speed)
+    return shared
+
+
+def _gigabits(mbps: int) -> str:
+    return f"{mbps / 1000:g}"

@@ -1,0 +1,80 @@
+"""The state of each node by itself: memory, limits, disks, left-overs, names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.facts import Checks
+from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Node, Severity
+
+_SMALL_SHM_MIB = 1024  # docker's default is 64 MB
+_LITTLE_MEMORY_MIB = 1024
+_LITTLE_DISK_MIB = 100
+_FEW_FILES = 1024  # the default of most systems, and enough for a node's own ranks
+_SMALL_MEMLOCK_KIB = 1 << 20
+
+_Found = Iterator[tuple[Severity, str, str]]
+
+
+def check(node: Node) -> Iterator[Finding]:
+    """Yield what on this node may break or slow a run."""
+    checks = node.fact.checks
+    if checks is None:
+        return
+    for found in (_check_memory(checks), _check_limits(node, checks), _check_runs(checks), _check_names(node)):
+        for severity, text, hint in found:
+            yield Finding((node.name,), text, hint, severity)
+
+
+def _check_memory(checks: Checks) -> _Found:
+    if checks.shm_mib is not None and checks.shm_mib < _SMALL_SHM_MIB:
+        text = f"/dev/shm is {checks.shm_mib} MB, data loaders with workers may fail"
+        yield WARNING, text, "docker: --shm-size=8g"
+    if checks.memory_free_mib is not None and checks.memory_free_mib < _LITTLE_MEMORY_MIB:
+        yield WARNING, f"{checks.memory_free_mib} MB of memory free", "the kernel may kill a rank"
+    for path, free in checks.disks.items():
+        if free is not None and free < _LITTLE_DISK_MIB:
+            yield WARNING, f"{free} MB free in {path}", "checkpoints and temporary files need room"
+
+
+def _check_limits(node: Node, checks: Checks) -> _Found:
+    if checks.open_files is not None and checks.open_files < _FEW_FILES:
+        text = f"{checks.open_files} open files a process at most"
+        yield WARNING, text, "raise nofile in /etc/security/limits.conf"
+    if not checks.infiniband or not node.job.wants_gpus or checks.memlock_kib is None:
+        return
+    if checks.memlock_kib < _SMALL_MEMLOCK_KIB:
+        text = f"{checks.memlock_kib} KiB of memory may be locked, so NCCL can't use {', '.join(checks.infiniband)}"
+        yield PROBLEM, text, "memlock unlimited in /etc/security/limits.conf; or --env NCCL_IB_DISABLE=1"
+
+
+def _check_runs(checks: Checks) -> _Found:
+    """Left-overs, by run; the processes of a run that goes on are its own business."""
+    for run_id in dict.fromkeys(run.run_id for run in checks.runs):
+        processes = [run for run in checks.runs if run.run_id == run_id]
+        left = [run for run in processes if not run.is_owned]
+        if left:
+            pids = ", ".join(str(run.pid) for run in left[:3]) + (", ..." if len(left) > 3 else "")
+            noun = "process" if len(left) == 1 else "processes"
+            yield WARNING, f"{len(left)} {noun} left of run {run_id} (pid {pids})", "launch clean ends them"
+        if len(left) < len(processes):
+            yield NOTE, f"run {run_id} goes on there", ""
+
+
+def _check_names(node: Node) -> _Found:
+    probes = node.fact.probes
+    if probes is None:
+        return
+    if node.fact.has_slow_dns:
+        text = f"looking up the name of an address takes {probes.reverse_dns_s:.1f} s or more"
+        yield WARNING, text, "RES_OPTIONS is set for this run; mend /etc/resolv.conf, or list the nodes in /etc/hosts"
+    if probes.own_address == "":
+        yield NOTE, f"its own name {node.fact.hostname} can't be resolved", "harmless here: interfaces are named"
+    elif probes.own_address and probes.own_address.startswith("127.") and not _is_loopback(node):
+        text = f"its own name {node.fact.hostname} is {probes.own_address}"
+        yield NOTE, text, "harmless here: interfaces are named; a torchrun by hand would hang"
+
+
+def _is_loopback(node: Node) -> bool:
+    route = node.fact.route
+    return route is not None and (route.address or "").startswith("127.")

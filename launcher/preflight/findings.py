@@ -1,0 +1,67 @@
+"""What a check says, and how equal findings of several hosts become one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from launcher.facts import NodeFacts
+from launcher.hosts import Host, fold_names
+from launcher.job import Job
+
+
+class Severity(Enum):
+    """What a finding means for a run."""
+
+    PROBLEM = "problem"  # it would break: the launch stops
+    WARNING = "warning"  # it may be slow, or fail later: one line, and on
+    NOTE = "note"  # `launch check` alone shows it
+
+    @property
+    def rank(self) -> int:
+        """0 for the worst."""
+        return list(Severity).index(self)
+
+
+PROBLEM, WARNING, NOTE = Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What a check looks at: one host of a job, and what it said."""
+
+    job: Job
+    host: Host
+    fact: NodeFacts
+
+    @property
+    def name(self) -> str:
+        """The host's name."""
+        return self.host.name
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What the checks say of some hosts, and the remedy."""
+
+    hosts: tuple[str, ...]
+    text: str
+    hint: str = ""
+    severity: Severity = PROBLEM
+
+    def __str__(self) -> str:
+        return f"{fold_names(self.hosts)}: {self.text}" + (f"\n  {self.hint}" if self.hint else "")
+
+    @property
+    def one_line(self) -> str:
+        """The same in one line."""
+        return f"{fold_names(self.hosts)}: {self.text}" + (f" ({self.hint})" if self.hint else "")
+
+
+def fold(findings: Iterable[Finding]) -> list[Finding]:
+    """Make one of those that differ in their hosts alone."""
+    folded: dict[Finding, list[str]] = {}
+    for finding in findings:
+        folded.setdefault(replace(finding, hosts=()), []).extend(finding.hosts)
+    return [replace(finding, hosts=tuple(dict.fromkeys(names))) for finding, names in folded.items()]

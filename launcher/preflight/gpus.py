@@ -1,0 +1,95 @@
+"""The GPUs that a run would use on a node: who is on them, and whether they are well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from launcher.facts import Gpu, GpuProcess
+from launcher.plan import count_processes
+from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Node, Severity
+
+_FULL = 0.5  # of a GPU's memory: with more in use a training run is bound to fail
+_FEW_PIDS = 3
+_IDLE_MIB = 1024  # a driver keeps some hundred MiB for itself
+
+
+def check(node: Node) -> Iterator[Finding]:
+    """Yield what is wrong with the GPUs that this node would use."""
+    if node.fact.checks is None or not node.job.wants_gpus:
+        return
+    gpus = wanted_gpus(node)
+    yield from _check_busy(node, gpus)
+    for gpu in gpus:
+        if gpu.compute_mode == "Prohibited" or (gpu.compute_mode.startswith("Exclusive") and gpu.processes):
+            hint = f"nvidia-smi -i {gpu.index} -c DEFAULT"
+            yield Finding((node.name,), f"GPU {gpu.index} lets no process in (compute mode {gpu.compute_mode})", hint)
+        if gpu.ecc_errors:
+            text = f"GPU {gpu.index} had {gpu.ecc_errors} uncorrectable memory errors"
+            yield Finding((node.name,), text, "results may be wrong: reset it, or leave it out with --exclude", WARNING)
+    if any(gpu.is_persistent is False for gpu in gpus):
+        text = "persistence mode is off, the first use of a GPU takes seconds"
+        yield Finding((node.name,), text, "nvidia-smi -pm 1", NOTE)
+
+
+def wanted_gpus(node: Node) -> list[Gpu]:
+    """Return the GPUs that the plan would use there."""
+    gpus = list(node.fact.gpus)
+    if node.host.gpus is not None:
+        return [gpu for gpu in gpus if gpu.index in node.host.gpus]
+    return gpus[: count_processes(node.job, node.host, node.fact)]
+
+
+def _check_busy(node: Node, gpus: list[Gpu]) -> Iterator[Finding]:
+    """One finding for all processes of one owner and program, which are mostly one job."""
+    jobs: dict[tuple[str | None, ...], list[tuple[Gpu, GpuProcess]]] = {}
+    for gpu in gpus:
+        for process in gpu.processes:
+            jobs.setdefault((process.owner, process.name, process.mark), []).append((gpu, process))
+        used = _used_mib(gpu)
+        if not gpu.processes and used > max(_IDLE_MIB, (gpu.memory_mib or 0) // 20):
+            text = f"GPU {gpu.index}: {gigabytes(used)} in use by a process that is not seen there"
+            hint = "in a container, or dead: look on the machine itself, or reset the GPU"
+            yield Finding((node.name,), text, hint, _severity(gpu))
+    for places in jobs.values():
+        memory = sum(process.memory_mib or 0 for _, process in places)
+        size = f", {gigabytes(memory)}" if memory else ""
+        indexes = _listed(dict.fromkeys(gpu.index for gpu, _ in places))
+        text = f"GPU {indexes} busy: {_who([process for _, process in places])}{size}"
+        worst = min((_severity(gpu) for gpu, _ in places), key=lambda severity: severity.rank)
+        yield Finding((node.name,), text, _remedy(places[0][1]), worst)
+
+
+def _used_mib(gpu: Gpu) -> int:
+    if gpu.memory_mib is None or gpu.free_mib is None:
+        return 0
+    return gpu.memory_mib - gpu.free_mib
+
+
+def _severity(gpu: Gpu) -> Severity:
+    return PROBLEM if gpu.memory_mib and _used_mib(gpu) > _FULL * gpu.memory_mib else WARNING
+
+
+def _who(processes: list[GpuProcess]) -> str:
+    pids = list(dict.fromkeys(process.pid for process in processes))
+    first = processes[0]
+    name = f" ({first.name})" if first.name else ""
+    owner = f" of {first.owner}" if first.owner else ""
+    numbers = f"pid {_listed(pids)}" if len(pids) <= _FEW_PIDS else f"{len(pids)} processes from pid {pids[0]} on"
+    return numbers + (name + owner or ", not seen there (another container's?)")
+
+
+def _remedy(process: GpuProcess) -> str:
+    if process.mark is not None:
+        return f"of run {process.mark.partition('.')[0]}; `launch clean` ends it if nobody looks after it any more"
+    return "other GPUs: --include; to start all the same: --no-check"
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    words = list(map(str, numbers))
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def gigabytes(mib: int) -> str:
+    """`120 GB` or `0.4 GB` for MiB, in the units of a GPU's label: 81559 MiB are 80 GB."""
+    size = mib / 1024
+    return f"{size:.0f} GB" if size >= 9.5 else f"{size:.1f} GB"

@@ -1,0 +1,108 @@
+"""What the nodes found when they tried to reach each other, and the interfaces that a user has named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from launcher.facts import NodeFacts, Probe
+from launcher.hosts import Host
+from launcher.job import Job
+from launcher.preflight.findings import Finding, Node
+
+_FEW = 4  # pairs that are named one by one
+_OPEN = "open TCP between the nodes"
+_OPEN_ALL = "some ports are open, but NCCL and gloo take any free one: open all TCP between the nodes"
+
+
+def check(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """Yield who can't reach whom, and interface names that are not there."""
+    for node in nodes:
+        yield from _check_interfaces(node)
+    failed = [(node, probe) for node in nodes for probe in _tried(node) if probe.error is not None]
+    for node, probe in failed:
+        if probe.is_master:
+            place = f"{probe.address} port {probe.port}"
+            if node is nodes[0]:
+                hint = "it must reach itself by that address: give one of its own with addr="
+                yield Finding((node.name,), f"can't reach itself at {place}: {_lowered(probe.error)}", hint)
+            else:
+                text = f"can't reach node 0 ({probe.host}) at {place}: {_lowered(probe.error)}"
+                yield Finding((node.name,), text, _OPEN)
+    yield from _check_ring(nodes, [(node, probe) for node, probe in failed if not probe.is_master])
+
+
+def _tried(node: Node) -> tuple[Probe, ...]:
+    return node.fact.probes.tried if node.fact.probes is not None else ()
+
+
+def _check_ring(nodes: Sequence[Node], failed: list[tuple[Node, Probe]]) -> Iterator[Finding]:
+    """Where the master port is open and a free port of a neighbour is not, a firewall knows a list of ports."""
+    is_master_open = all(probe.error is None for node in nodes for probe in _tried(node) if probe.is_master)
+    hint = _OPEN_ALL if is_master_open else _OPEN
+    if len(failed) > _FEW:
+        node, probe = failed[0]
+        example = f"{node.name} to {probe.host}, {probe.address} port {probe.port}: {_lowered(probe.error)}"
+        names = tuple(node.name for node, _ in failed)
+        yield Finding(names, f"can't reach a free port of the next node (as {example})", hint)
+        return
+    for node, probe in failed:
+        text = f"can't reach {probe.host} at {probe.address} port {probe.port}: {_lowered(probe.error)}"
+        yield Finding((node.name,), text, hint)
+
+
+def _lowered(error: str | None) -> str:
+    text = error or ""
+    return text[:1].lower() + text[1:]
+
+
+def _check_interfaces(node: Node) -> Iterator[Finding]:
+    """gloo takes one exact name; NCCL a list of prefixes, exact names after `=`, or exclusions after `^`."""
+    there = list(dict.fromkeys(name for name, _ in node.fact.addresses))
+    if not there:
+        return
+    has = f"it has {', '.join(there)}"
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        value = node.job.env.get(variable)
+        if not value:
+            continue
+        if variable.startswith("GLOO") and value.startswith(("^", "=")):
+            text = f"GLOO_SOCKET_IFNAME takes one plain interface name, got {value!r}"
+            yield Finding((node.name,), text, has)
+        elif not any(matches(value, name) for name in there):
+            hint = f"{has}; leave {variable} away, and each node gets its own"
+            yield Finding((node.name,), f"no interface there is meant by {variable}={value}", hint)
+
+
+def data_address(job: Job, fact: NodeFacts) -> str | None:
+    """Return the address by which ranks on a node are reached: of the interface that the user named, or the route's."""
+    setting = job.env.get("NCCL_SOCKET_IFNAME" if job.wants_gpus else "GLOO_SOCKET_IFNAME")
+    if setting:
+        for interface, address in fact.addresses:
+            if ":" not in address and matches(setting, interface):
+                return address
+    return fact.route.address if fact.route is not None else None
+
+
+def matches(setting: str, interface: str) -> bool:
+    """Tell whether NCCL (and, without `^` and `=`, gloo) would take an interface by this setting."""
+    names = setting.lstrip("^=").split(",")
+    if setting.startswith(("=", "^=")):
+        is_named = interface in names
+    else:
+        is_named = any(interface.startswith(name) for name in names)
+    return is_named != setting.startswith("^")
+
+
+def find_unreachable_master(hosts: Sequence[Host], facts: Sequence[NodeFacts], master: str) -> list[Finding]:
+    """A master on loopback is reached by its own machine alone: nodes that came by SSH to others would hang."""
+    if len(hosts) < 2 or not master.startswith("127."):
+        return []
+    outside = [
+        host.name
+        for host, fact in zip(hosts[1:], facts[1:], strict=True)
+        if fact.ssh_address is None or not fact.ssh_address.startswith("127.")
+    ]
+    if not outside:
+        return []
+    text = f"node 0 ({hosts[0].name}) is known by its loopback address {master} only"
+    return [Finding(tuple(outside), text, "give its address on the data network: addr=IP in the hostfile")]

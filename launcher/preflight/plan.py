@@ -1,0 +1,74 @@
+"""What a plan needs of each node: a system, a Python with torch, the folder, enough GPUs, a way to node 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.job import ProgramKind
+from launcher.plan import count_processes
+from launcher.preflight.findings import Finding, Node
+
+
+def check(node: Node) -> Iterator[Finding]:
+    """Yield what would make the plan wrong on this node."""
+    for find in (_check_system, _check_python, _check_folder, _check_gpus, _check_route):
+        for text, hint in find(node):
+            yield Finding((node.name,), text, hint)
+
+
+_Found = Iterator[tuple[str, str]]
+
+
+def _check_system(node: Node) -> _Found:
+    if node.fact.system != "linux":
+        yield f"runs {node.fact.system}; a node must run Linux", ""
+
+
+def _check_python(node: Node) -> _Found:
+    if not node.job.program.needs_torch or node.fact.torch_version is not None:
+        return
+    tried = "; ".join(f"{path}: {why}" for path, why in node.fact.pythons_tried)
+    yield f"no Python with torch ({tried})", "name it with --python PATH"
+
+
+def _check_folder(node: Node) -> _Found:
+    job = node.job
+    if not node.fact.workdir_found and job.program.kind is not ProgramKind.BUILTIN:
+        yield (
+            f"the working folder {job.workdir} is not there",
+            "name one that is with --workdir, or copy yours",
+        )
+    elif not node.fact.script_found:
+        yield (
+            f"the script {job.program.target} is not in {job.workdir}",
+            "copy it there, or name the folder with --workdir",
+        )
+
+
+def _check_gpus(node: Node) -> _Found:
+    if not node.job.wants_gpus:
+        return
+    host, fact = node.host, node.fact
+    wanted = count_processes(node.job, host, fact)
+    if not fact.gpus:
+        yield f"no GPU ({fact.gpu_error or 'nvidia-smi lists none'})", "on CPUs: --nproc N --cpu"
+        return
+    if host.gpus is not None:
+        missing = sorted(set(host.gpus) - {gpu.index for gpu in fact.gpus})
+        if missing:
+            yield f"has no GPU {', '.join(map(str, missing))}", f"it has 0 to {len(fact.gpus) - 1}"
+    elif wanted > len(fact.gpus):
+        yield f"{wanted} GPUs wanted, {len(fact.gpus)} there", "one process a GPU; ask for fewer with --gpus"
+
+
+def _check_route(node: Node) -> _Found:
+    route = node.fact.route
+    if route is None:
+        return
+    if route.error:
+        yield (
+            f"can't use the address or port of node 0: {route.error}",
+            "name them with addr= and --master-port",
+        )
+    elif route.interface is None:
+        yield f"no interface has the address {route.address}", "set NCCL_SOCKET_IFNAME with --env"

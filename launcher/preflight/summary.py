@@ -1,0 +1,61 @@
+"""What all nodes have in common, in a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from launcher.facts import NodeFacts
+from launcher.job import Job
+from launcher.preflight.gpus import gigabytes
+
+
+def summarize(job: Job, facts: Sequence[NodeFacts]) -> str:
+    """Return what the nodes have: GPUs, versions, the data interface; differing values side by side."""
+    return ", ".join(" or ".join(dict.fromkeys(values)) for values in _traits(job, facts))
+
+
+def common_traits(job: Job, facts: Sequence[NodeFacts]) -> list[str]:
+    """Return only what is equal on all nodes."""
+    traits = [*_traits(job, facts), _script_words(job, facts)]
+    return [values[0] for values in traits if values and len(set(values)) == 1]
+
+
+def _traits(job: Job, facts: Sequence[NodeFacts]) -> list[list[str]]:
+    """Return one list per trait with one word per node."""
+    traits = [_gpu_words(job, facts), _driver_words(job, facts)]
+    if job.program.needs_torch:
+        traits.append(_words("python", (fact.python_version for fact in facts)))
+        traits.append(_words("torch", (fact.torch_version for fact in facts)))
+    traits.append(_words("data over", (fact.route.interface for fact in facts if fact.route)))
+    return [trait for trait in traits if trait]
+
+
+def _gpu_words(job: Job, facts: Sequence[NodeFacts]) -> list[str]:
+    if job.cpu or not any(fact.gpus for fact in facts):
+        return ["CPUs"] * len(facts)
+    return [_describe_gpus(fact) for fact in facts]
+
+
+def _driver_words(job: Job, facts: Sequence[NodeFacts]) -> list[str]:
+    return [] if job.cpu else _words("driver", (fact.gpus[0].driver for fact in facts if fact.gpus))
+
+
+def _script_words(job: Job, facts: Sequence[NodeFacts]) -> list[str]:
+    hashes = [fact.checks.script_hash if fact.checks else None for fact in facts]
+    if None in hashes:
+        return []
+    return _words(job.program.target.rpartition("/")[2], (str(found)[:6] for found in hashes))
+
+
+def _describe_gpus(fact: NodeFacts) -> str:
+    if not fact.gpus:
+        return "no GPU"
+    first = fact.gpus[0]
+    memory = f" {gigabytes(first.memory_mib)}" if first.memory_mib else ""
+    return f"{len(fact.gpus)} x {first.name}{memory}"
+
+
+def _words(label: str, values: Iterable[str | None]) -> list[str]:
+    """Name the trait with the first value only: `python 3.11 or 3.12`."""
+    found = list(values)
+    return [f"{label} {value}" if index == 0 or value == found[0] else str(value) for index, value in enumerate(found)]

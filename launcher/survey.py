@@ -1,0 +1,139 @@
+"""All that is asked of the nodes before a run: facts, the way to node 0, and whether they reach each other.
+
+It goes over the connections that will start the job, while torchrun is imported there, so it costs no time.
+A host that fails takes no part from then on, and what the others say still counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from launcher.conversation import now
+from launcher.errors import HostFailure
+from launcher.facts import NodeFacts, Probe, Probes
+from launcher.hosts import Host
+from launcher.job import Job, ProgramKind
+from launcher.node import messages
+from launcher.plan import master_address
+from launcher.preflight import find_all, find_problems
+from launcher.preflight.findings import PROBLEM, Finding, Severity
+from launcher.preflight.network import data_address, find_unreachable_master
+from launcher.session import NodeState, Session
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What the hosts that answer said, and what follows from it."""
+
+    hosts: tuple[Host, ...]
+    facts: tuple[NodeFacts, ...]
+    findings: tuple[Finding, ...]
+    failures: tuple[HostFailure, ...]  # of the hosts that don't
+    seconds: float
+
+    def of(self, severity: Severity) -> list[Finding]:
+        """Return the findings of one severity."""
+        return [finding for finding in self.findings if finding.severity is severity]
+
+    @property
+    def problems(self) -> list[Finding]:
+        """What would break the run."""
+        return self.of(PROBLEM)
+
+
+class Surveyor:
+    """Asks all nodes of a session, one step after the other."""
+
+    def __init__(self, job: Job, session: Session, pythons: Sequence[str], *, with_checks: bool) -> None:
+        self._job = job
+        self._session = session
+        self._pythons = pythons  # candidates for a Python with torch
+        self._with_checks = with_checks
+        self._began_at = now()
+        self._facts: dict[int, NodeFacts] = {}  # by index, of the nodes that have answered so far
+
+    async def ask(self, *, has_master: bool = True) -> Survey:
+        """Return what all nodes say; `has_master`: whether node 0, which holds the master port, is among them."""
+        await self._gather_facts()
+        findings: list[Finding] = []
+        if self._facts:
+            hosts, facts = self._hosts(), list(self._facts.values())
+            master = self._job.master_addr or master_address(hosts[0], facts, alone=len(facts) == 1)
+            findings = find_unreachable_master(hosts, facts, master)
+            if not findings:
+                await self._find_routes(master, has_master=has_master)
+                if self._with_checks and len(self._facts) > 1:
+                    await self._probe(master)
+        find = find_all if self._with_checks else find_problems
+        facts = list(self._facts.values())
+        findings += find(self._job, self._hosts(), facts)
+        failures = tuple(self._session.failures())
+        return Survey(tuple(self._hosts()), tuple(facts), tuple(findings), failures, now() - self._began_at)
+
+    def _hosts(self) -> list[Host]:
+        return [self._session.hosts[index] for index in self._facts]
+
+    def _states(self) -> list[tuple[int, NodeState]]:
+        """Return the nodes that have answered every step so far and have not failed since."""
+        states = self._session.states
+        return [(index, states[index]) for index in self._facts if states[index].failure is None]
+
+    async def _gather_facts(self) -> None:
+        session, job = self._session, self._job
+        script = job.program.target if job.program.kind is ProgramKind.SCRIPT else None
+        wanted = {
+            "facts": True, "gpus": job.wants_gpus, "pythons": list(self._pythons), "workdir": job.workdir,
+            "script": script, "checks": self._with_checks,
+        }  # fmt: skip
+        session.fleet.start([session.prepare_message(index, **wanted) for index in range(len(session.hosts))])
+        await session.pump(lambda: all(state.facts or state.failure for state in session.states))
+        self._facts = {
+            index: state.facts
+            for index, state in enumerate(session.states)
+            if state.facts is not None and state.failure is None
+        }
+
+    async def _find_routes(self, master: str, *, has_master: bool) -> None:
+        first = min(self._facts) if has_master else None
+        for index, state in self._states():
+            # Node 0 holds the port until torchrun has it: found free now, it could be taken a second later.
+            port = (self._job.master_port or 0) if index == first else None
+            state.asked_at = now()
+            self._session.fleet.conversations[index].send(
+                messages.ROUTE, master=master, port=port, listens=self._with_checks
+            )
+        await self._session.pump(lambda: all(state.route for _, state in self._states()))
+        self._facts = {index: replace(self._facts[index], route=state.route) for index, state in self._states()}
+
+    async def _probe(self, master: str) -> None:
+        """Let every node try the master port, and a free port of the next node, with a listener at each."""
+        targets = self._targets(master)
+        for index, probes in targets.items():
+            self._session.fleet.conversations[index].send(
+                messages.PROBE, targets=[[probe.address, probe.port] for probe in probes], peer=probes[-1].address
+            )
+        await self._session.pump(
+            lambda: all(state.probed is not None for index, state in self._states() if index in targets)
+        )
+        for index, state in self._states():
+            if state.probed is not None:
+                errors = zip(targets[index], state.probed["errors"], strict=False)
+                tried = tuple(replace(probe, error=error) for probe, error in errors)
+                found = Probes(tried, state.probed["reverse_dns_s"], state.probed["own_address"])
+                self._facts[index] = replace(self._facts[index], probes=found)
+
+    def _targets(self, master: str) -> dict[int, list[Probe]]:
+        """Return what each node shall try; one without a route has a finding already."""
+        routes = {index: fact.route for index, fact in self._facts.items() if fact.route and fact.route.probe_port}
+        ring = list(routes)
+        targets: dict[int, list[Probe]] = {}
+        for index, following in zip(ring, [*ring[1:], *ring[:1]], strict=True):
+            first, name = routes[ring[0]], self._session.hosts[following].name
+            own = [Probe(self._session.hosts[ring[0]].name, master, first.port, is_master=True)] if first.port else []
+            address = data_address(self._job, self._facts[following])
+            if following != index and address is not None:
+                own.append(Probe(name, address, routes[following].probe_port or 0, is_master=False))
+            if own:
+                targets[index] = own
+        return targets
