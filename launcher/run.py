@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,6 @@ from launcher import report, shipping
 from launcher.conversation import now
 from launcher.diagnosis import SETTLE_S, Cause, Failure, find_cause
 from launcher.errors import EXIT_SIGNAL_BASE, PreflightError, UnreachableError
-from launcher.facts import NodeFacts
 from launcher.failures import find_failures
 from launcher.job import Job, ProgramKind
 from launcher.node import messages
@@ -24,7 +24,7 @@ from launcher.records import RunRecord
 from launcher.session import Census, Interrupted, Session
 from launcher.survey import Survey, Surveyor
 
-Planner = Callable[[Sequence[NodeFacts]], LaunchPlan]
+_PORT_TAKEN = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class Result:
     census: Census
     cause: Cause | None = None
     interrupted_by: int | None = None
+    has_lost_port: bool = False  # somebody took the master port before torchrun had it
 
 
 def candidate_pythons(job: Job, own_python: str) -> list[str]:
@@ -51,7 +52,7 @@ class Run:
     def __init__(
         self, job: Job, session: Session, outputs: Sequence[NodeOutput], record: RunRecord, *,
         screen: Screen, own_python: str, share: tuple[int, int] | None = None,
-        is_dry: bool = False, is_verbose: bool = False, with_checks: bool = True,
+        is_dry: bool = False, is_verbose: bool = False, with_checks: bool = True, is_last_try: bool = True,
     ) -> None:  # fmt: skip
         self._job = job
         self._session = session
@@ -64,6 +65,7 @@ class Run:
         self._is_dry = is_dry
         self._is_verbose = is_verbose
         self._with_checks = with_checks
+        self._is_last_try = is_last_try
         self._plan: LaunchPlan | None = None
         self._began_at = time.monotonic()
         self._stopped_at: float | None = None  # wall-clock: what ends later was ended by us
@@ -193,6 +195,10 @@ class Run:
 
     async def _finish(self, cause: Cause | None) -> Result:
         session = self._session
+        if cause is not None and self._has_lost_port(cause) and not self._is_last_try:
+            census = await self._end(timeout_s=0)
+            self._say(f"launch: somebody took port {self._plan_port()} of node 0 in between, once more with another")
+            return Result(cause.failure.exit_code, self._seconds(), census, cause, has_lost_port=True)
         if cause is not None:
             self._say("launch: " + report.failed_first_line(cause, len(session.hosts)))
         census = await self._end(self._job.stop_timeout_s)
@@ -208,6 +214,17 @@ class Run:
         code = cause.failure.exit_code
         self._say(f"launch: {report.census_words(census)}, exit code {code}")
         return self._conclude(Result(code, seconds, census, cause))
+
+    def _has_lost_port(self, cause: Cause) -> bool:
+        """Whether torchrun found the port taken that we chose and held for it."""
+        failure = cause.failure
+        has_begun = any(state.started for state in self._session.states)
+        is_ours = self._job.master_port is None and failure.what == "torchrun" and failure.node_rank == 0
+        return is_ours and not has_begun and _PORT_TAKEN.search(failure.stderr) is not None
+
+    def _plan_port(self) -> int | str:
+        assert self._plan is not None  # something was started
+        return self._plan.master_port
 
     def _finish_well(self, seconds: float, census: Census) -> Result:
         assert self._plan is not None

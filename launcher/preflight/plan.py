@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 
 from launcher.job import ProgramKind
@@ -16,6 +18,7 @@ def check(node: Node) -> Iterator[Finding]:
             yield Finding((node.name,), text, hint)
 
 
+IN_USE = os.strerror(errno.EADDRINUSE)
 _Found = Iterator[tuple[str, str]]
 
 
@@ -65,10 +68,10 @@ def _check_route(node: Node) -> _Found:
     route = node.fact.route
     if route is None:
         return
-    if route.error:
-        yield (
-            f"can't use the address or port of node 0: {route.error}",
-            "name them with addr= and --master-port",
-        )
+    if route.error and route.error.startswith(IN_USE):
+        port = node.job.master_port
+        yield f"port {port} is taken{route.error[len(IN_USE) :]}", "end that, or name another with --master-port"
+    elif route.error:
+        yield f"can't use the address of node 0: {route.error}", "give it with addr= in the hostfile, or --master-addr"
     elif route.interface is None:
         yield f"no interface has the address {route.address}", "set NCCL_SOCKET_IFNAME with --env"

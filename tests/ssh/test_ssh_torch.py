@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
-from launching import PROMPT_S, Launch
-from ssh_hosts import SshHosts
+from launching import DEADLINE_S, PROMPT_S, Launch
+from ssh_hosts import SshHosts, wait_until
 from test_ssh_runs import NASTY
 
 if find_spec("torch") is None:  # importing it would take the other tests a second
@@ -121,3 +123,37 @@ def test_singlenode(launch: Launch) -> None:
     assert sorted(line.partition(":")[2] for line in done.lines) == ["0] 0 of 2", "1] 1 of 2"]
     assert done.words[-1] == "launch: finished in N s, 2 ranks ended well, 0 processes left on 1 node"
     assert sorted(path.name for path in (launch.folder / "logs").iterdir()) == [done.run_id, "latest", "node_0.log"]
+
+
+# On the path of torchrun's Python: it imports torchrun only once the test says go.
+GATE = """
+import sys, time
+from pathlib import Path
+class Gate:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        while name == "torch.distributed.run" and not Path(__file__).with_name("go").exists():
+            time.sleep(0.01)
+sys.meta_path.insert(0, Gate)
+"""
+
+
+def test_a_port_that_somebody_takes_in_between_is_replaced(launch: Launch, tmp_path: Path) -> None:
+    """We hold it without listening, so a stranger that listens there is faster than torchrun."""
+    (tmp_path / "sitecustomize.py").write_text(GATE)
+    (launch.folder / "train.py").write_text("import os; print('port', os.environ['MASTER_PORT'])")
+    running = launch.start(*ONE_EACH, "--cpu", "--env", f"PYTHONPATH={tmp_path}", "train.py")
+    running.wait_for("launch: checked")
+    record = launch.folder / "logs" / "latest" / "run.json"
+    wait_until(lambda: record.exists() and "master_port" in record.read_text(), DEADLINE_S)
+    port = json.loads(record.read_text())["plan"]["master_port"]
+    with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        stranger.bind(("127.0.0.1", port))
+        stranger.listen()
+        (tmp_path / "go").touch()
+        done = running.finish()
+    assert done.exit_code == 0
+    assert f"launch: somebody took port {port} of node 0 in between, once more with another" in done.stderr
+    assert done.record["plan"]["master_port"] != port
+    assert {line.split("port ")[1] for line in done.lines} == {str(done.record["plan"]["master_port"])}

@@ -92,8 +92,13 @@ GPU_HINT = "one process a GPU; ask for fewer with --gpus"
         (
             Job(SCRIPT),
             facts(route=Route(None, "", error="gpu9.lan: Name or service not known")),
-            "gpu1: can't use the address or port of node 0: gpu9.lan: Name or service not known\n"
-            "  name them with addr= and --master-port",
+            "gpu1: can't use the address of node 0: gpu9.lan: Name or service not known\n"
+            "  give it with addr= in the hostfile, or --master-addr",
+        ),
+        (
+            Job(SCRIPT, master_port=29500),
+            facts(route=Route(None, "", error="Address already in use by pid 7 (python)")),
+            "gpu1: port 29500 is taken by pid 7 (python)\n  end that, or name another with --master-port",
         ),
         (
             Job(SCRIPT),
