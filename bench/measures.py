@@ -87,10 +87,17 @@ def first_all_reduce() -> list[Row]:
     return [Row("first all-reduce / by hand", ours / by_hand, "ratio", 1.10, f"{ours:.2f} s against {by_hand:.2f} s")]
 
 
-def _ours(hosts: Farm) -> float:
+def checks() -> list[Row]:
+    """What the comparison of the nodes and their probes add until the first all-reduce is done."""
+    with farm(2) as hosts:
+        checked, bare = median(7, lambda: _ours(hosts), lambda: _ours(hosts, "--no-check"))
+    return [Row("with checks / --no-check", checked / bare, "ratio", 1.05, f"{checked:.2f} s against {bare:.2f} s")]
+
+
+def _ours(hosts: Farm, *options: str) -> float:
     with tempfile.TemporaryDirectory() as logs:
         argv = [*LAUNCH, "--ssh-config", hosts.ssh_config, "--hosts", ",".join(hosts.names), "--nproc", "2", "--cpu"]
-        argv += ["--python", sys.executable, "--workdir", "/", "--log-dir", logs, FIRST_ALL_REDUCE]
+        argv += ["--python", sys.executable, "--workdir", "/", "--log-dir", logs, *options, FIRST_ALL_REDUCE]
         return _time_to_mark(argv)
 
 
@@ -201,6 +208,7 @@ def many_hosts() -> list[Row]:
 MEASURES: dict[str, tuple[Callable[[], list[Row]], tuple[str, ...]]] = {
     "help": (help_time, ()),
     "first-all-reduce": (first_all_reduce, ("sshd", "ssh")),
+    "checks": (checks, ("sshd",)),
     "flood": (flood, ("sshd", "ssh", "pdsh")),
     "idle": (idle, ("sshd",)),
     "many-hosts": (many_hosts, ("sshd", "ssh", "pdsh")),
