@@ -53,6 +53,14 @@ class RunProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class Xid:
+    """A fault of a GPU in the kernel's log."""
+
+    gpu: str  # its PCI address
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Network:
     """An IPv4 subnet that a node is in."""
 
@@ -74,6 +82,7 @@ class Checks:
     script_hash: str | None = None
     networks: tuple[Network, ...] = ()
     infiniband: tuple[str, ...] = ()
+    xids: tuple[Xid, ...] = ()
     runs: tuple[RunProcess, ...] = ()
 
 
@@ -205,6 +214,7 @@ def _read_checks(checks: Mapping[str, Any]) -> Checks:
             for entry in checks["networks"]
         ),
         infiniband=tuple(map(str, checks["infiniband"])),
+        xids=tuple(Xid(str(entry["gpu"]), int(entry["number"])) for entry in checks["xids"]),
         runs=tuple(
             RunProcess(int(run["pid"]), str(run["name"]), str(run["mark"]), bool(run["is_owned"]))
             for run in checks["runs"]

@@ -54,7 +54,7 @@ def _find_gpus(wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gather_checks(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
-    from launcher.node import leftovers, machine
+    from launcher.node import leftovers, machine, xids
 
     script = wanted.get("script")
     return {
@@ -62,6 +62,7 @@ def _gather_checks(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
         "script_hash": machine.hash_file(os.path.join(folder, script)) if script else None,
         "networks": network.list_networks(),
         "infiniband": network.list_infiniband(),
+        "xids": xids.find_xids() if wanted.get("gpus", True) else [],
         "runs": leftovers.find_runs(wanted["mark"]),
     }
 

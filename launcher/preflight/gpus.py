@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from launcher.facts import Gpu, GpuProcess
+from launcher.facts import Checks, Gpu, GpuProcess
 from launcher.plan import count_processes
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Node, Severity
 
 _FULL = 0.5  # of a GPU's memory: with more in use a training run is bound to fail
 _FEW_PIDS = 3
+# Double bit and row-remap errors, NVLink, off the bus, ECC rates, GSP (docs.nvidia.com/deploy/xid-errors);
+# others, as 13 and 31, are mostly the program's own.
+_HARDWARE_XIDS = frozenset((48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140))
 _IDLE_MIB = 1024  # a driver keeps some hundred MiB for itself
 
 
@@ -26,9 +29,20 @@ def check(node: Node) -> Iterator[Finding]:
         if gpu.ecc_errors:
             text = f"GPU {gpu.index} had {gpu.ecc_errors} uncorrectable memory errors"
             yield Finding((node.name,), text, "results may be wrong: reset it, or leave it out with --exclude", WARNING)
+    for gpu_address, numbers in _hardware_faults(node.fact.checks).items():
+        text = f"the GPU at PCI {gpu_address} had Xid {_listed(numbers)} within a day"
+        yield Finding((node.name,), text, "a fault of hardware or driver: reset it, reboot, or leave it out", WARNING)
     if any(gpu.is_persistent is False for gpu in gpus):
         text = "persistence mode is off, the first use of a GPU takes seconds"
         yield Finding((node.name,), text, "nvidia-smi -pm 1", NOTE)
+
+
+def _hardware_faults(checks: Checks) -> dict[str, list[int]]:
+    faults: dict[str, list[int]] = {}
+    for xid in checks.xids:
+        if xid.number in _HARDWARE_XIDS:
+            faults.setdefault(xid.gpu, []).append(xid.number)
+    return faults
 
 
 def wanted_gpus(node: Node) -> list[Gpu]:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from launcher.errors import LauncherError
-from launcher.facts import Checks, Gpu, GpuProcess, Network, NodeFacts, Route, RunProcess, read_facts, read_route
+from launcher.facts import Checks, Gpu, GpuProcess, Network, NodeFacts, Route, RunProcess, Xid, read_facts, read_route
 
 
 def gpu(index: int, **more: object) -> dict[str, object]:
@@ -26,6 +26,7 @@ CHECKS = {
     "script_hash": "5f3a91",
     "networks": [{"interface": "eth1", "network": "10.0.0.0/24", "speed_mbps": None}],
     "infiniband": ["mlx5_0:1"],
+    "xids": [{"gpu": "0000:3b:00", "number": 79}],
     "runs": [{"pid": 7, "name": "python", "mark": "20261120-091233.ab12.0", "is_owned": False}],
 }
 MESSAGE = {
@@ -95,6 +96,7 @@ def test_what_the_checks_ask_for():
         script_hash="5f3a91",
         networks=(Network("eth1", "10.0.0.0/24", None),),
         infiniband=("mlx5_0:1",),
+        xids=(Xid("0000:3b:00", 79),),
         runs=(RunProcess(7, "python", "20261120-091233.ab12.0", is_owned=False),),
     )
     assert checks.runs[0].run_id == "20261120-091233"

@@ -1,0 +1,53 @@
+"""GPU faults that the driver wrote into the kernel's log, where we may read it (mostly root alone)."""
+
+from __future__ import annotations
+
+import os
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+KERNEL_LOG = "/dev/kmsg"
+_RECENT_S = 24 * 3600.0
+_MAX_RECORDS = 20000  # more than the log's ring holds
+_START = b"NVRM: Xid (PCI:"
+
+
+def find_xids(log: str = KERNEL_LOG, uptime_s: float | None = None) -> list[dict[str, Any]]:
+    """Return GPU (PCI address) and number of the last day's Xids, each pair once."""
+    since_us = ((time.monotonic() if uptime_s is None else uptime_s) - _RECENT_S) * 1e6
+    try:
+        fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return []
+    found = {}
+    try:
+        for _ in range(_MAX_RECORDS):
+            try:
+                record = os.read(fd, 8192)
+            except BrokenPipeError:  # the ring went round: the next read gives what is the oldest now
+                continue
+            if not record:
+                break
+            if _START in record:
+                entry = _parse(record, since_us)
+                if entry is not None:
+                    found[entry["gpu"], entry["number"]] = entry
+    except OSError:
+        pass  # at its end it would wait
+    finally:
+        os.close(fd)
+    return list(found.values())
+
+
+def _parse(record: bytes, since_us: float) -> dict[str, Any] | None:
+    """Read `4,1234,5678901,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1, ...`; the third word is the time in us."""
+    head, _, text = record.decode("utf-8", "replace").partition(";")
+    gpu, _, rest = text.partition("(PCI:")[2].partition("): ")
+    number = rest.partition(",")[0].strip()
+    uptime_us = head.split(",")[2:3]
+    if not number.isdigit() or not uptime_us or not uptime_us[0].isdigit() or int(uptime_us[0]) < since_us:
+        return None
+    return {"gpu": gpu, "number": int(number)}
