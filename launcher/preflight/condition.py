@@ -69,10 +69,10 @@ def _check_names(node: Node) -> _Found:
         text = f"looking up the name of an address takes {probes.reverse_dns_s:.1f} s or more"
         yield WARNING, text, "RES_OPTIONS is set for this run; mend /etc/resolv.conf, or list the nodes in /etc/hosts"
     if probes.own_address == "":
-        yield NOTE, f"its own name {node.fact.hostname} can't be resolved", "harmless here: interfaces are named"
+        yield NOTE, "its own host name can't be resolved", "harmless here: interfaces are named"
     elif probes.own_address and probes.own_address.startswith("127.") and not _is_loopback(node):
-        text = f"its own name {node.fact.hostname} is {probes.own_address}"
-        yield NOTE, text, "harmless here: interfaces are named; a torchrun by hand would hang"
+        text = f"its own host name is {probes.own_address}"
+        yield NOTE, text, "harmless here; torchrun by hand would hang"
 
 
 def _is_loopback(node: Node) -> bool:
