@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
+from launcher.node import signals
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
@@ -151,8 +153,7 @@ def write_probes_and_exit(output_fd: int, targets: list[list[Any]], peer: str | 
     import json
 
     try:
-        found = try_targets(targets, peer)
-        os.write(output_fd, json.dumps(found).encode() + b"\n")
+        os.write(output_fd, json.dumps(try_targets(targets, peer)).encode() + b"\n")
     finally:
         os._exit(0)
 
@@ -161,41 +162,70 @@ def try_targets(targets: list[list[Any]], peer: str | None) -> dict[str, Any]:
     """Connect to each [address, port]; return an error or None for each, and how long names took to look up.
 
     peer: an address whose name is looked up, as TCPStore does for each connection.
-    Names are looked up in threads, since nothing can end the C library's own wait for a poor resolver.
     """
     import threading
     import time
 
+    began_at = time.monotonic()
+    looker, answers = _begin_look_up(peer)
     errors: list[str | None] = ["no answer"] * len(targets)
-    names: dict[str, Any] = {"reverse_dns_s": None, "own_address": None}
 
     def try_one(index: int) -> None:
         errors[index] = _try_target(targets[index][0], targets[index][1])
 
-    def look_up() -> None:
+    threads = [threading.Thread(target=try_one, args=(index,), daemon=True) for index in range(len(targets))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, began_at + CONNECT_TIMEOUT_S + 1 - time.monotonic()))
+    names = _read_look_up(answers, began_at + DNS_TIMEOUT_S)
+    os.kill(looker, signals.SIGKILL)  # it may hold our own output open for as long as a resolver is waited for
+    reverse_dns_s = float(names[0]) if names else time.monotonic() - began_at  # and it is not over
+    return {
+        "errors": errors,
+        "reverse_dns_s": reverse_dns_s if peer is not None else None,
+        "own_address": names[1] if len(names) > 1 else None,
+    }
+
+
+def _begin_look_up(peer: str | None) -> tuple[int, int]:
+    """Look names up in a process of its own: a poor resolver stalls it, and Python's getnameinfo holds the GIL."""
+    import time
+
+    answers_read, answers_write = os.pipe()
+    looker = os.fork()
+    if looker:
+        os.close(answers_write)
+        return looker, answers_read
+    try:
         began_at = time.monotonic()
         if peer is not None:
             try:
                 socket.getnameinfo((peer, 0), 0)
             except OSError:
                 pass  # having no name is quick, and well
-            names["reverse_dns_s"] = time.monotonic() - began_at
+        os.write(answers_write, b"%.4f\n" % (time.monotonic() - began_at))
         try:
-            names["own_address"] = socket.gethostbyname(socket.gethostname())
+            own_address = socket.gethostbyname(socket.gethostname())
         except (OSError, UnicodeError):
-            names["own_address"] = ""
+            own_address = ""
+        os.write(answers_write, own_address.encode() + b"\n")
+    finally:
+        os._exit(0)
 
-    began_at = time.monotonic()
-    threads = [threading.Thread(target=try_one, args=(index,), daemon=True) for index in range(len(targets))]
-    looking = threading.Thread(target=look_up, daemon=True)
-    for thread in [*threads, looking]:
-        thread.start()
-    for thread in threads:
-        thread.join(CONNECT_TIMEOUT_S + 1)
-    looking.join(max(0.0, began_at + DNS_TIMEOUT_S - time.monotonic()))
-    if names["reverse_dns_s"] is None and peer is not None:
-        names["reverse_dns_s"] = time.monotonic() - began_at  # and it is not over
-    return dict(names, errors=errors)
+
+def _read_look_up(fd: int, deadline: float) -> list[str]:
+    """Return the lines that came until the deadline (monotonic seconds)."""
+    import select
+    import time
+
+    text = b""
+    while select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        data = os.read(fd, 4096)
+        if not data:
+            break
+        text += data
+    return text.decode("utf-8", "replace").split("\n")[:-1]
 
 
 def _try_target(address: str, port: int) -> str | None:
