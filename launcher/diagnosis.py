@@ -8,33 +8,22 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE
+from launcher.signatures import Explanation, Kind, explain_ending, explain_lines
+from launcher.tracebacks import cut_tracebacks, extract_errors, extract_traceback, shorten_traceback
+from launcher.watchdogs import explain_wait
 
 LAST_LINES = 10
 SETTLE_S = 2.0  # how long a failure that looks like a consequence waits for its cause to show up
 
-# What the healthy ranks say when another one died.
-_SECONDARY = re.compile(
-    r"Connection (closed|reset) by (remote )?peer"
-    r"|store->get\(.*got error|possible application crash on rank 0"
-    r"|Watchdog caught collective operation timeout"
-    r"|Connection refused|Broken pipe|Socket Timeout"
-    r"|DistBackendError|DistNetworkError|DistStoreError"
-    r"|recvValue failed|sendBytes failed|failed to recv|Application timeout caused pair closure"
-)
-_TRACEBACK = "Traceback (most recent call last):"
-# Also of a data loader's worker, and of an exception group.
-_STARTS = (_TRACEBACK, f"Original {_TRACEBACK}", f"Exception Group {_TRACEBACK}")
-_GROUP_BORDER = re.compile(r"^  [+|] ")
-_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line \d+, in ')
-_FOREIGN = ("site-packages/", "dist-packages/", "<frozen ", "/lib/python3")
-_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _MAX_LINE = 300
-# torch prints every line of an exception twice where torch.distributed is initialised: plain and with `[rank0]:`.
-_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+_SEARCHED_LINES = 30  # from the end of a stream; what stands further up was survived
+# C++ prints its stack after the error, so the error would not be among the last lines.
+_STACK = re.compile(r"\s*(?:frame #\d+: |#\d+ |Exception raised from |C\+\+ CapturedTraceback|Fatal Python error)|\s*$")
+_ENDED_BY_US = "worker-gone"  # what a rank that we stop says too
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +58,12 @@ class Failure:
         """Whether it looks like the consequence of another failure."""
         if self.after_stop or self.signal == signal.SIGTERM:
             return True
-        if self.what == "connection":
+        if self.what == "connection" or self.signal == signal.SIGKILL:
             return False
-        error = extract_traceback(self.stderr)[-1:] or self.stderr.splitlines()[-3:]
-        return any(_SECONDARY.search(line) for line in error)
+        error = extract_traceback(self.stderr)[-1:]
+        if not error or self.signal is not None:
+            error += _last_said(self.stderr, 3)
+        return _says_consequence(error)
 
     @property
     def subject(self) -> str:
@@ -107,10 +98,11 @@ class Cause:
     failure: Failure
     traceback: tuple[str, ...]
     last_lines: tuple[str, ...]
+    explanation: Explanation | None = None
 
 
-def find_cause(failures: Sequence[Failure]) -> Cause | None:
-    """Return the cause of a failed run, or None where nothing failed."""
+def find_cause(failures: Sequence[Failure], ranks: Collection[int] = ()) -> Cause | None:
+    """Return the cause of a failed run, or None where nothing failed; ranks: all of the run, where all were ours."""
     if not failures:
         return None
     first = min(failures, key=lambda failure: (failure.is_secondary, failure.at))
@@ -118,12 +110,11 @@ def find_cause(failures: Sequence[Failure]) -> Cause | None:
     found: list[str] = []
     if first.signal != signal.SIGKILL:  # no exception ends in it: a traceback before it was handled
         found = extract_traceback(first.stderr)
-        start, end = _find_last_group(stderr)
-        stderr = stderr[:start] + stderr[end:]
+        stderr = cut_tracebacks(stderr)
     lines = [line for line in stderr if line.strip()][-LAST_LINES // 2 :]
     lines += [line for line in stdout if line.strip()][-LAST_LINES // 2 :]
-    last_lines = tuple(line.rstrip()[-_MAX_LINE:] for line in lines)
-    return Cause(first, tuple(shorten_traceback(found)), last_lines)
+    last_lines = tuple(line.rstrip()[:_MAX_LINE] for line in lines)
+    return Cause(first, tuple(shorten_traceback(found)), last_lines, _explain(first, failures, ranks))
 
 
 def signal_name(number: int) -> str:
@@ -134,57 +125,64 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def extract_traceback(stderr: str) -> list[str]:
-    """Return the last Python traceback of a stream, with its error line, or an empty list."""
-    blocks = _find_blocks(stderr.splitlines())
-    return list(blocks[-1].lines) if blocks else []
+def _explain(first: Failure, failures: Sequence[Failure], ranks: Collection[int]) -> Explanation | None:
+    """Say why the first failure happened; where it is a consequence, what the others say goes before."""
+    if first.what == "connection":
+        return None
+    if first.signal in (signal.SIGKILL, signal.SIGTERM):  # from outside: no line of its own can tell
+        return explain_ending(None, first.signal)
+    own = _explain_by_lines(first)
+    if own is not None and own.kind is Kind.CAUSE:
+        return own
+    if first.is_secondary:
+        is_spread = len({failure.node_rank for failure in failures}) > 1
+        own = _explain_by_others(first, failures, ranks) or (_find_hint(first) if is_spread else None) or own
+    return own or (None if extract_traceback(first.stderr) else explain_ending(first.code, first.signal))
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """A traceback: where it stands, and its lines without prefixes."""
-
-    start: int
-    end: int
-    lines: tuple[str, ...]
-
-
-def _find_blocks(lines: Sequence[str]) -> list[_Block]:
-    plain = [_GROUP_BORDER.sub("", _RANK_PREFIX.sub("", line)) for line in lines]
-    blocks: list[_Block] = []
-    for start, line in enumerate(plain):
-        if line.strip() not in _STARTS or (blocks and start < blocks[-1].end):
-            continue
-        # The error itself is the first line at the margin.
-        ends = (place + 1 for place in range(start + 1, len(plain)) if plain[place] and plain[place][0] != " ")
-        end = next(ends, len(plain))
-        blocks.append(_Block(start, end, (_TRACEBACK, *plain[start + 1 : end])))
-    return blocks
+def _explain_by_lines(failure: Failure) -> Explanation | None:
+    """Ask the error first; other lines only where no error tells, since a run survives much that it warns of."""
+    error = extract_errors(failure.stderr)
+    found = [known for known in explain_lines(error) if known.kind in (Kind.CAUSE, Kind.CONSEQUENCE)]
+    causes = [known for known in found if known.kind is Kind.CAUSE]
+    if not causes and (not error or failure.is_secondary or failure.what == "torchrun"):
+        for line in _searched_lines(failure):
+            said = [known for known in explain_lines([line]) if known.kind in (Kind.CAUSE, Kind.CONSEQUENCE)]
+            if said and said[0].kind is Kind.CAUSE:
+                return said[0]
+            found += said
+    return next(iter(causes or found), None)
 
 
-def _find_last_group(lines: Sequence[str]) -> tuple[int, int]:
-    """Return where the last tracebacks that belong together begin and end: chained, or torch's plain and `[rank0]:`."""
-    blocks = _find_blocks(lines)
-    if not blocks:
-        return len(lines), len(lines)
-    first = last = blocks[-1]
-    for block in reversed(blocks[:-1]):
-        between = [_RANK_PREFIX.sub("", line).strip() for line in lines[block.end : first.start]]
-        is_chained = all(not line or line.startswith(_CHAINED) for line in between)
-        if not is_chained and block.lines[-1] != first.lines[-1]:
-            break
-        first = block
-    return first.start, last.end
+def _explain_by_others(first: Failure, failures: Sequence[Failure], ranks: Collection[int]) -> Explanation | None:
+    """A rank that hangs may have said why, and was ended by us; else compare who waited for whom."""
+    for other in sorted(failures, key=lambda failure: failure.at):
+        said = _explain_by_lines(other) if other is not first and other.what == "rank" else None
+        if said is not None and said.kind is Kind.CAUSE and said.name != _ENDED_BY_US:
+            return Explanation(said.name, f"{other.subject} says that {said.cause}", said.fix, said.kind)
+    return explain_wait({failure.rank: failure.stderr for failure in failures if failure.rank is not None}, ranks)
 
 
-def shorten_traceback(lines: Sequence[str]) -> list[str]:
-    """Return the user's innermost frame and the error, as one reads them first."""
-    if not lines:
-        return []
-    frames = [index for index, line in enumerate(lines) if _FRAME.match(line)]
-    own = [index for index in frames if not any(part in lines[index] for part in _FOREIGN)] or frames
-    short = []
-    if own:
-        following = [index for index in frames if index > own[-1]] or [len(lines) - 1]
-        short = [line for line in lines[own[-1] : following[0]] if not re.fullmatch(r"\s*[\^~]+\s*", line)]
-    return [line[2:] if line.startswith("  ") else line for line in [*short, lines[-1]]]
+def _find_hint(failure: Failure) -> Explanation | None:
+    lines = [*extract_errors(failure.stderr), *_searched_lines(failure)]
+    return next((known for known in explain_lines(lines) if known.kind is Kind.HINT), None)
+
+
+def _says_consequence(lines: Iterable[str]) -> bool:
+    for line in lines:
+        for known in explain_lines([line]):
+            if known.kind in (Kind.CAUSE, Kind.CONSEQUENCE):
+                return known.kind is Kind.CONSEQUENCE
+    return False
+
+
+def _searched_lines(failure: Failure) -> list[str]:
+    """Return the last lines, the latest first, stderr before stdout."""
+    return [
+        line for stream in (failure.stderr, failure.stdout) for line in reversed(_last_said(stream, _SEARCHED_LINES))
+    ]
+
+
+def _last_said(stream: str, count: int) -> list[str]:
+    """Return the last lines that are no stack of C++."""
+    return [line for line in stream.splitlines() if not _STACK.match(line)][-count:]

@@ -1,15 +1,14 @@
-"""The cause of a failure: which of many it is, and what of its last lines says so."""
+"""The cause of a failure: which of many it is, what of its last lines says so, and why it happened."""
 
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 
-from launcher.diagnosis import Failure, extract_traceback, find_cause, shorten_traceback, signal_name
+from launcher.diagnosis import Failure, find_cause, signal_name
+from launcher.tracebacks import shorten_traceback
 
 SIMPLE = """\
 Traceback (most recent call last):
@@ -101,88 +100,7 @@ def test_names_of_signals():
     assert [signal_name(number) for number in (9, 11, 99)] == ["SIGKILL", "SIGSEGV", "signal 99"]
 
 
-# tracebacks
-
-
-def test_no_traceback():
-    assert extract_traceback("") == extract_traceback("a\n  File \n") == shorten_traceback([]) == []
-
-
-@pytest.mark.parametrize(
-    "stderr",
-    [
-        SIMPLE,
-        SIMPLE[:-1],
-        SIMPLE.replace("\n", "\r\n"),
-        "noise\n" + SIMPLE + "more noise\n  indented\n",
-        "".join(f"[rank3]: {line}\n" for line in SIMPLE.splitlines()),
-        SIMPLE.replace("ValueError: the optimizer met a NaN at step 42", "KeyError: 'lr'") + "\n"
-        "During handling of the above exception, another exception occurred:\n\n" + SIMPLE,
-        SIMPLE + "".join(f"[rank11]: {line}\n" for line in SIMPLE.splitlines()) + "W1120 torchrun says more\n",
-    ],
-)
-def test_the_last_traceback_is_found(stderr):
-    assert extract_traceback(stderr) == SIMPLE.splitlines()
-    assert shorten_traceback(extract_traceback(stderr)) == [
-        'File "/data/train.py", line 88, in step',
-        '  raise ValueError("the optimizer met a NaN at step 42")',
-        "ValueError: the optimizer met a NaN at step 42",
-    ]
-
-
-FOREIGN = """\
-Traceback (most recent call last):
-  File "<frozen runpy>", line 198, in _run_module_as_main
-  File "/home/ann/train.py", line 7, in forward
-    return self.layer(x)
-           ~~~~~~~~~~^^^
-  File "/usr/lib/python3/dist-packages/torch/nn/functional.py", line 2, in linear
-    return torch._C._nn.linear(x)
-  File "/opt/conda/lib/python3.11/contextlib.py", line 81, in inner
-    return func(*args)
-RuntimeError: mat1 and mat2 shapes cannot be multiplied
-
-"""
-
-
-def test_the_innermost_frame_of_the_user_is_shown():
-    assert shorten_traceback(extract_traceback(FOREIGN)) == [
-        'File "/home/ann/train.py", line 7, in forward',
-        "  return self.layer(x)",
-        "RuntimeError: mat1 and mat2 shapes cannot be multiplied",
-    ]
-
-
-def test_where_all_frames_are_foreign_the_innermost_is_shown():
-    lines = extract_traceback(FOREIGN.replace("/home/ann/", "/v/site-packages/"))
-    assert shorten_traceback(lines) == [
-        'File "/opt/conda/lib/python3.11/contextlib.py", line 81, in inner',
-        "  return func(*args)",
-        "RuntimeError: mat1 and mat2 shapes cannot be multiplied",
-    ]
-
-
-@pytest.mark.parametrize("count", range(1, 6))
-def test_a_traceback_that_was_cut_off_is_shown_as_far_as_it_goes(count):
-    lines = SIMPLE.splitlines()[:count]
-    short = shorten_traceback(extract_traceback("\n".join(lines)))
-    assert short[-1].strip() == lines[-1].strip()
-    assert len(short) == len(set(short)) <= 3
-
-
-def stderr_of(code):
-    """Return what this Python prints for a program that fails."""
-    return subprocess.run([sys.executable, "-ISc", code], capture_output=True, text=True, check=False).stderr
-
-
-def test_an_error_of_several_lines_is_named_by_its_first():
-    short = shorten_traceback(extract_traceback(stderr_of("raise ValueError('one\\ntwo\\n  three')")))
-    assert short == ['File "<string>", line 1, in <module>', "ValueError: one"]
-
-
-def test_a_chained_exception_is_named_by_its_last():
-    code = "try: 1 / 0\nexcept ZeroDivisionError as error: raise OSError('the end') from error"
-    assert shorten_traceback(extract_traceback(stderr_of(code)))[-1] == "OSError: the end"
+# last lines
 
 
 def test_last_lines_leave_out_what_the_traceback_says():
@@ -250,3 +168,144 @@ def test_an_error_that_was_handled_long_ago_hides_no_later_line():
 def test_a_killed_process_did_not_die_of_an_exception():
     cause = find_cause([failure(code=None, signal=signal.SIGKILL, stderr=SIMPLE + "retrying\nstep 8\n")])
     assert (cause.traceback, "step 8" in cause.last_lines) == ((), True)
+
+
+# why
+
+FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.\n"
+ABORTED = """\
+[rank{rank}]:[E626 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective operation timeout: \
+WorkNCCL(SeqNum=808, OpType=ALLREDUCE, NumelIn=1)
+[rank{rank}]:[E626 ProcessGroupNCCL.cpp:630] [Rank {rank}] To avoid data inconsistency, we are taking the process down.
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [Rank {rank}] Process group watchdog thread terminated with exception
+Exception raised from checkTimeout at ProcessGroupNCCL.cpp:618 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x96 (0x79ebd4f6c446 in libc10.so)
+frame #1: <unknown function> + 0xe4271b (0x79eb37e4271b in libtorch_cuda.so)
+frame #2: <unknown function> + 0x145c0 (0x79ec23a1b5c0 in libtorch.so)
+frame #3: <unknown function> + 0x94ac3 (0x79ec2da94ac3 in libc.so.6)
+
+Fatal Python error: Aborted
+"""
+
+
+def raising(error):
+    return SIMPLE.rpartition("ValueError")[0] + error
+
+
+def why(*failures, ranks=()):
+    explanation = find_cause(failures, ranks).explanation
+    return None if explanation is None else explanation.name
+
+
+@pytest.mark.parametrize(
+    ("failed", "name"),
+    [
+        (failure(stderr=raising(FULL)), "gpu-memory"),
+        (failure(stderr="".join(f"[rank0]: {line}\n" for line in raising(FULL).splitlines())), "gpu-memory"),
+        (failure(code=2, stderr="usage: x [-h]\nx: error: unrecognized arguments: --gpus 8\n"), "arguments"),
+        (failure(code=3, stderr="a\n" + FULL + "bye\n"), "gpu-memory"),
+        (failure(code=3, stdout="x NCCL WARN Duplicate GPU detected : rank 1 and rank 0\n"), "duplicate-gpu"),
+        (failure(code=3, stderr="MemoryError\n", stdout=FULL), "host-memory"),  # stderr goes first
+        (failure(code=3, stderr=FULL + "OSError: [Errno 28] No space left on device\n"), "disk-full"),  # and the latest
+        (failure(code=None, signal=signal.SIGABRT, stderr="CUDA error: device-side assert triggered\n"), "gpu-assert"),
+        (failure(code=127), "ending"),
+        (failure(code=None, signal=signal.SIGSEGV, stdout="step 41\n"), "ending"),
+        (replace(failure(code=1, stderr=FULL), what="torchrun"), "gpu-memory"),
+    ],
+)
+def test_a_failure_is_explained_by_what_it_said(failed, name):
+    assert why(failed) == name
+
+
+@pytest.mark.parametrize(
+    "failed",
+    [
+        failure(code=3, stdout="step 41\n"),
+        failure(stderr=SIMPLE),
+        failure(stderr=FULL + "retrying with a smaller batch\n" + SIMPLE),  # it lived on
+        failure(stderr=raising(FULL) + "retrying\n" + SIMPLE),
+        failure(code=3, stderr=FULL + "step\n" * 40),
+        Failure("gpu2", 1, "connection", 1.0, text="no sign of life for 15 s", stderr="Broken pipe\n"),
+        failure(code=3, stderr="NCCL INFO NET : Using interface lo:127.0.0.1<0>\n"),
+    ],
+)
+def test_what_explains_nothing_is_left_unsaid(failed):
+    assert why(failed) is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_no_line_explains_an_end_that_came_from_outside(number):
+    assert why(failure(code=None, signal=number, stderr=raising(FULL))) == "ending"
+
+
+def test_the_reason_under_an_error_of_nccl_goes_before_the_error():
+    stderr = (
+        raising("torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:219, invalid usage\n")
+        + "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+        + "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 4000\n"
+    )
+    assert why(failure(stderr=stderr)) == "duplicate-gpu"
+
+
+def test_a_lost_peer_is_explained_by_the_warning_before_it():
+    warning = "include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device\n"
+    assert why(failure(stderr=CLOSED)) == "peer-gone"
+    assert why(failure(stderr=CLOSED, stdout=warning)) == "shared-memory"
+
+
+HINT = (
+    "[W socket.cpp:601] [c10d] The IPv6 network addresses of (gpu1, 29500) cannot be retrieved (gai error: -2 - x).\n"
+)
+UNREACHED = (
+    "torch.distributed.DistNetworkError: The client socket has timed out after 60s while trying to connect to {}\n"
+)
+
+
+def test_hints_count_between_nodes_only():
+    alone = failure(stderr=HINT + raising(UNREACHED.format("(gpu1, 29500)")))
+    assert why(alone) == "master-unreachable"
+    assert why(alone, replace(failure(after_stop=True), node_rank=1)) == "node-0-unnamed"
+    lost = failure(stderr=raising(UNREACHED.format("(127.0.0.1, 29500)")))
+    assert why(lost) == "master-unreachable"
+    assert why(lost, replace(failure(after_stop=True), node_rank=1)) == "loopback-master"
+    assert why(failure(stderr=HINT + SIMPLE), replace(failure(after_stop=True), node_rank=1)) is None
+
+
+def test_an_abort_of_the_watchdog_is_known_under_its_stack():
+    aborted = failure(code=None, signal=signal.SIGABRT, stderr=ABORTED.format(rank=0))
+    assert aborted.is_secondary
+    assert why(aborted) == "watchdog"
+
+
+def test_the_rank_that_did_not_come_is_named():
+    failures = [
+        failure(100.0 + rank / 10, rank=rank, code=None, signal=signal.SIGABRT, stderr=ABORTED.format(rank=rank))
+        for rank in (0, 2, 3)
+    ]
+    hanging = failure(109.0, rank=1, code=None, signal=signal.SIGTERM, after_stop=True, stdout="step 41\n")
+    cause = find_cause([*failures, hanging], range(4))
+    assert cause.failure.rank == 0
+    assert cause.explanation.cause == "ranks 0, 2-3 waited in ALLREDUCE number 808, and rank 1 did not come"
+
+
+def test_a_rank_that_hangs_may_have_said_why():
+    waiting = failure(code=None, signal=signal.SIGABRT, stderr=ABORTED.format(rank=0))
+    hanging = failure(109.0, rank=1, signal=signal.SIGTERM, after_stop=True, stderr="can't start new thread\n")
+    explanation = find_cause([waiting, hanging], range(2)).explanation
+    assert explanation.cause == "gpu1 rank 1 says that the limit of processes and threads is reached on this node"
+
+
+def test_what_a_rank_says_because_we_stop_it_explains_nothing():
+    waiting = failure(stderr=CLOSED)
+    stopped = failure(109.0, rank=1, after_stop=True, stderr="DataLoader worker (pid 7) exited unexpectedly\n")
+    assert why(waiting, stopped) == "peer-gone"
+
+
+def test_the_cause_itself_is_never_explained_by_another_rank():
+    assert why(failure(stderr=SIMPLE), failure(101.0, rank=1, stderr=raising(FULL))) is None
+
+
+def test_a_flood_without_end_of_line_is_judged_quickly():
+    flood = failure(stderr="CUDA out of memory " * 50_000, stdout="x" * 1_000_000)
+    assert why(flood) == "gpu-memory"

@@ -19,6 +19,8 @@ LAYERS = (
     "hosts",
     "facts environment job",
     "plan",
+    "signatures tracebacks",
+    "watchdogs",
     "preflight diagnosis output records shipping",
     "transports replies",
     "conversation",

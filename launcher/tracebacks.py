@@ -1,0 +1,93 @@
+"""Python's tracebacks in what a program printed on stderr: found, cut to what one reads first. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_TRACEBACK = "Traceback (most recent call last):"
+# Also of a data loader's worker, and of an exception group.
+_STARTS = (_TRACEBACK, f"Original {_TRACEBACK}", f"Exception Group {_TRACEBACK}")
+_GROUP_BORDER = re.compile(r"^  [+|] ")
+_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line \d+, in ')
+_FOREIGN = ("site-packages/", "dist-packages/", "<frozen ", "/lib/python3")
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+# torch prints every line of an exception twice where torch.distributed is initialised: plain and with `[rank0]:`.
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+_MAX_MESSAGE_LINES = 8  # of an error's message, after its first; NCCL says why in the third
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A traceback: where it stands, and its lines without prefixes."""
+
+    start: int
+    end: int
+    lines: tuple[str, ...]
+
+
+def extract_traceback(stderr: str) -> list[str]:
+    """Return the last Python traceback of a stream, with its error line, or an empty list."""
+    blocks = _find_blocks(_without_prefixes(stderr.splitlines()))
+    return list(blocks[-1].lines) if blocks else []
+
+
+def extract_errors(stderr: str) -> list[str]:
+    """Return the last error's line and message, and then those of the errors that it is chained to."""
+    plain = _without_prefixes(stderr.splitlines())
+    blocks = _last_group(plain)
+    errors: list[str] = []
+    for block in reversed(blocks):
+        following = plain[block.end : block.end + _MAX_MESSAGE_LINES]
+        ends = (place for place, line in enumerate(following) if not line.strip() or line.strip() in _STARTS)
+        errors += [block.lines[-1], *following[: next(ends, len(following))]]
+    return errors
+
+
+def cut_tracebacks(lines: Sequence[str]) -> list[str]:
+    """Return the lines without the last traceback and those that belong to it: chained, or torch's second copy."""
+    blocks = _last_group(_without_prefixes(lines))
+    return [*lines[: blocks[0].start], *lines[blocks[-1].end :]] if blocks else list(lines)
+
+
+def shorten_traceback(lines: Sequence[str]) -> list[str]:
+    """Return the user's innermost frame and the error, as one reads them first."""
+    if not lines:
+        return []
+    frames = [index for index, line in enumerate(lines) if _FRAME.match(line)]
+    own = [index for index in frames if not any(part in lines[index] for part in _FOREIGN)] or frames
+    short = []
+    if own:
+        following = [index for index in frames if index > own[-1]] or [len(lines) - 1]
+        short = [line for line in lines[own[-1] : following[0]] if not re.fullmatch(r"\s*[\^~]+\s*", line)]
+    return [line[2:] if line.startswith("  ") else line for line in [*short, lines[-1]]]
+
+
+def _without_prefixes(lines: Sequence[str]) -> list[str]:
+    return [_GROUP_BORDER.sub("", _RANK_PREFIX.sub("", line)) for line in lines]
+
+
+def _find_blocks(plain: Sequence[str]) -> list[_Block]:
+    blocks: list[_Block] = []
+    for start, line in enumerate(plain):
+        if line.strip() not in _STARTS or (blocks and start < blocks[-1].end):
+            continue
+        # The error itself is the first line at the margin.
+        ends = (place + 1 for place in range(start + 1, len(plain)) if plain[place] and plain[place][0] != " ")
+        end = next(ends, len(plain))
+        blocks.append(_Block(start, end, (_TRACEBACK, *plain[start + 1 : end])))
+    return blocks
+
+
+def _last_group(plain: Sequence[str]) -> list[_Block]:
+    """Return the last tracebacks that belong together: chained, or torch's plain and `[rank0]:`."""
+    blocks = _find_blocks(plain)
+    group = blocks[-1:]
+    for block in reversed(blocks[:-1]):
+        between = [line.strip() for line in plain[block.end : group[0].start]]
+        is_chained = all(not line or line.startswith(_CHAINED) for line in between)
+        if not is_chained and block.lines[-1] != group[0].lines[-1]:
+            break
+        group.insert(0, block)
+    return group

@@ -1,0 +1,97 @@
+"""What ranks say that waited for others in vain -> which rank it was that did not come. Pure.
+
+NCCL's watchdog prints the number of the collective; the rank that is missing prints nothing, or a lower number.
+gloo prints no number, and its other ranks then lose their connection to the one that gave up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from launcher.signatures import Explanation, Kind
+
+# `[PG ID 0 PG GUID 0(default_pg) Rank 1]` or `[Rank 14]`, by torch's version.
+_REPORT = re.compile(
+    r"\[(?P<group>[^\[\]]{0,100})Rank \d+\] Watchdog caught collective operation timeout: "
+    r"WorkNCCL\(SeqNum=(?P<number>\d{1,18}), OpType=(?P<operation>\w{1,60})"
+)
+_GLOO = re.compile(r"Timed out waiting \d{1,18}ms for (?:recv|send) operation")
+_LOST = re.compile(r"Connection (?:closed|reset) by peer|Broken pipe")
+_MAX_NAMED = 8  # ranges of ranks
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """What a rank waited in; numbers count per process group."""
+
+    number: int
+    operation: str
+    group: str
+
+    def __str__(self) -> str:
+        return f"{self.operation} number {self.number}"
+
+
+def explain_wait(stderr_of: Mapping[int, str], ranks: Collection[int]) -> Explanation | None:
+    """Name the rank to suspect, or return None where nobody waited; ranks: all of the run, empty if unknown."""
+    waits = {rank: wait for rank, stderr in stderr_of.items() if (wait := _find_wait(stderr)) is not None}
+    return _compare(waits, ranks) if waits else _find_silent(stderr_of, ranks)
+
+
+def _find_silent(stderr_of: Mapping[int, str], ranks: Collection[int]) -> Explanation | None:
+    waiting = {rank for rank, stderr in stderr_of.items() if _GLOO.search(stderr)}
+    silent = set(ranks) - waiting - {rank for rank, stderr in stderr_of.items() if _LOST.search(stderr)}
+    if not waiting or not silent:
+        return None
+    return _explain(
+        f"{fold_ranks(waiting)} waited for the others, and {fold_ranks(silent)} did not come", fold_ranks(silent)
+    )
+
+
+def _compare(waits: Mapping[int, _Wait], ranks: Collection[int]) -> Explanation:
+    if len({wait.group for wait in waits.values()}) > 1:
+        return _explain(
+            f"{fold_ranks(waits)} waited for others, in several process groups", "the ranks that said nothing"
+        )
+    low, high = (pick(waits.values(), key=lambda wait: wait.number) for pick in (min, max))
+    if low.number < high.number:
+        late = [rank for rank, wait in waits.items() if wait.number == low.number]
+        verb = "was" if len(late) == 1 else "were"
+        return _explain(f"{fold_ranks(late)} {verb} still in {low} while others waited in {high}", fold_ranks(late))
+    silent = set(ranks) - waits.keys()
+    is_part = "GUID" in high.group and "default_pg" not in high.group  # silent ranks may not belong to it
+    if silent and not is_part:
+        waiting = f"{fold_ranks(waits)} waited in {high}"
+        return _explain(f"{waiting}, and {fold_ranks(silent)} did not come", fold_ranks(silent))
+    if ranks and not is_part:
+        return Explanation(
+            "watchdog",
+            f"all ranks waited in {high}: the network between them stands still, or one step takes longer than allowed",
+            "launch check tries the ways between the nodes; init_process_group(timeout=...) allows more",
+            Kind.CONSEQUENCE,
+        )
+    return _explain(f"{fold_ranks(waits)} waited in {high}, and another one did not come", "the one that says nothing")
+
+
+def fold_ranks(ranks: Collection[int]) -> str:
+    """`rank 3`, `ranks 0, 2-7`; far apart ones are counted from the ninth range on."""
+    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(sorted(ranks)), lambda pair: pair[1] - pair[0])]
+    words = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:_MAX_NAMED]]
+    more = sum(map(len, runs[_MAX_NAMED:]))
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(words) + (f" and {more} more" if more else "")
+
+
+def _explain(cause: str, suspect: str) -> Explanation:
+    fix = f"the last lines of {suspect}: did it hang, or take another branch of the script?"
+    return Explanation("watchdog", cause, fix, Kind.CONSEQUENCE)
+
+
+def _find_wait(stderr: str) -> _Wait | None:
+    """Return the earliest collective that a rank's watchdog named; later ones hang behind it."""
+    waits: Sequence[_Wait] = [
+        _Wait(int(report["number"]), report["operation"], report["group"]) for report in _REPORT.finditer(stderr)
+    ]
+    return min(waits, key=lambda wait: wait.number, default=None)

@@ -1,0 +1,155 @@
+"""Tracebacks in what a program printed: found, cut and shortened."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from launcher.tracebacks import cut_tracebacks, extract_errors, extract_traceback, shorten_traceback
+
+SIMPLE = """\
+Traceback (most recent call last):
+  File "/data/train.py", line 90, in <module>
+    main()
+  File "/data/train.py", line 88, in step
+    raise ValueError("the optimizer met a NaN at step 42")
+ValueError: the optimizer met a NaN at step 42
+"""
+
+
+def test_no_traceback():
+    assert extract_traceback("") == extract_traceback("a\n  File \n") == shorten_traceback([]) == []
+
+
+@pytest.mark.parametrize(
+    "stderr",
+    [
+        SIMPLE,
+        SIMPLE[:-1],
+        SIMPLE.replace("\n", "\r\n"),
+        "noise\n" + SIMPLE + "more noise\n  indented\n",
+        "".join(f"[rank3]: {line}\n" for line in SIMPLE.splitlines()),
+        SIMPLE.replace("ValueError: the optimizer met a NaN at step 42", "KeyError: 'lr'") + "\n"
+        "During handling of the above exception, another exception occurred:\n\n" + SIMPLE,
+        SIMPLE + "".join(f"[rank11]: {line}\n" for line in SIMPLE.splitlines()) + "W1120 torchrun says more\n",
+    ],
+)
+def test_the_last_traceback_is_found(stderr):
+    assert extract_traceback(stderr) == SIMPLE.splitlines()
+    assert shorten_traceback(extract_traceback(stderr)) == [
+        'File "/data/train.py", line 88, in step',
+        '  raise ValueError("the optimizer met a NaN at step 42")',
+        "ValueError: the optimizer met a NaN at step 42",
+    ]
+
+
+FOREIGN = """\
+Traceback (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+  File "/home/ann/train.py", line 7, in forward
+    return self.layer(x)
+           ~~~~~~~~~~^^^
+  File "/usr/lib/python3/dist-packages/torch/nn/functional.py", line 2, in linear
+    return torch._C._nn.linear(x)
+  File "/opt/conda/lib/python3.11/contextlib.py", line 81, in inner
+    return func(*args)
+RuntimeError: mat1 and mat2 shapes cannot be multiplied
+
+"""
+
+
+def test_the_innermost_frame_of_the_user_is_shown():
+    assert shorten_traceback(extract_traceback(FOREIGN)) == [
+        'File "/home/ann/train.py", line 7, in forward',
+        "  return self.layer(x)",
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+    ]
+
+
+def test_where_all_frames_are_foreign_the_innermost_is_shown():
+    lines = extract_traceback(FOREIGN.replace("/home/ann/", "/v/site-packages/"))
+    assert shorten_traceback(lines) == [
+        'File "/opt/conda/lib/python3.11/contextlib.py", line 81, in inner',
+        "  return func(*args)",
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+    ]
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+def test_a_traceback_that_was_cut_off_is_shown_as_far_as_it_goes(count):
+    lines = SIMPLE.splitlines()[:count]
+    short = shorten_traceback(extract_traceback("\n".join(lines)))
+    assert short[-1].strip() == lines[-1].strip()
+    assert len(short) == len(set(short)) <= 3
+
+
+def stderr_of(code):
+    """Return what this Python prints for a program that fails."""
+    return subprocess.run([sys.executable, "-ISc", code], capture_output=True, text=True, check=False).stderr
+
+
+def test_an_error_of_several_lines_is_named_by_its_first():
+    short = shorten_traceback(extract_traceback(stderr_of("raise ValueError('one\\ntwo\\n  three')")))
+    assert short == ['File "<string>", line 1, in <module>', "ValueError: one"]
+
+
+def test_a_chained_exception_is_named_by_its_last():
+    code = "try: 1 / 0\nexcept ZeroDivisionError as error: raise OSError('the end') from error"
+    assert shorten_traceback(extract_traceback(stderr_of(code)))[-1] == "OSError: the end"
+
+
+# the error and what belongs to it
+
+NCCL = """\
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "train.py", line 5, in <module>
+[rank0]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:219, invalid usage
+[rank0]: ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
+[rank0]: Last error:
+[rank0]: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 4000
+
+NCCL INFO bye
+"""
+CHAINED = """\
+Traceback (most recent call last):
+  File "train.py", line 3, in save
+OSError: [Errno 28] No space left on device
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "train.py", line 5, in <module>
+RuntimeError: the checkpoint was not saved
+"""
+
+
+def test_the_message_of_an_error_goes_on_to_the_next_empty_line():
+    assert extract_errors(NCCL) == [
+        "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:219, invalid usage",
+        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
+        "Last error:",
+        "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 4000",
+    ]
+
+
+def test_an_error_comes_before_those_that_it_is_chained_to():
+    assert extract_errors("noise\n" + CHAINED) == [
+        "RuntimeError: the checkpoint was not saved",
+        "OSError: [Errno 28] No space left on device",
+    ]
+
+
+def test_an_error_that_was_handled_before_is_no_part_of_it():
+    assert extract_errors(SIMPLE.replace("ValueError", "OSError") + "retrying\n" + SIMPLE) == [
+        "ValueError: the optimizer met a NaN at step 42"
+    ]
+    assert extract_errors("no error\n") == []
+
+
+def test_tracebacks_are_cut_out_with_all_that_belongs_to_them():
+    copy = "".join(f"[rank3]: {line}\n" for line in SIMPLE.splitlines())
+    assert cut_tracebacks(("a\n" + CHAINED + "b\n").splitlines()) == ["a", "b"]
+    assert cut_tracebacks(("a\n" + SIMPLE + copy + "b\n").splitlines()) == ["a", "b"]
+    assert cut_tracebacks(["a", "b"]) == ["a", "b"]
