@@ -14,6 +14,12 @@ from launcher.session import Census
 
 _MAX_LEFT = 10
 _MAX_WARNINGS = 8
+# The smallest screen has 24 rows; one is for the line above the block, and one for the census below it.
+_BLOCK_ROWS = 22
+_COLUMNS = 80
+_MAX_LINE = 150
+_MAX_ERROR = 300
+_MAX_FRAME_LINES = 5
 
 
 def plan_line(plan: LaunchPlan, run_id: str, folder: Path, *, on_cpu: bool) -> str:
@@ -115,12 +121,41 @@ def cause_block(cause: Cause, others: Sequence[str], log: Path) -> list[str]:
     local = f" (local rank {failure.local_rank}" + (f", GPU {failure.gpu})" if failure.gpu is not None else ")")
     where = local if failure.what == "rank" else ""
     lines = [f"  {failure.subject}{where} at {strftime('%H:%M:%S', localtime(failure.at))}:"]
-    lines += [f"    {line}" for line in cause.traceback] or [f"    {failure.ending}"]
-    if cause.last_lines:
-        lines += ["  its last lines:", *(f"    {line}" for line in cause.last_lines)]
-    lines += [f"  {line}" for line in others]
-    lines.append(f"  all of it: {log}")
-    return lines
+    lines += [f"    {line}" for line in _fit_traceback(cause.traceback)] or [f"    {failure.ending}"]
+    if cause.explanation is not None:
+        lines += [f"  why: {_cut(cause.explanation.cause, _MAX_ERROR)}", f"  fix: {cause.explanation.fix}"]
+    after = [*(f"  {line}" for line in others), f"  all of it: {log}"]
+    last_lines = _fit_last_lines(cause.last_lines, _BLOCK_ROWS - sum(map(_rows, [*lines, *after])) - 1)
+    if last_lines:
+        lines += ["  its last lines:", *last_lines]
+    return [*lines, *after]
+
+
+def _rows(line: str) -> int:
+    return max(1, -(-len(line) // _COLUMNS))
+
+
+def _cut(line: str, length: int) -> str:
+    return line if len(line) <= length else line[: length - 3] + "..."
+
+
+def _fit_traceback(traceback: Sequence[str]) -> list[str]:
+    """A frame with a long statement, or an error with a long message, must not push the rest off the screen."""
+    *frame, error = traceback or ("",)
+    if len(frame) > _MAX_FRAME_LINES:
+        frame = [*frame[: _MAX_FRAME_LINES - 1], "  ..."]
+    return [*(_cut(line, _MAX_LINE) for line in frame), _cut(error, _MAX_ERROR)] if traceback else []
+
+
+def _fit_last_lines(lines: Sequence[str], rows: int) -> list[str]:
+    """Return the latest that have room."""
+    kept: list[str] = []
+    for line in reversed([f"    {_cut(line, _MAX_LINE)}" for line in lines]):
+        rows -= _rows(line)
+        if rows < 0:
+            break
+        kept.insert(0, line)
+    return kept
 
 
 def others_lines(stopped: Mapping[str, int], failed: Mapping[str, int], ended: Mapping[str, int]) -> list[str]:

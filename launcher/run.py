@@ -157,7 +157,12 @@ class Run:
         failures = self._failures()
         if failures and all(failure.is_secondary for failure in failures):
             await session.pump(self._has_primary, time.monotonic() + SETTLE_S)
-        return find_cause(self._failures())
+        return find_cause(self._failures(), self._all_ranks())
+
+    def _all_ranks(self) -> range:
+        """All ranks of the run, or none where other launchers started some of them."""
+        assert self._plan is not None
+        return range(self._plan.world_size if self._share is None else 0)
 
     def _has_primary(self) -> bool:
         return any(not failure.is_secondary for failure in self._failures())
@@ -206,7 +211,7 @@ class Run:
         if cause is None:
             return self._finish_well(seconds, census)
         # More may be known by now: the cause itself may have taken longest to die.
-        cause = find_cause([*self._failures(), cause.failure]) or cause
+        cause = find_cause([*self._failures(), cause.failure], self._all_ranks()) or cause
         self._say(f"launch: FAILED after {report.duration(seconds)}")
         log = self._record.log_path(cause.failure.node_rank)
         for line in report.cause_block(cause, self._others(cause, census), log):
@@ -298,5 +303,12 @@ def _as_record(result: Result) -> dict[str, Any]:
             "at": cause.failure.at,
             "traceback": list(cause.traceback),
             "last_lines": list(cause.last_lines),
+            "explanation": None
+            if cause.explanation is None
+            else {
+                "name": cause.explanation.name,
+                "cause": cause.explanation.cause,
+                "fix": cause.explanation.fix,
+            },
         },
     }

@@ -138,7 +138,14 @@ def test_the_cause_as_the_design_draws_it():
         (
             rank_failure(code=None, signal=9, gpu=None, stderr="", stdout=""),
             "gpu2 rank 11 failed first (killed by SIGKILL), stopping 1 node",
-            ["  gpu2 rank 11 (local rank 3) at 09:16:31:", "    killed by SIGKILL", "  all of it: log"],
+            [
+                "  gpu2 rank 11 (local rank 3) at 09:16:31:",
+                "    killed by SIGKILL",
+                "  why: it was killed from outside: by somebody, by systemd-oomd or earlyoom, or by the kernel for lack "
+                "of memory",
+                "  fix: dmesg -T on that node says which; fewer loader workers, a smaller batch",
+                "  all of it: log",
+            ],
         ),
         (
             Failure("gpu2", 1, "connection", AT, text="no sign of life for 15 s"),
@@ -146,11 +153,13 @@ def test_the_cause_as_the_design_draws_it():
             ["  gpu2 connection at 09:16:31:", "    no sign of life for 15 s", "  all of it: log"],
         ),
         (
-            Failure("gpu2", 1, "torchrun", AT, signal=9, stderr="W1120 a warning\n"),
-            "gpu2 torchrun failed first (killed by SIGKILL), stopping 1 node",
+            Failure("gpu2", 1, "torchrun", AT, signal=11, stderr="W1120 a warning\n"),
+            "gpu2 torchrun failed first (killed by SIGSEGV), stopping 1 node",
             [
                 "  gpu2 torchrun at 09:16:31:",
-                "    killed by SIGKILL",
+                "    killed by SIGSEGV",
+                "  why: it crashed in native code: an extension, a driver, or libraries that don't belong together",
+                "  fix: --env PYTHONFAULTHANDLER=1 and once more: the traceback then stands in the log",
                 "  its last lines:",
                 "    W1120 a warning",
                 "  all of it: log",
@@ -162,6 +171,54 @@ def test_the_cause_where_no_exception_tells(failed, first, lines):
     cause = find_cause([failed])
     assert failed_first_line(cause, 1) == first
     assert cause_block(cause, others_lines({}, {}, {}), Path("log")) == lines
+
+
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.15 GiB "
+    "of which 6.62 MiB is free. Of the allocated memory 70.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by "
+    "PyTorch but unallocated. If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF."
+)
+
+
+def test_the_cause_with_why_and_what_to_do():
+    stderr = f'Traceback (most recent call last):\n  File "train.py", line 88, in step\n    loss = model(x)\n{OOM}\n'
+    cause = find_cause([rank_failure(stderr=stderr)])
+    assert cause_block(cause, others_lines({"gpu1": 8}, {}, {}), Path("log")) == [
+        "  gpu2 rank 11 (local rank 3, GPU 3) at 09:16:31:",
+        '    File "train.py", line 88, in step',
+        "      loss = model(x)",
+        f"    {OOM[:297]}...",
+        "  why: the GPU's memory is full",
+        "  fix: a smaller batch, or free the GPU: launch check names who holds it",
+        "  its last lines:",
+        "    step 41 loss 7.1",
+        "  8 others followed: 8 on gpu1 (stopped by us)",
+        "  all of it: log",
+    ]
+
+
+OTHERS = others_lines({"gpu1": 8, "gpu2": 5}, {"gpu2": 1}, {"gpu2": 1})
+STATEMENT = "".join(f"    argument_{number}={number},\n" for number in range(30))
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(
+    "error", ["ValueError: x" * 40, OOM, "RuntimeError: Connection closed by peer", "Exception"], ids=lambda e: e[:9]
+)
+def test_the_block_fits_a_screen(error, wide):
+    """Of 24 rows and 80 columns, with one row left above and one below."""
+    stderr = f'Traceback (most recent call last):\n  File "train.py", line 8, in f\n{STATEMENT}{error}\nbye\n'
+    text = "".join(f"line {number} " + "x" * (400 if wide else 9) + "\n" for number in range(20))
+    cause = find_cause([rank_failure(stderr=text + stderr, stdout=text)])
+    lines = cause_block(cause, OTHERS, Path("logs/20261120-091233/node_1.log"))
+    assert sum(-(-len(line) // 80) for line in lines) <= 22
+    assert [lines[0], lines[1], lines[-1]] == [
+        "  gpu2 rank 11 (local rank 3, GPU 3) at 09:16:31:",
+        '    File "train.py", line 8, in f',
+        "  all of it: logs/20261120-091233/node_1.log",
+    ]
+    assert f"    {error[:60]}"[:60] in [line[:60] for line in lines]
+    assert any(line.startswith("    line 19 ") for line in lines), "the latest line was dropped"
 
 
 @pytest.mark.parametrize(
