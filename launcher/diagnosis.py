@@ -11,8 +11,9 @@ import signal
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from launcher.endings import explain_ending, signal_name
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE
-from launcher.signatures import Explanation, Kind, explain_ending, explain_lines
+from launcher.signatures import Explanation, Kind, explain_lines
 from launcher.tracebacks import cut_tracebacks, extract_errors, extract_traceback, shorten_traceback
 from launcher.watchdogs import explain_wait
 
@@ -115,14 +116,6 @@ def find_cause(failures: Sequence[Failure], ranks: Collection[int] = ()) -> Caus
     lines += [line for line in stdout if line.strip()][-LAST_LINES // 2 :]
     last_lines = tuple(line.rstrip()[:_MAX_LINE] for line in lines)
     return Cause(first, tuple(shorten_traceback(found)), last_lines, _explain(first, failures, ranks))
-
-
-def signal_name(number: int) -> str:
-    """Return `SIGKILL` for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _explain(first: Failure, failures: Sequence[Failure], ranks: Collection[int]) -> Explanation | None:

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import functools
 import re
-import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-
-from launcher.errors import EXIT_SIGNAL_BASE
 
 MAX_LINE = 4000  # characters of a line that are searched; the longest of torch's has 2000
 
@@ -38,6 +35,11 @@ class Signature:
     fix: str
     kind: Kind = Kind.CAUSE
     says: str = ""  # how the guide quotes it, where the pattern is no good reading
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The names that `cause` and `fix` may use."""
+        return tuple(re.compile(self.pattern).groupindex)
 
     @property
     def is_secondary(self) -> bool:
@@ -133,6 +135,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"uncorrectable ECC error|ECC_UNCORRECTABLE",
         "the GPU's memory has a fault of its hardware",
         "reset or reboot that node; if it comes again the card is broken: `--exclude HOST:GPU`",
+        says="`uncorrectable ECC error encountered`",
     ),
     Signature(
         "gpu-xid",
@@ -168,6 +171,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"Attempting to deserialize object on (?:a )?CUDA device",
         "the checkpoint was saved on a GPU that is not here",
         "torch.load(..., map_location=...) in the script",
+        says="`Attempting to deserialize object on CUDA device 1`",
     ),
     Signature(
         "gpu-model",
@@ -392,6 +396,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"api_key not configured \(no-tty\)",
         "Weights & Biases has no key on this node",
         "set WANDB_API_KEY here, and it is passed on; or --env WANDB_MODE=offline",
+        says="`api_key not configured (no-tty)`",
     ),
     # files and limits
     Signature(
@@ -687,48 +692,6 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
 )
 
-# Where no line tells: by exit code, and by signal. A shell says 128 + n for a child that a signal ended.
-_BY_CODE: Mapping[int, tuple[str, str]] = {
-    126: ("what was started is no program, or may not be run", "chmod +x, its first line (#!), or a noexec mount"),
-    127: (
-        "a command was not found",
-        "its full path, --python, or load what puts it on the PATH with --setup",
-    ),
-}
-_BY_SIGNAL: Mapping[int, tuple[str, str]] = {
-    signal.SIGKILL: (
-        "it was killed from outside: by somebody, by systemd-oomd or earlyoom, or by the kernel for lack of memory",
-        "`dmesg -T` on that node says which; fewer loader workers, a smaller batch",
-    ),
-    signal.SIGSEGV: (
-        "it crashed in native code: an extension, a driver, or libraries that don't belong together",
-        "--env PYTHONFAULTHANDLER=1 and once more: the traceback then stands in the log",
-    ),
-    signal.SIGBUS: (
-        "memory behind a file vanished, mostly because /dev/shm is full",
-        "docker: --shm-size=8g or --ipc=host; else clear /dev/shm, or a file that another node cut off",
-    ),
-    signal.SIGABRT: (
-        "native code gave up: an assertion, or a C++ error that nobody caught",
-        "the last lines name it; --env PYTHONFAULTHANDLER=1 shows where in the script",
-    ),
-    signal.SIGILL: (
-        "a library uses an instruction that this node's processor does not have",
-        "a build for this processor; `launch exec -- lscpu` shows the nodes'",
-    ),
-    signal.SIGFPE: (
-        "native code divided by zero",
-        "--env PYTHONFAULTHANDLER=1 and once more: the traceback then stands in the log",
-    ),
-    signal.SIGTERM: ("somebody or something on that node ended it; it was not us", "who shuts down or cleans up there"),
-    signal.SIGHUP: ("the session it hung on was closed; it was not us", "who logged out or cleaned up there"),
-    signal.SIGXCPU: ("the limit of CPU time is reached", "--setup 'ulimit -t unlimited'"),
-}
-OUT_OF_MEMORY = (
-    "the kernel had no memory left and killed it",
-    "fewer loader workers, a smaller batch, or a higher memory limit of the container or job",
-)
-
 
 def explain_lines(lines: Iterable[str]) -> Iterator[Explanation]:
     """Yield what the signatures that match any of the lines say, the most special first."""
@@ -736,20 +699,12 @@ def explain_lines(lines: Iterable[str]) -> Iterator[Explanation]:
     for signature, pattern in _compiled():
         for match in filter(None, map(pattern.search, lines)):
             words = {name: value or "?" for name, value in match.groupdict().items()}
-            cause, fix = (_plain(text).format(**words) for text in (signature.cause, signature.fix))
+            cause, fix = (plain(text).format(**words) for text in (signature.cause, signature.fix))
             yield Explanation(signature.name, cause, fix, signature.kind)
 
 
-def explain_ending(code: int | None, number: int | None) -> Explanation | None:
-    """Return what an exit code or the signal `number` says by itself, or None."""
-    if number is None and code is not None and code > EXIT_SIGNAL_BASE:
-        number = code - EXIT_SIGNAL_BASE
-    known = _BY_SIGNAL.get(number) if number is not None else _BY_CODE.get(code or 0)
-    return Explanation("ending", _plain(known[0]), _plain(known[1])) if known else None
-
-
-def _plain(text: str) -> str:
-    """The guide's backticks are no help on a screen."""
+def plain(text: str) -> str:
+    """Return words without the guide's backticks, which are no help on a screen."""
     return text.replace("`", "")
 
 

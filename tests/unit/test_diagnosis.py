@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.diagnosis import Failure, find_cause, signal_name
+from launcher.diagnosis import Failure, find_cause
 from launcher.tracebacks import shorten_traceback
 
 SIMPLE = """\
@@ -94,10 +94,6 @@ def test_a_cause_goes_before_its_consequences_and_then_time_counts(secondary):
 )
 def test_a_failure_in_words(failed, exit_code, headline):
     assert (failed.exit_code, failed.headline) == (exit_code, headline)
-
-
-def test_names_of_signals():
-    assert [signal_name(number) for number in (9, 11, 99)] == ["SIGKILL", "SIGSEGV", "signal 99"]
 
 
 # last lines

@@ -1,8 +1,9 @@
-"""Every command line of README and LAUNCH_GUIDE is understood, and planned where it can be."""
+"""Every command line of README and LAUNCH_GUIDE is understood and planned; TROUBLESHOOTING has all known lines."""
 
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -72,3 +73,9 @@ def _load(name: str) -> click.Command:
     command = cli.launch.get_command(click.Context(cli.launch), name)
     assert command is not None
     return command
+
+
+def test_the_guide_has_the_table_that_the_launcher_uses() -> None:
+    text = (ROOT / "TROUBLESHOOTING.md").read_text("utf-8")
+    assert runpy.run_path(str(ROOT / "docs" / "log_lines.py"))["update"](text) == text, "run docs/log_lines.py"
+    assert len(re.findall(r"^\| .*`CUDA out of memory`.* \| .* \| .* \|$", text, re.MULTILINE)) == 2

@@ -20,7 +20,7 @@ LAYERS = (
     "facts environment job",
     "plan",
     "signatures tracebacks",
-    "watchdogs",
+    "watchdogs endings",
     "preflight diagnosis output records shipping",
     "transports replies",
     "conversation",

@@ -141,8 +141,8 @@ def test_the_cause_as_the_design_draws_it():
             [
                 "  gpu2 rank 11 (local rank 3) at 09:16:31:",
                 "    killed by SIGKILL",
-                "  why: it was killed from outside: by somebody, by systemd-oomd or earlyoom, or by the kernel for lack "
-                "of memory",
+                "  why: it was killed from outside: by somebody, by systemd-oomd or earlyoom, or by the kernel for "
+                "lack of memory",
                 "  fix: dmesg -T on that node says which; fewer loader workers, a smaller batch",
                 "  all of it: log",
             ],
