@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.endings import explain_ending, signal_name
@@ -24,6 +24,10 @@ _MAX_LINE = 300
 _SEARCHED_LINES = 30  # from the end of a stream; what stands further up was survived
 # C++ prints its stack after the error, so the error would not be among the last lines.
 _STACK = re.compile(r"\s*(?:frame #\d+: |#\d+ |Exception raised from |C\+\+ CapturedTraceback|Fatal Python error)|\s*$")
+_OUT_OF_MEMORY: Mapping[str | None, str] = {
+    "certain": ": out of memory (the kernel's OOM killer)",
+    "probable": ": probably out of memory (the kernel's OOM killer was at work)",
+}
 _ENDED_BY_US = "worker-gone"  # what a rank that we stop says too
 
 
@@ -44,6 +48,7 @@ class Failure:
     stderr: str = ""
     after_stop: bool = False  # it ended after we had asked it to
     gpu: int | None = None
+    oom: str | None = None  # of a kill: whether it was the kernel for lack of memory, "certain" or "probable"
 
     @property
     def exit_code(self) -> int:
@@ -59,7 +64,7 @@ class Failure:
         """Whether it looks like the consequence of another failure."""
         if self.after_stop or self.signal == signal.SIGTERM:
             return True
-        if self.what == "connection" or self.signal == signal.SIGKILL:
+        if self.what == "connection" or self.signal == signal.SIGKILL or self.oom:
             return False
         error = extract_traceback(self.stderr)[-1:]
         if not error or self.signal is not None:
@@ -78,18 +83,17 @@ class Failure:
         """Who failed first and how, in one line."""
         if self.what == "connection":
             return f"lost {self.host} ({self.ending})"
-        return f"{self.subject} failed first ({self.ending})"
+        return f"{self.subject} failed first ({self.ending.partition(' (')[0] if self.oom else self.ending})"
 
     @property
     def ending(self) -> str:
         """How it ended, in a few words."""
         if self.text:
             return self.text
-        if self.signal is not None:
-            return f"killed by {signal_name(self.signal)}"
-        if self.code is None:
+        if self.signal is None and self.code is None:
             return "exit code unknown"
-        return f"exit code {self.code}"
+        ending = f"exit code {self.code}" if self.signal is None else f"killed by {signal_name(self.signal)}"
+        return ending + _OUT_OF_MEMORY.get(self.oom, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +126,16 @@ def _explain(first: Failure, failures: Sequence[Failure], ranks: Collection[int]
     """Say why the first failure happened; where it is a consequence, what the others say goes before."""
     if first.what == "connection":
         return None
-    if first.signal in (signal.SIGKILL, signal.SIGTERM):  # from outside: no line of its own can tell
-        return explain_ending(None, first.signal)
+    ending = explain_ending(first.code, first.signal, is_out_of_memory=first.oom is not None)
+    if first.oom or first.signal in (signal.SIGKILL, signal.SIGTERM):  # from outside: no line of its own can tell
+        return ending
     own = _explain_by_lines(first)
     if own is not None and own.kind is Kind.CAUSE:
         return own
     if first.is_secondary:
         is_spread = len({failure.node_rank for failure in failures}) > 1
         own = _explain_by_others(first, failures, ranks) or (_find_hint(first) if is_spread else None) or own
-    return own or (None if extract_traceback(first.stderr) else explain_ending(first.code, first.signal))
+    return own or (None if extract_traceback(first.stderr) else ending)
 
 
 def _explain_by_lines(failure: Failure) -> Explanation | None:

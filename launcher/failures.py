@@ -56,6 +56,7 @@ class _Node:
             gpu=self.plan.gpu_of(local_rank),
             code=event.fields["code"],
             signal=event.fields["signal"],
+            oom=event.fields.get("oom"),
             stdout=_text(self.output.tail(local_rank, STDOUT)),
             stderr=_text(self.output.tail(local_rank, STDERR)),
         )

@@ -63,6 +63,10 @@ def _is_signal_or_none(value: Any) -> bool:
     return value is None or (_is_count(value) and value <= 64)
 
 
+def _is_certainty_or_none(value: Any) -> bool:
+    return value in (None, "certain", "probable")
+
+
 def _is_ending_or_none(value: Any) -> bool:
     return value is None or (
         isinstance(value, dict) and all(is_right(value.get(name)) for name, is_right in _ENDING.items())
@@ -108,7 +112,7 @@ _FORMS: Mapping[str, Mapping[str, _Test]] = {
     messages.PROBED: {"errors": _are_texts_or_none, "reverse_dns_s": _is_age_or_none, "own_address": _is_text_or_none},
     messages.STARTED: {"local_rank": _is_local_rank, "pid": _is_count},
     messages.OUTPUT: {"local_rank": _is_local_rank_or_none, "stream": _is_stream},
-    messages.EXIT: {"local_rank": _is_local_rank, "age_s": _is_age, **_ENDING},
+    messages.EXIT: {"local_rank": _is_local_rank, "age_s": _is_age, "oom": _is_certainty_or_none, **_ENDING},
     messages.ENDED: _ENDING,
     messages.CENSUS: {"left": _is_census, "reason": _is_text_or_none, "supervisor": _is_ending_or_none,
                       "files": _is_count_or_none},

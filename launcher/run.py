@@ -299,6 +299,7 @@ def _as_record(result: Result) -> dict[str, Any]:
             "local_rank": cause.failure.local_rank,
             "exit_code": cause.failure.code,
             "signal": cause.failure.signal,
+            "oom": cause.failure.oom,
             "text": cause.failure.ending,
             "at": cause.failure.at,
             "traceback": list(cause.traceback),

@@ -11,6 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
+    from launcher.node.kills import KernelKills
     from launcher.node.ledger import Ledger
     from launcher.node.loop import Loop
     from launcher.node.outlet import Outlet
@@ -35,6 +36,7 @@ class Ranks:
         self._on_ended = on_ended  # where all were our own children
         self._torchrun: workers.Child | None = None  # also while it only imports
         self._exited: set[int] = set()
+        self._kills: KernelKills | None = None  # once a rank runs
 
     def set_torchrun(self, child: workers.Child | None) -> None:
         """Take the process that will start the ranks."""
@@ -95,6 +97,7 @@ class Ranks:
         if process is None:
             return
         self._owned.add_rank(local_rank, process)
+        self._watch_memory(process.pid)
         self._ledger.note(rank=local_rank, pid=process.pid, started=process.started)
         self._outlet.send(messages.STARTED, local_rank=local_rank, pid=process.pid)
         if self._torchrun is None:
@@ -127,7 +130,31 @@ class Ranks:
             processes.send_signal(self._owned.torchrun, signals.SIGSTOP)
         self._outlet.drain(lambda rank: rank == local_rank)
         age_s = round(time.monotonic() - ended_at, 4)
-        self._outlet.send(messages.EXIT, local_rank=local_rank, age_s=age_s, **workers.describe_status(status))
+        ending = workers.describe_status(status)
+        oom = self._judge_kill(local_rank, ending)
+        self._outlet.send(messages.EXIT, local_rank=local_rank, age_s=age_s, oom=oom, **ending)
+
+    def _watch_memory(self, pid: int) -> None:
+        if self._kills is None:
+            from launcher.node.kills import KernelKills
+
+            self._kills = KernelKills()
+            self._forget_old_kills()
+        self._kills.watch(pid)
+
+    def _forget_old_kills(self) -> None:
+        from launcher.node.kills import PERIOD_S
+
+        assert self._kills is not None  # a rank runs
+        self._kills.forget()
+        self._loop.call_later(PERIOD_S, self._forget_old_kills)
+
+    def _judge_kill(self, local_rank: int, ending: dict[str, Any]) -> str | None:
+        """Say whether the kernel ended a rank for lack of memory; a shell says 137 of a child that was killed."""
+        is_kill = ending["signal"] == signals.SIGKILL or ending["code"] == 128 + signals.SIGKILL
+        if not is_kill or self._kills is None:
+            return None
+        return self._kills.judge(self._owned.ranks[local_rank].pid)
 
     def _check_all_exited(self, status: int) -> None:
         if self._torchrun is None and len(self._exited) == len(self._owned.ranks):

@@ -53,6 +53,8 @@ PRIMARY = [
     failure(stderr=SIMPLE + "Connection closed by peer\n"),
     failure(stderr="Broken pipe\none\ntwo\nthree\n"),
     replace(failure(code=None, text="Connection reset by peer"), what="connection", stderr="Broken pipe\n"),
+    failure(code=None, signal=signal.SIGKILL, stderr="Broken pipe\n"),
+    failure(code=137, oom="certain", stderr="Broken pipe\n"),
 ]
 
 
@@ -78,6 +80,16 @@ def test_a_cause_goes_before_its_consequences_and_then_time_counts(secondary):
         (failure(code=None, signal=9), 137, "gpu1 rank 0 failed first (killed by SIGKILL)"),
         (failure(code=None, signal=99), 227, "gpu1 rank 0 failed first (killed by signal 99)"),
         (failure(code=None), 1, "gpu1 rank 0 failed first (exit code unknown)"),
+        (
+            failure(code=None, signal=9, oom="certain"),
+            137,
+            "gpu1 rank 0 failed first (killed by SIGKILL: out of memory)",
+        ),
+        (
+            failure(code=137, oom="probable"),
+            137,
+            "gpu1 rank 0 failed first (exit code 137: probably out of memory)",
+        ),
         (
             Failure("gpu2", 1, "connection", 1.0, text="no sign of life for 15 s"),
             69,
@@ -206,6 +218,7 @@ def why(*failures, ranks=()):
         (failure(code=3, stderr=FULL + "OSError: [Errno 28] No space left on device\n"), "disk-full"),  # and the latest
         (failure(code=None, signal=signal.SIGABRT, stderr="CUDA error: device-side assert triggered\n"), "gpu-assert"),
         (failure(code=127), "ending"),
+        (failure(code=137, oom="certain", stderr=FULL), "ending"),
         (failure(code=None, signal=signal.SIGSEGV, stdout="step 41\n"), "ending"),
         (replace(failure(code=1, stderr=FULL), what="torchrun"), "gpu-memory"),
     ],
@@ -233,6 +246,28 @@ def test_what_explains_nothing_is_left_unsaid(failed):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_no_line_explains_an_end_that_came_from_outside(number):
     assert why(failure(code=None, signal=number, stderr=raising(FULL))) == "ending"
+
+
+@pytest.mark.parametrize(
+    ("oom", "ending", "cause"),
+    [
+        (None, "killed by SIGKILL", "it was killed from outside: by somebody, by systemd-oomd or earlyoom, or "),
+        (
+            "certain",
+            "killed by SIGKILL: out of memory (the kernel's OOM killer)",
+            "the node's memory was full, or the limit of its container or job was reached",
+        ),
+        (
+            "probable",
+            "killed by SIGKILL: probably out of memory (the kernel's OOM killer was at work)",
+            "the node's memory was full, or the limit of its container or job was reached",
+        ),
+    ],
+)
+def test_a_kill_for_lack_of_memory_is_told_from_others(oom, ending, cause):
+    found = find_cause([failure(code=None, signal=9, oom=oom)])
+    assert found.failure.ending == ending
+    assert found.explanation.cause.startswith(cause)
 
 
 def test_the_reason_under_an_error_of_nccl_goes_before_the_error():

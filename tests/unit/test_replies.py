@@ -22,6 +22,8 @@ GOOD = [
     {"type": "started", "local_rank": 0, "pid": 7},
     {"type": "output", "local_rank": None, "stream": 2, "size": 5},
     {"type": "exit", "local_rank": 3, "age_s": 0.1, "code": None, "signal": 9},
+    {"type": "exit", "local_rank": 3, "age_s": 0.1, "code": None, "signal": 9, "oom": "certain"},
+    {"type": "exit", "local_rank": 3, "age_s": 0.1, "code": 137, "signal": None, "oom": None},
     {"type": "ended", "code": 1, "signal": None},
     {"type": "census", "left": [[1, "python", "D"]]},
     {"type": "census", "left": [], "reason": "cgroup is gone", "supervisor": {"code": None, "signal": 9}},
@@ -55,6 +57,8 @@ def test_a_message_as_it_should_be_passes(header):
         ({"type": "exit", "local_rank": 0, "age_s": 0, "code": 256, "signal": None}, "exit with code 256"),
         ({"type": "exit", "local_rank": 0, "age_s": 0, "code": None, "signal": 65}, "exit with signal 65"),
         ({"type": "exit", "local_rank": nan, "age_s": 0, "code": 0, "signal": None}, "exit with local_rank nan"),
+        ({"type": "exit", "local_rank": 0, "age_s": 0, "code": 1, "signal": None, "oom": "x"}, "exit with oom 'x'"),
+        ({"type": "exit", "local_rank": 0, "age_s": 0, "code": 1, "signal": None, "oom": []}, "exit with oom []"),
         ({"type": "ended", "code": "1", "signal": None}, "ended with code '1'"),
         ({"type": "census", "left": [], "files": -1}, "census with files -1"),
         ({"type": "file", "name": ".."}, "file with name '..'"),
@@ -94,7 +98,20 @@ VALUES = st.recursive(
     lambda values: st.lists(values) | st.dictionaries(st.sampled_from(["code", "signal"]), values),
     max_leaves=4,
 )
-NAMES = ["folder", "local_rank", "stream", "code", "signal", "age_s", "left", "text", "pid", "port", "supervisor"]
+NAMES = [
+    "folder",
+    "local_rank",
+    "stream",
+    "code",
+    "signal",
+    "age_s",
+    "left",
+    "text",
+    "pid",
+    "port",
+    "supervisor",
+    "oom",
+]
 
 
 @given(st.sampled_from([header["type"] for header in GOOD]), st.dictionaries(st.sampled_from(NAMES), VALUES))
