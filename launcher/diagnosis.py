@@ -6,15 +6,22 @@ already died of the closed connection. So the class of failure goes first, then 
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from launcher.endings import explain_ending, signal_name
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE
 from launcher.signatures import Explanation, Kind, explain_lines
-from launcher.tracebacks import cut_tracebacks, extract_errors, extract_traceback, shorten_traceback
+from launcher.tracebacks import (
+    cut_tracebacks,
+    extract_crash,
+    extract_errors,
+    extract_traceback,
+    is_stack,
+    shorten_traceback,
+)
 from launcher.watchdogs import explain_wait
 
 LAST_LINES = 10
@@ -22,8 +29,7 @@ SETTLE_S = 2.0  # how long a failure that looks like a consequence waits for its
 
 _MAX_LINE = 300
 _SEARCHED_LINES = 30  # from the end of a stream; what stands further up was survived
-# C++ prints its stack after the error, so the error would not be among the last lines.
-_STACK = re.compile(r"\s*(?:frame #\d+: |#\d+ |Exception raised from |C\+\+ CapturedTraceback|Fatal Python error)|\s*$")
+_SEARCHED_LINES_OF_OTHERS = 5  # there may be a thousand ranks, and a line costs 0.06 ms
 _OUT_OF_MEMORY: Mapping[str | None, str] = {
     "certain": ": out of memory (the kernel's OOM killer)",
     "probable": ": probably out of memory (the kernel's OOM killer was at work)",
@@ -68,7 +74,7 @@ class Failure:
             return False
         error = extract_traceback(self.stderr)[-1:]
         if not error or self.signal is not None:
-            error += _last_said(self.stderr, 3)
+            error += _last_said(self.stderr.splitlines(), 3)
         return _says_consequence(error)
 
     @property
@@ -111,15 +117,15 @@ def find_cause(failures: Sequence[Failure], ranks: Collection[int] = ()) -> Caus
     if not failures:
         return None
     first = min(failures, key=lambda failure: (failure.is_secondary, failure.at))
-    stdout, stderr = first.stdout.splitlines(), first.stderr.splitlines()
+    lines = first.stderr.splitlines()
     found: list[str] = []
     if first.signal != signal.SIGKILL:  # no exception ends in it: a traceback before it was handled
-        found = extract_traceback(first.stderr)
-        stderr = cut_tracebacks(stderr)
-    lines = [line for line in stderr if line.strip()][-LAST_LINES // 2 :]
-    lines += [line for line in stdout if line.strip()][-LAST_LINES // 2 :]
-    last_lines = tuple(line.rstrip()[:_MAX_LINE] for line in lines)
-    return Cause(first, tuple(shorten_traceback(found)), last_lines, _explain(first, failures, ranks))
+        found = shorten_traceback(extract_traceback(first.stderr))
+        lines = cut_tracebacks(lines)
+    crash = extract_crash(first.stderr) if first.signal is not None else []
+    last_lines = [line.rstrip()[:_MAX_LINE] for line in _last_said(lines, LAST_LINES // 2)]
+    last_lines += [line.rstrip()[:_MAX_LINE] for line in _last_said(first.stdout.splitlines(), LAST_LINES // 2)]
+    return Cause(first, tuple(crash or found), tuple(last_lines), _explain(first, failures, ranks))
 
 
 def _explain(first: Failure, failures: Sequence[Failure], ranks: Collection[int]) -> Explanation | None:
@@ -138,13 +144,13 @@ def _explain(first: Failure, failures: Sequence[Failure], ranks: Collection[int]
     return own or (None if extract_traceback(first.stderr) else ending)
 
 
-def _explain_by_lines(failure: Failure) -> Explanation | None:
+def _explain_by_lines(failure: Failure, count: int = _SEARCHED_LINES) -> Explanation | None:
     """Ask the error first; other lines only where no error tells, since a run survives much that it warns of."""
     error = extract_errors(failure.stderr)
     found = [known for known in explain_lines(error) if known.kind in (Kind.CAUSE, Kind.CONSEQUENCE)]
     causes = [known for known in found if known.kind is Kind.CAUSE]
     if not causes and (not error or failure.is_secondary or failure.what == "torchrun"):
-        for line in _searched_lines(failure):
+        for line in _searched_lines(failure, count):
             said = [known for known in explain_lines([line]) if known.kind in (Kind.CAUSE, Kind.CONSEQUENCE)]
             if said and said[0].kind is Kind.CAUSE:
                 return said[0]
@@ -155,14 +161,15 @@ def _explain_by_lines(failure: Failure) -> Explanation | None:
 def _explain_by_others(first: Failure, failures: Sequence[Failure], ranks: Collection[int]) -> Explanation | None:
     """A rank that hangs may have said why, and was ended by us; else compare who waited for whom."""
     for other in sorted(failures, key=lambda failure: failure.at):
-        said = _explain_by_lines(other) if other is not first and other.what == "rank" else None
+        is_other = other is not first and other.what == "rank"
+        said = _explain_by_lines(other, _SEARCHED_LINES_OF_OTHERS) if is_other else None
         if said is not None and said.kind is Kind.CAUSE and said.name != _ENDED_BY_US:
             return Explanation(said.name, f"{other.subject} says that {said.cause}", said.fix, said.kind)
     return explain_wait({failure.rank: failure.stderr for failure in failures if failure.rank is not None}, ranks)
 
 
 def _find_hint(failure: Failure) -> Explanation | None:
-    lines = [*extract_errors(failure.stderr), *_searched_lines(failure)]
+    lines = [*extract_errors(failure.stderr), *_searched_lines(failure, _SEARCHED_LINES)]
     return next((known for known in explain_lines(lines) if known.kind is Kind.HINT), None)
 
 
@@ -174,13 +181,12 @@ def _says_consequence(lines: Iterable[str]) -> bool:
     return False
 
 
-def _searched_lines(failure: Failure) -> list[str]:
+def _searched_lines(failure: Failure, count: int) -> list[str]:
     """Return the last lines, the latest first, stderr before stdout."""
-    return [
-        line for stream in (failure.stderr, failure.stdout) for line in reversed(_last_said(stream, _SEARCHED_LINES))
-    ]
+    streams = (failure.stderr.splitlines(), failure.stdout.splitlines())
+    return [line for lines in streams for line in reversed(_last_said(lines, count))]
 
 
-def _last_said(stream: str, count: int) -> list[str]:
-    """Return the last lines that are no stack of C++."""
-    return [line for line in stream.splitlines() if not _STACK.match(line)][-count:]
+def _last_said(lines: Sequence[str], count: int) -> list[str]:
+    """Return the last lines that are no stack: it stands after the error, which would not be among the last."""
+    return list(islice((line for line in reversed(lines) if not is_stack(line)), count))[::-1]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from launcher.errors import EXIT_SIGNAL_BASE
 from launcher.signatures import Explanation, plain
 
-_CRASHED = "--env PYTHONFAULTHANDLER=1 and once more: the traceback then stands in the log"
+_CRASHED = "with --env PYTHONFAULTHANDLER=1 Python names the line of the script"
 _LESS_MEMORY = "fewer loader workers, a smaller batch"
 
 
@@ -67,7 +67,7 @@ ENDINGS: tuple[Ending, ...] = (
     Ending(
         signal.SIGABRT,
         "native code gave up: an assertion, or a C++ error that nobody caught",
-        "the last lines name it; --env PYTHONFAULTHANDLER=1 shows where in the script",
+        f"the last lines name it; {_CRASHED}",
     ),
     Ending(
         signal.SIGILL,

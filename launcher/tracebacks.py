@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 _TRACEBACK = "Traceback (most recent call last):"
 # Also of a data loader's worker, and of an exception group.
@@ -15,6 +16,13 @@ _FOREIGN = ("site-packages/", "dist-packages/", "<frozen ", "/lib/python3")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 # torch prints every line of an exception twice where torch.distributed is initialised: plain and with `[rank0]:`.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+# What faulthandler prints of a crash, its innermost frame first; the other threads come before.
+_CRASH = "Fatal Python error: "
+_STACK = re.compile(
+    r"\s*(?:frame #\d+: |#\d+ .{0,80}::|Exception raised from |C\+\+ CapturedTraceback)"
+    r'|(?:Current thread|Thread) 0x|  File "[^"]+", line \d+ in '
+)
+_CRASH_FRAME = re.compile(r'  File "(?P<file>[^"]+)", line \d+ in ')
 _MAX_MESSAGE_LINES = 8  # of an error's message, after its first; NCCL says why in the third
 
 
@@ -45,6 +53,23 @@ def extract_errors(stderr: str) -> list[str]:
     return errors
 
 
+def extract_crash(stderr: str) -> list[str]:
+    """Return the user's innermost frame and the error of a crash that faulthandler saw, or an empty list."""
+    lines = _without_prefixes(stderr.splitlines())
+    errors = [place for place, line in enumerate(lines) if line.startswith(_CRASH)]
+    if not errors:
+        return []
+    threads = [place for place, line in enumerate(lines) if line.startswith("Current thread 0x") and place > errors[-1]]
+    frames = list(takewhile(_CRASH_FRAME.match, lines[threads[-1] + 1 :] if threads else ()))
+    own = [line for line in frames if not any(part in line for part in _FOREIGN)] or frames
+    return [*(line.strip() for line in own[:1]), lines[errors[-1]]]
+
+
+def is_stack(line: str) -> bool:
+    """Tell whether a line is blank, or of what C++ and faulthandler print after an error that ended in a crash."""
+    return not line.strip() or line.startswith((_CRASH, "Extension modules: ")) or bool(_STACK.match(line))
+
+
 def cut_tracebacks(lines: Sequence[str]) -> list[str]:
     """Return the lines without the last traceback and those that belong to it: chained, or torch's second copy."""
     blocks = _last_group(_without_prefixes(lines))
@@ -65,7 +90,11 @@ def shorten_traceback(lines: Sequence[str]) -> list[str]:
 
 
 def _without_prefixes(lines: Sequence[str]) -> list[str]:
-    return [_GROUP_BORDER.sub("", _RANK_PREFIX.sub("", line)) for line in lines]
+    """Return the lines as Python printed them; few have a prefix, and a thousand ranks have many lines."""
+    return [
+        _GROUP_BORDER.sub("", _RANK_PREFIX.sub("", line)) if line.startswith(("[rank", "  ")) else line
+        for line in lines
+    ]
 
 
 def _find_blocks(plain: Sequence[str]) -> list[_Block]:

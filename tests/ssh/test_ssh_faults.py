@@ -65,6 +65,17 @@ def test_the_exit_code_is_the_first_failure_s(launch: Launch) -> None:
     assert "launch: node1 rank 1 failed first (exit code 42), stopping 2 nodes" in done.words
 
 
+def test_a_known_line_is_explained_on_the_screen_and_in_the_record(launch: Launch) -> None:
+    line = "RuntimeError: No CUDA GPUs are available"
+    done = launch.run(*shell(f'[ "$RANK" = 1 ] || exec sleep 300; echo "{line}" >&2; exit 3'))
+    cause = "this rank sees no GPU: none there, hidden by CUDA_VISIBLE_DEVICES, or the container got none"
+    fix = "launch exec -- nvidia-smi; on CPUs: --nproc N --cpu"
+    assert done.words[6:10] == [f"  why: {cause}", f"  fix: {fix}", "  its last lines:", f"    {line}"]
+    record = done.record["result"]["cause"]
+    assert record["explanation"] == {"name": "no-gpu", "cause": cause, "fix": fix}
+    assert record["oom"] is None
+
+
 @pytest.mark.parametrize(
     ("survivors", "within_s"), [("wait", PROMPT_S), ("rename", PROMPT_S), ("fork", LADDER_S), ("ignore", LADDER_S)]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from dataclasses import replace
 
 import pytest
@@ -309,6 +310,19 @@ def test_an_abort_of_the_watchdog_is_known_under_its_stack():
     assert why(aborted) == "watchdog"
 
 
+def test_a_stack_of_native_code_is_no_last_line():
+    aborted = failure(code=None, signal=signal.SIGABRT, stderr="step 41\n" + ABORTED.format(rank=0))
+    cause = find_cause([aborted])
+    assert cause.traceback == ("Fatal Python error: Aborted",)
+    assert [line[:20] for line in cause.last_lines] == [
+        "step 41",
+        "[rank0]:[E626 Proces",
+        "[rank0]:[E626 Proces",
+        "terminate called aft",
+        "  what():  [Rank 0] ",
+    ]
+
+
 def test_the_rank_that_did_not_come_is_named():
     failures = [
         failure(100.0 + rank / 10, rank=rank, code=None, signal=signal.SIGABRT, stderr=ABORTED.format(rank=rank))
@@ -340,3 +354,12 @@ def test_the_cause_itself_is_never_explained_by_another_rank():
 def test_a_flood_without_end_of_line_is_judged_quickly():
     flood = failure(stderr="CUDA out of memory " * 50_000, stdout="x" * 1_000_000)
     assert why(flood) == "gpu-memory"
+
+
+def test_a_thousand_ranks_are_judged_while_the_nodes_wait():
+    """The loop that answers them stands still meanwhile; they wait for 15 s."""
+    lines = "".join(f"[rank7]: a warning with some words {number}\n" for number in range(300))
+    failures = [failure(rank=rank, stderr=lines + CLOSED, stdout=lines) for rank in range(1000)]
+    began = time.perf_counter()
+    assert why(*failures, ranks=range(1000)) == "peer-gone"
+    assert time.perf_counter() - began < 5  # 0.8 s on a machine at rest

@@ -159,7 +159,7 @@ def test_the_cause_as_the_design_draws_it():
                 "  gpu2 torchrun at 09:16:31:",
                 "    killed by SIGSEGV",
                 "  why: it crashed in native code: an extension, a driver, or libraries that don't belong together",
-                "  fix: --env PYTHONFAULTHANDLER=1 and once more: the traceback then stands in the log",
+                "  fix: with --env PYTHONFAULTHANDLER=1 Python names the line of the script",
                 "  its last lines:",
                 "    W1120 a warning",
                 "  all of it: log",

@@ -7,7 +7,14 @@ import sys
 
 import pytest
 
-from launcher.tracebacks import cut_tracebacks, extract_errors, extract_traceback, shorten_traceback
+from launcher.tracebacks import (
+    cut_tracebacks,
+    extract_crash,
+    extract_errors,
+    extract_traceback,
+    is_stack,
+    shorten_traceback,
+)
 
 SIMPLE = """\
 Traceback (most recent call last):
@@ -153,3 +160,45 @@ def test_tracebacks_are_cut_out_with_all_that_belongs_to_them():
     assert cut_tracebacks(("a\n" + CHAINED + "b\n").splitlines()) == ["a", "b"]
     assert cut_tracebacks(("a\n" + SIMPLE + copy + "b\n").splitlines()) == ["a", "b"]
     assert cut_tracebacks(["a", "b"]) == ["a", "b"]
+
+
+# crashes
+
+
+def test_the_crash_that_faulthandler_saw():
+    code = """
+import ctypes, faulthandler, threading, time
+faulthandler.enable()
+threading.Thread(target=time.sleep, args=(9,), daemon=True).start()
+time.sleep(0.1)
+def read(): ctypes.string_at(0)
+read()
+"""
+    stderr = stderr_of(code)
+    assert extract_crash("a warning\n" + stderr) == [
+        'File "<string>", line 6 in read',
+        "Fatal Python error: Segmentation fault",
+    ]
+    assert [line for line in ("a warning\n" + stderr).splitlines() if not is_stack(line)] == ["a warning"]
+
+
+def test_a_crash_without_a_thread_is_named_by_its_error():
+    assert extract_crash("Fatal Python error: Aborted\n\n") == ["Fatal Python error: Aborted"]
+    assert extract_crash(SIMPLE) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", True),
+        ("frame #3: <unknown function> + 0x94ac3 (0x79ec2da94ac3 in libc.so.6)", True),
+        ("#4 std::_Function_handler<std::shared_ptr<c10::LazyValue<std::string>>>", True),
+        ("Exception raised from checkTimeout at ProcessGroupNCCL.cpp:618 (most recent call first):", True),
+        ('  File "/tmp/a.py", line 4 in <module>', True),
+        ('  File "/tmp/a.py", line 4, in <module>', False),
+        ("#4 of 10 batches", False),
+        ("Thread 3 started", False),
+    ],
+)
+def test_what_a_crash_prints_after_its_error(line, expected):
+    assert is_stack(line) is expected
