@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import os
 
+from launcher.node.kernel_log import KERNEL_LOG, open_log, read_records
+
 CERTAIN = "certain"  # the log names the process, or its own control group counts one more
 PROBABLE = "probable"  # it happened on this machine, to a process that is not told
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # include/linux/proc_ns.h; in any other, the log's numbers are not ours
 PERIOD_S = 15.0
-_MACHINE = "proc/vmstat"
-_MAX_RECORDS = 20000  # more than the log's ring holds
+_MACHINE = "/proc/vmstat"
 
 
 class KernelKills:
     """What the kernel had counted when the run began, and what it counts when a process has ended."""
 
-    def __init__(self, root: str = "/") -> None:
+    def __init__(self, root: str = "") -> None:
         self._root = root
         self._machine = self._lately = self._count(_MACHINE)
         self._groups: dict[int, tuple[str, bool]] = {}  # by process id: the counter's file, and whether it is its own
@@ -51,7 +52,7 @@ class KernelKills:
 
     def _find_counter(self, pid: int) -> tuple[str, bool] | None:
         """Return the nearest file that counts kills of this process's control group, and whether it is its own."""
-        for line in self._read("proc/%d/cgroup" % pid).splitlines():
+        for line in self._read("/proc/%d/cgroup" % pid).splitlines():
             controllers, _, path = line.partition(":")[2].partition(":")
             if controllers not in ("", "memory") or not path:
                 continue
@@ -59,8 +60,8 @@ class KernelKills:
             # A container may see itself mounted as the root, and still be told its path from outside.
             steps = path.strip("/").split("/") if path.strip("/") else []
             for length in range(len(steps), -1, -1):
-                file = "/".join(["sys/fs/cgroup" + mount, *steps[:length], name])
-                if os.path.exists(os.path.join(self._root, file)):
+                file = "/".join(["/sys/fs/cgroup" + mount, *steps[:length], name])
+                if os.path.exists(self._root + file):
                     is_whole_machine = bool(controllers) and length == 0  # v2 has no counter there
                     return file, length == len(steps) and not is_whole_machine
         return None
@@ -75,7 +76,7 @@ class KernelKills:
 
     def _read(self, path: str) -> str:
         try:
-            with open(os.path.join(self._root, path)) as file:
+            with open(self._root + path) as file:
                 return file.read()
         except (OSError, UnicodeDecodeError):
             return ""
@@ -83,32 +84,19 @@ class KernelKills:
     def _open_log(self) -> int | None:
         """Return the kernel's log at its end, so that only what follows is read."""
         try:
-            if os.readlink(os.path.join(self._root, "proc/self/ns/pid")) != _FIRST_PID_NAMESPACE:
+            if os.readlink(self._root + "/proc/self/ns/pid") != _FIRST_PID_NAMESPACE:
                 return None
-            fd = os.open(os.path.join(self._root, "dev/kmsg"), os.O_RDONLY | os.O_NONBLOCK)
+            fd = open_log(self._root + KERNEL_LOG)
             os.lseek(fd, 0, os.SEEK_END)
         except OSError:
             return None
         return fd
 
     def _is_in_log(self, pid: int) -> bool:
-        if self._log is not None:
-            self._read_log(self._log)
-        return pid in self._named
-
-    def _read_log(self, fd: int) -> None:
-        """Read on in the log; each read gives one record, and none waits."""
-        for _ in range(_MAX_RECORDS):
-            try:
-                records = os.read(fd, 8192)
-            except BrokenPipeError:  # the ring went round: the next read gives what is the oldest now
-                continue
-            except OSError:
-                return
-            if not records:
-                return
+        for record in read_records(self._log) if self._log is not None else ():
             for before, after in ((b"Killed process ", b" "), (b",pid=", b",")):
-                self._named.update(_numbers_between(records, before, after))
+                self._named.update(_numbers_between(record, before, after))
+        return pid in self._named
 
 
 def _numbers_between(records: bytes, before: bytes, after: bytes) -> list[int]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import time
 
+from launcher.node.kernel_log import KERNEL_LOG, open_log, read_records
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-KERNEL_LOG = "/dev/kmsg"
 _RECENT_S = 24 * 3600.0
-_MAX_RECORDS = 20000  # more than the log's ring holds
 _START = b"NVRM: Xid (PCI:"
 
 
@@ -19,26 +19,16 @@ def find_xids(log: str = KERNEL_LOG, uptime_s: float | None = None) -> list[dict
     """Return GPU (PCI address) and number of the last day's Xids, each pair once."""
     since_us = ((time.monotonic() if uptime_s is None else uptime_s) - _RECENT_S) * 1e6
     try:
-        fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+        fd = open_log(log)
     except OSError:
         return []
     found = {}
-    try:
-        for _ in range(_MAX_RECORDS):
-            try:
-                record = os.read(fd, 8192)
-            except BrokenPipeError:  # the ring went round: the next read gives what is the oldest now
-                continue
-            if not record:
-                break
-            if _START in record:
-                entry = _parse(record, since_us)
-                if entry is not None:
-                    found[entry["gpu"], entry["number"]] = entry
-    except OSError:
-        pass  # at its end it would wait
-    finally:
-        os.close(fd)
+    for record in read_records(fd):
+        if _START in record:
+            entry = _parse(record, since_us)
+            if entry is not None:
+                found[entry["gpu"], entry["number"]] = entry
+    os.close(fd)
     return list(found.values())
 
 
