@@ -43,8 +43,9 @@ class KernelKills:
         """Say whether the kernel killed this process, or None where nothing speaks for it."""
         path, is_own = self._groups.get(pid, ("", False))
         has_risen = bool(path) and self._count(path) > self._counts[path]
-        if has_risen:
-            self._counts[path] += 1  # each kill explains one process
+        if has_risen:  # each kill explains one process
+            self._counts[path] += 1
+            self._machine, self._lately = self._machine + 1, self._lately + 1
         if (has_risen and is_own) or self._is_in_log(pid):
             return CERTAIN
         # A log that we read would have named it.

@@ -82,6 +82,7 @@ def test_one_kill_explains_one_process(machine: Machine) -> None:
     machine.write(f"proc/{PID + 1}/cgroup", V2)
     kills.watch(PID + 1)
     machine.count(V2_FILE, 4)
+    machine.count("proc/vmstat", 8)
     assert (kills.judge(PID), kills.judge(PID + 1)) == (CERTAIN, None)
 
 
