@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from launcher.records import RunRecord
 from launcher.session import Census, Interrupted, Session
 from launcher.survey import Survey, Surveyor
 
-_PORT_TAKEN = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
+_PORT_TAKEN = ("port-number-taken", "port-taken")  # signatures
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +224,7 @@ class Run:
         failure = cause.failure
         has_begun = any(state.started for state in self._session.states)
         is_ours = self._job.master_port is None and failure.what == "torchrun" and failure.node_rank == 0
-        return is_ours and not has_begun and _PORT_TAKEN.search(failure.stderr) is not None
+        return is_ours and not has_begun and cause.explanation is not None and cause.explanation.name in _PORT_TAKEN
 
     def _plan_port(self) -> int | str:
         assert self._plan is not None  # something was started
