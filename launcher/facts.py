@@ -139,6 +139,10 @@ class NodeFacts:
     python_version: str | None = None
     python_source: str | None = None  # which candidate it was
     torch_version: str | None = None
+    cuda_version: str | None = None  # that torch was built with; None: for CPUs, or for ROCm
+    hip_version: str | None = None
+    nccl_version: str | None = None  # of pip's package; None also where NCCL is part of torch
+    numpy_version: str | None = None  # where it lies beside torch
     pythons_tried: tuple[tuple[str, str], ...] = ()
     route: Route | None = None
     checks: Checks | None = None  # where they were asked for
@@ -173,6 +177,10 @@ def read_facts(message: Mapping[str, Any], folder: str) -> NodeFacts:
             python_version=_text_or_none(search.get("version")),
             python_source=_text_or_none(search.get("candidate")),
             torch_version=_text_or_none(search.get("torch")),
+            cuda_version=_text_or_none(search.get("cuda")),
+            hip_version=_text_or_none(search.get("hip")),
+            nccl_version=_text_or_none(search.get("nccl")),
+            numpy_version=_text_or_none(search.get("numpy")),
             pythons_tried=tuple((str(path), str(why)) for path, why in search.get("tried", ())),
             checks=_read_checks(message["checks"]) if "checks" in message else None,
         )

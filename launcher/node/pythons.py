@@ -28,14 +28,30 @@ import importlib.util, json, os, re
 found = importlib.util.find_spec("torch")
 folder = found and found.submodule_search_locations and found.submodule_search_locations[0]
 version = None
+told = {"python": sys.executable, "version": "%d.%d.%d" % sys.version_info[:3]}
 if folder:
     try:
         text = open(os.path.join(folder, "version.py")).read()
-        version = re.search(r"__version__ = '([^']*)'", text).group(1)
-    except (OSError, AttributeError):
-        version = "unknown"
+    except OSError:
+        text = ""
+    def read(name):  # as in: cuda: Optional[str] = '12.8'
+        line = re.search(r"^%s\\b[^=\\n]*=\\s*(['\\"])(.*?)\\1" % name, text, re.M)
+        return line and line.group(2)
+    version = read("__version__") or "unknown"
+    told.update(cuda=read("cuda"), hip=read("hip"))
+    # importlib.metadata would cost 20 ms; pip names the folder beside a package after its version.
+    try:
+        beside = os.listdir(os.path.dirname(folder))
+    except OSError:
+        beside = []
+    def find(name):
+        for entry in beside:
+            if entry.startswith(name + "-") and entry.endswith(".dist-info"):
+                return entry[len(name) + 1:-10]
+    major = (told["cuda"] or "").split(".")[0]  # another torch may have left the NCCL of its own CUDA
+    told.update(nccl=find("nvidia_nccl_cu" + major), numpy=find("numpy"))
+told["torch"] = version
 status = os.fdopen(3, "w")
-told = {"python": sys.executable, "version": "%d.%d.%d" % sys.version_info[:3], "torch": version}
 status.write(json.dumps(told) + "\\n")
 status.close()
 if version is None:
@@ -80,7 +96,7 @@ class Search:
         candidate = self._candidates.pop(0)
         if candidate == messages.LOGIN_SHELL:
             self._ask_login_shell()
-        elif _find_program(candidate, self._env) is None:
+        elif find_program(candidate, self._env) is None:
             self.tried.append([candidate, "not found"])
             self.try_next()
         else:
@@ -139,7 +155,8 @@ class Search:
         self.try_next()
 
 
-def _find_program(name: str, env: dict[str, str]) -> str | None:
+def find_program(name: str, env: dict[str, str]) -> str | None:
+    """Return where `name` would be started from, with this environment."""
     if "/" in name:
         return name if os.access(name, os.X_OK) else None
     for folder in env.get("PATH", os.defpath).split(":"):

@@ -204,6 +204,7 @@ def test_pythons_are_tried_in_order(nodes: Nodes, tmp_path: Path) -> None:
         "python": search["python"],
         "version": platform.python_version(),
         "torch": "1.0+stand.in",
+        **dict.fromkeys(["cuda", "hip", "nccl", "numpy"]),
         "candidate": "python3",
     }
 

@@ -53,6 +53,10 @@ MESSAGE = {
         "python": "/usr/bin/python3",
         "version": "3.11",
         "torch": "2.13.0",
+        "cuda": "12.8",
+        "hip": None,
+        "nccl": "2.27.5",
+        "numpy": "2.3.1",
         "candidate": "python3",
         "tried": [["/opt/python", "not there"]],
     },
@@ -80,6 +84,9 @@ def test_a_message_becomes_facts():
         python_version="3.11",
         python_source="python3",
         torch_version="2.13.0",
+        cuda_version="12.8",
+        nccl_version="2.27.5",
+        numpy_version="2.3.1",
         pythons_tried=(("/opt/python", "not there"),),
     )
 
