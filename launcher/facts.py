@@ -120,6 +120,15 @@ class Probes:
 
 
 @dataclass(frozen=True, slots=True)
+class SetupFailure:
+    """Which step of the setup failed on a node, how, and the last lines that it printed."""
+
+    step: str  # as `--setup`
+    reason: str
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFacts:
     """The facts of one node: first what a plan needs, then what the checks compare."""
 
@@ -135,6 +144,10 @@ class NodeFacts:
     script_found: bool = True
     gpus: tuple[Gpu, ...] = ()
     gpu_error: str | None = None
+    venv_found: bool = True
+    setup_failure: SetupFailure | None = None
+    setup_names: frozenset[str] = frozenset()  # the variables that the setup has set or changed
+    conda: str | None = None  # the program that entered --conda
     python: str | None = None
     python_version: str | None = None
     python_source: str | None = None  # which candidate it was
@@ -160,6 +173,7 @@ def read_facts(message: Mapping[str, Any], folder: str) -> NodeFacts:
         raise LauncherError(str(message["error"]))
     try:
         search = message["search"]
+        setup = message.get("setup") or {}
         return NodeFacts(
             folder=folder,
             hostname=str(message["hostname"]),
@@ -171,6 +185,10 @@ def read_facts(message: Mapping[str, Any], folder: str) -> NodeFacts:
             addresses=tuple((str(name), str(address)) for name, address in message["addresses"]),
             workdir_found=bool(message["workdir_found"]),
             script_found=bool(message["script_found"]),
+            venv_found=bool(message.get("venv_found", True)),
+            setup_failure=_read_setup_failure(setup.get("failure")),
+            setup_names=frozenset(map(str, setup.get("names", ()))),
+            conda=_text_or_none(setup.get("conda")),
             gpus=tuple(map(_read_gpu, message["gpus"])),
             gpu_error=_text_or_none(message["gpu_error"]),
             python=_text_or_none(search.get("python")),
@@ -207,6 +225,12 @@ def _read_gpu(gpu: Mapping[str, Any]) -> Gpu:
             for process in gpu["processes"]
         ),
     )
+
+
+def _read_setup_failure(value: Mapping[str, Any] | None) -> SetupFailure | None:
+    if value is None:
+        return None
+    return SetupFailure(str(value["step"]), str(value["reason"]), tuple(map(str, value["lines"])))
 
 
 def _read_checks(checks: Mapping[str, Any]) -> Checks:

@@ -37,6 +37,20 @@ DEFAULT_PROGRAM = Program(ProgramKind.BUILTIN, TRAINER_MODULE)
 
 
 @dataclass(frozen=True, slots=True)
+class Activation:
+    """What is entered on a node before its Python is looked for; the setup comes first."""
+
+    setup: str | None = None  # lines for a bash
+    venv: str | None = None  # a folder
+    conda: str | None = None  # an environment's name or path
+
+    @property
+    def has_python(self) -> bool:
+        """Whether it says which Python is to run."""
+        return bool(self.venv or self.conda)
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A training job: the program, its size on every node, and how it is watched."""
 
@@ -46,7 +60,9 @@ class Job:
     gpus: int | None = None  # what --gpus said, where it said a number
     workdir: str | None = None  # on the nodes; None: their home
     python: str | None = None
+    activation: Activation = field(default_factory=Activation)
     env: Mapping[str, str] = field(default_factory=dict)
+    named_env: frozenset[str] = frozenset()  # those of `env` that the user named, which no setup changes
     master_addr: str | None = None
     master_port: int | None = None
     rendezvous_timeout_s: int = 120

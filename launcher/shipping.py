@@ -21,9 +21,9 @@ from types import CodeType
 
 MARKER = "~launch"
 _NODE_MODULES = (
-    "facts", "gpus", "guardian", "inquiry", "kernel_log", "kills", "ladder", "ledger", "leftovers", "loop", "machine",
-    "messages", "network", "notation", "outlet", "processes", "pythons", "ranks", "signals", "supervisor", "workers",
-    "xids",
+    "environment", "facts", "gpus", "guardian", "inquiry", "kernel_log", "kills", "ladder", "ledger", "leftovers",
+    "loop", "machine", "messages", "network", "notation", "outlet", "processes", "pythons", "ranks", "signals",
+    "supervisor", "workers", "xids",
 )  # fmt: skip
 _LOCK = threading.Lock()
 _PACKAGES = ("launcher", "launcher.node")

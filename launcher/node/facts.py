@@ -37,7 +37,7 @@ def gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
         "home": os.path.expanduser("~"),
         **_ssh_ends(),
         "addresses": network.list_addresses(),
-        **_find_folder(folder, wanted.get("script")),
+        **_find_folder(folder, wanted.get("script"), find_venv(wanted)),
         **_find_gpus(wanted),
     }
     if wanted.get("checks"):
@@ -74,9 +74,19 @@ def _ssh_ends() -> dict[str, str | None]:
     return {"ssh_client": client, "ssh_address": server}
 
 
-def _find_folder(folder: str, script: str | None) -> dict[str, bool]:
-    """Whether the working folder and the script are there; a relative script is looked up in the folder."""
+def _find_folder(folder: str, script: str | None, venv: str | None) -> dict[str, bool]:
+    """Whether the working folder, and the script and the --venv in it, are there."""
     return {
         "workdir_found": os.path.isdir(folder),
         "script_found": script is None or os.path.isfile(os.path.join(folder, script)),
+        "venv_found": venv is None or os.access(os.path.join(venv, "bin", "python"), os.X_OK),
     }
+
+
+def find_venv(wanted: dict[str, Any]) -> str | None:
+    """Return the path of --venv here; a relative one is in the working folder."""
+    venv = (wanted.get("setup") or {}).get("venv")
+    if not venv:
+        return None
+    workdir = os.path.abspath(os.path.expanduser(wanted.get("workdir") or "~"))
+    return os.path.normpath(os.path.join(workdir, os.path.expanduser(venv)))

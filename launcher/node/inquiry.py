@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from socket import socket
     from typing import Any, Callable
 
+    from launcher.node.environment import AwaitExit, Setup
     from launcher.node.loop import Loop
     from launcher.node.outlet import Outlet
     from launcher.node.pythons import Search
@@ -27,19 +28,27 @@ PROBE_TIMEOUT_S = 6.0  # of the child that tries them, which has shorter ones of
 class Inquiry:
     """Gathers the answers and sends them."""
 
-    def __init__(self, loop: Loop, outlet: Outlet, on_python: Callable[[workers.Child | None], None]) -> None:
+    def __init__(
+        self, loop: Loop, outlet: Outlet, on_python: Callable[[workers.Child | None], None], await_exit: AwaitExit
+    ) -> None:
         self.search: Search | None = None
         self._loop = loop
         self._outlet = outlet
         self._on_python = on_python  # gets the process that imports torchrun
+        self._await_exit = await_exit
+        self._setup: Setup | None = None
+        self._made: dict[str, Any] | None = None  # what became of the setup, where one was asked for
         self._facts: dict[str, Any] | None = None
         self._python: dict[str, Any] | None = None
         self._held_port: socket | None = None
         self._listeners: list[socket] = []
         self._answered: list[socket] = []
 
-    def gather_facts(self, wanted: dict[str, Any], env: dict[str, str]) -> None:
-        """Answer `wanted` (the launcher's PREPARE) with one message: facts, and the Python that was found."""
+    def gather_facts(self, wanted: dict[str, Any], env: dict[str, str], folder: str) -> None:
+        """Answer `wanted` (the launcher's PREPARE) with one message: facts, and the Python that was found.
+
+        A setup changes `env` before that Python is looked for.
+        """
         from launcher.node import facts
 
         facts_read, facts_write = os.pipe()
@@ -50,13 +59,34 @@ class Inquiry:
         os.close(facts_write)
         # On a dead file system or GPU driver the child hangs in state D, and can't even be killed.
         self._loop.read_all(facts_read, self._keep_facts, FACTS_TIMEOUT_S)
-        if not wanted["pythons"]:  # what will run needs no torch
+        if not wanted.get("setup"):
+            self._search_python(wanted["pythons"], env)
+            return
+        from launcher.node import environment
+
+        def go_on(made: dict[str, Any]) -> None:
+            self._made = made
+            own = [made["python"]] if made.get("python") else []
+            rest = [python for python in wanted["pythons"] if python != messages.ENVIRONMENT]
+            self._search_python([] if made["failure"] else own + rest if wanted["pythons"] else [], env)
+
+        self._setup = environment.Setup(self._loop, self._await_exit, folder, env, wanted, go_on)
+        self._setup.run_next()
+
+    def cancel(self) -> None:
+        """Begin nothing more: the run is being ended."""
+        if self._setup is not None:
+            self._setup.cancel()
+
+    def _search_python(self, candidates: list[str], env: dict[str, str]) -> None:
+        if not candidates:  # what will run needs no torch, or there is no environment for it
             self._python = {}
+            self._send_facts()
             return
         from launcher.node import pythons
 
         output_fds = self._open_torchrun_pipes()
-        self.search = pythons.Search(self._loop, wanted["pythons"], env, output_fds, self._keep_python)
+        self.search = pythons.Search(self._loop, candidates, env, output_fds, self._keep_python)
         self.search.try_next()
 
     def _open_torchrun_pipes(self) -> list[int]:
@@ -81,7 +111,7 @@ class Inquiry:
 
     def _send_facts(self) -> None:
         if self._facts is not None and self._python is not None:
-            self._outlet.send(messages.FACTS, **dict(self._facts, search=self._python))
+            self._outlet.send(messages.FACTS, **dict(self._facts, search=self._python, setup=self._made))
 
     # ---- the network --------------------------------------------------------------------------------------------
 

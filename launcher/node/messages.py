@@ -17,6 +17,8 @@ MAX_PAYLOAD_BYTES = 64 << 20
 
 # A candidate for a Python with torch: the one that the login shell finds.
 LOGIN_SHELL = "login shell"
+# The one of the environment that --venv or --conda names.
+ENVIRONMENT = "environment"
 
 # launcher -> node
 PREPARE = "prepare"

@@ -36,6 +36,7 @@ class Ranks:
         self._on_ended = on_ended  # where all were our own children
         self._torchrun: workers.Child | None = None  # also while it only imports
         self._exited: set[int] = set()
+        self._others: dict[int, Callable[[int], object]] = {}  # children that are no ranks
         self._kills: KernelKills | None = None  # once a rank runs
 
     def set_torchrun(self, child: workers.Child | None) -> None:
@@ -68,6 +69,10 @@ class Ranks:
             self._outlet.watch(fd, local_rank, stream)
         self._loop.watch(reports, lambda: self._read_reports(reports, on_started))
 
+    def await_exit(self, child: workers.Child, callback: Callable[[int], object]) -> None:
+        """Call `callback(status)`, as wait(2) gives it, when a child that is no rank has ended."""
+        self._others[child.pid] = callback
+
     def reap(self) -> None:
         """Take the exit codes of our own children."""
         while True:
@@ -77,6 +82,8 @@ class Ranks:
                 return
             if pid == 0:
                 return
+            if pid in self._others:
+                self._others.pop(pid)(status)
             if self._torchrun is not None and pid == self._torchrun.pid:
                 self._outlet.drain()
                 self._outlet.send(messages.ENDED, **workers.describe_status(status))

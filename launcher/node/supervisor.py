@@ -43,7 +43,7 @@ class Supervisor:
         self._decoder = messages.Decoder(max_header_bytes=1 << 30)
         self._outlet = Outlet(self._loop, lambda rank: rank in self._ranks.seen)
         self._ranks = Ranks(self._loop, self._outlet, self._ledger, self._owned, self._end_if_short)
-        self._inquiry = Inquiry(self._loop, self._outlet, self._ranks.set_torchrun)
+        self._inquiry = Inquiry(self._loop, self._outlet, self._ranks.set_torchrun, self._ranks.await_exit)
         self._silence_s = 15.0
         self._stop_timeout_s = 15.0
         self._heard_at = time.monotonic()
@@ -172,7 +172,7 @@ class Supervisor:
             keepers=[[keeper.pid, keeper.started] for keeper in map(processes.read_process, self._keepers) if keeper],
         )
         if header.get("facts"):
-            self._inquiry.gather_facts(header, self._env)
+            self._inquiry.gather_facts(header, self._env, self._folder)
 
     def _find_route(self, header: dict[str, Any], _: bytes) -> None:
         self._inquiry.find_route(header)
@@ -224,6 +224,7 @@ class Supervisor:
             workers.complain("ending the run: %s" % reason)
         if self._is_done or (self._steps is not None and timeout_s > 0):
             return
+        self._inquiry.cancel()
         self._steps = ladder.descend(self._owned, processes, timeout_s, wait_s)
         self._loop.cancel(self._step_timer)
         self._step()

@@ -7,7 +7,19 @@ import json
 import pytest
 
 from launcher.errors import LauncherError
-from launcher.facts import Checks, Gpu, GpuProcess, Network, NodeFacts, Route, RunProcess, Xid, read_facts, read_route
+from launcher.facts import (
+    Checks,
+    Gpu,
+    GpuProcess,
+    Network,
+    NodeFacts,
+    Route,
+    RunProcess,
+    SetupFailure,
+    Xid,
+    read_facts,
+    read_route,
+)
 
 
 def gpu(index: int, **more: object) -> dict[str, object]:
@@ -114,6 +126,21 @@ def test_checks_without_a_fact_are_refused(name):
     checks = {key: value for key, value in CHECKS.items() if key != name}
     with pytest.raises(LauncherError, match=r"^its facts can't be read: KeyError"):
         read_facts({**MESSAGE, "checks": checks}, "/tmp/run")
+
+
+def test_what_became_of_a_setup():
+    made = read_facts(MESSAGE | {"setup": {"failure": None, "names": ["A", "PATH"], "conda": "/opt/conda"}}, "/tmp")
+    assert (made.setup_failure, made.setup_names, made.conda) == (None, {"A", "PATH"}, "/opt/conda")
+    failure = {"step": "--setup", "reason": "exit code 1", "lines": ["a", "b"]}
+    failed = read_facts(MESSAGE | {"setup": {"failure": failure}, "venv_found": False}, "/tmp")
+    assert failed.setup_failure == SetupFailure("--setup", "exit code 1", ("a", "b"))
+    assert not failed.venv_found
+
+
+@pytest.mark.parametrize("setup", [[1], {"failure": []}, {"failure": {"step": "x"}}, {"names": 3}, {"conda": 3}])
+def test_a_setup_of_another_form_is_an_error(setup):
+    with pytest.raises(LauncherError, match="its facts can't be read"):
+        read_facts(MESSAGE | {"setup": setup}, "/tmp")
 
 
 def test_a_node_without_python_gpu_or_ssh():

@@ -18,6 +18,7 @@ LAYERS = (
     "host_ranges",
     "hosts",
     "facts environment job",
+    "activation",
     "plan",
     "signatures tracebacks",
     "watchdogs endings",

@@ -1,0 +1,116 @@
+"""What --setup, --conda and --venv mean: steps for the bash of a node, and the same as words for a reader's own. Pure.
+
+What a node makes of the steps is in `launcher.node.environment`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import PurePosixPath
+from typing import Any
+
+from launcher.facts import NodeFacts
+from launcher.job import Job
+
+SETUP_TIMEOUT_S = 60.0  # many seconds may pass on a cold network disk; what takes a minute waits for something
+
+# Where installers put conda if nobody says otherwise; PATH and CONDA_EXE come first.
+_CONDA_FOLDERS = tuple(
+    f"{base}/{name}"
+    for base in ("~", "/opt", "/usr/local")
+    for name in ("miniforge3", "miniconda3", "mambaforge", "anaconda3", "conda")
+)
+
+# `conda activate` is a shell function that asks the program for lines and runs them (etc/profile.d/conda.sh, and what
+# `micromamba shell hook` prints); asked directly, no hook is needed. The status of those lines is that of the last
+# activate.d script, which conda ignores as well.
+_CONDA_SCRIPT = """\
+name={name}
+for tool in "${{CONDA_EXE-}}" "$(type -P conda)" {places} "${{MAMBA_EXE-}}" "$(type -P micromamba)" \
+~/.local/bin/micromamba; do
+  [ -x "$tool" ] && break
+  tool=
+done
+if [ -z "$tool" ]; then
+  echo "no conda on PATH, nor in ~, /opt or /usr/local; and no micromamba" >&2
+  exit 127
+fi
+case ${{tool##*/}} in
+  conda) lines=$("$tool" shell.posix activate "$name") ;;
+  *) lines=$("$tool" shell activate "$name" --shell bash) ;;
+esac
+code=$?
+if [ $code != 0 ]; then
+  root=$(readlink -f -- "$tool")
+  count=0 known=base
+  for folder in "${{root%/*/*}}"/envs/* ~/.conda/envs/* "${{MAMBA_ROOT_PREFIX:-$HOME/micromamba}}"/envs/*; do
+    [ -d "$folder/conda-meta" ] || continue
+    count=$((count + 1))
+    [ $count -gt {shown} ] || known="$known ${{folder##*/}}"
+  done
+  [ $count -le {shown} ] || known="$known and $((count - {shown})) more"
+  echo "environments there: $known" >&2
+  exit $code
+fi
+eval "$lines"
+case ${{tool##*/}} in conda) tool=${{CONDA_EXE:-$tool}} ;; esac
+export LAUNCH_CONDA=$tool
+"""
+_SHOWN_ENVIRONMENTS = 8
+
+# What has another meaning behind `cd FOLDER &&` than alone: a list, a comment, a here-document, a group, a negation.
+_NOT_AS_IT_STANDS = re.compile(r"[;|#<>(){}!\\\n]|(?<!&)&(?!&)")
+
+
+def setup_order(job: Job) -> dict[str, Any] | None:
+    """Return what a supervisor is told to do before it looks for a Python; None for nothing, which costs nothing."""
+    activation = job.activation
+    steps = []
+    if activation.setup:
+        steps.append({"name": "--setup", "command": activation.setup})
+    if activation.conda:
+        steps.append({"name": f"--conda {activation.conda}", "command": _conda_script(activation.conda)})
+    if not steps and not activation.venv:
+        return None
+    return {"steps": steps, "named": sorted(job.named_env), "venv": activation.venv, "timeout_s": SETUP_TIMEOUT_S}
+
+
+def _conda_script(name: str) -> str:
+    places = " ".join(f"{folder}/bin/conda" for folder in _CONDA_FOLDERS)
+    return _CONDA_SCRIPT.format(name=shlex.quote(name), places=places, shown=_SHOWN_ENVIRONMENTS)
+
+
+def setup_by_hand(job: Job, fact: NodeFacts) -> list[str]:
+    """Return the commands that do the same in a person's bash, to be joined by `&&`."""
+    activation = job.activation
+    commands = []
+    if activation.setup:
+        commands.append(_setup_by_hand(activation.setup))
+    if activation.conda:
+        commands.append(_conda_by_hand(activation.conda, fact.conda or f"<conda folder on {fact.hostname}>/conda"))
+    if activation.venv:
+        commands.append(f"source {_quote_path(f'{activation.venv}/bin/activate')}")
+    return commands
+
+
+def _setup_by_hand(command: str) -> str:
+    try:
+        is_whole = bool(shlex.split(command))
+    except ValueError:  # an open quote
+        is_whole = False
+    as_it_stands = is_whole and not _NOT_AS_IT_STANDS.search(command)
+    return command.strip() if as_it_stands else f"eval {shlex.quote(command)}"
+
+
+def _conda_by_hand(name: str, program: str) -> str:
+    path = PurePosixPath(program)
+    if path.name == "conda":
+        return f"source {shlex.quote(f'{path.parent}/activate')} {shlex.quote(name)}"
+    return f'eval "$({shlex.quote(program)} shell activate {shlex.quote(name)} --shell bash)"'
+
+
+def _quote_path(path: str) -> str:
+    """Quote a path for a shell, but for a leading `~`, which the node's own shell shall replace."""
+    home, slash, rest = path.partition("/")
+    return f"{home}/{shlex.quote(rest)}" if slash and re.fullmatch(r"~[\w.-]*", home) else shlex.quote(path)
