@@ -52,13 +52,15 @@ def table(job: Job, survey: Survey) -> list[str]:
 
 def _align(rows: Sequence[tuple[str, str, str, str]]) -> list[str]:
     names = max((len(name) for _, name, _, _ in rows), default=0)
-    texts = max((len(text) for _, _, text, hint in rows if hint and len(text) <= _TEXT_WIDTH), default=0)
+    texts = max(
+        (len(text) for _, _, text, hint in rows if hint and len(text) <= _TEXT_WIDTH and "\n" not in text), default=0
+    )
     lines = []
     for mark, name, text, hint in rows:
         start = f"{mark or ' '} {name:<{names}}  "
         if not hint:
             lines.append(start + text)
-        elif len(text) <= texts and len(start) + texts + 2 + len(hint) <= _WIDTH:
+        elif "\n" not in text and len(text) <= texts and len(start) + texts + 2 + len(hint) <= _WIDTH:
             lines.append(f"{start}{text:<{texts}}  {hint}")
         else:
             lines += [start + text, " " * len(start) + hint]

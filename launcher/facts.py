@@ -146,7 +146,7 @@ class NodeFacts:
     gpu_error: str | None = None
     venv_found: bool = True
     setup_failure: SetupFailure | None = None
-    setup_names: frozenset[str] = frozenset()  # the variables that the setup has set or changed
+    setup_names: tuple[str, ...] = ()  # the variables that the setup has set or changed
     conda: str | None = None  # the program that entered --conda
     python: str | None = None
     python_version: str | None = None
@@ -187,7 +187,7 @@ def read_facts(message: Mapping[str, Any], folder: str) -> NodeFacts:
             script_found=bool(message["script_found"]),
             venv_found=bool(message.get("venv_found", True)),
             setup_failure=_read_setup_failure(setup.get("failure")),
-            setup_names=frozenset(map(str, setup.get("names", ()))),
+            setup_names=tuple(map(str, setup.get("names", ()))),
             conda=_text_or_none(setup.get("conda")),
             gpus=tuple(map(_read_gpu, message["gpus"])),
             gpu_error=_text_or_none(message["gpu_error"]),

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from launcher.activation import setup_by_hand
 from launcher.environment import is_secret, shell_assignments
 from launcher.facts import NodeFacts, Route
 from launcher.hosts import Host
@@ -145,7 +146,7 @@ def _plan_node(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFa
         node,
         has_gpus=not job.cpu,
         argv=(str(fact.python), *TORCHRUN, *options, *log_dir, "--no-python", "--", *wrapped),
-        by_hand=_line(cwd, {**job.env, **_shown(env, fact)}, by_hand),
+        by_hand=" && ".join([*_before(job, fact, cwd), _line(_shown(job, env, fact), by_hand)]),
     )
 
 
@@ -187,7 +188,9 @@ def _node_env(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFac
         env |= _flight_recorder(fact)
         if host.gpus is not None:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, host.gpus))
-    return {name: value for name, value in env.items() if name not in job.env}
+    # Which GPUs, or none, an option has said.
+    taken = job.env.keys() | (set(fact.setup_names) - {"CUDA_VISIBLE_DEVICES"})
+    return {name: value for name, value in env.items() if name not in taken}
 
 
 def _flight_recorder(fact: NodeFacts) -> dict[str, str]:
@@ -247,22 +250,25 @@ def _rank_processes(
 
 
 def _processes_by_hand(job: Job, fact: NodeFacts, cwd: str, processes: Sequence[RankProcess]) -> str:
-    lines = [_line(None, {**job.env, **_shown(process.env, fact)}, process.argv) for process in processes]
+    lines = [_line(_shown(job, process.env, fact), process.argv) for process in processes]
     if not lines:
         return f"# as many processes as {fact.hostname} has GPUs: --dry-run --check asks it"
-    if len(lines) == 1:
-        return f"cd {shlex.quote(cwd)} && {lines[0]}"
-    return f"cd {shlex.quote(cwd)} && {{ {' & '.join(lines)} & wait; }}"
+    together = lines[0] if len(lines) == 1 else f"{{ {' & '.join(lines)} & wait; }}"
+    return " && ".join([*_before(job, fact, cwd), together])
 
 
-def _shown(env: Mapping[str, str], fact: NodeFacts) -> dict[str, str]:
-    """The environment by hand: without what points into a folder that only a run has."""
-    return {name: value for name, value in env.items() if not value.startswith(f"{fact.folder}/")}
+def _before(job: Job, fact: NodeFacts, cwd: str) -> list[str]:
+    return [f"cd {shlex.quote(cwd)}", *setup_by_hand(job, fact)]
 
 
-def _line(cwd: str | None, env: Mapping[str, str], argv: Sequence[str]) -> str:
-    words = ["env", *shell_assignments(env), shlex.join(argv)] if env else [shlex.join(argv)]
-    return (f"cd {shlex.quote(cwd)} && " if cwd is not None else "") + " ".join(words)
+def _shown(job: Job, env: Mapping[str, str], fact: NodeFacts) -> dict[str, str]:
+    """The environment by hand: without what points into a folder that only a run has, or what a setup has replaced."""
+    kept = {name: value for name, value in job.env.items() if name in job.named_env or name not in fact.setup_names}
+    return kept | {name: value for name, value in env.items() if not value.startswith(f"{fact.folder}/")}
+
+
+def _line(env: Mapping[str, str], argv: Sequence[str]) -> str:
+    return " ".join(["env", *shell_assignments(env), shlex.join(argv)] if env else [shlex.join(argv)])
 
 
 def placeholder_facts(job: Job, host: Host) -> NodeFacts:
@@ -274,7 +280,7 @@ def placeholder_facts(job: Job, host: Host) -> NodeFacts:
         cpu_count=None,
         home=f"<home on {name}>",
         ssh_address=f"<address of {name}>",
-        python=job.python or f"<python with torch on {name}>",
+        python=job.python or ("python" if job.activation.has_python else f"<python with torch on {name}>"),
         route=Route(
             interface=f"<interface of {name}>",
             address=host.address or f"<address of {name}>",

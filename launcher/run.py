@@ -42,7 +42,12 @@ def candidate_pythons(job: Job, own_python: str) -> list[str]:
     """Return where a Python with torch is looked for on a node, in this order."""
     if not job.program.needs_torch:
         return []
-    return [job.python] if job.python else list(dict.fromkeys([own_python, "python3", messages.LOGIN_SHELL]))
+    if job.python:
+        return [job.python]
+    if job.activation.has_python:  # without torch there it is no other Python's turn
+        return [messages.ENVIRONMENT]
+    made = ["python", "python3"] if job.activation.setup else []  # what a setup has put in front of PATH
+    return list(dict.fromkeys([*made, own_python, "python3", messages.LOGIN_SHELL]))
 
 
 class Run:

@@ -90,6 +90,7 @@ class Session:
         self._transports = list(transports)
         self._outputs = outputs
         self._noticed_at = time.monotonic()
+        self._has_setup = False
         self._connect_timeout_s = connect_timeout_s
         self.fleet = Fleet(
             hosts, transports, pythons=pythons, connect_timeout_s=connect_timeout_s, silence_s=silence_s,
@@ -120,6 +121,7 @@ class Session:
 
     def prepare_message(self, index: int, **wanted: Any) -> bytes:
         """Return the first message to a node; `wanted` says which facts are asked for."""
+        self._has_setup = bool(wanted.get("setup"))
         return messages.encode(
             messages.PREPARE,
             version=messages.VERSION,
@@ -181,7 +183,8 @@ class Session:
     def _take_hello(self, state: NodeState, event: Event) -> None:
         state.folder = event.fields["folder"]
         state.keepers = event.fields["keepers"]
-        state.stage = "looking for a Python with torch, and its GPUs"
+        before = "running its setup, and " if self._has_setup else ""
+        state.stage = f"{before}looking for a Python with torch, and its GPUs"
 
     def _take_facts(self, state: NodeState, event: Event) -> None:
         try:

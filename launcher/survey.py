@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from launcher.activation import setup_order
 from launcher.conversation import now
 from launcher.errors import HostFailure
 from launcher.facts import NodeFacts, Probe, Probes
@@ -84,7 +85,7 @@ class Surveyor:
         script = job.program.target if job.program.kind is ProgramKind.SCRIPT else None
         wanted = {
             "facts": True, "gpus": job.wants_gpus, "pythons": list(self._pythons), "workdir": job.workdir,
-            "script": script, "checks": self._with_checks,
+            "script": script, "checks": self._with_checks, "setup": setup_order(job),
         }  # fmt: skip
         session.fleet.start([session.prepare_message(index, **wanted) for index in range(len(session.hosts))])
         await session.pump(lambda: all(state.facts or state.failure for state in session.states))

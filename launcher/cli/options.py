@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import click
@@ -14,7 +14,7 @@ from launcher.cli import refuse_unknown_word
 from launcher.environment import forwarded, parse_settings, read_env_file
 from launcher.errors import UsageError
 from launcher.hosts import Host, parse_hosts, read_hostfile, select_hosts
-from launcher.job import COLLECTIVES_MODULE, DEFAULT_PROGRAM, TRAINER_MODULE, Job, Program, ProgramKind
+from launcher.job import COLLECTIVES_MODULE, DEFAULT_PROGRAM, TRAINER_MODULE, Activation, Job, Program, ProgramKind
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -61,6 +61,11 @@ _PROGRAM = (
         help="Seconds for all nodes to meet.",
     ),
 )  # fmt: skip
+_ACTIVATION = (
+    click.option("--setup", metavar="CMD", help="Lines for bash on each host first; their environment is the run's."),
+    click.option("--venv", metavar="DIR", help="A virtual environment on the hosts."),
+    click.option("--conda", metavar="ENV", help="A conda environment on the hosts, by name or path."),
+)
 _CHECKS = (
     click.option(
         "--no-check", is_flag=True, help="Look only at what the plan needs; compare nothing, warn of nothing."
@@ -99,14 +104,16 @@ def _group(*options: Callable[[Function], Function]) -> Callable[[Function], Fun
 
 host_options = _group(*_HOSTS)
 ssh_options = _group(*_SSH)
-job_options = _group(*_SIZE, *_PROGRAM, *_LIFE)
+job_options = _group(*_SIZE, *_PROGRAM, *_ACTIVATION, *_LIFE)
+activation_options = _group(*_ACTIVATION)
 check_options = _group(*_CHECKS)
 life_options = _group(*_LIFE)
 output_options = _group(*_OUTPUT)
 
 
 # What is said on the command line wins over launcher.toml, also where the two are different options.
-_RIVALS = (("hosts", "hostfile"), ("include", "exclude"), ("gpus", "nproc"), ("gpus", "cpu"))
+_PYTHONS = (("python", "venv"), ("python", "conda"), ("venv", "conda"))  # each says which one is to run
+_RIVALS = (("hosts", "hostfile"), ("include", "exclude"), ("gpus", "nproc"), ("gpus", "cpu"), *_PYTHONS)
 _UNSAID = {"gpus": "auto", "cpu": False}
 
 
@@ -145,6 +152,7 @@ def read_hosts(options: Mapping[str, Any]) -> tuple[Host, ...]:
 def read_job(options: Mapping[str, Any], words: Sequence[str], hosts: Sequence[Host]) -> Job:
     """Return the job that the options and the words after them describe."""
     options = settle_rivals(options)
+    named_env = read_named_env(options)
     return Job(
         program=read_program(options, words),
         nproc=read_size(options, hosts),
@@ -152,7 +160,9 @@ def read_job(options: Mapping[str, Any], words: Sequence[str], hosts: Sequence[H
         gpus=None if options["gpus"] == "auto" else int(options["gpus"]),
         workdir=options["workdir"] or str(Path.cwd()),
         python=options["python"],
-        env=read_env(options),
+        activation=read_activation(options),
+        env=forwarded(os.environ) | named_env,
+        named_env=frozenset(named_env),
         master_addr=options.get("master_addr"),
         master_port=options["master_port"],
         rendezvous_timeout_s=options["rdzv_timeout"],
@@ -205,9 +215,24 @@ def read_size(options: Mapping[str, Any], hosts: Sequence[Host]) -> int | None:
     return size
 
 
+def read_activation(options: Mapping[str, Any]) -> Activation:
+    """Return what makes the environment of the run; raise UsageError where two Pythons are named."""
+    options = settle_rivals(options)
+    for name, rival in _PYTHONS:
+        if options[name] and options[rival]:
+            raise UsageError(f"--{name} and --{rival} are both given", "name the Python in one way")
+    venv = str(PurePosixPath(options["venv"])) if options["venv"] else None
+    return Activation(options["setup"] or None, venv, options["conda"] or None)
+
+
 def read_env(options: Mapping[str, Any]) -> dict[str, str]:
     """Return the ranks' variables: the allow-list, then --env-file, then --env."""
-    env = forwarded(os.environ)
+    return forwarded(os.environ) | read_named_env(options)
+
+
+def read_named_env(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that the user has named: --env-file, then --env."""
+    env: dict[str, str] = {}
     for path in options["env_file"]:
         env |= read_env_file(path)
     return env | parse_settings(options["env"], os.environ)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from launcher.cli.options import host_options, output_options, read_hosts, ssh_options
+from launcher.cli.options import activation_options, host_options, output_options, read_hosts, ssh_options
 
 
 @click.command("test-distributed")
@@ -17,12 +17,13 @@ from launcher.cli.options import host_options, output_options, read_hosts, ssh_o
 @ssh_options
 @click.option("--cpu", is_flag=True, help="Use gloo on CPUs; the default on a machine without nvidia-smi.")
 @click.option("--python", metavar="PATH", help="Python on the hosts; default: the first that has torch.")
+@activation_options
 @output_options
 def command(processes: int, cpu: bool, python: str | None, **options: Any) -> int:
     """Start N processes, per host if hosts are given, and check the collectives among them."""
     import socket
 
-    from launcher.cli.options import is_on_command_line, read_env
+    from launcher.cli.options import is_on_command_line, read_activation, read_env
     from launcher.cli.run import make_transport
     from launcher.cli.running import run_job
     from launcher.hosts import Host
@@ -44,6 +45,7 @@ def command(processes: int, cpu: bool, python: str | None, **options: Any) -> in
         nproc=processes,
         cpu=on_cpu,
         python=python,
+        activation=read_activation({"python": python, **options}),
         env=read_env({"env": (), "env_file": ()}),
         connect_timeout_s=options["connect_timeout"],
     )

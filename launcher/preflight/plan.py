@@ -8,12 +8,13 @@ from collections.abc import Iterator
 
 from launcher.job import ProgramKind
 from launcher.plan import count_processes
+from launcher.preflight import activation
 from launcher.preflight.findings import Finding, Node
 
 
 def check(node: Node) -> Iterator[Finding]:
     """Yield what would make the plan wrong on this node."""
-    for find in (_check_system, _check_python, _check_folder, _check_gpus, _check_route):
+    for find in (_check_system, activation.find, _check_python, _check_folder, _check_gpus, _check_route):
         for text, hint in find(node):
             yield Finding((node.name,), text, hint)
 
@@ -28,10 +29,12 @@ def _check_system(node: Node) -> _Found:
 
 
 def _check_python(node: Node) -> _Found:
-    if not node.job.program.needs_torch or node.fact.torch_version is not None:
+    if not node.job.program.needs_torch or node.fact.torch_version is not None or not activation.is_entered(node):
         return
     tried = "; ".join(f"{path}: {why}" for path, why in node.fact.pythons_tried)
-    yield f"no Python with torch ({tried})", "name it with --python PATH"
+    is_named = node.job.activation.has_python
+    hint = "install it in that environment, or name another" if is_named else "name it with --python PATH"
+    yield f"no Python with torch ({tried})", hint
 
 
 def _check_folder(node: Node) -> _Found:

@@ -18,7 +18,7 @@ from launcher.errors import (
     PreflightError,
     UnreachableError,
 )
-from launcher.job import COLLECTIVES_MODULE, TRAINER_MODULE, Job, Program, ProgramKind
+from launcher.job import COLLECTIVES_MODULE, TRAINER_MODULE, Activation, Job, Program, ProgramKind
 
 TWO = "node1 slots=8\nnode2 slots=4\n"
 
@@ -81,6 +81,9 @@ WRONG = [
     ("--hosts a --cpu t.py", "--cpu needs a number of processes", "--nproc N, or slots=N in the hostfile"),
     ("--hostfile two --gpus 8 t.py", "two:2: node2 has 4 slots, --gpus says 8", "leave --gpus or slots= away"),
     ("--hostfile two --nproc 4 t.py", "two:1: node1 has 8 slots, --nproc says 4", "leave --nproc or slots= away"),
+    ("--hosts a --venv d --conda x t.py", "--venv and --conda are both given", "name the Python in one way"),
+    ("--hosts a --venv d --python p t.py", "--python and --venv are both given", "name the Python in one way"),
+    ("--hosts a --conda x --python p t.py", "--python and --conda are both given", "name the Python in one way"),
     ("--hosts a -m --no-python x", "-m and --no-python are both given", "a module needs Python"),
     ("--hosts a -m", "-m and --no-python need a name after them", ""),
     ("--hosts a --env NO t.py", "--env NO: NO is not set here", "give its value: --env NO=VALUE"),
@@ -252,10 +255,10 @@ def test_a_dry_run_by_hand_and_on_this_machine(launch):
 
 
 def test_every_option_of_a_job_arrives(launch, jobs, monkeypatch):
-    monkeypatch.setattr("os.environ", {"NCCL_DEBUG": "INFO", "HOME": "/root", "PATH": "/bin"})
+    monkeypatch.setattr("os.environ", {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "HOME": "/root", "PATH": "/bin"})
     Path("env").write_text("A=file\nB=file\nNCCL_DEBUG=WARN\n")
     code, out, err = launch(
-        "--hosts a,b --nproc 2 --cpu -m --workdir /data --python /p --env A=1 --env HOME --env-file env "
+        "--hosts a,b --nproc 2 --cpu -m --workdir /data --python /p --setup lines --env A=1 --env HOME --env-file env "
         "--master-addr 10.0.0.1 --master-port 29400 --rdzv-timeout 7 --silence 3 --stop-timeout 0 "
         "--connect-timeout 2.5 pkg.train --lr 3e-4"
     )
@@ -266,7 +269,9 @@ def test_every_option_of_a_job_arrives(launch, jobs, monkeypatch):
         cpu=True,
         workdir="/data",
         python="/p",
-        env={"NCCL_DEBUG": "WARN", "A": "1", "B": "file", "HOME": "/root"},
+        activation=Activation(setup="lines"),
+        env={"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "4", "A": "1", "B": "file", "HOME": "/root"},
+        named_env=frozenset(["NCCL_DEBUG", "A", "B", "HOME"]),
         master_addr="10.0.0.1",
         master_port=29400,
         rendezvous_timeout_s=7,
@@ -427,6 +432,28 @@ def test_the_entry_point_of_test_distributed_stays_a_function(launch):
 def test_the_command_line_overrules_a_default_that_contradicts_it(launch, text, line):
     write_defaults(text)
     assert launch(line)[::2] == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("line", "activation"),
+    [
+        ("--venv /d/", Activation(setup="lines", venv="/d")),
+        ("--venv=~/d --setup=", Activation(venv="~/d")),
+        ("--conda x", Activation(setup="lines", conda="x")),
+        ("--python /p", Activation(setup="lines")),
+    ],
+)
+def test_a_python_that_is_typed_overrules_one_by_default(launch, jobs, line, activation):
+    write_defaults('venv = "/default"\nsetup = "lines"\n')
+    for words in (f"--hosts a {line} train.py", f"singlenode {line} train.py"):
+        Path("train.py").touch()
+        assert launch(f"{words} --nproc 1")[2] == ""
+    assert [job.activation for job, *_ in jobs] == [activation] * 2
+
+
+def test_collectives_in_an_environment(launch, jobs):
+    assert launch("2 --cpu --venv d --setup lines", cli.main_test_distributed)[0] == 7
+    assert jobs[0][0].activation == Activation(setup="lines", venv="d")
 
 
 def test_collectives_look_at_this_machine_unless_hosts_are_named(launch, jobs):

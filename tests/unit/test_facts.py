@@ -130,7 +130,7 @@ def test_checks_without_a_fact_are_refused(name):
 
 def test_what_became_of_a_setup():
     made = read_facts(MESSAGE | {"setup": {"failure": None, "names": ["A", "PATH"], "conda": "/opt/conda"}}, "/tmp")
-    assert (made.setup_failure, made.setup_names, made.conda) == (None, {"A", "PATH"}, "/opt/conda")
+    assert (made.setup_failure, made.setup_names, made.conda) == (None, ("A", "PATH"), "/opt/conda")
     failure = {"step": "--setup", "reason": "exit code 1", "lines": ["a", "b"]}
     failed = read_facts(MESSAGE | {"setup": {"failure": failure}, "venv_found": False}, "/tmp")
     assert failed.setup_failure == SetupFailure("--setup", "exit code 1", ("a", "b"))

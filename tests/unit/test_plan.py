@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from string import Template
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from launcher.facts import Gpu, NodeFacts, Route
 from launcher.hosts import Host, select_hosts
-from launcher.job import TRAINER_MODULE, Job, Program, ProgramKind
+from launcher.job import TRAINER_MODULE, Activation, Job, Program, ProgramKind
 from launcher.plan import LaunchPlan, as_record, build_plan, master_address, placeholder_facts
 from launcher.report import plan_lines
 
@@ -164,6 +165,19 @@ def test_one_plain_process_needs_no_group():
     assert comment == "# node 0: gpu1, rank 0"
     assert line.startswith("cd '/my data' && env PYTHONUNBUFFERED=1 ")
     assert line.endswith(" RANK=0 ROLE_RANK=0 LOCAL_RANK=0 hostname")
+
+
+def test_what_a_setup_has_set_stays_but_for_the_choice_of_gpus():
+    names = ("NCCL_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES", "PYTHONPATH")
+    env = {"PYTHONPATH": "/mine", "OWN": "1"}
+    job = Job(script(), nproc=1, cpu=True, workdir="/data", env=env, activation=Activation(setup="module load x"))
+    (node,) = plan_of(job, facts_of("gpu1", setup_names=names)).nodes
+    assert "NCCL_SOCKET_IFNAME" not in node.env
+    assert (node.env["GLOO_SOCKET_IFNAME"], node.env["CUDA_VISIBLE_DEVICES"]) == ("eth1", "")
+    assert node.by_hand.startswith("cd /data && module load x && env OWN=1 PYTHONUNBUFFERED=1 OMP")
+    named = replace(job, named_env=frozenset(env))
+    (node,) = plan_of(named, facts_of("gpu1", setup_names=names)).nodes
+    assert node.by_hand.startswith("cd /data && module load x && env PYTHONPATH=/mine OWN=1 PYTHONUNBUFFERED=1 OMP")
 
 
 # sizes, addresses, folders
@@ -347,6 +361,33 @@ def test_a_dry_run_names_what_only_the_nodes_can_tell():
         "--master-addr '<address of a>' --master-port '<free port on a>' --local-addr 10.0.0.2 "
         "--max-restarts 0 -- train.py",
     ]
+
+
+@pytest.mark.parametrize(
+    ("activation", "before", "python"),
+    [
+        (Activation(setup="source activate x"), "source activate x", "'<python with torch on a>'"),
+        (Activation(venv="~/env"), "source ~/env/bin/activate", "python"),
+        (Activation(conda="x"), "source '<conda folder on a>/activate' x", "python"),
+    ],
+)
+def test_a_dry_run_with_an_environment(activation, before, python):
+    job = Job(script(), nproc=1, cpu=True, workdir="/data", activation=activation)
+    assert dry_lines(job, Host("a")) == [
+        "# node 0: a, rank 0",
+        f"cd /data && {before} && env PYTHONUNBUFFERED=1 GLOO_SOCKET_IFNAME='<interface of a>' "
+        f"NCCL_SOCKET_IFNAME='<interface of a>' CUDA_VISIBLE_DEVICES='' {python} -m torch.distributed.run "
+        "--nnodes 1 --node-rank 0 --nproc-per-node 1 --rdzv-backend static --rdzv-conf timeout=120 "
+        "--master-addr 127.0.0.1 --master-port '<free port on a>' --local-addr '<address of a>' "
+        "--max-restarts 0 -- train.py",
+    ]
+
+
+def test_plain_processes_with_an_environment_enter_it_once():
+    job = Job(Program(ProgramKind.COMMAND, "id"), nproc=2, workdir="/data", activation=Activation(setup="true"))
+    _, line = dry_lines(job, Host("a"))
+    assert line.startswith("cd /data && true && { env PYTHONUNBUFFERED=1 ")
+    assert line.endswith(" LOCAL_RANK=1 id & wait; }")
 
 
 def test_a_dry_run_of_a_plain_command():

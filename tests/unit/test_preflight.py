@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from launcher.facts import Gpu, NodeFacts, Route
+from launcher.facts import Gpu, NodeFacts, Route, SetupFailure
 from launcher.hosts import Host
-from launcher.job import TRAINER_MODULE, Job, Program, ProgramKind
+from launcher.job import TRAINER_MODULE, Activation, Job, Program, ProgramKind
 from launcher.preflight import find_problems
 from launcher.preflight.findings import Finding
 from launcher.preflight.network import find_unreachable_master
@@ -109,6 +109,72 @@ GPU_HINT = "one process a GPU; ask for fewer with --gpus"
 )
 def test_a_finding_says_what_is_wrong_and_what_to_do(job, fact, finding):
     assert problems(job, fact) == [finding]
+
+
+SETUP_HINT = "it runs there in the working folder, by bash, without a terminal"
+NOT_FOUND = "bash: line 1: activate: No such file or directory"
+NO_CONDA = "no conda on PATH, nor in ~, /opt or /usr/local; and no micromamba"
+
+
+def failed(step, reason, *lines):
+    return facts(python=None, torch_version=None, setup_failure=SetupFailure(step, reason, lines))
+
+
+@pytest.mark.parametrize(
+    ("fact", "finding"),
+    [
+        (
+            failed("--setup", "exit code 1", NOT_FOUND),
+            f"gpu1: --setup failed (exit code 1): {NOT_FOUND}\n  {SETUP_HINT}",
+        ),
+        (
+            failed("--setup", "exit code 4", "one", "\x1b[31mtwo\x1b[0m"),
+            f"gpu1: --setup failed (exit code 4):\n    one\n    [31mtwo[0m\n  {SETUP_HINT}",
+        ),
+        (
+            failed("--setup", "it did not end in 60 s"),
+            f"gpu1: --setup failed (it did not end in 60 s)\n  {SETUP_HINT}",
+        ),
+        (
+            failed("--conda x", "exit code 127", NO_CONDA),
+            f"gpu1: --conda x failed (exit code 127): {NO_CONDA}\n  --setup can load or find it first",
+        ),
+        (
+            failed("--conda x", "exit code 1", "not found: x", "environments there: base y"),
+            "gpu1: --conda x failed (exit code 1):\n    not found: x\n    environments there: base y\n"
+            "  name one of them, or its path, with --conda",
+        ),
+    ],
+)
+def test_a_setup_that_failed_is_the_only_finding(fact, finding):
+    """No Python was looked for, so none is missing."""
+    assert problems(Job(SCRIPT), fact) == [finding]
+
+
+def test_a_setup_that_failed_on_many_hosts_is_said_once():
+    hosts = [Host(f"gpu{number}") for number in range(1, 4)]
+    found = find_problems(Job(SCRIPT), hosts, [failed("--setup", "exit code 1", NOT_FOUND)] * 3)
+    assert [str(finding).splitlines()[0] for finding in found] == [
+        f"gpu[1-3]: --setup failed (exit code 1): {NOT_FOUND}"
+    ]
+
+
+def test_a_virtual_environment_that_is_missing():
+    job = Job(SCRIPT, activation=Activation(venv="~/env"))
+    fact = facts(torch_version=None, venv_found=False, pythons_tried=(("/root/env/bin/python", "not found"),))
+    assert problems(job, fact) == [
+        "gpu1: no virtual environment ~/env: ~/env/bin/python is not there\n"
+        "  make it with python3 -m venv, or name another with --venv"
+    ]
+
+
+@pytest.mark.parametrize("activation", [Activation(venv="~/env"), Activation(conda="x")])
+def test_an_environment_without_torch(activation):
+    fact = facts(torch_version=None, pythons_tried=(("/root/env/bin/python", "no torch in it"),))
+    assert problems(Job(SCRIPT, activation=activation), fact) == [
+        "gpu1: no Python with torch (/root/env/bin/python: no torch in it)\n"
+        "  install it in that environment, or name another"
+    ]
 
 
 def test_slots_and_chosen_gpus_are_held_against_what_is_there():
