@@ -221,8 +221,16 @@ def read_activation(options: Mapping[str, Any]) -> Activation:
     for name, rival in _PYTHONS:
         if options[name] and options[rival]:
             raise UsageError(f"--{name} and --{rival} are both given", "name the Python in one way")
-    venv = str(PurePosixPath(options["venv"])) if options["venv"] else None
-    return Activation(options["setup"] or None, venv, options["conda"] or None)
+    return Activation(options["setup"] or None, _read_venv(options), options["conda"] or None)
+
+
+def _read_venv(options: Mapping[str, Any]) -> str | None:
+    """Return the path on the hosts: in --workdir, as SCRIPT is, else in the folder where we are."""
+    if not options["venv"]:
+        return None
+    venv = PurePosixPath(options["venv"])
+    is_whole = str(venv).startswith("~") or options.get("workdir")
+    return str(venv if is_whole else Path.cwd() / venv)
 
 
 def read_env(options: Mapping[str, Any]) -> dict[str, str]:

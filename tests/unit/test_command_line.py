@@ -439,6 +439,7 @@ def test_the_command_line_overrules_a_default_that_contradicts_it(launch, text, 
     [
         ("--venv /d/", Activation(setup="lines", venv="/d")),
         ("--venv=~/d --setup=", Activation(venv="~/d")),
+        ("--workdir /w --venv d", Activation(setup="lines", venv="d")),
         ("--conda x", Activation(setup="lines", conda="x")),
         ("--python /p", Activation(setup="lines")),
     ],
@@ -453,7 +454,7 @@ def test_a_python_that_is_typed_overrules_one_by_default(launch, jobs, line, act
 
 def test_collectives_in_an_environment(launch, jobs):
     assert launch("2 --cpu --venv d --setup lines", cli.main_test_distributed)[0] == 7
-    assert jobs[0][0].activation == Activation(setup="lines", venv="d")
+    assert jobs[0][0].activation == Activation(setup="lines", venv=str(Path.cwd() / "d"))
 
 
 def test_collectives_look_at_this_machine_unless_hosts_are_named(launch, jobs):
