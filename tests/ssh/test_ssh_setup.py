@@ -1,0 +1,80 @@
+"""--setup and --venv on two SSH hosts, from the command line to the ranks."""
+
+from __future__ import annotations
+
+import venv
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from launching import Launch, shell
+from ssh_hosts import SshHosts
+
+HINT = "    it runs there in the working folder, by bash, without a terminal"
+
+
+def test_the_ranks_have_the_environment_of_the_setup(launch: Launch) -> None:
+    """Also what a login on each host makes, and nothing that it leaves behind."""
+    setup = "echo noise; sleep 300 & export LINES_OF_MINE=$'one\\ntwo' && export ON=${TMPDIR#*/node}"
+    done = launch.run("--nproc", "1", "--setup", setup, *shell('echo "$LINES_OF_MINE in ${ON%/*}"'))
+    assert (done.exit_code, sorted(done.lines)) == (
+        0,
+        ["[node1:0] one", "[node1:0] two in 1", "[node2:1] one", "[node2:1] two in 2"],
+    )
+    assert done.words[-1] == "launch: finished in N s, 2 ranks ended well, 0 processes left on 2 nodes"
+
+
+def test_a_setup_needs_what_a_login_makes(launch: Launch, hosts: SshHosts) -> None:
+    for name in ("node1", "node2"):
+        (hosts[name].folder / "home" / ".bash_profile").write_text("echo welcome\nmodule() { export LOADED=$2; }\n")
+    try:
+        done = launch.run("--nproc", "1", "--setup", "module load cuda", *shell("echo $LOADED"))
+    finally:
+        for name in ("node1", "node2"):
+            (hosts[name].folder / "home" / ".bash_profile").unlink()
+    assert sorted(done.lines) == ["[node1:0] cuda", "[node2:1] cuda"]
+
+
+@pytest.mark.parametrize(
+    ("setup", "finding"),
+    [
+        ("source nofile", "  node[1-2]: --setup failed (exit code 1): bash: line 1: nofile: No such file or directory"),
+        ("sleep 300 & [ ${TMPDIR%node2*} = $TMPDIR ]", "  node2: --setup failed (exit code 1)"),
+    ],
+    ids=["on both", "on one"],
+)  # fmt: skip
+def test_a_setup_that_fails_starts_nothing(launch: Launch, setup: str, finding: str) -> None:
+    done = launch.run("--setup", setup, *shell("echo started"))
+    assert (done.exit_code, done.stdout) == (70, "")
+    assert done.words == ["launch: these would break the run, nothing was started:", finding, HINT]
+
+
+def test_an_environment_that_is_missing(launch: Launch) -> None:
+    done = launch.run("--venv", "nowhere", *shell("echo started"))
+    path = launch.folder / "nowhere"
+    assert done.exit_code == 70
+    assert done.words == [
+        "launch: these would break the run, nothing was started:",
+        f"  node[1-2]: no virtual environment {path}: {path}/bin/python is not there",
+        "    make it with python3 -m venv, or name another with --venv",
+    ]
+
+
+def test_torchrun_runs_in_a_virtual_environment(launch: Launch) -> None:
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        pytest.skip("no torch: pip install torch==2.13.0")
+    folder = launch.folder / "my env"
+    venv.create(folder, symlinks=True)
+    (packages,) = folder.glob("lib/python3*/site-packages")
+    (packages / "torch.pth").write_text(f"{Path(spec.origin).parents[1]}\n")
+    (launch.folder / "train.py").write_text("import os, sys; print(sys.prefix, os.environ['VIRTUAL_ENV'])")
+    done = launch.run("--nproc", "1", "--venv", "my env", "train.py")
+    assert (done.exit_code, sorted(done.lines)) == (
+        0,
+        [f"[node{rank + 1}:{rank}] {folder} {folder}" for rank in (0, 1)],
+    )
+    checked = launch.run("--nproc", "1", "--venv", "my env", "--dry-run", "--check", "train.py")
+    line = checked.lines[1]
+    assert line.startswith(f"cd {launch.folder} && source '{folder}/bin/activate' && env PYTHONUNBUFFERED=1 ")
+    assert f" '{folder}/bin/python' -m torch.distributed.run " in line
