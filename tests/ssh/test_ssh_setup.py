@@ -78,3 +78,18 @@ def test_torchrun_runs_in_a_virtual_environment(launch: Launch) -> None:
     line = checked.lines[1]
     assert line.startswith(f"cd {launch.folder} && source '{folder}/bin/activate' && env PYTHONUNBUFFERED=1 ")
     assert f" '{folder}/bin/python' -m torch.distributed.run " in line
+
+
+def test_a_check_shows_all_last_lines(launch: Launch) -> None:
+    hosts = ("--hosts", "node1,node2", "--ssh-config", str(launch.ssh_config))
+    done = launch.run_command(
+        "check", *hosts, "--nproc", "1", "--cpu", "--setup", "echo one; echo two; false", *shell(":")
+    )
+    assert done.exit_code == 70
+    start = next(index for index, line in enumerate(done.lines) if "--setup failed" in line)
+    assert done.lines[start : start + 4] == [
+        "! node[1-2]  --setup failed (exit code 1):",
+        "    one",
+        "    two",
+        "             it runs there in the working folder, by bash, without a terminal",
+    ]
