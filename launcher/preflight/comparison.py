@@ -91,6 +91,9 @@ _TRAITS = (
     _Trait("", _of_gpus(_count_gpus), WARNING, "each process gets one; the global batch counts them all"),
     _Trait("", _of_gpus(lambda node: node.fact.gpus[0].name), WARNING, "the slower one sets the pace"),
     _Trait("driver ", _of_gpus(lambda node: node.fact.gpus[0].driver), WARNING, "update it: NCCL may refuse to start"),
+    _Trait("CUDA ", _of_gpus(lambda node: node.fact.cuda_version), WARNING, "install the same torch build everywhere"),
+    _Trait("NCCL ", _of_gpus(lambda node: node.fact.nccl_version), WARNING, "all ranks need the same one"),
+    _Trait("numpy ", lambda node: node.fact.numpy_version, NOTE, ""),
     _Trait(
         "", _of_gpus(_of_checks(lambda checks: "InfiniBand" if checks.infiniband else "no InfiniBand")), WARNING,
         "NCCL falls back to TCP for all: see ibstat",

@@ -20,6 +20,9 @@ def check(node: Node) -> Iterator[Finding]:
     """Yield what is wrong with the GPUs that this node would use."""
     if node.fact.checks is None or not node.job.wants_gpus:
         return
+    if _is_built_for_cpus(node):
+        hint = "install one for its GPUs, or train on CPUs: --nproc N --cpu"
+        yield Finding((node.name,), f"torch {node.fact.torch_version} is a build for CPUs", hint)
     gpus = wanted_gpus(node)
     yield from _check_busy(node, gpus)
     for gpu in gpus:
@@ -35,6 +38,12 @@ def check(node: Node) -> Iterator[Finding]:
     if any(gpu.is_persistent is False for gpu in gpus):
         text = "persistence mode is off, the first use of a GPU takes seconds"
         yield Finding((node.name,), text, "nvidia-smi -pm 1", NOTE)
+
+
+def _is_built_for_cpus(node: Node) -> bool:
+    fact = node.fact
+    is_known = node.job.program.needs_torch and fact.torch_version not in (None, "unknown")
+    return is_known and bool(fact.gpus) and fact.cuda_version is None and fact.hip_version is None
 
 
 def _hardware_faults(checks: Checks) -> dict[str, list[int]]:

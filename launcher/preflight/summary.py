@@ -26,6 +26,9 @@ def _traits(job: Job, facts: Sequence[NodeFacts]) -> list[list[str]]:
     if job.program.needs_torch:
         traits.append(_words("python", (fact.python_version for fact in facts)))
         traits.append(_words("torch", (fact.torch_version for fact in facts)))
+        if job.wants_gpus:
+            traits.append(_words("CUDA", (fact.cuda_version for fact in facts)))
+            traits.append(_words("NCCL", (fact.nccl_version for fact in facts)))
     traits.append(_words("data over", (fact.route.interface for fact in facts if fact.route)))
     return [trait for trait in traits if trait]
 
@@ -57,5 +60,5 @@ def _describe_gpus(fact: NodeFacts) -> str:
 
 def _words(label: str, values: Iterable[str | None]) -> list[str]:
     """Name the trait with the first value only: `python 3.11 or 3.12`."""
-    found = list(values)
+    found = [value for value in values if value is not None]
     return [f"{label} {value}" if index == 0 or value == found[0] else str(value) for index, value in enumerate(found)]
