@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from launcher.endings import explain_ending, signal_name
+from launcher.endings import explain_ending, explain_loss, signal_name
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE
 from launcher.signatures import Explanation, Kind, explain_lines
 from launcher.tracebacks import (
@@ -131,7 +131,7 @@ def find_cause(failures: Sequence[Failure], ranks: Collection[int] = ()) -> Caus
 def _explain(first: Failure, failures: Sequence[Failure], ranks: Collection[int]) -> Explanation | None:
     """Say why the first failure happened; where it is a consequence, what the others say goes before."""
     if first.what == "connection":
-        return None
+        return explain_loss(first.text)
     ending = explain_ending(first.code, first.signal, is_out_of_memory=first.oom is not None)
     if first.oom or first.signal in (signal.SIGKILL, signal.SIGTERM):  # from outside: no line of its own can tell
         return ending

@@ -81,6 +81,40 @@ ENDINGS: tuple[Ending, ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One row: what the launcher says of a node whose connection ended."""
+
+    says: str
+    cause: str
+    fix: str
+
+
+LOSSES: tuple[Loss, ...] = (
+    Loss(
+        "no sign of life",
+        "it froze, was switched off, or the network to it broke",
+        "look at the machine itself; when it answers again, `launch check` and `launch clean`",
+    ),
+    Loss(
+        "this machine stood still",
+        "the machine that you typed on slept, and the nodes ended the run",
+        "start runs from one that stays awake",
+    ),
+    Loss(
+        "the connection was lost",
+        "its sshd, a firewall or the network ended the connection",
+        "the log of its sshd, and what lies between it and you",
+    ),
+)
+
+
+def explain_loss(text: str) -> Explanation | None:
+    """Return what stands behind the end of a connection, or None."""
+    known = (Explanation("loss", plain(loss.cause), plain(loss.fix)) for loss in LOSSES if loss.says in text)
+    return next(known, None)
+
+
 def explain_ending(code: int | None, number: int | None, *, is_out_of_memory: bool = False) -> Explanation | None:
     """Return what an exit code or the signal `number` says by itself, or None.
 

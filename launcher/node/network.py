@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 CONNECT_TIMEOUT_S = 3.0
+RETRY_S = 0.5
 DNS_TIMEOUT_S = 1.0  # TCPStore looks names up for each connection: more than this is worth a word
 TOKEN = b"launch\n"  # what our listeners say, so that nobody else's is taken for one
 _SIOCGIFCONF = 0x8912
@@ -229,11 +231,19 @@ def _read_look_up(fd: int, deadline: float) -> list[str]:
 
 
 def _try_target(address: str, port: int) -> str | None:
-    try:
-        with socket.create_connection((address, port), CONNECT_TIMEOUT_S) as sock:
-            said = sock.recv(len(TOKEN))
-    except socket.timeout:
-        return "no answer in %g s" % CONNECT_TIMEOUT_S
-    except (OSError, UnicodeError) as error:
-        return getattr(error, "strerror", None) or str(error)
-    return None if said == TOKEN else "somebody else answers"
+    import time
+
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    while True:
+        try:
+            with socket.create_connection((address, port), max(0.1, deadline - time.monotonic())) as sock:
+                said = sock.recv(len(TOKEN))
+        except socket.timeout:
+            return "no answer in %g s" % CONNECT_TIMEOUT_S
+        except (OSError, UnicodeError) as error:
+            # "No route to host" also comes, for a moment, from a neighbour that has just come up.
+            if getattr(error, "errno", None) != errno.EHOSTUNREACH or time.monotonic() + RETRY_S > deadline:
+                return getattr(error, "strerror", None) or str(error)
+            time.sleep(RETRY_S)
+        else:
+            return None if said == TOKEN else "somebody else answers"

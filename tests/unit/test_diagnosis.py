@@ -236,7 +236,7 @@ def test_a_failure_is_explained_by_what_it_said(failed, name):
         failure(stderr=FULL + "retrying with a smaller batch\n" + SIMPLE),  # it lived on
         failure(stderr=raising(FULL) + "retrying\n" + SIMPLE),
         failure(code=3, stderr=FULL + "step\n" * 40),
-        Failure("gpu2", 1, "connection", 1.0, text="no sign of life for 15 s", stderr="Broken pipe\n"),
+        Failure("gpu2", 1, "connection", 1.0, text="it sent what is no message: x", stderr="Broken pipe\n"),
         failure(code=3, stderr="NCCL INFO NET : Using interface lo:127.0.0.1<0>\n"),
     ],
 )

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from launcher.endings import ENDINGS, explain_ending, signal_name
+from launcher.endings import ENDINGS, LOSSES, explain_ending, explain_loss, signal_name
 
 
 def test_names_of_signals() -> None:
@@ -57,3 +57,19 @@ def test_an_ending_that_tells(code: int | None, number: int | None, start: str) 
 @pytest.mark.parametrize(("code", "number"), [(None, None), (0, None), (1, None), (3, None), (255, None), (None, 40)])
 def test_an_ending_that_does_not_tell(code: int | None, number: int | None) -> None:
     assert explain_ending(code, number) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ("no sign of life for 15 s", "it froze"),
+        ("this machine stood still for 40 s, and the nodes took it for dead", "the machine that you typed on slept"),
+        ("the connection was lost", "its sshd, a firewall"),
+        ("the connection was lost: ConnectionResetError(104)", "its sshd, a firewall"),
+        ("it sent what is no message: x", None),
+    ],
+)
+def test_a_connection_that_ended(text: str, start: str | None) -> None:
+    found = explain_loss(text)
+    assert (found.cause[: len(start)] if found and start else found) == start
+    assert len({loss.says for loss in LOSSES}) == len(LOSSES)

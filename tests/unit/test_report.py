@@ -150,7 +150,13 @@ def test_the_cause_as_the_design_draws_it():
         (
             Failure("gpu2", 1, "connection", AT, text="no sign of life for 15 s"),
             "lost gpu2 (no sign of life for 15 s), stopping 1 node",
-            ["  gpu2 connection at 09:16:31:", "    no sign of life for 15 s", "  all of it: log"],
+            [
+                "  gpu2 connection at 09:16:31:",
+                "    no sign of life for 15 s",
+                "  why: it froze, was switched off, or the network to it broke",
+                "  fix: look at the machine itself; when it answers again, launch check and launch clean",
+                "  all of it: log",
+            ],
         ),
         (
             Failure("gpu2", 1, "torchrun", AT, signal=11, stderr="W1120 a warning\n"),
