@@ -17,6 +17,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -121,6 +122,12 @@ def leave(exit_code: int) -> NoReturn:
 def barrier() -> None:
     """Wait until every rank has come here."""
     dist.barrier()
+
+
+def files_folder() -> Path | None:
+    """Return the folder of this rank's machine whose files the launcher brings home, where there is one."""
+    folder = os.environ.get("LAUNCH_FILES")
+    return Path(folder) if folder else None
 
 
 def is_main() -> bool:

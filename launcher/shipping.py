@@ -105,8 +105,10 @@ def trainer_archive() -> bytes:
     The first argument names the module to run.
     """
     package = resources.files("launcher")
-    names = ["__init__.py", "distributed.py", "collectives.py"]
-    names += sorted(f"trainer/{entry.name}" for entry in (package / "trainer").iterdir() if entry.name.endswith(".py"))
+    names = ["__init__.py", "distributed.py"]
+    for folder in ("collectives", "trainer"):
+        entries = (entry.name for entry in (package / folder).iterdir() if entry.name.endswith(".py"))
+        names += sorted(f"{folder}/{name}" for name in entries)
     main = "import runpy, sys\nrunpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)\n"
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from launcher import collectives, distributed
+from launcher import distributed
+from launcher.collectives import __main__ as program
+from launcher.collectives import bandwidth, checks
+from launcher.collectives.gradients import Comparison
+from launcher.collectives.watch import Watch
 from launcher.distributed import World
 
-ALL_OK = [
-    "all_reduce fp32 ok",
-    "all_reduce bf16 ok",
-    "broadcast fp32 ok",
-    "broadcast bf16 ok",
-    "all_gather fp32 ok",
-    "all_gather bf16 ok",
-]
+WRONG_RANKS = str(Path(__file__).with_name("wrong_ranks.py"))
+COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+OK_LINES = [f"{name:14} fp32 ok   bf16 ok" for name in COLLECTIVES] + [f"{'barrier':14} ok"]
 
 
 @pytest.fixture
@@ -28,53 +30,158 @@ def world() -> Iterator[World]:
     distributed.shutdown()
 
 
+@pytest.fixture
+def watch(world: World) -> Watch:
+    return Watch(world, timeout_s=5)
+
+
 def test_three_ranks_under_torchrun(starter: Any) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    run = starter.start([*torchrun, "-m", "launcher.collectives"])
+    argv = [*torchrun, "-m", "launcher.collectives", "--max-size", "1"]
+    run = starter.start(argv, {"LAUNCH_FILES": str(starter.folder)})
     assert run.wait() == 0, run.stderr
-    assert run.stdout.splitlines() == [*ALL_OK, "all 6 checks passed on 3 ranks (gloo, cpu)"]
+    first, *lines = run.stdout.splitlines()
+    assert first.startswith("initialised in ") and first.endswith(" s (3 ranks of 1 host)")
+    assert lines[:7] == OK_LINES
+    assert lines[7].startswith("DDP step       gradients equal a single process's (largest difference ")
+    rows = [line.split() for line in lines[9:-1]]
+    assert [row[0] for row in rows if len(row) == 9] == list(COLLECTIVES)
+    assert [" ".join(row[-8:-6]) for row in rows] == ["4 KiB", "64 KiB", "1 MiB"] * 6
+    assert lines[-1] == "all 14 checks passed on 3 ranks of 1 host (gloo, cpu)"
+    check_results(json.loads((starter.folder / "results.json").read_text()))
+
+
+def check_results(results: dict[str, Any]) -> None:
+    """What came as JSON is what was printed; busbw is algbw times nccl-tests' factor."""
+    assert (results["passed"], results["ranks"], results["backend"], results["device"]) == (True, 3, "gloo", "cpu")
+    assert {check["result"] for check in results["checks"]} == {"ok"}
+    assert results["pairs"] == []
+    factors = dict(zip(COLLECTIVES, (4 / 3, 1, 2 / 3, 2 / 3, 2 / 3, 1), strict=True))
+    for row in results["bandwidth"]:
+        assert row["algbw"] == pytest.approx(row["size_bytes"] / row["time_s"])
+        assert row["busbw"] == pytest.approx(row["algbw"] * factors[row["collective"]])
 
 
 def test_a_single_process(capsys: pytest.CaptureFixture[str]) -> None:
-    assert collectives.main() == 0
-    assert capsys.readouterr().out.splitlines() == [*ALL_OK, "all 6 checks passed on 1 rank (gloo, cpu)"]
+    assert program.main([]) == 0
+    distributed.shutdown()
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.endswith("(1 rank of 1 host)")
+    assert lines == [
+        *OK_LINES[:5],
+        "send_recv      needs two ranks, skipped",
+        "barrier        ok",
+        "DDP step       gradients equal a single process's (largest difference 0, of 7)",
+        "12 of 14 checks passed, 2 skipped on 1 rank of 1 host (gloo, cpu)",
+    ]
 
 
 def test_a_half_set_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("MASTER_PORT", "29500")
-    assert collectives.main() == 2
+    assert program.main([]) == 2
     assert capsys.readouterr().err.startswith("MASTER_PORT is set but RANK, WORLD_SIZE, ")
 
 
-def test_a_wrong_result_is_named_and_fails(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    def wrong_in_bf16(world: World, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def test_each_check_sees_a_wrong_result(starter: Any) -> None:
+    ranks = starter.start_ranks(2, lambda _: [WRONG_RANKS, "corrupt"])
+    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr
+    *lines, gradients = ranks[0].stdout.splitlines()
+    mismatches = ["rank 0: barrier wrong: expected 1, got 0 (element 1, 1 of 2 differ)"]
+    assert [line for line in lines if line.startswith("rank 0:")] == mismatches
+    assert [line for line in lines if not line.startswith("rank 0:")] == [
+        *(f"{name:14} fp32 WRONG   bf16 WRONG" for name in COLLECTIVES),
+        f"{'barrier':14} WRONG",
+    ]
+    assert gradients.startswith("gradients differ from a single process's")
+    wrong = [line.split(" wrong: ")[0] for line in ranks[1].stdout.splitlines()[:-1]]
+    assert wrong == [f"rank 1: {name} {dtype}" for name in COLLECTIVES for dtype in checks.DTYPES]
+
+
+def test_a_rank_that_does_not_come_is_named(starter: Any) -> None:
+    ranks = starter.start_ranks(2, lambda _: [WRONG_RANKS, "stall"])
+    assert ranks[0].wait() == 1
+    assert ranks[0].stderr.endswith("rank 0: all_reduce fp32 did not finish in 1 s; not there: rank 1\n")
+    assert ranks[1].stdout == "stalled\n"
+
+
+def test_a_wrong_result_is_named_and_fails(world: World, watch: Watch, capsys: pytest.CaptureFixture[str]) -> None:
+    def wrong_in_bf16(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         expected = torch.tensor([1.0, 6.0, 8.0], dtype=dtype)
         got = expected if dtype is torch.float32 else torch.tensor([1.0, 3.0, 4.0], dtype=dtype)
         return got, expected
 
-    assert not collectives.run_checks(world, {"all_reduce": wrong_in_bf16})
+    outcomes = checks.run_checks(world, watch, {"all_reduce": wrong_in_bf16})
+    assert [outcome.is_wrong for outcome in outcomes] == [False, True]
     assert capsys.readouterr().out == (
-        "all_reduce fp32 ok\n"
         "rank 0: all_reduce bf16 wrong: expected 6, got 3 (element 1, 2 of 3 differ)\n"
-        "1 of 2 checks failed on 1 rank (gloo, cpu)\n"
+        "all_reduce     fp32 ok   bf16 WRONG\n"
     )
+
+
+def test_what_the_backend_lacks_is_skipped_and_not_passed(
+    world: World, watch: Watch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lacking(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        raise RuntimeError("ProcessGroupGloo does not support alltoall")  # the words of torch 2.4
+
+    outcomes = checks.run_checks(world, watch, {"all_to_all": lacking})
+    assert capsys.readouterr().out == "all_to_all     gloo can't, skipped\n"
+    assert [outcome.result for outcome in outcomes] == ["gloo can't, skipped"] * 2
+
+
+def test_any_other_error_is_no_skip(world: World, watch: Watch) -> None:
+    def failing(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        raise RuntimeError("Connection closed by peer")
+
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        checks.run_checks(world, watch, {"all_to_all": failing})
 
 
 def test_a_nan_is_wrong() -> None:
     got = torch.tensor([float("nan")])
-    assert collectives.describe_mismatch(got, torch.zeros(1)) == ("expected 0, got nan (element 0, 1 of 1 differ)")
+    assert checks.describe_mismatch(got, torch.zeros(1)) == ("expected 0, got nan (element 0, 1 of 1 differ)")
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 7, 8, 9, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_expected_sum_holds_in_any_world_and_misses_no_rank(
+def test_the_expected_sums_hold_in_any_world_and_miss_no_rank(
     world_size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dist, "all_reduce", lambda values: None)
-    total = torch.zeros(collectives.ELEMENTS, dtype=dtype)
-    for rank in range(world_size):
-        world = World(rank, world_size, rank, world_size, torch.device("cpu"), "gloo", "torchrun")
-        part, expected = collectives.check_all_reduce(world, dtype)
-        assert part.any()
-        total += part
-    assert torch.equal(total, expected)
+    sent: list[Tensor] = []
+    monkeypatch.setattr(checks, "ELEMENTS", 300)
+    monkeypatch.setattr(dist, "all_reduce", lambda values: sent.append(values.clone()))
+    monkeypatch.setattr(checks, "reduce_scatter", lambda values, parts: sent.append(parts.clone()))
+    for check in (checks.check_all_reduce, checks.check_reduce_scatter):
+        sent.clear()
+        expected = [
+            check(World(rank, world_size, rank, world_size, torch.device("cpu"), "gloo", "torchrun"), dtype)[1]
+            for rank in range(world_size)
+        ]
+        assert all(part.any() for part in sent)
+        total = torch.stack(sent).cumsum(0, dtype=dtype)[-1]  # in bf16 at each addition
+        if check is checks.check_reduce_scatter:
+            assert torch.equal(total, torch.cat(expected))
+        else:
+            assert all(torch.equal(total, one) for one in expected)
+
+
+@pytest.mark.parametrize(
+    ("comparison", "is_equal"),
+    [
+        pytest.param(Comparison(0.0, 3.5), True, id="the same"),
+        pytest.param(Comparison(1e-6, 3.5), True, id="rounded"),
+        pytest.param(Comparison(0.1, 3.5), False, id="not averaged"),
+        pytest.param(Comparison(0.0, 0.0), False, id="no gradient at all"),
+        pytest.param(Comparison(float("nan"), 3.5), False, id="NaN"),
+    ],
+)
+def test_gradients_that_differ(comparison: Comparison, is_equal: bool) -> None:
+    assert comparison.is_equal is is_equal
+    assert str(comparison).startswith("gradients equal" if is_equal else "gradients differ from")
+
+
+def test_sizes_grow_to_the_largest() -> None:
+    kib = bandwidth.KIB
+    assert bandwidth.list_sizes(4 * bandwidth.MIB) == [4 * kib, 64 * kib, 1024 * kib, 4096 * kib]
+    assert bandwidth.list_sizes(1 * bandwidth.MIB) == [4 * kib, 64 * kib, 1024 * kib]
+    assert bandwidth.list_sizes(4 * kib) == [4 * kib]

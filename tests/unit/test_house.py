@@ -17,7 +17,7 @@ LAYERS = (
     "errors",
     "host_ranges",
     "hosts",
-    "facts environment job",
+    "bisection facts environment job pictures",
     "activation",
     "plan",
     "signatures tracebacks",
@@ -43,6 +43,7 @@ LIBRARIES = {
     "torch": {"distributed", "collectives", "trainer"},
     "click": {"cli"},
     "rich": {"cli"},
+    "matplotlib": {"pictures"},
 }
 READ_ENVIRONMENT = {"cli", "node", "distributed"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb"}

@@ -1,0 +1,125 @@
+"""Join, check and measure: `python -m launcher.collectives`, on every rank under torchrun, or alone.
+
+The whole story is in `run`. Each rank ends by itself, whatever happens to the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+
+from launcher import distributed
+from launcher.collectives.bandwidth import COLLECTIVES, HEADING, LARGEST_BYTES, MIB, Speed, measure_bandwidth
+from launcher.collectives.checks import OK, WRONG, Outcome, agree, run_checks
+from launcher.collectives.gradients import compare_gradients
+from launcher.collectives.matrix import Pair, describe_outliers, describe_pairs
+from launcher.collectives.pairs import Hosts, find_hosts, measure_pairs
+from launcher.collectives.results import Results, count_words
+from launcher.collectives.watch import Watch, time_limit
+from launcher.distributed import World
+
+JOIN_S = 30.0
+STEP_S = 20.0
+SLACK_S = 5.0  # torch's own words about who did not come are better than ours
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Return 0 where all passed, 1 for a wrong result, 2 for a wrong environment or device."""
+    options = read_options(sys.argv[1:] if argv is None else argv)
+    try:
+        return run(options)
+    except (distributed.WorldError, distributed.DeviceError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except Exception:  # noqa: BLE001  # whatever it is, its traceback and exit code 1 must come out
+        traceback.print_exc()
+        return 1
+
+
+def read_options(argv: Sequence[str]) -> argparse.Namespace:
+    """Return what the launcher asks for."""
+    parser = argparse.ArgumentParser(prog="python -m launcher.collectives", description=__doc__)
+    parser.add_argument("--names", type=lambda text: text.split(","), default=[], help="the hosts in rank order")
+    parser.add_argument("--max-size", type=int, metavar="MIB", help="largest size of the bandwidth table")
+    parser.add_argument("--checks-only", action="store_true", help="measure nothing")
+    parser.add_argument("--timeout", type=float, default=STEP_S, metavar="S", help="seconds for each step")
+    return parser.parse_args(argv)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Join, then each part in turn; return the exit code, the same on all ranks."""
+    began_at = time.monotonic()
+    with time_limit("joining the other ranks", JOIN_S + SLACK_S):
+        world = distributed.init(timeout_s=JOIN_S)
+    watch = Watch(world, options.timeout, options.names)
+    with watch.step("meeting the other ranks"):
+        distributed.barrier()
+        hosts = find_hosts(world, socket.gethostname().split(".")[0], options.names)
+    initialised_s = time.monotonic() - began_at
+    say(world, f"initialised in {initialised_s:.1f} s ({count_words(world.world_size, len(hosts.names))})")
+    checks = [*run_checks(world, watch), check_gradients(world, watch)]
+    speeds, pairs = [], []
+    if not options.checks_only:
+        speeds = show_bandwidth(world, watch, [check.name for check in checks if check.result == OK], options.max_size)
+        pairs = show_pairs(world, watch, hosts)
+    results = Results(
+        world.world_size, hosts.names, world.backend, world.device.type, initialised_s, checks, speeds, pairs
+    )
+    say(world, str(results))
+    folder = distributed.files_folder()
+    if world.is_main and folder is not None:
+        results.write(folder)
+    with watch.step("the last barrier"):
+        distributed.barrier()  # or the first to leave would take the others' connections away
+    return 0 if results.passed else 1
+
+
+def check_gradients(world: World, watch: Watch) -> Outcome:
+    """Take a DDP step, and say how it compares."""
+    with watch.step("DDP step"):
+        comparison = compare_gradients(world)
+        if not comparison.is_equal:
+            print(f"rank {world.rank}: DDP step wrong: {comparison}", flush=True)
+        is_right = agree(world, right=comparison.is_equal)
+    say(world, f"{'DDP step':14} {comparison if is_right else WRONG}")
+    return Outcome("DDP step", "fp32", OK if is_right else WRONG)
+
+
+def show_bandwidth(world: World, watch: Watch, names: Sequence[str], largest_mib: int | None) -> list[Speed]:
+    """Measure what has passed, and print a row as soon as it is there."""
+    if world.world_size == 1:
+        return []
+    largest_bytes = largest_mib * MIB if largest_mib else LARGEST_BYTES[world.device.type]
+    say(world, HEADING)
+    speeds: list[Speed] = []
+    for name in (name for name in COLLECTIVES if name in names):
+        for speed in measure_bandwidth(world, watch, name, largest_bytes):
+            is_first = not speeds or speeds[-1].collective != name
+            say(world, f"{name if is_first else '':14} {speed}")
+            speeds.append(speed)
+    return speeds
+
+
+def show_pairs(world: World, watch: Watch, hosts: Hosts) -> list[Pair]:
+    """Measure every two hosts, and print the table and who is slow."""
+    if len(hosts.names) == 1:
+        return []
+    pairs = measure_pairs(world, watch, hosts)
+    for line in [*describe_pairs(hosts.names, pairs), *describe_outliers(hosts.names, pairs)]:
+        say(world, line)
+    return pairs
+
+
+def say(world: World, text: str) -> None:
+    """Print once for all ranks."""
+    if world.is_main:
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    # No orderly exit, after success neither: now and then gloo's threads turn it into SIGABRT.
+    distributed.leave(main())

@@ -1,0 +1,126 @@
+"""How fast the collectives are, by size; algorithm and bus bandwidth as nccl-tests defines them.
+
+`size` is S there: what a rank ends with (all_gather), starts with (reduce_scatter, all_to_all), or both.
+Time is the mean of some iterations between two barriers, of the slowest rank; algbw is S / time.
+Bus bandwidth is comparable with what the hardware can do, whatever the number of ranks:
+https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from launcher.collectives.operations import all_gather, all_to_all, reduce_scatter, shift
+from launcher.collectives.watch import Watch
+from launcher.collectives.words import bandwidth_words, size_words, time_words
+from launcher.distributed import World
+
+KIB = 1024
+MIB = 1024 * KIB
+SMALLEST_BYTES = 4 * KIB
+GROWTH = 16
+LARGEST_BYTES = {"cpu": 4 * MIB, "cuda": 64 * MIB}
+ITERATIONS = 20
+BUDGET_S = 0.1  # for a row: on a slow network fewer iterations must do
+TOO_SLOW_S = 1.0  # a size that took so long is the last
+FLOAT_BYTES = 4
+COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One row of the table; bandwidths in bytes per second."""
+
+    collective: str
+    size_bytes: int
+    iterations: int
+    time_s: float
+    algbw: float
+    busbw: float
+
+    def __str__(self) -> str:
+        times = f"{size_words(self.size_bytes):>10} {time_words(self.time_s):>10}"
+        return f"{times} {bandwidth_words(self.algbw):>12} {bandwidth_words(self.busbw):>12}"
+
+
+HEADING = (
+    f"{'bandwidth':14} {'size':>10} {'time':>10} {'algbw':>12} {'busbw':>12}   (fp32, mean of at most {ITERATIONS})"
+)
+
+
+def bus_factor(collective: str, ranks: int) -> float:
+    """Return busbw / algbw, from nccl-tests' PERFORMANCE.md."""
+    if collective == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    if collective in ("all_gather", "reduce_scatter", "all_to_all"):
+        return (ranks - 1) / ranks
+    return 1.0
+
+
+def list_sizes(largest_bytes: int) -> list[int]:
+    """Return sizes from 4 KiB on, each 16 times the one before, and the largest."""
+    sizes = [SMALLEST_BYTES]
+    while sizes[-1] * GROWTH < largest_bytes:
+        sizes.append(sizes[-1] * GROWTH)
+    return [*sizes, largest_bytes] if sizes[-1] < largest_bytes else sizes
+
+
+def prepare_operations(world: World, size_bytes: int) -> dict[str, Callable[[], Any]]:
+    """Return the collectives on buffers of their own; sizes are rounded so that each rank's part is whole."""
+    part = max(1, size_bytes // FLOAT_BYTES // world.world_size)
+    whole = torch.zeros(part * world.world_size, device=world.device)
+    other, own = torch.zeros_like(whole), torch.zeros(part, device=world.device)
+    return {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "broadcast": lambda: dist.broadcast(whole, src=0),
+        "all_gather": lambda: all_gather(whole, own),
+        "reduce_scatter": lambda: reduce_scatter(own, whole),
+        "all_to_all": lambda: all_to_all(other, whole),
+        "send_recv": lambda: shift(world, other, whole),
+    }
+
+
+def measure_bandwidth(world: World, watch: Watch, name: str, largest_bytes: int) -> Iterator[Speed]:
+    """Measure a collective in growing sizes; all ranks get the same rows."""
+    for size_bytes in list_sizes(largest_bytes):
+        with watch.step(f"bandwidth of {name}, {size_words(size_bytes)}"):
+            speed = measure_speed(world, name, size_bytes)
+        yield speed
+        if speed.time_s > TOO_SLOW_S:
+            break
+
+
+def measure_speed(world: World, name: str, size_bytes: int) -> Speed:
+    """Time one collective in one size."""
+    operation = prepare_operations(world, size_bytes)[name]
+    time_operation(world, operation, 1)  # connects, and takes its memory
+    once_s = time_operation(world, operation, 1)
+    iterations = int(min(ITERATIONS, max(1, BUDGET_S / once_s)))
+    time_s = time_operation(world, operation, iterations)
+    algbw = size_bytes / time_s
+    return Speed(name, size_bytes, iterations, time_s, algbw, algbw * bus_factor(name, world.world_size))
+
+
+def time_operation(world: World, operation: Callable[[], Any], iterations: int) -> float:
+    """Return the seconds that one of the iterations took on the slowest rank, the same on all ranks."""
+    dist.barrier()
+    synchronize(world)
+    began_at = time.perf_counter()
+    for _ in range(iterations):
+        operation()
+    synchronize(world)
+    seconds = torch.tensor((time.perf_counter() - began_at) / iterations, dtype=torch.float64, device=world.device)
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    return float(seconds)
+
+
+def synchronize(world: World) -> None:
+    """Wait for what was given to the GPU; gloo's calls have waited already."""
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)

@@ -1,0 +1,202 @@
+"""Check that the ranks can talk, and that what arrives is what was sent.
+
+Every value is a whole number small enough for bf16 to hold (up to 256) and to add exactly, in any order:
+a result is right or wrong.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from launcher.collectives.operations import all_to_all, reduce_scatter, shift
+from launcher.collectives.watch import Watch, default_store
+from launcher.distributed import World
+
+ELEMENTS = 4096
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+LATE_S = 0.05  # how late the last rank comes to the barrier: a barrier that lets others go is seen then
+OK, WRONG = "ok", "WRONG"
+
+Check = Callable[[World, torch.dtype], "tuple[Tensor, Tensor]"]
+
+# How torch says so: "ProcessGroupGloo does not support reduce_scatter", "Backend gloo does not support alltoall".
+_UNSUPPORTED = re.compile(r"does not support|not supported|not implemented|no support for", re.IGNORECASE)
+
+
+class SkippedError(Exception):
+    """A check that can't be made here; the text says why."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one check in one dtype: `ok`, `WRONG`, or why it was skipped."""
+
+    name: str
+    dtype: str
+    result: str
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether a rank got what was not sent."""
+        return self.result == WRONG
+
+
+def check_all_reduce(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Sum over all ranks; return what came and what should have come.
+
+    Each element is the sum 1 + 2 + ... of at most eight ranks, other ones from element to element.
+    """
+    turns = (_count(world) + world.rank) % world.world_size + 1
+    parts = min(world.world_size, 8)
+    values = torch.where(turns <= parts, turns, 0).to(dtype)
+    dist.all_reduce(values)
+    return values, torch.full_like(values, parts * (parts + 1) / 2)
+
+
+def check_broadcast(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Send from the last rank, which no other part of a run does."""
+    source = world.world_size - 1
+    sent = (_count(world) % 251 + 1).to(dtype)
+    values = sent.clone() if world.rank == source else torch.zeros_like(sent)
+    dist.broadcast(values, src=source)
+    return values, sent
+
+
+def check_all_gather(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Bring a different row from each rank to all; the rows arrive in the order of the ranks."""
+    expected = torch.stack([_row(world, rank, dtype) for rank in range(world.world_size)])
+    rows = [torch.zeros_like(expected[0]) for _ in range(world.world_size)]
+    dist.all_gather(rows, expected[world.rank])
+    return torch.stack(rows), expected
+
+
+def check_reduce_scatter(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Sum over all ranks, and leave each rank its own part of the sum.
+
+    At most eight ranks add to an element, and the parts differ, so that a wrong part is seen.
+    """
+    size, parts = world.world_size, min(world.world_size, 8)
+    weights = torch.stack([(_count(world) + part) % 31 + 1 for part in range(size)])
+    adds = (_count(world) + world.rank) % size < parts
+    values = torch.zeros(ELEMENTS, dtype=dtype, device=world.device)
+    reduce_scatter(values, (weights * adds).to(dtype).flatten())
+    return values, (weights[world.rank] * parts).to(dtype)
+
+
+def check_all_to_all(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Send each rank a part of its own; what comes names its sender and its receiver."""
+    everyone = range(world.world_size)
+    sent = torch.stack([_row(world, 16 * world.rank + receiver, dtype) for receiver in everyone])
+    expected = torch.stack([_row(world, 16 * sender + world.rank, dtype) for sender in everyone])
+    values = torch.zeros_like(sent)
+    all_to_all(values, sent)
+    return values, expected
+
+
+def check_send_recv(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Send to the next rank and receive from the one before, all at once."""
+    if world.world_size == 1:
+        raise SkippedError("needs two ranks")
+    values = torch.zeros(ELEMENTS, dtype=dtype, device=world.device)
+    shift(world, values, _row(world, world.rank, dtype))
+    return values, _row(world, (world.rank - 1) % world.world_size, dtype)
+
+
+def check_barrier(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Leave a word before the barrier and look for everybody's after it; the last rank comes late."""
+    store = default_store()
+    if world.rank == world.world_size - 1:
+        time.sleep(LATE_S)
+    store.set(f"barrier/{world.rank}", "came")
+    dist.barrier()
+    words = [f"barrier/{rank}" for rank in range(world.world_size)]
+    # One question is enough where all is well; a world of 1,000 ranks would ask a million.
+    came = torch.tensor([True] * len(words) if store.check(words) else [store.check([word]) for word in words])
+    return came, torch.ones_like(came)
+
+
+CHECKS: dict[str, Check] = {
+    "all_reduce": check_all_reduce,
+    "broadcast": check_broadcast,
+    "all_gather": check_all_gather,
+    "reduce_scatter": check_reduce_scatter,
+    "all_to_all": check_all_to_all,
+    "send_recv": check_send_recv,
+    "barrier": check_barrier,
+}
+WITHOUT_DTYPE = ("barrier",)
+
+
+def run_checks(world: World, watch: Watch, checks: Mapping[str, Check] = CHECKS) -> list[Outcome]:
+    """Run each check in each dtype and print a line for each; return the same outcomes on every rank."""
+    outcomes = []
+    for name, check in checks.items():
+        found = []
+        for label in ("",) if name in WITHOUT_DTYPE else DTYPES:
+            with watch.step(f"{name} {label}".strip()):
+                found.append(run_check(world, name, label, check))
+        if world.is_main:
+            print(f"{name:14} {describe_outcomes(found)}", flush=True)
+        outcomes += found
+    return outcomes
+
+
+def run_check(world: World, name: str, label: str, check: Check) -> Outcome:
+    """Run one check; say on each rank what is wrong there."""
+    skipped, mismatch = "", ""
+    try:
+        mismatch = describe_mismatch(*check(world, DTYPES.get(label, torch.float32)))
+    except SkippedError as reason:
+        skipped = str(reason)
+    except (RuntimeError, NotImplementedError) as error:
+        # Raised before anything was sent, so by all ranks alike.
+        if not _UNSUPPORTED.search(str(error)):
+            raise
+        skipped = f"{world.backend} can't"
+    if mismatch:
+        print(f"rank {world.rank}: {name} {label + ' ' if label else ''}wrong: {mismatch}", flush=True)
+    is_right = agree(world, right=not mismatch)
+    return Outcome(name, label, WRONG if not is_right else f"{skipped}, skipped" if skipped else OK)
+
+
+def describe_outcomes(outcomes: list[Outcome]) -> str:
+    """Write `fp32 ok   bf16 ok`, and once why both were skipped."""
+    results = {outcome.result for outcome in outcomes}
+    if len(results) == 1 and results.isdisjoint({OK, WRONG}):
+        return results.pop()
+    return "   ".join(f"{outcome.dtype} {outcome.result}".strip() for outcome in outcomes)
+
+
+def describe_mismatch(got: Tensor, expected: Tensor) -> str:
+    """Name the first element that differs; "" if none does."""
+    differing = (got != expected).flatten().nonzero()
+    if len(differing) == 0:
+        return ""
+    first = int(differing[0])
+    return (
+        f"expected {expected.flatten()[first].item():g}, got {got.flatten()[first].item():g} "
+        f"(element {first}, {len(differing)} of {got.numel()} differ)"
+    )
+
+
+def agree(world: World, *, right: bool) -> bool:
+    """Be true if every rank was right, so that all of them end with the same exit code."""
+    flag = torch.tensor(int(right), device=world.device)
+    dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+    return right and bool(flag.item())
+
+
+def _count(world: World) -> Tensor:
+    return torch.arange(ELEMENTS, device=world.device)
+
+
+def _row(world: World, number: int, dtype: torch.dtype) -> Tensor:
+    """A row that is another one for each number up to 250."""
+    return ((_count(world) + number) % 251).to(dtype)

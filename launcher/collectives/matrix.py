@@ -1,0 +1,106 @@
+"""What every two hosts have between them: the order of measuring, the table, and who is slow. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from launcher.collectives.words import bandwidth_words, number_words, time_words
+
+WHOLE_UP_TO = 16  # hosts; a larger matrix is no longer read
+SLOWEST = 5
+FACTOR = 2.0  # what is worse than that against the good pairs is worth a line
+NOTABLE_S = 20e-6  # and a latency must be worse by that much: below, it is noise
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two hosts by number, the smaller first: one-way latency, and bandwidth in bytes per second."""
+
+    first: int
+    second: int
+    latency_s: float
+    bandwidth: float
+
+    @property
+    def hosts(self) -> tuple[int, int]:
+        """Return both numbers."""
+        return self.first, self.second
+
+    def __str__(self) -> str:
+        return f"latency {time_words(self.latency_s)}, {bandwidth_words(self.bandwidth)}"
+
+
+def list_rounds(count: int) -> list[list[tuple[int, int]]]:
+    """Return rounds in which no host is in two pairs, and after which every two have met: a round-robin tournament.
+
+    The circle method: the first stays, the others move by one. An odd one out rests.
+    """
+    seats = list(range(count)) + [-1] * (count % 2)
+    rounds = []
+    for _ in range(len(seats) - 1):
+        tables = [sorted((seats[place], seats[-1 - place])) for place in range(len(seats) // 2)]
+        rounds.append([(first, second) for first, second in tables if first >= 0])
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return rounds
+
+
+def describe_pairs(names: Sequence[str], pairs: Sequence[Pair]) -> list[str]:
+    """Return the table: a line for two hosts, two matrices for some, the slowest pairs of many."""
+    if len(pairs) == 1:
+        return [f"{names[0]} <-> {names[1]}   {pairs[0]}"]
+    if len(names) > WHOLE_UP_TO:
+        slowest = sorted(pairs, key=lambda pair: pair.bandwidth)[:SLOWEST]
+        latest = sorted(pairs, key=lambda pair: -pair.latency_s)[:SLOWEST]
+        return [
+            f"{len(pairs)} pairs; the {SLOWEST} of least bandwidth:",
+            *_lines(names, slowest),
+            f"the {SLOWEST} of highest latency:",
+            *_lines(names, latest),
+        ]
+    return [
+        *_draw("latency, us", names, pairs, lambda pair: pair.latency_s / 1e-6),
+        *_draw("bandwidth, GB/s", names, pairs, lambda pair: pair.bandwidth / 1e9),
+    ]
+
+
+def describe_outliers(names: Sequence[str], pairs: Sequence[Pair]) -> list[str]:
+    """Name hosts that are slow with everybody, then single pairs.
+
+    The measure is the better quartile: a bad host among three is in two of the three pairs, and so in their median.
+    """
+    if len(pairs) < 3:
+        return []
+    bandwidth = sorted(pair.bandwidth for pair in pairs)[-1 - len(pairs) // 4]
+    latency_s = sorted(pair.latency_s for pair in pairs)[len(pairs) // 4]
+
+    def is_slow(pair: Pair) -> bool:
+        is_late = pair.latency_s > max(FACTOR * latency_s, latency_s + NOTABLE_S)
+        return is_late or pair.bandwidth * FACTOR < bandwidth
+
+    slow = {pair.hosts: pair for pair in pairs if is_slow(pair)}
+    bad = [host for host in range(len(names)) if all(is_slow(pair) for pair in pairs if host in pair.hosts)]
+    usual = f"good pairs: {time_words(latency_s)}, {bandwidth_words(bandwidth)}"
+    lines = []
+    for host in bad:
+        worst = min((pair for pair in pairs if host in pair.hosts), key=lambda pair: pair.bandwidth)
+        lines.append(f"{names[host]} is slow with everybody (down to {worst}; {usual})")
+    for first, second in combinations(range(len(names)), 2):
+        if (first, second) in slow and not {first, second} & set(bad):
+            lines.append(f"{names[first]} <-> {names[second]} is slow ({slow[first, second]}; {usual})")
+    return lines
+
+
+def _lines(names: Sequence[str], pairs: Sequence[Pair]) -> list[str]:
+    return [f"  {names[pair.first]} <-> {names[pair.second]}   {pair}" for pair in pairs]
+
+
+def _draw(title: str, names: Sequence[str], pairs: Sequence[Pair], value: Callable[[Pair], float]) -> list[str]:
+    width = max(7, *map(len, names))
+    cells = {pair.hosts: number_words(value(pair)) for pair in pairs}
+    lines = [f"{title:16} " + " ".join(f"{name:>{width}}" for name in names)]
+    for row, name in enumerate(names):
+        words = [cells.get((min(row, column), max(row, column)), "-") for column in range(len(names))]
+        lines.append(f"  {name:14} " + " ".join(f"{word:>{width}}" for word in words))
+    return lines

@@ -1,0 +1,64 @@
+"""Run under the tests of the collectives: ranks that get wrong results, or that do not come.
+
+`corrupt`: every collective of rank 1 does its work, and then one element is another one.
+`stall`: rank 1 does not come to the second step, and rank 0 must end by itself.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from launcher import distributed
+from launcher.collectives import checks
+from launcher.collectives.gradients import compare_gradients
+from launcher.collectives.watch import Watch
+
+
+def corrupt(function: Callable[..., Any], world: distributed.World, place: int) -> Callable[..., Any]:
+    """Return the collective with a wrong element in its argument number `place`."""
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        work = function(*args, **kwargs)
+        target = args[place][-1] if isinstance(args[place], list) else args[place]
+        if world.rank == 1 and isinstance(target, Tensor) and target.numel() >= checks.ELEMENTS:
+            target.flatten()[7] += 1
+        return work
+
+    return wrapped
+
+
+def check_corrupted(world: distributed.World) -> None:
+    dist.all_reduce = corrupt(dist.all_reduce, world, 0)
+    dist.broadcast = corrupt(dist.broadcast, world, 0)
+    dist.all_gather = corrupt(dist.all_gather, world, 0)
+    checks.reduce_scatter = corrupt(checks.reduce_scatter, world, 0)
+    checks.all_to_all = corrupt(checks.all_to_all, world, 0)
+    checks.shift = corrupt(checks.shift, world, 1)
+    dist.barrier = lambda: None
+    checks.run_checks(world, Watch(world, timeout_s=20))
+    print(compare_gradients(world, wrap=lambda model: model))  # nobody averages the gradients
+
+
+def stall(world: distributed.World) -> None:
+    watch = Watch(world, timeout_s=1)
+    with watch.step("all_gather"):
+        dist.barrier()
+    if world.rank == 1:
+        print("stalled", flush=True)
+        signal.pause()
+    with watch.step("all_reduce fp32"):
+        dist.all_reduce(torch.zeros(1))
+
+
+world = distributed.init("gloo", timeout_s=30)
+if sys.argv[1] == "stall":
+    stall(world)
+check_corrupted(world)
+distributed.leave(0)

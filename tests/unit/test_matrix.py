@@ -1,0 +1,113 @@
+"""Pairs of hosts: who plays whom and when, the tables, and who is called slow."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.collectives.matrix import Pair, describe_outliers, describe_pairs, list_rounds
+from launcher.collectives.words import bandwidth_words, number_words, size_words, time_words
+
+GB = 1e9
+
+
+def make_pairs(count: int, slow: dict[tuple[int, int], float], late: dict[tuple[int, int], float]) -> list[Pair]:
+    """Every two of `count` hosts: 10 us and 10 GB/s, but some slower (GB/s) and some later (us)."""
+    return [
+        Pair(*pair, latency_s=late.get(pair, 10.0) * 1e-6, bandwidth=slow.get(pair, 10.0) * GB)
+        for pair in combinations(range(count), 2)
+    ]
+
+
+@given(st.integers(1, 65))
+def test_a_tournament(count: int) -> None:
+    rounds = list_rounds(count)
+    for pairs in rounds:
+        hosts = [host for pair in pairs for host in pair]
+        assert len(hosts) == len(set(hosts)), "a host is in two pairs at once"
+    assert sorted(pair for pairs in rounds for pair in pairs) == list(combinations(range(count), 2))
+    assert len(rounds) == (count if count % 2 else count - 1)
+
+
+def test_two_hosts_are_a_line() -> None:
+    assert describe_pairs(["a", "b"], [Pair(0, 1, 12.3e-6, 11.25e9)]) == ["a <-> b   latency 12.3 us, 11.2 GB/s"]
+    assert describe_outliers(["a", "b"], [Pair(0, 1, 1.0, 1.0)]) == []
+
+
+def test_some_hosts_are_two_tables() -> None:
+    pairs = make_pairs(3, {(0, 2): 0.5}, {(1, 2): 1234.0})
+    assert describe_pairs(["n1", "n2", "gpu-box-3"], pairs) == [
+        "latency, us             n1        n2 gpu-box-3",
+        "  n1                     -        10        10",
+        "  n2                    10         -      1234",
+        "  gpu-box-3             10      1234         -",
+        "bandwidth, GB/s         n1        n2 gpu-box-3",
+        "  n1                     -        10       0.5",
+        "  n2                    10         -        10",
+        "  gpu-box-3            0.5        10         -",
+    ]
+
+
+def test_of_many_hosts_the_slowest_are_named() -> None:
+    names = [f"n{number}" for number in range(17)]
+    lines = describe_pairs(names, make_pairs(17, {(3, 9): 1.0}, {(2, 16): 50.0}))
+    assert lines[:2] == ["136 pairs; the 5 of least bandwidth:", "  n3 <-> n9   latency 10 us, 1 GB/s"]
+    assert lines[6:8] == ["the 5 of highest latency:", "  n2 <-> n16   latency 50 us, 10 GB/s"]
+    assert len(lines) == 12
+
+
+@pytest.mark.parametrize(
+    ("count", "slow", "late", "lines"),
+    [
+        pytest.param(4, {}, {}, [], id="all alike"),
+        pytest.param(4, {(0, 1): 6.0}, {(0, 1): 29.0}, [], id="a little worse"),
+        pytest.param(
+            3,
+            {(0, 2): 1.0, (1, 2): 2.0},
+            {},
+            ["n2 is slow with everybody (down to latency 10 us, 1 GB/s; good pairs: 10 us, 10 GB/s)"],
+            id="a host among three",
+        ),
+        pytest.param(
+            4,
+            {(1, 3): 1.0},
+            {},
+            ["n1 <-> n3 is slow (latency 10 us, 1 GB/s; good pairs: 10 us, 10 GB/s)"],
+            id="a pair of little bandwidth",
+        ),
+        pytest.param(
+            4,
+            {},
+            {(1, 3): 31.0},
+            ["n1 <-> n3 is slow (latency 31 us, 10 GB/s; good pairs: 10 us, 10 GB/s)"],
+            id="a pair of high latency",
+        ),
+        pytest.param(
+            5,
+            {(0, 2): 1.0, (1, 2): 1.0, (2, 3): 1.0, (2, 4): 1.0, (0, 4): 3.0},
+            {},
+            [
+                "n2 is slow with everybody (down to latency 10 us, 1 GB/s; good pairs: 10 us, 10 GB/s)",
+                "n0 <-> n4 is slow (latency 10 us, 3 GB/s; good pairs: 10 us, 10 GB/s)",
+            ],
+            id="a host and a pair",
+        ),
+    ],
+)
+def test_who_is_slow(
+    count: int, slow: dict[tuple[int, int], float], late: dict[tuple[int, int], float], lines: list[str]
+) -> None:
+    names = [f"n{number}" for number in range(count)]
+    assert describe_outliers(names, make_pairs(count, slow, late)) == lines
+
+
+def test_numbers_with_their_units() -> None:
+    assert [size_words(size) for size in (100, 4096, 65536, 4 << 20, 3 << 30)] == [
+        "100 B", "4 KiB", "64 KiB", "4 MiB", "3 GiB",
+    ]  # fmt: skip
+    assert [time_words(seconds) for seconds in (1.23456e-5, 4.56e-3, 2.0)] == ["12.3 us", "4.56 ms", "2 s"]
+    assert [bandwidth_words(value) for value in (1.234e9, 1e8, 4.56e7)] == ["1.23 GB/s", "0.1 GB/s", "45.6 MB/s"]
+    assert [number_words(value) for value in (0.1234, 12.34, 1234.5)] == ["0.123", "12.3", "1234"]
