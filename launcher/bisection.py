@@ -1,0 +1,143 @@
+"""Which hosts make a run fail: each alone first, then the smallest set that fails together. Pure.
+
+The search asks for runs by yielding a batch of groups and is sent whether each passed.
+The groups of a batch have no host in common, so that their runs may go side by side.
+The second part is Zeller's ddmin (Simplifying and Isolating Failure-Inducing Input, 2002), with hosts for input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from launcher.hosts import fold_names
+
+Group = tuple[str, ...]
+Search = Generator[list[Group], list[bool], "Verdict"]
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Hosts that fail together, while every smaller set that was tried passes."""
+
+    hosts: Group
+    culprits: Group = ()  # those of them without whom all other hosts pass
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the search found; `together` may hold several sets, without a host in common."""
+
+    alone: Group = ()
+    together: tuple[Together, ...] = ()
+    is_repeatable: bool = True
+
+    def lines(self) -> list[str]:
+        """Return the verdict, a line for each finding."""
+        lines = [f"{fold_names(self.alone)} {_verb(self.alone, 'fail')} alone"] if self.alone else []
+        for found in self.together:
+            text = f"{_and(found.hosts)} fail together, each is well alone"
+            if len(found.culprits) == 1:
+                text += f"; without {found.culprits[0]} the others pass"
+            lines.append(text)
+        if not self.is_repeatable:
+            lines.append("all passed this time: the failure does not come every time")
+        elif not lines:
+            lines.append("nothing fails")
+        return lines
+
+
+def search_culprits(hosts: Sequence[str]) -> Search:
+    """Find out which of these hosts, whose run together has failed, are to blame; ask for no run twice."""
+    search = _search(hosts)
+    known: dict[Group, bool] = {}
+    batch = next(search)
+    while True:
+        fresh = [group for group in batch if group not in known]
+        if fresh:
+            known |= zip(fresh, (yield fresh), strict=True)
+        try:
+            batch = search.send([known[group] for group in batch])
+        except StopIteration as end:
+            verdict: Verdict = end.value
+            return verdict
+
+
+def _search(hosts: Sequence[str]) -> Search:
+    singles: list[Group] = [(host,) for host in hosts]
+    passed = yield singles
+    alone = tuple(host for host, is_well in zip(hosts, passed, strict=True) if not is_well)
+    rest = tuple(host for host in hosts if host not in alone)
+    together: list[Together] = []
+    is_known_to_fail = not alone
+    while len(rest) > 1:
+        if not is_known_to_fail and (yield [rest]) == [True]:
+            break
+        found = yield from minimize(rest)
+        if found == rest and (yield [rest]) == [True]:
+            return Verdict(alone, tuple(together), is_repeatable=False)
+        culprits = yield from _find_culprits(found, rest)
+        together.append(Together(found, culprits))
+        rest = tuple(host for host in rest if host not in found)
+        is_known_to_fail = False
+    return Verdict(alone, tuple(together))
+
+
+def minimize(hosts: Group) -> Generator[list[Group], list[bool], Group]:
+    """Return a subset that fails while it passes without any one of its hosts; single hosts are known to pass."""
+    parts = 2
+    while len(hosts) > 2:
+        groups = _split(hosts, parts)
+        failing = None
+        larger = [group for group in groups if len(group) > 1]
+        if larger:
+            passed = yield larger
+            failing = next((group for group, is_well in zip(larger, passed, strict=True) if not is_well), None)
+        if failing is not None:
+            hosts, parts = failing, 2
+            continue
+        smaller = yield from _find_failing_complement(hosts, groups) if parts > 2 else _nothing()
+        if smaller is not None:
+            hosts, parts = smaller, max(parts - 1, 2)
+        elif parts >= len(hosts):
+            break
+        else:
+            parts = min(2 * parts, len(hosts))
+    return hosts
+
+
+def _find_failing_complement(hosts: Group, groups: Sequence[Group]) -> Generator[list[Group], list[bool], Group | None]:
+    for group in groups:
+        complement = tuple(host for host in hosts if host not in group)
+        if (yield [complement]) == [False]:
+            return complement
+    return None
+
+
+def _nothing() -> Generator[list[Group], list[bool], None]:
+    """Of two halves each is the other's complement."""
+    return
+    yield
+
+
+def _find_culprits(found: Group, hosts: Group) -> Generator[list[Group], list[bool], Group]:
+    """Return those of `found` without whom the rest of all hosts passes; of a bad pair both, of a bad host one."""
+    culprits: list[str] = []
+    for host in found if len(found) < len(hosts) else ():
+        passed = yield [tuple(other for other in hosts if other != host)]
+        culprits += [host] * passed[0]
+    return tuple(culprits)
+
+
+def _split(hosts: Group, parts: int) -> list[Group]:
+    ends = [len(hosts) * part // parts for part in range(parts + 1)]
+    return [hosts[begin:end] for begin, end in pairwise(ends)]
+
+
+def _verb(hosts: Group, verb: str) -> str:
+    return verb if len(hosts) > 1 else f"{verb}s"
+
+
+def _and(hosts: Group) -> str:
+    return f"{hosts[0]} and {hosts[1]}" if len(hosts) == 2 else fold_names(hosts)

@@ -1,0 +1,125 @@
+"""The search for the hosts that make a run fail, on made-up faults."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.bisection import Search, Together, Verdict, minimize, search_culprits
+
+EIGHT = tuple(f"n{number}" for number in range(1, 9))
+
+
+class Fleet:
+    """Hosts of which some groups fail: every group that holds one of `faults`."""
+
+    def __init__(self, *faults: str) -> None:
+        self.faults = [set(fault.split()) for fault in faults]
+        self.batches: list[list[tuple[str, ...]]] = []
+
+    def passes(self, group: tuple[str, ...]) -> bool:
+        return not any(fault <= set(group) for fault in self.faults)
+
+    def run(self, search: Search) -> Verdict:
+        """Answer the search until it ends."""
+        try:
+            batch = next(search)
+            while True:
+                self.batches.append(batch)
+                batch = search.send([self.passes(group) for group in batch])
+        except StopIteration as end:
+            return end.value
+
+    @property
+    def runs(self) -> list[str]:
+        return [" ".join(group) for batch in self.batches for group in batch]
+
+
+@pytest.mark.parametrize(
+    ("faults", "verdict", "lines"),
+    [
+        pytest.param(("n3",), Verdict(("n3",)), ["n3 fails alone"], id="one alone"),
+        pytest.param(("n3", "n4"), Verdict(("n3", "n4")), ["n[3-4] fail alone"], id="two alone"),
+        pytest.param(
+            ("n1 n6",),
+            Verdict((), (Together(("n1", "n6"), ("n1", "n6")),)),
+            ["n1 and n6 fail together, each is well alone"],
+            id="a pair",
+        ),
+        pytest.param(
+            tuple(f"n6 {other}" for other in EIGHT if other != "n6"),
+            Verdict((), (Together(("n5", "n6"), ("n6",)),)),
+            ["n5 and n6 fail together, each is well alone; without n6 the others pass"],
+            id="one with everybody",
+        ),
+        pytest.param(
+            ("n2", "n1 n6", "n3 n4"),
+            Verdict(("n2",), (Together(("n3", "n4")), Together(("n1", "n6"), ("n1", "n6")))),
+            [
+                "n2 fails alone",
+                "n3 and n4 fail together, each is well alone",
+                "n1 and n6 fail together, each is well alone",
+            ],
+            id="one alone and two pairs",
+        ),
+        pytest.param(
+            ("n1 n4 n8",),
+            Verdict((), (Together(("n1", "n4", "n8"), ("n1", "n4", "n8")),)),
+            ["n[1,4,8] fail together, each is well alone"],
+            id="three",
+        ),
+        pytest.param(
+            (" ".join(EIGHT),), Verdict((), (Together(EIGHT),)), ["n[1-8] fail together, each is well alone"], id="all"
+        ),
+        pytest.param(
+            (),
+            Verdict(is_repeatable=False),
+            ["all passed this time: the failure does not come every time"],
+            id="not every time",
+        ),
+    ],
+)
+def test_the_verdict(faults: tuple[str, ...], verdict: Verdict, lines: list[str]) -> None:
+    found = Fleet(*faults).run(search_culprits(EIGHT))
+    assert found == verdict
+    assert found.lines() == lines
+
+
+def test_each_run_of_a_pair_among_three() -> None:
+    fleet = Fleet("n1 n3")
+    fleet.run(search_culprits(EIGHT[:3]))
+    assert fleet.runs == ["n1", "n2", "n3", "n2 n3", "n1 n3", "n1 n2"]
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> tuple[tuple[str, ...], Fleet]:
+    hosts = tuple(f"n{number}" for number in range(draw(st.integers(2, 24))))
+    faults = draw(st.lists(st.sets(st.sampled_from(hosts), min_size=1, max_size=3), min_size=1, max_size=4))
+    return hosts, Fleet(*(" ".join(fault) for fault in faults))
+
+
+@given(fleets())
+def test_any_faults(drawn: tuple[tuple[str, ...], Fleet]) -> None:
+    hosts, fleet = drawn
+    verdict = fleet.run(search_culprits(hosts))
+    assert verdict.alone == tuple(host for host in hosts if not fleet.passes((host,)))
+    for found in verdict.together:
+        assert not fleet.passes(found.hosts)
+        assert all(fleet.passes(smaller) for smaller in combinations(found.hosts, len(found.hosts) - 1))
+    blamed = {*verdict.alone, *(host for found in verdict.together for host in found.hosts)}
+    assert fleet.passes(tuple(host for host in hosts if host not in blamed)), "a fault was not found"
+    for batch in fleet.batches:
+        members = [host for group in batch for host in group]
+        assert len(members) == len(set(members)), "two runs at once on a host"
+
+
+@given(st.integers(3, 64), st.data())
+def test_a_pair_is_found_in_few_runs(count: int, data: st.DataObject) -> None:
+    hosts = tuple(f"n{number}" for number in range(count))
+    pair = data.draw(st.lists(st.sampled_from(hosts), min_size=2, max_size=2, unique=True))
+    fleet = Fleet(" ".join(pair))
+    assert set(fleet.run(minimize(hosts))) == set(pair)
+    assert len(fleet.batches) <= 6 * count.bit_length()
