@@ -99,16 +99,21 @@ class Session:
 
     @contextlib.contextmanager
     def catch_signals(self) -> Iterator[None]:
-        """Turn signals into events while the block runs; a stop by Ctrl-Z would let every lease run out."""
+        """Turn signals into events while the block runs; a stop by Ctrl-Z would let every lease run out.
+
+        A loop has one handler for a signal, so sessions that live side by side share it.
+        """
         loop = asyncio.get_running_loop()
         # Who started us under nohup, or in a script's background, has a signal ignored and means it.
         caught = [number for number in (*SIGNALS, signal.SIGTSTP) if signal.getsignal(number) != signal.SIG_IGN]
+        _catching.append(self)
         for number in caught:
-            loop.add_signal_handler(number, self._take_signal, number)
+            loop.add_signal_handler(number, _take_signal, number)
         try:
             yield
         finally:
-            for number in caught:
+            _catching.remove(self)
+            for number in caught if not _catching else ():
                 loop.remove_signal_handler(number)
 
     def _take_signal(self, number: int) -> None:
@@ -328,6 +333,14 @@ class Session:
             elif state.folder is not None:
                 unasked[host.name] = len(state.started) - len(state.exits)
         return Census(left, unasked)
+
+
+_catching: list[Session] = []
+
+
+def _take_signal(number: int) -> None:
+    for session in _catching:
+        session._take_signal(number)
 
 
 def _is_to_sweep(state: NodeState) -> bool:

@@ -25,6 +25,7 @@ class Console:
         is_folding: bool = False,
         is_patient: bool = False,
         is_quiet: bool = False,
+        is_mute: bool = False,
         as_json: bool = False,
         ranks: Collection[int] | None = None,
     ) -> None:
@@ -35,17 +36,20 @@ class Console:
             JsonDisplay() if as_json else PrefixDisplay(names, is_terminal=is_terminal, with_colour=with_colour)
         )
         self._terminals = _open_terminals(math.inf if is_patient else None)
-        self._is_quiet = is_quiet
+        self._is_quiet = is_quiet or is_mute
+        self._is_mute = is_mute  # one of several runs, of which our caller tells
         self._as_json = as_json
         self._ranks = ranks
         # In host order, whoever is the first to say something.
         self._folded: dict[str, list[bytes]] | None = {name: [] for name in names} if is_folding else None
-        self._shows_progress = sys.stderr.isatty()
+        self._shows_progress = sys.stderr.isatty() and not is_mute
         self._progress = ""
         self._said_disk = False
 
     def say(self, text: str) -> None:
         """Say words of ours, on stderr."""
+        if self._is_mute:
+            return
         self.progress("")
         self._terminals[STDERR].say(text, STDERR)
 

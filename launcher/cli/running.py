@@ -37,30 +37,37 @@ def run_recorded(
     """Run the job to its end; return how it ended, and its folder of logs."""
     console = make_console(hosts, options)
     try:
-        record = create_record(options["log_dir"], datetime.now(), console.complain)
-        if job.program == DEFAULT_PROGRAM:
-            console.say(f"launch: no script given, running the built-in trainer ({job.program.target})")
-
-        async def execute(*, is_last_try: bool) -> Result:
-            outputs = console.outputs(hosts, record, first_node=(kinds.get("share") or (1, 0))[1])
-            session = make_session(job, hosts, open_transport(console.say), outputs, console, record.run_id)
-            return await Run(
-                job, session, outputs, record,
-                screen=console, own_python=sys.executable, is_verbose=options["verbose"],
-                with_checks=not options.get("no_check"), is_last_try=is_last_try, **kinds,
-            ).execute()  # fmt: skip
-
-        try:
-            result = asyncio.run(execute(is_last_try=False))
-            if result.has_lost_port:
-                result = asyncio.run(execute(is_last_try=True))
-        except LauncherError as error:
-            record.discard()
-            console.emit("result", exit_code=error.exit_code, error=error.message)
-            raise
-        return result, record.folder
+        return asyncio.run(execute_recorded(job, hosts, open_transport, options, console, **kinds))
     finally:
         console.close()
+
+
+async def execute_recorded(
+    job: Job, hosts: Sequence[Host], open_transport: Opener, options: Mapping[str, Any], console: Console, **kinds: Any
+) -> tuple[Result, Path]:
+    """Do the same on a console that is there; several may run side by side in one loop."""
+    record = create_record(options["log_dir"], datetime.now(), console.complain)
+    if job.program == DEFAULT_PROGRAM:
+        console.say(f"launch: no script given, running the built-in trainer ({job.program.target})")
+
+    async def execute(*, is_last_try: bool) -> Result:
+        outputs = console.outputs(hosts, record, first_node=(kinds.get("share") or (1, 0))[1])
+        session = make_session(job, hosts, open_transport(console.say), outputs, console, record.run_id)
+        return await Run(
+            job, session, outputs, record,
+            screen=console, own_python=sys.executable, is_verbose=options["verbose"],
+            with_checks=not options.get("no_check"), is_last_try=is_last_try, **kinds,
+        ).execute()  # fmt: skip
+
+    try:
+        result = await execute(is_last_try=False)
+        if result.has_lost_port:
+            result = await execute(is_last_try=True)
+    except LauncherError as error:
+        record.discard()
+        console.emit("result", exit_code=error.exit_code, error=error.message)
+        raise
+    return result, record.folder
 
 
 def make_console(hosts: Sequence[Host], options: Mapping[str, Any]) -> Console:

@@ -1,0 +1,55 @@
+"""Sessions that live side by side, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+from launcher.session import Interrupted, Session
+
+
+def make_session() -> Session:
+    """Return a session with nobody."""
+    return Session(
+        [], [], [], run_id="r", env={}, pythons=[], silence_s=5, stop_timeout_s=1, connect_timeout_s=1,
+        say=print, progress=print,
+    )  # fmt: skip
+
+
+async def is_interrupted(session: Session, within_s: float) -> bool:
+    try:
+        return await session.pump(lambda: False, time.monotonic() + within_s)
+    except Interrupted as interruption:
+        return interruption.number == signal.SIGTERM
+
+
+def test_a_signal_reaches_every_session_that_catches_it() -> None:
+    async def run() -> list[bool]:
+        first, second, third = make_session(), make_session(), make_session()
+        with first.catch_signals():
+            with second.catch_signals():
+                os.kill(os.getpid(), signal.SIGTERM)
+                found = [await is_interrupted(first, 5), await is_interrupted(second, 5)]
+            with third.catch_signals():
+                pass
+            os.kill(os.getpid(), signal.SIGTERM)
+            found += [await is_interrupted(first, 5), await is_interrupted(second, 0.1)]
+        return found
+
+    assert asyncio.run(run()) == [True, True, True, False]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_the_last_session_gives_the_signals_back() -> None:
+    async def run() -> None:
+        with make_session().catch_signals():
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(5)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(run())
