@@ -1,14 +1,24 @@
-"""test-distributed N: do N processes (per host) reach each other, and do collectives give the right results?"""
+"""test-distributed N: do N processes (per host) reach each other, are the results right, and how fast is it?"""
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from launcher.cli.options import activation_options, host_options, output_options, read_hosts, ssh_options
+
+if TYPE_CHECKING:
+    from launcher.cli.running import Opener
+    from launcher.hosts import Host
+    from launcher.job import Job
+
+RENDEZVOUS_S = 30
 
 
 @click.command("test-distributed")
@@ -18,16 +28,24 @@ from launcher.cli.options import activation_options, host_options, output_option
 @click.option("--cpu", is_flag=True, help="Use gloo on CPUs; the default on a machine without nvidia-smi.")
 @click.option("--python", metavar="PATH", help="Python on the hosts; default: the first that has torch.")
 @activation_options
+@click.option(
+    "--max-size", metavar="MIB", type=click.IntRange(min=1), help="Largest size of the table; default: 64, on CPUs 4."
+)
+@click.option(
+    "--plot", metavar="FILE", type=click.Path(path_type=Path), help="Draw the pairs of hosts: FILE.png or FILE.svg."
+)
 @output_options
-def command(processes: int, cpu: bool, python: str | None, **options: Any) -> int:
-    """Start N processes, per host if hosts are given, and check the collectives among them."""
+def command(processes: int, **options: Any) -> int:
+    """Check and measure N processes, per host if hosts are given.
+
+    All collectives with checked results, a DDP step, and bandwidth by size.
+    Several hosts are measured in pairs as well; where they fail, runs on fewer find out which of them do.
+    """
     import socket
 
-    from launcher.cli.options import is_on_command_line, read_activation, read_env
+    from launcher.cli.options import is_on_command_line
     from launcher.cli.run import make_transport
-    from launcher.cli.running import run_job
     from launcher.hosts import Host
-    from launcher.job import COLLECTIVES_MODULE, Job, Program, ProgramKind
     from launcher.transports.base import Transport
     from launcher.transports.local import LocalTransport
 
@@ -38,15 +56,65 @@ def command(processes: int, cpu: bool, python: str | None, **options: Any) -> in
         return make_transport(options, say) if has_hosts else LocalTransport()
 
     hosts = read_hosts(options) if has_hosts else (Host(socket.gethostname().split(".")[0], source="this machine"),)
-    on_cpu = cpu or (not has_hosts and shutil.which("nvidia-smi") is None)
-    click.echo(f"test-distributed: {'gloo on CPUs' if on_cpu else 'NCCL on GPUs'}", err=True)
-    job = Job(
-        program=Program(ProgramKind.BUILTIN, COLLECTIVES_MODULE),
+    refuse_plot(options["plot"], hosts)
+    if not has_hosts and not options["cpu"] and shutil.which("nvidia-smi") is None:
+        options["cpu"] = True
+        click.echo("test-distributed: gloo on CPUs (this machine has no nvidia-smi)", err=True)
+    else:
+        click.echo(f"test-distributed: {'gloo on CPUs' if options['cpu'] else 'NCCL on GPUs'}", err=True)
+    return run_tests(processes, hosts, open_transport, options)
+
+
+def refuse_plot(path: Path | None, hosts: Sequence[Host]) -> None:
+    """Raise UsageError, before anything runs, for a picture that could not be drawn after it."""
+    from launcher.errors import UsageError
+    from launcher.pictures import refuse_picture
+
+    if path is None:
+        return
+    refuse_picture(path)
+    if len(hosts) < 2:
+        raise UsageError("--plot draws pairs of hosts, and there is one host", "name several with --hosts")
+
+
+def run_tests(processes: int, hosts: Sequence[Host], open_transport: Opener, options: Mapping[str, Any]) -> int:
+    """Run on all hosts; draw what they measured, or find out which of them fail. Return the exit code of the run."""
+    from launcher.cli import running
+    from launcher.cli.bisecting import find_culprits, is_to_bisect
+
+    size = ["--max-size", str(options["max_size"])] if options["max_size"] else []
+    job = make_job(processes, options, [host.name for host in hosts], *size)
+    result, folder = running.run_recorded(job, hosts, open_transport, options)
+    if options["plot"] is not None:
+        draw(folder / "files" / "node_0" / "results.json", options["plot"])
+    if is_to_bisect(result) and len(hosts) > 1:
+        find_culprits(partial(make_job, processes, options), hosts, open_transport, options, folder / "bisection")
+    return result.exit_code
+
+
+def make_job(processes: int, options: Mapping[str, Any], names: Sequence[str], *words: str) -> Job:
+    """Return the job whose ranks check and measure; `words` go to each rank."""
+    from launcher.cli.options import read_activation, read_env
+    from launcher.job import COLLECTIVES_MODULE, Job, Program, ProgramKind
+
+    return Job(
+        program=Program(ProgramKind.BUILTIN, COLLECTIVES_MODULE, ("--names", ",".join(names), *words)),
         nproc=processes,
-        cpu=on_cpu,
-        python=python,
-        activation=read_activation({"python": python, **options}),
+        cpu=options["cpu"],
+        python=options["python"],
+        activation=read_activation(options),
         env=read_env({"env": (), "env_file": ()}),
+        rendezvous_timeout_s=RENDEZVOUS_S,
         connect_timeout_s=options["connect_timeout"],
     )
-    return run_job(job, hosts, open_transport, options)
+
+
+def draw(results: Path, picture: Path) -> None:
+    """Draw what rank 0 has brought home, if the run came so far."""
+    from launcher.pictures import draw_pairs
+
+    if not results.exists():
+        click.echo("test-distributed: no picture, the run did not come to the pairs of hosts", err=True)
+        return
+    draw_pairs(json.loads(results.read_text("utf-8")), picture)
+    click.echo(f"test-distributed: drawn in {picture}", err=True)

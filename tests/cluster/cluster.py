@@ -148,6 +148,11 @@ class Host:
         assert self._holder is not None
         configure_network(self._holder.pid, f"rule add pref 10 iif {self.interface} ipproto tcp dport {port} {action}")
 
+    def refuse_peer(self, peer: Host) -> None:
+        """Have no way to another host, and say so at once."""
+        assert self._holder is not None
+        configure_network(self._holder.pid, f"route add unreachable {peer.address}")
+
     def set_gpus(
         self, count: int, kind: str = "works", *, driver: str = "999.99", busy: Sequence[tuple[int, int, int]] = ()
     ) -> None:
@@ -167,7 +172,7 @@ class Host:
         self.plug()
         self.thaw()
         assert self._holder is not None
-        configure_network(self._holder.pid, "rule flush pref 10")
+        configure_network(self._holder.pid, "rule flush pref 10", "route flush type unreachable")
 
     # ---- what runs here -----------------------------------------------------------------------------------------
 

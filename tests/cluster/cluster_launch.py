@@ -21,7 +21,7 @@ DEADLINE_S = 40.0  # for what takes two seconds on an idle machine
 PROMPT_S = 4.0  # 1.5 s is promised for processes that obey SIGTERM; a busy machine gets more
 LADDER_S = STOP_TIMEOUT_S + 5.0  # promised for those that don't
 
-PROGRAM = Path(sys.executable).with_name("launch")
+PROGRAMS = Path(sys.executable).parent
 TIMES = ("--silence", str(SILENCE_S), "--stop-timeout", str(STOP_TIMEOUT_S), "--connect-timeout", str(CONNECT_S))
 # A rank that ends at SIGTERM, or when the test says go.
 WAIT = 'echo "ready $RANK"; until [ -e go ]; do sleep 0.05; done; echo end'
@@ -135,6 +135,11 @@ class Launch:
     def exec(self, *words: str, hosts: str) -> Done:
         return self._start("exec", "--hosts", hosts, *words).finish()
 
+    def test(self, number: int, *words: str, hosts: str) -> Running:
+        """Start test-distributed with so many processes on each host."""
+        options = ("--hosts", hosts, "--python", sys.executable, "--connect-timeout", str(CONNECT_S))
+        return self._run([str(PROGRAMS / "test-distributed"), str(number)], *options, *words)
+
     def end(self) -> None:
         """Kill launchers that a test has left."""
         for running in self.started:
@@ -142,8 +147,11 @@ class Launch:
             running.process.wait()
 
     def _start(self, command: str, *words: str) -> Running:
+        return self._run([str(PROGRAMS / "launch"), command], *TIMES, *words)
+
+    def _run(self, command: list[str], *words: str) -> Running:
         number = len(self.started)
-        argv = [str(PROGRAM), command, "--ssh-config", str(self.cluster.ssh_config), *TIMES, *words]
+        argv = [*command, "--ssh-config", str(self.cluster.ssh_config), *words]
         env = {**os.environ, "PYTHONPATH": ""}
         with (self.folder / f"stdout.{number}").open("wb") as out, (self.folder / f"stderr.{number}").open("wb") as err:
             process = subprocess.Popen(argv, cwd=self.folder, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err)

@@ -19,6 +19,8 @@ from launcher.errors import (
     UnreachableError,
 )
 from launcher.job import COLLECTIVES_MODULE, TRAINER_MODULE, Activation, Job, Program, ProgramKind
+from launcher.run import Result
+from launcher.session import Census
 
 TWO = "node1 slots=8\nnode2 slots=4\n"
 
@@ -55,7 +57,11 @@ def jobs(monkeypatch):
         taken.append((job, [host.name for host in hosts], type(transport).__name__, kinds))
         return 7
 
+    def take_recorded(*args, **kinds):
+        return Result(take(*args, **kinds), 1.0, Census({}, {})), Path("logs/RUN")
+
     monkeypatch.setattr(running, "run_job", take)
+    monkeypatch.setattr(running, "run_recorded", take_recorded)
     return taken
 
 
@@ -333,6 +339,39 @@ def test_collectives_on_this_machine_or_on_hosts(launch, jobs):
         (2, True, COLLECTIVES_MODULE, "LocalTransport"),
         (2, False, COLLECTIVES_MODULE, "FabricTransport"),
     ]
+    assert jobs[1][0].program.args == ("--names", "a,b")
+
+
+def test_a_machine_without_gpus_is_tested_on_its_cpus(launch, jobs):
+    said = "test-distributed: gloo on CPUs (this machine has no nvidia-smi)\n"
+    assert launch("2 --max-size 8", entry=cli.main_test_distributed) == (7, "", said)
+    assert jobs[0][0].cpu
+    assert jobs[0][0].program.args[2:] == ("--max-size", "8")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--hosts a,b --plot p.pdf", "launch: --plot: want a .png or .svg file, got 'p.pdf'\n"),
+        ("--hosts a,b --plot no/p.png", "launch: --plot: there is no folder 'no'\n"),
+        (
+            "--plot p.png",
+            "launch: --plot draws pairs of hosts, and there is one host\n  hint: name several with --hosts\n",
+        ),
+    ],
+)
+def test_a_picture_that_could_not_be_drawn_is_refused_before_the_run(launch, jobs, words, text):
+    assert launch(f"2 {words}", entry=cli.main_test_distributed) == (EXIT_USAGE, "", text)
+    assert jobs == []
+
+
+def test_a_run_without_results_gives_no_picture(launch, jobs, folder):
+    code, _, err = launch("2 --cpu --hosts a,b --plot p.svg", entry=cli.main_test_distributed)
+    assert (code, err.splitlines()[1:]) == (
+        7,
+        ["test-distributed: no picture, the run did not come to the pairs of hosts"],
+    )
+    assert not (folder / "p.svg").exists()
 
 
 def test_ctrl_c_before_the_run_is_no_traceback(launch, monkeypatch):

@@ -1,0 +1,121 @@
+"""After `test-distributed` failed on several hosts: which of them it was, found by runs on fewer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from launcher.bisection import Group, Verdict, search_culprits
+from launcher.cli.console import Console
+from launcher.cli.running import Opener, execute_recorded
+from launcher.diagnosis import Cause
+from launcher.errors import EXIT_SIGNAL_BASE, LauncherError
+from launcher.hosts import Host, fold_names
+from launcher.job import Job
+from launcher.run import Result
+
+SIDE_BY_SIDE = 32  # runs; each has its own connections
+# By now torch is in every host's memory, so who is well is quick.
+SHORT = ("--checks-only", "--timeout", "10")
+RENDEZVOUS_S = 15
+
+RunGroup = Callable[[Group], Awaitable[str]]
+
+
+class StoppedError(Exception):
+    """A signal has ended a run, and so ends the search."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def is_to_bisect(result: Result) -> bool:
+    """Whether ranks failed and nobody knows on which host; a host that was lost is known."""
+    return result.cause is not None and result.cause.failure.what in ("rank", "torchrun")
+
+
+def find_culprits(
+    make_job: Callable[..., Job],
+    hosts: Sequence[Host],
+    open_transport: Opener,
+    options: Mapping[str, Any],
+    folder: Path,
+) -> None:
+    """Run on ever fewer hosts, say how each run ended and then the verdict; end the command at a signal."""
+    by_name = {host.name: host for host in hosts}
+    quiet = {**options, "log_dir": folder, "verbose": False}
+    _say(f"test-distributed: looking for the hosts that fail, logs in {folder}")
+
+    async def run_group(group: Group) -> str:
+        """Return why the group fails, or an empty text."""
+        members = [by_name[name] for name in group]
+        job = replace(make_job(group, *SHORT), rendezvous_timeout_s=RENDEZVOUS_S)
+        console = Console(members, is_mute=True)
+        try:
+            result, _ = await execute_recorded(job, members, open_transport, quiet, console)
+        except LauncherError as error:
+            return error.message.partition("\n")[0]
+        finally:
+            console.close()
+        if result.interrupted_by is not None:
+            raise StoppedError(result.interrupted_by)
+        return describe_cause(result.cause) if result.cause else ""
+
+    try:
+        verdict = asyncio.run(search(list(by_name), run_group))
+    except StoppedError as stop:
+        _say("test-distributed: stopped, no verdict")
+        raise click.exceptions.Exit(EXIT_SIGNAL_BASE + stop.number) from None
+    if options["as_json"]:
+        click.echo(json.dumps({"event": "verdict", **asdict(verdict)}))
+        return
+    for line in verdict.lines():
+        click.echo(f"verdict: {line}")
+
+
+async def search(hosts: Sequence[str], run_group: RunGroup) -> Verdict:
+    """Make the runs that the search asks for, those of a batch side by side."""
+    places = asyncio.Semaphore(SIDE_BY_SIDE)
+    stops: list[StoppedError] = []
+
+    async def test(group: Group) -> bool:
+        async with places:
+            if stops:
+                return False
+            try:
+                reason = await run_group(group)
+            except StoppedError as stop:
+                stops.append(stop)
+                return False
+        what = f"{fold_names(group)} alone" if len(group) == 1 else fold_names(group)
+        _say(f"testing {what}: " + (f"FAILED ({reason})" if reason else "ok"))
+        return not reason
+
+    searching = search_culprits(hosts)
+    batch = next(searching)
+    while True:
+        passed = await asyncio.gather(*map(test, batch))
+        if stops:  # all of the batch have ended by now
+            raise stops[0]
+        try:
+            batch = searching.send(list(passed))
+        except StopIteration as end:
+            verdict: Verdict = end.value
+            return verdict
+
+
+def describe_cause(cause: Cause) -> str:
+    """Return the failure in one line: who, how, and the last that it said."""
+    said = cause.traceback[-1:] or cause.last_lines[-1:]
+    return ": ".join([f"{cause.failure.subject}, {cause.failure.ending}", *(line.strip() for line in said)])
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)

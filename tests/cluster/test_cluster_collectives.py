@@ -1,0 +1,122 @@
+"""test-distributed on hosts with networks of their own: pairs and their picture, and the search for who fails."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+
+import pytest
+from cluster import Cluster
+from cluster_launch import CONNECT_S, Launch
+
+from launcher.cli.bisecting import find_culprits
+from launcher.hosts import parse_hosts
+from launcher.job import Job, Program, ProgramKind
+from launcher.transports.fabric import FabricTransport
+
+PORT = 40001
+# Every rank meets every other one, as gloo's do, in a tenth of the time that torch takes to be imported.
+MEET = """\
+import os, socket, sys, time
+own, peers, port = int(os.environ["RANK"]), sys.argv[2:], int(sys.argv[1])
+listener = socket.create_server(("", port), backlog=len(peers))
+listener.settimeout(5)
+for peer in peers[own + 1:]:
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            socket.create_connection((peer, port), timeout=5).close()
+            break
+        except ConnectionRefusedError:  # it does not listen yet
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+for _ in peers[:own]:
+    listener.accept()
+"""
+
+
+def test_two_hosts_and_their_picture(launch: Launch) -> None:
+    done = launch.test(1, "--cpu", "--max-size", "1", "--plot", "pairs.png", hosts="node[1-2]").finish()
+    assert done.exit_code == 0, done
+    assert done.words[0] == "test-distributed: gloo on CPUs"
+    assert done.words[-1] == "test-distributed: drawn in pairs.png"
+    assert re.fullmatch(r"\[node1:0\] initialised in \d+\.\d s \(2 ranks of 2 hosts\)", done.lines[0])
+    assert re.fullmatch(r"\[node1:0\] node1 <-> node2   latency \S+ [mu]s, \S+ [MG]B/s", done.lines[-2])
+    assert done.lines[-1] == "[node1:0] all 14 checks passed on 2 ranks of 2 hosts (gloo, cpu)"
+    results = json.loads((done.logs / "files" / "node_0" / "results.json").read_text())
+    assert results["hosts"] == ["node1", "node2"]
+    assert [(pair["first"], pair["second"]) for pair in results["pairs"]] == [(0, 1)]
+    assert (launch.folder / "pairs.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_more_processes_than_gpus(launch: Launch, cluster: Cluster) -> None:
+    cluster["node1"].set_gpus(2)
+    done = launch.test(4, hosts="node1").finish()
+    assert done.exit_code == 70
+    # Where torch is a build for CPUs, a line says that too.
+    assert done.words[:4] == [
+        "test-distributed: NCCL on GPUs",
+        "launch: these would break the run, nothing was started:",
+        "  node1: 4 GPUs wanted, 2 there",
+        "    one process a GPU; ask for fewer with --gpus",
+    ]
+
+
+@pytest.fixture
+def search(launch: Launch, cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> Callable[[], tuple[list[str], str]]:
+    """Return a function that searches node1 to node4; it returns what was said, sorted, and the verdict."""
+
+    def make_job(names: Sequence[str], *words: str) -> Job:
+        addresses = [cluster[name].address for name in names]
+        program = Program(ProgramKind.COMMAND, "python3", ("-c", MEET, str(PORT), *addresses))
+        return Job(program, nproc=1, connect_timeout_s=CONNECT_S, stop_timeout_s=0.5)
+
+    def call() -> tuple[list[str], str]:
+        hosts = parse_hosts("node[1-4]")
+        folder = launch.folder / "bisection"
+        find_culprits(make_job, hosts, lambda say: FabricTransport(cluster.ssh_config), {"as_json": False}, folder)
+        assert len(list(folder.glob("2*/run.json"))) >= 4, "the logs of the runs are kept"
+        out, err = capsys.readouterr()
+        first, *lines = err.splitlines()
+        assert first == f"test-distributed: looking for the hosts that fail, logs in {folder}"
+        # Of several ranks that can't reach a host, any may be the first.
+        return sorted(re.sub(r"node\d rank \d", "RANK", line) for line in lines), out
+
+    return call
+
+
+def test_a_pair_that_fails_is_found(search: Callable[[], tuple[list[str], str]], cluster: Cluster) -> None:
+    """node2 and node4 are no neighbours, and neither is node 0: the checks before the whole run don't see them."""
+    cluster["node4"].refuse_peer(cluster["node2"])
+    cluster["node2"].refuse_peer(cluster["node4"])
+    lines, verdict = search()
+    reason = "FAILED (node4: can't use the address of node 0: No route to host)"
+    assert lines == [
+        *(f"testing node{number} alone: ok" for number in (1, 2, 3, 4)),
+        "testing node[1,3-4]: ok",
+        "testing node[1,3]: ok",
+        "testing node[1-2]: ok",
+        "testing node[1-3]: ok",
+        f"testing node[2,4]: {reason}",
+        f"testing node[2-4]: {reason}",
+        "testing node[3-4]: ok",
+    ]
+    assert verdict == "verdict: node2 and node4 fail together, each is well alone\n"
+
+
+def test_a_host_that_fails_with_everybody_is_found(
+    search: Callable[[], tuple[list[str], str]], cluster: Cluster
+) -> None:
+    """A firewall that the checks before a run pass, and the ranks do not."""
+    cluster["node4"].block(PORT, is_silent=False)
+    lines, verdict = search()
+    reason = "FAILED (RANK, exit code 1: OSError: [Errno 113] No route to host)"
+    assert lines == [
+        *(f"testing node{number} alone: ok" for number in (1, 2, 3, 4)),
+        f"testing node[1-2,4]: {reason}",
+        "testing node[1-2]: ok",
+        "testing node[1-3]: ok",
+        f"testing node[3-4]: {reason}",
+    ]
+    assert verdict == "verdict: node3 and node4 fail together, each is well alone; without node4 the others pass\n"
