@@ -5,6 +5,7 @@ The whole story is in `main`: config, world, text, model, training.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import traceback
@@ -64,4 +65,8 @@ def refuse(error: ConfigError) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # No orderly exit, after success neither: now and then gloo's threads turn it into SIGABRT (torch 2.13).
+    os._exit(exit_code)
