@@ -17,7 +17,7 @@ LAYERS = (
     "errors",
     "host_ranges",
     "hosts",
-    "bisection facts environment job pictures",
+    "bisection facts environment job pictures stacks",
     "activation",
     "plan",
     "signatures tracebacks",
@@ -28,6 +28,7 @@ LAYERS = (
     "fleet",
     "session",
     "survey report failures",
+    "hangs",
     "run execution checking cleaning sandbox",
     "cli",
 )

@@ -1,0 +1,252 @@
+"""Stacks of all ranks -> who stands where: equal ones folded, the odd one first. Pure.
+
+A hang is mostly one rank that does something else while all others wait for it in a collective.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from launcher.hosts import fold_names
+
+MAX_FRAMES = 8  # of a group, on the screen
+_INNERMOST = 3  # what it is at; then the user's own frames, which say why
+_MAX_NAMED = 3
+_MAX_GROUPS = 12
+
+_THREAD = re.compile(r"^(?:Thread|Current thread) .*")
+# py-spy: `    A.step (train.py:88)`; faulthandler: `  File "train.py", line 88 in step`; both innermost first.
+_PY_SPY_FRAME = re.compile(r"^    (?P<function>\S+) \((?P<file>.*?)(?::(?P<line>\d+))?\)$")
+_FAULTHANDLER_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+_LIBRARIES = re.compile(r".*/(?:site|dist)-packages/")
+_STANDARD = re.compile(r".*/lib(?:64)?/python3\.\d+t?/")
+# Wrappers of torch's that stand between any two calls and say nothing.
+_WRAPPERS = ("torch/distributed/c10d_logger.py", "torch/utils/_contextlib.py", "torch/nn/modules/module.py")
+_WAITS = "torch/distributed/"
+_MAIN = "MainThread"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One call; `file` without the folders that differ from node to node."""
+
+    file: str
+    line: int | None
+    function: str
+    is_standard: bool = False  # of Python's own library
+    is_own: bool = True  # the user's: of no library at all
+
+    def __str__(self) -> str:
+        where = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{where} in {self.function}"
+
+    @property
+    def key(self) -> tuple[str, int | None, str]:
+        """What makes two frames equal: py-spy says `A.step` where faulthandler says `step`."""
+        return self.file, self.line, self.function.rpartition(".")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What one rank was found at."""
+
+    host: str
+    rank: int
+    frames: tuple[Frame, ...] = ()  # of the main thread, innermost first
+    state: str | None = None  # D or T, or None
+    wchan: str | None = None  # the function of the kernel that it waits in
+    reason: str | None = None  # why there are no frames
+    is_silent: bool = False  # its node did not answer in time
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for ranks that are at the same point; where in the standard library's waiting it is, is chance."""
+        start = next((place for place, frame in enumerate(self.frames) if not frame.is_standard), 0)
+        frames = tuple(frame.key for frame in self.frames[start:])
+        return frames, self.state, self.wchan, self.reason, self.is_silent
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether it says what the rank is at; a node without py-spy is no odd one."""
+        return bool(self.frames) or self.is_in_trouble
+
+    @property
+    def is_in_trouble(self) -> bool:
+        """Whether it can't go on, whatever its stack is."""
+        return self.state is not None or self.is_silent
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for other ranks in a collective, as far as Python sees it."""
+        return any(_WAITS in frame.file for frame in self.frames[:MAX_FRAMES])
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranks with equal stacks."""
+
+    stacks: tuple[Stack, ...]
+
+    @property
+    def size(self) -> int:
+        """How many ranks they are."""
+        return len(self.stacks)
+
+    @property
+    def first(self) -> Stack:
+        """The one that stands for all."""
+        return self.stacks[0]
+
+    @property
+    def name(self) -> str:
+        """`gpu2 rank 11`, or `15 ranks on gpu1-gpu2 (0-10, 12-15)`."""
+        if self.size == 1:
+            return f"{self.first.host} rank {self.first.rank}"
+        hosts = fold_names(list(dict.fromkeys(stack.host for stack in self.stacks)))
+        return f"{self.size} ranks on {hosts} ({fold_ranks(stack.rank for stack in self.stacks)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """All ranks of a run at one moment."""
+
+    groups: tuple[Group, ...]  # the smallest first: that is what one looks for
+    odd: tuple[Stack, ...] = field(default=())  # those that are not where most are
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return sum(group.size for group in self.groups)
+
+    @property
+    def verdict(self) -> str:
+        """Who differs, in a few words; empty where nothing can be said."""
+        if self.odd:
+            words = _and([f"{stack.host} rank {stack.rank}" for stack in self.odd])
+            others = self.size - len(self.odd)
+            return f"{words} {'differs' if len(self.odd) == 1 else 'differ'} from {_count(others, 'other')}"
+        telling = [group for group in self.groups if group.first.is_telling]
+        if len(telling) > 1:
+            return f"{len(telling)} different ones"
+        return "all are equal" if len(telling) == len(self.groups) == 1 and self.size > 1 else ""
+
+
+def parse_stack(text: str, cwd: str = "") -> tuple[Frame, ...]:
+    """Return the main thread's frames, innermost first, of what py-spy or faulthandler wrote; cwd: of the rank."""
+    threads: list[tuple[str, list[Frame]]] = []
+    for line in text.splitlines():
+        if _THREAD.match(line):
+            threads.append((line, []))
+            continue
+        found = _PY_SPY_FRAME.match(line) or _FAULTHANDLER_FRAME.match(line)
+        if found is not None and threads:
+            number = found["line"]
+            threads[-1][1].append(_frame(found["file"], int(number) if (number or "?").isdigit() else None,
+                                         found["function"], cwd))  # fmt: skip
+    named = [frames for header, frames in threads if _MAIN in header]
+    # faulthandler (before 3.14) names no thread: it goes from the newest to the oldest, which is the main one.
+    return tuple((named or [frames for _, frames in threads[-1:]] or [[]])[0])
+
+
+def _frame(file: str, line: int | None, function: str, cwd: str) -> Frame:
+    in_library, in_standard = _LIBRARIES.match(file), _STANDARD.match(file)
+    prefix = in_library or in_standard
+    if prefix is not None:
+        file = file[prefix.end() :]
+    elif cwd and file.startswith(cwd.rstrip("/") + "/"):
+        file = file[len(cwd.rstrip("/")) + 1 :]
+    is_frozen = file.startswith("<")
+    is_standard = is_frozen or (in_standard is not None and in_library is None)
+    return Frame(file, line, function, is_standard, is_own=prefix is None and not is_frozen)
+
+
+def fold(stacks: Iterable[Stack]) -> Picture:
+    """Put ranks with equal stacks together, and find the odd ones."""
+    by_key: dict[tuple[object, ...], list[Stack]] = {}
+    for stack in stacks:
+        by_key.setdefault(stack.key, []).append(stack)
+    groups = [Group(tuple(members)) for members in by_key.values()]
+    odd = _find_odd([group for group in groups if group.first.is_telling])
+    groups.sort(key=lambda group: (not group.first.is_telling, group.first not in odd, group.size))
+    return Picture(tuple(groups), tuple(sorted(odd, key=lambda stack: stack.rank)))
+
+
+def _find_odd(groups: Sequence[Group]) -> list[Stack]:
+    """The ranks outside the group that most are in; else those in trouble, or that don't wait while others do."""
+    total = sum(group.size for group in groups)
+    choices = (
+        [group for group in groups if 2 * group.size <= total],
+        [group for group in groups if group.first.is_in_trouble],
+        [group for group in groups if not group.first.is_waiting],
+    )
+    rest = next((choice for choice in choices if 0 < len(choice) < len(groups)), [])
+    odd = [stack for group in rest for stack in group.stacks]
+    return odd if len(odd) <= _MAX_NAMED else []
+
+
+def picture_lines(picture: Picture) -> list[str]:
+    """The block that shows a picture: each group with its innermost calls, the most recent last."""
+    hosts = {stack.host for group in picture.groups for stack in group.stacks}
+    verdict = f" ({picture.verdict})" if picture.verdict else ""
+    lines = [f"stacks of {_count(picture.size, 'rank')} on {_count(len(hosts), 'node')}{verdict}"]
+    for group in picture.groups[:_MAX_GROUPS]:
+        lines += [f"  {group.name}:", *(f"    {line}" for line in stack_lines(group.first))]
+    more = len(picture.groups) - _MAX_GROUPS
+    return lines + ([f"  and {more} more that differ"] if more > 0 else [])
+
+
+def stack_lines(stack: Stack) -> list[str]:
+    """What one rank is at, in few lines."""
+    if stack.is_silent:
+        return ["no answer from its node"]
+    lines = []
+    if stack.state == "D":
+        lines.append(f"state D: it waits in the kernel{_in(stack)}, where no signal reaches it")
+    elif stack.state == "T":
+        lines.append("state T: it was stopped (kill -STOP, or a debugger)")
+    if not stack.frames and stack.state != "D":
+        lines.append(f"no stack: {stack.reason or 'it has no Python frame'}")
+    return lines + _shown_frames(stack.frames)
+
+
+def _in(stack: Stack) -> str:
+    return f" ({stack.wchan})" if stack.wchan else ""
+
+
+def _shown_frames(frames: Sequence[Frame]) -> list[str]:
+    """The innermost frames and the user's own, at most eight; `...` stands for those left out."""
+    frames = [frame for frame in frames if frame.file not in _WRAPPERS]
+    wanted = set(range(min(_INNERMOST, len(frames))))
+    own = [place for place, frame in enumerate(frames) if frame.is_own]
+    for place in [*own, *range(len(frames))]:
+        if len(wanted) < MAX_FRAMES and not (frames[place].is_standard and place >= _INNERMOST):
+            wanted.add(place)
+    lines: list[str] = []
+    after = len(frames)
+    for place in sorted(wanted, reverse=True):
+        if lines and place != after - 1:
+            lines.append("...")
+        lines.append(str(frames[place]))
+        after = place
+    return lines
+
+
+def fold_ranks(ranks: Iterable[int]) -> str:
+    """`0-10, 12-15` for the ranks 0 to 15 without 11."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+def _and(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -1,0 +1,220 @@
+"""What py-spy and faulthandler write, and the block that is made of it, compared whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.stacks import MAX_FRAMES, Frame, Stack, fold, fold_ranks, parse_stack, picture_lines, stack_lines
+
+PY_SPY = """\
+Process 27889: /venv/bin/python -u train.py
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread 27889 (idle): "MainThread"
+    all_reduce (/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py:2806)
+    wrapper (/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py:83)
+    Trainer.step (/home/ann/code/train.py:120)
+    <module> (/home/ann/code/train.py:140)
+Thread 27901 (active): "pt_autograd_0"
+    run (threading.py:982)
+"""
+
+# Before Python 3.14 no thread has a name; the main one is the oldest, so the last.
+FAULTHANDLER = """\
+Thread 0x00007f828de776c0 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+Current thread 0x00007f828e9bcb80 (most recent call first):
+  File "/opt/conda/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 2806 in all_reduce
+  File "/opt/conda/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "/home/ann/code/train.py", line 120 in step
+  File "/home/ann/code/train.py", line 140 in <module>
+"""
+
+NAMED = """\
+Current thread 0x00007f828e9bcb80 [MainThread] (most recent call first):
+  File "train.py", line 1 in <module>
+
+Thread 0x00007f828de776c0 [helper] (most recent call first):
+  File "/usr/lib/python3.14/threading.py", line 982 in run
+"""
+
+WAITING = [
+    "torch/distributed/distributed_c10d.py:2806 in all_reduce",
+    "torch/distributed/c10d_logger.py:83 in wrapper",
+    "train.py:120 in Trainer.step",
+    "train.py:140 in <module>",
+]
+
+
+def waiting(rank, host="gpu1"):
+    return Stack(host, rank, parse_stack(PY_SPY, "/home/ann/code"))
+
+
+def at(rank, *calls, host="gpu2"):
+    """A stack of `file:line in function`, innermost first."""
+    text = "\n".join(f'  File "{call.split(":")[0]}", line {call.split(":")[1]}' for call in calls)
+    return Stack(host, rank, parse_stack(f"Current thread 0x1 (most recent call first):\n{text}"))
+
+
+# ---- parsing --------------------------------------------------------------------------------------------------------
+
+
+def test_py_spys_text():
+    frames = parse_stack(PY_SPY, "/home/ann/code")
+    assert [str(frame) for frame in frames] == WAITING
+    assert [frame.is_own for frame in frames] == [False, False, True, True]
+
+
+def test_faulthandlers_text_says_the_same():
+    spied, written = (parse_stack(text, "/home/ann/code/") for text in (PY_SPY, FAULTHANDLER))
+    assert [frame.key for frame in spied] == [frame.key for frame in written]
+    assert waiting(0).key == Stack("gpu2", 9, written).key
+
+
+def test_a_thread_with_a_name_is_known_by_it():
+    assert parse_stack(NAMED) == (Frame("train.py", 1, "<module>"),)
+
+
+@pytest.mark.parametrize(
+    ("line", "frame"),
+    [
+        ("    f (a (b).py:3)", Frame("a (b).py", 3, "f")),
+        ("    f.<locals>.<lambda> (a.py:3)", Frame("a.py", 3, "f.<locals>.<lambda>")),
+        ("    f (a.py)", Frame("a.py", None, "f")),
+        ('  File "a "quoted".py", line 3 in f', Frame('a "quoted".py', 3, "f")),
+        ('  File "???", line ??? in f', Frame("???", None, "f")),
+        ("    g (<frozen runpy>:88)", Frame("<frozen runpy>", 88, "g", is_standard=True, is_own=False)),
+        ("    g (/usr/lib/python3.13t/queue.py:9)", Frame("queue.py", 9, "g", is_standard=True, is_own=False)),
+        ("    g (/x/lib64/python3.8/site-packages/a/b.py:9)", Frame("a/b.py", 9, "g", is_own=False)),
+    ],
+)
+def test_a_line_is_a_frame(line, frame):
+    assert parse_stack(f'Thread 1 (idle): "MainThread"\n{line}') == (frame,)
+
+
+@pytest.mark.parametrize("text", ["", "Error: no such process", "Process 1: x\n\n", '    f (a.py:1)\n  File "a", line'])
+def test_what_is_no_stack_has_no_frames(text):
+    assert parse_stack(text) == ()
+
+
+# ---- the block ------------------------------------------------------------------------------------------------------
+
+
+def test_the_odd_rank_comes_first():
+    others = [waiting(rank, "gpu1" if rank < 8 else "gpu2") for rank in range(16) if rank != 11]
+    picture = fold([*others, at(11, "train.py:88 in load_batch", "train.py:119 in step", "train.py:140 in <module>")])
+    assert [stack.rank for stack in picture.odd] == [11]
+    assert picture_lines(picture) == [
+        "stacks of 16 ranks on 2 nodes (gpu2 rank 11 differs from 15 others)",
+        "  gpu2 rank 11:",
+        "    train.py:140 in <module>",
+        "    train.py:119 in step",
+        "    train.py:88 in load_batch",
+        "  15 ranks on gpu[1-2] (0-10, 12-15):",
+        "    train.py:140 in <module>",
+        "    train.py:120 in Trainer.step",
+        "    torch/distributed/distributed_c10d.py:2806 in all_reduce",
+    ]
+
+
+def test_two_odd_ranks_are_both_named():
+    picture = fold([at(1, "a.py:1 in f"), *map(waiting, (0, 2, 4, 5)), at(3, "b.py:1 in f", host="gpu3")])
+    assert picture.verdict == "gpu2 rank 1 and gpu3 rank 3 differ from 4 others"
+    assert [group.name for group in picture.groups] == [
+        "gpu2 rank 1",
+        "gpu3 rank 3",
+        "4 ranks on gpu1 (0, 2, 4-5)",
+    ]
+
+
+def test_of_two_the_one_that_waits_is_not_the_odd_one():
+    assert fold([waiting(0), at(1, "a.py:1 in f")]).verdict == "gpu2 rank 1 differs from 1 other"
+
+
+@pytest.mark.parametrize(
+    ("stacks", "verdict"),
+    [
+        ([waiting(0)], ""),
+        ([waiting(0), waiting(1)], "all are equal"),
+        ([at(0, "a.py:1 in f"), at(1, "a.py:2 in f")], "2 different ones"),
+        ([at(rank, f"a.py:{rank} in f") for rank in range(5)], "5 different ones"),
+        ([*map(waiting, range(9)), *(at(rank, f"a.py:{rank} in f") for rank in range(9, 13))], "5 different ones"),
+    ],
+)
+def test_where_nobody_is_odd_nobody_is_named(stacks, verdict):
+    assert (fold(stacks).verdict, fold(stacks).odd) == (verdict, ())
+
+
+def test_where_in_a_wait_of_the_standard_library_it_is_makes_no_difference():
+    waits = ["/usr/lib/python3.11/threading.py:320 in wait", "/usr/lib/python3.11/queue.py:171 in get"]
+    one = at(0, *waits, "train.py:9 in load")
+    other = at(1, "/usr/lib/python3.11/queue.py:168 in get", "train.py:9 in load")
+    assert fold([one, other]).verdict == "all are equal"
+    assert stack_lines(one) == ["train.py:9 in load", "queue.py:171 in get", "threading.py:320 in wait"]
+
+
+def test_a_rank_that_the_kernel_holds_is_odd_without_a_stack():
+    held = Stack("gpu2", 3, state="D", wchan="nfs_wait_bit_killable", reason="the kernel holds it")
+    assert picture_lines(fold([*map(waiting, range(3)), held])) == [
+        "stacks of 4 ranks on 2 nodes (gpu2 rank 3 differs from 3 others)",
+        "  gpu2 rank 3:",
+        "    state D: it waits in the kernel (nfs_wait_bit_killable), where no signal reaches it",
+        "  3 ranks on gpu1 (0-2):",
+        "    train.py:140 in <module>",
+        "    train.py:120 in Trainer.step",
+        "    torch/distributed/distributed_c10d.py:2806 in all_reduce",
+    ]
+
+
+def test_a_stopped_rank_and_one_whose_node_is_silent():
+    assert stack_lines(Stack("a", 0, parse_stack(NAMED), state="T")) == [
+        "state T: it was stopped (kill -STOP, or a debugger)",
+        "train.py:1 in <module>",
+    ]
+    assert stack_lines(Stack("a", 0, state="T", reason="x")) == [
+        "state T: it was stopped (kill -STOP, or a debugger)",
+        "no stack: x",
+    ]
+    assert stack_lines(Stack("a", 0, is_silent=True)) == ["no answer from its node"]
+    assert fold([waiting(0), waiting(1), Stack("b", 2, is_silent=True)]).verdict == "b rank 2 differs from 2 others"
+
+
+def test_a_node_without_py_spy_is_no_odd_one():
+    """All of it is told, and last."""
+    missing = [Stack("gpu2", rank, reason="py-spy is not there") for rank in (4, 5)]
+    picture = fold([*missing, *map(waiting, range(4))])
+    assert picture.odd == ()
+    assert picture_lines(picture)[0] == "stacks of 6 ranks on 2 nodes"
+    assert picture_lines(picture)[-2:] == ["  2 ranks on gpu2 (4-5):", "    no stack: py-spy is not there"]
+
+
+def test_a_deep_stack_shows_where_it_is_and_how_the_user_came_there():
+    inner = [f"/v/lib/python3.11/site-packages/lib/deep.py:{line} in f{line}" for line in range(20)]
+    own = ["train.py:7 in step", "train.py:8 in main"]
+    started = ["<frozen runpy>:88 in _run_code", "<frozen runpy>:198 in _run_module_as_main"]
+    lines = stack_lines(at(0, *inner, *own, *started))
+    assert lines == [
+        "train.py:8 in main",
+        "train.py:7 in step",
+        "...",
+        "lib/deep.py:5 in f5",
+        "lib/deep.py:4 in f4",
+        "lib/deep.py:3 in f3",
+        "lib/deep.py:2 in f2",
+        "lib/deep.py:1 in f1",
+        "lib/deep.py:0 in f0",
+    ]
+    assert len([line for line in lines if line != "..."]) == MAX_FRAMES
+
+
+def test_many_different_stacks_are_cut():
+    lines = picture_lines(fold([at(rank, f"a.py:{rank} in f") for rank in range(20)]))
+    assert lines[0] == "stacks of 20 ranks on 1 node (20 different ones)"
+    assert lines[-1] == "  and 8 more that differ"
+    assert len(lines) == 2 + 2 * 12
+
+
+@pytest.mark.parametrize(("ranks", "text"), [([], ""), ([3], "3"), ([2, 0, 1, 7, 9, 8], "0-2, 7-9"), ([1, 3], "1, 3")])
+def test_ranks_are_folded(ranks, text):
+    assert fold_ranks(ranks) == text
