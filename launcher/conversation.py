@@ -232,8 +232,8 @@ class Conversation:
             check_reply(header)
             if header["type"] == messages.OUTPUT:
                 self._on_output(self.index, header["local_rank"], header["stream"], payload)
-            elif header["type"] == messages.FILE:
-                events.append(Event(self.index, messages.FILE, {**header, "content": payload}, now()))
+            elif header["type"] in (messages.FILE, messages.STACK):
+                events.append(Event(self.index, header["type"], {**header, "content": payload}, now()))
             elif header["type"] != messages.BEAT:
                 events.append(Event(self.index, header["type"], header, now()))
         if events:

@@ -14,6 +14,7 @@ from launcher.node import messages
 MAX_LOCAL_RANK = 4095
 MAX_AGE_S = 1e6
 MAX_CLOCK_S = 1e11  # seconds since 1970
+MAX_STACK_BYTES = 1 << 20
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")  # a name in our log folder, and no path
 
 _Test = Callable[[Any], bool]
@@ -96,6 +97,18 @@ def _is_file_name(value: Any) -> bool:
     return isinstance(value, str) and _FILE_NAME.fullmatch(value) is not None
 
 
+def _is_stack_source_or_none(value: Any) -> bool:
+    return value in (None, "py-spy", "faulthandler")
+
+
+def _is_stack_state_or_none(value: Any) -> bool:
+    return value in (None, "D", "T")
+
+
+def _is_stack_size_or_none(value: Any) -> bool:
+    return value is None or (_is_count(value) and value <= MAX_STACK_BYTES)
+
+
 def _are_keepers(value: Any) -> bool:
     return isinstance(value, list) and all(
         isinstance(entry, list) and len(entry) == 2 and all(map(_is_count, entry)) for entry in value
@@ -116,6 +129,9 @@ _FORMS: Mapping[str, Mapping[str, _Test]] = {
     messages.ENDED: _ENDING,
     messages.CENSUS: {"left": _is_census, "reason": _is_text_or_none, "supervisor": _is_ending_or_none,
                       "files": _is_count_or_none},
+    messages.STACK: {"number": _is_count, "local_rank": _is_local_rank, "pid": _is_count,
+                     "source": _is_stack_source_or_none, "state": _is_stack_state_or_none, "wchan": _is_text_or_none,
+                     "reason": _is_text_or_none, "size": _is_stack_size_or_none},
     messages.FILE: {"name": _is_file_name},
     messages.FAILED: {"text": _is_text, "supervisor": _is_ending_or_none},
 }  # fmt: skip

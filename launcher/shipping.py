@@ -23,7 +23,7 @@ MARKER = "~launch"
 _NODE_MODULES = (
     "environment", "facts", "gpus", "guardian", "inquiry", "kernel_log", "kills", "ladder", "ledger", "leftovers",
     "loop", "machine", "messages", "network", "notation", "outlet", "processes", "pythons", "ranks", "signals",
-    "supervisor", "workers", "xids",
+    "stacks", "supervisor", "workers", "xids",
 )  # fmt: skip
 _LOCK = threading.Lock()
 _PACKAGES = ("launcher", "launcher.node")

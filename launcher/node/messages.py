@@ -26,6 +26,7 @@ ROUTE = "route"
 PROBE = "probe"
 ADOPT = "adopt"
 START = "start"
+STACKS = "stacks"  # asks for the Python stack of every rank that lives
 STOP = "stop"
 BEAT = "beat"  # both ways: "I am alive"
 
@@ -38,6 +39,7 @@ STARTED = "started"
 OUTPUT = "output"
 EXIT = "exit"
 ENDED = "ended"
+STACK = "stack"  # of one rank; its text is the payload
 CENSUS = "census"
 FILE = "file"  # what a rank left in the folder that LAUNCH_FILES names, after the census
 FAILED = "failed"

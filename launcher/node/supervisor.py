@@ -127,6 +127,7 @@ class Supervisor:
             messages.PROBE: self._probe,
             messages.ADOPT: self._adopt,
             messages.START: self._start,
+            messages.STACKS: self._send_stacks,
             messages.STOP: self._stop,
         }
         for header, payload in self._decoder.feed(data):
@@ -191,6 +192,8 @@ class Supervisor:
             assert self._folder is not None  # PREPARE comes first
             with open(os.path.join(self._folder, header["payload_name"]), "wb") as file:
                 file.write(payload)
+        if header.get("with_stacks"):
+            self._arm_stacks()
         if header["cwd"] is not None:
             header["cwd"] = os.path.expanduser(header["cwd"])
         if header.get("processes"):
@@ -205,6 +208,19 @@ class Supervisor:
         self._ranks.await_torchrun(self._folder, header["local_ranks"], self._inquiry.release_port)
         order = {"argv": header["torchrun_args"], "env": dict(self._env, **header["env"]), "cwd": header["cwd"]}
         self._inquiry.search.give_order(order, os.path.join(self._folder, "order"))
+
+    def _arm_stacks(self) -> None:
+        from launcher.node import stacks
+
+        assert self._folder is not None  # PREPARE comes first
+        stacks.arm(self._folder, self._env)
+
+    def _send_stacks(self, header: dict[str, Any], _: bytes) -> None:
+        from launcher.node import stacks
+
+        if self._folder is not None and self._steps is None:
+            ranks = self._owned.ranks
+            stacks.send_stacks(self._loop, self._outlet, header["number"], ranks, self._env, self._folder)
 
     def _end_if_short(self) -> None:
         if self._is_short:

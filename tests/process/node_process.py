@@ -159,13 +159,13 @@ class Node:
         self.prepare(facts=True, pythons=pythons or [sys.executable], env=env)
         return self.wait_for(messages.FACTS)
 
-    def start_torchrun(self, argv: list[str], nproc: int = 2) -> None:
+    def start_torchrun(self, argv: list[str], nproc: int = 2, **fields: Any) -> None:
         """Start `argv` as a Python script with arguments (or a shell's, in its place) under torchrun, as planned."""
         self.send(messages.ROUTE, master="127.0.0.1", port=0)
         facts = read_facts(self.wait_for(messages.FACTS), str(self.folder))
         program = Program(ProgramKind.SCRIPT, argv[0], tuple(argv[1:]))
         job = Job(program, nproc, cpu=True, master_port=read_route(self.wait_for(messages.ROUTED)).port)
-        self.send(messages.START, **start_fields(build_plan(job, [Host("here")], [facts]).nodes[0]))
+        self.send(messages.START, **start_fields(build_plan(job, [Host("here")], [facts]).nodes[0]), **fields)
 
     def stop(self, timeout_s: float = 0, within_s: float = DEADLINE_S, **fields: Any) -> list[Any]:
         """End the run; return what the census names as left. By then nothing may be."""
@@ -231,6 +231,8 @@ class Node:
             self.messages.append(header)
             if header["type"] == messages.OUTPUT:
                 self.output[header["local_rank"], header["stream"]] += payload
+            elif header["type"] == messages.STACK:
+                header["text"] = payload.decode()
 
     def _read(self, timeout_s: float) -> bytes | None:
         """Return the next piece, b"" at the end of file and None where nothing comes."""

@@ -12,6 +12,7 @@ from launcher.node import messages
 from launcher.node.messages import MalformedMessage
 from launcher.replies import check_reply
 
+STACK = {"type": "stack", "number": 1, "local_rank": 0, "pid": 7}
 GOOD = [
     {"type": "beat"},
     {"type": "hello", "folder": "/tmp/x", "pid": 1, "keepers": [[12, 345]]},
@@ -29,6 +30,8 @@ GOOD = [
     {"type": "census", "left": [], "reason": "cgroup is gone", "supervisor": {"code": None, "signal": 9}},
     {"type": "census", "left": [], "files": 2},
     {"type": "file", "name": "nccl_trace_rank_0", "size": 3},
+    {"type": "stack", "number": 1, "local_rank": 0, "pid": 7, "source": "py-spy", "state": "T", "size": 1 << 20},
+    {"type": "stack", "number": 1, "local_rank": 0, "pid": 7, "state": "D", "wchan": "nfs_wait", "reason": "x"},
     {"type": "failed", "text": "no room"},
     {"type": "failed", "text": "", "supervisor": {"code": 255, "signal": None}},
     {"type": "ended", "code": 255, "signal": None},
@@ -65,6 +68,13 @@ def test_a_message_as_it_should_be_passes(header):
         ({"type": "file", "name": "a/b"}, "file with name 'a/b'"),
         ({"type": "file", "name": "a\n"}, "file with name 'a\\n'"),
         ({"type": "file", "name": "x" * 201}, "file with name '" + 79 * "x"),
+        ({**STACK, "local_rank": 5000}, "stack with local_rank 5000"),
+        ({**STACK, "number": None}, "stack with number None"),
+        ({**STACK, "source": "gdb"}, "stack with source 'gdb'"),
+        ({**STACK, "state": "R"}, "stack with state 'R'"),
+        ({**STACK, "wchan": 0}, "stack with wchan 0"),
+        ({**STACK, "reason": []}, "stack with reason []"),
+        ({**STACK, "size": (1 << 20) + 1}, "stack with size 1048577"),
         ({"type": "ended", "code": 256, "signal": None}, "ended with code 256"),
         ({"type": "ended", "code": -9, "signal": None}, "ended with code -9"),
         ({"type": "ended", "code": None, "signal": 65}, "ended with signal 65"),

@@ -1,0 +1,327 @@
+"""Stacks of living ranks: by py-spy, by a signal to a rank that is ready for it, and never to one that is not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from node_process import DEADLINE_S, STAND_IN, STDERR, Message, Node, Nodes, is_alive, read_state, shell, wait_until
+
+from launcher.node import messages
+from launcher.node.stacks import PY_SPY_TIMEOUT_S, SIGNAL
+from launcher.stacks import parse_stack
+
+PY_SPY = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+NO_PY_SPY = "py-spy is not there (pip install py-spy)"
+SYSTEM = "/usr/bin:/bin"
+NO_OPTION = "the run was started without --stacks"
+
+HANGS = """
+    import os, time
+    def wait_for_ever():
+        time.sleep(300)
+    def step():
+        wait_for_ever()
+    print("ready pids", os.getpid(), flush=True)
+    step()
+"""
+CALLS = ["wait_for_ever", "step", "<module>"]
+
+# Holds the GIL in a C call, so that no handler written in Python would ever run.
+HANGS_IN_C = """
+    import ctypes, os
+    def wait_for_ever():
+        ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
+    def step():
+        wait_for_ever()
+    print("ready pids", os.getpid(), flush=True)
+    step()
+"""
+
+# posix_spawn suspends us, in state D, until its child has opened all it shall; nobody opens the other end of a FIFO.
+HANGS_IN_THE_KERNEL = """
+    import os, sys
+    fifo = sys.argv[1] + "/fifo"
+    os.mkfifo(fifo)
+    print("ready pids", os.getpid(), flush=True)
+    os.posix_spawn("/bin/true", ["true"], os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 0, fifo, os.O_RDONLY, 0)])
+"""
+
+TELLS_SITE = """
+    import os, sys
+    module = sys.modules.get("sitecustomize")
+    print("ready pids", os.getpid(), flush=True)
+    print(os.environ["PYTHONPATH"].split(":")[1:], [path for path in sys.path if "launch-test" in path], flush=True)
+    print(getattr(module, "USERS", None), os.path.basename(os.path.dirname(module.__file__)), flush=True)
+    import time
+    time.sleep(300)
+"""
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> str:
+    """Return our Python, called by a name that has no py-spy beside it."""
+    return link_python(tmp_path, sys.executable)
+
+
+@pytest.fixture
+def node(nodes: Nodes) -> Node:
+    """Return a node on whose PATH there is no py-spy."""
+    return start_node(nodes)
+
+
+def start_node(nodes: Nodes, path: str = SYSTEM, **env: str) -> Node:
+    """Start a node with this PATH and, for its ranks, these variables."""
+    assert shutil.which("py-spy", path=SYSTEM) is None
+    node = nodes.start(env={"PATH": path})
+    node.prepare(env=env)
+    return node
+
+
+def link_python(folder: Path, python: str) -> str:
+    path = folder / "bin" / "python3"
+    path.parent.mkdir()
+    path.symlink_to(Path(python).resolve())
+    return str(path)
+
+
+def program(python: str, code: str, *args: str) -> list[str]:
+    return [python, "-c", textwrap.dedent(code), *args]
+
+
+def ask(node: Node, number: int, count: int = 1) -> list[Message]:
+    """Return what the ranks answer, by local rank."""
+    node.send(messages.STACKS, number=number)
+    node.wait_until(lambda: len(node.find(messages.STACK, number=number)) == count, what=f"{count} stacks")
+    return sorted(node.find(messages.STACK, number=number), key=lambda message: message["local_rank"])
+
+
+def calls(answer: Message) -> list[str]:
+    return [frame.function for frame in parse_stack(answer["text"])]
+
+
+def write_py_spy(folder: Path, script: str) -> str:
+    path = folder / "tools" / "py-spy"
+    path.parent.mkdir()
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return f"{path.parent}:{SYSTEM}"
+
+
+# ---- faulthandler ---------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_writes_its_own_stack_as_often_as_it_is_asked(node: Node, any_python: str, tmp_path: Path) -> None:
+    argv = program(link_python(tmp_path, any_python), HANGS)
+    node.start_ready(argv, argv, with_stacks=True)
+    for number in (1, 2, 3):
+        for rank, answer in enumerate(ask(node, number, count=2)):
+            assert (answer["pid"], answer["source"], answer["reason"]) == (node.pid_of(rank), "faulthandler", None)
+            assert calls(answer) == CALLS
+            assert answer["text"].count("most recent call first") == 1  # of this time alone
+    assert all(map(is_alive, node.told_pids))
+    assert not node.find(messages.EXIT)
+
+
+def test_a_rank_that_holds_the_gil_in_c_is_seen(node: Node, python: str) -> None:
+    node.start_ready(program(python, HANGS_IN_C), with_stacks=True)
+    (answer,) = ask(node, 1)
+    assert (answer["source"], calls(answer)) == ("faulthandler", CALLS)
+    assert is_alive(node.pid_of(0))
+
+
+def test_ranks_of_torchrun_are_ready_as_well(nodes: Nodes, python: str, tmp_path: Path) -> None:
+    """Under the stand-in for torch, which is found by the PYTHONPATH that ours goes in front of."""
+    node = nodes.start(env={"PATH": SYSTEM})
+    node.import_torchrun(python, PYTHONPATH=str(STAND_IN))
+    (tmp_path / "train.py").write_text(textwrap.dedent(HANGS))
+    node.start_torchrun([str(tmp_path / "train.py")], with_stacks=True)
+    for rank in (0, 1):
+        node.wait_for_output("ready", rank)
+    assert [(answer["source"], calls(answer)) for answer in ask(node, 1, count=2)] == [("faulthandler", CALLS)] * 2
+
+
+def test_a_python_below_a_shell_is_found(node: Node, python: str) -> None:
+    script = '"$@" & sleep 300 & wait'
+    node.start_ready(shell(script, *program(python, HANGS)), with_stacks=True)
+    (answer,) = ask(node, 1)
+    assert (answer["source"], calls(answer)) == ("faulthandler", CALLS)
+    assert answer["pid"] == node.told_pids[0] != node.pid_of(0)
+
+
+# ---- the user's own sitecustomize -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("users", "told"),
+    [(None, "None stacks"), ("USERS = 'mine'", "mine site"), ("import os; USERS = os.sep", "/ site")],
+)
+def test_the_users_sitecustomize_runs(
+    nodes: Nodes, any_python: str, tmp_path: Path, users: str | None, told: str
+) -> None:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    if users is not None:
+        (folder / "sitecustomize.py").write_text(users)
+    argv = program(link_python(tmp_path, any_python), TELLS_SITE)
+    node = start_node(nodes, PYTHONPATH=str(folder))
+    node.start_ready(argv, with_stacks=True)
+    # As if nothing of ours were there: the variable goes on to children, sys.path shows the user's folders alone.
+    node.wait_for_output(f"['{folder}'] []\n{told}\n")
+    assert ask(node, 1)[0]["source"] == "faulthandler"
+
+
+def test_an_error_in_the_users_sitecustomize_is_told_as_always(nodes: Nodes, any_python: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("raise ValueError('mine')")
+    argv = program(link_python(tmp_path, any_python), HANGS)
+    node = start_node(nodes, PYTHONPATH=str(tmp_path))
+    node.start_ready(argv, with_stacks=True)
+    node.wait_for_output("Error in sitecustomize; set PYTHONVERBOSE for traceback:\nValueError: mine\n", stream=STDERR)
+    assert calls(ask(node, 1)[0]) == CALLS
+
+
+def test_a_folder_of_ours_that_is_gone_harms_nobody(node: Node, python: str) -> None:
+    order = 'chmod 500 "${PYTHONPATH%%:*}"; exec "$@"'
+    code = "import os; os.setuid(65534) if os.getuid() == 0 else None;" + textwrap.dedent(HANGS).strip()
+    node.start_ready(shell(order, python, "-c", code), with_stacks=True)
+    assert node.output[0, STDERR] == b""
+
+
+# ---- who must not be signalled --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "options", "with_stacks", "obstacle"),
+    [
+        ("", [], False, NO_OPTION),
+        ("", ["-I"], True, "this Python did not take our sitecustomize (-I, -E or -S, or PYTHONPATH set anew?)"),
+        ("import signal; signal.signal({0}, signal.SIG_DFL)", [], True, "it does not catch signal {0} any more"),
+        ("import os; os.closerange(3, 99)", [], True, "this Python did not take our sitecustomize"),
+    ],
+    ids=["without --stacks", "isolated", "handler taken away", "file closed"],
+)
+def test_a_rank_that_is_not_ready_is_never_signalled(
+    node: Node, python: str, before: str, options: list[str], with_stacks: bool, obstacle: str
+) -> None:
+    """By default the signal would end it."""
+    code = f"{before.format(SIGNAL)}\n{textwrap.dedent(HANGS)}"
+    node.start_ready([python, *options, "-c", code], with_stacks=with_stacks)
+    (answer,) = ask(node, 1)
+    assert (answer["source"], answer["text"]) == (None, "")
+    assert answer["reason"].startswith(f"{NO_PY_SPY}, and {obstacle.format(SIGNAL)}")
+    assert is_alive(node.pid_of(0))
+    assert not node.find(messages.EXIT)
+
+
+def test_a_rank_that_is_no_python_is_named(node: Node) -> None:
+    node.start_ready(shell("echo ready; exec sleep 300"), with_stacks=True)
+    (answer,) = ask(node, 1)
+    assert answer["reason"] == "no Python process there, it is sleep"
+    assert is_alive(node.pid_of(0))
+
+
+def test_a_rank_that_blocks_the_signal_goes_on(node: Node, python: str) -> None:
+    code = f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [{SIGNAL}])\n{textwrap.dedent(HANGS)}"
+    node.start_ready([python, "-c", code], with_stacks=True)
+    (answer,) = ask(node, 1)
+    assert answer["reason"] == f"{NO_PY_SPY}, and it did not answer signal {SIGNAL} in 2 s"
+    assert is_alive(node.pid_of(0))
+
+
+def test_a_stopped_rank_is_told_and_not_signalled(node: Node, python: str) -> None:
+    node.start_ready(program(python, HANGS), with_stacks=True)
+    pid = node.pid_of(0)
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: read_state(pid) == "T")
+    (answer,) = ask(node, 1)
+    assert (answer["state"], answer["reason"]) == ("T", f"{NO_PY_SPY}, and a stopped process can't write it")
+    os.kill(pid, signal.SIGCONT)
+    assert calls(ask(node, 2)[0]) == CALLS
+
+
+def test_a_rank_that_the_kernel_holds_is_told_at_once(node: Node, python: str, tmp_path: Path) -> None:
+    node.start_ready(program(python, HANGS_IN_THE_KERNEL, str(tmp_path)), with_stacks=True)
+    pid = node.pid_of(0)
+    wait_until(lambda: read_state(pid) == "D")
+    began_at = time.monotonic()
+    (answer,) = ask(node, 1)
+    assert time.monotonic() - began_at < PY_SPY_TIMEOUT_S  # nobody was waited for
+    assert (answer["state"], answer["text"], answer["reason"]) == ("D", "", "the kernel holds it")
+    assert answer["wchan"] is None or answer["wchan"].isidentifier()
+
+
+def test_a_rank_that_has_ended_is_not_asked(node: Node, python: str) -> None:
+    node.start_ready(program(python, HANGS), shell("echo ready"), with_stacks=True)
+    node.wait_for_exits(1)
+    assert [answer["local_rank"] for answer in ask(node, 1)] == [0]
+
+
+# ---- py-spy ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(PY_SPY is None, reason="no py-spy: pip install py-spy")
+def test_py_spy_needs_no_option_and_reads_a_stopped_rank(nodes: Nodes, python: str) -> None:
+    assert PY_SPY is not None
+    node = start_node(nodes, f"{Path(PY_SPY).parent}:{SYSTEM}")
+    node.start_ready(program(python, HANGS), program(python, HANGS_IN_C))
+    stopped = node.pid_of(1)
+    os.kill(stopped, signal.SIGSTOP)
+    wait_until(lambda: read_state(stopped) == "T")
+    answers = ask(node, 1, count=2)
+    if "permission denied" in str(answers[0]["reason"]):
+        pytest.skip("py-spy may not trace here: run as root, or sysctl kernel.yama.ptrace_scope=0")
+    assert [(answer["source"], answer["state"], calls(answer)) for answer in answers] == [
+        ("py-spy", None, CALLS),
+        ("py-spy", "T", CALLS),
+    ]
+    assert read_state(stopped) == "T"
+    assert all(map(is_alive, node.told_pids))
+
+
+def test_a_py_spy_beside_the_python_goes_first(node: Node, python: str) -> None:
+    path = Path(python).with_name("py-spy")
+    path.write_text("#!/bin/sh\nprintf 'Process 1: x\\n\\nThread 1 (idle): \"MainThread\"\\n    f (a.py:1)\\n'")
+    path.chmod(0o755)
+    node.start_ready(program(python, HANGS))
+    (answer,) = ask(node, 1)
+    assert (answer["source"], calls(answer)) == ("py-spy", ["f"])
+
+
+DENIED = 'echo "Permission Denied: Try running again with elevated permissions" >&2; exit 1'
+BROKEN = "echo 'Error: Failed to find a thread' >&2; exit 1"
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"), [(DENIED, "permission denied"), (BROKEN, "Failed to find a thread")], ids=["denied", "broken"]
+)
+@pytest.mark.parametrize("with_stacks", [True, False], ids=["--stacks", ""])
+def test_where_py_spy_fails_the_rank_is_asked(
+    nodes: Nodes, python: str, tmp_path: Path, script: str, reason: str, with_stacks: bool
+) -> None:
+    node = start_node(nodes, write_py_spy(tmp_path, script))
+    node.start_ready(program(python, HANGS), with_stacks=with_stacks)
+    (answer,) = ask(node, 1)
+    if with_stacks:
+        assert (answer["source"], calls(answer), answer["reason"]) == ("faulthandler", CALLS, None)
+    else:
+        assert answer["reason"] == f"py-spy can't read it ({reason}), and {NO_OPTION}"
+
+
+def test_a_py_spy_that_hangs_is_killed_and_stalls_nobody(nodes: Nodes, python: str, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    node = start_node(nodes, write_py_spy(tmp_path, f"echo $$ >{told}; exec sleep 300"))
+    node.start_ready(program(python, HANGS), with_stacks=True)
+    node.send(messages.STACKS, number=1)
+    wait_until(lambda: told.exists() and told.read_text().endswith("\n"))
+    node.send(messages.ROUTE, master="127.0.0.1")
+    node.wait_for(messages.ROUTED, PY_SPY_TIMEOUT_S)
+    assert not node.find(messages.STACK)
+    node.wait_until(lambda: node.find(messages.STACK), DEADLINE_S)
+    assert calls(node.find(messages.STACK)[0]) == CALLS
+    node.wait_until(lambda: not is_alive(int(told.read_text())))
