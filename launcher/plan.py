@@ -17,6 +17,7 @@ TORCHRUN = ("-m", "torch.distributed.run")
 
 # Each rank opens its own two FIFOs, tells its process id, and becomes the program.
 _RANK_SHELL = 'D=$1; shift; echo "$LOCAL_RANK $$" >"$D/ranks"; exec "$@" >"$D/out.$LOCAL_RANK" 2>"$D/err.$LOCAL_RANK"'
+FLIGHT_RECORDER_PREFIX = "nccl_trace_rank_"  # of its files, before the rank
 _FLIGHT_RECORDER_EVENTS = "2000"
 
 
@@ -194,13 +195,17 @@ def _node_env(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFac
 
 
 def _flight_recorder(fact: NodeFacts) -> dict[str, str]:
-    """NCCL's flight recorder, kept in memory and written when a collective times out (both spellings of torch)."""
+    """NCCL's flight recorder, kept in memory and written when a collective times out (both spellings of torch).
+
+    What lies in the folder of LAUNCH_FILES comes home.
+    """
+    prefix = f"{fact.folder}/files/{FLIGHT_RECORDER_PREFIX}"
     return {
         "TORCH_NCCL_TRACE_BUFFER_SIZE": _FLIGHT_RECORDER_EVENTS,
         "TORCH_FR_BUFFER_SIZE": _FLIGHT_RECORDER_EVENTS,
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{fact.folder}/nccl_trace_rank_",
-        "TORCH_FR_DUMP_TEMP_FILE": f"{fact.folder}/nccl_trace_rank_",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": prefix,
+        "TORCH_FR_DUMP_TEMP_FILE": prefix,
     }
 
 

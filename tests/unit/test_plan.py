@@ -102,8 +102,8 @@ def test_a_script_on_two_nodes_with_gpus():
         "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
         "TORCH_FR_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/tmp/run-gpu2/nccl_trace_rank_",
-        "TORCH_FR_DUMP_TEMP_FILE": "/tmp/run-gpu2/nccl_trace_rank_",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/tmp/run-gpu2/files/nccl_trace_rank_",
+        "TORCH_FR_DUMP_TEMP_FILE": "/tmp/run-gpu2/files/nccl_trace_rank_",
     }
     env = "WANDB_API_KEY=\"${WANDB_API_KEY}\" A='x y' PYTHONUNBUFFERED=1 OMP_NUM_THREADS=%d "
     env += f"GLOO_SOCKET_IFNAME=eth1 NCCL_SOCKET_IFNAME=eth1 {GPU_ENV}"
