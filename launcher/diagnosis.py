@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from launcher.endings import explain_ending, explain_loss, signal_name
-from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE
+from launcher.errors import EXIT_FAILED, EXIT_HANG, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE
 from launcher.signatures import Explanation, Kind, explain_lines
 from launcher.tracebacks import (
     cut_tracebacks,
@@ -43,7 +43,7 @@ class Failure:
 
     host: str
     node_rank: int
-    what: str  # "rank", "torchrun", "supervisor", "connection"
+    what: str  # "rank", "torchrun", "supervisor", "connection", "hang" (of a rank, or of all)
     at: float  # wall-clock seconds of the launcher
     rank: int | None = None
     local_rank: int | None = None
@@ -61,6 +61,8 @@ class Failure:
         """The launcher's exit code for this failure."""
         if self.what == "connection":
             return EXIT_UNREACHABLE
+        if self.what == "hang":
+            return EXIT_HANG
         if self.signal is not None:
             return EXIT_SIGNAL_BASE + self.signal
         return self.code or EXIT_FAILED
@@ -70,7 +72,7 @@ class Failure:
         """Whether it looks like the consequence of another failure."""
         if self.after_stop or self.signal == signal.SIGTERM:
             return True
-        if self.what == "connection" or self.signal == signal.SIGKILL or self.oom:
+        if self.what in ("connection", "hang") or self.signal == signal.SIGKILL or self.oom:
             return False
         error = extract_traceback(self.stderr)[-1:]
         if not error or self.signal is not None:
@@ -80,7 +82,9 @@ class Failure:
     @property
     def subject(self) -> str:
         """Who failed, in a few words."""
-        if self.what == "rank":
+        if self.what == "hang" and self.rank is None:
+            return "all ranks"
+        if self.what in ("rank", "hang"):
             return f"{self.host} rank {self.rank}"
         return f"{self.host} {self.what}"
 
@@ -89,6 +93,8 @@ class Failure:
         """Who failed first and how, in one line."""
         if self.what == "connection":
             return f"lost {self.host} ({self.ending})"
+        if self.what == "hang":
+            return self.ending
         return f"{self.subject} failed first ({self.ending.partition(' (')[0] if self.oom else self.ending})"
 
     @property
@@ -119,7 +125,8 @@ def find_cause(failures: Sequence[Failure], ranks: Collection[int] = ()) -> Caus
     first = min(failures, key=lambda failure: (failure.is_secondary, failure.at))
     lines = first.stderr.splitlines()
     found: list[str] = []
-    if first.signal != signal.SIGKILL:  # no exception ends in it: a traceback before it was handled
+    # No exception ends in SIGKILL or in a hang: a traceback before it was handled.
+    if first.signal != signal.SIGKILL and first.what != "hang":
         found = shorten_traceback(extract_traceback(first.stderr))
         lines = cut_tracebacks(lines)
     crash = extract_crash(first.stderr) if first.signal is not None else []
@@ -132,6 +139,8 @@ def _explain(first: Failure, failures: Sequence[Failure], ranks: Collection[int]
     """Say why the first failure happened; where it is a consequence, what the others say goes before."""
     if first.what == "connection":
         return explain_loss(first.text)
+    if first.what == "hang":  # the stacks tell why
+        return None
     ending = explain_ending(first.code, first.signal, is_out_of_memory=first.oom is not None)
     if first.oom or first.signal in (signal.SIGKILL, signal.SIGTERM):  # from outside: no line of its own can tell
         return ending

@@ -17,6 +17,7 @@ CONNECT_WINDOW = 64  # one GIL serves all key exchanges, and sshd's banner time-
 BEATS_PER_SILENCE = 2.5  # two may be lost
 
 INTERRUPT = "interrupt"
+WAKE = "wake"
 
 
 class Fleet:
@@ -49,6 +50,10 @@ class Fleet:
     def interrupt(self, number: int) -> None:
         """Queue a signal that we got, in line with what the nodes say."""
         self.events.put_nowait(Event(-1, INTERRUPT, {"signal": number}, now()))
+
+    def wake(self) -> None:
+        """Let who waits for events look again: something beside the nodes has changed."""
+        self.events.put_nowait(Event(-1, WAKE, {}, now()))
 
     def broadcast(self, kind: str, **fields: Any) -> None:
         """Send one message to every node that is there."""

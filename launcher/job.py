@@ -69,6 +69,13 @@ class Job:
     silence_s: float = 15.0
     stop_timeout_s: float = 15.0
     connect_timeout_s: float = 10.0
+    with_stacks: bool = False  # ranks shall be ready to write their stack, where py-spy is not
+    hang_timeout_s: float | None = None  # without output; None: it may be silent for ever
+
+    @property
+    def wants_stacks(self) -> bool:
+        """Whether Python is started with our sitecustomize; a hang that ends the run shall be shown as well."""
+        return self.with_stacks or self.hang_timeout_s is not None
 
     @property
     def wants_gpus(self) -> bool:

@@ -322,12 +322,15 @@ class NodeOutput:
         self._lock = threading.Lock()  # `finish` comes from the loop, and on a bad end the reader may still be at it
         self._is_finished = False
         self.has_lines = False
+        self.heard_at = 0.0  # monotonic: when a rank wrote last, be it half a line
 
     def feed(self, local_rank: int | None, stream: int, data: bytes) -> None:
         """Take a piece of a rank's output (None: torchrun's own)."""
         with self._lock:
             if self._is_finished:
                 return
+            if local_rank is not None:
+                self.heard_at = time.monotonic()
             lines = self._streams.get((local_rank, stream))
             if lines is None:
                 lines = self._streams[local_rank, stream] = LineStream()

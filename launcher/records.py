@@ -30,6 +30,15 @@ class RunRecord:
         """Return where a node's full log is."""
         return self.folder / f"node_{node_rank}.log"
 
+    def keep_text(self, name: str, text: str) -> Path:
+        """Write a text of ours beside the logs, and return where; a disk that is full is said."""
+        path = self.folder / name
+        try:
+            path.write_text(text, "utf-8", errors="backslashreplace")
+        except OSError as error:
+            self._complain(path, error)
+        return path
+
     def update(self, values: Mapping[str, Any]) -> None:
         """Add to run.json and write it; a disk that is full is said and does not end the run."""
         self._content.update(values)

@@ -119,7 +119,7 @@ def cause_block(cause: Cause, others: Sequence[str], log: Path) -> list[str]:
     """The block that names the cause; it fits a screen."""
     failure = cause.failure
     local = f" (local rank {failure.local_rank}" + (f", GPU {failure.gpu})" if failure.gpu is not None else ")")
-    where = local if failure.what == "rank" else ""
+    where = local if failure.local_rank is not None else ""
     lines = [f"  {failure.subject}{where} at {strftime('%H:%M:%S', localtime(failure.at))}:"]
     lines += [f"    {line}" for line in _fit_traceback(cause.traceback)] or [f"    {failure.ending}"]
     if cause.explanation is not None:

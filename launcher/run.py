@@ -13,6 +13,7 @@ from launcher.conversation import now
 from launcher.diagnosis import SETTLE_S, Cause, Failure, find_cause
 from launcher.errors import EXIT_SIGNAL_BASE, PreflightError, UnreachableError
 from launcher.failures import find_failures
+from launcher.hangs import HangWatch, StackTaker, flight_recorder_lines
 from launcher.job import Job, ProgramKind
 from launcher.node import messages
 from launcher.output import NodeOutput, Screen
@@ -70,6 +71,7 @@ class Run:
         self._is_verbose = is_verbose
         self._with_checks = with_checks
         self._is_last_try = is_last_try
+        self._stacks = StackTaker(session, record, screen)
         self._plan: LaunchPlan | None = None
         self._began_at = time.monotonic()
         self._stopped_at: float | None = None  # wall-clock: what ends later was ended by us
@@ -151,14 +153,26 @@ class Run:
             self._plan.nodes, session.fleet.conversations, self._outputs, strict=True
         ):
             output.first_rank = node.first_rank
-            conversation.send(messages.START, archive, payload_name=ARCHIVE_NAME, **start_fields(node))
+            conversation.send(
+                messages.START, archive, payload_name=ARCHIVE_NAME, with_stacks=self._job.wants_stacks,
+                **start_fields(node),
+            )  # fmt: skip
             session.states[conversation.index].stage = "importing torch" if node.argv else "starting"
 
     async def _watch(self) -> Cause | None:
-        """Wait until all nodes have ended well, or the first failure is known."""
+        """Wait until all nodes have ended well, or the first failure is known; a hang may be one."""
+        assert self._plan is not None
         session = self._session
-        await session.pump(lambda: bool(self._failures()) or all(state.ended for state in session.states))
+        with (
+            self._stacks.allowed(self._plan),
+            HangWatch(session, self._plan, self._outputs, self._stacks, self._job.hang_timeout_s) as watch,
+        ):
+            await session.pump(
+                lambda: bool(self._failures()) or all(state.ended for state in session.states) or bool(watch.failure)
+            )
         failures = self._failures()
+        if watch.failure is not None and not failures:
+            return find_cause([watch.failure])
         if failures and all(failure.is_secondary for failure in failures):
             await session.pump(self._has_primary, time.monotonic() + SETTLE_S)
         return find_cause(self._failures(), self._all_ranks())
@@ -220,6 +234,8 @@ class Run:
         log = self._record.log_path(cause.failure.node_rank)
         for line in report.cause_block(cause, self._others(cause, census), log):
             self._say(line)
+        for line in flight_recorder_lines(self._record.folder):
+            self._say(line)
         code = cause.failure.exit_code
         self._say(f"launch: {report.census_words(census)}, exit code {code}")
         return self._conclude(Result(code, seconds, census, cause))
@@ -244,6 +260,8 @@ class Run:
     def _others(self, cause: Cause, census: Census) -> list[str]:
         """What became of the other ranks, of hosts that could be asked."""
         assert self._plan is not None and self._stopped_at is not None
+        if cause.failure.what == "hang" and cause.failure.rank is None:
+            return []  # it was all of them
         stopped, failed, ended = Counter[str](), Counter[str](), Counter[str]()
         for node, state in zip(self._plan.nodes, self._session.states, strict=True):
             name = node.host.name

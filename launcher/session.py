@@ -83,6 +83,8 @@ class Session:
         self._mark = f"{run_id}.{secrets.token_hex(4)}"
         self.stop_timeout_s = stop_timeout_s
         self.say = say
+        self.on_quit: Callable[[], object] | None = None  # Ctrl-\, where it shall not end us
+        self.on_stack: Callable[[Event], object] = lambda event: None
         self._progress = progress
         self._run_id = run_id
         self._env = dict(env)
@@ -105,7 +107,8 @@ class Session:
         """
         loop = asyncio.get_running_loop()
         # Who started us under nohup, or in a script's background, has a signal ignored and means it.
-        caught = [number for number in (*SIGNALS, signal.SIGTSTP) if signal.getsignal(number) != signal.SIG_IGN]
+        wanted = (*SIGNALS, signal.SIGTSTP, *((signal.SIGQUIT,) if self.on_quit else ()))
+        caught = [number for number in wanted if signal.getsignal(number) != signal.SIG_IGN]
         _catching.append(self)
         for number in caught:
             loop.add_signal_handler(number, _take_signal, number)
@@ -119,6 +122,9 @@ class Session:
     def _take_signal(self, number: int) -> None:
         if number == signal.SIGTSTP:
             self.say("launch: not stopped by Ctrl-Z: the nodes would take us for dead and end the run")
+        elif number == signal.SIGQUIT:
+            if self.on_quit is not None:
+                self.on_quit()
         else:
             self.fleet.interrupt(number)
 
@@ -223,6 +229,9 @@ class Session:
         if reason or ending:  # nobody asked: a guardian or supervisor was killed, and the other one has cleaned up
             self._blame_supervisor(state, event, reason or "its supervisor died")
         state.ended = state.ended or event
+
+    def _take_stack(self, state: NodeState, event: Event) -> None:
+        self.on_stack(event)
 
     def _take_file(self, state: NodeState, event: Event) -> None:
         self._outputs[event.index].keep_file(event.fields["name"], event.fields["content"])

@@ -15,11 +15,12 @@ MAX_FRAMES = 8  # of a group, on the screen
 _INNERMOST = 3  # what it is at; then the user's own frames, which say why
 _MAX_NAMED = 3
 _MAX_GROUPS = 12
+_MAX_LINE = 1000  # what is longer is no frame of a program that runs; it came from another machine
 
 _THREAD = re.compile(r"^(?:Thread|Current thread) .*")
 # py-spy: `    A.step (train.py:88)`; faulthandler: `  File "train.py", line 88 in step`; both innermost first.
-_PY_SPY_FRAME = re.compile(r"^    (?P<function>\S+) \((?P<file>.*?)(?::(?P<line>\d+))?\)$")
-_FAULTHANDLER_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+_PY_SPY_FRAME = re.compile(r"^    (?P<function>\S+) \((?P<file>.*?)(?::(?P<line>\d{1,9}))?\)$")
+_FAULTHANDLER_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d{1,9}|\?\?\?) in (?P<function>.*)$')
 _LIBRARIES = re.compile(r".*/(?:site|dist)-packages/")
 _STANDARD = re.compile(r".*/lib(?:64)?/python3\.\d+t?/")
 # Wrappers of torch's that stand between any two calls and say nothing.
@@ -140,6 +141,8 @@ def parse_stack(text: str, cwd: str = "") -> tuple[Frame, ...]:
         if _THREAD.match(line):
             threads.append((line, []))
             continue
+        if len(line) > _MAX_LINE:
+            continue
         found = _PY_SPY_FRAME.match(line) or _FAULTHANDLER_FRAME.match(line)
         if found is not None and threads:
             number = found["line"]
@@ -183,7 +186,7 @@ def _find_odd(groups: Sequence[Group]) -> list[Stack]:
     )
     rest = next((choice for choice in choices if 0 < len(choice) < len(groups)), [])
     odd = [stack for group in rest for stack in group.stacks]
-    return odd if len(odd) <= _MAX_NAMED else []
+    return odd if len(odd) <= min(_MAX_NAMED, total // 2) else []
 
 
 def picture_lines(picture: Picture) -> list[str]:
@@ -216,20 +219,20 @@ def _in(stack: Stack) -> str:
 
 
 def _shown_frames(frames: Sequence[Frame]) -> list[str]:
-    """The innermost frames and the user's own, at most eight; `...` stands for those left out."""
-    frames = [frame for frame in frames if frame.file not in _WRAPPERS]
-    wanted = set(range(min(_INNERMOST, len(frames))))
-    own = [place for place, frame in enumerate(frames) if frame.is_own]
-    for place in [*own, *range(len(frames))]:
-        if len(wanted) < MAX_FRAMES and not (frames[place].is_standard and place >= _INNERMOST):
-            wanted.add(place)
+    """The innermost frames and the user's own, at most eight; `...` stands for calls of libraries left out."""
+    frames = [
+        frame
+        for place, frame in enumerate(frames)
+        if frame.file not in _WRAPPERS and (place < _INNERMOST or not frame.is_standard)
+    ]
+    places = range(len(frames))
+    preferred = [*places[:_INNERMOST], *(place for place in places if frames[place].is_own), *places]
+    wanted = sorted(list(dict.fromkeys(preferred))[:MAX_FRAMES], reverse=True)
     lines: list[str] = []
-    after = len(frames)
-    for place in sorted(wanted, reverse=True):
-        if lines and place != after - 1:
+    for place, before in zip(wanted, [len(frames), *wanted], strict=False):
+        if lines and place != before - 1:
             lines.append("...")
         lines.append(str(frames[place]))
-        after = place
     return lines
 
 

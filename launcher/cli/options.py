@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -81,6 +82,16 @@ _LIFE = (
         help="Seconds for the trainer to save after SIGTERM.",
     ),
 )  # fmt: skip
+_HANGS = (
+    click.option(
+        "--stacks", is_flag=True,
+        help="Let Ctrl-\\ show the ranks' Python stacks where py-spy is missing or denied (faulthandler).",
+    ),
+    click.option(
+        "--hang-timeout", metavar="T",
+        help="Without output of any rank for T (90, 10m, 1h; from the start on) show all stacks and end the run.",
+    ),
+)  # fmt: skip
 _OUTPUT = (
     click.option("-q", "--quiet", is_flag=True, help="Show no output of the ranks; the logs have it."),
     click.option("--ranks", metavar="LIST", help="Show the output of these ranks only: 0,8."),
@@ -104,7 +115,7 @@ def _group(*options: Callable[[Function], Function]) -> Callable[[Function], Fun
 
 host_options = _group(*_HOSTS)
 ssh_options = _group(*_SSH)
-job_options = _group(*_SIZE, *_PROGRAM, *_ACTIVATION, *_LIFE)
+job_options = _group(*_SIZE, *_PROGRAM, *_ACTIVATION, *_LIFE, *_HANGS)
 activation_options = _group(*_ACTIVATION)
 check_options = _group(*_CHECKS)
 life_options = _group(*_LIFE)
@@ -115,6 +126,7 @@ output_options = _group(*_OUTPUT)
 _PYTHONS = (("python", "venv"), ("python", "conda"), ("venv", "conda"))  # each says which one is to run
 _RIVALS = (("hosts", "hostfile"), ("include", "exclude"), ("gpus", "nproc"), ("gpus", "cpu"), *_PYTHONS)
 _UNSAID = {"gpus": "auto", "cpu": False}
+_SPAN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)")
 
 
 def is_on_command_line(name: str) -> bool:
@@ -169,6 +181,8 @@ def read_job(options: Mapping[str, Any], words: Sequence[str], hosts: Sequence[H
         silence_s=options["silence"],
         stop_timeout_s=options["stop_timeout"],
         connect_timeout_s=options.get("connect_timeout", 10.0),
+        with_stacks=options["stacks"],
+        hang_timeout_s=read_span("--hang-timeout", options["hang_timeout"]),
     )
 
 
@@ -231,6 +245,16 @@ def _read_venv(options: Mapping[str, Any]) -> str | None:
     venv = PurePosixPath(options["venv"])
     is_whole = str(venv).startswith("~") or options.get("workdir")
     return str(venv if is_whole else Path.cwd() / venv)
+
+
+def read_span(name: str, text: str | None) -> float | None:
+    """Return the seconds of `90`, `90s`, `10m` or `1h`."""
+    if text is None:
+        return None
+    found = _SPAN.fullmatch(text.strip())
+    if found is None or not float(found[1]):
+        raise UsageError(f"{name}: want a time, got {text!r}", "90, 90s, 10m or 1h")
+    return float(found[1]) * {"h": 3600, "m": 60}.get(found[2], 1)
 
 
 def read_env(options: Mapping[str, Any]) -> dict[str, str]:

@@ -363,3 +363,20 @@ def test_a_thousand_ranks_are_judged_while_the_nodes_wait():
     began = time.perf_counter()
     assert why(*failures, ranks=range(1000)) == "peer-gone"
     assert time.perf_counter() - began < 5  # 0.8 s on a machine at rest
+
+
+HANG = "no output for 10 min (--hang-timeout)"
+
+
+def test_a_hang_is_a_cause_of_its_own():
+    """What the odd rank said last is told; an error that it met before is not its end."""
+    hang = failure(rank=3, code=None, text=HANG, stderr=SIMPLE + "Connection refused\n")
+    cause = find_cause([replace(hang, what="hang")])
+    assert (cause.failure.exit_code, cause.failure.headline, cause.traceback) == (124, HANG, ())
+    assert (cause.failure.subject, cause.failure.is_secondary) == ("gpu1 rank 3", False)
+    assert cause.last_lines[-1] == "Connection refused"
+
+
+def test_a_hang_of_nobody_in_particular():
+    hang = replace(failure(rank=None, code=None, text=HANG), what="hang")
+    assert (hang.subject, hang.headline, hang.exit_code) == ("all ranks", HANG, 124)

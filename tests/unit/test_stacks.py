@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from launcher.stacks import MAX_FRAMES, Frame, Stack, fold, fold_ranks, parse_stack, picture_lines, stack_lines
 
@@ -93,6 +95,17 @@ def test_a_line_is_a_frame(line, frame):
     assert parse_stack(f'Thread 1 (idle): "MainThread"\n{line}') == (frame,)
 
 
+@given(st.text(alphabet='Thread \n()"File:,19in<>/.?', max_size=200))
+def test_any_text_has_some_frames_or_none(text):
+    picture = fold([Stack("a", 0, parse_stack(f"Thread 1\n{text}"))])
+    assert picture_lines(picture)[0] == "stacks of 1 rank on 1 node"
+
+
+@pytest.mark.parametrize("line", ["    f (a.py:" + "1" * 5000 + ")", "    " + "f" * 2000 + " (a.py:1)"])
+def test_a_line_without_end_is_no_frame(line):
+    assert parse_stack(f"Thread 1\n{line}") == ()
+
+
 @pytest.mark.parametrize("text", ["", "Error: no such process", "Process 1: x\n\n", '    f (a.py:1)\n  File "a", line'])
 def test_what_is_no_stack_has_no_frames(text):
     assert parse_stack(text) == ()
@@ -138,6 +151,7 @@ def test_of_two_the_one_that_waits_is_not_the_odd_one():
         ([waiting(0)], ""),
         ([waiting(0), waiting(1)], "all are equal"),
         ([at(0, "a.py:1 in f"), at(1, "a.py:2 in f")], "2 different ones"),
+        ([waiting(0), *(at(rank, f"a.py:{rank} in f") for rank in range(1, 4))], "4 different ones"),
         ([at(rank, f"a.py:{rank} in f") for rank in range(5)], "5 different ones"),
         ([*map(waiting, range(9)), *(at(rank, f"a.py:{rank} in f") for rank in range(9, 13))], "5 different ones"),
     ],
@@ -206,6 +220,21 @@ def test_a_deep_stack_shows_where_it_is_and_how_the_user_came_there():
         "lib/deep.py:0 in f0",
     ]
     assert len([line for line in lines if line != "..."]) == MAX_FRAMES
+
+
+def test_calls_of_the_standard_library_between_others_are_left_out_without_a_word():
+    imports = [
+        "<frozen importlib._bootstrap>:1 in _call",
+        "/usr/lib/python3.11/runpy.py:9 in run",
+    ]
+    stack = at(0, "a.py:1 in <module>", *imports, *imports, "b.py:2 in <module>", *imports, "train.py:3 in <module>")
+    assert stack_lines(stack) == [
+        "train.py:3 in <module>",
+        "b.py:2 in <module>",
+        "runpy.py:9 in run",
+        "<frozen importlib._bootstrap>:1 in _call",
+        "a.py:1 in <module>",
+    ]
 
 
 def test_many_different_stacks_are_cut():

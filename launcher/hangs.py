@@ -1,0 +1,218 @@
+"""What a run that hangs shows: the stacks of all ranks on Ctrl-\\, and an end to a silence that lasts too long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from launcher import report
+from launcher.conversation import Event, now
+from launcher.diagnosis import Failure
+from launcher.node import messages
+from launcher.output import STDERR, STDOUT, NodeOutput, Screen
+from launcher.plan import FLIGHT_RECORDER_PREFIX, LaunchPlan, NodePlan
+from launcher.records import RunRecord
+from launcher.session import Session
+from launcher.stacks import Picture, Stack, fold, parse_stack, picture_lines, stack_lines
+
+ANSWER_S = 5.0  # a node needs up to 4 s where py-spy and then the rank itself are slow
+
+_Place = tuple[int, int]  # index of the node, local rank
+
+
+class StackTaker:
+    """Asks all nodes for the stacks of their ranks, and shows the answers in one block; the run goes on."""
+
+    def __init__(self, session: Session, record: RunRecord, screen: Screen) -> None:
+        self._session = session
+        self._record = record
+        self._screen = screen
+        self._plan: LaunchPlan | None = None
+        self._number = 0  # of the question; an answer to an earlier one comes too late
+        self._wanted: set[_Place] = set()
+        self._answers: dict[_Place, Event] = {}
+        self._result: asyncio.Future[Picture | None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        session.on_quit = self.take
+        session.on_stack = self._take_answer
+
+    @contextlib.contextmanager
+    def allowed(self, plan: LaunchPlan) -> Iterator[None]:
+        """Answer while the block runs: before, no rank is there, and afterwards they are being ended."""
+        self._plan = plan
+        try:
+            yield
+        finally:
+            self._plan = None
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def take(self, *, is_announced: bool = False) -> asyncio.Future[Picture | None]:
+        """Ask, and show what comes within 5 s; None where there is nobody to ask."""
+        if self._result is not None and not self._result.done():
+            return self._result  # one is on its way
+        loop = asyncio.get_running_loop()
+        self._result = loop.create_future()
+        self._wanted = self._living() if self._plan is not None else set()
+        if not self._wanted:
+            self._session.say("launch: no stacks to show: no rank runs now")
+            self._result.set_result(None)
+            return self._result
+        self._number += 1
+        self._answers = {}
+        if not is_announced:
+            self._session.say(f"launch: taking the stacks of {report.count(len(self._wanted), 'rank')}")
+        self._session.fleet.broadcast(messages.STACKS, number=self._number)
+        self._timer = loop.call_later(ANSWER_S, self._finish)
+        return self._result
+
+    def _living(self) -> set[_Place]:
+        return {
+            (index, local_rank)
+            for index, state in enumerate(self._session.states)
+            if state.ended is None and state.failure is None
+            for local_rank in state.started - state.exits.keys()
+        }
+
+    def _take_answer(self, event: Event) -> None:
+        if self._timer is None or event.fields["number"] != self._number:
+            return
+        self._answers[event.index, event.fields["local_rank"]] = event
+        if self._wanted <= self._answers.keys():
+            self._timer.cancel()
+            self._finish()
+
+    def _finish(self) -> None:
+        assert self._result is not None and self._plan is not None  # the timer runs while it is allowed
+        self._timer = None
+        living = self._living()
+        found = [
+            (self._plan.nodes[index], local_rank, self._answers.get((index, local_rank)))
+            for index, local_rank in sorted(self._wanted)
+            if (index, local_rank) in self._answers.keys() | living  # one that has ended meanwhile is no riddle
+        ]
+        picture = fold(_stack(*place) for place in found)
+        path = self._record.keep_text(f"stacks-{self._number}.txt", "".join(_full_text(*place) for place in found))
+        first, *rest = picture_lines(picture)
+        for line in [f"launch: {first}", *rest, f"launch: full text in {path}"]:
+            self._session.say(line)
+        self._screen.emit("stacks", run=self._record.run_id, file=path, **_as_record(picture))
+        self._result.set_result(picture)
+
+
+def _stack(node: NodePlan, local_rank: int, answer: Event | None) -> Stack:
+    host, rank = node.host.name, node.first_rank + local_rank
+    if answer is None:
+        return Stack(host, rank, is_silent=True)
+    fields = answer.fields
+    frames = parse_stack(fields["content"].decode("utf-8", "replace"), node.cwd)
+    return Stack(host, rank, frames, fields["state"], fields["wchan"], fields["reason"])
+
+
+def _full_text(node: NodePlan, local_rank: int, answer: Event | None) -> str:
+    head = f"==== {node.host.name} rank {node.first_rank + local_rank}"
+    if answer is None or not answer.fields["content"]:
+        return "\n".join([head, *stack_lines(_stack(node, local_rank, answer)), "", ""])
+    text = answer.fields["content"].decode("utf-8", "replace")
+    return f"{head}, pid {answer.fields['pid']}, by {answer.fields['source']}\n{text}\n"
+
+
+def _as_record(picture: Picture) -> dict[str, object]:
+    return {
+        "odd": [stack.rank for stack in picture.odd],
+        "groups": [
+            {"ranks": [stack.rank for stack in group.stacks], "lines": stack_lines(group.first)}
+            for group in picture.groups
+        ],
+    }
+
+
+class HangWatch:
+    """Looks whether any rank writes anything; where none does for too long, `failure` says so."""
+
+    def __init__(
+        self,
+        session: Session,
+        plan: LaunchPlan,
+        outputs: Sequence[NodeOutput],
+        stacks: StackTaker,
+        timeout_s: float | None,
+    ) -> None:
+        self.failure: Failure | None = None
+        self._session = session
+        self._plan = plan
+        self._outputs = outputs
+        self._stacks = stacks
+        self._timeout_s = timeout_s
+        self._task: asyncio.Task[None] | None = None
+        self._began_at = time.monotonic()
+
+    def __enter__(self) -> HangWatch:
+        if self._timeout_s is not None:
+            self._task = asyncio.create_task(self._watch(self._timeout_s))
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _watch(self, timeout_s: float) -> None:
+        while self.failure is None:
+            heard_at = self._heard_at()
+            left_s = heard_at + timeout_s - time.monotonic()
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+                continue
+            self._session.say(f"launch: no output for {span(timeout_s)}, taking the stacks of all ranks")
+            picture = await self._stacks.take(is_announced=True)
+            if self._heard_at() == heard_at:
+                self.failure = self._describe(timeout_s, picture)
+            else:
+                self._session.say("launch: there is output again, the run goes on")
+        self._session.fleet.wake()
+
+    def _heard_at(self) -> float:
+        """When a rank wrote last; the time counts from the start, since many a run hangs before its first line."""
+        return max(self._began_at, *(output.heard_at for output in self._outputs))
+
+    def _describe(self, timeout_s: float, picture: Picture | None) -> Failure:
+        text = f"no output for {span(timeout_s)} (--hang-timeout)"
+        if picture is None or not picture.odd:
+            first = self._plan.nodes[0]
+            return Failure(first.host.name, first.node_rank, "hang", now(), text=text)
+        odd = picture.odd[0]
+        index = next(
+            place for place, node in enumerate(self._plan.nodes) if 0 <= odd.rank - node.first_rank < node.nproc
+        )
+        node, output = self._plan.nodes[index], self._outputs[index]
+        local_rank = odd.rank - node.first_rank
+        return Failure(
+            host=odd.host, node_rank=node.node_rank, what="hang", at=now(), rank=odd.rank, local_rank=local_rank,
+            text=f"{text}, {picture.verdict}", gpu=node.gpu_of(local_rank),
+            stdout=output.tail(local_rank, STDOUT).decode("utf-8", "replace"),
+            stderr=output.tail(local_rank, STDERR).decode("utf-8", "replace"),
+        )  # fmt: skip
+
+
+def span(seconds: float) -> str:
+    """`90 s`, `10 min` or `1 h`: a time as somebody chose it."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g} {unit}"
+    return f"{seconds:g} s"
+
+
+def flight_recorder_lines(folder: Path) -> list[str]:
+    """Say where the files of NCCL's flight recorder are that came home, and what reads them (it comes with torch)."""
+    files = list((folder / "files").glob(f"*/{FLIGHT_RECORDER_PREFIX}*"))
+    if not files:
+        return []
+    place = folder / "files"
+    return [
+        f"  NCCL's flight recorder of {report.count(len(files), 'rank')}: {place}",
+        f"    which rank misses in which collective: torchfrtrace --prefix {FLIGHT_RECORDER_PREFIX} {place}",
+    ]

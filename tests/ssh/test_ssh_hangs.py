@@ -1,0 +1,201 @@
+"""Runs that hang: Ctrl-\\ shows where every rank is and the run goes on, --hang-timeout ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import textwrap
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+from launching import DEADLINE_S, KEEPER_S, PROMPT_S, Launch, Running, shell
+from ssh_hosts import SshHosts, is_alive, wait_until
+from terminal import Terminal
+
+SCRIPT = "hang.py"
+
+# All ranks but the one that is named wait for each other; each ends well when somebody opens the gate's other end.
+HANGS = """
+    import os, sys
+    def wait_for_go():
+        os.open("gate", os.O_RDONLY)
+    def load_batch():
+        wait_for_go()
+    def all_reduce():
+        wait_for_go()
+    print("ready", os.environ["RANK"], "pids", os.getpid(), flush=True)
+    load_batch() if os.environ["RANK"] == sys.argv[1] else all_reduce()
+"""
+BLOCK = [
+    "launch: taking the stacks of 4 ranks",
+    "launch: stacks of 4 ranks on 2 nodes (node2 rank 2 differs from 3 others)",
+    "  node2 rank 2:",
+    "    hang.py:9 in <module>",
+    "    hang.py:5 in load_batch",
+    "    hang.py:3 in wait_for_go",
+    "  3 ranks on node[1-2] (0-1, 3):",
+    "    hang.py:9 in <module>",
+    "    hang.py:7 in all_reduce",
+    "    hang.py:3 in wait_for_go",
+    "launch: full text in logs/RUN/stacks-1.txt",
+]
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    with Terminal() as opened:
+        yield opened
+
+
+def hang(launch: Launch, odd: int = 2) -> list[str]:
+    """Write the script; return the words that run it with --stacks."""
+    (launch.folder / SCRIPT).write_text(textwrap.dedent(HANGS).lstrip())
+    os.mkfifo(launch.folder / "gate")
+    return ["--stacks", "--no-python", sys.executable, SCRIPT, str(odd)]
+
+
+def open_gate(launch: Launch, running: Running) -> None:
+    """Open it until all have passed: a rank that was stopped in front of it has to come back."""
+
+    def is_over() -> bool:
+        with contextlib.suppress(OSError):  # nobody stands there
+            os.close(os.open(launch.folder / "gate", os.O_WRONLY | os.O_NONBLOCK))
+        return running.process.poll() is not None
+
+    assert wait_until(is_over, DEADLINE_S)
+
+
+def test_ctrl_backslash_shows_the_odd_rank_and_the_run_goes_on(launch: Launch, terminal: Terminal) -> None:
+    running = launch.start(*hang(launch), **terminal.for_popen())
+    terminal.read_until("ready .*", count=4)
+    for number in (1, 2):
+        terminal.type(b"\x1c")
+        terminal.read_until(rf"full text in .*/stacks-{number}\.txt")
+    open_gate(launch, running)
+    terminal.read_until("launch: finished in .*, 4 ranks ended well, 0 processes left on 2 nodes")
+    assert running.finish().exit_code == 0
+    assert terminal.screen.count("(node2 rank 2 differs from 3 others)") == 2
+
+
+def test_the_whole_block_and_the_full_texts(launch: Launch) -> None:
+    running = launch.start(*hang(launch))
+    running.wait_for_ranks()
+    running.signal(signal.SIGQUIT)
+    running.wait_for("launch: full text in")
+    assert all(map(is_alive, running.pids()))
+    open_gate(launch, running)
+    done = running.finish()
+    assert done.exit_code == 0
+    assert done.words[2:-1] == BLOCK
+    assert done.words[-1] == "launch: finished in N s, 4 ranks ended well, 0 processes left on 2 nodes"
+    text = (done.logs / "stacks-1.txt").read_text()
+    heads = [f"==== node{1 + number // 2} rank {number}, pid {running.pid_of(number)}, by " for number in range(4)]
+    assert [head for head in heads if head in text] == heads
+
+
+def test_a_silence_that_lasts_too_long_ends_the_run(launch: Launch) -> None:
+    running = launch.start("--hang-timeout", "1", *hang(launch))
+    done = running.finish()
+    assert done.exit_code == 124
+    assert done.words[2:] == [
+        "launch: no output for N s, taking the stacks of all ranks",
+        *BLOCK[1:],
+        "launch: no output for N s (--hang-timeout), node2 rank 2 differs from 3 others, stopping 2 nodes",
+        "launch: FAILED after N s",
+        "  node2 rank 2 (local rank 0) at HH:MM:SS:",
+        "    no output for N s (--hang-timeout), node2 rank 2 differs from 3 others",
+        "  its last lines:",
+        f"    ready 2 pids {running.pid_of(2)}",
+        "  3 others followed: 2 on node1, 1 on node2 (stopped by us)",
+        "  all of it: logs/RUN/node_1.log",
+        "launch: 0 processes left on 2 nodes, exit code 124",
+    ]
+    assert done.record["result"]["cause"]["what"] == "hang"
+
+
+def test_equal_stacks_name_nobody(launch: Launch) -> None:
+    done = launch.run("--hang-timeout", "1", *hang(launch, odd=9))
+    assert done.exit_code == 124
+    start = done.words.index("launch: FAILED after N s")
+    assert done.words[start + 1 :] == [
+        "  all ranks at HH:MM:SS:",
+        "    no output for N s (--hang-timeout)",
+        "  all of it: logs/RUN/node_0.log",
+        "launch: 0 processes left on 2 nodes, exit code 124",
+    ]
+
+
+def test_a_progress_bar_is_a_sign_of_life(launch: Launch) -> None:
+    """One rank of four redraws its line, without a newline, for three times as long as the time-out."""
+    script = '[ $RANK = 3 ] || exec sleep 3; for i in 1 2 3 4 5 6; do printf "\\r$i of 6"; sleep 0.5; done'
+    done = launch.run("--hang-timeout", "1", *shell(script))
+    assert done.exit_code == 0
+    assert "no output" not in done.stderr
+
+
+def test_a_hang_before_the_first_line_counts(launch: Launch) -> None:
+    done = launch.run("--hang-timeout", "1", *shell("exec sleep 300"))
+    assert done.exit_code == 124
+    assert "    no stack: no Python process there, it is sleep" in done.words
+
+
+def test_ctrl_backslash_before_there_is_a_rank(launch: Launch, hosts: SshHosts) -> None:
+    with socket.create_server(("127.0.0.2", 0)) as mute:
+        config = hosts.write_config(launch.folder / "config", node2={"Port": mute.getsockname()[1]})
+        running = launch.start("--ssh-config", str(config), "--connect-timeout", "60", *hang(launch))
+        assert wait_until(lambda: any(host.processes() for host in hosts), DEADLINE_S)
+        running.signal(signal.SIGQUIT)
+        running.wait_for("launch: no stacks to show: no rank runs now")
+        running.signal(signal.SIGINT)
+        assert running.finish(PROMPT_S).exit_code == 130
+
+
+def test_a_node_that_is_frozen_is_named_as_silent(launch: Launch, hosts: SshHosts) -> None:
+    running = launch.start("--silence", "30", *hang(launch))
+    running.wait_for_ranks()
+    hosts["node2"].freeze()
+    try:
+        running.signal(signal.SIGQUIT)
+        running.wait_for("launch: full text in")
+    finally:
+        hosts["node2"].thaw()
+    assert "(node2 rank 2 and node2 rank 3 differ from 2 others)" in running.stderr
+    assert "  2 ranks on node2 (2-3):\n    no answer from its node\n" in running.stderr
+    open_gate(launch, running)
+    assert running.finish().exit_code == 0
+
+
+def test_a_ctrl_backslash_that_was_ignored_from_the_start_stays_ignored(launch: Launch) -> None:
+    running = launch.start(*hang(launch), preexec_fn=partial(signal.signal, signal.SIGQUIT, signal.SIG_IGN))
+    running.wait_for_ranks()
+    running.signal(signal.SIGQUIT)
+    open_gate(launch, running)
+    done = running.finish()
+    assert (done.exit_code, "stacks" in done.stderr) == (0, False)
+
+
+def test_ctrl_backslash_in_a_plain_command_ends_the_launcher_and_leaves_nothing(launch: Launch) -> None:
+    """As it does in any program; end of file is what tells the nodes."""
+    running = launch.start_exec("--", "sh", "-c", "echo ready $$; exec sleep 300")
+    running.wait_for("ready", 2)
+    running.signal(signal.SIGQUIT)
+    assert running.wait(PROMPT_S).exit_code == -signal.SIGQUIT
+    running.wait_until_clean(PROMPT_S + KEEPER_S)
+
+
+def test_files_of_the_flight_recorder_come_home_and_are_named(launch: Launch) -> None:
+    """NCCL writes them into a folder that the plan names, before a watchdog's time-out ends the process."""
+    script = 'echo dump >"$LAUNCH_FILES/nccl_trace_rank_$RANK"; exec sleep 300'
+    done = launch.run("--hang-timeout", "1", *shell(script))
+    start = done.words.index("  NCCL's flight recorder of 4 ranks: logs/RUN/files")
+    assert done.words[start + 1] == (
+        "    which rank misses in which collective: torchfrtrace --prefix nccl_trace_rank_ logs/RUN/files"
+    )
+    files = sorted(path.relative_to(done.logs) for path in done.logs.glob("files/*/*"))
+    assert [os.fspath(path) for path in files] == [
+        f"files/node_{number // 2}/nccl_trace_rank_{number}" for number in range(4)
+    ]
