@@ -25,10 +25,10 @@ NO_OPTION = "the run was started without --stacks"
 HANGS = """
     import os, time
     def wait_for_ever():
+        print("ready pids", os.getpid(), flush=True)
         time.sleep(300)
     def step():
         wait_for_ever()
-    print("ready pids", os.getpid(), flush=True)
     step()
 """
 CALLS = ["wait_for_ever", "step", "<module>"]
@@ -37,10 +37,10 @@ CALLS = ["wait_for_ever", "step", "<module>"]
 HANGS_IN_C = """
     import ctypes, os
     def wait_for_ever():
+        print("ready pids", os.getpid(), flush=True)
         ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
     def step():
         wait_for_ever()
-    print("ready pids", os.getpid(), flush=True)
     step()
 """
 

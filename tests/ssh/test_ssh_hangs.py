@@ -22,23 +22,22 @@ SCRIPT = "hang.py"
 HANGS = """
     import os, sys
     def wait_for_go():
-        os.open("gate", os.O_RDONLY)
+        print("ready", os.environ["RANK"], "pids", os.getpid(), flush=True); os.open("gate", os.O_RDONLY)
     def load_batch():
         wait_for_go()
     def all_reduce():
         wait_for_go()
-    print("ready", os.environ["RANK"], "pids", os.getpid(), flush=True)
     load_batch() if os.environ["RANK"] == sys.argv[1] else all_reduce()
 """
 BLOCK = [
     "launch: taking the stacks of 4 ranks",
     "launch: stacks of 4 ranks on 2 nodes (node2 rank 2 differs from 3 others)",
     "  node2 rank 2:",
-    "    hang.py:9 in <module>",
+    "    hang.py:8 in <module>",
     "    hang.py:5 in load_batch",
     "    hang.py:3 in wait_for_go",
     "  3 ranks on node[1-2] (0-1, 3):",
-    "    hang.py:9 in <module>",
+    "    hang.py:8 in <module>",
     "    hang.py:7 in all_reduce",
     "    hang.py:3 in wait_for_go",
     "launch: full text in logs/RUN/stacks-1.txt",
