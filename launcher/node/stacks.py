@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SIGNAL = 61
 LIMIT_BYTES = 1 << 20  # of one rank's text
 FOLDER = "stacks"  # in the run's folder
-# All together less than the launcher waits (stacks.ANSWER_S there).
+# All together less than the launcher waits (hangs.ANSWER_S there).
 PY_SPY_TIMEOUT_S = 2.0
 SIGNAL_TIMEOUT_S = 2.0
 _PY_SPY_TRIES = 3
