@@ -180,8 +180,9 @@ def test_100_mb_in_one_burst(launch: Launch) -> None:
 
 def test_what_ranks_leave_for_us_comes_home(launch: Launch) -> None:
     """Also of a run that fails, and more than a pipe or a window holds; a folder stays."""
-    leave = "head -c 3000000 /dev/zero >trace_$RANK; echo x >ab_$RANK; mkdir folder_$RANK; exit $((RANK == 3))"
-    done = launch.run(*shell(f'cd "$LAUNCH_FILES"; {leave}'))
+    leave = 'cd "$LAUNCH_FILES"; head -c 3000000 /dev/zero >trace_$RANK; echo x >ab_$RANK; mkdir folder_$RANK; cd -'
+    fail = "[ $RANK != 3 ] || { until [ -e 0 -a -e 1 -a -e 2 ]; do sleep 0.02; done; exit 1; }"
+    done = launch.run(*shell(f"{leave}; >$RANK; {fail}"))
     assert done.exit_code == 1
     sizes = {
         str(path.relative_to(done.logs / "files")): path.stat().st_size
