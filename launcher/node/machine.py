@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _HASHED_BYTES = 64 << 20  # of a script: more of it is no script
+_CAP_IPC_LOCK = 14  # linux/capability.h
 
 
 def describe_machine(workdir: str) -> dict[str, Any]:
@@ -19,7 +20,7 @@ def describe_machine(workdir: str) -> dict[str, Any]:
         "memory_mib": memory.get("MemTotal"),
         "memory_free_mib": memory.get("MemAvailable"),
         "shm_mib": _room("/dev/shm")[0],
-        "memlock_kib": _limit(resource.RLIMIT_MEMLOCK, 1 << 10),
+        "memlock_kib": None if _may_lock_all() else _limit(resource.RLIMIT_MEMLOCK, 1 << 10),
         "open_files": _limit(resource.RLIMIT_NOFILE, 1),
         "disks": {path: _room(path)[1] for path in (workdir, "/tmp")},
     }
@@ -47,6 +48,16 @@ def _limit(kind: int, unit: int) -> int | None:
     """Return a soft limit in units; None: there is no limit."""
     soft = resource.getrlimit(kind)[0]
     return None if soft == resource.RLIM_INFINITY else soft // unit
+
+
+def _may_lock_all() -> bool:
+    """Whether the limit of locked memory is none for us: the kernel asks a CAP_IPC_LOCK, as root mostly has, first."""
+    try:
+        with open("/proc/self/status") as file:
+            rows = [line.split() for line in file if line.startswith("CapEff:")]
+    except OSError:
+        return False
+    return any(int(row[1], 16) >> _CAP_IPC_LOCK & 1 for row in rows)
 
 
 def hash_file(path: str) -> str | None:

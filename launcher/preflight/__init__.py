@@ -22,7 +22,8 @@ def find_problems(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -
 def find_all(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Finding]:
     """Return all that is worth a word, problems first, then warnings, then notes."""
     nodes = _nodes(job, hosts, facts)
-    each = [[*plan.check(node), *gpus.check(node), *condition.check(node)] for node in nodes]
+    is_alone = len(nodes) == 1
+    each = [[*plan.check(node), *gpus.check(node), *condition.check(node, is_alone=is_alone)] for node in nodes]
     found = chain(*each, network.check(nodes), comparison.check(nodes))
     return sorted(fold(found), key=lambda finding: finding.severity.rank)
 

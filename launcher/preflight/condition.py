@@ -16,14 +16,16 @@ _SMALL_MEMLOCK_KIB = 1 << 20
 _Found = Iterator[tuple[Severity, str, str]]
 
 
-def check(node: Node) -> Iterator[Finding]:
-    """Yield what on this node may break or slow a run."""
+def check(node: Node, *, is_alone: bool) -> Iterator[Finding]:
+    """Yield what on this node may break or slow a run; `is_alone`: no other node takes part."""
     checks = node.fact.checks
     if checks is None:
         return
-    for found in (_check_memory(checks), _check_limits(node, checks), _check_runs(checks), _check_names(node)):
+    for found in (_check_memory(checks), _check_files(checks), _check_runs(checks), _check_names(node)):
         for severity, text, hint in found:
             yield Finding((node.name,), text, hint, severity)
+    if not is_alone:
+        yield from _check_memlock(node, checks)
 
 
 def _check_memory(checks: Checks) -> _Found:
@@ -37,15 +39,20 @@ def _check_memory(checks: Checks) -> _Found:
             yield WARNING, f"{free} MB free in {path}", "checkpoints and temporary files need room"
 
 
-def _check_limits(node: Node, checks: Checks) -> _Found:
+def _check_files(checks: Checks) -> _Found:
     if checks.open_files is not None and checks.open_files < _FEW_FILES:
         text = f"{checks.open_files} open files a process at most"
         yield WARNING, text, "raise nofile in /etc/security/limits.conf"
-    if not checks.infiniband or not node.job.wants_gpus or checks.memlock_kib is None:
+
+
+def _check_memlock(node: Node, checks: Checks) -> Iterator[Finding]:
+    """NCCL locks what InfiniBand reads and writes; ranks of one node go over NVLink and /dev/shm."""
+    if not checks.infiniband or not node.job.wants_gpus or node.job.env.get("NCCL_IB_DISABLE") == "1":
         return
-    if checks.memlock_kib < _SMALL_MEMLOCK_KIB:
+    if checks.memlock_kib is not None and checks.memlock_kib < _SMALL_MEMLOCK_KIB:
         text = f"{checks.memlock_kib} KiB of memory may be locked, so NCCL can't use {', '.join(checks.infiniband)}"
-        yield PROBLEM, text, "memlock unlimited in /etc/security/limits.conf; or --env NCCL_IB_DISABLE=1"
+        hint = "memlock unlimited in /etc/security/limits.conf; or --env NCCL_IB_DISABLE=1"
+        yield Finding((node.name,), text, hint, PROBLEM)
 
 
 def _check_runs(checks: Checks) -> _Found:
