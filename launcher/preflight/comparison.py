@@ -104,10 +104,13 @@ _TRAITS = (
 
 def _check_clocks(nodes: Sequence[Node]) -> Iterator[Finding]:
     routes = [(node.name, node.fact.route) for node in nodes if node.fact.route is not None]
-    offsets = [(name, route.clock_offset_s, route.clock_error_s) for name, route in routes if route.clock_offset_s]
+    offsets = [
+        (name, route.clock_offset_s, route.clock_error_s) for name, route in routes if route.clock_offset_s is not None
+    ]
     if len(offsets) < 2:
         return
-    middle = median(offset for _, offset, _ in offsets)
+    values = [offset for _, offset, _ in offsets]
+    middle = median(values if len(values) % 2 else [*values, 0.0])  # of two, our own clock tells which one is wrong
     for name, offset, error in offsets:
         difference = offset - middle
         if abs(difference) - error > _CLOCK_S:
