@@ -56,7 +56,7 @@ def _lowered(error: str | None) -> str:
 
 
 def _check_interfaces(node: Node) -> Iterator[Finding]:
-    """gloo takes one exact name; NCCL a list of prefixes, exact names after `=`, or exclusions after `^`."""
+    """gloo takes a list of names; NCCL a list of prefixes, exact names after `=`, or exclusions after `^`."""
     there = list(dict.fromkeys(name for name, _ in node.fact.addresses))
     if not there:
         return
@@ -65,26 +65,34 @@ def _check_interfaces(node: Node) -> Iterator[Finding]:
         value = node.job.env.get(variable)
         if not value:
             continue
+        hint = f"{has}; leave {variable} away, and each node gets its own"
         if variable.startswith("GLOO") and value.startswith(("^", "=")):
-            text = f"GLOO_SOCKET_IFNAME takes one plain interface name, got {value!r}"
+            text = f"GLOO_SOCKET_IFNAME takes plain interface names, got {value!r}"
             yield Finding((node.name,), text, has)
-        elif not any(matches(value, name) for name in there):
-            hint = f"{has}; leave {variable} away, and each node gets its own"
+        elif variable.startswith("GLOO") and (missing := [name for name in value.split(",") if name not in there]):
+            text = f"no interface there is called {missing[0]}, as GLOO_SOCKET_IFNAME={value} says"
+            yield Finding((node.name,), text, hint)
+        elif not any(_is_meant(variable, value, name) for name in there):
             yield Finding((node.name,), f"no interface there is meant by {variable}={value}", hint)
 
 
 def data_address(job: Job, fact: NodeFacts) -> str | None:
     """Return the address by which ranks on a node are reached: of the interface that the user named, or the route's."""
-    setting = job.env.get("NCCL_SOCKET_IFNAME" if job.wants_gpus else "GLOO_SOCKET_IFNAME")
+    variable = "NCCL_SOCKET_IFNAME" if job.wants_gpus else "GLOO_SOCKET_IFNAME"
+    setting = job.env.get(variable)
     if setting:
         for interface, address in fact.addresses:
-            if ":" not in address and matches(setting, interface):
+            if ":" not in address and _is_meant(variable, setting, interface):
                 return address
     return fact.route.address if fact.route is not None else None
 
 
+def _is_meant(variable: str, setting: str, interface: str) -> bool:
+    return matches(setting, interface) if variable.startswith("NCCL") else interface in setting.split(",")
+
+
 def matches(setting: str, interface: str) -> bool:
-    """Tell whether NCCL (and, without `^` and `=`, gloo) would take an interface by this setting."""
+    """Tell whether NCCL would take an interface by this setting."""
     names = setting.lstrip("^=").split(",")
     if setting.startswith(("=", "^=")):
         is_named = interface in names
