@@ -131,9 +131,10 @@ class Inquiry:
                 self._held_port = network.hold_port(header["port"])
                 answer["port"] = self._held_port.getsockname()[1]
             if header.get("listens"):
-                answer["probe_port"] = self._listen(network.listen("", 0))
+                everywhere = "::" if ":" in (answer["address"] or "") else ""
+                answer["probe_port"] = self._listen(network.listen(everywhere, 0))
                 if answer["port"] is not None:
-                    self._listen(network.listen("", answer["port"]))
+                    self._listen(network.listen(everywhere, answer["port"]))
         except (OSError, UnicodeError) as error:  # the latter: a name that can be none
             answer["error"] = getattr(error, "strerror", None) or str(error)
             if header.get("port") and getattr(error, "errno", None) == errno.EADDRINUSE:

@@ -116,9 +116,12 @@ def hold_port(port: int) -> socket.socket:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Listen on a port (0: any free one); beside one that is held, which stays held when this is closed."""
-    sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    """Listen on a port (0: any free one) beside one that is held, which stays held after this; `::` has IPv4 too."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((address, port))
         sock.listen(512)
