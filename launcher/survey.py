@@ -97,13 +97,12 @@ class Surveyor:
 
     async def _find_routes(self, master: str, *, has_master: bool) -> None:
         first = min(self._facts) if has_master else None
+        listens = self._with_checks and len(self._facts) > 1  # alone nobody tries it, but a torchrun by hand may
         for index, state in self._states():
             # Node 0 holds the port until torchrun has it: found free now, it could be taken a second later.
             port = (self._job.master_port or 0) if index == first else None
             state.asked_at = now()
-            self._session.fleet.conversations[index].send(
-                messages.ROUTE, master=master, port=port, listens=self._with_checks
-            )
+            self._session.fleet.conversations[index].send(messages.ROUTE, master=master, port=port, listens=listens)
         await self._session.pump(lambda: all(state.route for _, state in self._states()))
         self._facts = {index: replace(self._facts[index], route=state.route) for index, state in self._states()}
 
