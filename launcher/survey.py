@@ -116,6 +116,7 @@ class Surveyor:
         await self._session.pump(
             lambda: all(state.probed is not None for index, state in self._states() if index in targets)
         )
+        self._facts = {index: self._facts[index] for index, _ in self._states()}  # one may have been lost meanwhile
         for index, state in self._states():
             if state.probed is not None:
                 errors = zip(targets[index], state.probed["errors"], strict=False)
