@@ -35,7 +35,8 @@ def exit_code(survey: Survey) -> int:
 
 def table(job: Job, survey: Survey) -> list[str]:
     """Return what is equal on all, then who differs in what and the remedy."""
-    rows = [("", "on all", ", ".join(common_traits(job, survey.facts)), "")] if survey.facts else []
+    traits = common_traits(job, survey.facts)
+    rows = [("", "on all", ", ".join(traits), "")] if traits else []
     rows += [("!", failure.host, failure.text, failure.hint) for failure in survey.failures]
     rows += [
         ("!" if finding in survey.problems else "", fold_names(finding.hosts), finding.text, finding.hint)

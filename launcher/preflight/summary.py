@@ -17,7 +17,7 @@ def summarize(job: Job, facts: Sequence[NodeFacts]) -> str:
 def common_traits(job: Job, facts: Sequence[NodeFacts]) -> list[str]:
     """Return only what is equal on all nodes."""
     traits = [*_traits(job, facts), _script_words(job, facts)]
-    return [values[0] for values in traits if values and len(set(values)) == 1]
+    return [values[0] for values in traits if len(values) == len(facts) and len(set(values)) == 1]
 
 
 def _traits(job: Job, facts: Sequence[NodeFacts]) -> list[list[str]]:
