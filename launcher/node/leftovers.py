@@ -19,17 +19,19 @@ def find_runs(own_mark: str) -> list[dict[str, Any]]:
     found = []
     for process in everything.values():
         mark = processes.read_mark(process.pid)
-        if mark is None or mark == own_mark or not _is_ours(process.pid) or not processes.is_alive(process):
+        if mark is None or _run_of(mark) == _run_of(own_mark):  # another of its nodes may be this machine as well
             continue
-        found.append(
-            {
-                "pid": process.pid,
-                "name": process.name,
-                "mark": mark,
-                "is_owned": _has_keeper(process, everything),
-            }
-        )
-    return found
+        if _is_ours(process.pid) and processes.is_alive(process):
+            found.append((process, mark))
+    owned = {mark for process, mark in found if _has_keeper(process, everything)}
+    return [
+        {"pid": process.pid, "name": process.name, "mark": mark, "is_owned": mark in owned} for process, mark in found
+    ]
+
+
+def _run_of(mark: str) -> list[str]:
+    """Return run id and token; the index of the node comes after them."""
+    return mark.split(".")[:2]
 
 
 def _is_ours(pid: int) -> bool:
