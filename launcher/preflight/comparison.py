@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from launcher.facts import Checks
+from launcher.facts import Checks, Network
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Node, Severity
 
 _CLOCK_S = 2.0
@@ -121,24 +121,48 @@ def _check_clocks(nodes: Sequence[Node]) -> Iterator[Finding]:
 
 def _check_faster_network(nodes: Sequence[Node]) -> Iterator[Finding]:
     """A subnet that all nodes share, whose slowest link beats the one that the data would take."""
-    shared = _shared_speeds(nodes)
-    used = {node.fact.route.interface for node in nodes if node.fact.route is not None}
-    here = [speed for interfaces, speed in shared.values() if used & interfaces]
-    if len(nodes) < 2 or not here or any(node.host.address for node in nodes):
+    if len(nodes) < 2 or any(map(_has_chosen_network, nodes)) or all(map(_has_infiniband, nodes)):
         return
-    network, (interfaces, speed) = max(shared.items(), key=lambda entry: entry[1][1])
-    if speed > max(here):
+    shared = _shared_networks(nodes)
+    here = [_slowest_mbps(entries) for entries in shared.values() if _is_used(entries, nodes)]
+    if not here:
+        return
+    network, entries = max(shared.items(), key=lambda item: _slowest_mbps(item[1]))
+    if _slowest_mbps(entries) > max(here):
+        interfaces = ", ".join(sorted({entry.interface for entry in entries}))
         text = (
             f"data goes over {_gigabits(max(here))} Gb/s, and all nodes share {network} "
-            f"with {_gigabits(speed)} Gb/s ({', '.join(sorted(interfaces))})"
+            f"with {_gigabits(_slowest_mbps(entries))} Gb/s ({interfaces})"
         )
         hint = "give the nodes' addresses there with addr= in the hostfile"
         yield Finding(tuple(node.name for node in nodes), text, hint, WARNING)
 
 
-def _shared_speeds(nodes: Sequence[Node]) -> dict[str, tuple[set[str], int]]:
-    """Return the subnets that all nodes are in: {network: (interfaces, Mbit/s of the slowest)}."""
-    shared: dict[str, tuple[set[str], int]] = {}
+def _has_chosen_network(node: Node) -> bool:
+    names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+    return node.host.address is not None or any(node.job.env.get(name) for name in names)
+
+
+def _has_infiniband(node: Node) -> bool:
+    """Whether the data takes another way: NCCL needs TCP to meet, and no more."""
+    return node.job.wants_gpus and node.fact.checks is not None and bool(node.fact.checks.infiniband)
+
+
+def _is_used(entries: Sequence[Network], nodes: Sequence[Node]) -> bool:
+    """Whether the way of a node to the others is in a subnet; `eth0` of one node may be `eth1` of the next."""
+    return any(
+        node.fact.route is not None and node.fact.route.interface == entry.interface
+        for entry, node in zip(entries, nodes, strict=True)
+    )
+
+
+def _slowest_mbps(entries: Sequence[Network]) -> int:
+    return min(entry.speed_mbps or 0 for entry in entries)
+
+
+def _shared_networks(nodes: Sequence[Node]) -> dict[str, list[Network]]:
+    """Return the subnets that all nodes are in, with the entry of each node."""
+    shared: dict[str, list[Network]] = {}
     tables = [
         {
             entry.network: entry
@@ -150,8 +174,7 @@ def _shared_speeds(nodes: Sequence[Node]) -> dict[str, tuple[set[str], int]]:
     for network in tables[0] if tables else ():
         entries = [table[network] for table in tables if network in table]
         if len(entries) == len(tables):
-            speed = min(entry.speed_mbps or 0 for entry in entries)
-            shared[network] = ({entry.interface for entry in entries}, speed)
+            shared[network] = entries
     return shared
 
 
