@@ -30,7 +30,7 @@ def check(node: Node) -> Iterator[Finding]:
             hint = f"nvidia-smi -i {gpu.index} -c DEFAULT"
             yield Finding((node.name,), f"GPU {gpu.index} lets no process in (compute mode {gpu.compute_mode})", hint)
         if gpu.ecc_errors:
-            text = f"GPU {gpu.index} had {gpu.ecc_errors} uncorrectable memory errors"
+            text = f"GPU {gpu.index} had {gpu.ecc_errors} uncorrectable memory error{'s' * (gpu.ecc_errors != 1)}"
             yield Finding((node.name,), text, "results may be wrong: reset it, or leave it out with --exclude", WARNING)
     for gpu_address, numbers in _hardware_faults(node.fact.checks).items():
         text = f"the GPU at PCI {gpu_address} had Xid {_listed(numbers)} within a day"
@@ -59,6 +59,9 @@ def wanted_gpus(node: Node) -> list[Gpu]:
     gpus = list(node.fact.gpus)
     if node.host.gpus is not None:
         return [gpu for gpu in gpus if gpu.index in node.host.gpus]
+    chosen = node.job.env.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if all(word.isdecimal() for word in chosen):
+        gpus = [gpu for gpu in gpus if str(gpu.index) in chosen]
     return gpus[: count_processes(node.job, node.host, node.fact)]
 
 
