@@ -154,9 +154,10 @@ def _lowered(table: dict[str, Any]) -> dict[str, Any]:
 
 def _amd_gpu(index: int, card: dict[str, Any], driver: str) -> dict[str, Any]:
     total, used = (_mebibytes(card.get("vram total %smemory (b)" % word)) for word in ("", "used "))
+    names = [card.get(key) for key in ("card series", "device name", "card model")]
     return {
         "index": index,
-        "name": str(card.get("card series") or card.get("card model") or "AMD GPU"),
+        "name": ([str(name) for name in names if name not in (None, "", "N/A")] + ["AMD GPU"])[0],
         "memory_mib": total,
         "driver": str(driver),
         "uuid": "",

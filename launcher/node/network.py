@@ -82,12 +82,22 @@ def list_infiniband() -> list[str]:
     """Return the InfiniBand and RoCE ports that are active, as `mlx5_0:1`."""
     base = "/sys/class/infiniband"
     found = []
-    for device in sorted(os.listdir(base)) if os.path.isdir(base) else ():
-        for port in sorted(os.listdir(os.path.join(base, device, "ports"))):
-            with open(os.path.join(base, device, "ports", port, "state")) as file:
-                if "ACTIVE" in file.read():
-                    found.append("%s:%s" % (device, port))
+    for device in _list_folder(base):
+        for port in _list_folder(os.path.join(base, device, "ports")):
+            try:
+                with open(os.path.join(base, device, "ports", port, "state")) as file:
+                    if "ACTIVE" in file.read():
+                        found.append("%s:%s" % (device, port))
+            except OSError:
+                continue  # a device in trouble tells nothing
     return found
+
+
+def _list_folder(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []
 
 
 def find_route(master: str) -> dict[str, str | None]:
