@@ -60,7 +60,9 @@ def _report(console: Console, done: Cleaning, *, is_dry: bool) -> None:
 
     count = len(done.left_behind)
     hosts = report.count(len(done.census.left), "host")
-    if not count:
+    if not done.census.left:
+        pass  # no host could be asked, which is said below
+    elif not count:
         console.say(f"launch: nothing is left behind on {hosts}")
     elif is_dry:
         console.say(f"launch: {report.count(count, 'process')} would be ended")
