@@ -18,6 +18,8 @@ def check(nodes: Sequence[Node]) -> Iterator[Finding]:
     """Yield who can't reach whom, and interface names that are not there."""
     for node in nodes:
         yield from _check_interfaces(node)
+        if len(nodes) > 1:
+            yield from _check_loopback(node)
     failed = [(node, probe) for node in nodes for probe in _tried(node) if probe.error is not None]
     for node, probe in failed:
         if probe.is_master:
@@ -76,12 +78,26 @@ def _check_interfaces(node: Node) -> Iterator[Finding]:
             yield Finding((node.name,), f"no interface there is meant by {variable}={value}", hint)
 
 
+def _check_loopback(node: Node) -> Iterator[Finding]:
+    """NCCL meets over the first interface that it may take, which is lo (findInterfaces in its socket.cc)."""
+    value = node.job.env.get("NCCL_SOCKET_IFNAME", "")
+    if node.job.wants_gpus and value.startswith("^") and matches(value, "lo") and not _is_on_loopback(node.fact):
+        text = f"NCCL_SOCKET_IFNAME={value} lets lo in, by which no other node is reached"
+        yield Finding((node.name,), text, f"exclude it as well: {value},lo")
+
+
+def _is_on_loopback(fact: NodeFacts) -> bool:
+    return fact.route is not None and fact.route.interface == "lo"
+
+
 def data_address(job: Job, fact: NodeFacts) -> str | None:
     """Return the address by which ranks on a node are reached: of the interface that the user named, or the route's."""
     variable = "NCCL_SOCKET_IFNAME" if job.wants_gpus else "GLOO_SOCKET_IFNAME"
     setting = job.env.get(variable)
     if setting:
         for interface, address in fact.addresses:
+            if interface == "lo" and not _is_on_loopback(fact):
+                continue  # nobody could reach it there, which has a finding of its own
             if ":" not in address and _is_meant(variable, setting, interface):
                 return address
     return fact.route.address if fact.route is not None else None
