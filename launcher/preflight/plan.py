@@ -60,9 +60,12 @@ def _check_gpus(node: Node) -> _Found:
         yield f"no GPU ({fact.gpu_error or 'nvidia-smi lists none'})", "on CPUs: --nproc N --cpu"
         return
     if host.gpus is not None:
-        missing = sorted(set(host.gpus) - {gpu.index for gpu in fact.gpus})
+        indexes = [gpu.index for gpu in fact.gpus]
+        missing = sorted(set(host.gpus) - set(indexes))
         if missing:
-            yield f"has no GPU {', '.join(map(str, missing))}", f"it has 0 to {len(fact.gpus) - 1}"
+            is_whole = indexes == list(range(len(indexes)))  # a GPU that is lost leaves a gap
+            there = f"0 to {len(indexes) - 1}" if is_whole else ", ".join(map(str, indexes))
+            yield f"has no GPU {', '.join(map(str, missing))}", f"it has {there}"
     elif wanted > len(fact.gpus):
         yield f"{wanted} GPUs wanted, {len(fact.gpus)} there", "one process a GPU; ask for fewer with --gpus"
 
