@@ -5,32 +5,27 @@ from __future__ import annotations
 import re
 
 import pytest
+from example_facts import BUILTIN, COMMAND, H200, JOB, ON_CPUS, SCRIPT, facts, told
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from launcher.facts import Gpu, NodeFacts, Route, SetupFailure
+from launcher.facts import (
+    Checks,
+    Gpu,
+    GpuProcess,
+    Network,
+    NodeFacts,
+    Probe,
+    Probes,
+    Route,
+    RunProcess,
+    SetupFailure,
+    Xid,
+)
 from launcher.hosts import Host
-from launcher.job import TRAINER_MODULE, Activation, Job, Program, ProgramKind
-from launcher.preflight import find_problems
-from launcher.preflight.findings import Finding
-from launcher.preflight.network import find_unreachable_master
-from launcher.preflight.summary import summarize
-
-H200 = tuple(Gpu(index, "H200", 143771, "580.159") for index in range(8))
-SCRIPT = Program(ProgramKind.SCRIPT, "train.py")
-COMMAND = Program(ProgramKind.COMMAND, "hostname")
-BUILTIN = Program(ProgramKind.BUILTIN, TRAINER_MODULE)
-
-
-def facts(**more):
-    known = {
-        "folder": "/tmp/run",
-        "home": "/root",
-        "gpus": H200,
-        "python": "/usr/bin/python3",
-        "python_version": "3.11",
-        "torch_version": "2.13.0",
-        "route": Route("eth1", "10.0.0.1", 41873),
-    }
-    return NodeFacts(**(known | more))
+from launcher.job import Activation, Job
+from launcher.preflight import find_all, find_problems
+from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Severity, fold
 
 
 def problems(job, fact, **more):
@@ -181,6 +176,8 @@ def test_slots_and_chosen_gpus_are_held_against_what_is_there():
     assert problems(Job(SCRIPT), facts(), slots=16) == [f"gpu1: 16 GPUs wanted, 8 there\n  {GPU_HINT}"]
     assert problems(Job(SCRIPT), facts(), slots=3, gpus=(9, 7, 8)) == ["gpu1: has no GPU 8, 9\n  it has 0 to 7"]
     assert problems(Job(SCRIPT), facts(), slots=1, gpus=(7,)) == []
+    seven = facts(gpus=H200[:3] + H200[4:])
+    assert problems(Job(SCRIPT), seven, gpus=(3,)) == ["gpu1: has no GPU 3\n  it has 0, 1, 2, 4, 5, 6, 7"]
 
 
 def test_everything_wrong_with_a_host_is_told_at_once():
@@ -205,42 +202,140 @@ def test_equal_findings_are_folded_in_the_order_of_hosts():
     )
 
 
-@pytest.mark.parametrize(
-    ("master", "ssh_addresses", "findings"),
-    [
-        ("10.0.0.1", [None, "10.0.0.2", "10.0.0.3"], []),
-        ("127.0.0.1", [None], []),
-        ("127.0.0.1", [None, "127.0.0.2", "127.0.0.3"], []),
-        (
-            "127.0.1.1",
-            ["127.0.0.1", "10.0.0.2", None],
-            [
-                "n[2-3]: node 0 (n1) is known by its loopback address 127.0.1.1 only\n"
-                "  give its address on the data network: addr=IP in the hostfile"
-            ],
-        ),
-    ],
-)
-def test_a_master_on_loopback_is_for_its_own_machine(master, ssh_addresses, findings):
-    hosts = [Host(f"n{number}") for number in range(1, len(ssh_addresses) + 1)]
-    nodes = [facts(ssh_address=address) for address in ssh_addresses]
-    assert [str(finding) for finding in find_unreachable_master(hosts, nodes, master)] == findings
+# ---- all of them together -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("job", "nodes", "words"),
-    [
-        (Job(SCRIPT), [facts()] * 3, "8 x H200 140 GB, driver 580.159, python 3.11, torch 2.13.0, data over eth1"),
-        (
-            Job(SCRIPT),
-            [facts(), facts(gpus=H200[:4], torch_version="2.12.0", route=Route("ib0", "10.0.0.2"))],
-            "8 x H200 140 GB or 4 x H200 140 GB, driver 580.159, python 3.11, torch 2.13.0 or 2.12.0, "
-            "data over eth1 or ib0",
-        ),
-        (Job(SCRIPT, cpu=True, nproc=2), [facts()], "CPUs, python 3.11, torch 2.13.0, data over eth1"),
-        (Job(COMMAND, nproc=2), [facts(gpus=())], "CPUs, data over eth1"),
-        (Job(COMMAND, nproc=2), [facts(), facts(gpus=())], "8 x H200 140 GB or no GPU, driver 580.159, data over eth1"),
-    ],
+def test_the_plan_alone_is_looked_at_without_checks():
+    """As with --no-check, where nothing else was asked."""
+    busy = Gpu(0, "H200", 143771, "580.159", free_mib=0, processes=(GpuProcess(7, 143771, "ann", "python"),))
+    fact = facts(gpus=(busy,), checks=Checks(shm_mib=64))
+    assert find_problems(JOB, [Host("gpu1")], [fact]) == []
+    assert len(find_all(JOB, [Host("gpu1")], [fact])) == 2
+
+
+def test_the_worst_comes_first():
+    fine = facts(checks=Checks(), cpu_count=64)
+    worse = facts(checks=Checks(shm_mib=64), cpu_count=32, script_found=False)
+    hosts = [Host("gpu1"), Host("gpu2"), Host("gpu3")]
+    assert told(find_all(Job(SCRIPT, workdir="/data"), hosts, [fine, worse, fine])) == [
+        "problem: gpu2: the script train.py is not in /data (copy it there, or name the folder with --workdir)",
+        "warning: gpu2: /dev/shm is 64 MB, data loaders with workers may fail (docker: --shm-size=8g)",
+        "note: gpu2: 32 CPUs, the others 64 CPUs",
+    ]
+
+
+def test_severities_are_ordered():
+    assert sorted([NOTE, PROBLEM, WARNING], key=lambda severity: severity.rank) == [PROBLEM, WARNING, NOTE]
+
+
+def test_a_finding_as_a_line_and_as_a_block():
+    finding = Finding(("gpu1", "gpu2", "gpu4"), "is too small", "buy a larger one")
+    assert finding.one_line == "gpu[1-2,4]: is too small (buy a larger one)"
+    assert str(finding) == "gpu[1-2,4]: is too small\n  buy a larger one"
+    assert Finding(("gpu1",), "is too small").one_line == "gpu1: is too small"
+
+
+unhurried = settings(deadline=None)  # a loaded machine is no bug
+NAMES = st.sampled_from([f"gpu{number}" for number in range(5)])
+FINDINGS = st.builds(
+    Finding,
+    st.lists(NAMES, min_size=1).map(tuple),
+    st.sampled_from(["busy", "small"]),
+    st.sampled_from(["", "wait"]),
+    st.sampled_from(Severity),
 )
-def test_a_line_says_what_all_nodes_have(job, nodes, words):
-    assert summarize(job, nodes) == words
+
+
+@unhurried
+@given(st.lists(FINDINGS))
+def test_folding_keeps_who_has_what(findings):
+    def pairs(some):
+        return {(name, finding.text, finding.hint, finding.severity) for finding in some for name in finding.hosts}
+
+    folded = fold(findings)
+    assert pairs(folded) == pairs(findings)
+    assert len({(finding.text, finding.hint, finding.severity) for finding in folded}) == len(folded)
+    assert all(len(set(finding.hosts)) == len(finding.hosts) for finding in folded)
+    assert fold(folded) == folded
+
+
+def maybe(values):
+    return st.none() | values
+
+
+NUMBERS = maybe(st.integers(0, 1 << 40))
+WORDS = maybe(st.sampled_from(["", "python", "20261120-091233.ab12.0", "10.0.0.1", "127.0.0.1", "fd00::1", "eth1"]))
+PROCESSES = st.builds(GpuProcess, st.integers(1, 9), NUMBERS, WORDS, WORDS, WORDS)
+GPUS = st.builds(
+    Gpu,
+    st.integers(0, 9),
+    st.sampled_from(["", "H200", "A100"]),
+    NUMBERS,
+    st.sampled_from(["", "580.159", "999.99"]),
+    NUMBERS,
+    maybe(st.booleans()),
+    st.sampled_from(["", "Default", "Prohibited", "Exclusive_Process", "[N/A]"]),
+    NUMBERS,
+    st.lists(PROCESSES, max_size=3).map(tuple),
+)
+NETWORKS = st.builds(Network, st.sampled_from(["eth1", "ib0", "docker0"]), st.sampled_from(["10.0.0.0/24"]), NUMBERS)
+RUNS = st.builds(RunProcess, st.integers(1, 9), st.text(max_size=3), st.text(max_size=3), st.booleans())
+CHECKS = st.builds(
+    Checks,
+    memory_mib=NUMBERS,
+    memory_free_mib=NUMBERS,
+    shm_mib=NUMBERS,
+    memlock_kib=NUMBERS,
+    open_files=NUMBERS,
+    disks=st.dictionaries(st.sampled_from(["/tmp", "/data"]), NUMBERS),
+    script_hash=maybe(st.sampled_from(["", "5f3a91c0", "12ab34cd"])),
+    networks=st.lists(NETWORKS, max_size=3).map(tuple),
+    infiniband=st.sampled_from([(), ("mlx5_0:1",)]),
+    xids=st.lists(st.builds(Xid, st.just("0000:3b:00"), st.integers(0, 150)), max_size=3).map(tuple),
+    runs=st.lists(RUNS, max_size=3).map(tuple),
+)
+ROUTES = st.builds(
+    Route, WORDS, WORDS, maybe(st.just(41873)), WORDS, maybe(st.just(40001)), maybe(st.floats(-1e9, 1e9)), st.just(0.1)
+)
+PROBES = st.builds(
+    Probes,
+    st.lists(
+        st.builds(Probe, NAMES, st.just("10.0.0.1"), st.just(41873), st.booleans(), maybe(st.just("Refused"))),
+        max_size=2,
+    ).map(tuple),
+    maybe(st.floats(0, 1e6)),
+    WORDS,
+)
+FACTS = st.builds(
+    NodeFacts,
+    folder=st.just("/tmp/run"),
+    system=st.sampled_from(["linux", "darwin"]),
+    cpu_count=maybe(st.integers(1, 256)),
+    ssh_address=WORDS,
+    addresses=st.sampled_from([(), (("lo", "127.0.0.1"), ("eth1", "10.0.0.1"))]),
+    workdir_found=st.booleans(),
+    script_found=st.booleans(),
+    gpus=st.lists(GPUS, max_size=2).map(tuple),
+    gpu_error=WORDS,
+    python_version=maybe(st.sampled_from(["", "3", "3.11.4"])),
+    torch_version=maybe(st.sampled_from(["", "2.13.0", "2.12.0+cu126"])),
+    cuda_version=maybe(st.sampled_from(["", "13.0"])),
+    nccl_version=maybe(st.sampled_from(["2.28.9", "2.27.3"])),
+    numpy_version=maybe(st.sampled_from(["2.1.0", "1.26.4"])),
+    route=maybe(ROUTES),
+    checks=maybe(CHECKS),
+    probes=maybe(PROBES),
+)
+ENV = {"NCCL_SOCKET_IFNAME": "^docker", "GLOO_SOCKET_IFNAME": "eth", "CUDA_VISIBLE_DEVICES": "0,x"}
+JOBS = st.sampled_from([JOB, ON_CPUS, Job(COMMAND), Job(BUILTIN, nproc=2, env=ENV), Job(SCRIPT, env=ENV)])
+
+
+@unhurried
+@given(JOBS, st.lists(FACTS, max_size=4))
+def test_no_check_fails_on_what_a_node_does_not_tell(job, every_fact):
+    hosts = [Host(f"gpu{number}", gpus=(0, 3) if number == 1 else None) for number in range(len(every_fact))]
+    findings = find_all(job, hosts, every_fact)
+    for finding in findings:
+        assert set(finding.hosts) <= {host.name for host in hosts}
+        assert finding.text
+    assert [finding.severity.rank for finding in findings] == sorted(finding.severity.rank for finding in findings)

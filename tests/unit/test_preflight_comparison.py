@@ -1,0 +1,245 @@
+"""Nodes against each other: who differs, from whom, and how much that matters; each finding as a whole text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from example_facts import COMMAND, H200, JOB, ON_CPUS, SCRIPT, checked, facts, nodes_of, told
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.facts import Checks, Gpu, Network, Route
+from launcher.hosts import Host
+from launcher.job import Job
+from launcher.preflight.comparison import check
+from launcher.preflight.findings import Node, fold
+
+APART = "install the same one everywhere: they can't train together"
+NEAR = "install the same one everywhere: numbers may differ"
+COUNTS = "each process gets one; the global batch counts them all"
+
+
+def found(every_fact, job=JOB):
+    return told(fold(check(nodes_of(job, every_fact))))
+
+
+def torch(version):
+    return facts(torch_version=version)
+
+
+def python(version):
+    return facts(python_version=version)
+
+
+def script(found):
+    return checked(script_hash=found)
+
+
+def gpus(count, **more):
+    return facts(gpus=tuple(replace(gpu, **more) for gpu in H200[:count]))
+
+
+def clock(offset_s, error_s=0.01):
+    return facts(route=Route("eth1", "10.0.0.1", clock_offset_s=offset_s, clock_error_s=error_s))
+
+
+@pytest.mark.parametrize(
+    ("every_fact", "findings"),
+    [
+        ([], []),
+        ([facts()], []),
+        ([facts()] * 3, []),
+        # torch
+        ([torch("2.13.0"), torch("2.12.0")], [f"problem: gpu2: torch 2.12, the others 2.13 ({APART})"]),
+        (
+            [torch("2.12.0"), torch("2.13.0"), torch("2.13.1")],
+            [f"problem: gpu1: torch 2.12, the others 2.13 ({APART})"],
+        ),
+        (
+            [torch("2.13.0+cu130"), torch("2.13.0+cu126"), torch("2.13.0+cu130")],
+            [f"warning: gpu2: torch 2.13.0+cu126, the others 2.13.0+cu130 ({NEAR})"],
+        ),
+        ([torch("2.13.0"), torch(None)], []),  # that one has a finding of its own
+        # Python
+        (
+            [python("3.11.4"), python("3.12.1"), python("3.11.4")],
+            ["warning: gpu2: python 3.12, the others 3.11 (pickles and wheels may not fit)"],
+        ),
+        ([python("3.11.4"), python("3.11.9")], ["note: gpu2: python 3.11.9, the others 3.11.4"]),
+        # the script
+        (
+            [script("5f3a91c0ffee"), script("12ab34cd"), script("5f3a91c0ffee"), script(None)],
+            [
+                "problem: gpu2: the script's hash is 12ab34, the others 5f3a91 "
+                "(copy the same script to all nodes)"
+            ],
+        ),
+        # GPUs
+        ([gpus(8), gpus(8), gpus(4)], [f"warning: gpu3: 4 GPUs, the others 8 GPUs ({COUNTS})"]),
+        (
+            [gpus(8), gpus(4), gpus(8), gpus(4), gpus(2)],
+            [f"warning: gpu[2,4]: 4 GPUs, most 8 GPUs ({COUNTS})", f"warning: gpu5: 2 GPUs, most 8 GPUs ({COUNTS})"],
+        ),
+        ([gpus(8), gpus(0)], []),  # that one has a finding of its own
+        (
+            [gpus(8), gpus(8, name="A100")],
+            ["warning: gpu2: A100, the others H200 (the slower one sets the pace)"],
+        ),
+        (
+            [gpus(8, driver="535.1"), gpus(8), gpus(8, driver="535.1")],
+            ["warning: gpu2: driver 580.159, the others 535.1 (update it: NCCL may refuse to start)"],
+        ),
+        (
+            [checked(infiniband=("mlx5_0:1",)), checked(infiniband=("mlx5_1:1",)), checked()],
+            ["warning: gpu3: no InfiniBand, the others InfiniBand (NCCL falls back to TCP for all: see ibstat)"],
+        ),
+        (
+            [facts(), facts(cuda_version="12.6", nccl_version="2.27.3")],
+            [
+                "warning: gpu2: CUDA 12.6, the others 13.0 (install the same torch build everywhere)",
+                "warning: gpu2: NCCL 2.27.3, the others 2.28.9 (all ranks need the same one)",
+            ],
+        ),
+        ([facts(numpy_version="2.1.0"), facts(), facts(numpy_version="1.26.4")],
+         ["note: gpu3: numpy 1.26.4, the others 2.1.0"]),
+        ([facts(cpu_count=64), facts(cpu_count=32)], ["note: gpu2: 32 CPUs, the others 64 CPUs"]),
+    ],
+)  # fmt: skip
+def test_who_differs(every_fact, findings):
+    assert found(every_fact) == findings
+
+
+def test_of_two_the_first_is_what_is_usual():
+    assert found([gpus(4), gpus(8)]) == [f"warning: gpu2: 8 GPUs, the others 4 GPUs ({COUNTS})"]
+    assert found([gpus(4), gpus(8), gpus(8), gpus(4)]) == [f"warning: gpu[2-3]: 8 GPUs, the others 4 GPUs ({COUNTS})"]
+
+
+@pytest.mark.parametrize(
+    ("job", "every_fact"),
+    [
+        (Job(SCRIPT, nproc=4), [gpus(8), gpus(4)]),  # a number that is wanted is there, or refused elsewhere
+        (ON_CPUS, [gpus(8), gpus(4, driver="535.1")]),
+        (Job(COMMAND, nproc=1), [torch("2.12.0"), torch("2.13.0")]),
+        (ON_CPUS, [checked(infiniband=("mlx5_0:1",)), checked()]),
+    ],
+)
+def test_what_the_job_does_not_use_is_not_compared(job, every_fact):
+    assert found(every_fact, job) == []
+
+
+def test_gpus_that_were_chosen_are_not_counted():
+    hosts = [Host("gpu1"), Host("gpu2", gpus=(0, 1)), Host("gpu3", slots=2)]
+    fact_lists = [gpus(8), gpus(4), gpus(2)]
+    assert list(check([Node(JOB, host, fact) for host, fact in zip(hosts, fact_lists, strict=True)])) == []
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["2.12.0", "2.12.1", "2.13.0"]), min_size=1, max_size=6))
+def test_whoever_is_named_is_not_of_the_usual_kind(versions):
+    findings = list(check(nodes_of(JOB, list(map(torch, versions)))))
+    named = {name for finding in findings for name in finding.hosts}
+    usual = [version for number, version in enumerate(versions, 1) if f"gpu{number}" not in named]
+    assert usual
+    assert bool(named) == (len(set(versions)) > 1)
+    releases = {version.rpartition(".")[0] for version in usual}
+    assert len(releases) == 1
+
+
+# ---- clocks ---------------------------------------------------------------------------------------------------------
+
+NTP = "start NTP there: times in logs and of checkpoints will mislead"
+
+
+@pytest.mark.parametrize(
+    ("every_fact", "findings"),
+    [
+        ([clock(100.0)], []),
+        ([clock(1.9), clock(0.0)], []),
+        ([clock(100.0), clock(100.1), clock(99.0)], []),  # ours is the one that is wrong
+        ([clock(0.0), clock(3.0)], [f"warning: gpu2: its clock is 3 s ahead of the others' ({NTP})"]),
+        ([clock(-3600.0), clock(0.1)], [f"warning: gpu1: its clock is 3600 s behind the others' ({NTP})"]),
+        ([clock(100.0), clock(110.0)], [f"warning: gpu2: its clock is 10 s ahead of the others' ({NTP})"]),
+        ([clock(0.0), clock(5.0), clock(0.1)], [f"warning: gpu2: its clock is 5 s ahead of the others' ({NTP})"]),
+        ([clock(0.0), clock(5.0, error_s=4.0), clock(0.1)], []),  # asking took long, so nobody knows
+        ([clock(None), clock(9.0), facts(route=None)], []),
+        (
+            [clock(0.0), clock(0.1), clock(7.0), clock(7.0)],
+            [f"warning: gpu[3-4]: its clock is 7 s ahead of the others' ({NTP})"],
+        ),
+    ],
+)
+def test_clocks(every_fact, findings):
+    assert found(every_fact) == findings
+
+
+# ---- networks -------------------------------------------------------------------------------------------------------
+
+SLOW = Network("eth0", "10.0.0.0/24", 1000)
+FAST = Network("ib0", "10.1.0.0/24", 100000)
+DOCKER = Network("docker0", "172.17.0.0/16", 400000)
+ADDR = "give the nodes' addresses there with addr= in the hostfile"
+
+
+def networks(*entries, over="eth0", **more):
+    return facts(route=Route(over, "10.0.0.1"), checks=Checks(networks=entries, **more))
+
+
+FASTER = f"data goes over 1 Gb/s, and all nodes share 10.1.0.0/24 with 100 Gb/s (ib0) ({ADDR})"
+
+
+@pytest.mark.parametrize(
+    ("every_fact", "findings"),
+    [
+        ([networks(SLOW, FAST), networks(FAST, SLOW)], [f"warning: gpu[1-2]: {FASTER}"]),
+        ([networks(SLOW, FAST)], []),
+        ([networks(SLOW, FAST), networks(SLOW)], []),
+        ([networks(SLOW, FAST, over="ib0"), networks(SLOW, FAST, over="ib0")], []),
+        ([networks(SLOW, DOCKER), networks(SLOW, DOCKER)], []),  # the same addresses on each, and no way between them
+        ([networks(SLOW, replace(FAST, speed_mbps=None)), networks(SLOW, FAST)], []),
+        ([networks(SLOW, FAST), facts(route=Route("eth0", "10.0.0.2"))], []),
+        ([networks(FAST, over="eth0"), networks(FAST, over="eth0")], []),  # nobody knows how fast the one used is
+        (
+            [networks(SLOW, FAST), networks(SLOW, replace(FAST, speed_mbps=25000, interface="ib1"))],
+            [
+                "warning: gpu[1-2]: data goes over 1 Gb/s, and all nodes share 10.1.0.0/24 with 25 Gb/s (ib0, ib1) "
+                f"({ADDR})"
+            ],
+        ),
+        (  # what is eth0 on one node is ib0 on the other
+            [
+                networks(SLOW, FAST),
+                networks(replace(SLOW, interface="ib0"), replace(FAST, interface="eth0"), over="ib0"),
+            ],
+            [
+                "warning: gpu[1-2]: data goes over 1 Gb/s, and all nodes share 10.1.0.0/24 with 100 Gb/s (eth0, ib0) "
+                f"({ADDR})"
+            ],
+        ),
+        (
+            [networks(replace(SLOW, speed_mbps=2500), FAST)] * 2,
+            [f"warning: gpu[1-2]: {FASTER.replace('over 1 Gb', 'over 2.5 Gb')}"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_faster_network(every_fact, findings):
+    assert found(every_fact) == findings
+
+
+@pytest.mark.parametrize("name", ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"])
+def test_who_has_chosen_a_network_is_not_told_of_another(name):
+    pair = [networks(SLOW, FAST), networks(SLOW, FAST)]
+    assert found(pair, Job(SCRIPT, env={name: "eth0"})) == []
+    hosts = [Host("gpu1", address="10.0.0.1"), Host("gpu2")]
+    assert list(check([Node(JOB, host, fact) for host, fact in zip(hosts, pair, strict=True)])) == []
+
+
+def test_with_infiniband_the_data_takes_another_way():
+    pair = [networks(SLOW, FAST, infiniband=("mlx5_0:1",))] * 2
+    assert found(pair) == []
+    assert found(pair, ON_CPUS) == [f"warning: gpu[1-2]: {FASTER}"]
+
+
+def test_a_gpu_without_a_name_or_driver():
+    nameless = (Gpu(0, "", None, ""),)
+    assert found([facts(gpus=nameless), facts(gpus=nameless)]) == []

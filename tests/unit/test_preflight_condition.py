@@ -1,0 +1,133 @@
+"""Each node by itself: memory, limits, disks, left-overs, names; each finding as a whole text."""
+
+from __future__ import annotations
+
+import pytest
+from example_facts import JOB, ON_CPUS, SCRIPT, checked, facts, told
+
+from launcher.facts import Checks, Probes, Route, RunProcess
+from launcher.hosts import Host
+from launcher.job import Job
+from launcher.preflight.condition import check
+from launcher.preflight.findings import Node
+
+LIMITS = "in /etc/security/limits.conf"
+CLEAN = "launch clean ends them"
+
+
+def found(fact, job=JOB, *, is_alone=False):
+    return told(check(Node(job, Host("gpu1"), fact), is_alone=is_alone))
+
+
+def run(pid, mark="20261120-091233.ab12.0", *, is_owned=False):
+    return RunProcess(pid, "python", mark, is_owned)
+
+
+@pytest.mark.parametrize(
+    ("checks", "findings"),
+    [
+        ({}, []),
+        ({"shm_mib": 1024, "memory_free_mib": 1024, "open_files": 1024, "disks": {"/tmp": 100}}, []),
+        ({"shm_mib": None, "memory_free_mib": None, "open_files": None, "disks": {"/tmp": None}}, []),
+        (
+            {"shm_mib": 64},
+            ["warning: gpu1: /dev/shm is 64 MB, data loaders with workers may fail (docker: --shm-size=8g)"],
+        ),
+        (
+            {"memory_free_mib": 1023},
+            ["warning: gpu1: 1023 MB of memory free (the kernel may kill a rank)"],
+        ),
+        (
+            {"disks": {"/data": 99, "/tmp": 0, "/home/ann": None}},
+            [
+                "warning: gpu1: 99 MB free in /data (checkpoints and temporary files need room)",
+                "warning: gpu1: 0 MB free in /tmp (checkpoints and temporary files need room)",
+            ],
+        ),
+        (
+            {"open_files": 256},
+            [f"warning: gpu1: 256 open files a process at most (raise nofile {LIMITS})"],
+        ),
+        (
+            {"runs": (run(7),)},
+            [f"warning: gpu1: 1 process left of run 20261120-091233 (pid 7) ({CLEAN})"],
+        ),
+        (
+            {"runs": tuple(map(run, (7, 8, 9, 10)))},
+            [f"warning: gpu1: 4 processes left of run 20261120-091233 (pid 7, 8, 9, ...) ({CLEAN})"],
+        ),
+        (
+            {"runs": (run(7, is_owned=True), run(8, "20261119-200000.cd34.1"), run(9, is_owned=True))},
+            [
+                "note: gpu1: run 20261120-091233 goes on there",
+                f"warning: gpu1: 1 process left of run 20261119-200000 (pid 8) ({CLEAN})",
+            ],
+        ),
+    ],
+)
+def test_what_a_node_may_break_of(checks, findings):
+    assert found(checked(**checks)) == findings
+
+
+LOCKED = (
+    "problem: gpu1: 8192 KiB of memory may be locked, so NCCL can't use mlx5_0:1, mlx5_1:1 "
+    f"(memlock unlimited {LIMITS}; or --env NCCL_IB_DISABLE=1)"
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "job", "is_alone", "findings"),
+    [
+        ({}, JOB, False, [LOCKED]),
+        ({"infiniband": ()}, JOB, False, []),
+        ({"memlock_kib": None}, JOB, False, []),
+        ({"memlock_kib": 1 << 20}, JOB, False, []),
+        ({}, ON_CPUS, False, []),
+        ({}, JOB, True, []),  # nothing goes over InfiniBand
+        ({}, Job(SCRIPT, env={"NCCL_IB_DISABLE": "1"}), False, []),  # the remedy that is named
+        ({}, Job(SCRIPT, env={"NCCL_IB_DISABLE": "0"}), False, [LOCKED]),
+    ],
+)
+def test_memory_that_infiniband_locks(more, job, is_alone, findings):
+    checks = {"infiniband": ("mlx5_0:1", "mlx5_1:1"), "memlock_kib": 8192}
+    assert found(checked(**(checks | more)), job, is_alone=is_alone) == findings
+
+
+SLOW = "RES_OPTIONS is set for this run; mend /etc/resolv.conf, or list the nodes in /etc/hosts"
+
+
+@pytest.mark.parametrize(
+    ("probes", "route", "findings"),
+    [
+        (None, None, []),
+        (Probes(), None, []),
+        (Probes(reverse_dns_s=0.5, own_address="10.0.0.1"), None, []),
+        (
+            Probes(reverse_dns_s=0.51),
+            None,
+            [f"warning: gpu1: looking up the name of an address takes 0.5 s or more ({SLOW})"],
+        ),
+        (
+            Probes(own_address=""),
+            None,
+            ["note: gpu1: its own host name can't be resolved (harmless here: interfaces are named)"],
+        ),
+        (
+            Probes(own_address="127.0.1.1"),
+            Route("eth1", "10.0.0.1"),
+            [
+                "note: gpu1: its own host name is 127.0.1.1 "
+                "(harmless here; torchrun by hand would hang)"
+            ],
+        ),
+        (Probes(own_address="127.0.1.1"), Route("lo", "127.0.0.1"), []),
+        (Probes(own_address="127.0.1.1"), Route("lo", None), ["note: gpu1: its own host name is 127.0.1.1 "
+          "(harmless here; torchrun by hand would hang)"]),
+    ],
+)  # fmt: skip
+def test_names(probes, route, findings):
+    assert found(facts(hostname="box7", checks=Checks(), probes=probes, route=route)) == findings
+
+
+def test_nothing_is_said_where_nothing_was_asked():
+    assert found(facts(probes=Probes(own_address=""))) == []

@@ -1,0 +1,194 @@
+"""GPUs that a run would use: who is on them, and whether they are well; each finding as a whole text."""
+
+from __future__ import annotations
+
+import pytest
+from example_facts import COMMAND, H200, JOB, ON_CPUS, SCRIPT, facts, told
+
+from launcher.facts import Checks, Gpu, GpuProcess, Xid
+from launcher.hosts import Host
+from launcher.job import Job
+from launcher.preflight.findings import Node
+from launcher.preflight.gpus import check, gigabytes, wanted_gpus
+
+MIB = 143771
+GO_ON = "other GPUs: --include; to start all the same: --no-check"
+
+
+def gpu(index=0, *processes, used=0, **more):
+    known = {"memory_mib": MIB, "free_mib": None if used is None else MIB - used}
+    return Gpu(index, "H200", driver="580.159", processes=processes, **(known | more))
+
+
+def process(pid, mib=1024, owner="ann", name="python", mark=None):
+    return GpuProcess(pid, mib, owner, name, mark)
+
+
+def found(*gpus, job=JOB, host=None):
+    host = host or Host("gpu1")
+    return told(check(Node(job, host, facts(gpus=gpus, checks=Checks()))))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "findings"),
+    [
+        ([gpu(used=0)], []),
+        ([gpu(used=None)], []),
+        ([gpu(used=7000)], []),  # what a driver keeps for itself
+        (
+            [gpu(0, process(4411, 120 << 10), used=120 << 10)],
+            [f"problem: gpu1: GPU 0 busy: pid 4411 (python) of ann, 120 GB ({GO_ON})"],
+        ),
+        (
+            [gpu(0, process(4411, 400), used=400)],  # somebody's notebook: there is room
+            [f"warning: gpu1: GPU 0 busy: pid 4411 (python) of ann, 0.4 GB ({GO_ON})"],
+        ),
+        (
+            [gpu(0, process(4411, None), used=None)],  # [N/A] of a MIG device, or in WSL
+            [f"warning: gpu1: GPU 0 busy: pid 4411 (python) of ann ({GO_ON})"],
+        ),
+        (
+            [gpu(0, process(4411, 2048, owner=None, name=None), used=2048)],
+            [f"warning: gpu1: GPU 0 busy: pid 4411, not seen there (another container's?), 2.0 GB ({GO_ON})"],
+        ),
+        (
+            [gpu(0, process(4411, 2048, owner=None), used=2048)],
+            [f"warning: gpu1: GPU 0 busy: pid 4411 (python), 2.0 GB ({GO_ON})"],
+        ),
+        (
+            [gpu(0, process(4411, 2048, mark="20261120-091233.ab12.0"), used=2048)],
+            [
+                "warning: gpu1: GPU 0 busy: pid 4411 (python) of ann, 2.0 GB (of run 20261120-091233; "
+                "`launch clean` ends it if nobody looks after it any more)"
+            ],
+        ),
+        (
+            [gpu(index, process(4411 + index, 70 << 10), used=70 << 10) for index in range(2)],
+            [f"warning: gpu1: GPU 0 and 1 busy: pid 4411 and 4412 (python) of ann, 140 GB ({GO_ON})"],
+        ),
+        (
+            [gpu(index, process(4411, 1024), used=1024 if index else 100 << 10) for index in range(3)],
+            [f"problem: gpu1: GPU 0, 1 and 2 busy: pid 4411 (python) of ann, 3.0 GB ({GO_ON})"],
+        ),
+        (
+            [gpu(index, process(4411 + index, 1024), used=1024) for index in range(4)],
+            [f"warning: gpu1: GPU 0, 1, 2 and 3 busy: 4 processes from pid 4411 on (python) of ann, 4.0 GB ({GO_ON})"],
+        ),
+        (
+            [gpu(0, process(4411), process(4412, owner="bob"), used=2048)],
+            [
+                f"warning: gpu1: GPU 0 busy: pid 4411 (python) of ann, 1.0 GB ({GO_ON})",
+                f"warning: gpu1: GPU 0 busy: pid 4412 (python) of bob, 1.0 GB ({GO_ON})",
+            ],
+        ),
+        (
+            [gpu(0, used=8000)],
+            [
+                "warning: gpu1: GPU 0: 7.8 GB in use by a process that is not seen there "
+                "(in a container, or dead: look on the machine itself, or reset the GPU)"
+            ],
+        ),
+        (
+            [gpu(0, used=100 << 10)],
+            [
+                "problem: gpu1: GPU 0: 100 GB in use by a process that is not seen there "
+                "(in a container, or dead: look on the machine itself, or reset the GPU)"
+            ],
+        ),
+        (
+            [gpu(3, compute_mode="Prohibited")],
+            [
+                "problem: gpu1: GPU 3 lets no process in (compute mode Prohibited) (nvidia-smi -i 3 -c DEFAULT)",
+            ],
+        ),
+        ([gpu(compute_mode="Exclusive_Process")], []),
+        (
+            [gpu(0, process(4411, 400), used=400, compute_mode="Exclusive_Process")],
+            [
+                f"warning: gpu1: GPU 0 busy: pid 4411 (python) of ann, 0.4 GB ({GO_ON})",
+                "problem: gpu1: GPU 0 lets no process in (compute mode Exclusive_Process) (nvidia-smi -i 0 -c DEFAULT)",
+            ],
+        ),
+        (
+            [gpu(0, ecc_errors=1), gpu(1, ecc_errors=0), gpu(2, ecc_errors=3)],
+            [
+                "warning: gpu1: GPU 0 had 1 uncorrectable memory error "
+                "(results may be wrong: reset it, or leave it out with --exclude)",
+                "warning: gpu1: GPU 2 had 3 uncorrectable memory errors "
+                "(results may be wrong: reset it, or leave it out with --exclude)",
+            ],
+        ),
+        (
+            [gpu(index, is_persistent=False) for index in range(8)],
+            ["note: gpu1: persistence mode is off, the first use of a GPU takes seconds (nvidia-smi -pm 1)"],
+        ),
+        ([gpu(is_persistent=None)], []),
+        ([gpu(memory_mib=None)], []),
+    ],
+)
+def test_what_is_wrong_with_a_gpu(gpus, findings):
+    assert found(*gpus) == findings
+
+
+@pytest.mark.parametrize(
+    ("more", "findings"),
+    [
+        ({"cuda_version": None}, ["problem: gpu1: torch 2.13.0 is a build for CPUs "
+                                  "(install one for its GPUs, or train on CPUs: --nproc N --cpu)"]),
+        ({"cuda_version": None, "hip_version": "6.4"}, []),
+        ({"cuda_version": None, "torch_version": "unknown"}, []),
+        ({"cuda_version": None, "torch_version": None}, []),
+        ({"cuda_version": None, "gpus": ()}, []),
+    ],
+)  # fmt: skip
+def test_a_torch_that_uses_no_gpu(more, findings):
+    assert told(check(Node(JOB, Host("gpu1"), facts(checks=Checks(), **more)))) == findings
+
+
+def test_faults_that_the_kernel_has_logged():
+    xids = (Xid("0000:3b:00", 79), Xid("0000:3b:00", 31), Xid("0000:5d:00", 48), Xid("0000:3b:00", 94))
+    assert told(check(Node(JOB, Host("gpu1"), facts(checks=Checks(xids=xids))))) == [
+        f"warning: gpu1: the GPU at PCI {gpu} had Xid {numbers} within a day "
+        "(a fault of hardware or driver: reset it, reboot, or leave it out)"
+        for gpu, numbers in (("0000:3b:00", "79 and 94"), ("0000:5d:00", "48"))
+    ]
+
+
+BUSY = [gpu(index, process(100 + index, 100 << 10), used=100 << 10) for index in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("job", "host", "indexes"),
+    [
+        (JOB, Host("gpu1"), [0, 1, 2, 3, 4, 5, 6, 7]),
+        (Job(SCRIPT, nproc=2), Host("gpu1"), [0, 1]),
+        (JOB, Host("gpu1", slots=3), [0, 1, 2]),
+        (JOB, Host("gpu1", gpus=(7, 2)), [2, 7]),
+        (Job(SCRIPT, nproc=2, env={"CUDA_VISIBLE_DEVICES": "4,5,6,7"}), Host("gpu1"), [4, 5]),
+        (Job(SCRIPT, nproc=2, env={"CUDA_VISIBLE_DEVICES": "GPU-8932f937"}), Host("gpu1"), [0, 1]),
+        (Job(SCRIPT, nproc=2, env={"CUDA_VISIBLE_DEVICES": ""}), Host("gpu1"), [0, 1]),
+        (Job(SCRIPT, nproc=16), Host("gpu1"), [0, 1, 2, 3, 4, 5, 6, 7]),
+    ],
+)
+def test_only_gpus_that_the_run_would_use_are_looked_at(job, host, indexes):
+    assert [gpu.index for gpu in wanted_gpus(Node(job, host, facts(gpus=H200)))] == indexes
+    assert len(found(*BUSY, job=job, host=host)) == 1
+    others = [gpu for gpu in BUSY if gpu.index not in indexes]
+    assert found(*others, job=Job(SCRIPT, env=job.env), host=Host("gpu1", gpus=tuple(indexes))) == []
+
+
+@pytest.mark.parametrize("job", [ON_CPUS, Job(COMMAND, nproc=8)])
+def test_a_run_on_cpus_minds_no_gpu(job):
+    assert found(*BUSY, job=job) == []
+
+
+def test_nothing_is_said_where_nothing_was_asked():
+    assert told(check(Node(JOB, Host("gpu1"), facts(gpus=tuple(BUSY))))) == []
+
+
+@pytest.mark.parametrize(
+    ("mib", "words"),
+    [(0, "0.0 GB"), (400, "0.4 GB"), (9700, "9.5 GB"), (9728, "10 GB"), (81559, "80 GB"), (143771, "140 GB")],
+)
+def test_memory_as_on_a_gpu_s_label(mib, words):
+    assert gigabytes(mib) == words
