@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.facts import Gpu, NodeFacts, Route
+from launcher.facts import Gpu, NodeFacts, Probes, Route
 from launcher.hosts import Host, select_hosts
 from launcher.job import TRAINER_MODULE, Activation, Job, Program, ProgramKind
 from launcher.plan import LaunchPlan, as_record, build_plan, master_address, placeholder_facts
@@ -500,3 +500,21 @@ def test_torchrun_leaves_the_arguments_of_the_script_alone(parse_torchrun, args)
     assert (parsed.nnodes, parsed.nproc_per_node, parsed.master_port) == ("1", "3", 41873)
     assert (parsed.no_python, parsed.training_script) == (True, "/bin/sh")
     assert parsed.training_script_args[-len(args) :] == args
+
+
+@pytest.mark.parametrize(
+    ("probes", "env", "value"),
+    [
+        (None, {}, None),
+        (Probes(), {}, None),
+        (Probes(reverse_dns_s=0.5), {}, None),
+        (Probes(reverse_dns_s=0.6), {}, "timeout:1 attempts:2"),
+        (Probes(reverse_dns_s=5.0), {"RES_OPTIONS": "rotate"}, None),  # the user's own stands in the job
+    ],
+)
+def test_a_slow_resolver_is_given_up_early_on_its_node_only(probes, env, value):
+    slow = facts_of("gpu1", probes=probes)
+    plan = plan_of(Job(script(), 1, cpu=True, env=env), slow, facts_of("gpu2", probes=Probes(reverse_dns_s=0.01)))
+    assert plan.nodes[0].env.get("RES_OPTIONS") == value
+    assert "RES_OPTIONS" not in plan.nodes[1].env
+    assert ("RES_OPTIONS=" in plan.nodes[0].by_hand) == bool(value or env)

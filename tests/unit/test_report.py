@@ -11,6 +11,7 @@ from launcher.diagnosis import Failure, find_cause
 from launcher.hosts import Host
 from launcher.job import Program, ProgramKind
 from launcher.plan import LaunchPlan, NodePlan
+from launcher.preflight.findings import WARNING, Finding
 from launcher.report import (
     cause_block,
     census_words,
@@ -20,6 +21,7 @@ from launcher.report import (
     left_lines,
     others_lines,
     plan_line,
+    warning_lines,
 )
 from launcher.session import Census
 
@@ -252,3 +254,13 @@ def test_the_block_fits_a_screen(error, wide):
 )
 def test_those_that_followed(stopped, failed, ended, lines):
     assert others_lines(stopped, failed, ended) == lines
+
+
+@pytest.mark.parametrize(
+    ("number", "more"),
+    [(0, []), (1, []), (8, []), (9, ["  and 1 more: launch check"]), (20, ["  and 12 more: launch check"])],
+)
+def test_warnings_are_a_line_each_and_not_too_many(number, more):
+    warnings = [Finding(("gpu1", "gpu2"), f"text {index}", "remedy", WARNING) for index in range(number)]
+    lines = [f"  gpu[1-2]: text {index} (remedy)" for index in range(min(number, 8))]
+    assert warning_lines(warnings) == lines + more

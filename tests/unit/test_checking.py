@@ -1,0 +1,161 @@
+"""launch check: the table whole as it is printed, its exit code, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from example_facts import H200, JOB, checked, facts
+
+from launcher import checking
+from launcher.errors import EXIT_PREFLIGHT, EXIT_UNREACHABLE, HostFailure
+from launcher.facts import Gpu, GpuProcess, Probe, Probes, RunProcess
+from launcher.hosts import Host
+from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding
+from launcher.survey import Survey
+
+FINE = facts(torch_version="2.13.0")
+TRAITS = "8 x H200 140 GB, driver 580.159, python 3.11, torch 2.13.0, data over eth1"
+SMALL = Finding(("gpu2",), "/dev/shm is 64 MB", "docker: --shm-size=8g", WARNING)
+BUSY = Finding(("gpu1", "gpu2"), "GPU 0 busy", "take others", PROBLEM)
+LONELY = Finding(("gpu3",), "32 CPUs, the others 64 CPUs", "", NOTE)
+OFF = HostFailure("gpu4", "timeout", "10.0.0.4 port 22 does not answer", "is it on?")
+NAMELESS = HostFailure("gpu5.cluster", "name", "no such name")
+
+
+def survey(*findings, hosts=3, failures=(), every_fact=None, seconds=1.24):
+    every_fact = [FINE] * hosts if every_fact is None else every_fact
+    named = tuple(Host(f"gpu{number}") for number in range(1, len(every_fact) + 1))
+    return Survey(named, tuple(every_fact), findings, tuple(failures), seconds)
+
+
+@pytest.mark.parametrize(
+    ("found", "lines"),
+    [
+        (
+            survey(),
+            [
+                "3 hosts answer (1.2 s)",
+                f"  on all  {TRAITS}",
+                "nothing would break a run",
+            ],
+        ),
+        (
+            survey(hosts=1, seconds=12.3),
+            [
+                "1 host answers (12 s)",
+                f"  on all  {TRAITS}",
+                "nothing would break a run",
+            ],
+        ),
+        (
+            survey(BUSY, SMALL, LONELY),
+            [
+                "3 hosts answer (1.2 s)",
+                f"  on all    {TRAITS}",
+                "! gpu[1-2]  GPU 0 busy         take others",
+                "  gpu2      /dev/shm is 64 MB  docker: --shm-size=8g",
+                "  gpu3      32 CPUs, the others 64 CPUs",
+                "1 problem would break a run, 1 warning",
+            ],
+        ),
+        (
+            survey(SMALL, SMALL, hosts=2),
+            [
+                "2 hosts answer (1.2 s)",
+                f"  on all  {TRAITS}",
+                "  gpu2    /dev/shm is 64 MB  docker: --shm-size=8g",
+                "  gpu2    /dev/shm is 64 MB  docker: --shm-size=8g",
+                "nothing would break a run, 2 warnings",
+            ],
+        ),
+        (
+            survey(SMALL, failures=[OFF, NAMELESS]),
+            [
+                "3 of 5 hosts answer (1.2 s)",
+                f"  on all        {TRAITS}",
+                "! gpu4          10.0.0.4 port 22 does not answer  is it on?",
+                "! gpu5.cluster  no such name",
+                "  gpu2          /dev/shm is 64 MB                 docker: --shm-size=8g",
+                "2 problems would break a run, 1 warning",
+            ],
+        ),
+        (
+            survey(hosts=0, failures=[OFF]),
+            [
+                "0 of 1 host answer (1.2 s)",
+                "! gpu4  10.0.0.4 port 22 does not answer  is it on?",
+                "1 problem would break a run",
+            ],
+        ),
+        (
+            survey(
+                every_fact=[
+                    facts(),
+                    facts(gpus=H200[:4], torch_version="2.12.0", python_version="3.12", route=None),
+                    facts(gpus=(), torch_version=None, python_version=None),
+                ]
+            ),
+            ["3 hosts answer (1.2 s)", "nothing would break a run"],
+        ),
+    ],
+    ids=["well", "one", "all kinds", "warnings", "failures", "nobody", "nothing in common"],
+)
+def test_a_table(found, lines):
+    assert checking.table(JOB, found) == lines
+
+
+def test_a_remedy_that_finds_no_room_stands_below():
+    long = Finding(("gpu1",), "x" * 71, "do something", WARNING)
+    wide = Finding(("gpu2",), "y" * 70, "z" * 45, WARNING)
+    narrow = Finding(("gpu3",), "short", "do nothing", WARNING)
+    assert checking.table(JOB, survey(long, wide, narrow))[2:-1] == [
+        "  gpu1    " + "x" * 71,
+        "          do something",
+        "  gpu2    " + "y" * 70,
+        "          " + "z" * 45,
+        "  gpu3    " + "short" + " " * 65 + "  do nothing",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "exit_code"),
+    [
+        (survey(), 0),
+        (survey(SMALL, LONELY), 0),
+        (survey(SMALL, BUSY), EXIT_PREFLIGHT),
+        (survey(failures=[OFF]), EXIT_UNREACHABLE),
+        (survey(BUSY, failures=[OFF]), EXIT_UNREACHABLE),
+        (survey(hosts=0), 0),
+    ],
+)
+def test_exit_codes(found, exit_code):
+    assert checking.exit_code(found) == exit_code
+
+
+def test_a_record_tells_all_and_comes_back_from_json():
+    gpu = Gpu(0, "H200", 143771, "580.159", processes=(GpuProcess(7, None, "ann"),))
+    full = checked(disks={"/data": 5, "/tmp": None}, runs=(RunProcess(7, "python", "run.a.0", is_owned=False),))
+    full = facts(checks=full.checks, gpus=(gpu,), probes=Probes((Probe("gpu1", "10.0.0.1", 1, True, "refused"),)))
+    record = checking.as_record(JOB, survey(BUSY, SMALL, every_fact=[full, FINE], failures=[OFF, NAMELESS]))
+    read = json.loads(json.dumps(record))
+    assert {name: read[name] for name in ("exit_code", "on_all", "findings", "unreachable")} == {
+        "exit_code": 69,
+        "on_all": ["driver 580.159", "python 3.11", "torch 2.13.0", "data over eth1"],
+        "findings": [
+            {"severity": "problem", "hosts": ["gpu1", "gpu2"], "text": "GPU 0 busy", "hint": "take others"},
+            {"severity": "warning", "hosts": ["gpu2"], "text": "/dev/shm is 64 MB", "hint": "docker: --shm-size=8g"},
+        ],
+        "unreachable": [
+            {"host": "gpu4", "kind": "timeout", "text": "10.0.0.4 port 22 does not answer", "hint": "is it on?"},
+            {"host": "gpu5.cluster", "kind": "name", "text": "no such name", "hint": ""},
+        ],
+    }
+    assert list(read["hosts"]) == ["gpu1", "gpu2"]
+    assert read["hosts"]["gpu1"]["checks"]["disks"] == {"/data": 5, "/tmp": None}
+    assert read["hosts"]["gpu1"]["checks"]["runs"][0] == {
+        "pid": 7, "name": "python", "mark": "run.a.0", "is_owned": False,
+    }  # fmt: skip
+    assert read["hosts"]["gpu1"]["gpus"][0]["processes"][0]["owner"] == "ann"
+    assert read["hosts"]["gpu1"]["probes"]["tried"][0]["error"] == "refused"
+    assert read["hosts"]["gpu2"]["checks"] is None

@@ -1,0 +1,53 @@
+"""launch clean: what it says before it ends anything, and its exit code."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.cleaning import Cleaning, found_lines
+from launcher.errors import HostFailure
+from launcher.facts import RunProcess
+from launcher.session import Census
+
+RUN = "20261120-091233.ab12.0"
+
+
+def left(pid, name="python", mark=RUN, *, is_owned=False):
+    return RunProcess(pid, name, mark, is_owned)
+
+
+def test_a_line_for_each_run_on_each_host():
+    found = [
+        ("gpu1", left(7)),
+        ("gpu1", left(8, "sleep")),
+        ("gpu1", left(9, "python", "20261119-200000.cd34.0", is_owned=True)),
+        *[("gpu2", left(pid, mark=RUN.replace(".0", ".1"))) for pid in range(11, 17)],
+    ]
+    assert found_lines(found) == [
+        "  gpu1: 2 processes of run 20261120-091233 left behind: 7 (python), 8 (sleep)",
+        "  gpu1: 1 process of run 20261119-200000 goes on, left alone: 9 (python)",
+        "  gpu2: 6 processes of run 20261120-091233 left behind: "
+        "11 (python), 12 (python), 13 (python), 14 (python) and 2 more",
+    ]
+    assert found_lines([]) == []
+
+
+OFF = HostFailure("gpu4", "timeout", "does not answer")
+
+
+@pytest.mark.parametrize(
+    ("failures", "census", "exit_code"),
+    [
+        ([], Census({"gpu1": []}, {}), 0),
+        ([], Census({"gpu1": [[7, "python", "D"]]}, {}), 1),
+        ([OFF], Census({"gpu1": []}, {}), 69),
+        ([OFF], Census({"gpu1": [[7, "python", "D"]]}, {}), 69),
+    ],
+)
+def test_exit_codes(failures, census, exit_code):
+    assert Cleaning([("gpu1", left(7))], failures, census).exit_code == exit_code
+
+
+def test_what_goes_on_is_not_left_behind():
+    found = [("gpu1", left(7)), ("gpu1", left(8, is_owned=True))]
+    assert Cleaning(found, [], Census({}, {})).left_behind == found[:1]
