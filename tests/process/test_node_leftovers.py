@@ -1,0 +1,178 @@
+"""Processes that earlier runs left: found, told from those of runs that go on and of other users, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+from node_process import FORKS, IGNORES, WAITS, Message, Node, Nodes, find_marked, is_alive, python, shell, wait_until
+
+from launcher.node import leftovers, messages
+
+NOBODY = 65534
+# A rank that outlives its keepers: they let it get a SIGTERM when they die. Its child has no environment.
+HARDY = "trap '' TERM; env -i sleep 300 & echo ready pids $$ $!; wait"
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start a process that waits, with a run's mark in its environment; all end with the test."""
+    with ExitStack() as ends:
+
+        def start(mark: str, argv: tuple[str, ...] = ("sleep", "300"), **how: object) -> subprocess.Popen[bytes]:
+            process = subprocess.Popen(argv, env={"PATH": os.defpath, "LAUNCH_MARK": mark}, **how)
+            ends.callback(process.wait)
+            ends.callback(process.kill)
+            return process
+
+        yield start
+
+
+def found_by(nodes: Nodes, mark: str | None = None, of: str = "") -> tuple[Node, list[Message]]:
+    """Ask a new node for left-overs; return it, and what it says of the run with this mark."""
+    node = nodes.start(mark=mark)
+    node.prepare(facts=True, checks=True, pythons=[], gpus=False)
+    runs = node.wait_for(messages.FACTS)["checks"]["runs"]
+    return node, [run for run in runs if run["mark"] == of]
+
+
+def kill_keepers(node: Node) -> None:
+    """Kill guardian and supervisor at once, so that none of them cleans up."""
+    keepers = (node.guardian.pid, node.supervisor)
+    for pid in keepers:  # stopped first: the second would notice the first one's death
+        os.kill(pid, signal.SIGSTOP)
+    for pid in keepers:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not any(map(is_alive, keepers)))
+
+
+def end_of(node: Node) -> None:
+    """Remove what nobody is left to remove."""
+    for path in [*node.folder.glob("*/*"), *node.folder.glob("*")]:
+        path.rmdir() if path.is_dir() else path.unlink()
+    node.folder.rmdir()
+
+
+def test_what_dead_keepers_left_is_found_and_ended(nodes: Nodes, any_python: str) -> None:
+    lost = nodes.start(python=any_python, mark="20261120-091233.ab12.0")
+    lost.prepare()
+    lost.start_ready(shell(IGNORES), shell(HARDY))
+    rank, hardy, bare = lost.told_pids
+    kill_keepers(lost)
+    try:
+        cleaner, runs = found_by(nodes, of=lost.mark)
+        (sleep,) = find_marked(lost.mark) - {rank, hardy}
+        assert sorted((run["pid"], run["name"], run["is_owned"]) for run in runs) == sorted(
+            [(rank, "sh", False), (hardy, "sh", False), (sleep, "sleep", False)]
+        )
+        cleaner.send(messages.ADOPT, marks=[lost.mark])
+        assert cleaner.stop() == []
+        wait_until(lambda: not any(map(is_alive, (rank, hardy, sleep, bare))))
+    finally:
+        for pid in {bare, *find_marked(lost.mark)}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        end_of(lost)
+
+
+def test_a_run_that_goes_on_is_owned(nodes: Nodes) -> None:
+    live = nodes.start()
+    live.prepare()
+    live.start_ready(shell(WAITS), python(FORKS))
+    _, runs = found_by(nodes, of=live.mark)
+    assert len(runs) >= 3
+    assert {run["is_owned"] for run in runs} == {True}
+    assert {run["pid"] for run in runs} <= set(live.told_pids)
+
+
+def test_only_what_was_adopted_is_ended(nodes: Nodes, spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
+    live = nodes.start()
+    live.prepare()
+    live.start_ready(shell(WAITS))
+    adopted, other, bare = spawn("old.1.0"), spawn("old.2.0"), spawn("")
+    cleaner, _ = found_by(nodes)
+    cleaner.send(messages.ADOPT, marks=["old.1.0"])
+    assert cleaner.stop() == []
+    assert adopted.wait(1) == -signal.SIGKILL
+    assert [is_alive(pid) for pid in (other.pid, bare.pid, *live.told_pids)] == [True, True, True]
+
+
+def test_without_an_order_nothing_is_ended(nodes: Nodes, spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
+    left = spawn("old.1.0")
+    cleaner, runs = found_by(nodes, of="old.1.0")
+    assert [run["pid"] for run in runs] == [left.pid]
+    assert cleaner.stop() == []
+    assert is_alive(left.pid)
+
+
+def test_left_overs_may_obey_sigterm_first(nodes: Nodes, spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
+    saves = "import signal, sys; signal.signal(15, lambda *_: sys.exit(7)); print(flush=True); signal.pause()"
+    left = spawn("old.1.0", (sys.executable, "-ISc", saves), stdout=subprocess.PIPE)
+    assert left.stdout is not None
+    with left.stdout as ready:
+        ready.readline()
+    cleaner, _ = found_by(nodes)
+    cleaner.send(messages.ADOPT, marks=["old.1.0"])
+    assert cleaner.stop(timeout_s=5) == []
+    assert left.wait(1) == 7
+
+
+def test_a_run_of_another_user_is_none_of_ours(nodes: Nodes, spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("a process of another user takes root: run these tests as root")
+    other = spawn("old.1.0", user=NOBODY)
+    cleaner, runs = found_by(nodes, of="old.1.0")
+    assert runs == []
+    assert cleaner.stop() == []
+    assert is_alive(other.pid)
+
+
+def test_another_user_s_processes_are_not_seen_at_all(spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
+    """As a user who is not root."""
+    if os.geteuid() != 0:
+        pytest.skip("to become another user takes root: run these tests as root")
+    ours, other = spawn("old.1.0"), spawn("old.2.0", user=NOBODY)
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setuid(NOBODY)
+            os.write(write_end, repr([run["pid"] for run in leftovers.find_runs("own.1.0")]).encode())
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end) as answer:
+        assert answer.read() == repr([other.pid])
+    os.waitpid(child, 0)
+    assert is_alive(ours.pid)
+
+
+@pytest.mark.parametrize(
+    ("own", "mark", "is_other"),
+    [
+        ("20261120-091233.ab12.0", "20261120-091233.ab12.0", False),
+        ("20261120-091233.ab12.0", "20261120-091233.ab12.1", False),  # two hosts of the run that are one machine
+        ("20261120-091233.ab12.0", "20261120-091233.cd34.0", True),
+        ("20261120-091233.ab12.0", "20261119-091233.ab12.0", True),
+        ("20261120-091233.ab12.0", "", True),
+    ],
+)
+def test_another_node_of_the_same_run_is_no_other_run(
+    spawn: Callable[..., subprocess.Popen[bytes]], own: str, mark: str, is_other: bool
+) -> None:
+    process = spawn(mark)
+    wait_until(lambda: b"sleep" in leftovers.processes.read_command_line(process.pid))
+    assert (process.pid in [run["pid"] for run in leftovers.find_runs(own)]) == is_other
+
+
+def test_a_zombie_is_not_left_behind(spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
+    process = spawn("old.1.0")
+    process.kill()
+    wait_until(lambda: not is_alive(process.pid))
+    assert process.pid not in [run["pid"] for run in leftovers.find_runs("own.1.0")]

@@ -1,0 +1,91 @@
+"""What a node says of its machine, its limits and its script, under the shell that ranks will have as well."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from node_process import Nodes
+
+from launcher.facts import Checks, read_facts
+from launcher.node import machine, messages
+
+
+def ask_checks(nodes: Nodes, rc_file: str = "", python: str | None = None, **wanted: object) -> Checks:
+    how = {} if python is None else {"python": python}
+    node = nodes.start(rc_file=rc_file, **how)
+    node.prepare(facts=True, checks=True, **{"pythons": [], "gpus": False, **wanted})
+    checks = read_facts(node.wait_for(messages.FACTS), str(node.folder)).checks
+    assert checks is not None
+    return checks
+
+
+def test_what_the_system_s_own_tools_say(nodes: Nodes, any_python: str) -> None:
+    checks = ask_checks(nodes, python=any_python)
+    kib = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    assert checks.memory_mib == int(kib["MemTotal"].split()[0]) >> 10
+    assert checks.memory_free_mib is not None
+    assert 0 < checks.memory_free_mib <= checks.memory_mib
+    assert checks.shm_mib == int(df("/dev/shm", "size")) >> 20
+    free_mib = checks.disks["/tmp"]
+    assert free_mib is not None
+    assert abs(free_mib - (int(df("/tmp", "avail")) >> 20)) < 1024  # others write meanwhile
+    assert checks.script_hash is None
+
+
+def df(path: str, column: str) -> str:
+    argv = ["df", "--block-size=1", f"--output={column}", path]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()[1]
+
+
+def test_limits_are_those_of_the_login_shell(nodes: Nodes) -> None:
+    checks = ask_checks(nodes, rc_file="ulimit -S -n 200; ulimit -S -l 64; ")
+    assert checks.open_files == 200
+    assert checks.memlock_kib == (None if has_ipc_lock() else 64)
+
+
+def has_ipc_lock() -> bool:
+    """Tell whether this limit is none for us, as for a root that was not stripped of it."""
+    words = Path("/proc/self/status").read_text().split()
+    return bool(int(words[words.index("CapEff:") + 1], 16) & 1 << 14)
+
+
+def test_a_limit_of_locked_memory_is_none_for_who_may_lock_all(nodes: Nodes, tmp_path: Path) -> None:
+    """setpriv takes the capability away, as docker does without --cap-add=IPC_LOCK."""
+    if os.geteuid() != 0 or not has_ipc_lock():
+        pytest.skip("this takes a root with CAP_IPC_LOCK: run these tests as root (docker: --cap-add=IPC_LOCK)")
+    stripped = tmp_path / "python"
+    stripped.write_text(f'#!/bin/sh\nexec setpriv --bounding-set=-ipc_lock {sys.executable} "$@"\n')
+    stripped.chmod(0o755)
+    limit = "ulimit -S -l 64; "
+    assert ask_checks(nodes, rc_file=limit).memlock_kib is None
+    assert ask_checks(nodes, rc_file=limit, python=str(stripped)).memlock_kib == 64
+
+
+@pytest.mark.parametrize("content", [b"", b"print('hello')\n", bytes(range(256)) * 1000])
+def test_a_script_is_known_by_its_contents(nodes: Nodes, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "train.py").write_bytes(content)
+    checks = ask_checks(nodes, workdir=str(tmp_path), script="train.py")
+    assert checks.script_hash == hashlib.sha256(content).hexdigest()
+    assert list(checks.disks) == [str(tmp_path), "/tmp"]
+
+
+@pytest.mark.parametrize("script", ["missing.py", ".", "/nonexistent/train.py"])
+def test_what_can_not_be_read_has_no_hash(nodes: Nodes, tmp_path: Path, script: str) -> None:
+    assert ask_checks(nodes, workdir=str(tmp_path), script=script).script_hash is None
+
+
+def test_a_folder_that_is_not_there_has_no_room_that_is_known(nodes: Nodes) -> None:
+    checks = ask_checks(nodes, workdir="/nonexistent")
+    assert checks.disks["/nonexistent"] is None
+    assert checks.disks["/tmp"] is not None
+
+
+def test_a_large_script_is_hashed_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_HASHED_BYTES", 10)
+    (tmp_path / "train.py").write_bytes(b"x" * 11)
+    assert machine.hash_file(str(tmp_path / "train.py")) == hashlib.sha256(b"x" * 10).hexdigest()

@@ -1,0 +1,265 @@
+"""A node's networks, and ports that are tried with real listeners on the other side."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from node_process import WAITS, Message, Node, Nodes, shell
+
+from launcher.node import messages, network
+
+HERE = "127.0.0.1"
+
+
+# ---- what is there --------------------------------------------------------------------------------------------------
+
+
+def ask_kernel(*words: str) -> list[dict[str, Any]]:
+    """Return what `ip` reads over netlink, which the node's code does without."""
+    try:
+        done = subprocess.run(["ip", "-json", *words], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("`ip` with -json is missing: apt-get install iproute2")
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def test_networks_are_those_of_the_kernel() -> None:
+    routes = [route for route in ask_kernel("-4", "route", "show") if "gateway" not in route and "/" in route["dst"]]
+    found = [(entry["interface"], entry["network"]) for entry in network.list_networks()]
+    assert sorted(found) == sorted((route["dev"], route["dst"]) for route in routes)
+
+
+def test_addresses_are_those_of_the_kernel() -> None:
+    known = {(link["ifname"], entry["local"]) for link in ask_kernel("addr", "show") for entry in link["addr_info"]}
+    found = network.list_addresses()
+    assert ["lo", HERE] in found
+    assert {(interface.partition(":")[0], address) for interface, address in found} == known
+    assert [":" in address for _, address in found] == sorted(":" in address for _, address in found)
+
+
+def test_a_speed_is_what_the_card_tells() -> None:
+    for entry in network.list_networks():
+        path = Path(f"/sys/class/net/{entry['interface']}/speed")
+        try:
+            told = int(path.read_text())
+        except OSError:
+            told = -1
+        assert entry["speed_mbps"] == (told if told > 0 else None)
+    assert network._read_speed("no-such-card") is None
+
+
+def test_infiniband_is_listed_where_there_is_some() -> None:
+    has_some = Path("/sys/class/infiniband").exists() and any(Path("/sys/class/infiniband").iterdir())
+    assert has_some or network.list_infiniband() == []
+
+
+# ---- trying ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def listening(greeting: bytes | None, address: str = HERE) -> Iterator[int]:
+    """Listen, and greet each who comes; None: say nothing and keep the line open."""
+    with ExitStack() as ends:
+        listener = ends.enter_context(socket.create_server((address, 0)))
+
+        def serve() -> None:
+            while True:
+                try:
+                    sock, _ = listener.accept()
+                except OSError:
+                    return
+                if greeting is None:
+                    ends.callback(sock.close)
+                else:
+                    sock.sendall(greeting)
+                    sock.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind((HERE, 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_what_became_of_each_target() -> None:
+    before = open_files()
+    with listening(network.TOKEN) as ours, listening(b"SSH-2.0-OpenSSH\r\n") as others, listening(b"") as mute:
+        targets = [[HERE, ours], [HERE, free_port()], [HERE, others], [HERE, mute], ["256.1.1.1", 1], ["x" * 64, 1]]
+        found = network.try_targets(targets, HERE)
+    errors = found["errors"]
+    assert errors[:4] == [None, "Connection refused", "somebody else answers", "somebody else answers"]
+    assert all(errors[4:])
+    assert open_files() == before
+
+
+def test_a_silent_listener_and_an_address_that_nobody_has_cost_one_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "CONNECT_TIMEOUT_S", 0.3)
+    with listening(None) as silent:
+        began_at = time.monotonic()
+        found = network.try_targets([[HERE, silent], [HERE, silent], ["240.0.0.1", 1]], None)
+        assert time.monotonic() - began_at < 2
+    assert found["errors"][:2] == ["no answer in 0.3 s"] * 2
+    assert found["errors"][2]  # "Network is unreachable", or silence behind a default route
+
+
+def test_a_peer_without_a_name_is_looked_up_quickly_or_told() -> None:
+    found = network.try_targets([], HERE)
+    assert found["errors"] == []
+    assert 0 <= found["reverse_dns_s"] < network.DNS_TIMEOUT_S + 1
+    assert network.try_targets([], None)["reverse_dns_s"] is None
+
+
+def test_a_resolver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = threading.Event()
+
+    def slow_getnameinfo(place: object, flags: int) -> tuple[str, str]:  # a fake: a resolver that does not answer
+        hangs.wait()
+        raise OSError
+
+    monkeypatch.setattr(network.socket, "getnameinfo", slow_getnameinfo)
+    monkeypatch.setattr(network, "DNS_TIMEOUT_S", 0.2)
+    with listening(network.TOKEN) as port:
+        found = network.try_targets([[HERE, port]], HERE)
+    hangs.set()
+    assert found["errors"] == [None]
+    assert 0.2 <= found["reverse_dns_s"] < 1
+    assert found["own_address"] is None
+
+
+# ---- a node's listeners ---------------------------------------------------------------------------------------------
+
+
+def ask_route(node: Node, **fields: object) -> Message:
+    node.send(messages.ROUTE, **{"master": HERE, "port": 0, "listens": True, **fields})
+    return node.wait_for(messages.ROUTED)
+
+
+def probe(node: Node, *targets: list[object], peer: str | None = None) -> Message:
+    node.send(messages.PROBE, targets=targets, peer=peer)
+    return node.wait_for(messages.PROBED)
+
+
+def bind_as_torchrun(port: int, address: str = "", *, reuse: bool = True) -> int:
+    """Bind and listen; return the error's number or 0."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
+        if reuse:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((address, port))
+            sock.listen()
+        except OSError as error:
+            return error.errno or -1
+        return 0
+
+
+def test_nodes_reach_each_other(nodes: Nodes, any_python: str) -> None:
+    first, second = nodes.start(python=any_python), nodes.start(python=any_python)
+    for node in (first, second):
+        node.prepare()
+    way, back = ask_route(first), ask_route(second, port=None)
+    assert len({way["port"], way["probe_port"], back["probe_port"]}) == 3
+    assert back["port"] is None
+    answer = probe(second, [HERE, way["port"]], [HERE, way["probe_port"]], peer=HERE)
+    assert answer["errors"] == [None, None]
+    assert answer["reverse_dns_s"] >= 0
+    assert probe(first, [HERE, way["port"]], [HERE, back["probe_port"]], [HERE, free_port()])["errors"] == [
+        None, None, "Connection refused",
+    ]  # fmt: skip
+
+
+def test_nodes_reach_each_other_over_ipv6(nodes: Nodes) -> None:
+    if ["lo", "::1"] not in network.list_addresses():
+        pytest.skip("no IPv6 here: sysctl net.ipv6.conf.lo.disable_ipv6=0")
+    first, second = nodes.start(), nodes.start()
+    for node in (first, second):
+        node.prepare()
+    way = ask_route(first, master="::1")
+    assert (way["interface"], way["address"], way["error"]) == ("lo", "::1", None)
+    assert probe(second, ["::1", way["port"]], [HERE, way["probe_port"]])["errors"] == [None, None]
+    assert bind_as_torchrun(way["port"], "::") == errno.EADDRINUSE
+    first.start_ready(shell(WAITS))
+    assert bind_as_torchrun(way["port"], "::") == 0
+
+
+def test_the_master_port_stays_held_and_torchrun_gets_it(nodes: Nodes) -> None:
+    """At START the listeners go; the port is held until torchrun listens, and lets it."""
+    node = nodes.start()
+    node.import_torchrun()
+    way = ask_route(node)
+    assert probe(node, [HERE, way["port"]])["errors"] == [None]
+    assert bind_as_torchrun(way["port"], reuse=False) == errno.EADDRINUSE
+    # A torchrun that never listens (it ends at once), so what the node itself holds can be seen.
+    node.send(
+        messages.START, torchrun_args=["--help"], env={}, cwd=None, local_ranks=[0], processes=[], payload_name="x"
+    )
+    node.wait_until(lambda: refuses(way["probe_port"]) and refuses(way["port"]), what="closed listeners")
+    assert bind_as_torchrun(way["port"], reuse=False) == errno.EADDRINUSE
+    assert bind_as_torchrun(way["port"]) == 0
+
+
+def refuses(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex((HERE, port)) == errno.ECONNREFUSED
+
+
+def test_a_node_without_checks_opens_no_port(node: Node) -> None:
+    way = ask_route(node, listens=False)
+    assert way["probe_port"] is None
+    assert refuses(way["port"])
+
+
+def test_who_comes_and_goes_is_no_harm(node: Node) -> None:
+    """A port scanner, or a health check that hangs up with a reset."""
+    way = ask_route(node)
+    for _ in range(20):
+        with socket.create_connection((HERE, way["port"])) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+    assert probe(node, [HERE, way["port"]])["errors"] == [None]
+    before = descriptors(node)
+    node.start_ready(shell(WAITS))
+    assert before > descriptors(node)
+    node.wait_until(lambda: refuses(way["port"]), what="closed")
+
+
+def descriptors(node: Node) -> int:
+    return len(list(Path(f"/proc/{node.supervisor}/fd").iterdir()))
+
+
+def test_nothing_to_try_is_answered(node: Node) -> None:
+    assert probe(node)["errors"] == []
+
+
+def test_a_port_of_somebody_else_is_named_with_its_holder(node: Node) -> None:
+    with listening(b"") as port:
+        way = ask_route(node, port=port)
+    assert (way["port"], way["probe_port"]) == (None, None)
+    assert way["error"].startswith(f"Address already in use by pid {os.getpid()} (")
+
+
+def test_a_holder_is_who_listens() -> None:
+    with listening(b"") as port:
+        assert str(network.find_holder(port)).startswith(f"pid {os.getpid()} (")
+    assert network.find_holder(free_port()) is None
