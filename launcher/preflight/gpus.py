@@ -24,6 +24,9 @@ def check(node: Node) -> Iterator[Finding]:
         hint = "install one for its GPUs, or train on CPUs: --nproc N --cpu"
         yield Finding((node.name,), f"torch {node.fact.torch_version} is a build for CPUs", hint)
     gpus = wanted_gpus(node)
+    if gpus and node.fact.gpu_error:
+        text = f"its GPU tool complains: {node.fact.gpu_error}"
+        yield Finding((node.name,), text, "dmesg there may say more", WARNING)
     yield from _check_busy(node, gpus)
     for gpu in gpus:
         if gpu.compute_mode == "Prohibited" or (gpu.compute_mode.startswith("Exclusive") and gpu.processes):

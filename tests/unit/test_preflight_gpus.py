@@ -177,6 +177,15 @@ def test_only_gpus_that_the_run_would_use_are_looked_at(job, host, indexes):
     assert found(*others, job=Job(SCRIPT, env=job.env), host=Host("gpu1", gpus=tuple(indexes))) == []
 
 
+def test_what_the_tool_complains_of_beside_its_table():
+    """As of a GPU that is lost, where the others go on."""
+    fact = facts(gpus=H200[:7], gpu_error="Unable to determine the device handle for GPU 5", checks=Checks())
+    assert told(check(Node(JOB, Host("gpu1"), fact))) == [
+        "warning: gpu1: its GPU tool complains: Unable to determine the device handle for GPU 5 "
+        "(dmesg there may say more)"
+    ]
+
+
 @pytest.mark.parametrize("job", [ON_CPUS, Job(COMMAND, nproc=8)])
 def test_a_run_on_cpus_minds_no_gpu(job):
     assert found(*BUSY, job=job) == []
