@@ -83,6 +83,6 @@ def found_lines(found: Sequence[tuple[str, RunProcess]]) -> list[str]:
     for (host, run_id, is_owned), processes in runs.items():
         names = ", ".join(f"{process.pid} ({process.name})" for process in processes[:4])
         more = f" and {len(processes) - 4} more" if len(processes) > 4 else ""
-        state = "goes on, left alone" if is_owned else "left behind"
-        lines.append(f"  {host}: {report.count(len(processes), 'process')} of run {run_id} {state}: {names}{more}")
+        state = ", which goes on and is left alone" if is_owned else " left behind"
+        lines.append(f"  {host}: {report.count(len(processes), 'process')} of run {run_id}{state}: {names}{more}")
     return lines

@@ -25,7 +25,7 @@ def test_a_line_for_each_run_on_each_host():
     ]
     assert found_lines(found) == [
         "  gpu1: 2 processes of run 20261120-091233 left behind: 7 (python), 8 (sleep)",
-        "  gpu1: 1 process of run 20261119-200000 goes on, left alone: 9 (python)",
+        "  gpu1: 1 process of run 20261119-200000, which goes on and is left alone: 9 (python)",
         "  gpu2: 6 processes of run 20261120-091233 left behind: "
         "11 (python), 12 (python), 13 (python), 14 (python) and 2 more",
     ]
