@@ -68,6 +68,7 @@ class Host:
     _holder: subprocess.Popen[str] | None = None
     _namespace: str = "none"
     _stopped: set[int] = field(default_factory=set)
+    _mounts: list[str] = field(default_factory=list)
     _has_cable: bool = True
 
     @property
@@ -110,6 +111,7 @@ class Host:
         assert wait_until(lambda: not self.pids(), BOOT_TIMEOUT_S), self.pids()
         self._holder = None
         self._stopped.clear()
+        self._mounts.clear()
 
     @property
     def is_reachable(self) -> bool:
@@ -153,6 +155,37 @@ class Host:
         assert self._holder is not None
         configure_network(self._holder.pid, f"route add unreachable {peer.address}")
 
+    def drop_from(self, other: Host) -> None:
+        """Let nothing of TCP in from another host, in silence."""
+        self._add_rules(f"iif {self.interface} from {other.address} ipproto tcp blackhole")
+
+    def open_one_port(self, other: Host, port: int) -> None:
+        """Let no connection out to the high ports of another host but to one, as a firewall between them does."""
+        ranges = (f"1024-{port - 1}", f"{port + 1}-65534")  # the kernel takes no 65535 here
+        self._add_rules(*(f"iif lo to {other.address} ipproto tcp dport {ports} unreachable" for ports in ranges))
+
+    def _add_rules(self, *rules: str) -> None:
+        assert self._holder is not None
+        configure_network(self._holder.pid, *(f"rule add pref 10 {rule}" for rule in rules))
+
+    def mount(self, target: str, *words: str) -> None:
+        """Mount something over what the host sees of this machine's files; the last word of `mount` is `target`."""
+        self._run_inside("mount", *words, target)
+        self._mounts.append(target)
+
+    def _run_inside(self, *argv: str) -> None:
+        """Run a program that sees the host's mounts, and its processes under /proc."""
+        assert self._holder is not None
+        proc = f"/proc/{self._holder.pid}/ns"
+        enter = ["nsenter", f"--mount={proc}/mnt", f"--pid={proc}/pid_for_children"]
+        subprocess.run([*enter, *argv], env=_env(), check=True)
+
+    def replace_file(self, target: str, text: str) -> None:
+        """Let the host alone see another text in a file of this machine."""
+        own = self.folder / f"file{len(self._mounts)}"
+        own.write_text(text)
+        self.mount(target, "--bind", str(own))
+
     def set_gpus(
         self, count: int, kind: str = "works", *, driver: str = "999.99", busy: Sequence[tuple[int, int, int]] = ()
     ) -> None:
@@ -173,6 +206,8 @@ class Host:
         self.thaw()
         assert self._holder is not None
         configure_network(self._holder.pid, "rule flush pref 10", "route flush type unreachable")
+        while self._mounts:
+            self._run_inside("umount", "--lazy", self._mounts.pop())
 
     # ---- what runs here -----------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ SWITCH_SCRIPT = "ip link add bridge type bridge; ip link set bridge up; echo rea
 HOST_SCRIPT = """\
 echo {name} >/proc/sys/kernel/hostname
 mount -t tmpfs tmpfs /run
+mount -t tmpfs -o size=8g tmpfs /dev/shm
 mkdir /run/sshd
 mount --bind {folder}/../hosts /etc/hosts
 mount --bind {folder}/../shadow /etc/shadow
@@ -53,15 +54,15 @@ FAKE_NVIDIA_SMI = """\
 #!/bin/sh
 # A fake: this machine has no such GPUs.
 [ "$2" = "--format=csv,noheader,nounits" ] || exit 2
-uuid() {{ sed "s/^/GPU-/" {folder}/gpu-processes 2>/dev/null; }}
-used() {{ sed -n "s/^$1, .*, //p" {folder}/gpu-processes 2>/dev/null | head -n 1; }}
+processes() {{ sed "s/^/GPU-/" {folder}/gpu-processes 2>/dev/null; }}
+used() {{ sed -n "s/^$1, .*, //p" {folder}/gpu-processes 2>/dev/null | grep . || echo 0; }}
 case "$1" in
 --query-gpu=index,name,memory.total,driver_version,uuid,memory.free,persistence_mode,compute_mode,ecc.*) {answer};;
---query-compute-apps=gpu_uuid,pid,used_memory) uuid;;
+--query-compute-apps=gpu_uuid,pid,used_memory) processes;;
 *) exit 2;;
 esac
 """
-_FAKE_FREE = "$((81559 - 0$(used $index)))"
+_FAKE_FREE = "$((81559 - $(used $index)))"
 _FAKE_LINE = f"$index, Fake GPU, 81559, {{driver}}, GPU-$index, {_FAKE_FREE}, Enabled, Default, 0"
 _FAKE_TABLE = f'for index in $(seq 0 $(({{count}} - 1))); do echo "{_FAKE_LINE}"; done'
 FAKE_ANSWERS = {

@@ -32,6 +32,12 @@ def shell(script: str) -> list[str]:
     return ["--no-python", "sh", "-c", script]
 
 
+def _even(text: str) -> str:
+    text = re.sub(r"\d{8}-\d{6}(-\d+)?", "RUN", text)
+    text = re.sub(r"\b\d\d:\d\d:\d\d\b", "HH:MM:SS", text)
+    return re.sub(r"\b\d+(\.\d)? s\b", "N s", text)
+
+
 @dataclass(frozen=True)
 class Done:
     """What a launcher that has ended leaves: exit code, output, logs."""
@@ -48,10 +54,12 @@ class Done:
     @property
     def words(self) -> list[str]:
         """Return the launcher's own lines; what differs from run to run is RUN, N and HH:MM:SS."""
-        text = re.sub(r"\d{8}-\d{6}(-\d+)?", "RUN", self.stderr)
-        text = re.sub(r"\b\d\d:\d\d:\d\d\b", "HH:MM:SS", text)
-        text = re.sub(r"\b\d+(\.\d)? s\b", "N s", text)
-        return [line for line in text.splitlines() if not line.startswith("[node")]
+        return [line for line in _even(self.stderr).splitlines() if not line.startswith("[node")]
+
+    @property
+    def table(self) -> list[str]:
+        """Return what `launch check` printed, with N for each time."""
+        return _even(self.stdout).splitlines()
 
     @property
     def record(self) -> dict[str, Any]:
@@ -139,6 +147,14 @@ class Launch:
         """Start test-distributed with so many processes on each host."""
         options = ("--hosts", hosts, "--python", sys.executable, "--connect-timeout", str(CONNECT_S))
         return self._run([str(PROGRAMS / "test-distributed"), str(number)], *options, *words)
+
+    def check(self, *words: str, hosts: str = "node[1-3]") -> Done:
+        """Check hosts, whatever runs there."""
+        return self._start("check", "--hosts", hosts, *words).wait()
+
+    def clean(self, *words: str, hosts: str = "node[1-3]") -> Done:
+        """Clean up, whatever runs beside it."""
+        return self._start("clean", "--hosts", hosts, *words).wait()
 
     def end(self) -> None:
         """Kill launchers that a test has left."""

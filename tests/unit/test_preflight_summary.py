@@ -21,8 +21,8 @@ from launcher.preflight.summary import common_traits, summarize
         (
             Job(SCRIPT),
             [facts(), facts(gpus=H200[:4], torch_version="2.12.0", route=Route("ib0", "10.0.0.2"))],
-            "8 x H200 140 GB or 4 x H200 140 GB, driver 580.159, python 3.11, torch 2.13.0 or 2.12.0, CUDA 13.0, NCCL 2.28.9, "
-            "data over eth1 or ib0",
+            "8 x H200 140 GB or 4 x H200 140 GB, driver 580.159, python 3.11, torch 2.13.0 or 2.12.0, CUDA 13.0, "
+            "NCCL 2.28.9, data over eth1 or ib0",
         ),
         (Job(SCRIPT, cpu=True, nproc=2), [facts()], "CPUs, python 3.11, torch 2.13.0, data over eth1"),
         (Job(COMMAND, nproc=2), [facts(gpus=())], "CPUs, data over eth1"),
@@ -50,7 +50,8 @@ BUILD = ("CUDA 13.0", "NCCL 2.28.9")
         (JOB, [facts(), facts(gpus=())], ["python 3.11", "torch 2.13.0", *BUILD, "data over eth1"]),  # it has no driver
         (JOB, [facts(torch_version=None, python_version=None, cuda_version=None, nccl_version=None)] * 2,
          ["8 x H200 140 GB", "driver 580.159", "data over eth1"]),
-        (JOB, [facts(gpus=(), route=Route(None, None, error="no such name"))], ["CPUs", "python 3.11", "torch 2.13.0", *BUILD]),
+        (JOB, [facts(gpus=(), route=Route(None, None, error="no such name"))],
+         ["CPUs", "python 3.11", "torch 2.13.0", *BUILD]),
         (Job(BUILTIN, nproc=2, cpu=True), [facts()], ["CPUs", "python 3.11", "torch 2.13.0", "data over eth1"]),
         (
             Job(Program(ProgramKind.SCRIPT, "/data/train.py"), nproc=2, cpu=True),

@@ -1,0 +1,375 @@
+"""Hosts that differ, are busy, or can't reach each other: what `launch check` prints, and what a launch makes of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, Host
+from cluster_launch import PROMPT_S, Launch, Running, shell
+from cluster_processes import read_state, send_signal, wait_until
+
+ECHO = shell("echo started")
+ON_CPUS = ("--nproc", "1", *ECHO)
+REFUSED = "launch: these would break the run, nothing was started:"
+PORT = 29511
+GO_ON = "other GPUs: --include; to start all the same: --no-check"
+COUNTS = "each process gets one; the global batch counts them all"
+# A rank that outlives its keepers: they let it get a SIGTERM when they die.
+HARDY = "trap '' TERM; echo \"ready $RANK\"; while :; do sleep 300; done"
+
+
+@pytest.fixture
+def train(launch: Launch) -> str:
+    (launch.folder / "train.py").write_text("print('started')\n")
+    return "train.py"
+
+
+@pytest.fixture
+def gpus(cluster: Cluster) -> None:
+    """Give eight GPUs to each host."""
+    for name in ("node1", "node2", "node3"):
+        cluster[name].set_gpus(8)
+
+
+def warned(launch: Launch, *words: str) -> list[str]:
+    """Start a run that goes well; return its lines below "checked in", which run.json has as well."""
+    done = launch.start(*words).finish()
+    assert done.exit_code == 0, done
+    lines = done.words[2:-1]
+    assert f"; {len(lines)} warning{'s' * (len(lines) != 1)}" in done.words[1]
+    assert [f"  {warning}" for warning in done.record["warnings"]] == done.stderr.splitlines()[2:-1]
+    return lines
+
+
+# ---- nothing to find ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("gpus")
+def test_hosts_that_are_equal(launch: Launch, train: str) -> None:
+    done = launch.check(train)
+    assert done.exit_code == 0
+    assert done.stderr == ""
+    first, traits, last = done.table
+    assert (first, last) == ("3 hosts answer (N s)", "nothing would break a run")
+    assert traits.startswith("  on all  8 x Fake GPU 80 GB, driver 999.99, python 3.")
+    assert ", torch 2." in traits
+    assert ", train.py " in traits
+    assert not list(launch.folder.glob("logs*"))
+
+
+def test_one_host(launch: Launch) -> None:
+    done = launch.check(*ON_CPUS, hosts="node1")
+    assert done.exit_code == 0
+    assert done.table == ["1 host answers (N s)", "  on all  CPUs, data over lo", "nothing would break a run"]
+
+
+def test_one_machine_under_two_names_says_nothing_of_itself(launch: Launch, cluster: Cluster, train: str) -> None:
+    """Each name has a supervisor of its own, and a Python that imports torch meanwhile."""
+    names = launch.folder / "ssh_config"
+    names.write_text(cluster.ssh_config.read_text().replace("Host node1\n", "Host node1 twin\n"))
+    done = launch.check("--ssh-config", str(names), "--cpu", "--nproc", "1", train, hosts="node1,twin")
+    assert done.exit_code == 0
+    first, traits, last = done.table
+    assert (first, last) == ("2 hosts answer (N s)", "nothing would break a run")
+    assert ", data over data1, train.py " in traits
+
+
+def test_json_has_all_facts_and_findings(launch: Launch, cluster: Cluster) -> None:
+    cluster["node2"].mount("/dev/shm", "-t", "tmpfs", "-o", "size=64m", "tmpfs")
+    cluster["node3"].block(22, is_silent=False)
+    done = launch.check("--json", *ON_CPUS)
+    assert done.exit_code == 69
+    (line,) = done.lines
+    found = json.loads(line)
+    assert (found["event"], found["exit_code"], found["on_all"]) == ("check", 69, ["CPUs"])
+    assert found["findings"] == [
+        {
+            "severity": "warning",
+            "hosts": ["node2"],
+            "text": "/dev/shm is 64 MB, data loaders with workers may fail",
+            "hint": "docker: --shm-size=8g",
+        }
+    ]
+    assert [failure["host"] for failure in found["unreachable"]] == ["node3"]
+    assert list(found["hosts"]) == ["node1", "node2"]
+    tried = [
+        [(probe["host"], probe["is_master"], probe["error"]) for probe in facts["probes"]["tried"]]
+        for facts in found["hosts"].values()
+    ]
+    assert tried == [
+        [("node1", True, None), ("node2", False, None)],
+        [("node1", True, None), ("node1", False, None)],
+    ]
+    assert [facts["checks"]["shm_mib"] for facts in found["hosts"].values()] == [8192, 64]
+
+
+# ---- GPUs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("gpus")
+def test_gpus_that_are_fewer_busy_or_of_another_driver(launch: Launch, cluster: Cluster) -> None:
+    cluster["node1"].set_gpus(8, busy=[(7, 1, 400)])
+    cluster["node2"].set_gpus(8, busy=[(0, 1, 70000), (1, 1, 70000), (2, 99999, 9000)], driver="535.1")
+    cluster["node3"].set_gpus(4)
+    unseen = "GPU 2 busy: pid 99999, not seen there (another container's?), 8.8 GB"
+    done = launch.check(*ECHO)
+    assert done.exit_code == 70
+    assert done.table == [
+        "3 hosts answer (N s)",
+        "! node2  GPU 0 and 1 busy: pid 1 (sshd) of root, 137 GB",
+        f"         {GO_ON}",
+        "  node1  GPU 7 busy: pid 1 (sshd) of root, 0.4 GB",
+        f"         {GO_ON}",
+        f"  node2  {unseen}",
+        f"         {GO_ON}",
+        "  node3  4 GPUs, the others 8 GPUs",
+        f"         {COUNTS}",
+        f"  node2  {'driver 535.1, the others 999.99':<{len(unseen)}}  update it: NCCL may refuse to start",
+        "1 problem would break a run, 4 warnings",
+    ]
+
+
+@pytest.mark.usefixtures("gpus")
+def test_a_busy_gpu_refuses_the_run_unless_it_is_told_to_go_on(launch: Launch, cluster: Cluster) -> None:
+    cluster["node2"].set_gpus(8, busy=[(0, 1, 70000)])
+    done = launch.start(*ECHO).finish()
+    assert done.exit_code == 70
+    assert done.words == [REFUSED, "  node2: GPU 0 busy: pid 1 (sshd) of root, 68 GB", f"    {GO_ON}"]
+    done = launch.start("--no-check", "--gpus", "1", *ECHO).finish()
+    assert done.exit_code == 0
+    assert (
+        done.words[1] == "launch: checked in N s: 8 x Fake GPU 80 GB, driver 999.99, data over data1 or data2 or data3"
+    )
+    assert done.record["warnings"] == []
+    done = launch.start("--include", "node1:1@node2:1", *ECHO, hosts="node[1-2]").finish()
+    assert done.exit_code == 0
+
+
+@pytest.mark.usefixtures("gpus")
+def test_a_gpu_tool_that_hangs_costs_its_own_host_only(launch: Launch, cluster: Cluster) -> None:
+    cluster["node2"].set_gpus(8, "hangs")
+    done = launch.check(*ECHO)
+    assert done.exit_code == 70
+    assert done.table == [
+        "3 hosts answer (N s)",
+        "! node2  no GPU (nvidia-smi gave no answer in N s)  on CPUs: --nproc N --cpu",
+        "1 problem would break a run",
+    ]
+
+
+# ---- the network ----------------------------------------------------------------------------------------------------
+
+
+def test_a_firewall_that_opens_the_master_port_only(launch: Launch, cluster: Cluster) -> None:
+    cluster["node3"].open_one_port(cluster["node1"], PORT)
+    words = ("--master-port", str(PORT), *ON_CPUS)
+    done = launch.start(*words).finish()
+    assert done.exit_code == 70
+    said, probed, hint = done.words
+    assert said == REFUSED
+    address = cluster["node1"].address
+    assert without_port(probed) == f"  node3: can't reach node1 at {address} port P: network is unreachable"
+    assert hint == ("    some ports are open, but NCCL and gloo take any free one: open all TCP between the nodes")
+    assert launch.start("--no-check", *words).finish().exit_code == 0
+
+
+def without_port(line: str) -> str:
+    return re.sub(r" port \d+", " port P", line)
+
+
+def test_a_pair_that_is_apart(launch: Launch, cluster: Cluster) -> None:
+    cluster["node2"].drop_from(cluster["node3"])
+    done = launch.check("--master-port", str(PORT), *ON_CPUS)
+    assert done.exit_code == 70
+    assert [*map(without_port, done.table)] == [
+        "3 hosts answer (N s)",
+        "  on all  CPUs",
+        f"! node2   can't reach node3 at {cluster['node3'].address} port P: no answer in N s",
+        "          some ports are open, but NCCL and gloo take any free one: open all TCP between the nodes",
+        "1 problem would break a run",
+    ]
+
+
+def test_a_firewall_that_opens_all_but_the_master_port(launch: Launch, cluster: Cluster) -> None:
+    cluster["node1"].block(PORT, is_silent=False)
+    done = launch.start("--master-port", str(PORT), *ON_CPUS).finish()
+    assert done.exit_code == 70
+    assert done.words == [
+        REFUSED,
+        f"  node[2-3]: can't reach node 0 (node1) at {cluster['node1'].address} port {PORT}: no route to host",
+        "    open TCP between the nodes",
+    ]
+
+
+def test_a_master_port_that_is_taken(launch: Launch) -> None:
+    done = launch.check("--master-port", "22", *ON_CPUS)
+    assert done.exit_code == 70
+    assert done.table == [
+        "3 hosts answer (N s)",
+        "  on all  CPUs",
+        "! node1   port 22 is taken by pid 1 (sshd)  end that, or name another with --master-port",
+        "1 problem would break a run",
+    ]
+
+
+def test_interfaces_that_are_named_wrongly(launch: Launch, train: str) -> None:
+    done = launch.start("--cpu", "--nproc", "1", "--env", "GLOO_SOCKET_IFNAME=data1", train).finish()
+    assert done.exit_code == 70
+    assert done.words == [
+        REFUSED,
+        "  node2: no interface there is called data1, as GLOO_SOCKET_IFNAME=data1 says",
+        "    it has lo, data2, docker0; leave GLOO_SOCKET_IFNAME away, and each node gets its own",
+        "  node3: no interface there is called data1, as GLOO_SOCKET_IFNAME=data1 says",
+        "    it has lo, data3, docker0; leave GLOO_SOCKET_IFNAME away, and each node gets its own",
+    ]
+    done = launch.check("--nproc", "1", "--env", "NCCL_SOCKET_IFNAME=data2,data3", *ECHO)
+    assert done.table[2:] == [
+        "! node1   no interface there is meant by NCCL_SOCKET_IFNAME=data2,data3",
+        "          it has lo, data1, docker0; leave NCCL_SOCKET_IFNAME away, and each node gets its own",
+        "1 problem would break a run",
+    ]
+
+
+@pytest.mark.usefixtures("gpus")
+def test_data_over_an_interface_that_leads_nowhere(launch: Launch) -> None:
+    """Each host has a docker0 with the same address: the neighbour is never behind it."""
+    done = launch.check("--env", "NCCL_SOCKET_IFNAME=docker", *ECHO)
+    assert done.exit_code == 70
+    assert [without_port(line) for line in done.table if line.startswith("!")] == [
+        f"! node{number}   can't reach node{following} at 172.17.0.1 port P: connection refused"
+        for number, following in ((1, 2), (2, 3), (3, 1))
+    ]
+
+
+def test_an_own_name_on_loopback_does_no_harm(launch: Launch, cluster: Cluster) -> None:
+    hosts = Path(cluster.folder / "hosts").read_text()
+    cluster["node2"].replace_file("/etc/hosts", f"127.0.1.1 node2\n{hosts}")
+    done = launch.check(*ON_CPUS)
+    assert done.exit_code == 0
+    assert done.table[2:] == [
+        "  node2   its own name node2 is 127.0.1.1  harmless here: interfaces are named; a torchrun by hand would hang",
+        "nothing would break a run",
+    ]
+
+
+# ---- what differs else ----------------------------------------------------------------------------------------------
+
+
+def test_a_script_that_differs(launch: Launch, cluster: Cluster, train: str) -> None:
+    other = "print('other')\n"
+    cluster["node2"].replace_file(str(launch.folder / train), other)
+    usual = hashlib.sha256((launch.folder / train).read_bytes()).hexdigest()[:6]
+    done = launch.start("--nproc", "1", "--cpu", train).finish()
+    assert done.exit_code == 70
+    assert done.words == [
+        REFUSED,
+        f"  node2: the script's hash is {hashlib.sha256(other.encode()).hexdigest()[:6]}, the others {usual}",
+        "    copy the same script to all nodes",
+    ]
+    done = launch.start("--no-check", "--nproc", "1", "--cpu", train).finish()
+    assert sorted(done.lines) == ["[node1:0] started", "[node2:1] other", "[node3:2] started"]
+
+
+def test_what_would_only_slow_a_run_is_a_line_of_it(launch: Launch, cluster: Cluster) -> None:
+    for name in ("node1", "node3"):
+        cluster[name].mount("/dev/shm", "-t", "tmpfs", "-o", "size=64m", "tmpfs")
+    assert warned(launch, *ON_CPUS) == [
+        "  node[1,3]: /dev/shm is 64 MB, data loaders with workers may fail (docker: --shm-size=8g)",
+    ]
+
+
+def test_a_host_that_does_not_answer_leaves_the_others_facts(launch: Launch, cluster: Cluster) -> None:
+    cluster["node1"].block(22, is_silent=False)
+    cluster["node3"].mount("/dev/shm", "-t", "tmpfs", "-o", "size=64m", "tmpfs")
+    done = launch.check(*ON_CPUS)
+    assert done.exit_code == 69
+    assert done.stderr == ""
+    no_route = f"no route to {cluster['node1'].address} port 22"
+    assert done.table == [
+        "2 of 3 hosts answer (N s)",
+        "  on all  CPUs",
+        f"! node1   {no_route:<53}  is it on, and is the network up?",
+        "  node3   /dev/shm is 64 MB, data loaders with workers may fail  docker: --shm-size=8g",
+        "1 problem would break a run, 1 warning",
+    ]
+
+
+# ---- left-overs -----------------------------------------------------------------------------------------------------
+
+
+def abandon(running: Running, *hosts: Host) -> None:
+    """Kill launcher, guardians and supervisors at once, so that nobody cleans up."""
+    keepers = [process.pid for host in hosts for process in host.processes() if not process.is_ours]
+    for pid in keepers:  # stopped first: each would notice the others' death
+        send_signal(pid, signal.SIGSTOP)
+    running.process.kill()
+    running.process.wait()
+    for pid in keepers:
+        send_signal(pid, signal.SIGKILL)
+    assert wait_until(lambda: not any(read_state(pid) not in ("", "Z", "X") for pid in keepers), PROMPT_S)
+
+
+def remove_folders(*hosts: Host) -> None:
+    """Remove what no supervisor is left to remove."""
+    for host in hosts:
+        for folder in host.tmpdir.glob("launch-*"):
+            shutil.rmtree(folder)
+
+
+def test_left_overs_are_ended_and_a_run_beside_them_goes_on(launch: Launch, cluster: Cluster) -> None:
+    hosts = [cluster["node1"], cluster["node2"]]
+    lost = launch.start("--nproc", "1", *shell(HARDY), hosts="node[1-2]")
+    lost.wait_for(r"\] ready", 2)
+    abandon(lost, *hosts)
+    remove_folders(*hosts)
+    live = launch.start("--nproc", "1", *shell('echo "ready $RANK"; exec sleep 300'), hosts="node[2-3]")
+    live.wait_for(r"\] ready", 2)
+    assert without_pids(launch.check(*ON_CPUS).table[2:]) == [
+        "  node1      2 processes left of run RUN (pid N, N)  launch clean ends them",
+        "  node2      2 processes left of run RUN (pid N, N)  launch clean ends them",
+        "  node[2-3]  run RUN goes on there",
+        "nothing would break a run, 2 warnings",
+    ]
+    found = [
+        "  node1: 2 processes of run RUN left behind: N (sh), N (sleep)",
+        "  node2: 2 processes of run RUN left behind: N (sh), N (sleep)",
+        "  node2: 1 process of run RUN, which goes on and is left alone: N (sleep)",
+        "  node3: 1 process of run RUN, which goes on and is left alone: N (sleep)",
+    ]
+    done = launch.clean("--dry-run")
+    assert done.exit_code == 0
+    assert without_pids(done.words) == [*found, "launch: 4 processes would be ended"]
+    assert len(cluster.ranks()) == 6
+    done = launch.clean()
+    assert done.exit_code == 0
+    assert without_pids(done.words) == [*found, "launch: ended 4 processes, 0 processes left on 3 nodes"]
+    assert not cluster["node1"].processes()
+    assert len(cluster.ranks()) == 2
+    assert launch.clean().words[-1] == "launch: nothing is left behind on 3 hosts"
+    live.process.send_signal(signal.SIGINT)
+    assert live.finish().exit_code == 130
+
+
+def without_pids(lines: list[str]) -> list[str]:
+    return [re.sub(r"\bpid \d+, \d+", "pid N, N", re.sub(r"\d+ \((?=s)", "N (", line)) for line in lines]
+
+
+def test_a_host_that_can_not_be_asked_is_no_clean_one(launch: Launch, cluster: Cluster) -> None:
+    for name in ("node1", "node2"):
+        cluster[name].block(22, is_silent=False)
+    done = launch.clean(hosts="node1")
+    assert done.exit_code == 69
+    assert done.words == [
+        "launch: 1 host can't be used:",
+        f"  node1: no route to {cluster['node1'].address} port 22",
+        "    is it on, and is the network up?",
+    ]
+    done = launch.clean(hosts="node[2-3]")
+    assert done.exit_code == 69
+    assert done.words[:2] == ["launch: nothing is left behind on 1 host", "launch: 1 host can't be used:"]
