@@ -117,10 +117,11 @@ class Surveyor:
             lambda: all(state.probed is not None for index, state in self._states() if index in targets)
         )
         self._facts = {index: self._facts[index] for index, _ in self._states()}  # one may have been lost meanwhile
+        lost = {failure.host for failure in self._session.failures()}
         for index, state in self._states():
             if state.probed is not None:
                 errors = zip(targets[index], state.probed["errors"], strict=False)
-                tried = tuple(replace(probe, error=error) for probe, error in errors)
+                tried = tuple(replace(probe, error=error) for probe, error in errors if probe.host not in lost)
                 found = Probes(tried, state.probed["reverse_dns_s"], state.probed["own_address"])
                 self._facts[index] = replace(self._facts[index], probes=found)
 

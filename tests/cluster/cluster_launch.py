@@ -150,7 +150,10 @@ class Launch:
 
     def check(self, *words: str, hosts: str = "node[1-3]") -> Done:
         """Check hosts, whatever runs there."""
-        return self._start("check", "--hosts", hosts, *words).wait()
+        return self.start_check(*words, hosts=hosts).wait()
+
+    def start_check(self, *words: str, hosts: str = "node[1-3]") -> Running:
+        return self._start("check", "--hosts", hosts, *words)
 
     def clean(self, *words: str, hosts: str = "node[1-3]") -> Done:
         """Clean up, whatever runs beside it."""

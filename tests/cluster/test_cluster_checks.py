@@ -67,6 +67,8 @@ def test_one_host(launch: Launch) -> None:
     done = launch.check(*ON_CPUS, hosts="node1")
     assert done.exit_code == 0
     assert done.table == ["1 host answers (N s)", "  on all  CPUs, data over lo", "nothing would break a run"]
+    (line,) = launch.check("--json", *ON_CPUS, hosts="node1").lines
+    assert json.loads(line)["hosts"]["node1"]["route"]["probe_port"] is None  # a torchrun by hand may wait for node 0
 
 
 def test_one_machine_under_two_names_says_nothing_of_itself(launch: Launch, cluster: Cluster, train: str) -> None:
@@ -298,6 +300,28 @@ def test_a_host_that_does_not_answer_leaves_the_others_facts(launch: Launch, clu
         "  node3   /dev/shm is 64 MB, data loaders with workers may fail  docker: --shm-size=8g",
         "1 problem would break a run, 1 warning",
     ]
+
+
+def test_a_host_that_freezes_while_ports_are_tried(launch: Launch, cluster: Cluster) -> None:
+    """It is told of once, and its neighbour is not blamed for finding no answer there."""
+    host = cluster["node2"]
+    cluster["node3"].drop_from(host)  # so that trying takes its time
+    running = launch.start_check(*ON_CPUS)
+    assert wait_until(lambda: len(listening_ports(host)) > 1, PROMPT_S)
+    host.freeze()
+    done = running.wait()
+    assert done.exit_code == 69
+    assert done.table == [
+        "2 of 3 hosts answer (N s)",
+        "  on all  CPUs",
+        "! node2   no sign of life for N s",
+        "1 problem would break a run",
+    ]
+
+
+def listening_ports(host: Host) -> set[int]:
+    rows = Path(f"/proc/{host.pids()[0]}/net/tcp").read_text().splitlines()[1:]
+    return {int(row.split()[1].partition(":")[2], 16) for row in rows if row.split()[3] == "0A"}
 
 
 # ---- left-overs -----------------------------------------------------------------------------------------------------
