@@ -260,6 +260,22 @@ def test_an_own_name_on_loopback_does_no_harm(launch: Launch, cluster: Cluster) 
     ]
 
 
+def test_a_slow_resolver_is_found_and_given_up_early(launch: Launch, cluster: Cluster) -> None:
+    host = cluster["node2"]
+    nobody = host.address.rpartition(".")[0] + ".99"
+    host.replace_file("/etc/hosts", "127.0.0.1 localhost\n")
+    host.replace_file("/etc/resolv.conf", f"nameserver {nobody}\n")
+    done = launch.start("--nproc", "1", *shell('echo "RES_OPTIONS=$RES_OPTIONS"')).finish()
+    assert done.exit_code == 0
+    assert done.words[2:-1] == [
+        "  node2: looking up the name of an address takes N s or more "
+        "(RES_OPTIONS is set for this run; mend /etc/resolv.conf, or list the nodes in /etc/hosts)"
+    ]
+    assert sorted(done.lines) == [
+        "[node1:0] RES_OPTIONS=", "[node2:1] RES_OPTIONS=timeout:1 attempts:2", "[node3:2] RES_OPTIONS=",
+    ]  # fmt: skip
+
+
 # ---- what differs else ----------------------------------------------------------------------------------------------
 
 
