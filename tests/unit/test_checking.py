@@ -15,7 +15,7 @@ from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding
 from launcher.survey import Survey
 
 FINE = facts(torch_version="2.13.0")
-TRAITS = "8 x H200 140 GB, driver 580.159, python 3.11, torch 2.13.0, data over eth1"
+TRAITS = "8 x H200 140 GB, driver 580.159, python 3.11, torch 2.13.0, CUDA 13.0, NCCL 2.28.9, data over eth1"
 SMALL = Finding(("gpu2",), "/dev/shm is 64 MB", "docker: --shm-size=8g", WARNING)
 BUSY = Finding(("gpu1", "gpu2"), "GPU 0 busy", "take others", PROBLEM)
 LONELY = Finding(("gpu3",), "32 CPUs, the others 64 CPUs", "", NOTE)
@@ -92,8 +92,10 @@ def survey(*findings, hosts=3, failures=(), every_fact=None, seconds=1.24):
             survey(
                 every_fact=[
                     facts(),
-                    facts(gpus=H200[:4], torch_version="2.12.0", python_version="3.12", route=None),
-                    facts(gpus=(), torch_version=None, python_version=None),
+                    facts(
+                        gpus=H200[:4], torch_version="2.12.0", python_version="3.12", cuda_version="12.6", route=None
+                    ),
+                    facts(gpus=(), torch_version=None, python_version=None, nccl_version=None),
                 ]
             ),
             ["3 hosts answer (1.2 s)", "nothing would break a run"],
@@ -141,7 +143,7 @@ def test_a_record_tells_all_and_comes_back_from_json():
     read = json.loads(json.dumps(record))
     assert {name: read[name] for name in ("exit_code", "on_all", "findings", "unreachable")} == {
         "exit_code": 69,
-        "on_all": ["driver 580.159", "python 3.11", "torch 2.13.0", "data over eth1"],
+        "on_all": ["driver 580.159", "python 3.11", "torch 2.13.0", "CUDA 13.0", "NCCL 2.28.9", "data over eth1"],
         "findings": [
             {"severity": "problem", "hosts": ["gpu1", "gpu2"], "text": "GPU 0 busy", "hint": "take others"},
             {"severity": "warning", "hosts": ["gpu2"], "text": "/dev/shm is 64 MB", "hint": "docker: --shm-size=8g"},
