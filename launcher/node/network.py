@@ -247,16 +247,18 @@ def _try_target(address: str, port: int) -> str | None:
     import time
 
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    before: str | None = None  # what the first try was told; routers repeat themselves only so often
     while True:
         try:
             with socket.create_connection((address, port), max(0.1, deadline - time.monotonic())) as sock:
                 said = sock.recv(len(TOKEN))
         except socket.timeout:
-            return "no answer in %g s" % CONNECT_TIMEOUT_S
+            return before or "no answer in %g s" % CONNECT_TIMEOUT_S
         except (OSError, UnicodeError) as error:
+            before = getattr(error, "strerror", None) or str(error)
             # "No route to host" also comes, for a moment, from a neighbour that has just come up.
             if getattr(error, "errno", None) != errno.EHOSTUNREACH or time.monotonic() + RETRY_S > deadline:
-                return getattr(error, "strerror", None) or str(error)
+                return before
             time.sleep(RETRY_S)
         else:
             return None if said == TOKEN else "somebody else answers"
