@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from launcher.activation import setup_by_hand
 from launcher.environment import is_secret, shell_assignments
-from launcher.facts import NodeFacts, Route
+from launcher.facts import Gpu, NodeFacts, Route
 from launcher.hosts import Host
 from launcher.job import Job, Program, ProgramKind
 
@@ -86,7 +86,16 @@ def build_plan(
 
 def count_processes(job: Job, host: Host, fact: NodeFacts) -> int:
     """Return how many ranks `host` gets."""
-    return job.nproc or host.slots or len(fact.gpus)
+    return job.nproc or host.slots or len(visible_gpus(job, host, fact))
+
+
+def visible_gpus(job: Job, host: Host, fact: NodeFacts) -> tuple[Gpu, ...]:
+    """Return the GPUs that ranks may see: those chosen with --include, or with CUDA_VISIBLE_DEVICES by numbers."""
+    chosen = host.gpus
+    numbers = job.env.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if chosen is None and all(number.strip().isdecimal() for number in numbers):
+        chosen = tuple(map(int, numbers))
+    return fact.gpus if chosen is None else tuple(gpu for gpu in fact.gpus if gpu.index in chosen)
 
 
 def master_address(host: Host, facts: Sequence[NodeFacts], *, alone: bool) -> str:

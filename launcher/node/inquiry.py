@@ -172,7 +172,7 @@ class Inquiry:
         self._loop.read_all(answer_read, lambda data: self._send_probes(data, count), PROBE_TIMEOUT_S)
 
     def _send_probes(self, data: bytes, count: int) -> None:
-        silence = {"errors": ["could not be tried"] * count, "reverse_dns_s": None, "own_address": None}
+        silence = {"errors": [messages.NOT_TRIED] * count, "reverse_dns_s": None, "own_address": None}
         self._outlet.send(messages.PROBED, **(notation.loads(data.decode()) if data else silence))
 
     def stop_listening(self) -> None:

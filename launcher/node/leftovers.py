@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 
-from launcher.node import processes
+from launcher.node import processes, workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,3 +52,27 @@ def _has_keeper(process: processes.Process, everything: dict[int, processes.Proc
         if _LOADER in processes.read_command_line(process.pid):
             return True
     return False
+
+
+def remove_folders(run_ids: set[str]) -> None:
+    """Remove the folders of runs of which nothing lives any more."""
+    alive = {mark.partition(".")[0] for mark in map(processes.read_mark, processes.read_all()) if mark is not None}
+    for base in workers.folder_places():
+        try:
+            names = os.listdir(base)
+        except OSError:
+            continue
+        for name in names:
+            path = os.path.join(base, name)
+            run_id = name[len("launch-") :].rpartition("-")[0]
+            if name.startswith("launch-") and run_id in run_ids - alive and _is_own_folder(path):
+                workers.remove_folder(path)
+
+
+def _is_own_folder(path: str) -> bool:
+    """Whether it is a folder of ours, and no link that somebody else has laid there."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()

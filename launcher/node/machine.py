@@ -61,10 +61,12 @@ def _may_lock_all() -> bool:
 
 
 def hash_file(path: str) -> str | None:
-    """Return the SHA-256 of a file, or None where it can't be read."""
+    """Return the SHA-256 of a file, or None where it can't be read, or is none (a pipe would be waited for)."""
     import hashlib
 
     try:
+        if not os.path.isfile(path):
+            return None
         with open(path, "rb") as file:
             return hashlib.sha256(file.read(_HASHED_BYTES)).hexdigest()
     except OSError:

@@ -45,6 +45,10 @@ FILE = "file"  # what a rank left in the folder that LAUNCH_FILES names, after t
 FAILED = "failed"
 
 
+# Of a probe that came to nothing by itself.
+NOT_TRIED = "could not be tried"
+
+
 class MalformedMessage(ValueError):
     """The other side sent what is no message."""
 

@@ -48,6 +48,7 @@ class Supervisor:
         self._stop_timeout_s = 15.0
         self._heard_at = time.monotonic()
         self._folder: str | None = None
+        self._adopted_runs: set[str] = set()  # earlier ones, whose left-overs we end
         self._lost_folder: str | None = None  # of the supervisor whose run we sweep up
         self._lost_keepers: list[list[int]] = []  # itself and its guardian
         self._env = dict(os.environ)
@@ -185,6 +186,7 @@ class Supervisor:
         """Take earlier runs' left-overs for ours, so that the next STOP ends them."""
         self._owned.marks.update(header["marks"])
         self._owned.born = 0
+        self._adopted_runs = {mark.partition(".")[0] for mark in header["marks"]}
 
     def _start(self, header: dict[str, Any], payload: bytes) -> None:
         self._inquiry.stop_listening()
@@ -265,6 +267,10 @@ class Supervisor:
         self._ranks.reap()
         self._outlet.drain()
         self._kill_lost_keepers()
+        if self._adopted_runs and not left:
+            from launcher.node import leftovers
+
+            leftovers.remove_folders(self._adopted_runs)
         files = workers.read_files(os.path.join(self._folder, FILES)) if self._folder is not None else []
         for folder in (self._folder, self._lost_folder):
             if folder is not None:

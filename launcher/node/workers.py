@@ -174,12 +174,15 @@ def complain(text: str) -> None:
         pass
 
 
+def folder_places() -> list[str]:
+    """Return where a run's folder may be, in the order of trying."""
+    return [place for place in (os.environ.get("TMPDIR"), "/tmp", "/dev/shm", os.path.expanduser("~")) if place]
+
+
 def make_folder(name: str) -> str:
     """Make the run's private folder on this node, in the first place that lets us."""
     error = OSError("no place for the run's folder")
-    for base in (os.environ.get("TMPDIR"), "/tmp", "/dev/shm", os.path.expanduser("~")):
-        if not base:
-            continue
+    for base in folder_places():
         path = os.path.join(base, "launch-%s-%s" % (name, os.urandom(4).hex()))
         try:
             os.mkdir(path, 0o700)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from launcher.facts import Checks, Gpu, GpuProcess
-from launcher.plan import count_processes
+from launcher.plan import count_processes, visible_gpus
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Node, Severity
 
 _FULL = 0.5  # of a GPU's memory: with more in use a training run is bound to fail
@@ -59,13 +59,8 @@ def _hardware_faults(checks: Checks) -> dict[str, list[int]]:
 
 def wanted_gpus(node: Node) -> list[Gpu]:
     """Return the GPUs that the plan would use there."""
-    gpus = list(node.fact.gpus)
-    if node.host.gpus is not None:
-        return [gpu for gpu in gpus if gpu.index in node.host.gpus]
-    chosen = node.job.env.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    if all(word.isdecimal() for word in chosen):
-        gpus = [gpu for gpu in gpus if str(gpu.index) in chosen]
-    return gpus[: count_processes(node.job, node.host, node.fact)]
+    gpus = list(visible_gpus(node.job, node.host, node.fact))
+    return gpus if node.host.gpus is not None else gpus[: count_processes(node.job, node.host, node.fact)]
 
 
 def _check_busy(node: Node, gpus: list[Gpu]) -> Iterator[Finding]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from launcher.facts import NodeFacts, Probe
 from launcher.hosts import Host
 from launcher.job import Job
-from launcher.preflight.findings import Finding, Node
+from launcher.node.messages import NOT_TRIED
+from launcher.preflight.findings import WARNING, Finding, Node
 
 _FEW = 4  # pairs that are named one by one
 _OPEN = "open TCP between the nodes"
@@ -20,7 +21,15 @@ def check(nodes: Sequence[Node]) -> Iterator[Finding]:
         yield from _check_interfaces(node)
         if len(nodes) > 1:
             yield from _check_loopback(node)
-    failed = [(node, probe) for node in nodes for probe in _tried(node) if probe.error is not None]
+        if any(probe.error == NOT_TRIED for probe in _tried(node)):
+            hint = "it is overloaded, or short of memory"
+            yield Finding((node.name,), "its way to the others could not be tried in time", hint, WARNING)
+    failed = [
+        (node, probe)
+        for node in nodes
+        for probe in _tried(node)
+        if probe.error is not None and probe.error != NOT_TRIED
+    ]
     for node, probe in failed:
         if probe.is_master:
             place = f"{probe.address} port {probe.port}"

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from launcher.job import ProgramKind
-from launcher.plan import count_processes
+from launcher.plan import count_processes, visible_gpus
 from launcher.preflight import activation
 from launcher.preflight.findings import Finding, Node
 
@@ -66,8 +66,9 @@ def _check_gpus(node: Node) -> _Found:
             is_whole = indexes == list(range(len(indexes)))  # a GPU that is lost leaves a gap
             there = f"0 to {len(indexes) - 1}" if is_whole else ", ".join(map(str, indexes))
             yield f"has no GPU {', '.join(map(str, missing))}", f"it has {there}"
-    elif wanted > len(fact.gpus):
-        yield f"{wanted} GPUs wanted, {len(fact.gpus)} there", "one process a GPU; ask for fewer with --gpus"
+    elif wanted > len(visible := visible_gpus(node.job, host, fact)):
+        where = "there" if len(visible) == len(fact.gpus) else "visible (CUDA_VISIBLE_DEVICES)"
+        yield f"{wanted} GPUs wanted, {len(visible)} {where}", "one process a GPU; ask for fewer with --gpus"
 
 
 def _check_route(node: Node) -> _Found:

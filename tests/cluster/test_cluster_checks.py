@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 import signal
 from pathlib import Path
 
@@ -354,11 +353,9 @@ def abandon(running: Running, *hosts: Host) -> None:
     assert wait_until(lambda: not any(read_state(pid) not in ("", "Z", "X") for pid in keepers), PROMPT_S)
 
 
-def remove_folders(*hosts: Host) -> None:
-    """Remove what no supervisor is left to remove."""
-    for host in hosts:
-        for folder in host.tmpdir.glob("launch-*"):
-            shutil.rmtree(folder)
+def folders(host: Host) -> list[Path]:
+    """Return the runs' folders on a host."""
+    return list(host.tmpdir.glob("launch-*"))
 
 
 def test_left_overs_are_ended_and_a_run_beside_them_goes_on(launch: Launch, cluster: Cluster) -> None:
@@ -366,7 +363,6 @@ def test_left_overs_are_ended_and_a_run_beside_them_goes_on(launch: Launch, clus
     lost = launch.start("--nproc", "1", *shell(HARDY), hosts="node[1-2]")
     lost.wait_for(r"\] ready", 2)
     abandon(lost, *hosts)
-    remove_folders(*hosts)
     live = launch.start("--nproc", "1", *shell('echo "ready $RANK"; exec sleep 300'), hosts="node[2-3]")
     live.wait_for(r"\] ready", 2)
     assert without_pids(launch.check(*ON_CPUS).table[2:]) == [
@@ -389,6 +385,7 @@ def test_left_overs_are_ended_and_a_run_beside_them_goes_on(launch: Launch, clus
     assert done.exit_code == 0
     assert without_pids(done.words) == [*found, "launch: ended 4 processes, 0 processes left on 3 nodes"]
     assert not cluster["node1"].processes()
+    assert [len(folders(host)) for host in cluster][:3] == [0, 1, 1]  # those of the run that goes on
     assert len(cluster.ranks()) == 2
     assert launch.clean().words[-1] == "launch: nothing is left behind on 3 hosts"
     live.process.send_signal(signal.SIGINT)

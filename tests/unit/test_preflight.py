@@ -85,6 +85,11 @@ GPU_HINT = "one process a GPU; ask for fewer with --gpus"
         (Job(COMMAND), facts(gpus=()), "gpu1: no GPU (nvidia-smi lists none)\n  on CPUs: --nproc N --cpu"),
         (Job(SCRIPT, nproc=9), facts(), f"gpu1: 9 GPUs wanted, 8 there\n  {GPU_HINT}"),
         (
+            Job(SCRIPT, nproc=3, env={"CUDA_VISIBLE_DEVICES": "6,7"}),
+            facts(),
+            f"gpu1: 3 GPUs wanted, 2 visible (CUDA_VISIBLE_DEVICES)\n  {GPU_HINT}",
+        ),
+        (
             Job(SCRIPT),
             facts(route=Route(None, "", error="gpu9.lan: Name or service not known")),
             "gpu1: can't use the address of node 0: gpu9.lan: Name or service not known\n"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from launcher.facts import Probe, Probes, Route
 from launcher.hosts import Host
 from launcher.job import Job
+from launcher.node.messages import NOT_TRIED
 from launcher.preflight.findings import fold
 from launcher.preflight.network import check, data_address, find_unreachable_master, matches
 
@@ -43,6 +44,10 @@ def found(every_fact, job=JOB):
         (
             [tried(master(), ring(2)), tried(master(SILENCE), ring(3)), tried(master(SILENCE), ring(1))],
             [f"problem: gpu[2-3]: can't reach node 0 (gpu1) at 10.0.0.1 port 29500: no answer in 3 s ({OPEN})"],
+        ),
+        (
+            [tried(master(), ring(2)), tried(master(NOT_TRIED), ring(1, NOT_TRIED))],
+            ["warning: gpu2: its way to the others could not be tried in time (it is overloaded, or short of memory)"],
         ),
         (
             [tried(master(), ring(2)), tried(master(REFUSED), ring(1))],
