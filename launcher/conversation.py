@@ -28,6 +28,8 @@ MAX_WAITING_BEATS = 3
 NOISE_BYTES = 64 << 10
 _EXIT_NOT_FOUND = 127
 
+_GUARDIAN_SAYS = (messages.FAILED, messages.CENSUS, messages.BEAT)
+
 LOST = "lost"
 READY = "ready"
 
@@ -248,6 +250,8 @@ class Conversation:
         for line in lines:
             if line.startswith(prefix):
                 ((report, _),) = messages.Decoder().feed(line[len(prefix) :] + b"\n")
+                if report["type"] not in _GUARDIAN_SAYS:
+                    raise messages.MalformedMessage(f"not for a guardian to say: {report['type']!r:.80}")
                 check_reply(report)
                 if report["type"] != messages.BEAT:
                     self._post(report["type"], report)

@@ -43,14 +43,11 @@ class NodePlan:
     argv: tuple[str, ...] = ()  # torchrun, or empty where `processes` are started
     processes: tuple[RankProcess, ...] = ()
     by_hand: str = ""  # the same as one line for a shell on that node
-    has_gpus: bool = False
+    gpus: tuple[int, ...] = ()  # by local rank
 
     def gpu_of(self, local_rank: int) -> int | None:
         """Return the GPU that a local rank is meant to use."""
-        if not self.has_gpus:
-            return None
-        chosen = self.host.gpus or tuple(range(self.nproc))
-        return chosen[local_rank] if local_rank < len(chosen) else None
+        return self.gpus[local_rank] if local_rank < len(self.gpus) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +87,15 @@ def count_processes(job: Job, host: Host, fact: NodeFacts) -> int:
 
 
 def visible_gpus(job: Job, host: Host, fact: NodeFacts) -> tuple[Gpu, ...]:
-    """Return the GPUs that ranks may see: those chosen with --include, or with CUDA_VISIBLE_DEVICES by numbers."""
+    """Return the GPUs that ranks may see, in their order: chosen with --include, or CUDA_VISIBLE_DEVICES by numbers."""
     chosen = host.gpus
     numbers = job.env.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if chosen is None and all(number.strip().isdecimal() for number in numbers):
         chosen = tuple(map(int, numbers))
-    return fact.gpus if chosen is None else tuple(gpu for gpu in fact.gpus if gpu.index in chosen)
+    if chosen is None:
+        return fact.gpus
+    there = {gpu.index: gpu for gpu in fact.gpus}
+    return tuple(there[index] for index in chosen if index in there)
 
 
 def master_address(host: Host, facts: Sequence[NodeFacts], *, alone: bool) -> str:
@@ -154,7 +154,7 @@ def _plan_node(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFa
     by_hand = (str(fact.python), *TORCHRUN, *options, *_by_hand_program(job.program))
     return replace(
         node,
-        has_gpus=not job.cpu,
+        gpus=() if job.cpu else tuple(gpu.index for gpu in visible_gpus(job, host, fact)),
         argv=(str(fact.python), *TORCHRUN, *options, *log_dir, "--no-python", "--", *wrapped),
         by_hand=" && ".join([*_before(job, fact, cwd), _line(_shown(job, env, fact), by_hand)]),
     )

@@ -20,7 +20,8 @@ def find_runs(own_mark: str) -> list[dict[str, Any]]:
     found = []
     for process in everything.values():
         mark = processes.read_mark(process.pid)
-        if mark is None or _run_of(mark) == _run_of(own_mark):  # another of its nodes may be this machine as well
+        # Another node of the own run may be this machine as well.
+        if mark is None or not _run_of(mark) or _run_of(mark) == _run_of(own_mark):
             continue
         if _is_ours(process.pid) and processes.is_alive(process):
             found.append((process, mark))
@@ -30,9 +31,15 @@ def find_runs(own_mark: str) -> list[dict[str, Any]]:
     ]
 
 
-def _run_of(mark: str) -> list[str]:
-    """Return run id and token; the index of the node comes after them."""
-    return mark.split(".")[:2]
+def _run_of(mark: str) -> str:
+    """Return `RUN.TOKEN` of a mark `RUN.TOKEN.INDEX`, or "" of what is no mark of ours."""
+    run_id, _, rest = mark.partition(".")
+    token = rest.partition(".")[0]
+    return run_id + "." + token if run_id and _is_hex(token) else ""
+
+
+def _is_hex(text: str) -> bool:
+    return bool(text) and not text.strip("0123456789abcdef")
 
 
 def _is_ours(pid: int) -> bool:
@@ -64,15 +71,17 @@ def remove_folders(run_ids: set[str]) -> None:
             continue
         for name in names:
             path = os.path.join(base, name)
-            run_id = name[len("launch-") :].rpartition("-")[0]
-            if name.startswith("launch-") and run_id in run_ids - alive and _is_own_folder(path):
+            run_id, _, token = name[len("launch-") :].rpartition("-")
+            is_run = name.startswith("launch-") and run_id in run_ids - alive and _is_hex(token)
+            if is_run and _is_own_folder(path):
                 workers.remove_folder(path)
 
 
 def _is_own_folder(path: str) -> bool:
-    """Whether it is a folder of ours, and no link that somebody else has laid there."""
+    """Whether it is a run's folder of ours: no link, and with what each one has in it."""
     try:
         found = os.lstat(path)
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return is_ours and os.path.isdir(os.path.join(path, workers.FILES))

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     Handler = Callable[[Dict[str, Any], bytes], None]
     Ladder = Generator[float, None, List[processes.Process]]
 
-FILES = "files"  # in the run's folder: what ranks leave here goes home
 BEATS_PER_SILENCE = 2.5  # two may be lost
 COALESCE_S = 0.002  # a writer's small pieces gather in its pipe for so long, so a flood costs few messages
 
@@ -156,12 +155,12 @@ class Supervisor:
         if own is not None and self._lost_folder is None:
             self._owned.born = own.started
         self._folder = workers.make_folder(header["run"])
-        os.mkdir(os.path.join(self._folder, FILES), 0o700)
+        os.mkdir(os.path.join(self._folder, workers.FILES), 0o700)
         self._ledger.note(mark=header["mark"], folder=self._folder, stop_timeout_s=self._stop_timeout_s)
         self._env.update(header["env"])
         # setproctitle overwrites the environment, where the mark is, unless it is told not to.
         self._env.update({processes.MARK: header["mark"], "SPT_NOENV": "1"})
-        self._env["LAUNCH_FILES"] = os.path.join(self._folder, FILES)
+        self._env["LAUNCH_FILES"] = os.path.join(self._folder, workers.FILES)
         self._loop.cancel(self._lease_timer)
         self._check_lease()
         self._beat()
@@ -271,7 +270,7 @@ class Supervisor:
             from launcher.node import leftovers
 
             leftovers.remove_folders(self._adopted_runs)
-        files = workers.read_files(os.path.join(self._folder, FILES)) if self._folder is not None else []
+        files = workers.read_files(os.path.join(self._folder, workers.FILES)) if self._folder is not None else []
         for folder in (self._folder, self._lost_folder):
             if folder is not None:
                 workers.remove_folder(folder)

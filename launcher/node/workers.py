@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 STDOUT, STDERR = 1, 2
 READ_BYTES = 1 << 18
+FILES = "files"  # in the run's folder: what ranks leave here goes home
 FILES_BYTES = 32 << 20  # what the ranks of a node may send home in files
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from launcher.facts import Checks, Network
+from launcher.plan import count_processes
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Node, Severity
 
 _CLOCK_S = 2.0
@@ -78,7 +79,7 @@ def _of_checks(value_of: Callable[[Checks], str | None]) -> Callable[[Node], str
 def _count_gpus(node: Node) -> str | None:
     """Where each node takes what it has; where a number is wanted, one that has fewer is refused."""
     is_free = node.job.nproc is None and node.host.slots is None and node.host.gpus is None
-    return f"{len(node.fact.gpus)} GPUs" if is_free else None
+    return f"{count_processes(node.job, node.host, node.fact)} GPUs" if is_free else None
 
 
 def _script(node: Node) -> str | None:

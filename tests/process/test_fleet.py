@@ -261,6 +261,15 @@ def test_garbage_instead_of_messages(fake: Callable[[str], str]) -> None:
     assert failure_of(program) == ("protocol", "it sent what is no message: no JSON: b'-bash: what?'")
 
 
+@pytest.mark.parametrize("kind", ["file", "stack", "output", "hello", "interrupt"])
+def test_what_no_guardian_says_costs_the_node_its_place(fake: Callable[[str], str], kind: str) -> None:
+    """Its own line of stderr is known to whoever reads the node's argv, and may hold anything."""
+    nonce = "nonce=$(echo \"$*\" | grep -o '~launch [0-9a-f]*' | cut -c9-); "
+    line = '{\\"type\\":\\"' + kind + '\\",\\"name\\":\\"x\\",\\"local_rank\\":0,\\"stream\\":1}'
+    program = fake(GIVES_MARKER + nonce + f'echo "$nonce {line}" >&2; cat >/dev/null')
+    assert failure_of(program) == ("protocol", f"it sent what is no message: not for a guardian to say: {kind!r}")
+
+
 def test_a_node_that_says_nothing(fake: Callable[[str], str]) -> None:
     program = fake(GIVES_MARKER + "cat >/dev/null")
     assert failure_of(program, silence_s=SILENCE_S) == ("silent", f"no sign of life for {SILENCE_S:g} s")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from node_process import FORKS, IGNORES, WAITS, Message, Node, Nodes, find_marked, is_alive, python, shell, wait_until
@@ -160,7 +161,9 @@ def test_another_user_s_processes_are_not_seen_at_all(spawn: Callable[..., subpr
         ("20261120-091233.ab12.0", "20261120-091233.ab12.1", False),  # two hosts of the run that are one machine
         ("20261120-091233.ab12.0", "20261120-091233.cd34.0", True),
         ("20261120-091233.ab12.0", "20261119-091233.ab12.0", True),
-        ("20261120-091233.ab12.0", "", True),
+        ("20261120-091233.ab12.0", "", False),  # no mark of ours
+        ("20261120-091233.ab12.0", "mine", False),
+        ("20261120-091233.ab12.0", ".ab12.0", False),
     ],
 )
 def test_another_node_of_the_same_run_is_no_other_run(
@@ -176,3 +179,20 @@ def test_a_zombie_is_not_left_behind(spawn: Callable[..., subprocess.Popen[bytes
     process.kill()
     wait_until(lambda: not is_alive(process.pid))
     assert process.pid not in [run["pid"] for run in leftovers.find_runs("own.1.0")]
+
+
+def test_only_folders_of_dead_runs_are_removed(
+    spawn: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    kept = ["launch-scripts", "launch-old-notes", "launch-alive-ab12cd34", "launch-other-ab12cd34", "old-ab12cd34"]
+    for name in [*kept, "launch-old-ab12cd34"]:
+        (tmp_path / name / "files").mkdir(parents=True)
+    (tmp_path / "launch-old-ab12cd35").mkdir()  # not made by us: each of ours has the folder `files`
+    (tmp_path / "launch-old-ab12cd36").symlink_to(tmp_path / "old-ab12cd34")
+    process = spawn("alive.ab12.0")
+    wait_until(lambda: b"sleep" in leftovers.processes.read_command_line(process.pid))
+    leftovers.remove_folders({"old", "alive", ""})
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [*kept, "launch-old-ab12cd35", "launch-old-ab12cd36"]
+    )

@@ -200,11 +200,16 @@ def test_chosen_gpus_are_the_visible_ones():
 
 
 @pytest.mark.parametrize(
-    ("host", "cpu", "gpus"),
-    [(Host("gpu1"), False, [0, 1]), (Host("gpu1", gpus=(7, 2)), False, [7, 2]), (Host("gpu1"), True, [None, None])],
+    ("host", "cpu", "env", "gpus"),
+    [
+        (Host("gpu1"), False, {}, [0, 1]),
+        (Host("gpu1", gpus=(7, 2)), False, {}, [7, 2]),
+        (Host("gpu1"), True, {}, [None, None]),
+        (Host("gpu1"), False, {"CUDA_VISIBLE_DEVICES": "6,3"}, [6, 3]),
+    ],
 )
-def test_the_gpu_of_a_local_rank(host, cpu, gpus):
-    node = plan_of(Job(script(), nproc=2, cpu=cpu), facts_of("gpu1", gpus=8), gpu1=host).nodes[0]
+def test_the_gpu_of_a_local_rank(host, cpu, env, gpus):
+    node = plan_of(Job(script(), nproc=2, cpu=cpu, env=env), facts_of("gpu1", gpus=8), gpu1=host).nodes[0]
     assert [node.gpu_of(local_rank) for local_rank in range(2)] == gpus
 
 

@@ -163,7 +163,7 @@ BUSY = [gpu(index, process(100 + index, 100 << 10), used=100 << 10) for index in
         (JOB, Host("gpu1"), [0, 1, 2, 3, 4, 5, 6, 7]),
         (Job(SCRIPT, nproc=2), Host("gpu1"), [0, 1]),
         (JOB, Host("gpu1", slots=3), [0, 1, 2]),
-        (JOB, Host("gpu1", gpus=(7, 2)), [2, 7]),
+        (JOB, Host("gpu1", gpus=(7, 2)), [7, 2]),
         (Job(SCRIPT, nproc=2, env={"CUDA_VISIBLE_DEVICES": "4,5,6,7"}), Host("gpu1"), [4, 5]),
         (Job(SCRIPT, env={"CUDA_VISIBLE_DEVICES": "4, 5"}), Host("gpu1"), [4, 5]),
         (Job(SCRIPT, nproc=2, env={"CUDA_VISIBLE_DEVICES": "GPU-8932f937"}), Host("gpu1"), [0, 1]),
