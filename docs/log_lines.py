@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.endings import ENDINGS
+from launcher.endings import ENDINGS, LOSSES
 from launcher.signatures import SIGNATURES, Kind, Signature
 
 GUIDE = Path(__file__).parents[1] / "TROUBLESHOOTING.md"
@@ -17,7 +17,7 @@ HEAD = ["| the log says | it means | do |", "|---|---|---|"]
 
 
 def make_table() -> str:
-    """Return the tables as Markdown: what ranks say, what healthy ranks say of others, and how ranks end."""
+    """Return the tables as Markdown: what ranks say, what healthy ranks say of others, how ranks and nodes end."""
     causes = [signature for signature in SIGNATURES if signature.kind is not Kind.CONSEQUENCE]
     consequences = [signature for signature in SIGNATURES if signature.kind is Kind.CONSEQUENCE]
     lines = [*HEAD, *map(_row, causes)]
@@ -26,6 +26,7 @@ def make_table() -> str:
     lines += ["", "Where no line tells, the way in which a rank ended does."]
     lines += ["", "| it says | it means | do |", HEAD[1]]
     lines += [_cells(f"`{ending.says}`", ending.cause, ending.fix) for ending in ENDINGS]
+    lines += [_cells(f"`lost n2 ({loss.says} ...)`", loss.cause, loss.fix) for loss in LOSSES]
     return "\n".join(lines)
 
 

@@ -66,8 +66,7 @@ def _adopt(session: Session) -> bool:
     for conversation, state in zip(session.fleet.conversations, session.states, strict=True):
         checks = state.facts.checks if state.facts is not None else None
         runs = checks.runs if checks is not None else ()
-        watched = {run.mark for run in runs if run.is_owned}  # a run that goes on is left alone as a whole
-        marks = sorted({run.mark for run in runs} - watched)
+        marks = sorted({run.mark for run in runs if not run.is_owned})
         if marks:
             has_any = True
             conversation.send(messages.ADOPT, marks=marks)

@@ -122,13 +122,13 @@ class Run:
             self._screen.show(line)
         census = await self._session.stop_all(timeout_s=0)
         self._record.discard()
-        return Result(0, time.monotonic() - self._began_at, census)
+        return Result(0, self._seconds(), census)
 
     def _say_plan(self, survey: Survey) -> None:
         assert self._plan is not None
         on_cpu = self._job.cpu or not any(fact.gpus for fact in survey.facts)
         self._say("launch: " + report.plan_line(self._plan, self._record.run_id, self._record.folder, on_cpu=on_cpu))
-        seconds = report.duration(time.monotonic() - self._began_at)
+        seconds = report.duration(self._seconds())
         warnings = survey.of(WARNING)
         counted = f"; {report.count(len(warnings), 'warning')}" if warnings else ""
         self._say(f"launch: checked in {seconds}: {summarize(self._job, survey.facts)}{counted}")
@@ -225,7 +225,7 @@ class Run:
         if cause is not None:
             self._say("launch: " + report.failed_first_line(cause, len(session.hosts)))
         census = await self._end(self._job.stop_timeout_s)
-        seconds = time.monotonic() - self._began_at
+        seconds = self._seconds()
         if cause is None:
             return self._finish_well(seconds, census)
         # More may be known by now: the cause itself may have taken longest to die.

@@ -41,11 +41,6 @@ class Signature:
         """The names that `cause` and `fix` may use."""
         return tuple(re.compile(self.pattern).groupindex)
 
-    @property
-    def is_secondary(self) -> bool:
-        """Whether it looks like the consequence of another rank's failure."""
-        return self.kind is Kind.CONSEQUENCE
-
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -615,7 +610,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"Rank (?P<rank>\d+)\].{0,200}Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<number>\d+), "
         r"OpType=(?P<operation>\w+)",
         "rank {rank} waited for the others in {operation} number {number}, and one did not come",
-        "the rank that says nothing, or has the lowest SeqNum; --env TORCH_NCCL_TRACE_BUFFER_SIZE=2000 records them",
+        "the rank that says nothing, or has the lowest SeqNum; on GPUs the flight recorder is in logs/RUN/files",
         Kind.CONSEQUENCE,
         says="`Watchdog caught collective operation timeout: WorkNCCL(SeqNum=808, ...)`",
     ),

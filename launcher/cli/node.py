@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from launcher.cli.options import check_options, job_options, output_options, read_job
+from launcher.cli.options import check_options, hang_options, job_options, output_options, read_job
 from launcher.errors import UsageError
 
 DEFAULT_MASTER_PORT = 29500  # torchrun's own: every node must name the same
@@ -18,6 +18,7 @@ DEFAULT_MASTER_PORT = 29500  # torchrun's own: every node must name the same
 @click.option("--node-rank", metavar="R", type=click.IntRange(min=0), required=True, help="Which one this is, from 0.")
 @click.option("--master-addr", metavar="ADDR", required=True, help="The address of node 0.")
 @job_options
+@hang_options
 @check_options
 @output_options
 @click.option("--dry-run", is_flag=True, help="Print the line and start nothing.")

@@ -115,7 +115,8 @@ def _group(*options: Callable[[Function], Function]) -> Callable[[Function], Fun
 
 host_options = _group(*_HOSTS)
 ssh_options = _group(*_SSH)
-job_options = _group(*_SIZE, *_PROGRAM, *_ACTIVATION, *_LIFE, *_HANGS)
+job_options = _group(*_SIZE, *_PROGRAM, *_ACTIVATION, *_LIFE)
+hang_options = _group(*_HANGS)
 activation_options = _group(*_ACTIVATION)
 check_options = _group(*_CHECKS)
 life_options = _group(*_LIFE)
@@ -181,8 +182,8 @@ def read_job(options: Mapping[str, Any], words: Sequence[str], hosts: Sequence[H
         silence_s=options["silence"],
         stop_timeout_s=options["stop_timeout"],
         connect_timeout_s=options.get("connect_timeout", 10.0),
-        with_stacks=options["stacks"],
-        hang_timeout_s=read_span("--hang-timeout", options["hang_timeout"]),
+        with_stacks=options.get("stacks", False),
+        hang_timeout_s=read_span("--hang-timeout", options.get("hang_timeout")),
     )
 
 

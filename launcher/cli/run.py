@@ -10,6 +10,7 @@ import click
 
 from launcher.cli.options import (
     check_options,
+    hang_options,
     host_options,
     job_options,
     output_options,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 @job_options
 @click.option("--master-addr", metavar="ADDR", help="Default: addr= of the first host, else the one SSH reaches.")
 @ssh_options
+@hang_options
 @check_options
 @output_options
 @click.option("--dry-run", is_flag=True, help="Print one line per node and contact nobody.")

@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from launcher.cli.options import check_options, job_options, output_options, read_job
+from launcher.cli.options import check_options, hang_options, job_options, output_options, read_job
 
 
 @click.command("singlenode", context_settings={"allow_interspersed_args": False})
 @job_options
+@hang_options
 @check_options
 @output_options
 @click.option("--dry-run", is_flag=True, help="Print the line and start nothing.")

@@ -3,13 +3,26 @@
 Nothing needs to be installed there: `launcher.shipping` sends these modules over the connection.
 
     guardian     waits for the supervisor and cleans up if it dies
-    supervisor   owns the processes of a run on this node, and talks to the launcher
+    supervisor   the conversation with the launcher, and the lease
+    inquiry      what the launcher asks before a run:
+      facts        gathers what follows, in a child
+      gpus         what the GPU tool says, and who is on the GPUs
+      xids         GPU faults in the kernel's log
+      machine      memory, limits, disks
+      network      addresses, routes, ports, probes
+      leftovers    processes of other runs
+      environment  --setup, --venv and --conda
+      pythons      the search for a Python that has torch
+    ranks        the ranks' start, exit codes and
+      kills        whether the kernel killed one for lack of memory
+      stacks       where they stand, when they hang
+    workers      how processes are started, and the run's folder
     outlet       what leaves this node, no faster than the network takes it
-    workers      how the processes of a run are started and watched
-    pythons      the search for a Python that has torch
-    facts        what this node says of itself
     ladder       how a run is ended, step by step
     processes    which processes belong to a run
+    ledger       what the guardian must know if the supervisor dies
+    kernel_log   the kernel's log, record by record
+    loop         a small event loop
     messages     the wire format
     notation     JSON, and
     signals      the signal module, both without the imports that would double the start

@@ -48,8 +48,8 @@ def _tried(node: Node) -> tuple[Probe, ...]:
 
 def _check_ring(nodes: Sequence[Node], failed: list[tuple[Node, Probe]]) -> Iterator[Finding]:
     """Where the master port is open and a free port of a neighbour is not, a firewall knows a list of ports."""
-    is_master_open = all(probe.error is None for node in nodes for probe in _tried(node) if probe.is_master)
-    hint = _OPEN_ALL if is_master_open else _OPEN
+    masters = [probe for node in nodes for probe in _tried(node) if probe.is_master]
+    hint = _OPEN_ALL if masters and all(probe.error is None for probe in masters) else _OPEN
     if len(failed) > _FEW:
         node, probe = failed[0]
         example = f"{node.name} to {probe.host}, {probe.address} port {probe.port}: {_lowered(probe.error)}"

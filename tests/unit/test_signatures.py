@@ -112,7 +112,7 @@ def test_the_special_goes_before_the_general_whatever_the_order_of_lines() -> No
 
 
 def test_what_healthy_ranks_say_is_marked() -> None:
-    marked = {signature.name for signature in SIGNATURES if signature.is_secondary}
+    marked = {signature.name for signature in SIGNATURES if signature.kind is Kind.CONSEQUENCE}
     assert {"watchdog", "peer-gone", "rank-0-gone", "nccl-peer"} <= marked
     assert not marked & {"gpu-memory", "port-taken", "module-missing", "torchrun-page"}
 
