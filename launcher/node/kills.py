@@ -10,8 +10,8 @@ import os
 
 from launcher.node.kernel_log import KERNEL_LOG, open_log, read_records
 
-CERTAIN = "certain"  # the log names the process, or its own control group counts one more
-PROBABLE = "probable"  # it happened on this machine, to a process that is not told
+CERTAIN = "certain"  # the log names the process; without a log, a control group of its own counts one more
+PROBABLE = "probable"  # it happened on this machine or in its group, to a process that is not told
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # include/linux/proc_ns.h; in any other, the log's numbers are not ours
 PERIOD_S = 15.0
 _MACHINE = "/proc/vmstat"
@@ -22,9 +22,9 @@ class KernelKills:
 
     def __init__(self, root: str = "") -> None:
         self._root = root
-        self._machine = self._lately = self._count(_MACHINE)
         self._groups: dict[int, tuple[str, bool]] = {}  # by process id: the counter's file, and whether it is its own
-        self._counts: dict[str, int] = {}  # by file, with the kills that have explained a process
+        # By file, as they were before the last forget() and at it, with the kills that have explained a process.
+        self._counts = {_MACHINE: (self._count(_MACHINE),) * 2}
         self._log = self._open_log()
         self._named: set[int] = set()  # by the log
 
@@ -33,23 +33,33 @@ class KernelKills:
         found = self._find_counter(pid)
         if found is not None:
             self._groups[pid] = found
-            self._counts.setdefault(found[0], self._count(found[0]))
+            self._counts.setdefault(found[0], (self._count(found[0]),) * 2)
 
     def forget(self) -> None:
-        """Leave out what happened on the machine before the last call: to be called every PERIOD_S."""
-        self._machine, self._lately = self._lately, self._count(_MACHINE)
+        """Leave out what happened before the last call, such as the end of a helper: to be called every PERIOD_S."""
+        self._counts = {path: (lately, self._count(path)) for path, (_, lately) in self._counts.items()}
 
-    def judge(self, pid: int) -> str | None:
-        """Say whether the kernel killed this process, or None where nothing speaks for it."""
+    def judge(self, pid: int, *, was_child: bool = False) -> str | None:
+        """Say whether the kernel killed this process, or None where nothing speaks for it.
+
+        was_child: a child of it was killed, as a shell's exit code tells; the log names that by an id unknown here.
+        """
+        if self._log is not None and not was_child:
+            return CERTAIN if self._is_in_log(pid) else None  # it names every one
         path, is_own = self._groups.get(pid, ("", False))
-        has_risen = bool(path) and self._count(path) > self._counts[path]
-        if has_risen:  # each kill explains one process
-            self._counts[path] += 1
-            self._machine, self._lately = self._machine + 1, self._lately + 1
-        if (has_risen and is_own) or self._is_in_log(pid):
-            return CERTAIN
-        # A log that we read would have named it.
-        return PROBABLE if self._log is None and (has_risen or self._count(_MACHINE) > self._machine) else None
+        if path and self._has_risen(path):  # each kill explains one process
+            self._explain(path)
+            self._explain(_MACHINE)
+            is_alone = [path for path, _ in self._groups.values()].count(path) == 1
+            return CERTAIN if is_own and is_alone else PROBABLE
+        return PROBABLE if self._log is None and self._has_risen(_MACHINE) else None
+
+    def _has_risen(self, path: str) -> bool:
+        return self._count(path) > self._counts[path][0]
+
+    def _explain(self, path: str) -> None:
+        before, lately = self._counts[path]
+        self._counts[path] = (before + 1, max(before + 1, lately))
 
     def _find_counter(self, pid: int) -> tuple[str, bool] | None:
         """Return the nearest file that counts kills of this process's control group, and whether it is its own."""

@@ -161,7 +161,7 @@ class Ranks:
         is_kill = ending["signal"] == signals.SIGKILL or ending["code"] == 128 + signals.SIGKILL
         if not is_kill or self._kills is None:
             return None
-        return self._kills.judge(self._owned.ranks[local_rank].pid)
+        return self._kills.judge(self._owned.ranks[local_rank].pid, was_child=ending["signal"] is None)
 
     def _check_all_exited(self, status: int) -> None:
         if self._torchrun is None and len(self._exited) == len(self._owned.ranks):
