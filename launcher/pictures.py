@@ -6,12 +6,14 @@ matplotlib is an extra of this package, and is imported when a picture is drawn.
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from launcher.errors import UsageError
+from launcher.errors import LauncherError, UsageError
 
 SUFFIXES = (".png", ".svg")
 NUMBERS_UP_TO = 16  # hosts; in a larger picture colours must do
@@ -19,6 +21,29 @@ NAMES_UP_TO = 64
 _CELL_INCHES = 0.62
 _LEAST_INCHES, _MOST_INCHES = 3.2, 10.0
 _GREY = "#dddddd"
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What was measured between two hosts, by their places in the list."""
+
+    first: int
+    second: int
+    latency_s: float
+    bandwidth: float  # bytes per second, in one direction
+
+
+@dataclass(frozen=True, slots=True)
+class PairResults:
+    """What a picture is drawn of."""
+
+    hosts: tuple[str, ...]
+    ranks: int
+    backend: str
+    device: str
+    pairs: tuple[Pair, ...]
 
 
 def refuse_picture(path: Path) -> None:
@@ -31,41 +56,65 @@ def refuse_picture(path: Path) -> None:
         raise UsageError("--plot needs matplotlib", "pip install 'ssh-torch-launcher[plot]'")
 
 
-def draw_pairs(results: Mapping[str, Any], path: Path) -> None:
-    """Draw latency and bandwidth side by side; `results` is what rank 0 wrote into results.json."""
+def read_pairs(path: Path) -> PairResults:
+    """Read rank 0's results.json, which a node has sent; raise LauncherError where it has not the right form."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        hosts = _names(content["hosts"])
+        return PairResults(
+            hosts,
+            _typed(content["ranks"], int),
+            _name(content["backend"]),
+            _name(content["device"]),
+            tuple(
+                Pair(
+                    _place(pair["first"], len(hosts)),
+                    _place(pair["second"], len(hosts)),
+                    _measured(pair["latency_s"]),
+                    _measured(pair["bandwidth"]),
+                )
+                for pair in content["pairs"]
+            ),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise LauncherError(f"{path}: can't be read: {error!r}") from None
+
+
+def draw_pairs(results: PairResults, path: Path) -> None:
+    """Draw latency and bandwidth side by side."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    names = list(results["hosts"])
+    names = results.hosts
     side = min(max(_CELL_INCHES * len(names), _LEAST_INCHES), _MOST_INCHES)
-    figure = Figure(figsize=(2 * side + 3, side + 1.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    ranks, backend = results["ranks"], results["backend"]
-    figure.suptitle(f"{len(names)} hosts, {ranks} ranks, {backend} on {results['device']}")
-    latencies = fill_matrix(len(names), results["pairs"], "latency_s", 1e-6)
-    _draw_matrix(left, names, latencies, title="Latency, one way", unit="µs", colours="viridis_r")
-    bandwidths = fill_matrix(len(names), results["pairs"], "bandwidth", 1e9)
-    _draw_matrix(right, names, bandwidths, title="Bandwidth, one direction", unit="GB/s", colours="viridis")
-    figure.savefig(path, dpi=150)
+    with rc_context({"text.parse_math": False}):  # a dollar in a name is no formula
+        figure = Figure(figsize=(2 * side + 3, side + 1.2), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        figure.suptitle(f"{len(names)} hosts, {results.ranks} ranks, {results.backend} on {results.device}")
+        latencies = fill_matrix(len(names), [(pair, pair.latency_s / 1e-6) for pair in results.pairs])
+        _draw_matrix(left, names, latencies, title="Latency, one way", unit="µs", colours="viridis_r")
+        bandwidths = fill_matrix(len(names), [(pair, pair.bandwidth / 1e9) for pair in results.pairs])
+        _draw_matrix(right, names, bandwidths, title="Bandwidth, one direction", unit="GB/s", colours="viridis")
+        figure.savefig(path, dpi=150)
 
 
-def fill_matrix(count: int, pairs: list[Mapping[str, Any]], key: str, unit: float) -> list[list[float]]:
-    """Return rows of values in `unit`, the same both ways; NaN where a host meets itself."""
+def fill_matrix(count: int, values: Sequence[tuple[Pair, float]]) -> list[list[float]]:
+    """Return rows of values, the same both ways; NaN where a host meets itself."""
     matrix = [[math.nan] * count for _ in range(count)]
-    for pair in pairs:
-        first, second = pair["first"], pair["second"]
-        matrix[first][second] = matrix[second][first] = pair[key] / unit
+    for pair, value in values:
+        matrix[pair.first][pair.second] = matrix[pair.second][pair.first] = value
     return matrix
 
 
 def _draw_matrix(
-    axes: Any, names: list[str], matrix: list[list[float]], *, title: str, unit: str, colours: str
+    axes: Any, names: Sequence[str], matrix: list[list[float]], *, title: str, unit: str, colours: str
 ) -> None:
     axes.set_facecolor(_GREY)  # shows through where there is no value
     image = axes.imshow(matrix, cmap=colours, vmin=0)
     axes.set_title(title)
     axes.set_xlabel("host")
     axes.set_ylabel("host")
-    shown = names if len(names) <= NAMES_UP_TO else []
+    shown = names if len(names) <= NAMES_UP_TO else ()
     size = 10 if len(names) <= NUMBERS_UP_TO else 6
     axes.set_xticks(range(len(shown)), shown, rotation=90 if max(map(len, names)) > 4 else 0, fontsize=size)
     axes.set_yticks(range(len(shown)), shown, fontsize=size)
@@ -77,6 +126,40 @@ def _draw_matrix(
             if not math.isnan(value):
                 colour = _readable(image.cmap(image.norm(value)))
                 axes.text(column, row, _number(value), ha="center", va="center", color=colour, fontsize=9)
+
+
+def _typed(value: object, kind: type[_Value]) -> _Value:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"no {kind.__name__}: {value!r:.60}")
+    return value
+
+
+def _names(values: Iterable[object]) -> tuple[str, ...]:
+    names = tuple(map(_name, values))
+    if not names:
+        raise ValueError("no hosts")
+    return names
+
+
+def _name(value: object) -> str:
+    name = _typed(value, str)
+    if not name.isprintable():
+        raise ValueError(f"no name: {name!r:.60}")
+    return name
+
+
+def _place(value: object, count: int) -> int:
+    place = _typed(value, int)
+    if place not in range(count):
+        raise ValueError(f"no place among {count} hosts: {place}")
+    return place
+
+
+def _measured(value: object) -> float:
+    number = float(value) if isinstance(value, int) else _typed(value, float)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"no measurement: {number}")
+    return number
 
 
 def _number(value: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -78,17 +77,17 @@ def refuse_plot(path: Path | None, hosts: Sequence[Host]) -> None:
 
 
 def run_tests(processes: int, hosts: Sequence[Host], open_transport: Opener, options: Mapping[str, Any]) -> int:
-    """Run on all hosts; draw what they measured, or find out which of them fail. Return the exit code of the run."""
+    """Run on all hosts; find out which of them fail, and draw what they measured. Return the exit code of the run."""
     from launcher.cli import running
     from launcher.cli.bisecting import find_culprits, is_to_bisect
 
     size = ["--max-size", str(options["max_size"])] if options["max_size"] else []
     job = make_job(processes, options, [host.name for host in hosts], *size)
     result, folder = running.run_recorded(job, hosts, open_transport, options)
-    if options["plot"] is not None:
-        draw(folder / "files" / "node_0" / "results.json", options["plot"])
     if is_to_bisect(result) and len(hosts) > 1:
         find_culprits(partial(make_job, processes, options), hosts, open_transport, options, folder / "bisection")
+    if options["plot"] is not None:
+        draw(folder / "files" / "node_0" / "results.json", options["plot"])
     return result.exit_code
 
 
@@ -110,11 +109,16 @@ def make_job(processes: int, options: Mapping[str, Any], names: Sequence[str], *
 
 
 def draw(results: Path, picture: Path) -> None:
-    """Draw what rank 0 has brought home, if the run came so far."""
-    from launcher.pictures import draw_pairs
+    """Draw what rank 0 has brought home, if the run came so far; without a picture the run is still what it is."""
+    from launcher.errors import LauncherError
+    from launcher.pictures import draw_pairs, read_pairs
 
     if not results.exists():
         click.echo("test-distributed: no picture, the run did not come to the pairs of hosts", err=True)
         return
-    draw_pairs(json.loads(results.read_text("utf-8")), picture)
+    try:
+        draw_pairs(read_pairs(results), picture)
+    except (LauncherError, OSError) as error:
+        click.echo(f"test-distributed: no picture: {error}", err=True)
+        return
     click.echo(f"test-distributed: drawn in {picture}", err=True)

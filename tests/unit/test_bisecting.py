@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from pathlib import Path
 
 import pytest
 
 from launcher.bisection import Group, Together, Verdict
-from launcher.cli import bisecting
+from launcher.cli import bisecting, running, test_distributed
 from launcher.cli.bisecting import StoppedError, describe_cause, is_to_bisect, search
 from launcher.diagnosis import Cause, Failure
+from launcher.hosts import Host
 from launcher.run import Result
 from launcher.session import Census
 
@@ -86,3 +88,21 @@ def test_a_signal_ends_the_search(capsys: pytest.CaptureFixture[str], monkeypatc
     assert stop.value.number == signal.SIGINT
     assert begun == [("a",)]
     assert capsys.readouterr().err == ""
+
+
+def test_culprits_are_searched_before_a_picture_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a node wrote may be anything; neither the search nor the exit code is lost for it."""
+    results = tmp_path / "files" / "node_0" / "results.json"
+    results.parent.mkdir(parents=True)
+    results.write_text("{")
+    monkeypatch.setattr(running, "run_recorded", lambda *_: (make_result("rank", 3), tmp_path))
+    monkeypatch.setattr(bisecting, "find_culprits", lambda *_: print("searched"))
+    monkeypatch.setattr(test_distributed, "make_job", lambda *_: None)
+    options = {"max_size": None, "plot": tmp_path / "p.svg"}
+    hosts = [Host("a", source="x"), Host("b", source="x")]
+    assert test_distributed.run_tests(1, hosts, lambda say: None, options) == 3  # type: ignore[arg-type, return-value]
+    said = capsys.readouterr()
+    assert said.out == "searched\n"
+    assert said.err.startswith("test-distributed: no picture: ")

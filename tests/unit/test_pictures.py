@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import re
 from itertools import combinations
@@ -10,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import UsageError
-from launcher.pictures import draw_pairs, fill_matrix, refuse_picture
+from launcher.cli.test_distributed import draw
+from launcher.errors import LauncherError, UsageError
+from launcher.pictures import Pair, PairResults, draw_pairs, fill_matrix, read_pairs, refuse_picture
 
 
-def make_results(count: int) -> dict[str, object]:
-    pairs = [
-        {"first": first, "second": second, "latency_s": (first + 1) * 1e-6, "bandwidth": (second + 0.25) * 1e9}
+def make_results(count: int) -> PairResults:
+    pairs = tuple(
+        Pair(first, second, latency_s=(first + 1) * 1e-6, bandwidth=(second + 0.25) * 1e9)
         for first, second in combinations(range(count), 2)
-    ]
-    names = [f"gpu{number}" for number in range(count)]
-    return {"hosts": names, "ranks": 8 * count, "backend": "nccl", "device": "cuda", "pairs": pairs}
+    )
+    return PairResults(tuple(f"gpu{number}" for number in range(count)), 8 * count, "nccl", "cuda", pairs)
 
 
 def read_texts(svg: Path) -> list[str]:
@@ -52,8 +53,8 @@ def test_a_png(tmp_path: Path) -> None:
 
 
 def test_a_host_has_no_pair_with_itself() -> None:
-    matrix = fill_matrix(2, [{"first": 0, "second": 1, "latency_s": 5e-6}], "latency_s", 1e-6)
-    assert matrix[0][1] == matrix[1][0] == pytest.approx(5)
+    matrix = fill_matrix(2, [(Pair(0, 1, 5e-6, 1e9), 5.0)])
+    assert matrix[0][1] == matrix[1][0] == 5
     assert math.isnan(matrix[0][0]) and math.isnan(matrix[1][1])
 
 
@@ -67,3 +68,51 @@ def test_what_could_not_be_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(UsageError, match="needs matplotlib") as error:
         refuse_picture(tmp_path / "p.png")
     assert error.value.hint == "pip install 'ssh-torch-launcher[plot]'"
+
+
+WRITTEN = {
+    "ranks": 2, "hosts": ["a$_{", "b$^$"], "backend": "gloo", "device": "cpu", "passed": True,
+    "pairs": [{"first": 0, "second": 1, "latency_s": 1e-5, "bandwidth": 10**9}],
+}  # fmt: skip
+
+
+def test_what_rank_0_wrote_is_read_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results, picture = tmp_path / "results.json", tmp_path / "p.svg"
+    results.write_text(json.dumps(WRITTEN))
+    assert read_pairs(results) == PairResults(("a$_{", "b$^$"), 2, "gloo", "cpu", (Pair(0, 1, 1e-5, 1e9),))
+    draw(results, picture)
+    assert capsys.readouterr().err == f"test-distributed: drawn in {picture}\n"
+    assert "a$_{" in read_texts(picture)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{", "[]", "null", "{}", "\x00", "[" * 100_000,
+        *(json.dumps({**WRITTEN, **change}) for change in (
+            {"hosts": 2}, {"hosts": [], "pairs": []}, {"hosts": ["a", "\ud800"]},
+            {"hosts": [1, 2]}, {"ranks": "2"}, {"backend": None}, {"pairs": [3]}, {"pairs": None},
+        )),
+        *(json.dumps({**WRITTEN, "pairs": [{**WRITTEN["pairs"][0], **change}]}) for change in (  # type: ignore[index]
+            {"first": 9}, {"first": -1}, {"first": True}, {"second": "1"}, {"latency_s": "x"}, {"latency_s": math.nan},
+            {"bandwidth": math.inf}, {"bandwidth": 10**400}, {"bandwidth": -1},
+        )),
+    ],
+)  # fmt: skip
+def test_results_in_another_form_are_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They come from a node; a command without its picture still ends with the run's exit code."""
+    results = tmp_path / "results.json"
+    results.write_text(text)
+    with pytest.raises(LauncherError, match=r"results\.json: can't be read: \w+Error"):
+        read_pairs(results)
+    draw(results, tmp_path / "p.svg")
+    said = capsys.readouterr().err
+    assert said.startswith("test-distributed: no picture: ") and said.count("\n") == 1
+    assert not (tmp_path / "p.svg").exists()
+
+
+def test_a_picture_that_can_not_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = tmp_path / "results.json"
+    results.write_text(json.dumps(WRITTEN))
+    draw(results, tmp_path / "gone" / "p.svg")
+    assert capsys.readouterr().err.startswith("test-distributed: no picture: [Errno 2]")
