@@ -5,7 +5,6 @@ The whole story is in `main`: config, world, text, model, training.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 import traceback
@@ -65,8 +64,8 @@ def refuse(error: ConfigError) -> int:
 
 
 if __name__ == "__main__":
-    exit_code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # No orderly exit, after success neither: now and then gloo's threads turn it into SIGABRT (torch 2.13).
-    os._exit(exit_code)
+    exit_code = main()  # --help ends in it, before torch is imported
+
+    from launcher.distributed import leave
+
+    leave(exit_code)  # after success as well: an orderly exit is not safe then either
