@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from launcher.hosts import fold_names
+from launcher.wording import listed
 
 Group = tuple[str, ...]
 Search = Generator[list[Group], list[bool], "Verdict"]
@@ -37,7 +38,8 @@ class Verdict:
         """Return the verdict, a line for each finding."""
         lines = [f"{fold_names(self.alone)} {_verb(self.alone, 'fail')} alone"] if self.alone else []
         for found in self.together:
-            text = f"{_and(found.hosts)} fail together, each is well alone"
+            names = listed(found.hosts) if len(found.hosts) == 2 else fold_names(found.hosts)
+            text = f"{names} fail together, each is well alone"
             if len(found.culprits) == 1:
                 text += f"; without {found.culprits[0]} the others pass"
             lines.append(text)
@@ -137,7 +139,3 @@ def _split(hosts: Group, parts: int) -> list[Group]:
 
 def _verb(hosts: Group, verb: str) -> str:
     return verb if len(hosts) > 1 else f"{verb}s"
-
-
-def _and(hosts: Group) -> str:
-    return f"{hosts[0]} and {hosts[1]}" if len(hosts) == 2 else fold_names(hosts)

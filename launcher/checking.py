@@ -11,9 +11,9 @@ from launcher.hosts import fold_names
 from launcher.job import Job
 from launcher.preflight.findings import WARNING
 from launcher.preflight.summary import common_traits
-from launcher.report import count, duration
 from launcher.session import Session
 from launcher.survey import Survey, Surveyor
+from launcher.wording import count, duration
 
 _WIDTH = 120  # a line that would be longer has its remedy below
 _TEXT_WIDTH = 70

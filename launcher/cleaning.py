@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from launcher import report
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, HostFailure
 from launcher.facts import RunProcess
 from launcher.node import messages
 from launcher.session import Census, Session
+from launcher.wording import count
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,5 +83,5 @@ def found_lines(found: Sequence[tuple[str, RunProcess]]) -> list[str]:
         names = ", ".join(f"{process.pid} ({process.name})" for process in processes[:4])
         more = f" and {len(processes) - 4} more" if len(processes) > 4 else ""
         state = ", which goes on and is left alone" if is_owned else " left behind"
-        lines.append(f"  {host}: {report.count(len(processes), 'process')} of run {run_id}{state}: {names}{more}")
+        lines.append(f"  {host}: {count(len(processes), 'process')} of run {run_id}{state}: {names}{more}")
     return lines

@@ -9,6 +9,7 @@ from launcher import report
 from launcher.errors import EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, HostFailure
 from launcher.node import messages
 from launcher.session import Census, Interrupted, Session
+from launcher.wording import count
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ async def execute(session: Session, argv: Sequence[str], workdir: str | None, sa
         except Interrupted as interruption:
             interrupted_by = interruption.number
             timeout_s = session.stop_timeout_s
-            say(f"launch: stopping {report.count(len(session.hosts), 'node')} (Ctrl-C again: at once)")
+            say(f"launch: stopping {count(len(session.hosts), 'node')} (Ctrl-C again: at once)")
         census = await session.stop_all(timeout_s)
     if interrupted_by is not None:
         say(f"launch: stopped, {report.census_words(census)}")

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from launcher import report
 from launcher.conversation import Event, now
 from launcher.diagnosis import Failure
 from launcher.node import messages
@@ -17,6 +16,7 @@ from launcher.plan import FLIGHT_RECORDER_PREFIX, LaunchPlan, NodePlan
 from launcher.records import RunRecord
 from launcher.session import Session
 from launcher.stacks import Picture, Stack, fold, parse_stack, picture_lines, stack_lines
+from launcher.wording import count, span
 
 ANSWER_S = 5.0  # a node needs up to 4 s where py-spy and then the rank itself are slow
 
@@ -65,7 +65,7 @@ class StackTaker:
         self._number += 1
         self._answers = {}
         if not is_announced:
-            self._session.say(f"launch: taking the stacks of {report.count(len(self._wanted), 'rank')}")
+            self._session.say(f"launch: taking the stacks of {count(len(self._wanted), 'rank')}")
         self._session.fleet.broadcast(messages.STACKS, number=self._number)
         self._timer = loop.call_later(ANSWER_S, self._finish)
         return self._result
@@ -198,14 +198,6 @@ class HangWatch:
         )  # fmt: skip
 
 
-def span(seconds: float) -> str:
-    """`90 s`, `10 min` or `1 h`: a time as somebody chose it."""
-    for size, unit in ((3600, "h"), (60, "min")):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:g} {unit}"
-    return f"{seconds:g} s"
-
-
 def flight_recorder_lines(folder: Path) -> list[str]:
     """Say where the files of NCCL's flight recorder are that came home, and what reads them (it comes with torch)."""
     files = list((folder / "files").glob(f"*/{FLIGHT_RECORDER_PREFIX}*"))
@@ -213,6 +205,6 @@ def flight_recorder_lines(folder: Path) -> list[str]:
         return []
     place = folder / "files"
     return [
-        f"  NCCL's flight recorder of {report.count(len(files), 'rank')}: {place}",
+        f"  NCCL's flight recorder of {count(len(files), 'rank')}: {place}",
         f"    which rank misses in which collective: torchfrtrace --prefix {FLIGHT_RECORDER_PREFIX} {place}",
     ]

@@ -11,6 +11,7 @@ from launcher.hosts import fold_names
 from launcher.plan import LaunchPlan, NodePlan
 from launcher.preflight.findings import Finding
 from launcher.session import Census
+from launcher.wording import count, plural
 
 _MAX_LEFT = 10
 _MAX_WARNINGS = 8
@@ -65,28 +66,6 @@ def _rank_words(node: NodePlan, *, first_is_known: bool) -> str:
     if node.nproc == 1:
         return f"rank {node.first_rank}"
     return f"ranks {node.first_rank} to {node.first_rank + node.nproc - 1}"
-
-
-def duration(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `12 min 31 s` or `3 h 02 min`."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-
-
-def count(number: int, noun: str) -> str:
-    """`1 node`, `2 nodes`."""
-    return f"{number} {noun if number == 1 else plural(noun)}"
-
-
-def plural(noun: str) -> str:
-    """`processes` for process."""
-    return noun + ("es" if noun.endswith("s") else "s")
 
 
 def census_words(census: Census) -> str:

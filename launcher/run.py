@@ -23,6 +23,7 @@ from launcher.preflight.summary import summarize
 from launcher.records import RunRecord
 from launcher.session import Census, Interrupted, Session
 from launcher.survey import Survey, Surveyor
+from launcher.wording import count, duration
 
 _PORT_TAKEN = ("port-number-taken", "port-taken")  # signatures
 
@@ -128,9 +129,9 @@ class Run:
         assert self._plan is not None
         on_cpu = self._job.cpu or not any(fact.gpus for fact in survey.facts)
         self._say("launch: " + report.plan_line(self._plan, self._record.run_id, self._record.folder, on_cpu=on_cpu))
-        seconds = report.duration(self._seconds())
+        seconds = duration(self._seconds())
         warnings = survey.of(WARNING)
-        counted = f"; {report.count(len(warnings), 'warning')}" if warnings else ""
+        counted = f"; {count(len(warnings), 'warning')}" if warnings else ""
         self._say(f"launch: checked in {seconds}: {summarize(self._job, survey.facts)}{counted}")
         for line in report.warning_lines(warnings):
             self._say(line)
@@ -206,10 +207,10 @@ class Run:
             self._say(f"launch: stopped by {_who(number)}, nothing was started")
             return Result(EXIT_SIGNAL_BASE + number, self._seconds(), census, interrupted_by=number)
         timeout_s = self._job.stop_timeout_s
-        nodes = report.count(len(self._session.hosts), "node")
+        nodes = count(len(self._session.hosts), "node")
         self._say(f"launch: stopping {nodes}, up to {timeout_s:g} s for the trainer to save (Ctrl-C again: at once)")
         census = await self._end(timeout_s)
-        after = report.duration(self._seconds())
+        after = duration(self._seconds())
         self._say(f"launch: stopped by {_who(number)} after {after}, {report.census_words(census)}")
         return self._conclude(Result(EXIT_SIGNAL_BASE + number, self._seconds(), census, interrupted_by=number))
 
@@ -230,7 +231,7 @@ class Run:
             return self._finish_well(seconds, census)
         # More may be known by now: the cause itself may have taken longest to die.
         cause = find_cause([*self._failures(), cause.failure], self._all_ranks()) or cause
-        self._say(f"launch: FAILED after {report.duration(seconds)}")
+        self._say(f"launch: FAILED after {duration(seconds)}")
         log = self._record.log_path(cause.failure.node_rank)
         for line in report.cause_block(cause, self._others(cause, census), log):
             self._say(line)
@@ -253,8 +254,8 @@ class Run:
 
     def _finish_well(self, seconds: float, census: Census) -> Result:
         assert self._plan is not None
-        ranks = report.count(sum(node.nproc for node in self._plan.nodes), "rank")  # ours, of a run by hand
-        self._say(f"launch: finished in {report.duration(seconds)}, {ranks} ended well, {report.census_words(census)}")
+        ranks = count(sum(node.nproc for node in self._plan.nodes), "rank")  # ours, of a run by hand
+        self._say(f"launch: finished in {duration(seconds)}, {ranks} ended well, {report.census_words(census)}")
         return self._conclude(Result(0, seconds, census))
 
     def _others(self, cause: Cause, census: Census) -> list[str]:

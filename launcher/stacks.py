@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from launcher.hosts import fold_names
+from launcher.wording import count, fold_ranks, listed
 
 MAX_FRAMES = 8  # of a group, on the screen
 _INNERMOST = 3  # what it is at; then the user's own frames, which say why
@@ -125,9 +126,9 @@ class Picture:
     def verdict(self) -> str:
         """Who differs, in a few words; empty where nothing can be said."""
         if self.odd:
-            words = _and([f"{stack.host} rank {stack.rank}" for stack in self.odd])
+            words = listed([f"{stack.host} rank {stack.rank}" for stack in self.odd])
             others = self.size - len(self.odd)
-            return f"{words} {'differs' if len(self.odd) == 1 else 'differ'} from {_count(others, 'other')}"
+            return f"{words} {'differs' if len(self.odd) == 1 else 'differ'} from {count(others, 'other')}"
         telling = [group for group in self.groups if group.first.is_telling]
         if len(telling) > 1:
             return f"{len(telling)} different ones"
@@ -193,7 +194,7 @@ def picture_lines(picture: Picture) -> list[str]:
     """The block that shows a picture: each group with its innermost calls, the most recent last."""
     hosts = {stack.host for group in picture.groups for stack in group.stacks}
     verdict = f" ({picture.verdict})" if picture.verdict else ""
-    lines = [f"stacks of {_count(picture.size, 'rank')} on {_count(len(hosts), 'node')}{verdict}"]
+    lines = [f"stacks of {count(picture.size, 'rank')} on {count(len(hosts), 'node')}{verdict}"]
     for group in picture.groups[:_MAX_GROUPS]:
         lines += [f"  {group.name}:", *(f"    {line}" for line in stack_lines(group.first))]
     more = len(picture.groups) - _MAX_GROUPS
@@ -234,22 +235,3 @@ def _shown_frames(frames: Sequence[Frame]) -> list[str]:
             lines.append("...")
         lines.append(str(frames[place]))
     return lines
-
-
-def fold_ranks(ranks: Iterable[int]) -> str:
-    """`0-10, 12-15` for the ranks 0 to 15 without 11."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-
-
-def _and(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

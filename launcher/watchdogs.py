@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from launcher.signatures import Explanation, Kind
+from launcher.wording import fold_ranks
 
 # `[PG ID 0 PG GUID 0(default_pg) Rank 1]` or `[Rank 14]`, by torch's version.
 _REPORT = re.compile(
@@ -47,25 +47,25 @@ def _find_silent(stderr_of: Mapping[int, str], ranks: Collection[int]) -> Explan
     if not waiting or not silent:
         return None
     return _explain(
-        f"{fold_ranks(waiting)} waited for the others, and {fold_ranks(silent)} did not come", fold_ranks(silent)
+        f"{name_ranks(waiting)} waited for the others, and {name_ranks(silent)} did not come", name_ranks(silent)
     )
 
 
 def _compare(waits: Mapping[int, _Wait], ranks: Collection[int]) -> Explanation:
     if len({wait.group for wait in waits.values()}) > 1:
         return _explain(
-            f"{fold_ranks(waits)} waited for others, in several process groups", "the ranks that said nothing"
+            f"{name_ranks(waits)} waited for others, in several process groups", "the ranks that said nothing"
         )
     low, high = (pick(waits.values(), key=lambda wait: wait.number) for pick in (min, max))
     if low.number < high.number:
         late = [rank for rank, wait in waits.items() if wait.number == low.number]
         verb = "was" if len(late) == 1 else "were"
-        return _explain(f"{fold_ranks(late)} {verb} still in {low} while others waited in {high}", fold_ranks(late))
+        return _explain(f"{name_ranks(late)} {verb} still in {low} while others waited in {high}", name_ranks(late))
     silent = set(ranks) - waits.keys()
     is_part = "GUID" in high.group and "default_pg" not in high.group  # silent ranks may not belong to it
     if silent and not is_part:
-        waiting = f"{fold_ranks(waits)} waited in {high}"
-        return _explain(f"{waiting}, and {fold_ranks(silent)} did not come", fold_ranks(silent))
+        waiting = f"{name_ranks(waits)} waited in {high}"
+        return _explain(f"{waiting}, and {name_ranks(silent)} did not come", name_ranks(silent))
     if ranks and not is_part:
         return Explanation(
             "watchdog",
@@ -73,15 +73,12 @@ def _compare(waits: Mapping[int, _Wait], ranks: Collection[int]) -> Explanation:
             "launch check tries the ways between the nodes; init_process_group(timeout=...) allows more",
             Kind.CONSEQUENCE,
         )
-    return _explain(f"{fold_ranks(waits)} waited in {high}, and another one did not come", "the one that says nothing")
+    return _explain(f"{name_ranks(waits)} waited in {high}, and another one did not come", "the one that says nothing")
 
 
-def fold_ranks(ranks: Collection[int]) -> str:
+def name_ranks(ranks: Collection[int]) -> str:
     """`rank 3`, `ranks 0, 2-7`; far apart ones are counted from the ninth range on."""
-    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(sorted(ranks)), lambda pair: pair[1] - pair[0])]
-    words = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:_MAX_NAMED]]
-    more = sum(map(len, runs[_MAX_NAMED:]))
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(words) + (f" and {more} more" if more else "")
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {fold_ranks(ranks, most=_MAX_NAMED)}"
 
 
 def _explain(cause: str, suspect: str) -> Explanation:

@@ -57,16 +57,17 @@ def command(python: str | None, dry_run: bool, **options: Any) -> int:
 def _report(console: Console, done: Cleaning, *, is_dry: bool) -> None:
     from launcher import report
     from launcher.cli.console import failure_lines
+    from launcher.wording import count
 
-    count = len(done.left_behind)
-    hosts = report.count(len(done.census.left), "host")
+    processes = count(len(done.left_behind), "process")
+    hosts = count(len(done.census.left), "host")
     if not done.census.left:
         pass  # no host could be asked, which is said below
-    elif not count:
+    elif not done.left_behind:
         console.say(f"launch: nothing is left behind on {hosts}")
     elif is_dry:
-        console.say(f"launch: {report.count(count, 'process')} would be ended")
+        console.say(f"launch: {processes} would be ended")
     else:
-        console.say(f"launch: ended {report.count(count, 'process')}, {report.census_words(done.census)}")
+        console.say(f"launch: ended {processes}, {report.census_words(done.census)}")
     for line in [*report.left_lines(done.census), *failure_lines(done.failures)]:
         console.say(line)

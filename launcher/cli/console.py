@@ -13,6 +13,7 @@ from launcher.errors import HostFailure
 from launcher.hosts import Host, fold_names
 from launcher.output import STDERR, STDOUT, Display, JsonDisplay, NodeLog, NodeOutput, PrefixDisplay, Terminal
 from launcher.records import RunRecord
+from launcher.wording import count
 
 
 class Console:
@@ -135,7 +136,7 @@ def failure_lines(failures: Sequence[HostFailure]) -> list[str]:
     folded: dict[tuple[str, str], list[str]] = {}
     for failure in failures:
         folded.setdefault((failure.text, failure.hint), []).append(failure.host)
-    lines = [f"launch: {len(failures)} host{'s' * (len(failures) != 1)} can't be used:"]
+    lines = [f"launch: {count(len(failures), 'host')} can't be used:"]
     for (text, hint), names in folded.items():
         lines += [f"  {fold_names(names)}: {text}"] + ([f"    {hint}"] if hint else [])
     return lines

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from launcher.facts import Checks
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Node, Severity
+from launcher.wording import count
 
 _SMALL_SHM_MIB = 1024  # docker's default is 64 MB
 _LITTLE_MEMORY_MIB = 1024
@@ -62,8 +63,7 @@ def _check_runs(checks: Checks) -> _Found:
         left = [run for run in processes if not run.is_owned]
         if left:
             pids = ", ".join(str(run.pid) for run in left[:3]) + (", ..." if len(left) > 3 else "")
-            noun = "process" if len(left) == 1 else "processes"
-            yield WARNING, f"{len(left)} {noun} left of run {run_id} (pid {pids})", "launch clean ends them"
+            yield WARNING, f"{count(len(left), 'process')} left of run {run_id} (pid {pids})", "launch clean ends them"
         if len(left) < len(processes):
             yield NOTE, f"run {run_id} goes on there", ""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from launcher.facts import Checks, Gpu, GpuProcess
 from launcher.plan import count_processes, visible_gpus
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Node, Severity
+from launcher.wording import count, listed
 
 _FULL = 0.5  # of a GPU's memory: with more in use a training run is bound to fail
 _FEW_PIDS = 3
@@ -33,10 +34,10 @@ def check(node: Node) -> Iterator[Finding]:
             hint = f"nvidia-smi -i {gpu.index} -c DEFAULT"
             yield Finding((node.name,), f"GPU {gpu.index} lets no process in (compute mode {gpu.compute_mode})", hint)
         if gpu.ecc_errors:
-            text = f"GPU {gpu.index} had {gpu.ecc_errors} uncorrectable memory error{'s' * (gpu.ecc_errors != 1)}"
+            text = f"GPU {gpu.index} had {count(gpu.ecc_errors, 'uncorrectable memory error')}"
             yield Finding((node.name,), text, "results may be wrong: reset it, or leave it out with --exclude", WARNING)
     for gpu_address, numbers in _hardware_faults(node.fact.checks).items():
-        text = f"the GPU at PCI {gpu_address} had Xid {_listed(numbers)} within a day"
+        text = f"the GPU at PCI {gpu_address} had Xid {listed(numbers)} within a day"
         yield Finding((node.name,), text, "a fault of hardware or driver: reset it, reboot, or leave it out", WARNING)
     if any(gpu.is_persistent is False for gpu in gpus):
         text = "persistence mode is off, the first use of a GPU takes seconds"
@@ -77,7 +78,7 @@ def _check_busy(node: Node, gpus: list[Gpu]) -> Iterator[Finding]:
     for places in jobs.values():
         memory = sum(process.memory_mib or 0 for _, process in places)
         size = f", {gigabytes(memory)}" if memory else ""
-        indexes = _listed(dict.fromkeys(gpu.index for gpu, _ in places))
+        indexes = listed(dict.fromkeys(gpu.index for gpu, _ in places))
         text = f"GPU {indexes} busy: {_who([process for _, process in places])}{size}"
         worst = min((_severity(gpu) for gpu, _ in places), key=lambda severity: severity.rank)
         yield Finding((node.name,), text, _remedy(places[0][1]), worst)
@@ -98,7 +99,9 @@ def _who(processes: list[GpuProcess]) -> str:
     first = processes[0]
     name = f" ({first.name})" if first.name else ""
     owner = f" of {first.owner}" if first.owner else ""
-    numbers = f"pid {_listed(pids)}" if len(pids) <= _FEW_PIDS else f"{len(pids)} processes from pid {pids[0]} on"
+    numbers = (
+        f"pid {listed(pids)}" if len(pids) <= _FEW_PIDS else f"{count(len(pids), 'process')} from pid {pids[0]} on"
+    )
     return numbers + (name + owner or ", not seen there (another container's?)")
 
 
@@ -106,11 +109,6 @@ def _remedy(process: GpuProcess) -> str:
     if process.mark is not None:
         return f"of run {process.mark.partition('.')[0]}; `launch clean` ends it if nobody looks after it any more"
     return "other GPUs: --include; to start all the same: --no-check"
-
-
-def _listed(numbers: Iterable[int]) -> str:
-    words = list(map(str, numbers))
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def gigabytes(mib: int) -> str:

@@ -15,8 +15,6 @@ from launcher.preflight.findings import WARNING, Finding
 from launcher.report import (
     cause_block,
     census_words,
-    count,
-    duration,
     failed_first_line,
     left_lines,
     others_lines,
@@ -31,36 +29,6 @@ Traceback (most recent call last):
   File "train.py", line 88, in step
 ValueError: the optimizer met a NaN at step 42
 """
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (0, "0.0 s"),
-        (0.44, "0.4 s"),
-        (9.94, "9.9 s"),
-        (10, "10 s"),
-        (59.4, "59 s"),
-        (59.6, "1 min 00 s"),
-        (242, "4 min 02 s"),
-        (751, "12 min 31 s"),
-        (3599.7, "1 h 00 min"),
-        (10925, "3 h 02 min"),
-        (360000, "100 h 00 min"),
-    ],
-)
-def test_durations(seconds, words):
-    assert duration(seconds) == words
-
-
-def test_counts():
-    assert [count(1, "node"), count(2, "node"), count(0, "process"), count(1, "process"), count(8, "GPU")] == [
-        "1 node",
-        "2 nodes",
-        "0 processes",
-        "1 process",
-        "8 GPUs",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.stacks import MAX_FRAMES, Frame, Stack, fold, fold_ranks, parse_stack, picture_lines, stack_lines
+from launcher.stacks import MAX_FRAMES, Frame, Stack, fold, parse_stack, picture_lines, stack_lines
 
 PY_SPY = """\
 Process 27889: /venv/bin/python -u train.py
@@ -242,8 +242,3 @@ def test_many_different_stacks_are_cut():
     assert lines[0] == "stacks of 20 ranks on 1 node (20 different ones)"
     assert lines[-1] == "  and 8 more that differ"
     assert len(lines) == 2 + 2 * 12
-
-
-@pytest.mark.parametrize(("ranks", "text"), [([], ""), ([3], "3"), ([2, 0, 1, 7, 9, 8], "0-2, 7-9"), ([1, 3], "1, 3")])
-def test_ranks_are_folded(ranks, text):
-    assert fold_ranks(ranks) == text

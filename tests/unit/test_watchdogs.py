@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.watchdogs import explain_wait, fold_ranks
+from launcher.watchdogs import explain_wait, name_ranks
 
 
 def watchdog(rank, number, group="", operation="ALLREDUCE"):
@@ -96,5 +96,5 @@ def test_nobody_waited():
         (range(0, 40, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"),
     ],
 )
-def test_ranks_are_folded(ranks, text):
-    assert fold_ranks(ranks) == text
+def test_ranks_are_named(ranks, text):
+    assert name_ranks(ranks) == text

@@ -1,0 +1,60 @@
+"""Numbers, lists and times in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.wording import count, duration, fold_ranks, listed, span
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "0.0 s"),
+        (0.44, "0.4 s"),
+        (9.94, "9.9 s"),
+        (10, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (242, "4 min 02 s"),
+        (751, "12 min 31 s"),
+        (3599.7, "1 h 00 min"),
+        (10925, "3 h 02 min"),
+        (360000, "100 h 00 min"),
+    ],
+)
+def test_durations(seconds, words):
+    assert duration(seconds) == words
+
+
+def test_counts():
+    assert [count(1, "node"), count(2, "node"), count(0, "process"), count(1, "process"), count(8, "GPU")] == [
+        "1 node",
+        "2 nodes",
+        "0 processes",
+        "1 process",
+        "8 GPUs",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.5, "0.5 s"), (90, "90 s"), (60, "1 min"), (600, "10 min"), (3600, "1 h"), (5400, "90 min"), (7200, "2 h")],
+)
+def test_a_time_as_it_was_chosen(seconds, words):
+    assert span(seconds) == words
+
+
+@pytest.mark.parametrize(("ranks", "text"), [([], ""), ([3], "3"), ([2, 0, 1, 7, 9, 8], "0-2, 7-9"), ([1, 3], "1, 3")])
+def test_ranks_are_folded(ranks, text):
+    assert fold_ranks(ranks) == text
+
+
+def test_ranges_beyond_the_most_are_counted():
+    assert fold_ranks([0, 2, 3, 9, 10], most=2) == "0, 2-3 and 2 more"
+    assert fold_ranks([0, 2, 3], most=2) == "0, 2-3"
+
+
+@pytest.mark.parametrize(("words", "text"), [(["a"], "a"), ([1, 2], "1 and 2"), (iter("abc"), "a, b and c")])
+def test_lists(words, text):
+    assert listed(words) == text
