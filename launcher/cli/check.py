@@ -27,7 +27,7 @@ def command(words: tuple[str, ...], as_json: bool, **options: Any) -> int:
     from launcher import checking
     from launcher.cli.console import Console
     from launcher.cli.run import make_transport
-    from launcher.cli.running import make_session
+    from launcher.cli.running import Terms, make_session
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.run import candidate_pythons
     from launcher.session import Interrupted
@@ -38,9 +38,10 @@ def command(words: tuple[str, ...], as_json: bool, **options: Any) -> int:
     console = Console(hosts, as_json=as_json, is_patient=True)
 
     async def ask() -> Survey:
+        run_id = time.strftime("check-%Y%m%d-%H%M%S")
         transport = make_transport(options, console.say)
         outputs = console.outputs(hosts, None)
-        session = make_session(job, hosts, transport, outputs, console, time.strftime("check-%Y%m%d-%H%M%S"))
+        session = make_session(Terms.of_job(job, run_id), hosts, transport, outputs, console)
         return await checking.check(job, session, candidate_pythons(job, sys.executable))
 
     try:

@@ -30,7 +30,7 @@ def command(python: str | None, dry_run: bool, **options: Any) -> int:
     from launcher.cleaning import clean
     from launcher.cli.console import Console
     from launcher.cli.run import make_transport
-    from launcher.cli.running import open_session
+    from launcher.cli.running import Terms, make_session
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.session import Interrupted
 
@@ -38,10 +38,9 @@ def command(python: str | None, dry_run: bool, **options: Any) -> int:
     console = Console(hosts, is_patient=True)
 
     async def execute() -> Cleaning:
-        session = open_session(
-            hosts, make_transport(options, console.say), console.outputs(hosts, None), console, options,
-            run_id=time.strftime("clean-%Y%m%d-%H%M%S"), pythons=[python] if python else None,
-        )  # fmt: skip
+        terms = Terms.of_options(options, time.strftime("clean-%Y%m%d-%H%M%S"), python)
+        transport = make_transport(options, console.say)
+        session = make_session(terms, hosts, transport, console.outputs(hosts, None), console)
         return await clean(session, console.say, is_dry=dry_run)
 
     try:

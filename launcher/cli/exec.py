@@ -56,14 +56,13 @@ async def _run(
     from datetime import datetime
 
     from launcher.cli.run import make_transport
-    from launcher.cli.running import open_session
+    from launcher.cli.running import Terms, make_session
     from launcher.execution import execute
 
-    session = open_session(
-        hosts, make_transport(options, console.say), console.outputs(hosts, None, has_ranks=False), console, options,
-        run_id=datetime.now().strftime(f"exec-%Y%m%d-%H%M%S-{os.getpid()}"),
-        pythons=[options["python"]] if options["python"] else None,
-    )  # fmt: skip
+    run_id = datetime.now().strftime(f"exec-%Y%m%d-%H%M%S-{os.getpid()}")
+    terms = Terms.of_options(options, run_id, options["python"])
+    outputs = console.outputs(hosts, None, has_ranks=False)
+    session = make_session(terms, hosts, make_transport(options, console.say), outputs, console)
     return await execute(session, argv, workdir, console.say)
 
 

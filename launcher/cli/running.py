@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,30 @@ from launcher.session import Session
 from launcher.transports.base import Transport
 
 Opener = Callable[[Callable[[str], None]], Transport]  # gets our voice
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms the nodes are talked to."""
+
+    run_id: str
+    env: Mapping[str, str]
+    pythons: Sequence[str]
+    silence_s: float
+    stop_timeout_s: float
+    connect_timeout_s: float
+
+    @classmethod
+    def of_job(cls, job: Job, run_id: str) -> Terms:
+        """Return the terms that a job names."""
+        pythons = _loader_pythons(job.python)
+        return cls(run_id, job.env, pythons, job.silence_s, job.stop_timeout_s, job.connect_timeout_s)
+
+    @classmethod
+    def of_options(cls, options: Mapping[str, Any], run_id: str, python: str | None) -> Terms:
+        """Return those of a command that runs no job."""
+        pythons = (python,) if python else _loader_pythons(None)
+        return cls(run_id, {}, pythons, options["silence"], options["stop_timeout"], options["connect_timeout"])
 
 
 def run_job(job: Job, hosts: Sequence[Host], open_transport: Opener, options: Mapping[str, Any], **kinds: Any) -> int:
@@ -52,7 +77,7 @@ async def execute_recorded(
 
     async def execute(*, is_last_try: bool) -> Result:
         outputs = console.outputs(hosts, record, first_node=(kinds.get("share") or (1, 0))[1])
-        session = make_session(job, hosts, open_transport(console.say), outputs, console, record.run_id)
+        session = make_session(Terms.of_job(job, record.run_id), hosts, open_transport(console.say), outputs, console)
         return await Run(
             job, session, outputs, record,
             screen=console, own_python=sys.executable, is_verbose=options["verbose"],
@@ -76,52 +101,27 @@ def make_console(hosts: Sequence[Host], options: Mapping[str, Any]) -> Console:
 
 
 def make_session(
-    job: Job,
-    hosts: Sequence[Host],
-    transport: Transport,
-    outputs: Sequence[NodeOutput],
-    console: Console,
-    run_id: str,
+    terms: Terms, hosts: Sequence[Host], transport: Transport, outputs: Sequence[NodeOutput], console: Console
 ) -> Session:
-    """Return the session of a job; must be called in a running loop."""
+    """Return a session on these terms; must be called in a running loop."""
     return Session(
         hosts,
         [transport] * len(hosts),
         outputs,
-        run_id=run_id,
-        env=job.env,
-        pythons=loader_pythons(job),
-        silence_s=job.silence_s,
-        stop_timeout_s=job.stop_timeout_s,
-        connect_timeout_s=job.connect_timeout_s,
+        run_id=terms.run_id,
+        env=terms.env,
+        pythons=terms.pythons,
+        silence_s=terms.silence_s,
+        stop_timeout_s=terms.stop_timeout_s,
+        connect_timeout_s=terms.connect_timeout_s,
         say=console.say,
         progress=console.progress,
     )
 
 
-def open_session(
-    hosts: Sequence[Host], transport: Transport, outputs: Sequence[NodeOutput], console: Console,
-    options: Mapping[str, Any], *, run_id: str, pythons: Sequence[str] | None,
-) -> Session:  # fmt: skip
-    """Return a session that runs no job, as the options say; must be called in a running loop."""
-    return Session(
-        hosts,
-        [transport] * len(hosts),
-        outputs,
-        run_id=run_id,
-        env={},
-        pythons=pythons or ["python3", sys.executable],
-        silence_s=options["silence"],
-        stop_timeout_s=options["stop_timeout"],
-        connect_timeout_s=options["connect_timeout"],
-        say=console.say,
-        progress=console.progress,
-    )
-
-
-def loader_pythons(job: Job) -> list[str]:
+def _loader_pythons(python: str | None) -> tuple[str, ...]:
     """Return which Python runs the supervisor on a node, in the order of trying: any from 3.8 on will do."""
-    return list(dict.fromkeys([*([job.python] if job.python else []), "python3", sys.executable]))
+    return tuple(dict.fromkeys([*([python] if python else []), "python3", sys.executable]))
 
 
 def show_sources(options: Sequence[str]) -> None:
