@@ -13,6 +13,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from launcher.wording import listed
+
+# Double bit and row-remap errors, NVLink, off the bus, ECC rates, GSP (docs.nvidia.com/deploy/xid-errors);
+# others, as 13 and 31, are mostly the program's own.
+HARDWARE_XIDS = frozenset((48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140))
 MAX_LINE = 4000  # characters of a line that are searched; the longest of torch's has 2000
 
 
@@ -136,7 +141,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "gpu-xid",
         r"NVRM: Xid \([^)]{0,60}\): (?P<number>\d+)",
         "the driver reports fault {number} of a GPU",
-        "NVIDIA's list of Xid errors: 48, 63, 64, 79, 94 and 95 are the card, 13, 31 and 43 mostly the program",
+        f"NVIDIA's list: {listed(sorted(HARDWARE_XIDS))} are the card or its driver, 13, 31 and 43 mostly the program",
         says="`NVRM: Xid (PCI:...): 31`",
     ),
     Signature(

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from launcher.facts import Checks, Gpu, GpuProcess
 from launcher.plan import count_processes, visible_gpus
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Node, Severity
+from launcher.signatures import HARDWARE_XIDS
 from launcher.wording import count, listed
 
 _FULL = 0.5  # of a GPU's memory: with more in use a training run is bound to fail
 _FEW_PIDS = 3
-# Double bit and row-remap errors, NVLink, off the bus, ECC rates, GSP (docs.nvidia.com/deploy/xid-errors);
-# others, as 13 and 31, are mostly the program's own.
-_HARDWARE_XIDS = frozenset((48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140))
 _IDLE_MIB = 1024  # a driver keeps some hundred MiB for itself
 
 
@@ -53,7 +51,7 @@ def _is_built_for_cpus(node: Node) -> bool:
 def _hardware_faults(checks: Checks) -> dict[str, list[int]]:
     faults: dict[str, list[int]] = {}
     for xid in checks.xids:
-        if xid.number in _HARDWARE_XIDS:
+        if xid.number in HARDWARE_XIDS:
             faults.setdefault(xid.gpu, []).append(xid.number)
     return faults
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.signatures import (
+    HARDWARE_XIDS,
     MAX_LINE,
     SIGNATURES,
     Explanation,
@@ -148,3 +150,9 @@ def test_the_end_of_a_very_long_line_is_not_searched() -> None:
 
 def test_an_explanation_is_a_cause_unless_said_otherwise() -> None:
     assert Explanation("x", "cause", "fix").kind is Kind.CAUSE
+
+
+def test_an_xid_that_the_checks_warn_of_is_called_the_card():
+    """One list for both, so that they never say different things of one number."""
+    fix = next(signature.fix for signature in SIGNATURES if signature.name == "gpu-xid")
+    assert [int(number) for number in re.findall(r"\d+", fix.partition(" are ")[0])] == sorted(HARDWARE_XIDS)
