@@ -162,6 +162,11 @@ class NodeFacts:
     probes: Probes | None = None
 
     @property
+    def is_on_loopback(self) -> bool:
+        """Whether its way to node 0 is lo, by whatever address: 127.0.0.0/8, ::1, or one that was given to lo."""
+        return self.route is not None and self.route.interface == "lo"
+
+    @property
     def has_slow_dns(self) -> bool:
         """Whether looking up the name of an address takes longer than all ranks should wait for one."""
         return self.probes is not None and (self.probes.reverse_dns_s or 0) > SLOW_DNS_S

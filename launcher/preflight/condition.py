@@ -77,11 +77,6 @@ def _check_names(node: Node) -> _Found:
         yield WARNING, text, "RES_OPTIONS is set for this run; mend /etc/resolv.conf, or list the nodes in /etc/hosts"
     if probes.own_address == "":
         yield NOTE, "its own host name can't be resolved", "harmless here: interfaces are named"
-    elif probes.own_address and probes.own_address.startswith("127.") and not _is_loopback(node):
+    elif probes.own_address and probes.own_address.startswith("127.") and not node.fact.is_on_loopback:
         text = f"its own host name is {probes.own_address}"
         yield NOTE, text, "harmless here; torchrun by hand would hang"
-
-
-def _is_loopback(node: Node) -> bool:
-    route = node.fact.route
-    return route is not None and (route.address or "").startswith("127.")

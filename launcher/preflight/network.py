@@ -90,13 +90,9 @@ def _check_interfaces(node: Node) -> Iterator[Finding]:
 def _check_loopback(node: Node) -> Iterator[Finding]:
     """NCCL meets over the first interface that it may take, which is lo (findInterfaces in its socket.cc)."""
     value = node.job.env.get("NCCL_SOCKET_IFNAME", "")
-    if node.job.wants_gpus and value.startswith("^") and matches(value, "lo") and not _is_on_loopback(node.fact):
+    if node.job.wants_gpus and value.startswith("^") and matches(value, "lo") and not node.fact.is_on_loopback:
         text = f"NCCL_SOCKET_IFNAME={value} lets lo in, by which no other node is reached"
         yield Finding((node.name,), text, f"exclude it as well: {value},lo")
-
-
-def _is_on_loopback(fact: NodeFacts) -> bool:
-    return fact.route is not None and fact.route.interface == "lo"
 
 
 def data_address(job: Job, fact: NodeFacts) -> str | None:
@@ -105,7 +101,7 @@ def data_address(job: Job, fact: NodeFacts) -> str | None:
     setting = job.env.get(variable)
     if setting:
         for interface, address in fact.addresses:
-            if interface == "lo" and not _is_on_loopback(fact):
+            if interface == "lo" and not fact.is_on_loopback:
                 continue  # nobody could reach it there, which has a finding of its own
             if ":" not in address and _is_meant(variable, setting, interface):
                 return address
