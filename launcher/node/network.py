@@ -52,10 +52,10 @@ def _list_ipv6() -> list[list[str]]:
     return [[words[5], socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[0]))] for words in lines]
 
 
-def list_networks() -> list[dict[str, Any]]:
+def list_networks(root: str = "") -> list[dict[str, Any]]:
     """Return interface, network (`10.0.1.0/24`) and speed (Mbit/s, None: unknown) of each IPv4 subnet we are in."""
     try:
-        with open("/proc/net/route") as file:
+        with open(root + "/proc/net/route") as file:
             rows = [line.split() for line in file][1:]
     except OSError:
         return []
@@ -65,22 +65,22 @@ def list_networks() -> list[dict[str, Any]]:
         if gateway == "00000000" and mask != "00000000":
             network = socket.inet_ntoa(bytes.fromhex(destination)[::-1])  # the kernel writes them in its own byte order
             name = "%s/%d" % (network, bin(int(mask, 16)).count("1"))
-            found.append({"interface": interface, "network": name, "speed_mbps": _read_speed(interface)})
+            found.append({"interface": interface, "network": name, "speed_mbps": _read_speed(interface, root)})
     return found
 
 
-def _read_speed(interface: str) -> int | None:
+def _read_speed(interface: str, root: str) -> int | None:
     try:
-        with open("/sys/class/net/%s/speed" % interface) as file:
+        with open("%s/sys/class/net/%s/speed" % (root, interface)) as file:
             speed = int(file.read())
     except (OSError, ValueError):  # a virtual interface has none, one that is down refuses to tell
         return None
     return speed if speed > 0 else None
 
 
-def list_infiniband() -> list[str]:
+def list_infiniband(root: str = "") -> list[str]:
     """Return the InfiniBand and RoCE ports that are active, as `mlx5_0:1`."""
-    base = "/sys/class/infiniband"
+    base = root + "/sys/class/infiniband"
     found = []
     for device in _list_folder(base):
         for port in _list_folder(os.path.join(base, device, "ports")):

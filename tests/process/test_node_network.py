@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -50,20 +51,51 @@ def test_addresses_are_those_of_the_kernel() -> None:
     assert [":" in address for _, address in found] == sorted(":" in address for _, address in found)
 
 
-def test_a_speed_is_what_the_card_tells() -> None:
-    for entry in network.list_networks():
-        path = Path(f"/sys/class/net/{entry['interface']}/speed")
-        try:
-            told = int(path.read_text())
-        except OSError:
-            told = -1
-        assert entry["speed_mbps"] == (told if told > 0 else None)
-    assert network._read_speed("no-such-card") is None
+ROUTES = """\
+Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+eth0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0
+{}\t0001000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
+"""
 
 
-def test_infiniband_is_listed_where_there_is_some() -> None:
-    has_some = Path("/sys/class/infiniband").exists() and any(Path("/sys/class/infiniband").iterdir())
-    assert has_some or network.list_infiniband() == []
+def write(file: Path, text: str | None) -> None:
+    """Write a file; None: a folder in its place, which even root can't read as one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if text is None:
+        file.mkdir()
+    else:
+        file.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("told", "speed_mbps"), [("100000\n", 100000), ("-1\n", None), ("0\n", None), ("\n", None), (None, None)]
+)
+@pytest.mark.skipif(sys.byteorder == "big", reason="the kernel writes these addresses in its own byte order")
+def test_a_speed_is_what_the_card_tells(tmp_path: Path, told: str | None, speed_mbps: int | None) -> None:
+    write(tmp_path / "proc/net/route", ROUTES.format("eth7"))
+    write(tmp_path / "sys/class/net/eth7/speed", told)
+    assert network.list_networks(str(tmp_path)) == [
+        {"interface": "eth7", "network": "10.0.1.0/24", "speed_mbps": speed_mbps}
+    ]
+
+
+def test_a_virtual_card_has_no_speed(tmp_path: Path) -> None:
+    write(tmp_path / "proc/net/route", ROUTES.format("docker0"))
+    assert [entry["speed_mbps"] for entry in network.list_networks(str(tmp_path))] == [None]
+
+
+def test_active_ports_of_infiniband_are_listed(tmp_path: Path) -> None:
+    base = tmp_path / "sys/class/infiniband"
+    write(base / "mlx5_1/ports/1/state", "4: ACTIVE\n")
+    write(base / "mlx5_0/ports/1/state", "4: ACTIVE\n")
+    write(base / "mlx5_0/ports/2/state", "1: DOWN\n")
+    write(base / "mlx5_2/ports/1/state", None)
+    write(base / "mlx5_3/node_type", "1: CA\n")
+    assert network.list_infiniband(str(tmp_path)) == ["mlx5_0:1", "mlx5_1:1"]
+
+
+def test_a_machine_without_infiniband_or_routes(tmp_path: Path) -> None:
+    assert network.list_infiniband(str(tmp_path)) == network.list_networks(str(tmp_path)) == []
 
 
 # ---- trying ---------------------------------------------------------------------------------------------------------
