@@ -35,6 +35,13 @@ class Gpu:
     compute_mode: str = ""
     ecc_errors: int | None = None  # uncorrectable ones since the driver was loaded
     processes: tuple[GpuProcess, ...] = ()
+    bus_id: str = ""  # its PCI address as the tool writes it: 00000000:3B:00.0
+
+    @property
+    def pci_address(self) -> str:
+        """The same as the kernel writes it, 0000:3b:00; empty where it is not known."""
+        domain, colon, place = self.bus_id.lower().partition(":")
+        return f"{domain.lstrip('0'):0>4}:{place.partition('.')[0]}" if colon else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +236,7 @@ def _read_gpu(gpu: Mapping[str, Any]) -> Gpu:
             )
             for process in gpu["processes"]
         ),
+        bus_id=str(gpu["bus_id"]),
     )
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 TOOL_TIMEOUT_S = 5
 _FIELDS = (
     "index", "name", "memory.total", "driver_version", "uuid", "memory.free", "persistence_mode", "compute_mode",
-    "ecc.errors.uncorrected.volatile.total",
+    "ecc.errors.uncorrected.volatile.total", "pci.bus_id",
 )  # fmt: skip
 _NEEDED = 4  # of those, the first ones: an old tool refuses a query with a field that it does not know
 _APP_FIELDS = ("gpu_uuid", "pid", "used_memory")
@@ -92,6 +92,7 @@ def _parse_gpu(line: str) -> dict[str, Any] | None:
         "compute_mode": values.get("compute_mode", ""),
         "ecc_errors": _number(values.get("ecc.errors.uncorrected.volatile.total", "")),
         "processes": [],
+        "bus_id": values.get("pci.bus_id", ""),
     }
 
 
@@ -166,6 +167,7 @@ def _amd_gpu(index: int, card: dict[str, Any], driver: str) -> dict[str, Any]:
         "compute_mode": "",
         "ecc_errors": None,
         "processes": [],
+        "bus_id": "",
     }
 
 

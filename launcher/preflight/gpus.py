@@ -34,7 +34,7 @@ def check(node: Node) -> Iterator[Finding]:
         if gpu.ecc_errors:
             text = f"GPU {gpu.index} had {count(gpu.ecc_errors, 'uncorrectable memory error')}"
             yield Finding((node.name,), text, "results may be wrong: reset it, or leave it out with --exclude", WARNING)
-    for gpu_address, numbers in _hardware_faults(node.fact.checks).items():
+    for gpu_address, numbers in _hardware_faults(node, node.fact.checks, gpus).items():
         text = f"the GPU at PCI {gpu_address} had Xid {listed(numbers)} within a day"
         yield Finding((node.name,), text, "a fault of hardware or driver: reset it, reboot, or leave it out", WARNING)
     if any(gpu.is_persistent is False for gpu in gpus):
@@ -48,10 +48,14 @@ def _is_built_for_cpus(node: Node) -> bool:
     return is_known and bool(fact.gpus) and fact.cuda_version is None and fact.hip_version is None
 
 
-def _hardware_faults(checks: Checks) -> dict[str, list[int]]:
+def _hardware_faults(node: Node, checks: Checks, gpus: list[Gpu]) -> dict[str, list[int]]:
+    """Return the faults of GPUs that the run uses; one that fell off the bus is no longer listed, and may be meant."""
+    wanted, there = ({gpu.pci_address for gpu in some} for some in (gpus, node.fact.gpus))
+    is_choice = len(node.host.gpus or ()) == len(gpus) and "" not in wanted  # and all that were chosen are there
     faults: dict[str, list[int]] = {}
     for xid in checks.xids:
-        if xid.number in HARDWARE_XIDS:
+        is_left_out = xid.gpu not in wanted and (xid.gpu in there or is_choice)
+        if xid.number in HARDWARE_XIDS and not is_left_out:
             faults.setdefault(xid.gpu, []).append(xid.number)
     return faults
 

@@ -25,6 +25,7 @@ from launcher.facts import (
 def gpu(index: int, **more: object) -> dict[str, object]:
     known = {"name": "H200", "memory_mib": 143771, "driver": "580.159", "uuid": "GPU-1", "free_mib": None}
     known |= {"is_persistent": True, "compute_mode": "Default", "ecc_errors": 0, "processes": []}
+    known |= {"bus_id": "00000000:3B:00.0"}
     return {"index": index, **known, **more}
 
 
@@ -88,8 +89,19 @@ def test_a_message_becomes_facts():
         workdir_found=True,
         script_found=False,
         gpus=(
-            Gpu(0, "H200", 143771, "580.159", 21000, True, "Default", 0, (GpuProcess(4411, None, "ann", "python"),)),
-            Gpu(1, "H200", None, "580.159", None, None, "Default", None),
+            Gpu(
+                0,
+                "H200",
+                143771,
+                "580.159",
+                21000,
+                True,
+                "Default",
+                0,
+                (GpuProcess(4411, None, "ann", "python"),),
+                "00000000:3B:00.0",
+            ),
+            Gpu(1, "H200", None, "580.159", None, None, "Default", None, bus_id="00000000:3B:00.0"),
         ),
         gpu_error=None,
         python="/usr/bin/python3",

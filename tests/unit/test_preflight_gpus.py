@@ -154,6 +154,39 @@ def test_faults_that_the_kernel_has_logged():
     ]
 
 
+@pytest.mark.parametrize(
+    ("bus_id", "address"),
+    [
+        ("00000000:3B:00.0", "0000:3b:00"), ("0000:C3:00.0", "0000:c3:00"), ("00010000:01:00.0", "10000:01:00"),
+        ("0000000A:01:00.0", "000a:01:00"), ("", ""), ("[N/A]", ""),
+    ],
+)  # fmt: skip
+def test_an_address_as_the_kernel_writes_it(bus_id, address):
+    assert gpu(bus_id=bus_id).pci_address == address
+
+
+@pytest.mark.parametrize(
+    ("host", "bus_ids", "warned"),
+    [
+        (Host("gpu1"), ["00000000:3B:00.0", "00000000:5D:00.0"], ["3b", "5d", "9a"]),  # 9a is no longer listed
+        (Host("gpu1", gpus=(1,)), ["00000000:3B:00.0", "00000000:5D:00.0"], ["5d"]),  # --exclude gpu1:0
+        (Host("gpu1", slots=1), ["00000000:3B:00.0", "00000000:5D:00.0"], ["3b", "9a"]),
+        (Host("gpu1", gpus=(1, 2)), ["00000000:3B:00.0", "00000000:5D:00.0"], ["5d", "9a"]),  # 2 is not there
+        (Host("gpu1", gpus=(1,)), ["", ""], ["3b", "5d", "9a"]),
+        (Host("gpu1", gpus=(1,)), [], ["3b", "5d", "9a"]),
+    ],
+)
+def test_faults_of_gpus_that_are_left_out_are_silent(host, bus_ids, warned):
+    """As the warning's own hint promises."""
+    gpus = tuple(gpu(index, bus_id=bus_id) for index, bus_id in enumerate(bus_ids))
+    xids = tuple(Xid(f"0000:{bus}:00", 79) for bus in ("3b", "5d", "9a"))
+    assert told(check(Node(JOB, host, facts(gpus=gpus, checks=Checks(xids=xids))))) == [
+        f"warning: gpu1: the GPU at PCI 0000:{bus}:00 had Xid 79 within a day "
+        "(a fault of hardware or driver: reset it, reboot, or leave it out)"
+        for bus in warned
+    ]
+
+
 BUSY = [gpu(index, process(100 + index, 100 << 10), used=100 << 10) for index in range(8)]
 
 
