@@ -114,7 +114,10 @@ class Answer:
 
 
 class _Dump:
-    """One rank's stack: a few steps, each called by the loop, which is never blocked."""
+    """One rank's stack: a few steps, each called by the loop, which is never blocked.
+
+    A run hangs where processes or descriptors have run out, too: what a step is refused ends the dump, never the run.
+    """
 
     def __init__(
         self,
@@ -128,10 +131,9 @@ class _Dump:
         self._env = env
         self._folder = armed_folder
         self._on_done = on_done
-        python = find_python(rank)
-        self._has_python = python is not None
-        self._process = python or rank
-        self._answer = Answer(self._process.pid)
+        self._has_python = False
+        self._process = rank
+        self._answer = Answer(rank.pid)
         self._py_spy_reason = "py-spy is not there (pip install py-spy)"
         self._tries = 0
         self._path = ""
@@ -141,9 +143,25 @@ class _Dump:
 
     def begin(self) -> None:
         """Look what the process is at; one that the kernel holds is not waited for."""
-        state = _read_state(self._process)
-        if state == "D":
-            self._loop.call_later(_LOOK_AGAIN_S, self._judge_state)
+        self._do(self._find_process)
+
+    def _do(self, step: Callable[..., object], *args: object) -> None:
+        try:
+            step(*args)
+        except OSError as error:
+            self._finish(reason="it can't be looked at (%s)" % error.strerror)
+
+    def _do_later(self, delay_s: float, step: Callable[[], object]) -> None:
+        self._loop.call_later(delay_s, lambda: self._do(step))
+
+    def _find_process(self) -> None:
+        python = find_python(self._process)
+        if python is not None:
+            self._has_python = True
+            self._process = python
+            self._answer.pid = python.pid
+        if _read_state(self._process) == "D":
+            self._do_later(_LOOK_AGAIN_S, self._judge_state)
         else:
             self._judge_state()
 
@@ -170,15 +188,18 @@ class _Dump:
             self._try_signal()
             return
         self._tries += 1
-        read_end, write_end = os.pipe()
-        null = os.open(os.devnull, os.O_RDONLY)
         argv = [program, "dump", "--nonblocking", "--full-filenames", "--pid", str(self._process.pid)]
         env = dict(self._env, RUST_BACKTRACE="0")
-        child = workers.spawn(argv, env, None, {0: null, 1: write_end, 2: write_end})
-        os.close(write_end)
-        os.close(null)
+        try:
+            child, read_end = workers.spawn_piped(argv, env)
+        except OSError as error:  # the rank itself needs no process more
+            self._py_spy_reason = "py-spy can't be started (%s)" % error.strerror
+            self._try_signal()
+            return
         left = max(0.0, self._deadline - time.monotonic())
-        self._loop.read_all(read_end, self._judge_py_spy, left, lambda: workers.kill(child))
+        self._loop.read_all(
+            read_end, lambda data: self._do(self._judge_py_spy, data), left, lambda: workers.kill(child)
+        )
 
     def _judge_py_spy(self, data: bytes) -> None:
         if b"\nThread " in data and b"\nError: " not in data:
@@ -188,7 +209,7 @@ class _Dump:
         text = data.decode("utf-8", "replace")
         is_late = time.monotonic() >= self._deadline
         if not is_late and self._tries < _PY_SPY_TRIES and not _is_denied(text):
-            self._loop.call_later(_LOOK_S, self._try_py_spy)
+            self._do_later(_LOOK_S, self._try_py_spy)
             return
         why = "it took over %g s" % PY_SPY_TIMEOUT_S if is_late else _shorten(text)
         self._py_spy_reason = "py-spy can't read it (%s)" % why
@@ -204,7 +225,7 @@ class _Dump:
         self._old_bytes = self._seen_bytes = _size_of(self._path)
         self._deadline = time.monotonic() + SIGNAL_TIMEOUT_S
         processes.send_signal(self._process, SIGNAL)
-        self._loop.call_later(_LOOK_S, self._look_for_text)
+        self._do_later(_LOOK_S, self._look_for_text)
 
     def _find_obstacle(self) -> str | None:
         """Return why the process must not be signalled, or None."""
@@ -226,7 +247,7 @@ class _Dump:
         self._seen_bytes = size
         is_late = time.monotonic() >= self._deadline
         if self._still_looks < _SETTLED_LOOKS and not is_late:
-            self._loop.call_later(_LOOK_S, self._look_for_text)
+            self._do_later(_LOOK_S, self._look_for_text)
         elif size > self._old_bytes:
             self._answer.source = "faulthandler"
             self._finish(_read_from(self._path, self._old_bytes))

@@ -74,6 +74,22 @@ def spawn(argv: list[str], env: dict[str, str], cwd: str | None, fds: dict[int, 
         os._exit(_EXEC_FAILED)
 
 
+def spawn_piped(argv: list[str], env: dict[str, str]) -> tuple[Child, int]:
+    """Start `argv` with all that it prints in a pipe; return it and the end to read, or raise and leave none open."""
+    read_end, write_end = os.pipe()
+    try:
+        null = os.open(os.devnull, os.O_RDONLY)
+        try:
+            return spawn(argv, env, None, {0: null, 1: write_end, 2: write_end}), read_end
+        finally:
+            os.close(null)
+    except OSError:
+        os.close(read_end)
+        raise
+    finally:
+        os.close(write_end)
+
+
 def _enter(folder: str) -> None:
     try:
         os.chdir(folder)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import shutil
 import signal
+import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from node_process import DEADLINE_S, STAND_IN, STDERR, Message, Node, Nodes, is_alive, read_state, shell, wait_until
 
-from launcher.node import messages
+from launcher.node import messages, processes, stacks, workers
+from launcher.node.loop import Loop
 from launcher.node.stacks import PY_SPY_TIMEOUT_S, SIGNAL
 from launcher.stacks import parse_stack
 
@@ -327,3 +333,88 @@ def test_a_py_spy_that_hangs_is_killed_and_stalls_nobody(nodes: Nodes, python: s
     node.wait_until(lambda: node.find(messages.STACK), DEADLINE_S)
     assert calls(node.find(messages.STACK)[0]) == CALLS
     node.wait_until(lambda: not is_alive(int(told.read_text())))
+
+
+# ---- a machine on which something has run out -----------------------------------------------------------------------
+
+
+def leave_one_descriptor(pid: int) -> None:
+    """Let a process open one file at a time, and no pipe."""
+    used = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    free = next(number for number in range(len(used) + 1) if number not in used)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+@pytest.mark.parametrize("with_stacks", [True, False], ids=["--stacks", ""])
+def test_where_descriptors_have_run_out_the_run_goes_on(
+    nodes: Nodes, python: str, tmp_path: Path, with_stacks: bool
+) -> None:
+    node = start_node(nodes, write_py_spy(tmp_path, DENIED))
+    node.start_ready(program(python, HANGS), with_stacks=with_stacks)
+    leave_one_descriptor(node.supervisor)
+    for number in (1, 2):
+        (answer,) = ask(node, number)
+        if with_stacks:  # the rank needs no descriptor of ours
+            assert (answer["source"], calls(answer)) == ("faulthandler", CALLS)
+        else:
+            assert answer["reason"] == f"py-spy can't be started (Too many open files), and {NO_OPTION}"
+    assert is_alive(node.pid_of(0))
+    assert not node.find(messages.FAILED)
+
+
+@contextmanager
+def running(*argv: str) -> Iterator[processes.Process]:
+    """Start a program; what comes is itself, no fork of ours that has yet to become it."""
+    with subprocess.Popen(argv) as started:
+        try:
+            wait_until(lambda: Path(f"/proc/{started.pid}/exe").readlink().samefile(shutil.which(argv[0]) or ""))
+            process = processes.read_process(started.pid)
+            assert process is not None
+            yield process
+        finally:
+            started.kill()
+
+
+def count_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def take_here(rank: processes.Process, path: str) -> tuple[stacks.Answer, int]:
+    """Take the stack of a process in this one; return the answer, and how many descriptors are left open."""
+    answers: list[stacks.Answer] = []
+    loop = Loop()
+    before = count_descriptors()
+    stacks._Dump(loop, rank, {"PATH": path}, None, answers.append).begin()
+    deadline = time.monotonic() + DEADLINE_S
+    while not answers:
+        assert time.monotonic() < deadline
+        loop.run_once()
+    return answers[0], count_descriptors() - before
+
+
+def refuse(*_: object, **__: object) -> None:
+    """A fake: what fork(2) says where the limit of processes is reached."""
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+AGAIN = os.strerror(errno.EAGAIN)
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first try", "a later one"])
+def test_a_py_spy_that_cannot_be_forked_leaks_nothing(
+    monkeypatch: pytest.MonkeyPatch, python: str, tmp_path: Path, is_first: bool
+) -> None:
+    """A later try is made by a timer of the loop, where an error would end the supervisor."""
+    forks = iter([refuse] if is_first else [workers.spawn, refuse])
+    monkeypatch.setattr(workers, "spawn", lambda *args: next(forks)(*args))
+    path = write_py_spy(tmp_path, BROKEN)
+    with running(python, "-c", "import time; time.sleep(300)") as process:
+        answer, leaked = take_here(process, path)
+    assert (answer.text, answer.reason, leaked) == (b"", f"py-spy can't be started ({AGAIN}), and {NO_OPTION}", 0)
+
+
+def test_a_rank_that_cannot_be_looked_at_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "read_all", refuse)
+    with running("sleep", "300") as process:
+        answer, leaked = take_here(process, "")
+    assert (answer.pid, answer.reason, leaked) == (process.pid, f"it can't be looked at ({AGAIN})", 0)
