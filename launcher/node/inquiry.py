@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 FACTS_TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 6.0  # of the child that tries them, which has shorter ones of its own
+LOOK_UP_TIMEOUT_S = 8.0  # of node 0's name: one server that is dead costs 5 s, and the next may answer
+HOLDER_TIMEOUT_S = 3.0  # a large machine has many descriptors to look at
 
 
 class Inquiry:
@@ -99,7 +101,7 @@ class Inquiry:
 
     def _keep_facts(self, data: bytes) -> None:
         silence = {"error": "gathered no facts in %g s: a dead file system or GPU driver?" % FACTS_TIMEOUT_S}
-        self._facts = notation.loads(data.decode()) if data else silence
+        self._facts = _read_answer(data) or silence
         self._send_facts()
 
     def _keep_python(self, status: dict[str, Any] | None) -> None:
@@ -122,24 +124,77 @@ class Inquiry:
         """
         from launcher.node import network
 
+        master = header["master"]
+        if network.is_address(master):
+            try:
+                self._go_route(header, network.find_route(master))
+            except OSError as error:
+                self._go_route(header, {"error": network.describe_error(error)})
+            return
+        silence = {"error": "the name %s could not be looked up in %g s" % (master, LOOK_UP_TIMEOUT_S)}
+        self._ask_child(
+            lambda: network.find_route(master),
+            lambda found: self._go_route(header, found or silence),
+            LOOK_UP_TIMEOUT_S,
+        )
+
+    def _go_route(self, header: dict[str, Any], found: dict[str, Any]) -> None:
+        """Hold and open the ports on the route that was found, if one was, and answer."""
+        from launcher.node import network
+
         answer: dict[str, Any] = {
-            "interface": None, "address": None, "port": None, "error": None, "probe_port": None, "clock": time.time(),
+            "interface": None, "address": None, "port": None, "error": None, "probe_port": None, **found,
         }  # fmt: skip
+        port = header.get("port")
         try:
-            answer.update(network.find_route(header["master"]))
-            if header.get("port") is not None:
-                self._held_port = network.hold_port(header["port"])
-                answer["port"] = self._held_port.getsockname()[1]
-            if header.get("listens"):
-                everywhere = "::" if ":" in (answer["address"] or "") else ""
-                answer["probe_port"] = self._listen(network.listen(everywhere, 0))
-                if answer["port"] is not None:
-                    self._listen(network.listen(everywhere, answer["port"]))
-        except (OSError, UnicodeError) as error:  # the latter: a name that can be none
-            answer["error"] = getattr(error, "strerror", None) or str(error)
-            if header.get("port") and getattr(error, "errno", None) == errno.EADDRINUSE:
-                answer["error"] += _by_whom(network.find_holder(header["port"]))
-        self._outlet.send(messages.ROUTED, **answer)
+            if answer["error"] is None:
+                self._open_ports(answer, port, listens=header.get("listens", False))
+        except OSError as error:
+            answer["error"] = network.describe_error(error)
+            if port and error.errno == errno.EADDRINUSE:
+                self._name_holder(answer, port)
+                return
+        self._send_route(answer)
+
+    def _open_ports(self, answer: dict[str, Any], port: int | None, *, listens: bool) -> None:
+        from launcher.node import network
+
+        if port is not None:
+            self._held_port = network.hold_port(port)
+            answer["port"] = self._held_port.getsockname()[1]
+        if listens:
+            everywhere = "::" if ":" in (answer["address"] or "") else ""
+            answer["probe_port"] = self._listen(network.listen(everywhere, 0))
+            if answer["port"] is not None:
+                self._listen(network.listen(everywhere, answer["port"]))
+
+    def _name_holder(self, answer: dict[str, Any], port: int) -> None:
+        """Send an answer of which the error is that `port` is taken, with who has it where that can be seen."""
+        from launcher.node import network
+
+        def send(found: dict[str, Any] | None) -> None:
+            holder = (found or {}).get("holder")
+            self._send_route(dict(answer, error=answer["error"] + (" by %s" % holder if holder else "")))
+
+        self._ask_child(lambda: {"holder": network.find_holder(port)}, send, HOLDER_TIMEOUT_S)
+
+    def _send_route(self, answer: dict[str, Any]) -> None:
+        self._outlet.send(messages.ROUTED, clock=time.time(), **answer)
+
+    def _ask_child(
+        self, find: Callable[[], dict[str, Any]], on_found: Callable[[dict[str, Any] | None], object], timeout_s: float
+    ) -> None:
+        """Run `find` in a fork, which may block; `on_found` gets what it returned, or None where nothing came."""
+        from launcher.node import network
+
+        try:
+            child, answer_fd = _fork(find)
+        except OSError as error:
+            on_found({"error": network.describe_error(error)})
+            return
+        self._loop.read_all(
+            answer_fd, lambda data: on_found(_read_answer(data)), timeout_s, lambda: workers.kill(child)
+        )
 
     def _listen(self, listener: socket) -> int:
         """Answer whoever connects until the run starts; return the port."""
@@ -163,17 +218,13 @@ class Inquiry:
         """Answer a PROBE: whether each [address, port] of `targets` can be reached, and what name look-ups cost."""
         from launcher.node import network
 
-        answer_read, answer_write = os.pipe()
-        if os.fork() == 0:
-            signals.set_wakeup_fd(-1)
-            network.write_probes_and_exit(answer_write, header["targets"], header.get("peer"))
-        os.close(answer_write)
-        count = len(header["targets"])
-        self._loop.read_all(answer_read, lambda data: self._send_probes(data, count), PROBE_TIMEOUT_S)
-
-    def _send_probes(self, data: bytes, count: int) -> None:
-        silence = {"errors": [messages.NOT_TRIED] * count, "reverse_dns_s": None, "own_address": None}
-        self._outlet.send(messages.PROBED, **(notation.loads(data.decode()) if data else silence))
+        targets = header["targets"]
+        silence = {"errors": [messages.NOT_TRIED] * len(targets), "reverse_dns_s": None, "own_address": None}
+        self._ask_child(
+            lambda: network.try_targets(targets, header.get("peer")),
+            lambda found: self._outlet.send(messages.PROBED, **(found if found and "errors" in found else silence)),
+            PROBE_TIMEOUT_S,
+        )
 
     def stop_listening(self) -> None:
         """Close what was open for probes; the master port stays held."""
@@ -190,5 +241,30 @@ class Inquiry:
             self._held_port = None
 
 
-def _by_whom(holder: str | None) -> str:
-    return " by %s" % holder if holder else ""
+def _fork(find: Callable[[], dict[str, Any]]) -> tuple[workers.Child, int]:
+    """Begin `find` in a child; return it and the descriptor on which its answer comes."""
+    from launcher.node import network
+
+    answer_read, answer_write = os.pipe()
+    try:
+        pid = os.fork()
+        if pid == 0:
+            signals.set_wakeup_fd(-1)
+            for number in (signals.SIGTERM, signals.SIGHUP):  # which we catch; it shall end of them
+                signals.signal(number, signals.SIG_DFL)
+            network.write_and_exit(answer_write, find)
+    except OSError:
+        os.close(answer_read)
+        raise
+    finally:
+        os.close(answer_write)
+    return workers.Child(pid), answer_read
+
+
+def _read_answer(data: bytes) -> dict[str, Any] | None:
+    """Return what a child wrote, or None where it was ended before, or in the middle of it."""
+    try:
+        found: dict[str, Any] = notation.loads(data.decode())
+        return found
+    except ValueError:
+        return None

@@ -6,11 +6,11 @@ import errno
 import os
 import socket
 
-from launcher.node import signals
+from launcher.node import notation, signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import Any, Callable, NoReturn
 
 CONNECT_TIMEOUT_S = 3.0
 RETRY_S = 0.5
@@ -100,6 +100,17 @@ def _list_folder(path: str) -> list[str]:
         return []
 
 
+def is_address(text: str) -> bool:
+    """Tell whether `text` is an IP address as it stands, so that no resolver is asked for it."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, text)
+        except (OSError, ValueError):  # the latter: no ASCII, or a NUL in it
+            continue
+        return True
+    return False
+
+
 def find_route(master: str) -> dict[str, str | None]:
     """Return the interface and own address on the route to `master`: a connected UDP socket sends nothing."""
     family, kind, protocol, _, place = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
@@ -163,14 +174,21 @@ def find_holder(port: int) -> str | None:
     return None
 
 
-def write_probes_and_exit(output_fd: int, targets: list[list[Any]], peer: str | None) -> NoReturn:
-    """Try all targets at once, write what came of it as one line of JSON and end this process (a fork)."""
-    import json
-
+def write_and_exit(output_fd: int, find: Callable[[], dict[str, Any]]) -> NoReturn:
+    """Write what `find` returns, or the error that it raised, as one line of JSON and end this process (a fork)."""
     try:
-        os.write(output_fd, json.dumps(try_targets(targets, peer)).encode() + b"\n")
+        try:
+            found = find()
+        except (OSError, UnicodeError) as error:  # the latter: a name that can be none
+            found = {"error": describe_error(error)}
+        os.write(output_fd, notation.dumps(found).encode() + b"\n")
     finally:
         os._exit(0)
+
+
+def describe_error(error: Exception) -> str:
+    """Return the words alone of what the system, or the resolver, refused."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def try_targets(targets: list[list[Any]], peer: str | None) -> dict[str, Any]:
@@ -255,7 +273,7 @@ def _try_target(address: str, port: int) -> str | None:
         except socket.timeout:
             return before or "no answer in %g s" % CONNECT_TIMEOUT_S
         except (OSError, UnicodeError) as error:
-            before = getattr(error, "strerror", None) or str(error)
+            before = describe_error(error)
             # "No route to host" also comes, for a moment, from a neighbour that has just come up.
             if getattr(error, "errno", None) != errno.EHOSTUNREACH or time.monotonic() + RETRY_S > deadline:
                 return before

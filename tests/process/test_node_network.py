@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_process import WAITS, Message, Node, Nodes, shell
+from node_process import DEADLINE_S, WAITS, Message, Node, Nodes, shell
 
-from launcher.node import messages, network
+from launcher.node import inquiry, messages, network
+from launcher.node.loop import Loop
 
 HERE = "127.0.0.1"
 
@@ -294,3 +295,106 @@ def test_a_holder_is_who_listens() -> None:
     with listening(b"") as port:
         assert str(network.find_holder(port)).startswith(f"pid {os.getpid()} (")
     assert network.find_holder(free_port()) is None
+
+
+# ---- what may block, in a child -------------------------------------------------------------------------------------
+
+
+class Heard:
+    """Stands for the outlet; keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+
+    def send(self, kind: str, **fields: Any) -> None:
+        self.sent.append({"type": kind, **fields})
+
+
+def hang(*_: object, **__: object) -> None:  # a fake: a resolver, or a /proc, that does not answer
+    signal.pause()
+
+
+def ask_here(**fields: Any) -> tuple[Message, int]:
+    """Ask an inquiry in this process; return its answer, and how often its loop could turn until then."""
+    heard, loop = Heard(), Loop()
+    asked = inquiry.Inquiry(loop, heard, lambda child: None, lambda child, callback: None)  # type: ignore[arg-type]
+    turns = 0
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        loop.call_later(0.02, turn)
+
+    turn()
+    before = descriptors_here()
+    asked.find_route({"master": HERE, "port": None, **fields})
+    deadline = time.monotonic() + DEADLINE_S
+    while not heard.sent:
+        assert time.monotonic() < deadline
+        loop.run_once()
+    asked.stop_listening()
+    asked.release_port()
+    assert descriptors_here() == before
+    with pytest.raises(ChildProcessError):
+        while True:  # each child of it ends, and none is left
+            os.waitpid(-1, 0)
+    (answer,) = heard.sent
+    assert answer["type"] == messages.ROUTED
+    return answer, turns
+
+
+def descriptors_here() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_a_name_that_nobody_looks_up_is_told_and_stalls_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beats go out meanwhile, so the launcher hears of the name and not of a silence."""
+    monkeypatch.setattr(network.socket, "getaddrinfo", hang)
+    monkeypatch.setattr(inquiry, "LOOK_UP_TIMEOUT_S", 0.5)
+    answer, turns = ask_here(master="gpu1", port=0, listens=True)
+    assert answer["error"] == "the name gpu1 could not be looked up in 0.5 s"
+    assert (answer["interface"], answer["address"], answer["port"], answer["probe_port"]) == (None,) * 4
+    assert turns > 1
+
+
+def test_an_address_needs_no_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inquiry, "_fork", hang)
+    answer, _ = ask_here(master=HERE)
+    assert (answer["interface"], answer["address"], answer["error"]) == ("lo", HERE, None)
+
+
+def test_a_child_that_cannot_be_forked_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:  # a fake: the limit of processes
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", refuse)
+    assert ask_here(master="localhost")[0]["error"] == os.strerror(errno.EAGAIN)
+
+
+def test_a_holder_that_takes_too_long_to_find_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "find_holder", hang)
+    monkeypatch.setattr(inquiry, "HOLDER_TIMEOUT_S", 0.5)
+    with listening(b"") as port:
+        answer, turns = ask_here(port=port)
+    assert answer["error"] == os.strerror(errno.EADDRINUSE)
+    assert turns > 1
+
+
+def test_a_name_is_looked_up(node: Node) -> None:
+    way = ask_route(node, master="localhost")
+    assert (way["interface"], way["error"]) == ("lo", None)
+    assert way["port"] and way["probe_port"]
+
+
+def test_a_name_that_can_be_none_is_told(node: Node) -> None:
+    way = ask_route(node, master="x" * 64)
+    assert way["error"]
+    assert (way["port"], way["probe_port"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [(HERE, True), ("::1", True), ("fe80::1", True), ("gpu1", False), ("1", False), ("", False), ("\udcff", False)],
+)
+def test_what_is_an_address(text: str, is_one: bool) -> None:
+    assert network.is_address(text) == is_one
