@@ -73,22 +73,25 @@ class Setup:
         if find_program("bash", self._env) is None:
             self._fail(step["name"], "there is no bash")
             return
-        for name, content in (("setup", step["command"].encode("utf-8", "surrogateescape")), ("setup.env", b"")):
-            with open(os.path.join(self._folder, name), "wb") as file:
-                file.write(content)
         self._printed = b""
-        null = os.open(os.devnull, os.O_RDONLY)
-        noise_read, noise_write = os.pipe()
-        argv = ["bash", self._flags, _DRIVER, "bash", self._folder, self._workdir]
-        self._flags = "-c"  # the environment of a login is there now
-        child = workers.spawn(argv, self._env, None, {0: null, 1: noise_write, 2: noise_write})
-        os.close(null)
-        os.close(noise_write)
+        try:
+            child, noise_read = self._start(step["command"])
+        except OSError as error:  # the disk is full, or no process is left: in a callback it would end the supervisor
+            self._fail(step["name"], "it can't be started (%s)" % error.strerror)
+            return
         os.set_blocking(noise_read, False)
         # Read to its end, which a process that the step has left in the background may delay: it shall not hang.
         self._loop.watch(noise_read, lambda: self._read(noise_read))
         self._await_exit(child, lambda status: self._judge(step["name"], noise_read, status))
         self._timer = self._loop.call_later(self._timeout_s, lambda: self._give_up(step["name"], child))
+
+    def _start(self, command: str) -> tuple[workers.Child, int]:
+        for name, content in (("setup", command.encode("utf-8", "surrogateescape")), ("setup.env", b"")):
+            with open(os.path.join(self._folder, name), "wb") as file:
+                file.write(content)
+        argv = ["bash", self._flags, _DRIVER, "bash", self._folder, self._workdir]
+        self._flags = "-c"  # the environment of a login is there now
+        return workers.spawn_piped(argv, self._env)
 
     def cancel(self) -> None:
         """Start nothing more, and tell nothing: the run is being ended."""
@@ -113,21 +116,29 @@ class Setup:
         for _ in range(_DRAIN_PIECES):
             if not self._loop.is_watching(noise) or not self._read(noise):
                 break
-        with open(os.path.join(self._folder, "setup.env"), "rb") as file:
-            found = file.read()
-        os.unlink(file.name)
         end = workers.describe_status(status)
         if end["signal"] is not None:
             self._fail(name, "killed by signal %d" % end["signal"])
         elif end["code"]:
             self._fail(name, "exit code %d" % end["code"])
-        elif not found:
-            self._fail(name, "it ended before its environment could be read: an exit or exec in it?")
         else:
-            self._adopt(found)
-            for line in self._last_lines():
-                workers.complain("%s: %s" % (name, line))
-            self.run_next()
+            self._take_environment(name)
+
+    def _take_environment(self, name: str) -> None:
+        try:
+            with open(os.path.join(self._folder, "setup.env"), "rb") as file:
+                found = file.read()
+            os.unlink(file.name)
+        except OSError as error:  # removed, by the step itself or by who tidies /tmp
+            self._fail(name, "its environment can't be read (%s)" % error.strerror)
+            return
+        if not found:
+            self._fail(name, "it ended before its environment could be read: an exit or exec in it?")
+            return
+        self._adopt(found)
+        for line in self._last_lines():
+            workers.complain("%s: %s" % (name, line))
+        self.run_next()
 
     def _give_up(self, name: str, child: workers.Child) -> None:
         workers.kill(child)  # what it started is ended with the run, which can't begin
