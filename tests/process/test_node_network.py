@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from node_process import DEADLINE_S, WAITS, Message, Node, Nodes, shell
 
-from launcher.node import inquiry, messages, network
+from launcher.node import facts, inquiry, messages, network
 from launcher.node.loop import Loop
 
 HERE = "127.0.0.1"
@@ -378,6 +378,26 @@ def test_a_holder_that_takes_too_long_to_find_is_not_named(monkeypatch: pytest.M
         answer, turns = ask_here(port=port)
     assert answer["error"] == os.strerror(errno.EADDRINUSE)
     assert turns > 1
+
+
+def test_a_child_that_is_cut_off_counts_as_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_half(output_fd: int, _: object) -> None:  # a fake: what a child leaves that is killed while it writes
+        os.write(output_fd, b'{"error": nul')
+        os._exit(0)
+
+    monkeypatch.setattr(network, "write_and_exit", write_half)
+    monkeypatch.setattr(facts, "write_facts_and_exit", write_half)
+    heard, loop = Heard(), Loop()
+    asked = inquiry.Inquiry(loop, heard, lambda child: None, lambda child, callback: None)  # type: ignore[arg-type]
+    asked.gather_facts({"pythons": []}, {}, "")
+    asked.find_route({"master": "localhost"})
+    asked.probe({"targets": [[HERE, 1]]})
+    while len(heard.sent) < 3:
+        loop.run_once()
+    errors = {sent["type"]: sent.get("errors") or sent["error"] for sent in heard.sent}
+    assert errors[messages.FACTS].startswith("gathered no facts")
+    assert errors[messages.ROUTED].startswith("the name localhost could not be looked up")
+    assert errors[messages.PROBED] == [messages.NOT_TRIED]
 
 
 def test_a_name_is_looked_up(node: Node) -> None:
