@@ -14,7 +14,6 @@ from launcher.node import messages
 MAX_LOCAL_RANK = 4095
 MAX_AGE_S = 1e6
 MAX_CLOCK_S = 1e11  # seconds since 1970
-MAX_STACK_BYTES = 1 << 20
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")  # a name in our log folder, and no path
 
 _Test = Callable[[Any], bool]
@@ -106,7 +105,7 @@ def _is_stack_state_or_none(value: Any) -> bool:
 
 
 def _is_stack_size_or_none(value: Any) -> bool:
-    return value is None or (_is_count(value) and value <= MAX_STACK_BYTES)
+    return value is None or (_is_count(value) and value <= messages.MAX_STACK_BYTES)
 
 
 def _are_keepers(value: Any) -> bool:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     Timer = Tuple[float, Callable[[], object]]
 
+MOST_BYTES = 4 << 20  # as long as a message may be (messages.MAX_HEADER_BYTES)
 WRITABLE = select.POLLOUT
 _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
 
@@ -59,21 +60,25 @@ class Loop:
         callback: Callable[[bytes], object],
         timeout_s: float | None = None,
         on_timeout: Callable[[], object] | None = None,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
-        """Read `fd` to its end, then close it and call `callback(data)`; at the time-out call `on_timeout()` first."""
-        chunks: list[bytes] = []
+        """Read `fd` to its end, then close it and call `callback(data)`; at the time-out call `on_timeout()` first.
+
+        What is over `most_bytes` is read and dropped, so that the writer ends as it would.
+        """
+        kept = bytearray()
         timer: Timer | None = None
 
         def finish() -> None:
             self.forget(fd)
             self.cancel(timer)
             os.close(fd)
-            callback(b"".join(chunks))
+            callback(bytes(kept))
 
         def read() -> None:
             data = os.read(fd, 1 << 16)
             if data:
-                chunks.append(data)
+                kept.extend(data[: most_bytes - len(kept)])
             else:
                 finish()
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 VERSION = 1
 MAX_HEADER_BYTES = 4 << 20  # of a node's; the launcher's may hold large arguments for many ranks
 MAX_PAYLOAD_BYTES = 64 << 20
+MAX_STACK_BYTES = 1 << 20  # of one rank's text
 
 # A candidate for a Python with torch: the one that the login shell finds.
 LOGIN_SHELL = "login shell"

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 # SIGRTMAX-3: nobody's by convention. Slurm's scripts use SIGUSR1 and 2, the C library 32 and 33, valgrind 64.
 SIGNAL = 61
-LIMIT_BYTES = 1 << 20  # of one rank's text
 FOLDER = "stacks"  # in the run's folder
 # All together less than the launcher waits (hangs.ANSWER_S there).
 PY_SPY_TIMEOUT_S = 2.0
@@ -94,7 +93,7 @@ def send_stacks(
 
             def send(answer: Answer, local_rank: int = local_rank) -> None:
                 outlet.send(
-                    messages.STACK, answer.text[:LIMIT_BYTES], number=number, local_rank=local_rank, pid=answer.pid,
+                    messages.STACK, answer.text, number=number, local_rank=local_rank, pid=answer.pid,
                     source=answer.source, state=answer.state, wchan=answer.wchan, reason=answer.reason,
                 )  # fmt: skip
 
@@ -198,8 +197,9 @@ class _Dump:
             return
         left = max(0.0, self._deadline - time.monotonic())
         self._loop.read_all(
-            read_end, lambda data: self._do(self._judge_py_spy, data), left, lambda: workers.kill(child)
-        )
+            read_end, lambda data: self._do(self._judge_py_spy, data), left, lambda: workers.kill(child),
+            most_bytes=messages.MAX_STACK_BYTES,
+        )  # fmt: skip
 
     def _judge_py_spy(self, data: bytes) -> None:
         if b"\nThread " in data and b"\nError: " not in data:
@@ -362,6 +362,6 @@ def _read_from(path: str, offset: int) -> bytes:
     try:
         with open(path, "rb") as file:
             file.seek(offset)
-            return file.read()
+            return file.read(messages.MAX_STACK_BYTES)  # the rank itself may write there without end
     except OSError:
         return b""

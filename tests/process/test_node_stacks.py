@@ -16,7 +16,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from node_process import DEADLINE_S, STAND_IN, STDERR, Message, Node, Nodes, is_alive, read_state, shell, wait_until
+from node_process import (
+    DEADLINE_S,
+    STAND_IN,
+    STDERR,
+    Message,
+    Node,
+    Nodes,
+    is_alive,
+    read_state,
+    read_status,
+    shell,
+    wait_until,
+)
 
 from launcher.node import messages, processes, stacks, workers
 from launcher.node.loop import Loop
@@ -333,6 +345,31 @@ def test_a_py_spy_that_hangs_is_killed_and_stalls_nobody(nodes: Nodes, python: s
     node.wait_until(lambda: node.find(messages.STACK), DEADLINE_S)
     assert calls(node.find(messages.STACK)[0]) == CALLS
     node.wait_until(lambda: not is_alive(int(told.read_text())))
+
+
+MIB = 1 << 20
+
+
+def test_a_py_spy_that_prints_without_end_costs_no_memory(nodes: Nodes, python: str, tmp_path: Path) -> None:
+    script = "printf 'Process 1: x\\n\\nThread 1 (idle): \"MainThread\"\\n    f (a.py:1)\\n\\n'; exec cat /dev/zero"
+    node = start_node(nodes, write_py_spy(tmp_path, script))
+    node.start_ready(program(python, HANGS))
+    before = peak_bytes(node)
+    (answer,) = ask(node, 1)
+    assert (answer["source"], answer["size"]) == ("py-spy", messages.MAX_STACK_BYTES)
+    assert peak_bytes(node) - before < 20 * MIB
+
+
+def peak_bytes(node: Node) -> int:
+    return int(read_status(node.supervisor, "VmHWM").split()[0]) << 10
+
+
+def test_a_file_that_a_rank_has_filled_is_read_in_part(tmp_path: Path) -> None:
+    path = tmp_path / "stack.1"
+    with path.open("wb") as file:
+        file.truncate(5 * MIB)
+    assert len(stacks._read_from(str(path), 0)) == messages.MAX_STACK_BYTES
+    assert len(stacks._read_from(str(path), 5 * MIB - 7)) == 7
 
 
 # ---- a machine on which something has run out -----------------------------------------------------------------------
