@@ -79,9 +79,11 @@ class StackTaker:
         }
 
     def _take_answer(self, event: Event) -> None:
-        if self._timer is None or event.fields["number"] != self._number:
+        place = event.index, event.fields["local_rank"]
+        # A node may say what it likes: what nobody asked for, up to a megabyte each, is not kept.
+        if self._timer is None or event.fields["number"] != self._number or place not in self._wanted:
             return
-        self._answers[event.index, event.fields["local_rank"]] = event
+        self._answers[place] = event
         if self._wanted <= self._answers.keys():
             self._timer.cancel()
             self._finish()
@@ -95,6 +97,7 @@ class StackTaker:
             for index, local_rank in sorted(self._wanted)
             if (index, local_rank) in self._answers.keys() | living  # one that has ended meanwhile is no riddle
         ]
+        self._answers = {}
         picture = fold(_stack(*place) for place in found)
         path = self._record.keep_text(f"stacks-{self._number}.txt", "".join(_full_text(*place) for place in found))
         first, *rest = picture_lines(picture)

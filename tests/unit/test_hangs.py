@@ -1,8 +1,16 @@
-"""Words for what the flight recorder left."""
+"""Which answers with stacks are kept, and words for what the flight recorder left."""
 
 from __future__ import annotations
 
-from launcher.hangs import flight_recorder_lines
+import asyncio
+import tracemalloc
+from types import SimpleNamespace as Fake
+
+from launcher import hangs
+from launcher.conversation import Event
+from launcher.hangs import StackTaker, flight_recorder_lines
+from launcher.node import messages
+from launcher.session import NodeState
 
 
 def test_files_of_the_flight_recorder_are_named_with_what_reads_them(tmp_path):
@@ -21,3 +29,66 @@ def test_other_files_are_not(tmp_path):
     (tmp_path / "files/node_0").mkdir(parents=True)
     (tmp_path / "files/node_0/results.json").touch()
     assert flight_recorder_lines(tmp_path) == []
+
+
+def make_taker(said):
+    """Return what takes the stacks of two nodes with one rank each, and its plan."""
+    session = Fake(
+        states=[NodeState(started={0}), NodeState(started={0})],
+        say=said.append,
+        fleet=Fake(broadcast=lambda *_, **__: 0),
+    )
+    record = Fake(run_id="r", keep_text=lambda name, text: name)
+    nodes = [Fake(host=Fake(name=f"node{rank + 1}"), first_rank=rank, cwd="/") for rank in (0, 1)]
+    return StackTaker(session, record, Fake(emit=lambda *_, **__: None)), Fake(nodes=nodes)
+
+
+def answer(index, local_rank, content=b"", number=1):
+    fields = {"number": number, "local_rank": local_rank, "pid": 1, "source": None, "state": None, "wchan": None}
+    return Event(index, messages.STACK, {**fields, "reason": "no stack", "content": content}, 0.0)
+
+
+def test_answers_that_nobody_asked_for_are_not_kept():
+    """A broken node may send a megabyte for each of 4096 ranks that it does not have, as often as it likes."""
+    said = []
+
+    async def run():
+        taker, plan = make_taker(said)
+        with taker.allowed(plan):
+            result = taker.take()
+            tracemalloc.start()
+            for local_rank in range(1, 100):
+                taker._take_answer(answer(0, local_rank, bytes(100_000)))
+            kept_bytes, _ = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert kept_bytes < 1_000_000
+            taker._take_answer(answer(0, 0))
+            taker._take_answer(answer(1, 0, number=0))
+            assert not result.done()
+            taker._take_answer(answer(1, 0, content=b"x" * 1000))
+            assert len((await result).groups) == 1
+        assert taker._answers == {}
+
+    asyncio.run(run())
+    assert said == [
+        "launch: taking the stacks of 2 ranks",
+        "launch: stacks of 2 ranks on 2 nodes",
+        "  2 ranks on node[1-2] (0-1):",
+        "    no stack: no stack",
+        "launch: full text in stacks-1.txt",
+    ]
+
+
+def test_nodes_that_do_not_answer_in_time_are_told(monkeypatch):
+    monkeypatch.setattr(hangs, "ANSWER_S", 0.05)
+    said = []
+
+    async def run():
+        taker, plan = make_taker(said)
+        with taker.allowed(plan):
+            result = taker.take()
+            taker._take_answer(answer(1, 0))
+            await result
+
+    asyncio.run(run())
+    assert "    no answer from its node" in said
