@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from launcher.conversation import Event, now
 from launcher.diagnosis import Failure
 from launcher.node import messages
 from launcher.output import STDERR, STDOUT, NodeOutput, Screen
-from launcher.plan import FLIGHT_RECORDER_PREFIX, LaunchPlan, NodePlan
+from launcher.plan import LaunchPlan, NodePlan
 from launcher.records import RunRecord
 from launcher.session import Session
 from launcher.stacks import Picture, Stack, fold, parse_stack, picture_lines, stack_lines
@@ -199,15 +198,3 @@ class HangWatch:
             stdout=output.tail(local_rank, STDOUT).decode("utf-8", "replace"),
             stderr=output.tail(local_rank, STDERR).decode("utf-8", "replace"),
         )  # fmt: skip
-
-
-def flight_recorder_lines(folder: Path) -> list[str]:
-    """Say where the files of NCCL's flight recorder are that came home, and what reads them (it comes with torch)."""
-    files = list((folder / "files").glob(f"*/{FLIGHT_RECORDER_PREFIX}*"))
-    if not files:
-        return []
-    place = folder / "files"
-    return [
-        f"  NCCL's flight recorder of {count(len(files), 'rank')}: {place}",
-        f"    which rank misses in which collective: torchfrtrace --prefix {FLIGHT_RECORDER_PREFIX} {place}",
-    ]

@@ -39,6 +39,10 @@ class RunRecord:
             self._complain(path, error)
         return path
 
+    def find_files(self, prefix: str) -> list[Path]:
+        """Return the files that came home from the ranks and whose names begin so."""
+        return sorted((self.folder / "files").glob(f"*/{prefix}*"))
+
     def update(self, values: Mapping[str, Any]) -> None:
         """Add to run.json and write it; a disk that is full is said and does not end the run."""
         self._content.update(values)

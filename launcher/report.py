@@ -8,7 +8,7 @@ from time import localtime, strftime
 
 from launcher.diagnosis import Cause
 from launcher.hosts import fold_names
-from launcher.plan import LaunchPlan, NodePlan
+from launcher.plan import FLIGHT_RECORDER_PREFIX, LaunchPlan, NodePlan
 from launcher.preflight.findings import Finding
 from launcher.session import Census
 from launcher.wording import count, plural
@@ -156,3 +156,14 @@ def _by_host(counts: Mapping[str, int]) -> str:
         f"{number} on {fold_names(hosts)}" if len(hosts) == 1 else f"{number} each on {fold_names(hosts)}"
         for number, hosts in by_number.items()
     )
+
+
+def flight_recorder_lines(files: Sequence[Path]) -> list[str]:
+    """Say where the files of NCCL's flight recorder are that came home, and what reads them (it comes with torch)."""
+    if not files:
+        return []
+    place = files[0].parent.parent  # above the nodes' folders
+    return [
+        f"  NCCL's flight recorder of {count(len(files), 'rank')}: {place}",
+        f"    which rank misses in which collective: torchfrtrace --prefix {FLIGHT_RECORDER_PREFIX} {place}",
+    ]

@@ -13,11 +13,11 @@ from launcher.conversation import now
 from launcher.diagnosis import SETTLE_S, Cause, Failure, find_cause
 from launcher.errors import EXIT_SIGNAL_BASE, PreflightError, UnreachableError
 from launcher.failures import find_failures
-from launcher.hangs import HangWatch, StackTaker, flight_recorder_lines
+from launcher.hangs import HangWatch, StackTaker
 from launcher.job import Job, ProgramKind
 from launcher.node import messages
 from launcher.output import NodeOutput, Screen
-from launcher.plan import ARCHIVE_NAME, TORCHRUN, LaunchPlan, NodePlan, as_record, build_plan
+from launcher.plan import ARCHIVE_NAME, FLIGHT_RECORDER_PREFIX, TORCHRUN, LaunchPlan, NodePlan, as_record, build_plan
 from launcher.preflight.findings import WARNING
 from launcher.preflight.summary import summarize
 from launcher.records import RunRecord
@@ -235,7 +235,7 @@ class Run:
         log = self._record.log_path(cause.failure.node_rank)
         for line in report.cause_block(cause, self._others(cause, census), log):
             self._say(line)
-        for line in flight_recorder_lines(self._record.folder):
+        for line in report.flight_recorder_lines(self._record.find_files(FLIGHT_RECORDER_PREFIX)):
             self._say(line)
         code = cause.failure.exit_code
         self._say(f"launch: {report.census_words(census)}, exit code {code}")

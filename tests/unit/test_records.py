@@ -32,6 +32,18 @@ def test_runs_of_one_second_have_folders_of_their_own(tmp_path):
     assert records[0].log_path(7) == records[0].folder / "node_7.log"
 
 
+def test_files_of_the_ranks_are_found_by_name(tmp_path):
+    record = make_record(tmp_path)
+    assert record.find_files("trace_") == []
+    for name in ("node_1/trace_2", "node_0/trace_0", "node_0/results.json"):
+        path = record.folder / "files" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert record.find_files("trace_") == [
+        record.folder / "files" / name for name in ("node_0/trace_0", "node_1/trace_2")
+    ]
+
+
 def test_more_runs_than_a_second_can_hold_are_refused(tmp_path):
     for _ in range(99):
         make_record(tmp_path)

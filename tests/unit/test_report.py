@@ -16,6 +16,7 @@ from launcher.report import (
     cause_block,
     census_words,
     failed_first_line,
+    flight_recorder_lines,
     left_lines,
     others_lines,
     plan_line,
@@ -232,3 +233,12 @@ def test_warnings_are_a_line_each_and_not_too_many(number, more):
     warnings = [Finding(("gpu1", "gpu2"), f"text {index}", "remedy", WARNING) for index in range(number)]
     lines = [f"  gpu[1-2]: text {index} (remedy)" for index in range(min(number, 8))]
     assert warning_lines(warnings) == lines + more
+
+
+def test_files_of_the_flight_recorder_are_named_with_what_reads_them():
+    files = [Path(f"logs/r/files/node_{rank // 2}/nccl_trace_rank_{rank}") for rank in range(3)]
+    assert flight_recorder_lines(files) == [
+        "  NCCL's flight recorder of 3 ranks: logs/r/files",
+        "    which rank misses in which collective: torchfrtrace --prefix nccl_trace_rank_ logs/r/files",
+    ]
+    assert flight_recorder_lines([]) == []
