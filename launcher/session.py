@@ -84,6 +84,7 @@ class Session:
         self.stop_timeout_s = stop_timeout_s
         self.say = say
         self.on_quit: Callable[[], object] | None = None  # Ctrl-\, where it shall not end us
+        self.has_setup = False  # whether nodes run one before they look for a Python: words for a long wait
         self.on_stack: Callable[[Event], object] = lambda event: None
         self._progress = progress
         self._run_id = run_id
@@ -92,7 +93,6 @@ class Session:
         self._transports = list(transports)
         self._outputs = outputs
         self._noticed_at = time.monotonic()
-        self._has_setup = False
         self._connect_timeout_s = connect_timeout_s
         self.fleet = Fleet(
             hosts, transports, pythons=pythons, connect_timeout_s=connect_timeout_s, silence_s=silence_s,
@@ -132,7 +132,6 @@ class Session:
 
     def prepare_message(self, index: int, **wanted: Any) -> bytes:
         """Return the first message to a node; `wanted` says which facts are asked for."""
-        self._has_setup = bool(wanted.get("setup"))
         return messages.encode(
             messages.PREPARE,
             version=messages.VERSION,
@@ -194,7 +193,7 @@ class Session:
     def _take_hello(self, state: NodeState, event: Event) -> None:
         state.folder = event.fields["folder"]
         state.keepers = event.fields["keepers"]
-        before = "running its setup, and " if self._has_setup else ""
+        before = "running its setup, and " if self.has_setup else ""
         state.stage = f"{before}looking for a Python with torch, and its GPUs"
 
     def _take_facts(self, state: NodeState, event: Event) -> None:

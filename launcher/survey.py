@@ -87,6 +87,7 @@ class Surveyor:
             "facts": True, "gpus": job.wants_gpus, "pythons": list(self._pythons), "workdir": job.workdir,
             "script": script, "checks": self._with_checks, "setup": setup_order(job),
         }  # fmt: skip
+        session.has_setup = wanted["setup"] is not None
         session.fleet.start([session.prepare_message(index, **wanted) for index in range(len(session.hosts))])
         await session.pump(lambda: all(state.facts or state.failure for state in session.states))
         self._facts = {

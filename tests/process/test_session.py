@@ -9,7 +9,9 @@ import time
 
 import pytest
 
-from launcher.session import Interrupted, Session
+from launcher.conversation import Event
+from launcher.node import messages
+from launcher.session import Interrupted, NodeState, Session
 
 
 def make_session() -> Session:
@@ -53,3 +55,16 @@ def test_the_last_session_gives_the_signals_back() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(run())
+
+
+def test_a_second_connection_leaves_the_words_for_the_others() -> None:
+    """It is prepared without a setup, while other nodes may still run theirs."""
+
+    async def run() -> str:
+        session, state = make_session(), NodeState()
+        session.has_setup = True
+        session.prepare_message(1, lost_folder="/tmp/lost")
+        session._take_hello(state, Event(0, messages.HELLO, {"folder": "/tmp/x", "keepers": []}, 0.0))
+        return state.stage
+
+    assert asyncio.run(run()).startswith("running its setup, and looking for a Python")
