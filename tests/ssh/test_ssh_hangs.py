@@ -29,6 +29,9 @@ HANGS = """
         wait_for_go()
     load_batch() if os.environ["RANK"] == sys.argv[1] else all_reduce()
 """
+# A time-out counts from the start, and all ranks must be where they hang before it is over, on a busy machine too.
+READY_S = "5"  # four Pythons, each in a sandbox
+SHELL_S = "3"  # four shells
 BLOCK = [
     "launch: taking the stacks of 4 ranks",
     "launch: stacks of 4 ranks on 2 nodes (node2 rank 2 differs from 3 others)",
@@ -97,7 +100,7 @@ def test_the_whole_block_and_the_full_texts(launch: Launch) -> None:
 
 
 def test_a_silence_that_lasts_too_long_ends_the_run(launch: Launch) -> None:
-    running = launch.start("--hang-timeout", "1", *hang(launch))
+    running = launch.start("--hang-timeout", READY_S, *hang(launch))
     done = running.finish()
     assert done.exit_code == 124
     assert done.words[2:] == [
@@ -117,7 +120,7 @@ def test_a_silence_that_lasts_too_long_ends_the_run(launch: Launch) -> None:
 
 
 def test_equal_stacks_name_nobody(launch: Launch) -> None:
-    done = launch.run("--hang-timeout", "1", *hang(launch, odd=9))
+    done = launch.run("--hang-timeout", READY_S, *hang(launch, odd=9))
     assert done.exit_code == 124
     start = done.words.index("launch: FAILED after N s")
     assert done.words[start + 1 :] == [
@@ -129,15 +132,25 @@ def test_equal_stacks_name_nobody(launch: Launch) -> None:
 
 
 def test_a_progress_bar_is_a_sign_of_life(launch: Launch) -> None:
-    """One rank of four redraws its line, without a newline, for three times as long as the time-out."""
-    script = '[ $RANK = 3 ] || exec sleep 3; for i in 1 2 3 4 5 6; do printf "\\r$i of 6"; sleep 0.5; done'
-    done = launch.run("--hang-timeout", "1", *shell(script))
+    """One rank of four redraws its line, without a newline, for longer than the time-out; the others are silent."""
+    script = """
+        i=0
+        until [ -e go ]; do
+            sleep 0.1; i=$((i + 1))
+            [ $RANK != 3 ] || printf "\\r$i of 100"
+            [ $RANK$i != 350 ] || touch redrawn
+        done
+    """
+    running = launch.start("--hang-timeout", SHELL_S, *shell(script))
+    assert wait_until((launch.folder / "redrawn").exists, DEADLINE_S)  # 50 times 0.1 s
+    running.go()
+    done = running.finish()
     assert done.exit_code == 0
     assert "no output" not in done.stderr
 
 
 def test_a_hang_before_the_first_line_counts(launch: Launch) -> None:
-    done = launch.run("--hang-timeout", "1", *shell("exec sleep 300"))
+    done = launch.run("--hang-timeout", SHELL_S, *shell("exec sleep 300"))
     assert done.exit_code == 124
     assert "    no stack: no Python process there, it is sleep" in done.words
 
@@ -189,7 +202,7 @@ def test_ctrl_backslash_in_a_plain_command_ends_the_launcher_and_leaves_nothing(
 def test_files_of_the_flight_recorder_come_home_and_are_named(launch: Launch) -> None:
     """NCCL writes them into a folder that the plan names, before a watchdog's time-out ends the process."""
     script = 'echo dump >"$LAUNCH_FILES/nccl_trace_rank_$RANK"; exec sleep 300'
-    done = launch.run("--hang-timeout", "1", *shell(script))
+    done = launch.run("--hang-timeout", SHELL_S, *shell(script))
     start = done.words.index("  NCCL's flight recorder of 4 ranks: logs/RUN/files")
     assert done.words[start + 1] == (
         "    which rank misses in which collective: torchfrtrace --prefix nccl_trace_rank_ logs/RUN/files"
