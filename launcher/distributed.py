@@ -362,9 +362,10 @@ def detect_single_process(environ: Mapping[str, str]) -> Place:
     present = [name for name in TORCHRUN_VARIABLES if environ.get(name)]
     if present:
         missing = [name for name in TORCHRUN_VARIABLES if name not in present]
+        starter = "srun or torchrun" if environ.get("SLURM_JOB_ID") else "torchrun"
         raise WorldError(
             f"{_listed(present)} set but {_listed(missing)} not: "
-            "start with torchrun, which sets all six, or unset them for a single process"
+            f"start with {starter}, or unset them for a single process"
         )
     return Place(launched_by=SINGLE_PROCESS, job_id=environ.get("SLURM_JOB_ID"))
 

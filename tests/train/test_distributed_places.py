@@ -99,7 +99,7 @@ def test_the_place_is_found(environ: Mapping[str, str], place: Place) -> None:
     assert distributed.find_place(environ) == place
 
 
-REMEDY = "start with torchrun, which sets all six, or unset them for a single process"
+REMEDY = "start with torchrun, or unset them for a single process"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,8 @@ REMEDY = "start with torchrun, which sets all six, or unset them for a single pr
         ),
         (
             SBATCH_SCRIPT | {"MASTER_ADDR": "gpu05"},
-            "MASTER_ADDR is set but RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_PORT are not: " + REMEDY,
+            "MASTER_ADDR is set but RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_PORT are not: "
+            + REMEDY.replace("torchrun", "srun or torchrun"),
         ),
         (TORCHRUN | {"RANK": "one"}, "RANK must be a whole number, got 'one'"),
         (TORCHRUN | {"WORLD_SIZE": "-8"}, "WORLD_SIZE must be a whole number, got '-8'"),

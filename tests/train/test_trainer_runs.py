@@ -141,5 +141,5 @@ def test_a_half_set_environment_is_refused(monkeypatch: pytest.MonkeyPatch, caps
     assert trainer.main([]) == 2
     assert capsys.readouterr().err == (
         "RANK, WORLD_SIZE are set but LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not: "
-        "start with torchrun, which sets all six, or unset them for a single process\n"
+        "start with torchrun, or unset them for a single process\n"
     )
