@@ -1,120 +1,23 @@
-"""`launch` as a subprocess on the hosts of a cluster, with short times: started, waited for by its words, and read."""
+"""`launch` as a subprocess on the hosts of a cluster, with short times."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from cluster import Cluster
-from cluster_processes import wait_until
+from machines.cluster import Cluster
+from machines.runs import PROGRAMS, WAIT, Done, Running, shell
 
 SILENCE_S = 2.0
 STOP_TIMEOUT_S = 1.0
 CONNECT_S = 2.0
-DEADLINE_S = 40.0  # for what takes two seconds on an idle machine
 PROMPT_S = 4.0  # 1.5 s is promised for processes that obey SIGTERM; a busy machine gets more
 LADDER_S = STOP_TIMEOUT_S + 5.0  # promised for those that don't
 
-PROGRAMS = Path(sys.executable).parent
 TIMES = ("--silence", str(SILENCE_S), "--stop-timeout", str(STOP_TIMEOUT_S), "--connect-timeout", str(CONNECT_S))
-# A rank that ends at SIGTERM, or when the test says go.
-WAIT = 'echo "ready $RANK"; until [ -e go ]; do sleep 0.05; done; echo end'
-
-
-def shell(script: str) -> list[str]:
-    """Return the words that make each rank a shell script."""
-    return ["--no-python", "sh", "-c", script]
-
-
-def _even(text: str) -> str:
-    text = re.sub(r"\d{8}-\d{6}(-\d+)?", "RUN", text)
-    text = re.sub(r"\b\d\d:\d\d:\d\d\b", "HH:MM:SS", text)
-    return re.sub(r"\b\d+(\.\d)? s\b", "N s", text)
-
-
-@dataclass(frozen=True)
-class Done:
-    """What a launcher that has ended leaves: exit code, output, logs."""
-
-    exit_code: int
-    stdout: str
-    stderr: str
-    logs: Path
-
-    @property
-    def lines(self) -> list[str]:
-        return self.stdout.splitlines()
-
-    @property
-    def words(self) -> list[str]:
-        """Return the launcher's own lines; what differs from run to run is RUN, N and HH:MM:SS."""
-        return [line for line in _even(self.stderr).splitlines() if not line.startswith("[node")]
-
-    @property
-    def table(self) -> list[str]:
-        """Return what `launch check` printed, with N for each time."""
-        return _even(self.stdout).splitlines()
-
-    @property
-    def record(self) -> dict[str, Any]:
-        return json.loads((self.logs / "run.json").read_text())  # type: ignore[no-any-return]
-
-    def log(self, node_rank: int) -> list[str]:
-        return (self.logs / f"node_{node_rank}.log").read_text().splitlines()
-
-
-@dataclass(frozen=True)
-class Running:
-    """A launcher that was started."""
-
-    process: subprocess.Popen[bytes]
-    folder: Path
-    number: int
-    cluster: Cluster
-
-    @property
-    def stdout(self) -> str:
-        return (self.folder / f"stdout.{self.number}").read_text("utf-8", "replace")
-
-    @property
-    def stderr(self) -> str:
-        return (self.folder / f"stderr.{self.number}").read_text("utf-8", "replace")
-
-    def wait_for(self, pattern: str, count: int = 1) -> None:
-        """Wait until `count` lines of stdout and stderr together match."""
-
-        def is_there() -> bool:
-            has_ended = self.process.poll() is not None
-            found = len(re.findall(pattern, self.stdout + self.stderr, re.MULTILINE))
-            assert found >= count or not has_ended, f"ended before {count} x {pattern!r}: {self}"
-            return found >= count
-
-        assert wait_until(is_there, DEADLINE_S), f"no {count} x {pattern!r} in time: {self}"
-
-    def go(self) -> None:
-        """Let the ranks that wait for this end."""
-        (self.folder / "go").touch()
-
-    def finish(self, within_s: float = DEADLINE_S) -> Done:
-        """Wait until the launcher ends; by then nothing of the run may be left on hosts that can be reached."""
-        done = self.wait(within_s)
-        left = self.cluster.ranks()
-        assert not left, f"left at the launcher's end: {left}{self}"
-        return done
-
-    def wait(self, within_s: float = DEADLINE_S) -> Done:
-        """Wait until the launcher ends, whatever still runs then."""
-        assert wait_until(lambda: self.process.poll() is not None, within_s), f"not ended in {within_s} s: {self}"
-        return Done(self.process.returncode, self.stdout, self.stderr, self.folder / "logs" / "latest")
-
-    def __str__(self) -> str:
-        return f"\n--- stdout\n{self.stdout[-3000:]}\n--- stderr\n{self.stderr[-3000:]}"
 
 
 @dataclass

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, find_obstacle
 from cluster_launch import LADDER_S, SILENCE_S, Launch
-from cluster_processes import wait_until
+from machines.cluster import Cluster, find_obstacle
+from machines.processes import wait_until
 
 TORCH_CACHE = f"torchinductor_{getpass.getuser()}"  # torch makes it now and then, and keeps it for the next run
 
@@ -21,7 +21,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     obstacle = find_obstacle()
     if obstacle:
         pytest.skip(obstacle)
-    with Cluster(tmp_path_factory.mktemp("cluster"), 8) as running:
+    with Cluster(tmp_path_factory.mktemp("cluster"), [f"node{number}" for number in range(1, 9)]) as running:
         yield running
 
 

@@ -9,9 +9,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, Host
-from cluster_launch import PROMPT_S, Launch, Running, shell
-from cluster_processes import read_state, send_signal, wait_until
+from cluster_launch import PROMPT_S, Launch
+from machines.cluster import Cluster, Host
+from machines.processes import read_state, send_signal, wait_until
+from machines.runs import Running, shell
 
 ECHO = shell("echo started")
 ON_CPUS = ("--nproc", "1", *ECHO)

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 
 import pytest
-from cluster import Cluster
 from cluster_launch import CONNECT_S, Launch
+from machines.cluster import Cluster
 
 from launcher.cli.bisecting import find_culprits
 from launcher.hosts import parse_hosts

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 
 import pytest
-from cluster import Cluster, Host
-from cluster_launch import CONNECT_S, LADDER_S, PROMPT_S, SILENCE_S, Launch, shell
-from cluster_processes import wait_until
+from cluster_launch import CONNECT_S, LADDER_S, PROMPT_S, SILENCE_S, Launch
+from machines.cluster import Cluster, Host
+from machines.processes import wait_until
+from machines.runs import shell
 
 SLACK_S = 2.0  # of a busy machine
 DETECTED_S = SILENCE_S + SLACK_S

@@ -6,8 +6,9 @@ import re
 import time
 
 import pytest
-from cluster import Cluster
-from cluster_launch import Launch, shell
+from cluster_launch import Launch
+from machines.cluster import Cluster
+from machines.runs import shell
 
 SHOW = shell('echo "$LOCAL_RANK/$LOCAL_WORLD_SIZE GPUs $CUDA_VISIBLE_DEVICES"')
 CHECK = ("--dry-run", "--check", "--no-check")  # torch is built for CPUs here, and a check would say so

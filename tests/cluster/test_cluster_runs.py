@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from cluster import Cluster
-from cluster_launch import Launch, shell
+from cluster_launch import Launch
+from machines.cluster import Cluster
+from machines.runs import shell
 
 ALL_REDUCE = """\
 import os

@@ -1,6 +1,6 @@
 """Hosts of our own on one Linux machine, each with an sshd on port 22, a network and a process tree, and their faults.
 
-    this machine -- bridge in a network namespace of its own -- node1, node2, ...
+    this machine -- bridge in a network namespace of its own -- one host, another, ...
 
 No namespace has a name, each is held by one process, and the kernel kills that process when we die (PDEATHSIG).
 So nothing is left behind, however a test run ends. All hosts see this machine's files.
@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cluster_files import CLIENT_CONFIG, FAKE_ANSWERS, FAKE_NVIDIA_SMI, HOST_SCRIPT, SSHD_CONFIG, SWITCH_SCRIPT
-from cluster_processes import (
+from machines.files import CLIENT_CONFIG, FAKE_ANSWERS, FAKE_NVIDIA_SMI, HOST_SCRIPT, SSHD_CONFIG, SWITCH_SCRIPT
+from machines.processes import (
     POLL_S,
     Process,
     list_pids,
@@ -39,6 +39,7 @@ TOOL_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin:/sb
 RANGES = [f"10.{number}" for number in range(88, 120)]  # the first that nobody uses here
 BOOT_TIMEOUT_S = 20.0
 
+NAMESPACES = {"mount": "mnt", "net": "net", "uts": "uts", "pid": "pid_for_children"}
 HELD = ("setpriv", "--pdeathsig", "KILL", "unshare")
 
 
@@ -65,6 +66,7 @@ class Host:
     interface: str
     folder: Path
     switch: int  # the process that holds the bridge
+    services: str = ":"  # lines of a shell that boot more than sshd
     _holder: subprocess.Popen[str] | None = None
     _namespace: str = "none"
     _stopped: set[int] = field(default_factory=set)
@@ -180,6 +182,13 @@ class Host:
         enter = ["nsenter", f"--mount={proc}/mnt", f"--pid={proc}/pid_for_children"]
         subprocess.run([*enter, *argv], env=_env(), check=True)
 
+    def enter(self) -> list[str]:
+        """Return the words that run a program as if it were typed here; it dies with the process that they start."""
+        assert self._holder is not None
+        proc = f"/proc/{self._holder.pid}/ns"
+        namespaces = [f"--{kind}={proc}/{name}" for kind, name in NAMESPACES.items()]
+        return ["nsenter", *namespaces, "setpriv", "--pdeathsig", "KILL"]
+
     def replace_file(self, target: str, text: str) -> None:
         """Let the host alone see another text in a file of this machine."""
         own = self.folder / f"file{len(self._mounts)}"
@@ -221,13 +230,15 @@ class Host:
 
 
 class Cluster:
-    """node1 to nodeN, reachable from here by the names in `ssh_config`."""
+    """Hosts, reachable from here by the names in `ssh_config`."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, names: Sequence[str], services: str = ":") -> None:
+        """Name the hosts; `services` are lines of a shell that boot more than sshd on each of them."""
         self.folder = folder
         self.ssh_config = folder / "ssh_config"
         self.hosts: list[Host] = []
-        self._count = count
+        self._names = names
+        self._services = services
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> Cluster:
@@ -269,9 +280,10 @@ class Cluster:
         undo.callback(configure_network, None, f"link del {uplink}")
         configure_network(None, f"addr add {network}.255.254/16 dev {uplink}", f"link set {uplink} up")
         configure_network(switch.pid, "link set uplink master bridge up")
-        for number in range(1, self._count + 1):
-            name, interface = f"node{number}", f"data{number}"  # interface names often differ between hosts
-            self.hosts.append(Host(name, f"{network}.0.{number}", interface, self.folder / name, switch.pid))
+        for number, name in enumerate(self._names, 1):
+            interface = f"data{number}"  # interface names often differ between hosts
+            address = f"{network}.0.{number}"
+            self.hosts.append(Host(name, address, interface, self.folder / name, switch.pid, self._services))
         self._write_files()
         for host in self:
             undo.callback(host.power_off)

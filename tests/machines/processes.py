@@ -12,11 +12,12 @@ from pathlib import Path
 
 POLL_S = 0.01
 _GONE = ("", "Z", "X")
+_DAEMONS = ("sshd", "munged", "slurmctld", "slurmscriptd", "slurmd")
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process on a host, other than its sshd."""
+    """A process on a host, other than its daemons."""
 
     host: str
     pid: int  # as this machine counts
@@ -34,10 +35,10 @@ def list_pids(namespace: str) -> list[int]:
 
 
 def list_processes(namespace: str, host: str) -> list[Process]:
-    """Return what is alive in a PID namespace, but for sshd: the one that listens, and one or two per connection."""
+    """Return what is alive in a PID namespace, but for daemons: sshd has one or two per connection."""
     found = []
     for pid in list_pids(namespace):
-        if not _read(pid, "comm").startswith("sshd"):
+        if not _read(pid, "comm").startswith(_DAEMONS):
             command = _read(pid, "cmdline").replace("\0", " ")[:200]
             found.append(Process(host, pid, command, "\0LAUNCH_MARK=" in "\0" + _read(pid, "environ")))
     return found

@@ -25,6 +25,7 @@ link set docker0 up
 rule add pref 100 lookup local
 rule del pref 0
 END
+{services}
 exec {sshd} -D -e -f {folder}/sshd_config
 """
 SSHD_CONFIG = """\
