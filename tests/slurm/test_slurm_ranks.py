@@ -1,0 +1,66 @@
+"""Trainers that join their process group by launcher.distributed, started by Slurm itself."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from slurm_cluster import Slurm
+
+HERE = Path(__file__).parent
+PLACE = [sys.executable, str(HERE / "place.py")]
+
+
+def test_tasks_are_ranks(slurm: Slurm, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", *PLACE, str(said))
+    assert done.returncode == 0, done.stderr
+    assert said.read_text().splitlines() == [
+        "rank 0 of 4 (srun) on node1, local rank 0 of 2, cpu, gloo, node 0 of 2, mean 1.5",
+        "rank 1 of 4 (srun) on node1, local rank 1 of 2, cpu, gloo, node 0 of 2, mean 1.5",
+        "rank 2 of 4 (srun) on node2, local rank 0 of 2, cpu, gloo, node 1 of 2, mean 1.5",
+        "rank 3 of 4 (srun) on node2, local rank 1 of 2, cpu, gloo, node 1 of 2, mean 1.5",
+    ]
+
+
+def test_tasks_that_are_dealt_out_in_turns_and_unevenly(slurm: Slurm, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    done = slurm.run("srun", "--nodes=2", "--ntasks=3", "--distribution=cyclic", *PLACE, str(said))
+    assert done.returncode == 0, done.stderr
+    assert said.read_text().splitlines() == [
+        "rank 0 of 3 (srun) on node1, local rank 0 of 2, cpu, gloo, node 0 of 2, mean 1.0",
+        "rank 1 of 3 (srun) on node2, local rank 0 of 1, cpu, gloo, node 1 of 2, mean 1.0",
+        "rank 2 of 3 (srun) on node1, local rank 1 of 2, cpu, gloo, node 0 of 2, mean 1.0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "first", "error"),
+    [
+        (
+            "{place}",  # without srun
+            "rank 0 of 1 (single process) on node1, cpu, gloo, node 0 of 1, mean 0.0",
+            "one process trains, though this Slurm job has 4 tasks: start it with srun\n",
+        ),
+        (
+            "MASTER_ADDR=node1 MASTER_PORT=23456 WORLD_SIZE=3 srun --ntasks=3 {place}",  # as many scripts export it
+            "rank 0 of 3 (srun) on node1, local rank 0 of 2, cpu, gloo, node 0 of 2, mean 1.0",
+            "",
+        ),
+        (
+            "srun --nodes=1 --ntasks=1 {torchrun} --standalone --nproc-per-node=2 {script}",
+            "rank 0 of 2 (torchrun) on node1, local rank 0 of 2, cpu, gloo, node 0 of 1, mean 0.5",
+            "",
+        ),
+    ],
+)
+def test_a_script_that_was_submitted(slurm: Slurm, tmp_path: Path, command: str, first: str, error: str) -> None:
+    said, log, errors = tmp_path / "said", tmp_path / "log", tmp_path / "errors"
+    script = f"{HERE / 'place.py'} {said}"
+    torchrun = f"{sys.executable} -m torch.distributed.run --log-dir={tmp_path}"
+    line = command.format(place=f"{sys.executable} {script}", torchrun=torchrun, script=script)
+    wrap = f"export OMP_NUM_THREADS=1; {line}"
+    slurm.wait_for_job(slurm.submit("--nodes=2", "--ntasks=4", f"--output={log}", f"--error={errors}", "--wrap", wrap))
+    assert error in errors.read_text()  # torch warns where addresses have no names
+    assert said.read_text().splitlines()[0] == first
