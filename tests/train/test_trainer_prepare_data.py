@@ -1,0 +1,172 @@
+"""Tiny Shakespeare from a real web server and from files; the text itself is too long for a repository."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from launcher.trainer import prepare_data
+from launcher.trainer.config import ConfigError
+from launcher.trainer.prepare_data import download, find_shakespeare, main
+from tests.train.conftest import free_port
+
+TEXT = b"First Citizen:\nBefore we proceed any further, hear me speak.\n" * 2000
+
+
+class Answer(BaseHTTPRequestHandler):
+    """Serves what its path says."""
+
+    def do_GET(self) -> None:
+        if self.path == "/moved":
+            self.send_response(302)
+            self.send_header("Location", "/text")
+            self.end_headers()
+            return
+        if self.path not in ("/text", "/cut", "/wrong", "/endless"):
+            self.send_error(404)
+            return
+        body = TEXT[::-1] if self.path == "/wrong" else TEXT
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body) * (1000 if self.path == "/endless" else 1)))
+        self.end_headers()
+        self.wfile.write(body[:1000] if self.path == "/cut" else body * (2 if self.path == "/endless" else 1))
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Stay silent."""
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@dataclass
+class Said:
+    """What a run of the command wrote on the screen."""
+
+    exit_code: int
+    out: str
+    err: str
+
+
+@dataclass
+class Command:
+    """The command in a folder of its own; `path` is where the text shall be."""
+
+    folder: Path
+    capsys: pytest.CaptureFixture[str]
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "data" / "tinyshakespeare.txt"
+
+    def run(self, *argv: object) -> Said:
+        exit_code = main(["--folder", str(self.folder / "data"), *map(str, argv)])
+        return Said(exit_code, *self.capsys.readouterr())
+
+    def left(self) -> list[str]:
+        return sorted(path.name for path in self.folder.rglob("*"))
+
+
+@pytest.fixture
+def command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The command with a shorter text to get."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(prepare_data, "SIZE_BYTES", len(TEXT))
+    monkeypatch.setattr(prepare_data, "SHA256", hashlib.sha256(TEXT).hexdigest())
+    return Command(tmp_path, capsys)
+
+
+@pytest.mark.parametrize("where", ["text", "moved"])
+def test_the_text_is_downloaded_once(where: str, web: str, command: Command) -> None:
+    path = command.path
+    assert command.run("--url", f"{web}/{where}") == Said(
+        0, f"{path} written, {len(TEXT)} bytes; train on it with --data {path}\n", ""
+    )
+    assert path.read_bytes() == TEXT
+    assert command.left() == ["data", "tinyshakespeare.txt"]
+    assert command.run("--url", f"{web}/none") == Said(0, f"{path} is there already\n", "")
+
+
+@pytest.mark.parametrize(
+    ("where", "size", "received"),
+    [
+        ("wrong", f"{len(TEXT)} bytes", TEXT[::-1]),
+        ("cut", "1000 bytes", TEXT[:1000]),
+        ("endless", f"more than {len(TEXT)} bytes", TEXT + TEXT[:1]),
+    ],
+)
+def test_another_text_is_refused_with_both_hashes(
+    where: str, size: str, received: bytes, web: str, command: Command
+) -> None:
+    assert command.run("--url", f"{web}/{where}") == Said(
+        1,
+        "",
+        f"{web}/{where} is not Tiny Shakespeare: {size}, SHA-256 {hashlib.sha256(received).hexdigest()}, "
+        f"want {len(TEXT)} bytes, SHA-256 {hashlib.sha256(TEXT).hexdigest()}; nothing was written\n",
+    )
+    assert command.left() == []
+
+
+def test_where_there_is_no_network_the_way_out_is_named(web: str, command: Command) -> None:
+    hint = "fetch it on another machine and name the copy: python -m launcher.trainer.prepare_data --file FILE\n"
+    nowhere = f"http://127.0.0.1:{free_port()}/text"
+    for url, reason in (
+        (nowhere, "<urlopen error [Errno 111] Connection refused>"),
+        (f"{web}/none", "HTTP Error 404: Not Found"),
+        ("text", "unknown url type: 'text'"),
+    ):
+        assert command.run("--url", url) == Said(1, "", f"can't download {url}: {reason}; {hint}")
+    assert command.left() == []
+
+
+def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
+    import socket
+
+    monkeypatch.setattr(prepare_data, "SILENCE_TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(ConfigError, match="timed out"):
+        download(f"http://127.0.0.1:{silent.getsockname()[1]}/")
+
+
+def test_a_copy_is_taken_in_place_of_one_that_is_not_whole(command: Command) -> None:
+    copy = command.folder / "copy.txt"
+    copy.write_bytes(TEXT)
+    command.path.parent.mkdir()
+    command.path.write_bytes(TEXT[:-1])
+    assert command.run("--file", copy).exit_code == 0
+    assert command.path.read_bytes() == TEXT
+    assert find_shakespeare(command.path.parent) == command.path
+
+
+def test_a_copy_that_can_not_be_read_or_written_is_one_line(command: Command) -> None:
+    missing = command.folder / "none.txt"
+    assert command.run("--file", missing) == Said(1, "", f"{missing}: No such file or directory\n")
+    copy = command.folder / "copy.txt"
+    copy.write_bytes(TEXT)
+    command.path.parent.touch()
+    assert command.run("--file", copy) == Said(1, "", f"{command.path}: can't write it: File exists\n")
+
+
+def test_the_trainer_names_the_command_that_gets_it(command: Command) -> None:
+    folder = command.path.parent
+    ending = f"on rank 0's machine; get it with: python -m launcher.trainer.prepare_data --folder {folder}"
+    with pytest.raises(ConfigError) as missing:
+        find_shakespeare(folder)
+    assert str(missing.value) == f"{command.path} is not there {ending}"
+    folder.mkdir()
+    command.path.write_bytes(TEXT[:-1])
+    with pytest.raises(ConfigError) as cut:
+        find_shakespeare(folder)
+    assert str(cut.value) == f"{command.path} is not whole {ending}"
