@@ -1,0 +1,263 @@
+"""Where the figures of a run go: JSON lines always; TensorBoard, MLflow and Weights & Biases where they are asked for.
+
+None of them can end the training: one that fails says so once and is left out from then on.
+What they need to know stands in their own environment variables (WANDB_MODE, MLFLOW_TRACKING_URI and the like).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from launcher.trainer.config import ConfigError
+
+METRICS_FILE = "metrics.jsonl"
+# A stopped job has 15 s or so before it is killed, and has saved its checkpoint in them.
+FINISH_TIMEOUT_S = 8.0
+EXIT_SIGTERM = 128 + signal.SIGTERM
+
+
+class Tracker(Protocol):
+    """What takes the figures of a run; any method may raise anything."""
+
+    def start(self, config: Mapping[str, object], resumed_step: int) -> None:
+        """Begin a run, or take it up again after `resumed_step`; 0 is a fresh one."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the figures of one step."""
+
+    def finish(self, exit_code: int) -> None:
+        """End the run; nothing comes after it."""
+
+
+class JsonLines:
+    """One JSON object a line, for people and for `--plot`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def start(self, config: Mapping[str, object], resumed_step: int) -> None:
+        """Keep the lines up to `resumed_step`: what came after them is done once more."""
+        del config  # the checkpoint has it
+        kept = [line for line in read_metrics(self._path) if line["step"] <= resumed_step] if resumed_step else []
+        temporary = self._path.with_name(self._path.name + ".tmp")
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        temporary.replace(self._path)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one line, which is in the file before this returns; NaN and infinity, which JSON hasn't, are null."""
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **finite}) + "\n")
+
+    def finish(self, exit_code: int) -> None:
+        """Do nothing: every line is there already."""
+
+
+class TensorBoard:
+    """Event files in SAVE_DIR/tensorboard."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._open = SummaryWriter
+        self._folder = folder / "tensorboard"
+
+    def start(self, config: Mapping[str, object], resumed_step: int) -> None:
+        """Hide what an earlier run wrote for the steps that come again."""
+        first_step = resumed_step + 1 if resumed_step else 0
+        self._writer = self._open(str(self._folder), purge_step=first_step)
+        self._writer.add_text("config", "\n".join(f"    {name}: {value}" for name, value in config.items()), first_step)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one scalar for each figure, at once: a rank that is killed has no time for it."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def finish(self, exit_code: int) -> None:
+        """Close the event file."""
+        self._writer.close()
+
+
+class MLflow:
+    """A run on the server, or in the store, that MLFLOW_TRACKING_URI names; mlflow.db here where it names none."""
+
+    def __init__(self, folder: Path) -> None:
+        import mlflow
+
+        self._mlflow: Any = mlflow
+        self._run_id = folder / "mlflow_run_id"
+
+    def start(self, config: Mapping[str, object], resumed_step: int) -> None:
+        """Go on with the run that was resumed; its parameters can't be changed any more."""
+        earlier = _read_run_id(self._run_id, resumed_step)
+        run = self._mlflow.start_run(run_id=earlier)
+        self._run_id.write_text(run.info.run_id)
+        if earlier is None:
+            self._mlflow.log_params(dict(config))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Send one request with all figures."""
+        self._mlflow.log_metrics(dict(metrics), step=step)
+
+    def finish(self, exit_code: int) -> None:
+        """Say how the run ended: well, stopped by SIGTERM, or badly."""
+        self._mlflow.end_run({0: "FINISHED", EXIT_SIGTERM: "KILLED"}.get(exit_code, "FAILED"))
+
+
+class WeightsAndBiases:
+    """A run at wandb.ai or wherever WANDB_BASE_URL points; WANDB_MODE=offline keeps it in ./wandb."""
+
+    def __init__(self, folder: Path) -> None:
+        import wandb
+
+        self._wandb: Any = wandb
+        self._run_id = folder / "wandb_run_id"
+
+    def start(self, config: Mapping[str, object], resumed_step: int) -> None:
+        """Go on with the run that was resumed."""
+        earlier = _read_run_id(self._run_id, resumed_step)
+        options = {"id": earlier, "resume": "allow"} if earlier else {}
+        self._run = self._wandb.init(config=dict(config), **options)
+        self._run_id.write_text(self._run.id)
+        # Its own step can't go back, and drops what a resumed run does once more.
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hand the figures to wandb's own process, which sends them."""
+        self._run.log({"step": step, **metrics})
+
+    def finish(self, exit_code: int) -> None:
+        """Wait until all is sent, and end wandb's own process."""
+        self._run.finish(exit_code=exit_code)
+        self._wandb.teardown()
+
+
+BACKENDS: dict[str, tuple[Callable[[Path], Tracker], str]] = {
+    "tensorboard": (TensorBoard, "tensorboard"),
+    "mlflow": (MLflow, "mlflow"),
+    "wandb": (WeightsAndBiases, "wandb"),
+}
+
+
+class Guard:
+    """A tracker that may fail."""
+
+    def __init__(self, name: str, tracker: Tracker) -> None:
+        self.name = name
+        self._tracker: Tracker | None = tracker
+
+    def call(self, method: Callable[[Tracker], None]) -> None:
+        """Call a method of the tracker, unless one has failed before."""
+        if self._tracker is None:
+            return
+        try:
+            method(self._tracker)
+        except Exception as error:  # noqa: BLE001  # a server or a disk raises anything, and training goes on
+            self._tracker = None
+            reason = str(error).strip().partition("\n")[0]
+            print(
+                f"{self.name} gets no more figures: {type(error).__name__}: {reason}"[:500], file=sys.stderr, flush=True
+            )
+
+    def wait(self, deadline: float) -> None:
+        """Do nothing: what was called is done."""
+
+
+class Background:
+    """The same in a thread of its own: a server that is slow or gone would hold up rank 0, and with it all ranks."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._calls: queue.SimpleQueue[Callable[[Tracker], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=guard.name, daemon=True)
+        self._thread.start()
+
+    def call(self, method: Callable[[Tracker], None]) -> None:
+        """Have the method called after those before it."""
+        self._calls.put(method)
+
+    def wait(self, deadline: float) -> None:
+        """Let the thread come to its end, or leave it behind at `deadline` and say so."""
+        self._calls.put(None)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            print(f"{self._guard.name} did not take the last figures in time", file=sys.stderr, flush=True)
+
+    def _work(self) -> None:
+        for method in iter(self._calls.get, None):
+            self._guard.call(method)
+
+
+class Trackers:
+    """All trackers of a run as one that never fails."""
+
+    def __init__(self, trackers: Sequence[Guard | Background]) -> None:
+        self._trackers = trackers
+
+    def start(self, config: Mapping[str, object], resumed_step: int) -> None:
+        """Begin a run, or take it up again after `resumed_step`."""
+        self._call(lambda tracker: tracker.start(config, resumed_step))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the figures of one step."""
+        taken = dict(metrics)  # the caller may go on with its own
+        self._call(lambda tracker: tracker.log(step, taken))
+
+    def finish(self, exit_code: int) -> None:
+        """End the run, within `FINISH_TIMEOUT_S`; after a save, which is worth more."""
+        self._call(lambda tracker: tracker.finish(exit_code))
+        deadline = time.monotonic() + FINISH_TIMEOUT_S
+        for tracker in self._trackers:
+            tracker.wait(deadline)
+
+    def _call(self, method: Callable[[Tracker], None]) -> None:
+        for tracker in self._trackers:
+            tracker.call(method)
+
+
+def open_trackers(names: Sequence[str], folder: Path) -> Trackers:
+    """Make the trackers of a run that saves in `folder`; for rank 0, which alone has figures to tell."""
+    others = [Guard(name, _open(name, folder)) for name in dict.fromkeys(names)]
+    lines = Guard(METRICS_FILE, JsonLines(folder / METRICS_FILE))
+    return Trackers([lines, *map(Background, others)])
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a metrics.jsonl; what a crash cut off is no line, and a missing file has none."""
+    try:
+        file = path.open(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return
+    with file:
+        for text in file:
+            try:
+                line = json.loads(text)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(line, dict) and isinstance(line.get("step"), int):
+                yield line
+
+
+def _open(name: str, folder: Path) -> Tracker:
+    if name not in BACKENDS:
+        raise ConfigError(f"--track: no tracker {name!r}; there are {', '.join(BACKENDS)}")
+    open_tracker, package = BACKENDS[name]
+    try:
+        return open_tracker(folder)
+    except ImportError as error:
+        raise ConfigError(f"--track {name}: {error} on rank 0's machine: pip install {package}") from None
+
+
+def _read_run_id(path: Path, resumed_step: int) -> str | None:
+    """Return the id of the run that is resumed; a folder without one begins a new run."""
+    return path.read_text().strip() if resumed_step and path.exists() else None
