@@ -44,7 +44,7 @@ LIBRARIES = {
     "torch": {"distributed", "collectives", "trainer"},
     "click": {"cli"},
     "rich": {"cli"},
-    "matplotlib": {"pictures"},
+    "matplotlib": {"pictures", "trainer"},
 }
 READ_ENVIRONMENT = {"cli", "node", "distributed"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb"}

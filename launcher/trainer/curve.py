@@ -1,0 +1,80 @@
+"""The loss curve of a run as a picture.
+
+matplotlib is no part of what the trainer needs, and is imported when a picture is drawn.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any
+
+from launcher.trainer.config import ConfigError
+from launcher.trainer.track import read_metrics
+
+SUFFIXES = (".png", ".svg")
+TRAINING, VALIDATION = "loss", "validation_loss"
+MARKED_UP_TO = 40  # points; more of them stand so close that marks hide the line
+_GREY = "#dddddd"
+# The dark and the middle of viridis, the colours of the launcher's own pictures.
+_COLOURS = {TRAINING: "#3b528b", VALIDATION: "#21918c"}
+_NAMES = {TRAINING: "training", VALIDATION: "validation"}
+
+Points = list[tuple[int, float]]
+
+
+def check_picture(path: Path) -> None:
+    """Raise ConfigError where this picture could not be drawn at the end of a run."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"--plot: want a .png or .svg file, got {str(path)!r}")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--plot: there is no folder {str(path.parent)!r} on rank 0's machine")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib on rank 0's machine: pip install matplotlib")
+
+
+def plot_losses(metrics: Path, picture: Path) -> None:
+    """Draw training and validation loss over the steps of a metrics.jsonl."""
+    losses = read_losses(metrics)
+    if not any(losses.values()):
+        raise ConfigError(f"{metrics}: no losses in it, so there is no picture")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    axes = figure.subplots()
+    for name, points in losses.items():
+        if points:
+            _draw_line(axes, name, points)
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    axes.grid(color=_GREY, linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(picture, dpi=150)
+
+
+def read_losses(metrics: Path) -> dict[str, Points]:
+    """Return (step, loss) of each curve; a loss that was not finite is NaN, which leaves a gap."""
+    losses: dict[str, Points] = {TRAINING: [], VALIDATION: []}
+    for line in read_metrics(metrics):
+        for name, points in losses.items():
+            if name in line:
+                value = line[name]
+                points.append((line["step"], value if isinstance(value, (int, float)) else math.nan))
+    return losses
+
+
+def _draw_line(axes: Any, name: str, points: Points) -> None:
+    values = [value for _, value in points]
+    finite = [value for value in values if math.isfinite(value)]
+    last = f", {finite[-1]:.3f} at the end" if finite else ""
+    axes.plot(
+        [step for step, _ in points],
+        values,
+        label=_NAMES[name] + last,
+        color=_COLOURS[name],
+        linewidth=1.6,
+        marker="o" if len(points) <= MARKED_UP_TO else None,
+        markersize=3.5,
+    )

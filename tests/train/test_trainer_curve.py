@@ -1,0 +1,75 @@
+"""The loss curve, drawn by the real matplotlib."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from launcher.trainer.config import ConfigError
+from launcher.trainer.curve import check_picture, plot_losses, read_losses
+
+LINES = [{"step": step, "loss": 5.5 / step} for step in range(1, 31)]
+LINES[29]["validation_loss"] = 1.25
+
+
+def write_metrics(folder: Path, lines: list[dict[str, object]], rest: str = "") -> Path:
+    path = folder / "metrics.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + rest)
+    return path
+
+
+def read_texts(svg: Path) -> list[str]:
+    """matplotlib writes each text as a comment before its glyphs."""
+    return re.findall(r"<!-- (.+?) -->", svg.read_text("utf-8"))
+
+
+def test_both_curves_stand_in_the_picture(tmp_path: Path) -> None:
+    plot_losses(write_metrics(tmp_path, LINES, rest='{"step": 31, "lo'), tmp_path / "p.svg")
+    texts = read_texts(tmp_path / "p.svg")
+    for text in ("step", "loss", "training, 0.183 at the end", "validation, 1.250 at the end"):
+        assert texts.count(text) == 1, texts
+
+
+def test_a_run_without_validation_has_one_curve_in_a_png(tmp_path: Path) -> None:
+    plot_losses(write_metrics(tmp_path, LINES[:3]), tmp_path / "p.PNG")
+    assert (tmp_path / "p.PNG").read_bytes().startswith(b"\x89PNG")
+    plot_losses(write_metrics(tmp_path, LINES[:3]), tmp_path / "p.svg")
+    assert not any("validation" in text for text in read_texts(tmp_path / "p.svg"))
+
+
+def test_a_loss_that_was_not_finite_is_a_gap(tmp_path: Path) -> None:
+    path = write_metrics(
+        tmp_path, [{"step": 1, "loss": 2.0}, {"step": 2, "loss": None}, {"step": 3, "validation_loss": 1}]
+    )
+    assert str(read_losses(path)) == "{'loss': [(1, 2.0), (2, nan)], 'validation_loss': [(3, 1)]}"
+    plot_losses(path, tmp_path / "p.svg")
+    assert "training, 2.000 at the end" in read_texts(tmp_path / "p.svg")
+
+
+def test_what_could_not_be_drawn_is_refused_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_picture(tmp_path / "p.svg")
+    with pytest.raises(ConfigError) as suffix:
+        check_picture(Path("p.pdf"))
+    assert str(suffix.value) == "--plot: want a .png or .svg file, got 'p.pdf'"
+    with pytest.raises(ConfigError) as folder:
+        check_picture(Path("no/such/p.png"))
+    assert str(folder.value) == "--plot: there is no folder 'no/such' on rank 0's machine"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as library:
+        check_picture(tmp_path / "p.png")
+    assert str(library.value) == "--plot needs matplotlib on rank 0's machine: pip install matplotlib"
+
+
+@pytest.mark.parametrize("lines", [[], [{"step": 1, "tokens_per_s": 3}]])
+def test_a_run_without_losses_has_no_picture(lines: list[dict[str, object]], tmp_path: Path) -> None:
+    path = write_metrics(tmp_path, lines)
+    with pytest.raises(ConfigError) as caught:
+        plot_losses(path, tmp_path / "p.png")
+    assert str(caught.value) == f"{path}: no losses in it, so there is no picture"
+    assert not (tmp_path / "p.png").exists()
