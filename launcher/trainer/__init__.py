@@ -1,1 +1,1 @@
-"""The built-in trainer: a small byte-level language model, on one process or on many machines."""
+"""The built-in trainer: a small model, on one process or on many machines."""

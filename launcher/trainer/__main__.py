@@ -1,6 +1,6 @@
-"""Train a small language model: `python -m launcher.trainer --epochs 2`, under torchrun or alone.
+"""Train a small model: `python -m launcher.trainer --epochs 2`, under torchrun or alone.
 
-The whole story is in `main`: config, world, text, model, training.
+The whole story is in `main` and in `loop.train`: config, world, data, model, training.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import sys
 import time
 import traceback
 
-from launcher.trainer.config import ConfigError, UnreadableFileError, read_config
+from launcher.trainer.config import read_config
+from launcher.trainer.options import ConfigError, UnreadableFileError
 
 # The first rank that fails makes torchrun end the others: a silent one gives rank 0 time to say why.
 SILENT_EXIT_S = 1.0
@@ -24,20 +25,10 @@ def main(argv: list[str] | None = None) -> int:
 
     # Torch costs a second or two: `--help` doesn't wait for it.
     from launcher import distributed
-    from launcher.trainer.checkpoint import make_folder
-    from launcher.trainer.data import read_text, share_from_main
     from launcher.trainer.loop import train
-    from launcher.trainer.model import build_model
-
-    def prepare() -> bytes:
-        make_folder(config.save_dir)
-        return read_text(config.data)
 
     try:
-        world = distributed.init(config.distributed_backend)
-        text = share_from_main(prepare, world)
-        model = build_model(config).to(world.device)
-        train(model, text, config, world)
+        train(config, distributed.init(config.distributed_backend))
     except ConfigError as error:
         return refuse(error)
     except (distributed.WorldError, distributed.DeviceError) as error:

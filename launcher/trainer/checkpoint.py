@@ -1,44 +1,211 @@
-"""Save checkpoints that are whole or not there, whatever dies in between."""
+"""Save checkpoints, and go on from them on any number of ranks and with any parallelism.
+
+A replicated model is saved by rank 0 alone. A sharded one is saved by all ranks where they share the folder,
+and gathered by rank 0 where they don't: people with a few machines often have no common file system.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+import json
+import shutil
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import torch
+import torch.distributed as dist
 
-from launcher.trainer.config import ConfigError
+from launcher.distributed import World
+from launcher.trainer.config import SHAPE, TrainConfig
+from launcher.trainer.data import share_from_main
+from launcher.trainer.folder import PROGRESS, find_newest, prune, put_in_place, read_progress, save_file
+from launcher.trainer.optimization import Learner
+from launcher.trainer.options import ConfigError
 
 
-def make_folder(path: str) -> None:
-    """Make the folder to save in, before an hour of training finds that it can't be made."""
+@dataclass(frozen=True)
+class Position:
+    """How far a run is: steps done, the epoch it is in, and the samples of that epoch that all ranks have seen."""
+
+    step: int = 0
+    epoch: int = 1
+    samples: int = 0
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    def __init__(self, config: TrainConfig, world: World, learner: Learner) -> None:
+        self._config = config
+        self._world = world
+        self._learner = learner
+        self._folder = Path(config.save_dir) / "checkpoints"
+        self._sharded = learner.replica.layout.sharded
+        self._shared = self._sharded and is_shared(config.save_dir, world)
+        # Rank 0 must be able to save when the others are gone: a group of its own asks nobody.
+        self._alone = dist.new_group([0], backend="gloo") if world.world_size > 1 else None
+        self._saved: Position | None = None
+
+    def save(self, position: Position) -> Path:
+        """Write what is there to go on from; every rank calls it, and rank 0 has written when it returns."""
+        path = self._folder / f"step_{position.step}"
+        if position != self._saved:
+            if self._sharded or self._world.is_main:
+                self._write(path, position)
+            self._saved = position
+        return path
+
+    def save_alone(self, position: Position) -> Path | None:
+        """Save on rank 0 without the other ranks, who may be gone; None where they have parts of the model."""
+        return None if self._sharded else self.save(position)
+
+    def newest(self) -> Path | None:
+        """Return the whole checkpoint that was saved last."""
+        return find_newest(self._folder)
+
+    def _write(self, path: Path, position: Position) -> None:
+        from torch.distributed.checkpoint.api import CheckpointException
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        state = self._state(full=self._sharded and not self._shared)
+        if not (self._shared or self._world.is_main):
+            return
+        temporary = path.with_name(f".{path.name}.tmp")
+        if self._world.is_main:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True, exist_ok=True)  # another rank may have been quicker
+            (temporary / PROGRESS).write_text(json.dumps(self._describe(position), indent=1))
+        try:
+            # It returns on rank 0 when every rank has written, and synced, its part.
+            group = None if self._shared else self._alone
+            save(state, storage_writer=FileSystemWriter(temporary), process_group=group)
+        except CheckpointException as error:  # no Exception: nobody above would catch it
+            raise RuntimeError(f"{path}: not saved: {error}") from error
+        if self._world.is_main:
+            put_in_place(temporary, path)
+            prune(self._folder, self._config.keep)
+
+    def _state(self, *, full: bool) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+        options = StateDictOptions(full_state_dict=full, cpu_offload=full)
+        model, optimizer = get_state_dict(self._learner.replica.model, self._learner.optimizer, options=options)
+        return {"model": model, "optimizer": optimizer}
+
+    def _describe(self, position: Position) -> dict[str, Any]:
+        return {
+            **asdict(position),
+            "saved_at": time.time(),
+            "scaler": self._learner.scaler.state_dict(),
+            "ranks": self._world.world_size,
+            "parallel": self._learner.replica.layout.kind,
+            "torch": torch.__version__,
+            "kind": self._config.kind,
+            "config": asdict(self._config),
+        }
+
+    def resume(self) -> Position:
+        """Go on from the checkpoint that `--resume` names, and return where it is; at the start if it names none."""
+        found = bytes(share_from_main(self._find, self._world).tolist())
+        if not found:
+            return Position()
+        name, progress = found.split(b"\n", 1)
+        path, said = Path(name.decode()), json.loads(progress)
+        check_model(path, {"kind": said["kind"], **said["config"]}, {"kind": self._config.kind, **asdict(self._config)})
+        self._load(path, shared=self._all_see(path / PROGRESS, progress))
+        if said["scaler"]:  # the run that saved it may have had none
+            self._learner.scaler.load_state_dict(said["scaler"])
+        self._saved = Position(said["step"], said["epoch"], said["samples"])
+        return self._saved
+
+    def _find(self) -> bytes:
+        """Return the path of the checkpoint and its progress, on rank 0; nothing where we begin anew."""
+        if self._config.resume == "none":
+            return b""
+        if self._config.resume == "auto":
+            path = self.newest()
+            if path is None:
+                return b""
+        else:
+            path = Path(self._config.resume)
+            if read_progress(path) is None:
+                raise ConfigError(f"{path}: no whole checkpoint, a folder such as outputs/checkpoints/step_60")
+        return str(path).encode() + b"\n" + (path / PROGRESS).read_bytes()
+
+    def _all_see(self, file: Path, content: bytes) -> bool:
+        """Find out, the same on every rank, whether each of them reads this very file."""
+        try:
+            seen = file.read_bytes() == content
+        except OSError:
+            seen = False
+        return agree(seen, self._world)
+
+    def _load(self, path: Path, *, shared: bool) -> None:
+        """Read the checkpoint: each rank its part, or rank 0 all of it for the others."""
+        from torch.distributed.checkpoint import state_dict
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        state = self._state(full=not shared)
+        if shared or self._world.is_main:
+            group = None if shared else self._alone
+            load(state, storage_reader=FileSystemReader(path), process_group=group)
+        model, optimizer = self._learner.replica.model, self._learner.optimizer
+        # What the options say of the optimizer holds, and not what they said when the checkpoint was made.
+        rules = [{name: group[name] for name in group if name != "params"} for group in optimizer.param_groups]
+        options = state_dict.StateDictOptions(full_state_dict=not shared, broadcast_from_rank0=not shared)
+        # One by one: set_state_dict takes the empty model of the ranks that read nothing for none at all (torch 2.13).
+        state_dict.set_optimizer_state_dict(model, optimizer, state["optimizer"], options=options)
+        state_dict.set_model_state_dict(model, state["model"], options=options)
+        for rules_now, rule in zip(optimizer.param_groups, rules):  # noqa: B905  # Python 3.9 has no `strict`
+            rules_now.update(rule)
+
+    def export(self) -> Path:
+        """Write `model.pt`: all weights under their plain names and the config; every rank calls it."""
+        path = Path(self._config.save_dir) / "model.pt"
+        model = self._learner.replica.model
+        if self._sharded:
+            from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+            options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+            weights = get_model_state_dict(model, options=options)
+        else:
+            weights = model.state_dict()
+        if self._world.is_main:
+            save_file(path, {"model": weights, "config": asdict(self._config)})
+        return path
+
+
+def is_shared(folder: str, world: World) -> bool:
+    """Find out whether all ranks see the same folder: rank 0 leaves a file there, the others look for it."""
+    if world.world_size == 1:
+        return True
+    token = Path(folder) / f".shared_{uuid4().hex}"
+
+    def leave_token() -> bytes:
+        token.touch()
+        return token.name.encode()
+
+    name = bytes(share_from_main(leave_token, world).tolist()).decode()
     try:
-        Path(path).mkdir(parents=True, exist_ok=True)
-        checked = Path(path) / ".writable"
-        checked.touch()
-        checked.unlink()
-    except OSError as error:
-        raise ConfigError(f"{path}: can't save there: {error.strerror}") from None
-
-
-def save_checkpoint(path: Path, state: Mapping[str, object]) -> None:
-    """Replace `path` by `state`; a reader sees the old file or the new one, never a part.
-
-    `state` holds tensors and plain values only, so `torch.load(path, weights_only=True)` reads it.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            torch.save(dict(state), file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        return agree((Path(folder) / name).exists(), world)
     finally:
-        temporary.unlink(missing_ok=True)
-    # The new name is safe from a power cut only once the folder is on disk too.
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        if world.is_main:
+            token.unlink()
+
+
+def agree(fact: bool, world: World) -> bool:
+    """Return on every rank whether it is true on all of them."""
+    everywhere = torch.tensor(int(fact), device=world.device)
+    dist.all_reduce(everywhere, dist.ReduceOp.MIN)
+    return bool(everywhere)
+
+
+def check_model(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuse a checkpoint of another model."""
+    for name in ("kind", *SHAPE):
+        if saved[name] != wanted[name]:
+            raise ConfigError(f"{path}: made with {name} {saved[name]}, and this run has {wanted[name]}")

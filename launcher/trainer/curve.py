@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from launcher.trainer.config import ConfigError
+from launcher.trainer.options import ConfigError
 from launcher.trainer.track import read_metrics
 
 SUFFIXES = (".png", ".svg")

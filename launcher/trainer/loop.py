@@ -1,190 +1,170 @@
-"""The training loop: step, log, save after each epoch and on SIGTERM."""
+"""The training loop: step, log, validate, save; and save before the end when SIGTERM comes."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import threading
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
-import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from launcher import distributed
 from launcher.distributed import World
-from launcher.trainer.checkpoint import save_checkpoint
+from launcher.trainer.checkpoint import Checkpoints, Position
 from launcher.trainer.config import TrainConfig
-from launcher.trainer.data import Batch, build_loader
+from launcher.trainer.data import Batch, SkippingSampler, build_loader, load_task, share_from_main
+from launcher.trainer.evaluation import Evaluator
+from launcher.trainer.journal import Journal, measure_speed
+from launcher.trainer.model import build_model
+from launcher.trainer.optimization import Learner, build_learner, learning_rate
+from launcher.trainer.parallel import parallelize, plan_layout
+from launcher.trainer.report import check_nodes, describe_start, gather_nodes
+from launcher.trainer.stopping import EXIT_SIGTERM, StopVote
 
-EXIT_SIGTERM = 128 + signal.SIGTERM
-LINGER_S = 5.0
+
+def train(config: TrainConfig, world: World) -> None:
+    """Do all that the config asks for; after SIGTERM save, and end every rank with 143."""
+    nodes = gather_nodes(world)
+    check_nodes(nodes, config)
+    layout = plan_layout(config, world)
+    journal = Journal(config, world)
+    share_from_main(journal.open, world)
+    task = load_task(config, world)
+    loader, sampler = build_loader(task, config, layout, world)
+
+    model = build_model(config).to(world.device)
+    speed = measure_speed(config, world, layout, task, model)
+    report = describe_start(world, nodes, layout, task, model)
+    distributed.seed_everything(config.seed)  # from here on each rank may draw other numbers
+    learner = build_learner(parallelize(model, layout, config, world), config, world.device)
+    evaluator = Evaluator(task, config, learner, world)
+
+    checkpoints = Checkpoints(config, world, learner)
+    position = checkpoints.resume()
+    vote = StopVote(world)
+    run = Run(config, world, learner, loader, sampler, evaluator, checkpoints, journal, position, vote)
+    journal.begin(position, run.steps, speed, report)
+    try:
+        run.train()
+    except Exception:
+        journal.close(1)
+        raise
+    journal.close(0)
 
 
 @dataclass
-class Training:
-    """What a checkpoint holds: the model, the optimizer, and how far they have come."""
+class Run:
+    """A run on its way: what it is made of, and how far it is."""
 
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
     config: TrainConfig
-    epoch: int = 0
-    step: int = 0
+    world: World
+    learner: Learner
+    loader: DataLoader[Batch]
+    sampler: SkippingSampler
+    evaluator: Evaluator
+    checkpoints: Checkpoints
+    journal: Journal
+    position: Position
+    vote: StopVote
+
+    def __post_init__(self) -> None:
+        """Count the steps of the whole run, for the learning rate and the progress."""
+        left = (self.config.epochs - self.position.epoch + 1) * self.epoch_steps
+        self.steps = self.position.step + left - self.position.samples // self.global_batch
+
+    def train(self) -> None:
+        """Train to the end of the last epoch."""
+        try:
+            while self.position.epoch <= self.config.epochs:
+                self.train_epoch()
+            self.vote.finish()
+            # Nobody ends well before the model is there.
+            model = self.checkpoints.export()
+            distributed.barrier()
+        except RuntimeError:
+            # A collective failed: a peer that was stopped too has left, or it died.
+            if not self.vote.requested:
+                raise
+            self.leave_alone()
+        self.journal.end(model)
 
     @property
-    def checkpoint(self) -> Path:
-        """Where `save` writes."""
-        return Path(self.config.save_dir) / "checkpoint.pt"
+    def global_batch(self) -> int:
+        """Count the samples of a step."""
+        return self.learner.replica.layout.global_batch
+
+    @property
+    def epoch_steps(self) -> int:
+        """Count the steps of a whole epoch."""
+        most = self.sampler.epoch_size // (self.learner.replica.layout.batch_size * self.config.accumulate)
+        return min(most, self.config.steps_per_epoch or most)
+
+    def train_epoch(self) -> None:
+        """Train to the end of the epoch, then validate and save."""
+        done, layout = self.position.samples // self.global_batch, self.learner.replica.layout
+        self.sampler.set_epoch(self.position.epoch, skip=done * layout.batch_size * layout.accumulate)
+        batches = iter(self.loader)
+        for number in range(done + 1, self.epoch_steps + 1):
+            self.take_step(list(islice(batches, layout.accumulate)), last=number == self.epoch_steps)
+            if number < self.epoch_steps:  # what is due at the end of the epoch is done there
+                if is_due(self.config.evaluate_every, self.position.step):
+                    self.evaluate()
+                if is_due(self.config.save_every, self.position.step):
+                    self.save()
+            if self.vote.poll():
+                self.leave_together()
+        self.evaluate()
+        self.position = Position(self.position.step, self.position.epoch + 1)
+        self.save()
+
+    def take_step(self, passes: list[Batch], *, last: bool) -> None:
+        """Learn from one global batch, and tell the loss where a line is due."""
+        begun, step = self.position, self.position.step + 1
+        lr = learning_rate(step, self.steps, self.config)
+        loss = self.learner.take_step(passes, lr)
+        self.position = Position(step, begun.epoch, begun.samples + self.global_batch)
+        self.journal.tick(self.position)
+        if step == 1 or last or is_due(self.config.log_every, step):
+            # The one place where the GPU is waited for.
+            self.journal.record_step(self.position, float(distributed.all_reduce_mean(loss)), lr)
+
+    def evaluate(self) -> None:
+        """Validate, unless nothing is kept for it."""
+        if not self.evaluator.size:
+            return
+        loss = self.evaluator.evaluate(self.vote)
+        if loss is None:
+            self.leave_together()
+        self.journal.record_validation(self.position, loss)
+        self.journal.restart_clock(self.position)
 
     def save(self) -> None:
-        """Write the checkpoint; for rank 0, whose parameters are those of every rank."""
-        state = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "config": asdict(self.config),
-            "epoch": self.epoch,
-            "step": self.step,
-        }
-        save_checkpoint(self.checkpoint, state)
+        """Save a checkpoint to go on from."""
+        self.checkpoints.save(self.position)
+        self.journal.restart_clock(self.position)
+
+    def leave_together(self) -> NoReturn:
+        """Save with all ranks, and end them with 143 when that is done."""
+        path = self.checkpoints.save(self.position)
+        self.journal.say(f"SIGTERM: step {self.position.step} saved in {path}")
+        distributed.barrier()
+        self.leave()
+
+    def leave_alone(self) -> NoReturn:
+        """Save on rank 0 what it can without the others, and end with 143."""
+        if self.world.is_main:
+            step, path = self.position.step, self.checkpoints.save_alone(self.position)
+            newest = self.checkpoints.newest() or "none"
+            said = f"saved in {path}" if path else f"not saved, a rank has left with its part; newest is {newest}"
+            self.journal.say(f"SIGTERM: step {step} {said}")
+        self.leave()
+
+    def leave(self) -> NoReturn:
+        """End with 143."""
+        self.journal.close(EXIT_SIGTERM)
+        distributed.leave(EXIT_SIGTERM)
 
 
-def train(model: nn.Module, text: Tensor, config: TrainConfig, world: World) -> None:
-    """Train `model` in place; after SIGTERM rank 0 saves, and each rank ends with 143."""
-    loader, sampler = build_loader(text, config, world)
-    steps = min(len(loader), config.steps_per_epoch or len(loader))
-    replica = DistributedDataParallel(model) if world.world_size > 1 else model
-    optimizer = torch.optim.AdamW(model.parameters(), config.lr, weight_decay=config.weight_decay)
-    training = Training(model, optimizer, config)
-    journal = Journal(config, world)
-    journal.begin(model, text)
-    stop = StopSignal(world)
-    try:
-        for epoch in range(1, config.epochs + 1):
-            training.epoch = epoch
-            sampler.set_epoch(epoch)
-            for step, batch in enumerate(islice(loader, steps), start=training.step + 1):
-                loss = take_step(replica, optimizer, batch, config.clip_norm, world.device)
-                training.step = step
-                if step == 1 or step % config.log_every == 0 or step == epoch * steps:
-                    journal.record(training, loss)
-                if stop.requested and world.is_main:
-                    leave_early(training, world)
-            if world.is_main:
-                training.save()
-    except RuntimeError:
-        # A peer that was stopped too has left, and the step we share with it can't end.
-        if not stop.requested:
-            raise
-        leave_early(training, world)
-    # Nobody ends well before the checkpoint is there.
-    distributed.barrier()
-    journal.end(training)
-
-
-def take_step(
-    replica: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, clip_norm: float, device: torch.device
-) -> Tensor:
-    """Learn from one batch and return its loss; DDP averages the gradients over the ranks in `backward`."""
-    tokens, targets = (part.to(device) for part in batch)
-    loss: Tensor = replica(tokens, targets)
-    optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
-    nn.utils.clip_grad_norm_(replica.parameters(), clip_norm)
-    optimizer.step()
-    return loss.detach()
-
-
-class StopSignal:
-    """SIGTERM, remembered until the step is done.
-
-    The ranks don't get it at the same moment, and some may not get it at all, so they can't agree on a step.
-    Rank 0 saves after the step it is in, without a collective.
-    The others go on stepping meanwhile, or rank 0 would wait for them in the middle of its step;
-    they leave when it has left, or after `LINGER_S` (NCCL would wait for it for ever).
-    """
-
-    def __init__(self, world: World) -> None:
-        self.requested = False
-        self._world = world
-        signal.signal(signal.SIGTERM, self._receive)
-
-    def _receive(self, signum: int, frame: FrameType | None) -> None:
-        if not self.requested and not self._world.is_main:
-            timer = threading.Timer(LINGER_S, os._exit, args=(EXIT_SIGTERM,))
-            timer.daemon = True
-            timer.start()
-        self.requested = True
-
-
-def leave_early(training: Training, world: World) -> NoReturn:
-    """Save on rank 0, which says so, and end with 143."""
-    if world.is_main:
-        training.save()
-        print(f"SIGTERM: step {training.step} saved in {training.checkpoint}", flush=True)
-    distributed.leave(EXIT_SIGTERM)
-
-
-class Journal:
-    """What rank 0 tells of the run, on the screen and in metrics.jsonl; other ranks are silent."""
-
-    def __init__(self, config: TrainConfig, world: World) -> None:
-        self._config = config
-        self._world = world
-        self._metrics = Path(config.save_dir) / "metrics.jsonl"
-        self._losses: list[float] = []
-        self._last_step = 0
-        self._last_time = self._start_time = time.perf_counter()
-
-    def begin(self, model: nn.Module, text: Tensor) -> None:
-        """Print one line: world, backend, device, data, parameters."""
-        if not self._world.is_main:
-            return
-        self._metrics.write_text("")
-        world, parameters = self._world, sum(parameter.numel() for parameter in model.parameters())
-        ranks = f"{world.world_size} rank{'s' if world.world_size > 1 else ''}"
-        source = self._config.data or "the topics of Python's help()"
-        print(
-            f"{ranks} ({world.launched_by}, {world.backend}, {world.device}), "
-            f"{short(len(text))} bytes of {source}, {short(parameters)} parameters",
-            flush=True,
-        )
-
-    def record(self, training: Training, loss: Tensor) -> None:
-        """Print rank 0's loss and the speed of all ranks together since the last line."""
-        if not self._world.is_main:
-            return
-        self._losses.append(loss.item())
-        now = time.perf_counter()
-        tokens_per_step = self._config.batch_size * self._config.context * self._world.world_size
-        speed = (training.step - self._last_step) * tokens_per_step / (now - self._last_time)
-        self._last_step, self._last_time = training.step, now
-        where = f"epoch {training.epoch} step {training.step}"
-        print(f"{where} loss {self._losses[-1]:.3f} {short(speed)} tokens/s", flush=True)
-        line = {
-            "epoch": training.epoch,
-            "step": training.step,
-            "loss": self._losses[-1],
-            "tokens_per_s": round(speed, 1),
-            "elapsed_s": round(now - self._start_time, 3),
-        }
-        with self._metrics.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-
-    def end(self, training: Training) -> None:
-        """Print one line: where the loss ended and began, and where the checkpoint is."""
-        if self._world.is_main:
-            first, final = self._losses[0], self._losses[-1]
-            print(f"final loss {final:.3f} (first {first:.3f}), checkpoint in {training.checkpoint}", flush=True)
-
-
-def short(number: float) -> str:
-    """Write 950, 12.3k or 4.56M."""
-    if number < 1000:
-        return f"{number:.0f}"
-    return f"{number / 1e3:.1f}k" if number < 999_950 else f"{number / 1e6:.2f}M"
+def is_due(every: int, step: int) -> bool:
+    """Be true in each step that `every` divides; never for 0."""
+    return every > 0 and step % every == 0

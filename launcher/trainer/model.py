@@ -1,4 +1,8 @@
-"""A small GPT that reads and writes bytes, after nanoGPT (https://github.com/karpathy/nanoGPT)."""
+"""The models: a small GPT that reads and writes bytes, after nanoGPT, and a perceptron for numbers.
+
+Both take a batch and its targets and return the mean loss, a scalar, so that the loop needs no other word with them.
+nanoGPT: https://github.com/karpathy/nanoGPT
+"""
 
 from __future__ import annotations
 
@@ -9,24 +13,30 @@ from torch.nn import functional as F
 from launcher.trainer.config import TrainConfig
 
 VOCABULARY = 256
+FEATURES = 16
 
 
 class Attention(nn.Module):
-    """Let each position look at itself and at those before it."""
+    """Let each position look at itself and at those before it.
+
+    Query, key and value are matrices of their own, so that tensor parallelism can deal whole heads out to ranks.
+    """
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
-        self.query_key_value = nn.Linear(dim, 3 * dim)
+        self.head_dim = dim // heads
+        self.query = nn.Linear(dim, dim)
+        self.key = nn.Linear(dim, dim)
+        self.value = nn.Linear(dim, dim)
         self.project = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, length, dim = x.shape
-        # (batch, length, 3 * dim) -> three of (batch, heads, length, dim / heads)
-        split = self.query_key_value(x).view(batch, length, 3, self.heads, dim // self.heads)
-        query, key, value = split.permute(2, 0, 3, 1, 4)
+        # (batch, length, dim) -> (batch, heads, length, head_dim); a rank may hold a part of the heads
+        query, key, value = (
+            part(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in (self.query, self.key, self.value)
+        )
         x = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        projected: Tensor = self.project(x.transpose(1, 2).reshape(batch, length, dim))
+        projected: Tensor = self.project(x.transpose(1, 2).flatten(2))
         return projected
 
 
@@ -64,7 +74,7 @@ class ByteTransformer(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy in nats per byte, a scalar."""
+        """Return the mean cross-entropy in nats per byte."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.embed_byte(tokens) + self.embed_position(positions)
         for block in self.blocks:
@@ -73,7 +83,29 @@ class ByteTransformer(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def build_model(config: TrainConfig) -> ByteTransformer:
-    """Make the model with weights that depend on the seed alone, so that all ranks begin alike."""
+class Perceptron(nn.Module):
+    """Predict one number from `FEATURES` numbers, through blocks that each add to what came in."""
+
+    def __init__(self, layers: int, dim: int) -> None:
+        super().__init__()
+        self.embed = nn.Linear(FEATURES, dim)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+            for _ in range(layers)
+        )
+        self.head = nn.Linear(dim, 1)
+
+    def forward(self, features: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean squared error."""
+        x = self.embed(features)
+        for block in self.blocks:
+            x = x + block(x)
+        return F.mse_loss(self.head(x).squeeze(-1).float(), targets)
+
+
+def build_model(config: TrainConfig) -> nn.Module:
+    """Make the model for this kind of data, with weights that depend on the seed alone: all ranks begin alike."""
     torch.manual_seed(config.seed)
+    if config.kind == "regression":
+        return Perceptron(config.layers, config.dim)
     return ByteTransformer(config.layers, config.heads, config.dim, config.context)

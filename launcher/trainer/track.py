@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from launcher.trainer.config import ConfigError
+from launcher.trainer.options import ConfigError
 
 METRICS_FILE = "metrics.jsonl"
 # A stopped job has 15 s or so before it is killed, and has saved its checkpoint in them.

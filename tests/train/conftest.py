@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -38,6 +39,14 @@ class Rank:
     def stderr(self) -> str:
         return self.stderr_path.read_text()
 
+    def is_empty(self) -> bool:
+        """Say whether the rank and all that it started have ended."""
+        try:
+            os.killpg(self.process.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
     def wait(self) -> int:
         return self.process.wait(DEADLINE_S)
 
@@ -70,6 +79,7 @@ class Starter:
                 cwd=self.folder,
                 stdout=stdout,
                 stderr=stderr,
+                start_new_session=True,  # so that a rank can be signalled together with its loader processes
             )
         self.ranks.append(Rank(process, stdout_path, stderr_path))
         return self.ranks[-1]
@@ -91,6 +101,14 @@ class Starter:
             )
             for rank in range(world_size)
         ]
+
+    def start_turns(self, most: int, runs: Mapping[str, tuple[int, str, list[str]]]) -> list[Rank]:
+        """Start `most` ranks that do one run after another; a run's name is its save folder."""
+        turns = [
+            (size, free_port(), folder, ["--save-dir", name, *argv]) for name, (size, folder, argv) in runs.items()
+        ]
+        script = str(Path(__file__).with_name("runs_in_turn.py"))
+        return [self.start([script, str(rank), json.dumps(turns)]) for rank in range(most)]
 
 
 def free_port() -> int:

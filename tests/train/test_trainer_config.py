@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.trainer.config import FIELDS, ConfigError, TrainConfig, UnreadableFileError, flag, read_config
+from launcher.trainer.config import FIELDS, TrainConfig, read_config
+from launcher.trainer.options import ConfigError, UnreadableFileError, flag
 
 SAMPLE = Path(__file__).parents[2] / "config" / "local3.yaml"
 
@@ -36,6 +37,36 @@ def test_underscores_dashes_and_equals_signs_are_the_same() -> None:
     assert read_config(["--batch_size", "32", "--save_dir", "my_out", "--lr=1e-4"]) == expected
     assert read_config(["--batch-size=32", "--save-dir=my_out", "--lr", "0.0001"]) == expected
     assert read_config(["--batch_size=32", "--save-dir", "my_out", "--lr", "1E-4"]) == expected
+
+
+def test_a_boolean_is_a_flag_and_its_opposite() -> None:
+    Path("c.yaml").write_text("compile: true\n")
+    assert read_config(["--compile"]).compile
+    assert read_config(["--config", "c.yaml"]).compile
+    assert not read_config(["--config", "c.yaml", "--no-compile"]).compile
+
+
+def test_off_needs_no_quotes() -> None:
+    Path("c.yaml").write_text("amp: off\n")
+    assert read_config(["--config", "c.yaml"]) == TrainConfig(amp="off")
+
+
+def test_a_batch_by_flag_wins_over_the_other_batch_in_the_file() -> None:
+    Path("rank.yaml").write_text("batch_size: 8\n")
+    Path("all.yaml").write_text("global_batch: 64\n")
+    assert read_config(["--config", "rank.yaml", "--global-batch", "32"]) == TrainConfig(global_batch=32)
+    assert read_config(["--config", "all.yaml", "--batch-size", "4"]) == TrainConfig(batch_size=4)
+
+
+def test_the_line_that_is_promised() -> None:
+    """This very line, with the sample as it stands."""
+    line = (
+        f"--config {SAMPLE} --distributed-backend nccl --save-dir outputs --epochs 20 --batch_size 64 "
+        "--lr 1e-4 --data_size 5000"
+    )
+    config = read_config(line.split())
+    assert (config.distributed_backend, config.epochs, config.batch_size) == ("nccl", 20, 64)
+    assert (config.lr, config.data_size) == (1e-4, 5000)
 
 
 def test_flags_win_over_the_file_and_the_file_over_defaults() -> None:
@@ -63,11 +94,16 @@ def test_the_sample_has_every_key() -> None:
     assert [name for name in FIELDS if f"\n{name}:" not in text and f"\n# {name}:" not in text] == []
 
 
+@pytest.mark.parametrize("name", ["fsdp.yaml", "tp_shakespeare.yaml"])
+def test_the_other_samples_can_be_read(name: str) -> None:
+    assert read_config(["--config", str(SAMPLE.with_name(name))]).global_batch > 0
+
+
 def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         read_config(["--help"])
     assert ended.value.code == 0
-    words = capsys.readouterr().out.split()
+    words = capsys.readouterr().out.replace(",", " ").split()
     assert [name for name in FIELDS if flag(name) not in words] == []
 
 
@@ -84,6 +120,12 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         (["--lr", "-1"], "--lr must be at least 0, got -1"),
         (["--epochs", "2.5"], "--epochs must be a whole number, got '2.5'"),
         (["--epochs", "0"], "--epochs must be at least 1, got 0"),
+        (["--validation-fraction", "1"], "--validation-fraction must be below 1, got 1"),
+        (["--compile=yes"], "argument --compile/--no-compile: ignored explicit argument 'yes'"),
+        (
+            ["--batch-size", "8", "--global-batch", "64"],
+            "batch_size and global_batch say the same in two ways: give one of them",
+        ),
         (["--dim", "64", "--heads", "3"], "dim must be a multiple of heads, got dim 64 and heads 3"),
         (
             ["--distributed_backend", "mpi"],
@@ -109,6 +151,7 @@ def test_wrong_flags(argv: list[str], message: str) -> None:
         ("c.yaml", "epochs: 2.5", "c.yaml: epochs must be a whole number, got 2.5"),
         ("c.yaml", "batch-size: 0", "c.yaml: batch-size must be at least 1, got 0"),
         ("c.yaml", "data: 5", "c.yaml: data must be text, got 5"),
+        ("c.yaml", "compile: 1", "c.yaml: compile must be true or false, got 1"),
         ("c.yaml", "- lr", "c.yaml: expected lines like 'lr: 0.003', got a list"),
         ("c.yaml", "lr: 1\nepochs: [1", "c.yaml:2: not YAML: expected ',' or ']', but got '<stream end>'"),
         ("c.yaml", "lr: \x00", "c.yaml: not YAML: it holds characters that no text has"),
@@ -159,7 +202,11 @@ def test_any_file_is_a_config_or_one_line(tmp_path_factory: pytest.TempPathFacto
         assert [type(value) for value in asdict(config).values()] == [*map(type, defaults.values())]
 
 
-@given(st.sampled_from([name for name in FIELDS if name != "data"]), st.text())
+TEXTS = {name for name, field in FIELDS.items() if isinstance(field.default, str) and not field.metadata["choices"]}
+BOOLEANS = {name for name, field in FIELDS.items() if isinstance(field.default, bool)}
+
+
+@given(st.sampled_from(sorted(FIELDS.keys() - TEXTS - BOOLEANS)), st.text())
 def test_any_text_behind_a_flag_is_a_config_or_an_error(name: str, text: str) -> None:
     try:
         config = read_config([f"{flag(name)}={text}"])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.trainer.config import ConfigError
 from launcher.trainer.curve import check_picture, plot_losses, read_losses
+from launcher.trainer.options import ConfigError
 
 LINES = [{"step": step, "loss": 5.5 / step} for step in range(1, 31)]
 LINES[29]["validation_loss"] = 1.25

@@ -2,23 +2,62 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from launcher import distributed
 from launcher.distributed import World
-from launcher.trainer.checkpoint import make_folder, save_checkpoint
-from launcher.trainer.config import ConfigError, TrainConfig
-from launcher.trainer.data import ByteSequences, build_loader, read_text, share_from_main
-from launcher.trainer.loop import short
-from launcher.trainer.model import build_model
+from launcher.trainer.checkpoint import check_model
+from launcher.trainer.config import TrainConfig, read_config
+from launcher.trainer.data import (
+    MOST_WORKERS,
+    ByteSequences,
+    Task,
+    build_loader,
+    count_workers,
+    deal_validation,
+    load_task,
+    make_regression,
+    read_text,
+    share_from_main,
+    short,
+    split,
+)
+from launcher.trainer.evaluation import Evaluator
+from launcher.trainer.folder import find_newest, make_folder, prune, put_in_place, save_file
+from launcher.trainer.model import FEATURES, build_model
+from launcher.trainer.optimization import build_learner, learning_rate
+from launcher.trainer.options import ConfigError
+from launcher.trainer.parallel import Layout, Replica
+from launcher.trainer.report import Node, check_nodes, describe_start
+
+CONFIG = TrainConfig()
+WORLD = World(0, 1, 0, 1, torch.device("cpu"), "gloo", "single process")
 
 
-def world_of(world_size: int, rank: int = 0) -> World:
-    return World(rank, world_size, rank, world_size, torch.device("cpu"), "gloo", "torchrun")
+def layout_of(size: int, rank: int = 0, batch_size: int = 3) -> Layout:
+    return Layout("ddp", size, rank, 1, batch_size, 1)
+
+
+def text_task(text: torch.Tensor, context: int) -> Task:
+    sequences = ByteSequences(text, context)
+    config = TrainConfig(context=context, validation_fraction=0)
+    source = f"{short(len(text))} bytes of zeros"
+    return split(config, sequences, len(sequences), source=source, size_bytes=len(text))
+
+
+@pytest.fixture
+def single_rank() -> Iterator[World]:
+    yield distributed.init("gloo", timeout_s=5)
+    distributed.shutdown()
 
 
 def test_every_python_carries_a_text() -> None:
@@ -37,12 +76,8 @@ def test_a_missing_text_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"abc", bytes(range(256)) * 10])
-def test_shared_text_is_the_text(text: bytes) -> None:
-    world = distributed.init("gloo", timeout_s=5)
-    try:
-        shared = share_from_main(lambda: text, world)
-    finally:
-        distributed.shutdown()
+def test_shared_text_is_the_text(text: bytes, single_rank: World) -> None:
+    shared = share_from_main(lambda: text, single_rank)
     assert shared.dtype == torch.uint8
     assert bytes(shared.tolist()) == text
 
@@ -59,25 +94,123 @@ def test_sequences_cover_the_text_once_and_targets_are_one_byte_on() -> None:
 
 
 def test_ranks_take_different_sequences_and_each_epoch_another_order() -> None:
-    text = torch.arange(0, 241, dtype=torch.uint8)
-    config = TrainConfig(context=10, batch_size=3)
+    task = text_task(torch.arange(0, 241, dtype=torch.uint8), context=10)
 
-    def starts(rank: int, epoch: int) -> list[int]:
-        loader, sampler = build_loader(text, config, world_of(2, rank))
-        sampler.set_epoch(epoch)
+    def starts(rank: int, epoch: int, skip: int = 0) -> list[int]:
+        loader, sampler = build_loader(task, CONFIG, layout_of(2, rank), WORLD)
+        sampler.set_epoch(epoch, skip)
         return [start for tokens, _ in loader for start in tokens[:, 0].tolist()]
 
     assert sorted(starts(0, 1) + starts(1, 1)) == list(range(0, 240, 10))
     assert starts(0, 1) != starts(0, 2)
     assert starts(0, 1) == starts(0, 1)
+    assert starts(0, 1, skip=6) == starts(0, 1)[6:]
 
 
-def test_a_text_too_short_for_one_step_is_refused() -> None:
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_a_step_is_of_the_same_samples_on_any_number_of_ranks(ranks: int) -> None:
+    task = text_task(torch.arange(0, 251, dtype=torch.uint8), context=10)  # 25 sequences: 2, 3 and 4 leave a rest
+
+    def steps(size: int) -> list[list[int]]:
+        loaders = [build_loader(task, CONFIG, layout_of(size, rank, 12 // size), WORLD)[0] for rank in range(size)]
+        together = zip(*loaders, strict=True)
+        return [sorted(start for tokens, _ in batches for start in tokens[:, 0].tolist()) for batches in together]
+
+    assert steps(ranks) == steps(1)
+
+
+def test_data_too_few_for_one_step_are_refused() -> None:
+    task = text_task(torch.zeros(100, dtype=torch.uint8), context=64)
     with pytest.raises(ConfigError) as caught:
-        build_loader(torch.zeros(100, dtype=torch.uint8), TrainConfig(), world_of(2))
+        build_loader(task, CONFIG, layout_of(2), WORLD)
     assert str(caught.value) == (
-        "the text is too short: 100 bytes are 1 sequences of 64, and one step takes 32 (2 ranks x batch size 16)"
+        "the data are too few: 100 bytes of zeros leave 1 samples to train on, and one step takes 6 "
+        "(2 ranks x batch size 3)"
     )
+
+
+def test_the_last_samples_are_kept_for_validation() -> None:
+    samples = ByteSequences(torch.arange(101, dtype=torch.uint8), context=10)
+    task = split(TrainConfig(validation_fraction=0.25), samples, 10, source="", size_bytes=101)
+    assert (task.train_size, task.validation_size) == (8, 2)
+    assert [int(task.validation[index][0][0]) for index in range(2)] == [80, 90]
+    assert split(TrainConfig(validation_fraction=0), samples, 10, source="", size_bytes=0).train_size == 10
+    assert split(TrainConfig(), samples, 3, source="", size_bytes=0).validation_size == 1
+
+
+@given(st.integers(0, 50), st.integers(1, 7), st.integers(1, 6))
+def test_validation_deals_each_sample_once_and_as_many_batches_to_each(size: int, batch_size: int, shares: int) -> None:
+    dealt = [deal_validation(size, batch_size, shares, share) for share in range(shares)]
+    assert sorted(number for batches in dealt for batch in batches for number in batch) == list(range(size))
+    assert len({len(batches) for batches in dealt}) == 1
+    assert max((len(batch) for batches in dealt for batch in batches), default=0) <= batch_size
+
+
+def test_the_validation_loss_is_that_of_a_plain_loop(single_rank: World) -> None:
+    """Each rank's share by itself, added up as `all_reduce` does: 7 samples are no multiple of anything here."""
+    config = TrainConfig(data="regression", data_size=70, batch_size=2)
+    task = load_task(config, single_rank)
+    assert task.validation_size == 7
+    model = build_model(config)
+    losses = [model(*(part[None] for part in task.validation[index])).item() for index in range(7)]
+    for shares in (1, 2, 3, 4, 5):
+        totals = torch.zeros(2, dtype=torch.float64)
+        for share in range(shares):
+            layout = layout_of(shares, share, batch_size=2)
+            learner = build_learner(Replica(model, model, layout), config, WORLD.device)
+            totals += Evaluator(task, config, learner, WORLD).sum_up(lambda: False)
+        assert totals[1] == 7
+        assert (totals[0] / totals[1]).item() == pytest.approx(sum(losses) / 7, rel=1e-6)
+
+
+def test_a_regression_is_the_same_for_a_seed() -> None:
+    features, targets = make_regression(100, seed=1)
+    assert features.shape == (100, FEATURES)
+    assert torch.equal(targets, make_regression(100, seed=1)[1])
+    assert not torch.equal(targets, make_regression(100, seed=2)[1])
+    assert 0.5 < make_regression(10_000, seed=1)[1].std() < 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "size_bytes", "workers"), [(-1, 1000, 0), (3, 1000, 3), (0, 10**9, 0), (-1, 10**9, None)]
+)
+def test_small_data_need_no_workers(asked: int, size_bytes: int, workers: int | None) -> None:
+    expected = min(MOST_WORKERS, distributed.cpu_count() - 1) if workers is None else workers
+    assert count_workers(asked, size_bytes) == expected
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    config = TrainConfig(lr=1.0, warmup_steps=4, final_lr_fraction=0.1)
+    rates = [learning_rate(step, 24, config) for step in range(1, 25)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[13] == pytest.approx(0.55)
+    assert rates[-1] == pytest.approx(0.1)
+    assert rates[3:] == sorted(rates[3:], reverse=True)
+    flat = TrainConfig(lr=1.0, warmup_steps=0, final_lr_fraction=1)
+    assert [learning_rate(step, 3, flat) for step in (1, 2, 3)] == [1.0, 1.0, 1.0]
+    assert learning_rate(3, 3, TrainConfig(lr=1.0, warmup_steps=9)) == 1.0
+
+
+@pytest.mark.parametrize("amp", ["off", "bf16"])
+def test_passes_together_are_one_large_batch(amp: str) -> None:
+    batch = make_regression(8, seed=3)
+    config = TrainConfig(data="regression", amp=amp)
+
+    def learn(passes: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[float, torch.Tensor]:
+        model = build_model(config)
+        learner = build_learner(Replica(model, model, layout_of(1)), config, WORLD.device)
+        return learner.take_step(passes, lr=0.1).item(), model.head.weight.detach()
+
+    whole, parts = learn([batch]), learn([tuple(part[:4] for part in batch), tuple(part[4:] for part in batch)])
+    assert parts[0] == pytest.approx(whole[0], rel=1e-2 if amp == "bf16" else 1e-5)
+    torch.testing.assert_close(parts[1], whole[1], rtol=1e-3, atol=1e-2 if amp == "bf16" else 1e-4)
+
+
+def test_fp16_on_a_cpu_is_refused() -> None:
+    model = build_model(TrainConfig())
+    with pytest.raises(ConfigError) as caught:
+        build_learner(Replica(model, model, layout_of(1)), TrainConfig(amp="fp16"), WORLD.device)
+    assert str(caught.value) == "amp fp16 needs a GPU; use bf16, which a CPU can do too"
 
 
 def test_the_first_guess_is_even_and_the_seed_decides_it() -> None:
@@ -101,15 +234,49 @@ def test_the_model_sees_no_later_byte() -> None:
     assert not torch.equal(seen[0][0, 5:], seen[1][0, 5:])
 
 
-def test_a_checkpoint_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.pt"
-    save_checkpoint(path, {"step": 1})
+def test_a_file_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    save_file(path, {"step": 1})
     with pytest.raises(AttributeError):
-        save_checkpoint(path, {"step": lambda: 2})
+        save_file(path, {"step": lambda: 2})
     assert torch.load(path, weights_only=True) == {"step": 1}
-    save_checkpoint(path, {"step": 3})
+    save_file(path, {"step": 3})
     assert torch.load(path, weights_only=True) == {"step": 3}
-    assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint.pt"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.pt"]
+
+
+def make_checkpoint(folder: Path, name: str, saved_at: float) -> Path:
+    temporary = folder / f".{name}.tmp"
+    temporary.mkdir(parents=True)
+    (temporary / "progress.json").write_text(json.dumps({"saved_at": saved_at}))
+    (temporary / ".metadata").touch()
+    put_in_place(temporary, folder / name)
+    return folder / name
+
+
+def test_the_newest_checkpoint_is_the_one_saved_last_and_whole(tmp_path: Path) -> None:
+    assert find_newest(tmp_path / "none") is None
+    make_checkpoint(tmp_path, "step_90", saved_at=1)  # of an earlier run, which came further
+    newest = make_checkpoint(tmp_path, "step_10", saved_at=3)
+    make_checkpoint(tmp_path, "step_5", saved_at=2)
+    (make_checkpoint(tmp_path, "step_20", saved_at=4) / ".metadata").unlink()  # a copy that was cut off
+    (tmp_path / ".step_30.tmp").mkdir()
+    assert find_newest(tmp_path) == newest
+
+
+def test_a_checkpoint_takes_the_place_of_one_of_that_name(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "step_1", saved_at=1)
+    make_checkpoint(tmp_path, "step_1", saved_at=2)
+    assert json.loads((tmp_path / "step_1" / "progress.json").read_text()) == {"saved_at": 2}
+
+
+def test_the_oldest_checkpoints_go_and_what_was_left_half_done(tmp_path: Path) -> None:
+    for number in (3, 1, 2):
+        make_checkpoint(tmp_path, f"step_{number}", saved_at=number)
+    (tmp_path / ".step_9.tmp").mkdir()
+    (tmp_path / "notes").mkdir()
+    prune(tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", "step_2", "step_3"]
 
 
 def test_a_folder_that_can_not_be_made_is_one_line(tmp_path: Path) -> None:
@@ -118,6 +285,56 @@ def test_a_folder_that_can_not_be_made_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         make_folder(str(tmp_path / "file" / "b"))
     assert str(caught.value) == f"{tmp_path}/file/b: can't save there: Not a directory"
+
+
+def test_a_checkpoint_of_another_model_is_refused() -> None:
+    saved = {"kind": "text", **asdict(TrainConfig())}
+    check_model(Path("step_1"), saved, saved)
+    with pytest.raises(ConfigError) as caught:
+        check_model(Path("step_1"), saved, {**saved, "layers": 3})
+    assert str(caught.value) == "step_1: made with layers 2, and this run has 3"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--nodes", "3"], "--nodes 3, but the ranks are on 2 nodes: gpu1, gpu2"),
+        (["--gpus-per-node", "8"], "--gpus-per-node 8, but gpu2 has 4 ranks: there is one rank per GPU"),
+    ],
+)
+def test_another_world_than_was_asked_for(argv: list[str], message: str) -> None:
+    nodes = [Node("gpu1", 8), Node("gpu2", 4)]
+    check_nodes(nodes, TrainConfig(nodes=2))
+    with pytest.raises(ConfigError) as caught:
+        check_nodes(nodes, read_config(argv))
+    assert str(caught.value) == message
+
+
+def test_the_start_report() -> None:
+    task = text_task(torch.zeros(2000, dtype=torch.uint8), context=10)
+    world = World(0, 16, 0, 8, torch.device("cpu"), "gloo", "srun", job_id="4711")
+    report = describe_start(world, [Node("gpu1", 8), Node("gpu2", 8)], layout_of(16), task, build_model(TrainConfig()))
+    assert report.splitlines() == [
+        "job     4711",
+        "nodes   2: gpu1, gpu2",
+        "ranks   16, 8 per node, from srun",
+        "device  cpu, gloo",
+        "batch   ddp, 48 samples per step (16 ranks x batch size 3)",
+        "data    2.0k bytes of zeros, 199 samples, 0 to validate",
+        "model   137.0k parameters",
+    ]
+    nodes = [Node(f"gpu{number}", 2) for number in range(1, 11)]
+    spread = Layout("fsdp+tp", 5, 0, 4, 3, 2)
+    report = describe_start(replace(WORLD, world_size=20), nodes, spread, task, build_model(TrainConfig()))
+    assert report.splitlines() == [
+        "nodes   10: gpu1, gpu2, gpu3, gpu4, gpu5, gpu6, gpu7, gpu8 and 2 more",
+        "ranks   20, 2 per node, from single process",
+        "device  cpu, gloo",
+        "batch   fsdp+tp, 30 samples per step (5 groups of 4 ranks x batch size 3 x 2 passes)",
+        "data    2.0k bytes of zeros, 199 samples, 0 to validate",
+        "model   137.0k parameters",
+        "warning some groups of 4 ranks span two nodes: what they share in each product is slow there",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
 import re
 import signal
+import socket
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -26,16 +28,23 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def check_default_run(output: str, first_line: str, folder: Path) -> None:
+def check_default_run(output: str, ranks: str, batch: str, folder: Path) -> None:
     lines = output.splitlines()
-    assert re.fullmatch(first_line, lines[0])
-    assert [re.fullmatch(STEP_LINE, line) is not None for line in lines[1:5]] == [True] * 4
+    assert lines[0] == f"nodes   {socket.gethostname()}"
+    assert lines[1:4] == [f"ranks   {ranks}", "device  cpu, gloo", f"batch   {batch}"]
+    data = r"data    [\d.]+[kM] bytes of the topics of Python's help\(\), [\d.]+k samples, \d+ to validate"
+    assert re.fullmatch(data, lines[4])
+    assert lines[5] == "model   137.0k parameters"
+    assert [re.fullmatch(STEP_LINE, line) is not None for line in lines[6:10]] == [True] * 4
     metrics = read_metrics(folder)
-    assert [(line["epoch"], line["step"]) for line in metrics] == [(1, 1), (1, 20), (1, 40), (1, 60)]
-    first, final = metrics[0]["loss"], metrics[-1]["loss"]
+    assert [(line["epoch"], line["step"]) for line in metrics] == [(1, 1), (1, 20), (1, 40), (1, 60), (1, 60)]
+    first, final, validation = metrics[0]["loss"], metrics[3]["loss"], metrics[4]["validation_loss"]
     assert first > 5.3
     assert final < 3
-    assert lines[5:] == [f"final loss {final:.3f} (first {first:.3f}), checkpoint in {folder.name}/checkpoint.pt"]
+    assert lines[10:] == [
+        f"epoch 1 step 60 validation loss {validation:.3f}",
+        f"final loss {final:.3f} (first {first:.3f}), model in {folder.name}/model.pt",
+    ]
 
 
 def test_a_single_process_learns_and_saves(
@@ -44,32 +53,64 @@ def test_a_single_process_learns_and_saves(
     monkeypatch.chdir(tmp_path)
     assert trainer.main(["--save-dir", "out"]) == 0
     captured = capsys.readouterr()
-    first_line = (
-        r"1 rank \(single process, gloo, cpu\), [\d.]+[kM] bytes of the topics of Python's help\(\), "
-        r"137.0k parameters"
-    )
-    check_default_run(captured.out, first_line, tmp_path / "out")
+    check_default_run(captured.out, "1, from single process", "16 samples per step (batch size 16)", tmp_path / "out")
     assert captured.err == ""
-    state = torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)
-    assert (state["epoch"], state["step"], state["config"]["save_dir"]) == (1, 60, "out")
+    state = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
     build_model(TrainConfig(**state["config"])).load_state_dict(state["model"])
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["checkpoint.pt", "metrics.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["checkpoints", "metrics.jsonl", "model.pt"]
+    assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()] == ["step_60"]
+
+    assert trainer.main(["--save-dir", "out", "--resume", "auto"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "nothing left to train, model in out/model.pt"
+    assert trainer.main(["--save-dir", "out", "--resume", "auto", "--layers", "3"]) == 2
+    assert capsys.readouterr().err == "out/checkpoints/step_60: made with layers 2, and this run has 3\n"
+    assert trainer.main(["--save-dir", "out", "--resume", "out/step_60"]) == 2
+    assert capsys.readouterr().err == (
+        "out/step_60: no whole checkpoint, a folder such as outputs/checkpoints/step_60\n"
+    )
 
 
-def test_two_ranks_share_the_text_and_end_with_the_same_weights(starter: Any, tmp_path: Path) -> None:
-    text = bytes(range(256)) * 64
-    (tmp_path / "text").write_bytes(text)
-    data = [str(tmp_path / "text"), "/there/is/none/on/this/machine"]
-    ranks = starter.start_ranks(2, lambda rank: [str(HERE / "two_ranks.py"), data[rank], str(tmp_path)])
-    assert [(rank.wait(), rank.stderr) for rank in ranks] == [(0, ""), (0, "")]
-    digests = (tmp_path / "rank.0").read_text()
-    assert digests.split()[0] == hashlib.sha256(text).hexdigest()
-    assert (tmp_path / "rank.1").read_text() == digests
-    assert ranks[1].stdout == ""
-    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    assert (state["epoch"], state["step"]) == (2, 10)
-    saved = b"".join(state["model"][name].numpy().tobytes() for name in state["model"])
-    assert digests.split()[1] == hashlib.sha256(saved).hexdigest()
+def test_the_regression_on_its_own_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line that README promises, on a machine without a GPU; less of it, so that it ends soon."""
+    monkeypatch.chdir(tmp_path)
+    line = f"--config {ROOT}/config/local3.yaml --save-dir outputs --batch_size 64 --lr 1e-2 --data_size 1000"
+    assert trainer.main([*line.split(), "--distributed-backend", "nccl", "--epochs", "20"]) == 2
+    assert capsys.readouterr().err == (
+        "backend nccl needs a GPU, and torch sees none here; use gloo to run on the CPU\n"
+    )
+    assert trainer.main([*line.split(), "--epochs", "2", "--plot", "curve.svg", "--evaluate-on", "main"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[4:6] == [
+        "data    a made-up regression, 900 samples, 100 to validate",
+        "model   67.6k parameters",
+    ]
+    assert re.fullmatch(r"epoch 1 step 14 loss \d\.\d{3} [\d.]+k? samples/s", lines[7])
+    losses = [line["validation_loss"] for line in read_metrics(tmp_path / "outputs") if "validation_loss" in line]
+    assert losses[1] < losses[0]
+    assert (tmp_path / "curve.svg").stat().st_size > 1000
+
+
+def test_a_run_that_was_killed_and_resumed_ends_as_one_that_was_not(
+    starter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed on two ranks in the middle of an epoch, resumed on one."""
+    monkeypatch.chdir(tmp_path)
+    shape = ["--layers", "1", "--dim", "32", "--context", "16", "--global-batch", "8"]
+    options = [*shape, "--epochs", "2", "--steps-per-epoch", "40", "--save-every", "7", "--log-every", "10"]
+    ranks = starter.start_ranks(2, lambda rank: ["-m", "launcher.trainer", *options, "--save-dir", "killed"])
+    ranks[0].wait_for("step 20 ")
+    for rank in ranks:
+        rank.process.kill()
+    assert [rank.wait() for rank in ranks] == [-signal.SIGKILL] * 2
+    assert trainer.main([*options, "--save-dir", "killed", "--resume", "auto"]) == 0
+    assert trainer.main([*options, "--save-dir", "whole"]) == 0
+    killed, whole = read_metrics(tmp_path / "killed"), read_metrics(tmp_path / "whole")
+    assert [line["step"] for line in killed] == [line["step"] for line in whole]
+    assert [line["loss"] for line in killed if "loss" in line] == pytest.approx(
+        [line["loss"] for line in whole if "loss" in line], rel=1e-3
+    )
 
 
 def test_torchrun_runs_the_zip_where_there_is_no_launcher(starter: Any, tmp_path: Path) -> None:
@@ -89,22 +130,65 @@ def test_torchrun_runs_the_zip_where_there_is_no_launcher(starter: Any, tmp_path
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     run = starter.start([*torchrun, "trainer.pyz", "--save_dir", "out"], isolated=True)
     assert run.wait() == 0, run.stderr
-    first_line = r"2 ranks \(torchrun, gloo, cpu\), [\d.]+[kM] bytes of .*, 137.0k parameters"
-    check_default_run(run.stdout, first_line, tmp_path / "out")
+    check_default_run(
+        run.stdout, "2, from torchrun", "ddp, 32 samples per step (2 ranks x batch size 16)", tmp_path / "out"
+    )
 
 
-def test_sigterm_saves_on_rank_0_and_ends_both_ranks_with_143(starter: Any, tmp_path: Path) -> None:
-    argv = ["-m", "launcher.trainer", "--epochs", "1000", "--steps-per-epoch", "0", "--save-dir", "out"]
-    ranks = starter.start_ranks(2, lambda rank: argv)
+ENDLESS = ["-m", "launcher.trainer", "--epochs", "1000", "--steps-per-epoch", "0", "--save-dir", "out"]
+
+
+def saved_step(folder: Path) -> int:
+    (path,) = (folder / "out" / "checkpoints").glob("step_*")
+    return int(json.loads((path / "progress.json").read_text())["step"])
+
+
+def test_sigterm_to_all_saves_and_ends_all_with_143(starter: Any, tmp_path: Path) -> None:
+    """As Slurm sends it, to the loader processes as well; one of the two ranks gets it later."""
+    ranks = starter.start_ranks(2, lambda rank: [*ENDLESS, "--workers", "1"])
     ranks[0].wait_for("step 20 ")
     for rank in reversed(ranks):
-        rank.process.send_signal(signal.SIGTERM)
+        os.killpg(rank.process.pid, signal.SIGTERM)
     assert [rank.wait() for rank in ranks] == [143, 143], ranks[1].stderr
     assert [rank.stderr for rank in ranks] == ["", ""]
-    state = torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)
-    assert state["step"] >= 20
-    last_line = ranks[0].stdout.splitlines()[-1]
-    assert last_line == f"SIGTERM: step {state['step']} saved in out/checkpoint.pt"
+    step = saved_step(tmp_path)
+    assert step >= 20
+    assert ranks[0].stdout.splitlines()[-1] == f"SIGTERM: step {step} saved in out/checkpoints/step_{step}"
+    deadline = time.monotonic() + 4  # a loader that looked for its rank by itself would take 5 s
+    while not all(rank.is_empty() for rank in ranks):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_sigterm_to_one_rank_of_a_sharded_model_saves_all_of_it(starter: Any, tmp_path: Path) -> None:
+    ranks = starter.start_ranks(2, lambda rank: [*ENDLESS, "--parallel", "fsdp"])
+    ranks[0].wait_for("step 20 ")
+    ranks[1].process.send_signal(signal.SIGTERM)
+    assert [rank.wait() for rank in ranks] == [143, 143], ranks[1].stderr
+    assert [rank.stderr for rank in ranks] == ["", ""]
+    step = saved_step(tmp_path)
+    assert ranks[0].stdout.splitlines()[-1] == f"SIGTERM: step {step} saved in out/checkpoints/step_{step}"
+    assert len(list((tmp_path / "out" / "checkpoints" / f"step_{step}").glob("*.distcp"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "last_line"),
+    [
+        ([], r"SIGTERM: step (\d+) saved in out/checkpoints/step_\1"),
+        (
+            ["--parallel", "fsdp", "--save-every", "20"],
+            r"SIGTERM: step \d+ not saved, a rank has left with its part; newest is out/checkpoints/step_\d+",
+        ),
+    ],
+)
+def test_rank_0_saves_what_it_can_when_a_peer_is_gone(starter: Any, options: list[str], last_line: str) -> None:
+    ranks = starter.start_ranks(2, lambda rank: [*ENDLESS, *options])
+    ranks[0].wait_for("step 40 ")
+    ranks[1].process.send_signal(signal.SIGSTOP)  # no vote is held any more
+    ranks[0].process.send_signal(signal.SIGTERM)
+    ranks[1].process.kill()
+    assert [rank.wait() for rank in ranks] == [143, -signal.SIGKILL], ranks[0].stderr
+    assert re.fullmatch(last_line, ranks[0].stdout.splitlines()[-1])
 
 
 def test_what_rank_0_can_not_read_ends_every_rank_and_is_said_once(starter: Any) -> None:

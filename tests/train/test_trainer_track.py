@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launcher.trainer import track
-from launcher.trainer.config import ConfigError
+from launcher.trainer.options import ConfigError
 from launcher.trainer.track import Background, Guard, JsonLines, Trackers, open_trackers, read_metrics
 from tests.train.conftest import DEADLINE_S, Starter
 

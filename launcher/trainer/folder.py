@@ -1,0 +1,107 @@
+"""The save folder: what lies in it is whole or not there, whatever dies in between.
+
+    SAVE_DIR/checkpoints/step_120/                 one checkpoint, as torch.distributed.checkpoint writes it
+    SAVE_DIR/checkpoints/step_120/progress.json    how far it is, and the options it was made with
+    SAVE_DIR/model.pt                              the weights alone, for torch.load
+    SAVE_DIR/metrics.jsonl                         what the run told of itself
+
+A checkpoint is written under a temporary name, and renamed when all ranks are through.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from launcher.trainer.options import ConfigError
+
+PROGRESS = "progress.json"
+NAME = re.compile(r"step_\d+")
+
+
+def make_folder(path: str) -> None:
+    """Make the folder to save in, before an hour of training finds that it can't be made."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        checked = Path(path) / ".writable"
+        checked.touch()
+        checked.unlink()
+    except OSError as error:
+        raise ConfigError(f"{path}: can't save there: {error.strerror}") from None
+
+
+def find_newest(folder: Path) -> Path | None:
+    """Return the whole checkpoint in `folder` that was saved last, which an earlier run may have left."""
+    whole = find_whole(folder)
+    return whole[-1] if whole else None
+
+
+def find_whole(folder: Path) -> list[Path]:
+    """List the whole checkpoints, oldest first."""
+    if not folder.is_dir():
+        return []
+    paths = (path for path in folder.iterdir() if NAME.fullmatch(path.name))
+    found = [(progress["saved_at"], path) for path in paths if (progress := read_progress(path)) is not None]
+    return [path for _, path in sorted(found)]
+
+
+def read_progress(path: Path) -> dict[str, Any] | None:
+    """Return what `progress.json` says, or None where this is no whole checkpoint, a half-copied one say."""
+    try:
+        progress: dict[str, Any] = json.loads((path / PROGRESS).read_text())
+    except (OSError, ValueError):
+        return None
+    return progress if (path / ".metadata").is_file() else None
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Give a complete folder its name; one of that name, from an earlier run, makes way for it."""
+    old = path.with_name(f".{path.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        path.rename(old)
+    temporary.rename(path)
+    sync_folder(path.parent)
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove the oldest checkpoints but `keep`, and what a run that was killed left half done.
+
+    They are renamed first, so that none is ever there in part.
+    """
+    for path in find_whole(folder)[:-keep]:
+        path.rename(path.with_name(f".{path.name}.old"))
+    for leftover in folder.glob(".step_*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def save_file(path: Path, state: dict[str, Any]) -> None:
+    """Replace `path` by `state`; a reader sees the old file or the new one, never a part.
+
+    `state` holds tensors and plain values only, so `torch.load(path, weights_only=True)` reads it.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Put a new name on disk: it is safe from a power cut only then."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

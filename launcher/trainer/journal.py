@@ -1,0 +1,136 @@
+"""What rank 0 tells of the run while it goes: lines on the screen, figures for the trackers; other ranks are silent."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from launcher.distributed import World
+from launcher.trainer.checkpoint import Position
+from launcher.trainer.config import TrainConfig
+from launcher.trainer.curve import check_picture, plot_losses
+from launcher.trainer.data import Task, short
+from launcher.trainer.flops import flops_per_token, peak_flops, utilisation
+from launcher.trainer.folder import make_folder
+from launcher.trainer.parallel import Layout
+from launcher.trainer.progress import Progress
+from launcher.trainer.track import METRICS_FILE, open_trackers
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast the training is: what a step counts, and what the GPUs could do at most."""
+
+    unit: str
+    units_per_step: int
+    flops_per_unit: float
+    peak: float | None
+    ranks: int
+
+    def describe(self, units_per_s: float) -> str:
+        """Write `61.2k tokens/s`, on a known GPU with the share of its peak that is used."""
+        used = self.use(units_per_s)
+        return f"{short(units_per_s)} {self.unit}/s" + (f", {used:.0%} MFU" if used is not None else "")
+
+    def use(self, units_per_s: float) -> float | None:
+        """Return model FLOPs utilisation, None where the peak is not known."""
+        return utilisation(units_per_s, self.flops_per_unit, self.peak, self.ranks) if self.peak else None
+
+
+def measure_speed(config: TrainConfig, world: World, layout: Layout, task: Task, model: nn.Module) -> Speed:
+    """Find out what a step of this model costs; the regression is too small to speak of utilisation."""
+    computing = sum(weights.numel() for name, weights in model.named_parameters() if not name.startswith("embed"))
+    peak = None
+    if world.device.type == "cuda" and config.kind == "text":
+        exact = "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+        peak = peak_flops(torch.cuda.get_device_name(world.device), exact if config.amp == "off" else config.amp)
+    flops = flops_per_token(computing, config.layers, config.dim, config.context)
+    return Speed(task.unit, layout.global_batch * task.units_per_sample, flops, peak, world.world_size)
+
+
+class Journal:
+    """Print and pass on what comes of the steps."""
+
+    def __init__(self, config: TrainConfig, world: World) -> None:
+        self._config = config
+        self._is_main = world.is_main
+        self._losses: list[float] = []
+        self._progress: Progress | None = None
+
+    def open(self) -> None:
+        """Make the folder and the trackers, on rank 0, before the work begins that they are for."""
+        make_folder(self._config.save_dir)
+        if self._config.plot:
+            check_picture(Path(self._config.plot))
+        names = [name.strip() for name in self._config.track.split(",") if name.strip()]
+        self._trackers = open_trackers(names, Path(self._config.save_dir))
+
+    def begin(self, position: Position, steps: int, speed: Speed, report: str) -> None:
+        """Print the start report, and start the clock."""
+        self._speed = speed
+        self._start_time = time.perf_counter()
+        self.restart_clock(position)
+        if self._is_main:
+            self.say(report)
+            self._trackers.start(asdict(self._config), position.step)
+            self._progress = Progress(steps, sys.stderr, first_step=position.step)
+
+    def say(self, text: str) -> None:
+        """Print on rank 0."""
+        if self._is_main:
+            if self._progress is not None:
+                self._progress.clear()
+            print(text, flush=True)
+
+    def tick(self, position: Position) -> None:
+        """Move the progress on, where a terminal shows it."""
+        if self._progress is not None:
+            self._progress.update(position.step)
+
+    def restart_clock(self, position: Position) -> None:
+        """Leave out of the speed what was no training."""
+        self._last_step, self._last_time = position.step, time.perf_counter()
+
+    def record_step(self, position: Position, loss: float, lr: float) -> None:
+        """Tell the loss of a step, and the speed of all ranks together since the last line."""
+        if not self._is_main:
+            return
+        self._losses.append(loss)
+        units = (position.step - self._last_step) * self._speed.units_per_step
+        units_per_s = units / (time.perf_counter() - self._last_time)
+        self.restart_clock(position)
+        self.say(f"epoch {position.epoch} step {position.step} loss {loss:.3f} {self._speed.describe(units_per_s)}")
+        used = self._speed.use(units_per_s)
+        figures = {"loss": loss, "lr": lr, f"{self._speed.unit}_per_s": round(units_per_s, 1)}
+        self._log(position, figures if used is None else {**figures, "mfu": round(used, 4)})
+
+    def record_validation(self, position: Position, loss: float) -> None:
+        """Tell the validation loss."""
+        self.say(f"epoch {position.epoch} step {position.step} validation loss {loss:.3f}")
+        self._log(position, {"validation_loss": loss})
+
+    def end(self, model: Path) -> None:
+        """Tell where the loss ended and began, and where the model is; draw the curve."""
+        if not self._losses:
+            self.say(f"nothing left to train, model in {model}")
+            return
+        self.say(f"final loss {self._losses[-1]:.3f} (first {self._losses[0]:.3f}), model in {model}")
+        if self._config.plot:
+            plot_losses(Path(self._config.save_dir) / METRICS_FILE, Path(self._config.plot))
+
+    def close(self, exit_code: int) -> None:
+        """Let the trackers come to an end; after a save, since one of them may be slow."""
+        if self._progress is not None:
+            self._progress.close()
+            self._trackers.finish(exit_code)
+
+    def _log(self, position: Position, figures: Mapping[str, float]) -> None:
+        if self._is_main:
+            elapsed_s = round(time.perf_counter() - self._start_time, 3)
+            self._trackers.log(position.step, {"epoch": position.epoch, **figures, "elapsed_s": elapsed_s})

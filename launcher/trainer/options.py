@@ -1,0 +1,196 @@
+"""From a frozen dataclass to options: each field is a key of a YAML or JSON file and a flag.
+
+What can be said of a field (its help, its range) stands in the field, through `option`; what is wrong with
+a value becomes a `ConfigError` of one line. Nothing here knows what the options mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import Field, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+Fields = Mapping[str, "Field[Any]"]
+
+
+class ConfigError(ValueError):
+    """An option that makes no sense; every rank sees the same one."""
+
+
+class UnreadableFileError(ConfigError):
+    """The file can't be read on this machine, while another one may read it well."""
+
+
+def option(
+    default: Any,
+    text: str,
+    *,
+    metavar: str = "",
+    minimum: float = 0,
+    below: float = math.inf,
+    choices: tuple[str, ...] = (),
+    instead_of: str = "",
+) -> Any:
+    """Describe one field: its type is the default's, and a number is at least `minimum` and less than `below`.
+
+    Its flag puts what a file says of the field `instead_of` out of force.
+    """
+    metavar = metavar or ("N" if isinstance(default, int) else "X")
+    rules = {"help": text, "metavar": metavar, "minimum": minimum, "below": below, "choices": choices}
+    return field(default=default, metadata={**rules, "instead_of": instead_of})
+
+
+def read_values(fields: Fields, argv: list[str], about: str) -> dict[str, Any]:
+    """Return what the command line, and the file it names, say of the fields; a flag wins over the file."""
+    flags = parse_flags(fields, argv, about)
+    path = flags.pop("config", None)
+    values = read_file(fields, path) if path is not None else {}
+    for name in flags:
+        values.pop(fields[name].metadata["instead_of"], None)
+    for name, given in flags.items():
+        values[name] = convert(fields[name], flag(name), given)
+    return values
+
+
+def parse_flags(fields: Fields, argv: list[str], about: str) -> dict[str, Any]:
+    """Return the flags that were given, as text or a boolean; `--batch_size` and `--batch-size` are the same."""
+    words = [flag(word[2:]) if word.startswith("--") else word for word in argv]
+    known, others = build_parser(fields, about).parse_known_args(words)
+    if others:
+        word = others[0].partition("=")[0]
+        if not word.startswith("-"):
+            raise ConfigError(f"unexpected argument {word!r}")
+        names = ["--config", *map(flag, fields)]
+        raise ConfigError(f"unknown option {word!r}{_guess(word, names)}")
+    return vars(known)
+
+
+def read_file(fields: Fields, path: str) -> dict[str, Any]:
+    """Read a YAML or JSON file of `key: value` lines; errors begin with the file's name."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UnreadableFileError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text") from None
+    content = _parse_json(path, text) if path.endswith(".json") else _parse_yaml(path, text)
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected lines like 'lr: 0.003', got a {type(content).__name__}")
+    values = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name not in fields:
+            raise ConfigError(f"{path}: unknown key {str(key)!r}{_guess(name, list(fields))}")
+        values[name] = convert(fields[name], f"{path}: {key}", value)
+    return values
+
+
+def convert(described: Field[Any], where: str, value: object) -> object:
+    """Give `value` the type of the field, and check its range; `where` begins the error.
+
+    Text becomes a number where one is wanted: flags are text, and so is `3e-3` to YAML 1.1.
+    """
+    default, rules = described.default, described.metadata
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{where} must be true or false, got {value!r}")
+        return value
+    if isinstance(default, str):
+        if value is False and "off" in rules["choices"]:
+            return "off"  # as YAML 1.1 reads it
+        if not isinstance(value, str):
+            raise ConfigError(f"{where} must be text, got {value!r}")
+        if rules["choices"] and value not in rules["choices"]:
+            raise ConfigError(f"{where} must be one of {', '.join(rules['choices'])}, got {value!r}")
+        return value
+    wanted: type[int] | type[float] = int if isinstance(default, int) else float
+    number = _number(value, wanted)
+    if number is None:
+        kind = "a whole number" if wanted is int else "a number"
+        raise ConfigError(f"{where} must be {kind}, got {value!r}")
+    if number < rules["minimum"]:
+        raise ConfigError(f"{where} must be at least {rules['minimum']}, got {value}")
+    if number >= rules["below"]:
+        raise ConfigError(f"{where} must be below {rules['below']}, got {value}")
+    return number
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser whose errors are ours: one line, printed by one rank."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the usage on every rank."""
+        raise ConfigError(message)
+
+
+def build_parser(fields: Fields, about: str) -> argparse.ArgumentParser:
+    """Make one flag of each field; what isn't given is absent from the result."""
+    parser = Parser(
+        prog="python -m launcher.trainer",
+        description=about,
+        epilog="Underscores work as well as dashes: --batch_size 32.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE", help="YAML or JSON file with any of the options below")
+    for name, described in fields.items():
+        rules, default = described.metadata, described.default
+        if isinstance(default, bool):
+            parser.add_argument(flag(name), dest=name, action=argparse.BooleanOptionalAction, help=rules["help"])
+            continue
+        shown = f" (default: {default})" if default != "" else ""
+        parser.add_argument(flag(name), dest=name, metavar=rules["metavar"], help=rules["help"] + shown)
+    return parser
+
+
+def flag(name: str) -> str:
+    """Spell a field as a flag: `batch_size` is `--batch-size`, and `batch_size=8` is `--batch-size=8`."""
+    name, equals, value = name.partition("=")
+    return f"--{name.replace('_', '-')}{equals}{value}"
+
+
+def _parse_json(path: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
+
+
+def _parse_yaml(path: str, text: str) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise UnreadableFileError(
+            f"{path}: this Python has no PyYAML: `pip install pyyaml`, or write the file as JSON (.json)"
+        ) from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{path}:{line}: not YAML: {error.problem}") from None
+    except yaml.YAMLError:
+        raise ConfigError(f"{path}: not YAML: it holds characters that no text has") from None
+
+
+def _number(value: object, wanted: type[int] | type[float]) -> int | float | None:
+    """Return `value` as `wanted`, or None: True is no number here, and 2.5 isn't cut down to 2."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = wanted(value)
+        exact = isinstance(value, str) or number == value
+        return number if exact and math.isfinite(number) else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def _guess(word: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(word, names, n=1)
+    return f", did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,82 @@
+"""The start report: where the ranks are, how they share the work, and on what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from launcher.distributed import World
+from launcher.trainer.config import TrainConfig
+from launcher.trainer.data import Task, short
+from launcher.trainer.options import ConfigError
+from launcher.trainer.parallel import Layout
+
+NAMES_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine of the run, and the ranks it has."""
+
+    host: str
+    ranks: int
+
+
+def gather_nodes(world: World) -> list[Node]:
+    """Ask every rank where it is; all of them get the same list, in the order of the ranks."""
+    places: list[tuple[int, str]] = [(0, "")] * world.world_size
+    dist.all_gather_object(places, (world.node_rank, world.host))
+    ranks: dict[tuple[int, str], int] = {}
+    for place in places:
+        ranks[place] = ranks.get(place, 0) + 1
+    return [Node(host, count) for (_, host), count in ranks.items()]
+
+
+def check_nodes(nodes: Sequence[Node], config: TrainConfig) -> None:
+    """Compare the world that is there with what `--nodes` and `--gpus-per-node` say of it."""
+    names = list_names([node.host for node in nodes])
+    if config.nodes and config.nodes != len(nodes):
+        raise ConfigError(f"--nodes {config.nodes}, but the ranks are on {count(len(nodes), 'node')}: {names}")
+    for node in nodes:
+        if config.gpus_per_node and config.gpus_per_node != node.ranks:
+            raise ConfigError(
+                f"--gpus-per-node {config.gpus_per_node}, but {node.host} has {count(node.ranks, 'rank')}: "
+                "there is one rank per GPU"
+            )
+
+
+def describe_start(world: World, nodes: Sequence[Node], layout: Layout, task: Task, model: nn.Module) -> str:
+    """Write the start report: a few aligned lines."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    per_node = {node.ranks for node in nodes}
+    each = f", {per_node.pop()} per node" if len(nodes) > 1 and len(per_node) == 1 else ""
+    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else world.device.type
+    kind = f"{layout.kind}, " if layout.kind != "none" else ""
+    lines = {
+        "job": world.job_id or "",
+        "nodes": f"{len(nodes)}: {list_names([node.host for node in nodes])}" if len(nodes) > 1 else nodes[0].host,
+        "ranks": f"{world.world_size}{each}, from {world.launched_by}",
+        "device": f"{device}, {world.backend}",
+        "batch": f"{kind}{layout.global_batch} samples per step ({layout.describe_batch()})",
+        "data": f"{task.source}, {short(task.train_size)} samples, {short(task.validation_size)} to validate",
+        "model": f"{short(parameters)} parameters",
+    }
+    if any(node.ranks % layout.tensor_size for node in nodes):
+        size = layout.tensor_size
+        lines["warning"] = f"some groups of {size} ranks span two nodes: what they share in each product is slow there"
+    return "\n".join(f"{name:<8}{said}" for name, said in lines.items() if said)
+
+
+def list_names(names: Sequence[str]) -> str:
+    """Write the first names, and how many more there are."""
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def count(number: int, noun: str) -> str:
+    """Write `1 node` or `2 nodes`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,140 @@
+"""Ways to share the work: what is refused, and that all of them learn the same, also when they take turns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from launcher.distributed import World
+from launcher.trainer.config import read_config
+from launcher.trainer.options import ConfigError
+from launcher.trainer.parallel import plan_layout
+
+HERE = Path(__file__).parent
+APART = "node{rank}"  # a file system of its own for each rank
+STEPS = 6
+OPTIONS = [
+    *("--data", "text", "--context", "16", "--layers", "2", "--heads", "4", "--dim", "32", "--global-batch", "8"),
+    *("--epochs", "2", "--steps-per-epoch", "3", "--log-every", "1"),
+]
+
+
+def world_of(world_size: int, rank: int = 0) -> World:
+    return World(rank, world_size, rank, world_size, torch.device("cpu"), "gloo", "torchrun")
+
+
+def layout_of(world_size: int, *argv: str, rank: int = 0) -> tuple[str, int, int, int, int]:
+    layout = plan_layout(read_config(list(argv)), world_of(world_size, rank))
+    return layout.kind, layout.data_size, layout.data_rank, layout.tensor_size, layout.batch_size
+
+
+@pytest.mark.parametrize(
+    ("world_size", "argv", "layout"),
+    [
+        (1, [], ("none", 1, 0, 1, 16)),
+        (1, ["--parallel", "ddp"], ("none", 1, 0, 1, 16)),
+        (1, ["--parallel", "fsdp"], ("fsdp", 1, 0, 1, 16)),
+        (4, [], ("ddp", 4, 3, 1, 16)),
+        (4, ["--parallel", "fsdp", "--global-batch", "32"], ("fsdp", 4, 3, 1, 8)),
+        (4, ["--global-batch", "32", "--accumulate", "2"], ("ddp", 4, 3, 1, 4)),
+        (4, ["--parallel", "tp", "--heads", "4", "--global-batch", "32"], ("tp", 1, 0, 4, 32)),
+        (4, ["--tensor-parallel", "4", "--heads", "4"], ("tp", 1, 0, 4, 16)),
+        (4, ["--tensor-parallel", "2", "--global-batch", "32"], ("fsdp+tp", 2, 1, 2, 16)),
+    ],
+)
+def test_the_table_of_ranks(world_size: int, argv: list[str], layout: tuple[object, ...]) -> None:
+    assert layout_of(world_size, *argv, rank=world_size - 1) == layout
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--tensor-parallel", "3"], "the ranks must be a multiple of tensor_parallel, got 4 ranks and 3"),
+        (["--parallel", "tp"], "heads must be a multiple of tensor_parallel, got 2 and 4"),
+        (
+            ["--parallel", "tp", "--heads", "4", "--context", "6"],
+            "context must be a multiple of tensor_parallel, got 6 and 4",
+        ),
+        (
+            ["--parallel", "tp", "--tensor-parallel", "2"],
+            "parallel tp takes all 4 ranks, got tensor_parallel 2: use fsdp+tp",
+        ),
+        (
+            ["--parallel", "ddp", "--tensor-parallel", "2"],
+            "parallel ddp has no tensor parallelism, got tensor_parallel 2: use fsdp+tp",
+        ),
+        (
+            ["--parallel", "fsdp+tp"],
+            "parallel fsdp+tp needs --tensor-parallel N, the ranks that share each matrix product",
+        ),
+        (
+            ["--tensor-parallel", "2", "--data-size", "9"],
+            "parallel fsdp+tp shares the heads of a text model, and the regression has none: use fsdp",
+        ),
+        (["--global-batch", "6"], "a global batch of 6 can't be shared equally by 4 ranks"),
+        (
+            ["--global-batch", "12", "--accumulate", "2"],
+            "3 samples per rank can't be shared equally by accumulate 2 passes",
+        ),
+    ],
+)
+def test_a_table_that_can_not_be_is_one_line(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        layout_of(4, *argv)
+    assert str(caught.value) == message
+
+
+def read_losses(folder: Path) -> list[tuple[int, str, float]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], key, line[key]) for line in lines for key in ("loss", "validation_loss") if key in line]
+
+
+def resume(name: str) -> list[str]:
+    return ["--resume", f"{name}/checkpoints/step_3"]
+
+
+def test_all_ways_learn_the_same_and_go_on_from_each_other(starter: Any, tmp_path: Path) -> None:
+    """Each run is of the same global batches, so its losses are those of one process, but for rounding."""
+    both = ["--parallel", "fsdp+tp", "--tensor-parallel", "2"]
+    runs = {
+        "one": (1, ".", []),
+        "ddp": (2, APART, []),
+        "fsdp": (2, APART, ["--parallel", "fsdp", "--accumulate", "2"]),
+        "tp": (2, ".", ["--parallel", "tp"]),
+        "both": (4, ".", both),
+        # From the parts that all ranks wrote, and from the whole that rank 0 wrote, which it hands on.
+        "one-from-both": (1, ".", resume("both")),
+        "ddp-from-tp": (2, ".", resume("tp")),
+        "tp-from-fsdp": (2, APART, [*resume("fsdp"), "--parallel", "tp"]),
+        "both-from-ddp": (4, APART, [*resume("ddp"), *both]),
+    }
+    # 111 samples, 11 of them to validate: not the same number for each rank.
+    text = " ".join(f"{number} and {number * number};" for number in range(300))[: 111 * 16 + 1]
+    for rank in range(4):
+        (tmp_path / f"node{rank}").mkdir()
+    for folder in (tmp_path, tmp_path / "node0"):  # the other ranks get it from rank 0
+        (folder / "text").write_text(text)
+    ranks = starter.start_turns(4, {name: (n, folder, [*OPTIONS, *argv]) for name, (n, folder, argv) in runs.items()})
+    assert [(rank.wait(), rank.stderr) for rank in ranks] == [(0, "")] * 4
+
+    folders = {name: tmp_path / folder.format(rank=0) / name for name, (_, folder, _) in runs.items()}
+    expected = read_losses(folders["one"])
+    assert [step for step, key, _ in expected if key == "loss"] == list(range(1, STEPS + 1))
+    weights = torch.load(folders["one"] / "model.pt", weights_only=True)["model"]
+    for name, folder in folders.items():
+        part = expected if "from" not in name else [line for line in expected if line[0] > 3]
+        losses = read_losses(folder)
+        assert [line[:2] for line in losses] == [line[:2] for line in part], name
+        assert [line[2] for line in losses] == pytest.approx([line[2] for line in part], rel=1e-4), name
+        saved = torch.load(folder / "model.pt", weights_only=True)["model"]
+        assert saved.keys() == weights.keys()
+        for key, weight in weights.items():
+            torch.testing.assert_close(saved[key], weight, rtol=1e-3, atol=1e-4)
+    # Who has no file system in common with rank 0 writes nothing; who has, writes its part.
+    assert [path.name for path in (tmp_path / "node1").iterdir()] == []
+    assert len(list((folders["both"] / "checkpoints" / "step_6").glob("*.distcp"))) == 4
+    assert len(list((folders["fsdp"] / "checkpoints" / "step_6").glob("*.distcp"))) == 1
