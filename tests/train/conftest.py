@@ -134,6 +134,9 @@ def single_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if name in WORLD_VARIABLES or name.startswith(("SLURM_", "OMPI_", "PMI_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    # Set and deleted, so that monkeypatch takes back what `bind_gloo` sets for the whole process.
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     handler = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, handler)
