@@ -26,7 +26,7 @@ def main() -> int:
         for row in measure():
             all_hold &= row.holds
             unit = "" if row.unit == "ratio" else f" {row.unit}"
-            limit = f"{row.limit:g}{unit}"
+            limit = f"{'at least ' if row.at_least else ''}{row.limit:g}{unit}"
             table.add_row(row.name, f"{row.value:.3g}{unit}", limit, "yes" if row.holds else "NO", row.detail)
     console.print(table)
     return 0 if all_hold else 1

@@ -1,4 +1,4 @@
-"""What is measured, and against what. Times are wall-clock seconds, medians of interleaved repetitions."""
+"""What is measured of the launcher, and against what; and the names of all measures."""
 
 from __future__ import annotations
 
@@ -13,65 +13,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench.farm import Farm, farm
+from bench.timing import Row, median, run
+from bench.training import scaling, trainer
 
 LAUNCH = [sys.executable, "-c", "from launcher.cli import main; main()"]
 FIRST_ALL_REDUCE = Path(__file__).parent / "first_all_reduce.py"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table."""
-
-    name: str
-    value: float
-    unit: str
-    limit: float
-    detail: str
-
-    @property
-    def holds(self) -> bool:
-        """Whether the value is within its limit."""
-        return self.value <= self.limit
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """What a command cost."""
-
-    seconds: float
-    cpu_seconds: float
-    memory_mib: float
-    output: str = ""
-
-
-def run(argv: Sequence[str | Path], *, env: dict[str, str] | None = None, output: Path | None = None) -> Spent:
-    """Run a command to its end and return what it cost, its children's CPU included."""
-    started = time.monotonic()
-    target = output.open("wb") if output else subprocess.PIPE
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=target, stderr=errors, env=env)
-        stdout = process.stdout.read() if process.stdout else b""
-        _, status, usage = os.wait4(process.pid, 0)  # of this one and its children alone
-        seconds = time.monotonic() - started
-        process.returncode = os.waitstatus_to_exitcode(status)
-        errors.seek(0)
-        if process.returncode:
-            words = shlex.join(map(str, argv))
-            raise RuntimeError(f"{words}: exit code {process.returncode}\n{errors.read().decode()}")
-    return Spent(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, stdout.decode())
-
-
-def median(repeats: int, *measures: Callable[[], float]) -> list[float]:
-    """Return the median of each measure; they take turns, so that noise hits them alike."""
-    values: list[list[float]] = [[] for _ in measures]
-    for _ in range(repeats):
-        for found, measure in zip(values, measures, strict=True):
-            found.append(measure())
-    return [statistics.median(found) for found in values]
 
 
 def help_time() -> list[Row]:
@@ -212,6 +161,8 @@ MEASURES: dict[str, tuple[Callable[[], list[Row]], tuple[str, ...]]] = {
     "flood": (flood, ("sshd", "ssh", "pdsh")),
     "idle": (idle, ("sshd",)),
     "many-hosts": (many_hosts, ("sshd", "ssh", "pdsh")),
+    "scaling": (scaling, ()),
+    "trainer": (trainer, ()),
 }
 
 

@@ -1,0 +1,130 @@
+"""What is measured of the built-in trainer: its tokens per second, as it writes them down itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from bench.timing import Row, run
+
+PLAIN_LOOP = Path(__file__).parent / "plain_loop.py"
+PROCESSES = (1, 2, 4)
+CPU_ONLY = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A model, and what each process does with it; the first steps, which warm up and compile, are not counted."""
+
+    layers: int
+    heads: int
+    dim: int
+    context: int
+    batch_size: int
+    steps: int
+    log_every: int
+    uncounted_steps: int
+    turns: int
+
+    def flags(self) -> list[str]:
+        """Return the trainer's options."""
+        flags = ["--epochs", "1", "--steps-per-epoch", str(self.steps), "--log-every", str(self.log_every)]
+        for name in ("layers", "heads", "dim", "context", "batch_size"):
+            flags += [f"--{name}", str(getattr(self, name))]
+        return flags
+
+    def write_text(self, path: Path, processes: int) -> Path:
+        """Write noise, which is as much work as words, and a half more than the steps need."""
+        size_bytes = self.context * self.batch_size * self.steps * processes * 3 // 2
+        path.write_bytes(random.Random(1).randbytes(size_bytes))
+        return path
+
+
+SMALL = Work(layers=2, heads=4, dim=128, context=64, batch_size=32, steps=60, log_every=5, uncounted_steps=10, turns=5)
+ON_A_GPU = Work(
+    layers=12, heads=12, dim=768, context=1024, batch_size=16, steps=120, log_every=20, uncounted_steps=40, turns=3
+)
+
+
+def scaling() -> list[Row]:
+    """1, 2 and 4 processes with DDP over gloo, each with the same work: tokens per second against one process."""
+    with tempfile.TemporaryDirectory() as folder:
+        text = SMALL.write_text(Path(folder) / "text", max(PROCESSES))
+        measures = [partial(_trainer_speed, SMALL, text, processes=number) for number in PROCESSES]
+        turns = [[measure() for measure in measures] for _ in range(SMALL.turns)]
+    cores = len(os.sched_getaffinity(0))
+    # Half of what the cores could do at best: they exchange gradients meanwhile, and two may be one core's threads.
+    return [
+        _compare(f"{number} processes / 1", min(number, cores) / 2, [(turn[place], turn[0]) for turn in turns], cores)
+        for place, number in enumerate(PROCESSES)
+        if place
+    ]
+
+
+def trainer() -> list[Row]:
+    """The trainer's steps against a plain loop without this project, on one process."""
+    rows = [_against_plain_loop("trainer / plain loop, CPU", SMALL, (), CPU_ONLY)]
+    if not _has_gpu():
+        detail = f"{rows[0].detail}; no GPU here: DDP and FSDP with bf16 and --compile not measured"
+        return [replace(rows[0], detail=detail)]
+    for kind in ("ddp", "fsdp"):
+        flags = ("--parallel", kind, "--amp", "bf16", "--compile")
+        rows.append(_against_plain_loop(f"{kind}, bf16, compiled / plain loop, GPU", ON_A_GPU, flags, {}))
+    return rows
+
+
+def _against_plain_loop(name: str, work: Work, flags: Sequence[str], env: dict[str, str]) -> Row:
+    with tempfile.TemporaryDirectory() as folder:
+        text = work.write_text(Path(folder) / "text", processes=1)
+        turns = [
+            (
+                _trainer_speed(work, text, flags=flags, env=env),
+                _plain_speed(work, text, short=bool(flags), env=env),
+            )
+            for _ in range(work.turns)
+        ]
+    return _compare(name, 0.98, turns, len(os.sched_getaffinity(0)))
+
+
+def _compare(name: str, limit: float, turns: Sequence[tuple[float, float]], cores: int) -> Row:
+    """Compare the two of each turn, which ran one after the other: a machine's speed drifts by more than 2 percent."""
+    ratio = statistics.median(mine / other for mine, other in turns)
+    mine, other = (statistics.median(speeds) for speeds in zip(*turns, strict=True))
+    detail = f"{mine:.0f} against {other:.0f} tokens/s, {cores} cores, median of {len(turns)}"
+    return Row(name, ratio, "ratio", limit, detail, at_least=True)
+
+
+def _trainer_speed(
+    work: Work, text: Path, *, processes: int = 1, flags: Sequence[str] = (), env: dict[str, str] = CPU_ONLY
+) -> float:
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    with tempfile.TemporaryDirectory() as folder:
+        argv += ["-m", "launcher.trainer", *work.flags(), *flags, "--data", str(text), "--save-dir", folder]
+        run(argv, env={**os.environ, **env})
+        return _read_speed(work, Path(folder) / "metrics.jsonl")
+
+
+def _plain_speed(work: Work, text: Path, *, short: bool, env: dict[str, str]) -> float:
+    options = json.dumps({**asdict(work), "data": str(text), "bf16": short, "compile": short})
+    with tempfile.TemporaryDirectory() as folder:
+        metrics = Path(folder) / "metrics.jsonl"
+        run([sys.executable, PLAIN_LOOP, options, metrics], env={**os.environ, **env})
+        return _read_speed(work, metrics)
+
+
+def _read_speed(work: Work, metrics: Path) -> float:
+    """Return the speed between the two log lines that were quickest: what else a machine does can only slow it."""
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return max(float(line.get("tokens_per_s", 0)) for line in lines if line["step"] > work.uncounted_steps)
+
+
+def _has_gpu() -> bool:
+    return run([sys.executable, "-c", "import torch; print(torch.cuda.is_available())"]).output.strip() == "True"
