@@ -218,7 +218,7 @@ print("done", flush=True)
 
 def test_wandb_offline_keeps_the_run_and_leaves_no_process(tmp_path: Path, starter: Starter) -> None:
     pytest.importorskip("wandb", reason="pip install wandb")
-    env = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_RUN_ID": "first"}
+    env = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_RUN_ID": "first", "TMPDIR": str(tmp_path)}
     rank = starter.start(["-c", WANDB_RUN, "0"], env)
     assert rank.wait() == 0, rank.stderr
     assert rank.stdout == "done\n"
@@ -233,7 +233,8 @@ def test_wandb_offline_keeps_the_run_and_leaves_no_process(tmp_path: Path, start
 
 def test_wandb_without_a_login_does_not_end_the_training(tmp_path: Path, starter: Starter) -> None:
     pytest.importorskip("wandb", reason="pip install wandb")
-    env = {"WANDB_MODE": "online", "WANDB_DIR": str(tmp_path), "WANDB_API_KEY": "", "HOME": str(tmp_path)}
+    home = {name: str(tmp_path) for name in ("HOME", "TMPDIR", "WANDB_DIR")}
+    env = {"WANDB_MODE": "online", "WANDB_API_KEY": "", **home}
     rank = starter.start(["-c", WANDB_RUN, "0"], env)
     assert rank.wait() == 0, rank.stderr
     said = [line for line in rank.stderr.splitlines() if "figures" in line]
