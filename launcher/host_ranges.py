@@ -13,11 +13,11 @@ from launcher.errors import UsageError
 MAX_HOSTS = 65536
 MAX_NAME_LENGTH = 253  # of a DNS name, RFC 1035
 NAME_RULE = "a name holds letters, digits, '.', '_' and '-', and begins with no '-' or '.'"
+NUMBER = re.compile(r"[0-9]{1,18}")  # int() of text refuses 4,300 digits with an exception of its own
 
 _SHOWN_LENGTH = 100
 _ELEMENT_OR_COMMA = re.compile(r"(?:[^, \t\r\n\[]|\[[^\]]*(?:\]|\Z))+|,")
 _BRACKET = re.compile(r"\[([^\[\]]*)\]")
-# 18 digits fit every real name, and int() of text refuses 4,300 with an exception of its own.
 _SPAN = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _HOST_AND_NUMBER = re.compile(r"(.+\]|[^:]+):([0-9]{1,18})")
 _ZONE = re.compile(r"[A-Za-z0-9._-]*")
@@ -27,6 +27,8 @@ _MISPLACED = {
     ",": "write one host or range per line",
     "/": "a file with hosts is given by --hostfile",
     "=": "settings such as slots=8 stand after the name, in a hostfile",
+    # ClusterShell's operators, and how Open MPI leaves a host out.
+    **dict.fromkeys("!&^", "name what is wanted; --exclude leaves hosts out"),
 }
 
 
@@ -69,16 +71,23 @@ def expand_names(pattern: str) -> tuple[str, ...]:
     """Read one list element, a name, a range or an IPv6 address with or without brackets, and check it."""
     if (address := ipv6_name(pattern)) is not None:
         return (address,)
-    if match := _HOST_AND_NUMBER.fullmatch(pattern):
-        host, number = match.groups()
-        hint = f"in a hostfile write {shown(f'{host} slots={number}')} or {shown(f'{host} port={number}')}"
-        raise UsageError(f"{shown(pattern)} is ambiguous: {number} slots or ssh port {number}?", hint)
     if pattern.count(":") > 1:
         raise UsageError(f"{shown(pattern)} is no IPv6 address", "write addresses as 2001:db8::1 or [2001:db8::1]")
     names = expand_ranges(pattern)
     for name in names:
         _check_name(name)
     return names
+
+
+def split_number(text: str) -> tuple[str, str | None]:
+    """Return the host and the number of `host:8`; an IPv6 address has a number only behind its brackets."""
+    match = None if ipv6_name(text) is not None else _HOST_AND_NUMBER.fullmatch(text)
+    return (match[1], match[2]) if match else (text, None)
+
+
+def name_key(name: str) -> str:
+    """Return what makes two names one host: DNS and ssh ignore case, and two nodes of it would share its GPUs."""
+    return name.lower()
 
 
 def ipv6_name(text: str) -> str | None:

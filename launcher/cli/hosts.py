@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from launcher.cli.options import host_options, read_hosts
+
+if TYPE_CHECKING:
+    from launcher.hosts import Host
 
 
 @click.command("hosts")
@@ -17,33 +21,40 @@ from launcher.cli.options import host_options, read_hosts
 def command(as_json: bool, **options: Any) -> int:
     """Show the hosts in rank order, and what was understood of each. Contacts nobody."""
     hosts = read_hosts(options)
-    rows = [
-        {
-            "node_rank": rank,
-            "host": host.name,
-            "slots": host.slots,
-            "gpus": list(host.gpus) if host.gpus is not None else None,
-            "user": host.user,
-            "port": host.port,
-            "addr": host.address,
-            "source": host.source,
-        }
-        for rank, host in enumerate(hosts)
-    ]
     if as_json:
+        rows = [_row(rank, host) | {"dialect": host.dialect} for rank, host in enumerate(hosts)]
         click.echo(json.dumps(rows, indent=2))
-        return 0
+    else:
+        _print_table(hosts)
+    return 0
+
+
+def _row(rank: int, host: Host) -> dict[str, Any]:
+    return {
+        "node_rank": rank,
+        "host": host.name,
+        "slots": host.slots,
+        "gpus": list(host.gpus) if host.gpus is not None else None,
+        "user": host.user,
+        "port": host.port,
+        "addr": host.address,
+        "source": host.source,
+    }
+
+
+def _print_table(hosts: Sequence[Host]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     # What is not said in the file is ssh_config's to say, or the host's own.
     table = Table(*("node", "host", "slots", "GPUs", "user", "port", "addr", "from"), box=SIMPLE_HEAD)
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+    for rank, host in enumerate(hosts):
+        table.add_row(*(_cell(value) for value in _row(rank, host).values()))
     # A file or a program has no width: there no name is cut.
     Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000).print(table)
-    return 0
+    for dialect in dict.fromkeys(host.dialect for host in hosts if host.dialect):
+        click.echo(f"  read as: {dialect}")
 
 
 def _cell(value: Any) -> str:

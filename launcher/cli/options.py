@@ -14,7 +14,8 @@ from click.core import ParameterSource
 from launcher.cli import refuse_unknown_word
 from launcher.environment import forwarded, parse_settings, read_env_file
 from launcher.errors import UsageError
-from launcher.hosts import Host, parse_hosts, read_hostfile, select_hosts
+from launcher.hostfiles import parse_hosts, read_hostfile
+from launcher.hosts import Host, select_hosts
 from launcher.job import COLLECTIVES_MODULE, DEFAULT_PROGRAM, TRAINER_MODULE, Activation, Job, Program, ProgramKind
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -22,6 +23,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _HOSTS = (
     click.option("--hosts", metavar="LIST", help="Hosts in rank order: a,b,gpu[1-4] or user@host."),
     click.option("--hostfile", metavar="FILE", type=click.Path(path_type=Path), help="A file with a host per line."),
+    click.option("--colon", type=click.Choice(["slots", "port"]), help="What the 8 of host:8 is; nobody guesses."),
     click.option("--include", metavar="LIST", help="Of those only these: names, ranges, or host:0,1@host2."),
     click.option("--exclude", metavar="LIST", help="Of those not these."),
     click.option("--num-nodes", metavar="N", type=click.IntRange(min=1), help="Of those the first N."),
@@ -154,9 +156,9 @@ def read_hosts(options: Mapping[str, Any]) -> tuple[Host, ...]:
     if hosts is not None and hostfile is not None:
         raise UsageError("--hosts and --hostfile are both given", "name the hosts in one way")
     if hosts is not None:
-        found = parse_hosts(hosts)
+        found = parse_hosts(hosts, colon=options["colon"])
     elif hostfile is not None:
-        found = read_hostfile(hostfile)
+        found = read_hostfile(hostfile, options["colon"])
     else:
         raise UsageError("no hosts given", "--hosts a,b or --hostfile FILE; on this machine alone: launch singlenode")
     return select_hosts(found, options["include"], options["exclude"], options["num_nodes"])

@@ -11,7 +11,7 @@ from cluster_launch import CONNECT_S, Launch
 from machines.cluster import Cluster
 
 from launcher.cli.bisecting import find_culprits
-from launcher.hosts import parse_hosts
+from launcher.hostfiles import parse_hosts
 from launcher.job import Job, Program, ProgramKind
 from launcher.transports.fabric import FabricTransport
 

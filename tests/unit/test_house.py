@@ -17,6 +17,7 @@ LAYERS = (
     "errors wording",
     "host_ranges",
     "hosts",
+    "hostfiles",
     "bisection facts environment job pictures stacks",
     "activation",
     "plan",

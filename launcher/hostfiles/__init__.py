@@ -1,0 +1,10 @@
+"""Hosts as people have them today: the files of other launchers and our own.
+
+A line means the same whoever it was written for, and what two tools read differently is refused.
+So there is one grammar (`lines`) and a YAML list; which tool a file looks like (`dialects`) is only shown.
+"""
+
+from launcher.hostfiles.lines import Colon
+from launcher.hostfiles.reading import parse_hostfile, parse_hosts, read_hostfile
+
+__all__ = ["Colon", "parse_hostfile", "parse_hosts", "read_hostfile"]

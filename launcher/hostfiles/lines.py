@@ -1,0 +1,209 @@
+"""One line of a hostfile, whoever it was written for.
+
+    [user@]NAME-or-range[:N] key=value ...          one host or range with settings,
+    [user@]NAME-or-range[:N] [, ][user@]NAME ...    or one or more without, by commas or white space
+
+What two tools read differently is refused: `host:8` (slots for Hydra, the ssh port for others), `host 8`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Literal
+
+from launcher.errors import UsageError
+from launcher.host_ranges import NUMBER, expand_names, ipv6_name, shown, split_list, split_number
+from launcher.hosts import Host
+
+Colon = Literal["slots", "port"]  # what --colon says that the 8 of host:8 is
+
+MAX_PORT = 65535
+MAX_SLOTS = 65536  # far beyond any machine, and what a slip of the finger may cost in memory
+
+# Open MPI's other words for what we have; the source is hostfile_lex.l of PRRTE.
+_COUNTS = ("slots", "cpu", "count")
+_MAXIMA = [word for one in _COUNTS for word in (f"max_{one}", f"max-{one}", f"{one}_max", f"{one}-max")]
+SPELLINGS = {
+    **dict.fromkeys(("cpu", "count"), "slots"),
+    **dict.fromkeys(("username", "user-name", "user_name"), "user"),
+    **dict.fromkeys(_MAXIMA, "max_slots"),
+}
+_KEYS = ("slots", "user", "port", "addr")
+_KEYS_HINT = "the settings are slots=, user=, port= and addr="
+_BLANKS = re.compile(r"[ \t]+")
+_EQUALS = re.compile(r"[ \t]*=[ \t]*")
+_RANGE = re.compile(r"\[[^\]:]*\]")  # an IPv6 address has brackets and colons
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A line without its comment, or an item of a YAML list: then its name, and the settings if it has any."""
+
+    line: int
+    text: str
+    settings: tuple[tuple[str, str], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One host or range as it was written, and by what a dialect is known: its keys, `range`, `:slots` ..."""
+
+    text: str
+    names: tuple[str, ...]
+    said: Host  # of each of them, but for the name
+    traits: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    key: str  # in our words
+    value: str
+    trait: str
+    text: str  # the word that says it
+
+
+def parse_item(item: Item, colon: Colon | None = None) -> Iterator[Entry]:
+    """Yield the hosts of a line or item; raise UsageError for what is wrong or can be read in two ways."""
+    if item.settings is not None:
+        yield _parse_host(item.text, item.settings, colon)
+    elif "=" in item.text:
+        target, *words = _BLANKS.split(_EQUALS.sub("=", item.text))
+        yield _parse_host(target, [_split_setting(word) for word in words], colon)
+    else:
+        yield from parse_list(item.text, colon)
+
+
+def parse_list(content: str, colon: Colon | None = None) -> Iterator[Entry]:
+    """Yield hosts without settings, by commas or white space, one by one: a line can name too many for the memory."""
+    targets = split_list(content)
+    is_list = len(targets) > 1
+    if is_list:
+        _refuse_doubtful(content, targets)
+    for target in targets:
+        entry = _parse_host(target, (), colon)
+        yield replace(entry, traits=entry.traits | {"list"}) if is_list else entry
+
+
+def _parse_host(target: str, pairs: Sequence[tuple[str, str]], colon: Colon | None) -> Entry:
+    names, settings = _parse_target(target, colon)
+    settings += [_read_setting(key, value) for key, value in pairs]
+    by_key: dict[str, _Setting] = {}
+    for setting in settings:
+        first = by_key.setdefault(setting.key, setting)
+        if first is not setting:
+            raise UsageError(f"{setting.key} is given twice, by {shown(first.text)} and by {shown(setting.text)}")
+    values = {key: setting.value for key, setting in by_key.items()}
+    if "addr" in values and len(names) > 1:
+        hint = "give each of them a line with its own addr="
+        raise UsageError(f"addr= is the address of one host, {shown(target)} is {len(names)}", hint)
+    said = Host(
+        "",
+        user=_parse_user(values.get("user")),
+        port=_parse_bounded("port", values.get("port"), MAX_PORT),
+        address=_parse_address(values.get("addr")),
+        slots=_parse_slots(values.get("slots"), values.get("max_slots")),
+    )
+    traits = {setting.trait for setting in settings}
+    if _RANGE.search(target):
+        traits.add("range")
+    if said.slots is None:
+        traits.add("no slots")
+    return Entry(target, names, said, frozenset(traits))
+
+
+def _parse_target(target: str, colon: Colon | None) -> tuple[tuple[str, ...], list[_Setting]]:
+    user, at, rest = target.rpartition("@")
+    if at and not user:
+        raise UsageError(f"{shown(target)} is a group of ClusterShell", f"give the hosts: nodeset -e {shown(target)}")
+    pattern, number = split_number(rest)
+    settings = [_Setting("user", user, "user@", target)] if at else []
+    if number is not None:
+        if colon is None:
+            line = shown(f"{pattern} slots={number}")
+            hint = f"--colon slots or --colon port says which; in a hostfile so does {line}"
+            raise UsageError(f"{shown(rest)} is ambiguous: {number} slots or ssh port {number}?", hint)
+        settings.append(_Setting(colon, number, f":{colon}", target))
+    return expand_names(pattern), settings
+
+
+def _refuse_doubtful(content: str, targets: Sequence[str]) -> None:
+    """Raise UsageError where words in a row are likely no list of hosts; with commas they are one."""
+    if "," in _RANGE.sub("", content):
+        return
+    first = targets[0]
+    for word in targets[1:]:
+        if NUMBER.fullmatch(word):
+            hint = f"write {shown(f'{first} slots={word}')} or {shown(f'{first} port={word}')}"
+            raise UsageError(f"{shown(content)} is ambiguous: is {word} a number of slots, a port, a host?", hint)
+        if word in _KEYS or word in SPELLINGS:
+            raise UsageError(f"expected key=value, got {shown(word)}", _KEYS_HINT)
+    if first.lower() in ("host", "match"):
+        hint = "list the names that it knows, one per line; --ssh-config FILE says what they mean"
+        raise UsageError(f"{shown(content)} is a line of an ssh_config, not of a hostfile", hint)
+    if _is_address(first) and not all(map(_is_address, targets)):
+        hint = f"write one per line; with both: {shown(f'{targets[1]} addr={first}')}"
+        raise UsageError(f"{shown(content)} is ambiguous: two hosts, or a name for an address?", hint)
+
+
+def _is_address(word: str) -> bool:
+    try:
+        ipaddress.ip_address(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _split_setting(word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    if not equals:
+        raise UsageError(f"expected key=value, got {shown(word)}", f"one host or range stands here; {_KEYS_HINT}")
+    return key, value
+
+
+def _read_setting(spelling: str, value: str) -> _Setting:
+    key = SPELLINGS.get(spelling, spelling)
+    if key == "binding":
+        raise UsageError("binding= of MPICH Hydra can't be followed: ranks are bound to no cores here", "leave it away")
+    if key not in (*_KEYS, "max_slots"):
+        near = get_close_matches(key, _KEYS, 1)
+        raise UsageError(f"unknown key {shown(spelling)}", f"did you mean '{near[0]}'?" if near else _KEYS_HINT)
+    return _Setting(key, value, spelling, f"{spelling}={value}")
+
+
+def _parse_slots(slots: str | None, most: str | None) -> int | None:
+    """Return the slots; a maximum alone is their number, as for Open MPI, and more than it was never started."""
+    count, limit = _parse_bounded("slots", slots, MAX_SLOTS), _parse_bounded("max_slots", most, MAX_SLOTS)
+    if count is not None and limit is not None and limit < count:
+        raise UsageError(f"max_slots={limit} is less than slots={count}", "write the number that is meant as slots=")
+    return limit if count is None else count
+
+
+def _parse_bounded(key: str, value: str | None, high: int) -> int | None:
+    if value is None:
+        return None
+    if not NUMBER.fullmatch(value):
+        raise UsageError(f"{key} must be a number, got {shown(value)}")
+    if not 1 <= int(value) <= high:
+        raise UsageError(f"{key} must be between 1 and {high}, got {value}")
+    return int(value)
+
+
+def _parse_address(value: str | None) -> str | None:
+    if value is None:
+        return None
+    try:
+        return ipv6_name(value) or str(ipaddress.IPv4Address(value))
+    except ValueError:
+        raise UsageError(f"addr must be an IP address, got {shown(value)}", "as in addr=10.0.0.1") from None
+
+
+def _parse_user(user: str | None) -> str | None:
+    if user is None or _USER.fullmatch(user):
+        return user
+    hint = "letters, digits, '.', '_' and '-' stand here; ssh_config takes any user"
+    raise UsageError(f"{shown(user)} is no user name", hint)

@@ -1,0 +1,118 @@
+"""A list or a hostfile -> hosts in the order written; every error has the file, the line and the value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from launcher.errors import HostfileError, UsageError
+from launcher.host_ranges import MAX_HOSTS, name_key, shown
+from launcher.hostfiles.dialects import YAML, name_dialect
+from launcher.hostfiles.lines import Colon, Entry, Item, parse_item, parse_list
+from launcher.hostfiles.yaml_list import is_yaml, read_items
+from launcher.hosts import Host
+
+MAX_FILE_BYTES = 8 << 20  # 128 bytes for each of as many hosts as may be; /dev/zero has no end
+MAX_LINE_LENGTH = 65536  # of a Slurm list with some thousand names; a megabyte is no line of hosts
+
+_COMMENT = re.compile(r"#|(?:^|(?<=[ \t]))//")  # Open MPI's second kind of comment stands behind a blank
+_INCLUDE = re.compile(r"#include[ \t]+[^ \t]+[ \t]*")
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """The hosts so far by what makes them one: name, what was said, source, and the words that named it."""
+
+    named: dict[str, tuple[str, Host, str, str]] = field(default_factory=dict)
+    traits: set[str] = field(default_factory=set)
+
+    def add(self, entry: Entry, source: str, words: str) -> None:
+        if len(self.named) + len(entry.names) > MAX_HOSTS:
+            raise UsageError(f"more than {MAX_HOSTS} hosts")
+        self.traits |= entry.traits
+        for name in entry.names:
+            mine = (name, entry.said, source, words)
+            first = self.named.setdefault(name_key(name), mine)
+            if first is not mine:
+                # One line per process, as PBS writes them and Open MPI counts them, looks the same as a slip.
+                hint = "a host stands once; its processes are slots=N" if words == source else ""
+                raise UsageError(f"host {shown(name)} is named twice, by {first[3]} and by {words}", hint)
+
+    def hosts(self, dialect: str) -> tuple[Host, ...]:
+        return tuple(
+            replace(said, name=name, source=source, dialect=dialect) for name, said, source, _ in self.named.values()
+        )
+
+
+def parse_hosts(text: str, source: str = "--hosts", colon: Colon | None = None) -> tuple[Host, ...]:
+    """Read a list as --hosts takes it, by commas or white space; raise HostfileError without a line."""
+    gathered = _Gathered()
+    with _located(source, None):
+        for entry in parse_list(text, colon):
+            gathered.add(entry, source, shown(entry.text))
+        if not gathered.named:
+            raise UsageError("names no host", "give at least one, as in node1,node2")
+    return gathered.hosts(name_dialect(gathered.traits))
+
+
+def read_hostfile(path: Path, colon: Colon | None = None) -> tuple[Host, ...]:
+    """Read a hostfile that was named; raise HostfileError where it is missing or is no UTF-8 text."""
+    source = str(path) if str(path).isprintable() else repr(str(path))
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise HostfileError(source, None, "no such hostfile", "check the path given to --hostfile") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise HostfileError(source, None, f"can't be read: {reason}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise HostfileError(source, None, f"more than {MAX_FILE_BYTES >> 20} MiB, which no list of hosts has")
+    try:
+        text = content.decode("utf-8-sig")  # Windows editors put a byte order mark in front
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        byte = content[error.start]
+        raise HostfileError(source, line, f"byte 0x{byte:02x} is not UTF-8", "save the file as UTF-8") from None
+    return parse_hostfile(text, source, colon)
+
+
+def parse_hostfile(text: str, source: str, colon: Colon | None = None) -> tuple[Host, ...]:
+    """Read the text of a hostfile; raise HostfileError with the source and the line."""
+    # Not splitlines(): it splits at form feeds and U+2028 too, and the numbers would not be an editor's.
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    for number, line in enumerate(lines, start=1):
+        if len(line) > MAX_LINE_LENGTH:
+            message = f"a line of {len(line)} characters, {MAX_LINE_LENGTH} is the limit"
+            raise HostfileError(source, number, message, "write one host or range per line")
+    has_items = is_yaml(lines)
+    gathered = _Gathered()
+    for item in read_items("\n".join(lines), source) if has_items else _read_lines(lines, source):
+        place = f"{source}:{item.line}"
+        with _located(source, item.line):
+            for entry in parse_item(item, colon):
+                gathered.add(entry, place, place)
+    if not gathered.named:
+        raise HostfileError(source, None, "names no host", "write one per line, as in: node1 slots=8")
+    return gathered.hosts(YAML if has_items else name_dialect(gathered.traits))
+
+
+def _read_lines(lines: Sequence[str], source: str) -> Iterator[Item]:
+    """Yield what stands before the comments; raise HostfileError for a line that pdsh reads as another file."""
+    for number, line in enumerate(lines, start=1):
+        if _INCLUDE.fullmatch(line):
+            hint = "write its hosts here; with a blank after '#' the line is a comment for pdsh too"
+            raise HostfileError(source, number, f"{shown(line)}: other files are not read", hint)
+        if content := _COMMENT.split(line, maxsplit=1)[0].strip(" \t"):
+            yield Item(number, content)
+
+
+@contextmanager
+def _located(source: str, line: int | None) -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        raise HostfileError(source, line, error.message, error.hint) from None

@@ -1,0 +1,90 @@
+"""A YAML list of hosts: each item a line as anywhere else, or a mapping with name, slots, user, port and addr.
+
+PyYAML's events are read, not its values: they have lines, `022` stays as it was written, nothing is constructed,
+and what is nested deeper ends the reading where it begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from launcher.errors import HostfileError
+from launcher.host_ranges import shown
+from launcher.hostfiles.lines import Item
+
+_HINT = "write a list: '- node1', or '- name: node1' with 'slots: 8' below it"
+
+
+def is_yaml(lines: Sequence[str]) -> bool:
+    """Tell whether the first line that says something begins a YAML list: with `- ` or `---`, as no host does."""
+    content = (line.strip(" \t") for line in lines)
+    first = next((line for line in content if line and not line.startswith("#")), "")
+    return first.startswith(("- ", "---")) or first == "-"
+
+
+def read_items(text: str, source: str) -> Iterator[Item]:
+    """Yield the items; raise HostfileError where the text is no YAML list or PyYAML is not there."""
+    try:
+        import yaml
+    except ImportError:
+        hint = "pip install PyYAML, or write one host per line without '- '"
+        raise HostfileError(source, None, "a YAML list, and this Python has no PyYAML", hint) from None
+
+    events = yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    try:
+        yield from _read_document(yaml, events, source)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else None
+        raise HostfileError(source, line, f"not YAML: {_printable(error.problem)}", _HINT) from None
+    except yaml.YAMLError as error:  # a character that YAML has not, at a place that has no line
+        raise HostfileError(source, None, f"not YAML: {_printable(error)}") from None
+
+
+def _read_document(yaml: Any, events: Iterator[Any], source: str) -> Iterator[Item]:
+    frame = (yaml.StreamStartEvent, yaml.DocumentStartEvent, yaml.SequenceStartEvent)
+    for kind, event in zip(frame, events, strict=False):  # in this order: what is left of the events stays there
+        if not isinstance(event, kind):
+            raise _no_host(event, source)
+    for event in events:
+        if isinstance(event, yaml.SequenceEndEvent):
+            break
+        if isinstance(event, yaml.MappingStartEvent):
+            yield _read_mapping(yaml, events, _line(event), source)
+        elif isinstance(event, yaml.ScalarEvent) and event.value.strip():
+            yield Item(_line(event), event.value)
+        else:
+            raise _no_host(event, source)
+    for event in events:
+        if isinstance(event, yaml.DocumentStartEvent):
+            raise _no_host(event, source)
+
+
+def _line(event: Any) -> int:
+    return int(event.start_mark.line) + 1
+
+
+def _no_host(event: Any, source: str) -> HostfileError:
+    return HostfileError(source, _line(event), "not one list of hosts", _HINT)
+
+
+def _read_mapping(yaml: Any, events: Iterator[Any], line: int, source: str) -> Item:
+    words: list[str] = []
+    for event in events:
+        if isinstance(event, yaml.MappingEndEvent):
+            break
+        if not isinstance(event, yaml.ScalarEvent):
+            hint = "the settings are slots, user, port and addr, each with one value"
+            raise HostfileError(source, _line(event), "a setting has one value", hint)
+        words.append(event.value)
+    pairs = list(zip(words[::2], words[1::2], strict=True))
+    names = [value for key, value in pairs if key == "name"]
+    if len(names) != 1:
+        known = shown(", ".join(words[::2]))
+        raise HostfileError(source, line, f"a host has one name, got the keys {known}", "as in '- name: node1'")
+    return Item(line, names[0], tuple(pair for pair in pairs if pair[0] != "name"))
+
+
+def _printable(problem: object) -> str:
+    words = " ".join(str(problem).split())
+    return words if words.isprintable() and len(words) <= 200 else shown(words)

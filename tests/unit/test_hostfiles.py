@@ -1,0 +1,499 @@
+"""Hostfiles: every dialect read, every message a user can get from them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.errors import EXIT_USAGE, HostfileError, UsageError
+from launcher.hostfiles import parse_hostfile, parse_hosts, read_hostfile
+from launcher.hosts import Host, select_hosts
+
+SAMPLES = Path(__file__).parents[2] / "hostfiles"
+NAME_RULE = "a name holds letters, digits, '.', '_' and '-', and begins with no '-' or '.'"
+KEYS_HINT = "the settings are slots=, user=, port= and addr="
+COLON = "--colon slots or --colon port says which; in a hostfile so does "
+ONCE = "a host stands once; its processes are slots=N"
+unhurried = settings(deadline=None)  # a loaded machine is no bug
+
+
+# --hosts
+
+
+def test_a_list_keeps_order_users_ranges_and_addresses():
+    assert parse_hosts("b,a,ann@c,gpu[2,1,07-09], [2001:db8::1]\tfe80::1%eth0\n") == (
+        Host("b", source="--hosts"),
+        Host("a", source="--hosts"),
+        Host("c", user="ann", source="--hosts"),
+        Host("gpu2", source="--hosts"),
+        Host("gpu1", source="--hosts"),
+        Host("gpu07", source="--hosts"),
+        Host("gpu08", source="--hosts"),
+        Host("gpu09", source="--hosts"),
+        Host("2001:db8::1", source="--hosts"),
+        Host("fe80::1%eth0", source="--hosts"),
+    )
+
+
+def test_a_user_belongs_to_every_host_of_the_range():
+    assert [(host.user, host.name) for host in parse_hosts("ann@n[1-2],ann@[::1]")] == [
+        ("ann", "n1"),
+        ("ann", "n2"),
+        ("ann", "::1"),
+    ]
+
+
+BAD_LISTS = [
+    ("", "--hosts: names no host", "give at least one, as in node1,node2"),
+    (" \t\n", "--hosts: names no host", "give at least one, as in node1,node2"),
+    ("a,,b", "--hosts: an empty name in 'a,,b'", "remove the extra comma"),
+    ("a , ,b", "--hosts: an empty name in 'a , ,b'", "remove the extra comma"),
+    (",a", "--hosts: an empty name in ',a'", "remove the extra comma"),
+    ("a,", "--hosts: an empty name in 'a,'", "remove the extra comma"),
+    ("a b,c,A", "--hosts: host 'A' is named twice, by 'a' and by 'A'", ""),
+    ("gpu[1-4],gpu2", "--hosts: host 'gpu2' is named twice, by 'gpu[1-4]' and by 'gpu2'", ""),
+    ("::1,[::1]", "--hosts: host '::1' is named twice, by '::1' and by '[::1]'", ""),
+    ("-oProxyCommand=x", "--hosts: host name '-oProxyCommand=x' begins with '-'", NAME_RULE),
+    ("-l", "--hosts: host name '-l' begins with '-'", NAME_RULE),
+    ("..", "--hosts: host name '..' begins with '.'", NAME_RULE),
+    ("a;b", "--hosts: host name 'a;b' holds ';'", NAME_RULE),
+    ("$(id)", "--hosts: host name '$(id)' holds '$'", NAME_RULE),
+    ("a\x1b[2J", "--hosts: 'a\\x1b[2J' has a bracket without its partner", "write ranges as gpu[1-4,7]"),
+    ("a\x07", "--hosts: host name 'a\\x07' holds '\\x07'", NAME_RULE),
+    ("a\xa0b", "--hosts: host name 'a\\xa0b' holds '\\xa0'", NAME_RULE),
+    ("node\u00b2", "--hosts: host name 'node\u00b2' holds '\u00b2'", NAME_RULE),
+    ("hosts/two", "--hosts: host name 'hosts/two' holds '/'", "a file with hosts is given by --hostfile"),
+    (
+        "node1 slots=8",
+        "--hosts: host name 'slots=8' holds '='",
+        "settings such as slots=8 stand after the name, in a hostfile",
+    ),
+    ("node1:8", "--hosts: 'node1:8' is ambiguous: 8 slots or ssh port 8?", f"{COLON}'node1 slots=8'"),
+    ("ann@gpu[1-4]:22", "--hosts: 'gpu[1-4]:22' is ambiguous: 22 slots or ssh port 22?", f"{COLON}'gpu[1-4] slots=22'"),
+    ("[::1]:22", "--hosts: '[::1]:22' is ambiguous: 22 slots or ssh port 22?", f"{COLON}'[::1] slots=22'"),
+    (
+        "node1 8",
+        "--hosts: 'node1 8' is ambiguous: is 8 a number of slots, a port, a host?",
+        "write 'node1 slots=8' or 'node1 port=8'",
+    ),
+    ("node1:x", "--hosts: host name 'node1:x' holds ':'", NAME_RULE),
+    ("a:b:c", "--hosts: 'a:b:c' is no IPv6 address", "write addresses as 2001:db8::1 or [2001:db8::1]"),
+    ("fe80::1%$(id)", "--hosts: 'fe80::1%$(id)' is no IPv6 address", None),
+    ("ann@", "--hosts: the host name is empty", NAME_RULE),
+    ("@a", "--hosts: '@a' is a group of ClusterShell", "give the hosts: nodeset -e '@a'"),
+    (
+        "-l@a",
+        "--hosts: '-l' is no user name",
+        "letters, digits, '.', '_' and '-' stand here; ssh_config takes any user",
+    ),
+    ("n[1-4]!n2", "--hosts: host name 'n1!n2' holds '!'", "name what is wanted; --exclude leaves hosts out"),
+    ("^hosts", "--hosts: host name '^hosts' holds '^'", "name what is wanted; --exclude leaves hosts out"),
+    ("ann@b@c", "--hosts: 'ann@b' is no user name", None),
+    ("a" * 254, f"--hosts: '{'a' * 97}...' gives a name of 254 characters, 253 is the limit", ""),
+    ("a[1-65536],b", "--hosts: more than 65536 hosts", ""),
+]
+
+
+@pytest.mark.parametrize(("text", "message", "hint"), BAD_LISTS)
+def test_a_bad_list_is_refused(text, message, hint):
+    with pytest.raises(HostfileError) as caught:
+        parse_hosts(text)
+    assert caught.value.message == message
+    assert hint is None or caught.value.hint == hint
+    assert (caught.value.source, caught.value.line) == ("--hosts", None)
+    assert caught.value.exit_code == EXIT_USAGE
+
+
+# hostfiles
+
+HOSTFILE = """\
+# a comment
+gpu1 slots=8   # a trailing one
+\t
+ann@gpu[2-3]\tslots=4 port=2222
+gpu4 user=bob addr=10.0.0.4#no space
+[2001:db8::5] addr=[fd00::5]
+fe80::6%eth0 addr=fe80::6%ib0"""
+
+PARSED = (
+    Host("gpu1", slots=8, source="f:2"),
+    Host("gpu2", user="ann", port=2222, slots=4, source="f:4"),
+    Host("gpu3", user="ann", port=2222, slots=4, source="f:4"),
+    Host("gpu4", user="bob", address="10.0.0.4", source="f:5"),
+    Host("2001:db8::5", address="fd00::5", source="f:6"),
+    Host("fe80::6%eth0", address="fe80::6%ib0", source="f:7"),
+)
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+def test_a_hostfile_is_read_whole(newline):
+    assert parse_hostfile(HOSTFILE.replace("\n", newline), "f") == PARSED
+
+
+def test_one_host_of_a_range_may_have_an_address():
+    assert parse_hostfile("gpu[1] addr=10.0.0.1", "f") == (Host("gpu1", address="10.0.0.1", source="f:1"),)
+
+
+BAD_LINES = [
+    ("node1 slots=x", "slots must be a number, got 'x'", ""),
+    ("node1 slots=", "slots must be a number, got ''", ""),
+    ("node1 slots=-1", "slots must be a number, got '-1'", ""),
+    ("node1 slots=\u0664", "slots must be a number, got '\u0664'", ""),
+    ("node1 slots=0", "slots must be between 1 and 65536, got 0", ""),
+    ("node1 port=65536", "port must be between 1 and 65535, got 65536", ""),
+    ("node1 port=\x1b[1m", "port must be a number, got '\\x1b[1m'", ""),
+    ("node1 slot=4", "unknown key 'slot'", "did you mean 'slots'?"),
+    ("node1 slots=4 max_slots=2", "max_slots=2 is less than slots=4", "write the number that is meant as slots="),
+    ("node1 max-count=x", "max_slots must be a number, got 'x'", ""),
+    (
+        "node1 binding=core",
+        "binding= of MPICH Hydra can't be followed: ranks are bound to no cores here",
+        "leave it away",
+    ),
+    ("node1 address=10.0.0.1", "unknown key 'address'", "did you mean 'addr'?"),
+    ("node1 gpus=4", "unknown key 'gpus'", KEYS_HINT),
+    ("node1 =4", "host name 'node1=4' holds '='", "settings such as slots=8 stand after the name, in a hostfile"),
+    ("node1 slots=4 slots=8", "slots is given twice, by 'slots=4' and by 'slots=8'", ""),
+    ("node1 slots=4 cpu=4", "slots is given twice, by 'slots=4' and by 'cpu=4'", ""),
+    ("ann@node1 user=bob", "user is given twice, by 'ann@node1' and by 'user=bob'", ""),
+    (
+        "node1 user=a;b",
+        "'a;b' is no user name",
+        "letters, digits, '.', '_' and '-' stand here; ssh_config takes any user",
+    ),
+    ("node1 addr=gpu1", "addr must be an IP address, got 'gpu1'", "as in addr=10.0.0.1"),
+    ("node1 addr=10.0.0.256", "addr must be an IP address, got '10.0.0.256'", "as in addr=10.0.0.1"),
+    ("node1 addr=fe80::1%a;b", "addr must be an IP address, got 'fe80::1%a;b'", "as in addr=10.0.0.1"),
+    (
+        "n[1-2] addr=10.0.0.1",
+        "addr= is the address of one host, 'n[1-2]' is 2",
+        "give each of them a line with its own addr=",
+    ),
+    ("node1 node2 slots=4", "expected key=value, got 'node2'", f"one host or range stands here; {KEYS_HINT}"),
+    ("node1,node2 slots=4", "host name 'node1,node2' holds ','", "write one host or range per line"),
+    ("node1,", "an empty name in 'node1,'", "remove the extra comma"),
+    ("node1 slots", "expected key=value, got 'slots'", KEYS_HINT),
+    ("node1:8", "'node1:8' is ambiguous: 8 slots or ssh port 8?", f"{COLON}'node1 slots=8'"),
+    (
+        "node1 8 all.q@node1 UNDEFINED",
+        "'node1 8 all.q@node1 UNDEFINED' is ambiguous: is 8 a number of slots, a port, a host?",
+        "write 'node1 slots=8' or 'node1 port=8'",
+    ),
+    (
+        "10.0.0.1\tgpu1 gpu1.lan",
+        "'10.0.0.1\\tgpu1 gpu1.lan' is ambiguous: two hosts, or a name for an address?",
+        "write one per line; with both: 'gpu1 addr=10.0.0.1'",
+    ),
+    (
+        "Host gpu1 gpu2",
+        "'Host gpu1 gpu2' is a line of an ssh_config, not of a hostfile",
+        "list the names that it knows, one per line; --ssh-config FILE says what they mean",
+    ),
+    (
+        "#include more",
+        "'#include more': other files are not read",
+        "write its hosts here; with a blank after '#' the line is a comment for pdsh too",
+    ),
+    ("@gpu", "'@gpu' is a group of ClusterShell", "give the hosts: nodeset -e '@gpu'"),
+    ("rank 0=node1 slot=0", "unknown key '0'", KEYS_HINT),
+    (
+        "gpu[1,2] 8",
+        "'gpu[1,2] 8' is ambiguous: is 8 a number of slots, a port, a host?",
+        "write 'gpu[1,2] slots=8' or 'gpu[1,2] port=8'",
+    ),
+    ("a//b", "host name 'a//b' holds '/'", "a file with hosts is given by --hostfile"),
+    ("/* a */", "host name '/*' holds '/'", "a file with hosts is given by --hostfile"),
+    ("n" * 70000, "a line of 70000 characters, 65536 is the limit", "write one host or range per line"),
+    ("n[5-3]", "range '5-3' in 'n[5-3]' runs backwards", None),
+    ("n\x00", "host name 'n\\x00' holds '\\x00'", NAME_RULE),
+    ("node0", "host 'node0' is named twice, by hostfiles/two:1 and by hostfiles/two:3", ONCE),
+    ("n[1,1]", "host 'n1' is named twice, by hostfiles/two:3 and by hostfiles/two:3", ONCE),
+]
+
+
+@pytest.mark.parametrize(("line", "message", "hint"), BAD_LINES)
+def test_a_bad_line_is_refused_with_its_place(line, message, hint):
+    with pytest.raises(HostfileError) as caught:
+        parse_hostfile(f"node0\n\n{line}\n", "hostfiles/two")
+    assert caught.value.message == f"hostfiles/two:3: {message}"
+    assert hint is None or caught.value.hint == hint
+    assert (caught.value.source, caught.value.line) == ("hostfiles/two", 3)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# node1\n  \t# node2"])
+def test_a_hostfile_without_hosts_is_refused(text):
+    with pytest.raises(HostfileError) as caught:
+        parse_hostfile(text, "f")
+    assert (caught.value.message, caught.value.hint) == (
+        "f: names no host",
+        "write one per line, as in: node1 slots=8",
+    )
+
+
+def test_a_form_feed_does_not_shift_line_numbers():
+    with pytest.raises(HostfileError) as caught:
+        parse_hostfile("a # \x0c \u2028 \x85\nb;", "f")
+    assert caught.value.message == "f:2: host name 'b;' holds ';'"
+
+
+def test_a_file_is_read_with_byte_order_mark_and_foreign_comments(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_bytes("\ufeffnode1 # M\u00fcller\r\nnode2".encode())
+    assert read_hostfile(path) == (
+        Host("node1", source=f"{path}:1"),
+        Host("node2", source=f"{path}:2"),
+    )
+
+
+def test_a_file_that_is_not_utf8_is_refused_at_its_line(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_bytes(b"node1\nnode2 # M\xfcller\n")
+    with pytest.raises(HostfileError) as caught:
+        read_hostfile(path)
+    assert caught.value.message == f"{path}:2: byte 0xfc is not UTF-8"
+    assert caught.value.hint == "save the file as UTF-8"
+
+
+def test_a_named_file_that_is_missing_or_no_file_is_an_error(tmp_path):
+    with pytest.raises(HostfileError) as caught:
+        read_hostfile(tmp_path / "none")
+    assert caught.value.message == f"{tmp_path}/none: no such hostfile"
+    assert caught.value.hint == "check the path given to --hostfile"
+    with pytest.raises(HostfileError) as caught:
+        read_hostfile(tmp_path)
+    assert caught.value.message == f"{tmp_path}: can't be read: Is a directory"
+    with pytest.raises(HostfileError) as caught:
+        read_hostfile(Path("a\x00b"))
+    assert caught.value.message == "'a\\x00b': can't be read: embedded null byte"
+
+
+# dialects
+
+NODE_LIST = "a node list (pdsh, ClusterShell, Slurm)"
+SLOTS = "slots=N (DeepSpeed, Horovod, Open MPI)"
+COLON_SLOTS = "host:N for N slots (MPICH Hydra, Horovod)"
+MIXED = "lines of several dialects"
+
+# What a file holds, what --colon says, the hosts that it means, and what it looks like.
+DIALECTS = [
+    ("a\nb.lan\nann@c\n", None, [Host("a"), Host("b.lan"), Host("c", user="ann")], "names"),
+    ("10.0.0.2 10.0.0.1 ::1", None, [Host("10.0.0.2"), Host("10.0.0.1"), Host("::1")], NODE_LIST),
+    ("a,8\n", None, [Host("a"), Host("8")], NODE_LIST),
+    ("b[2,1] a,c\n", None, [Host("b2"), Host("b1"), Host("a"), Host("c")], NODE_LIST),
+    (
+        "gpu[1,007-008],a[1-2]b",
+        None,
+        [Host("gpu1"), Host("gpu007"), Host("gpu008"), Host("a1b"), Host("a2b")],
+        NODE_LIST,
+    ),
+    ("a slots=8\nb slots=4\n", None, [Host("a", slots=8), Host("b", slots=4)], SLOTS),
+    ("a slots=8\nb\n", None, [Host("a", slots=8), Host("b")], "launch's own"),
+    ("ann@a slots=8 port=22\n", None, [Host("a", user="ann", slots=8, port=22)], "launch's own"),
+    ("[::1] slots=8 addr=10.0.0.1", None, [Host("::1", slots=8, address="10.0.0.1")], "launch's own"),
+    ("ann@a slots = 8 max-slots=9 // c\n", None, [Host("a", user="ann", slots=8)], "Open MPI's"),
+    ("a count=2\nb user-name=ann cpu=1", None, [Host("a", slots=2), Host("b", user="ann", slots=1)], "Open MPI's"),
+    ("a max_slots=3", None, [Host("a", slots=3)], "Open MPI's"),
+    ("a:8\nb:4 user=ann\n", "slots", [Host("a", slots=8), Host("b", slots=4, user="ann")], COLON_SLOTS),
+    ("a:8,[::1]:4", "slots", [Host("a", slots=8), Host("::1", slots=4)], COLON_SLOTS),
+    ("a:2222 slots=8\nb\n", "port", [Host("a", port=2222, slots=8), Host("b")], "host:N for ssh port N"),
+    ("::1:8\n", "port", [Host("::1:8")], "names"),
+    ("a count=2\nb[1-2]\n", None, [Host("a", slots=2), Host("b1"), Host("b2")], MIXED),
+    ("- a\n- b slots=2\n", None, [Host("a"), Host("b", slots=2)], "a YAML list"),
+    ("# c\n---\n- name: a:2\n- {name: b, cpu: 4}\n", "slots", [Host("a", slots=2), Host("b", slots=4)], "a YAML list"),
+]
+
+
+@pytest.mark.parametrize(("text", "colon", "hosts", "dialect"), DIALECTS)
+def test_every_dialect_is_read_and_named(text, colon, hosts, dialect):
+    read = parse_hostfile(text, "f", colon)
+    assert [said(host) for host in read] == [said(host) for host in hosts]
+    assert {host.dialect for host in read} == {dialect}
+
+
+def said(host):
+    return host.name, host.user, host.port, host.address, host.slots
+
+
+# One sample for each dialect that people have, and the hosts that it means.
+SAMPLE_HOSTS = {
+    "clustershell": "gpu3 gpu4 gpu1 gpu2 login viz01 viz02",
+    "deepspeed": "worker-1=8 worker-2=8 worker-3=4",
+    "horovod": "gpu1=8 gpu2=8",
+    "hydra": "gpu1=8 ann@gpu2=8 gpu3=4",
+    "list.yaml": "gpu1 gpu2=8 gpu3=8 ann@gpu4=4:2222/10.0.0.4 gpu5=8 gpu6=8",
+    "names": "node1 node2.example.com 10.0.0.3 ann@node4",
+    "openmpi": "gpu1=8 gpu2.example.com=8 ann@10.0.0.3=4:2222 gpu4=4 gpu5",
+    "pdsh": "gpu1 gpu2 gpu3 gpu7 login gpu08 gpu09 rack1-node1 rack1-node2 rack2-node1 rack2-node2 spare.example.com",
+    "sample": "gpu1=8 gpu2 gpu3=8 gpu4=8 gpu7=8 node01=4 node02=4 ann@lab1:2222 ann@lab2:2222 "
+    "login.example.com=8/10.0.0.12 2001:db8::7 2001:db8::8/fd00::8",
+    "slurm": "gpu1 gpu2 gpu3 gpu007 gpu008 gpu009 gpu010 login",
+    "ssh-aliases": "lab-a lab-b=4",
+    "two-nodes": "node1 node2",
+}
+
+
+def test_every_sample_has_its_hosts():
+    assert sorted(path.name for path in SAMPLES.iterdir()) == sorted(SAMPLE_HOSTS)
+
+
+@pytest.mark.parametrize(("name", "hosts"), SAMPLE_HOSTS.items())
+def test_a_sample_means_these_hosts(name, hosts):
+    read = read_hostfile(SAMPLES / name, "slots" if name == "hydra" else None)
+    assert " ".join(map(short, read)) == hosts
+    assert (SAMPLES / name).read_text().startswith("# ")
+
+
+def short(host):
+    user = f"{host.user}@" if host.user else ""
+    slots = f"={host.slots}" if host.slots else ""
+    port = f":{host.port}" if host.port else ""
+    return f"{user}{host.name}{slots}{port}{f'/{host.address}' if host.address else ''}"
+
+
+@pytest.mark.parametrize(
+    ("line", "colon", "message"),
+    [
+        ("a:8 slots=8", "slots", "f:1: slots is given twice, by 'a:8' and by 'slots=8'"),
+        ("ann@a:22 port=22", "port", "f:1: port is given twice, by 'ann@a:22' and by 'port=22'"),
+        ("a:0", "slots", "f:1: slots must be between 1 and 65536, got 0"),
+        ("a:65536", "port", "f:1: port must be between 1 and 65535, got 65536"),
+        ("a:x", "port", "f:1: host name 'a:x' holds ':'"),
+        ("a:8:ann", "slots", "f:1: 'a:8:ann' is no IPv6 address"),
+    ],
+)
+def test_what_stands_behind_a_colon_is_checked(line, colon, message):
+    with pytest.raises(HostfileError) as caught:
+        parse_hostfile(line, "f", colon)
+    assert caught.value.message == message
+
+
+LIST_HINT = "write a list: '- node1', or '- name: node1' with 'slots: 8' below it"
+BAD_YAML = [
+    ("- a\n- b;c\n", "f:2: host name 'b;c' holds ';'", NAME_RULE),
+    ("- a\n- name: b\n  slots: x\n", "f:2: slots must be a number, got 'x'", ""),
+    ("- a\n- name: b\n  slot: 8\n", "f:2: unknown key 'slot'", "did you mean 'slots'?"),
+    ("- a\n- a: 8\n", "f:2: a host has one name, got the keys 'a'", "as in '- name: node1'"),
+    ("- name: a\n  name: b\n", "f:1: a host has one name, got the keys 'name, name'", "as in '- name: node1'"),
+    ("- a\n-\n", "f:2: not one list of hosts", LIST_HINT),
+    ("- a\n- [b]\n", "f:2: not one list of hosts", LIST_HINT),
+    ("- &x a\n- *x\n", "f:2: not one list of hosts", LIST_HINT),
+    ("---\nhosts:\n- a\n", "f:2: not one list of hosts", LIST_HINT),
+    ("- a\n---\n- b\n", "f:2: not one list of hosts", LIST_HINT),
+    ("- name: a\n  slots: [8]\n", "f:2: a setting has one value", "the settings are slots, user, port and addr, "
+     "each with one value"),
+    ("- a\n b: c\n", "f:2: not YAML: ", LIST_HINT),
+    ("- a\n- @gpu\n", "f:2: not YAML: ", LIST_HINT),
+    ("- a\n- \x00\n", "f: not YAML: ", ""),
+    ("- " * 5000, "f:1: not one list of hosts", LIST_HINT),
+    ("---\n", "f:2: not one list of hosts", LIST_HINT),
+    ("--- []\n", "f: names no host", "write one per line, as in: node1 slots=8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message", "hint"), BAD_YAML)
+def test_a_bad_yaml_list_is_refused_at_its_line(text, message, hint):
+    with pytest.raises(HostfileError) as caught:
+        parse_hostfile(text, "f")
+    begins = caught.value.message[: len(message)] if message.endswith("YAML: ") else caught.value.message
+    assert (begins, caught.value.hint) == (message, hint)
+
+
+def test_a_yaml_list_needs_pyyaml_and_nothing_else_does(monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(HostfileError) as caught:
+        parse_hostfile("- a\n", "f")
+    assert caught.value.message == "f: a YAML list, and this Python has no PyYAML"
+    assert caught.value.hint == "pip install PyYAML, or write one host per line without '- '"
+    assert parse_hostfile("a", "f") == (Host("a", source="f:1"),)
+
+
+# hostile files
+
+HOSTILE = {
+    "an option of ssh": (b"-oProxyCommand=touch${IFS}x", "1: host name '-oProxyCommand=touch${IFS}x' begins with '-'"),
+    "an option behind a user": (b"ann@-oProxyCommand=x", "1: host name '-oProxyCommand=x' begins with '-'"),
+    "an option in a list": (b"a -oProxyCommand", "1: host name '-oProxyCommand' begins with '-'"),
+    "an option in YAML": (b"- a\n- -oProxyCommand=x", "2: host name '-oProxyCommand=x' begins with '-'"),
+    "a command": (b"a$(id)", "1: host name 'a$(id)' holds '$'"),
+    "an escape": (b"a\x1b]0;x\x07", "1: 'a\\x1b]0;x\\x07' has a bracket without its partner"),
+    "a zero": (b"a\nb\x00c", "2: host name 'b\\x00c' holds '\\x00'"),
+    "UTF-16": ("\ufeffa".encode("utf-16-le"), "1: byte 0xff is not UTF-8"),
+    "a huge range": (b"n[1-999999999]", "1: 'n[1-999999999]' gives 999999999 names, 65536 is the limit"),
+    "many huge ranges": (b",".join(b"n%d-[1-65536]" % n for n in range(4000)), "1: more than 65536 hosts"),
+    "many brackets": (b"n" + b"[1-9]" * 9, "1: 'n[1-9]" + "[1-9]" * 8 + "' gives 387420489 names, 65536 is the limit"),
+    "a long line": (b"n," * (1 << 19), "1: a line of 1048576 characters, 65536 is the limit"),
+    "a long line of YAML": (b"- a\n- " + b"[" * (1 << 20), "2: a line of 1048578 characters, 65536 is the limit"),
+    "deep YAML": (b"- \n " * 40000, "2: not one list of hosts"),
+    "a long name": (b"n" * 60000, f"1: '{'n' * 97}...' gives a name of 60000 characters, 253 is the limit"),
+    "a long key": (b"n " + b"k" * 60000 + b"=1", f"1: unknown key '{'k' * 97}...'"),
+    "open brackets": (b"[" * 60000, f"1: '{'[' * 97}...' has a bracket without its partner"),
+    "colons": (b":1" * 30000, f"1: '{':1' * 48}:...' is no IPv6 address"),
+    "many lines": (b"\n" * (1 << 23) + b"a", " more than 8 MiB, which no list of hosts has"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "message"), HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_file_is_refused_at_once_in_one_line(tmp_path, content, message):
+    path = tmp_path / "hosts"
+    path.write_bytes(content)
+    start = time.process_time()
+    with pytest.raises(HostfileError) as caught:
+        read_hostfile(path)
+    assert time.process_time() - start < 5  # of a minute and more, where memory does not end first
+    assert caught.value.message == f"{path}:{message}"
+    assert caught.value.hint.isprintable()
+
+
+def test_a_file_without_an_end_is_not_read_to_its_end():
+    with pytest.raises(HostfileError) as caught:
+        read_hostfile(Path("/dev/zero"))
+    assert caught.value.message == "/dev/zero: more than 8 MiB, which no list of hosts has"
+
+
+# any text at all
+
+OFFER = parse_hostfile("gpu[1-4] slots=4\nGPU7\n::1 slots=2\n", "f")
+words = ["gpu", "[", "]", ",", "-", ":", "@", "=", " ", "#", "1", "07", "slots", "::1", "\n", "- ", "name: ", "//", "{"]
+pieces = st.sampled_from(words)
+nasty = st.one_of(st.text(max_size=60), st.lists(pieces, max_size=20).map("".join))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        parse_hosts,
+        lambda text: parse_hostfile(text, "f"),
+        lambda text: parse_hostfile(text, "f", "port"),
+        lambda text: parse_hostfile(f"- {text}", "f", "slots"),
+        lambda text: select_hosts(OFFER, text, None, None),
+        lambda text: select_hosts(OFFER, None, text, None),
+    ],
+    ids=["hosts", "hostfile", "colon", "yaml", "include", "exclude"],
+)
+@unhurried
+@given(text=nasty)
+def test_any_text_gives_hosts_or_a_clear_error(read, text):
+    try:
+        hosts = read(text)
+    except UsageError as error:
+        assert error.message.isprintable()
+        assert error.hint.isprintable()
+    else:
+        assert hosts
+        assert len({host.name for host in hosts}) == len(hosts)
+
+
+@unhurried
+@given(st.binary(max_size=60))
+def test_any_bytes_give_hosts_or_a_clear_error(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "bytes"
+    path.write_bytes(content)
+    try:
+        assert read_hostfile(path)
+    except HostfileError as error:
+        assert error.message.isprintable()
