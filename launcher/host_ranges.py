@@ -20,6 +20,7 @@ _ELEMENT_OR_COMMA = re.compile(r"(?:[^, \t\r\n\[]|\[[^\]]*(?:\]|\Z))+|,")
 _BRACKET = re.compile(r"\[([^\[\]]*)\]")
 _SPAN = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _HOST_AND_NUMBER = re.compile(r"(.+\]|[^:]+):([0-9]{1,18})")
+_LAST_NUMBER = re.compile(r"([^:]+?)([0-9]{1,18})")  # not of an IPv6 address, whose digits are no decimal number
 _ZONE = re.compile(r"[A-Za-z0-9._-]*")
 _FOREIGN_CHARACTER = re.compile(r"[^A-Za-z0-9._-]")
 _FOLDABLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -111,6 +112,23 @@ def fold_names(names: Iterable[str]) -> str:
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 
     return str(NodeSet.fromlist(listed, resolver=RESOLVER_NOGROUP))
+
+
+def fold_runs(names: Iterable[str]) -> list[str]:
+    """Fold neighbours that count up in their last digits, as gpu[1-4]; the order stays, as ClusterShell's does not.
+
+    Digits before a domain stay as they are: Slurm refuses `gpu[1-4].lan`.
+    """
+    runs: list[tuple[str, str, str]] = []  # what stands before the digits, the first of them, the last
+    for name in names:
+        match = _LAST_NUMBER.fullmatch(name)
+        head, number = match.groups() if match else (name, "")
+        before, low, high = runs[-1] if runs else ("", "", "")
+        if number and high and before == head and number == str(int(high) + 1).zfill(len(high)):
+            runs[-1] = (head, low, number)
+        else:
+            runs.append((head, number, number))
+    return [f"{head}[{low}-{high}]" if low != high else head + low for head, low, high in runs]
 
 
 def _empty_name(text: str) -> UsageError:

@@ -1,4 +1,4 @@
-"""launch hosts: how the hosts were read."""
+"""launch hosts: how the hosts were read, or the same hosts in another launcher's words."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.cli.options import host_options, read_hosts
+from launcher.errors import UsageError
+from launcher.hostfiles import TARGETS, write_hosts
 
 if TYPE_CHECKING:
     from launcher.hosts import Host
@@ -18,10 +20,18 @@ if TYPE_CHECKING:
 @click.command("hosts")
 @host_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON list on stdout.")
-def command(as_json: bool, **options: Any) -> int:
+@click.option("--to", "target", type=click.Choice(list(TARGETS)), help="Write them as this one's hostfile to stdout.")
+def command(as_json: bool, target: str | None, **options: Any) -> int:
     """Show the hosts in rank order, and what was understood of each. Contacts nobody."""
+    if as_json and target:
+        raise UsageError("--json and --to are both given", "give one of them")
     hosts = read_hosts(options)
-    if as_json:
+    if target:
+        text, left_out = write_hosts(hosts, target)
+        click.echo(text, nl=False)
+        if left_out:
+            click.echo(f"launch: {left_out}", err=True)
+    elif as_json:
         rows = [_row(rank, host) | {"dialect": host.dialect} for rank, host in enumerate(hosts)]
         click.echo(json.dumps(rows, indent=2))
     else:

@@ -1,4 +1,4 @@
-"""Hosts as people have them today: the files of other launchers and our own.
+"""Hosts as people have them today: the files of other launchers and our own, read and written.
 
 A line means the same whoever it was written for, and what two tools read differently is refused.
 So there is one grammar (`lines`) and a YAML list; which tool a file looks like (`dialects`) is only shown.
@@ -6,5 +6,6 @@ So there is one grammar (`lines`) and a YAML list; which tool a file looks like 
 
 from launcher.hostfiles.lines import Colon
 from launcher.hostfiles.reading import parse_hostfile, parse_hosts, read_hostfile
+from launcher.hostfiles.writing import TARGETS, write_hosts
 
-__all__ = ["Colon", "parse_hostfile", "parse_hosts", "read_hostfile"]
+__all__ = ["TARGETS", "Colon", "parse_hostfile", "parse_hosts", "read_hostfile", "write_hosts"]

@@ -245,6 +245,14 @@ def test_what_stands_behind_a_colon_is_said_by_option_or_default(launch, folder)
     )
 
 
+def test_hosts_as_another_launcher_writes_them(launch):
+    assert launch("hosts --hostfile two --to deepspeed") == (0, TWO, "")
+    lost = "launch: Slurm's file has no place for slots= of node[1-2]\n"
+    assert launch("hosts --hostfile two --to slurm") == (0, "node[1-2]\n", lost)
+    said = "launch: --json and --to are both given\n  hint: give one of them\n"
+    assert launch("hosts --hostfile two --to pdsh --json") == (EXIT_USAGE, "", said)
+
+
 def test_long_names_are_not_cut(launch):
     name = f"{'long-' * 20}name.example.com"
     assert name in launch(f"hosts --hosts {name}")[1]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import UsageError
-from launcher.host_ranges import split_list
+from launcher.host_ranges import fold_runs, split_list
 from launcher.hostfiles import parse_hostfile
 from launcher.hosts import expand_ranges, fold_names, select_hosts
 
@@ -258,6 +258,28 @@ def test_names_fold_for_display():
 @pytest.mark.parametrize("name", ["@all", "*", "a!b", "a&b", "a^b", "::1", "a,b", "n[1-2]", "a%b", "n\n", ""])
 def test_names_that_clustershell_would_misread_are_only_listed(name):
     assert fold_names(["n2", name, "n1"]) == f"n2,{name},n1"
+
+
+@pytest.mark.parametrize(
+    ("names", "runs"),
+    [
+        ("gpu2 gpu3 gpu1 gpu2x", "gpu[2-3] gpu1 gpu2x"),
+        ("n08 n09 n10 n011", "n[08-10] n011"),
+        ("n8 n9 n10 n0 n01", "n[8-10] n0 n01"),
+        ("n99 n100 m099 m100", "n[99-100] m[099-100]"),
+        ("a1.lan a2.lan", "a1.lan a2.lan"),
+        ("::1 ::2 10.0.0.1 10.0.0.2", "::1 ::2 10.0.0.[1-2]"),
+        ("7 8", "7 8"),
+    ],
+)
+def test_neighbours_fold_in_their_order(names, runs):
+    assert fold_runs(names.split()) == runs.split()
+
+
+@unhurried
+@given(st.lists(st.from_regex(r"\A[a-z]{1,2}(0{0,2}[0-9]{1,3})?\Z"), max_size=12))
+def test_folded_neighbours_expand_to_the_same_names(names):
+    assert [name for run in fold_runs(sorted(names)) for name in expand_ranges(run)] == sorted(names)
 
 
 @unhurried
