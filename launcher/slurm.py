@@ -1,0 +1,171 @@
+"""The Slurm allocation that we are in, read from its variables alone, without scontrol. Pure.
+
+The environment comes in as a mapping, from the command line's side.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.errors import UsageError
+from launcher.host_ranges import expand_ranges, fold_names, split_list
+from launcher.hosts import Host
+from launcher.wording import count, listed
+
+FABRIC = "fabric"
+SRUN = "srun"
+TRANSPORTS = (SRUN, FABRIC)
+
+# Steps that are shells and no tasks (batch, interactive, extern): Slurm counts them down from 0xffffffff (slurm.h).
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+_REPEATED = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,5})\))?")
+_GPU_COUNT = re.compile(r"(?:[^,:]+:)*([0-9]{1,9})")
+# What srun shall know of the environment: everything else of Slurm's there is an option to it, or speaks of a step.
+_JOB_NAMES = (
+    "SLURM_JOB_", "SLURM_JOBID", "SLURM_NODELIST", "SLURM_ARRAY_", "SLURM_SUBMIT_", "SLURM_CONF", "SLURM_CLUSTER_NAME",
+    "SLURM_WORKING_CLUSTER", "SLURM_JWT", "SLURM_RESTART_COUNT",
+)  # fmt: skip
+_SLURM_NAMES = ("SLURM", "SRUN_", "PMI_", "PMI2_", "PMIX_")
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A job's share of a cluster; None: its variables don't say."""
+
+    job_id: str
+    nodes: tuple[str, ...]  # in Slurm's order
+    cpus_per_node: tuple[int, ...] = ()
+    tasks_per_node: tuple[int, ...] = ()
+    gpus_per_node: int | None = None
+    partition: str | None = None
+
+    @property
+    def name(self) -> str:
+        return f"Slurm job {self.job_id}"
+
+    def hosts(self) -> tuple[Host, ...]:
+        """Return its nodes as hosts."""
+        return tuple(Host(node, source=self.name) for node in self.nodes)
+
+    def describe(self) -> str:
+        """Return what it is, in one line."""
+        sizes = {count(cpus, "CPU") for cpus in self.cpus_per_node}
+        each = sorted(sizes) if len(sizes) == 1 else []
+        each += [count(self.gpus_per_node, "GPU")] if self.gpus_per_node else []
+        words = f", {listed(each)} on each" if each else ""
+        return f"{self.name}: {count(len(self.nodes), 'node')}, {fold_names(self.nodes)}{words}"
+
+
+def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
+    """Return the allocation that these variables describe; raise UsageError where one of them makes no sense."""
+    job_id = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
+    name = "SLURM_JOB_NODELIST" if environ.get("SLURM_JOB_NODELIST") else "SLURM_NODELIST"
+    if not job_id or not environ.get(name):
+        return None
+    nodes = _read_nodes(name, environ[name])
+    tasks = _read_repeated(environ, "SLURM_TASKS_PER_NODE")
+    return Allocation(
+        job_id=job_id,
+        nodes=nodes,
+        cpus_per_node=_read_repeated(environ, "SLURM_JOB_CPUS_PER_NODE"),
+        tasks_per_node=tasks,
+        gpus_per_node=_read_gpus(environ, tasks, len(nodes)),
+        partition=environ.get("SLURM_JOB_PARTITION"),
+    )
+
+
+def count_tasks(environ: Mapping[str, str]) -> int:
+    """Return how many processes srun has started beside us, ourselves included; 0 in a shell or outside of Slurm.
+
+    sbatch's script has SLURM_PROCID as well, but no SLURM_STEP_ID, or that of a special step. Of `srun --pty bash` the
+    first task has the terminal, and the others end at once. A step of one task is a shell to us: it starts one run.
+    """
+    step, rank = environ.get("SLURM_STEP_ID", ""), environ.get("SLURM_PROCID")
+    if not step.isdecimal() or int(step) >= _FIRST_SPECIAL_STEP or rank is None:
+        return 0
+    if rank == "0" and "SLURM_PTY_PORT" in environ:
+        return 0
+    tasks = environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS") or ""
+    return int(tasks) if tasks.isdecimal() else 1
+
+
+def refuse_tasks(environ: Mapping[str, str]) -> None:
+    """Raise UsageError where each of several tasks would start a run of its own."""
+    tasks = count_tasks(environ)
+    if tasks > 1:
+        raise UsageError(
+            f"srun has started launch {tasks} times, and each would start a run of its own",
+            "start it once, without srun: it reaches every node of the job by itself",
+        )
+
+
+def choose_transport(wanted: str | None, hosts: Sequence[Host], allocation: Allocation | None) -> str:
+    """Return the name of the way to the hosts; raise UsageError where srun does not lead there."""
+    if wanted != SRUN:
+        is_slurm = allocation is not None and all(host.source == allocation.name for host in hosts)
+        return wanted or (SRUN if is_slurm else FABRIC)
+    if allocation is None:
+        raise UsageError("--transport srun: this is no Slurm allocation", "salloc or sbatch makes one")
+    outside = [host.name for host in hosts if host.name not in allocation.nodes]
+    if outside:
+        names = fold_names(outside)
+        raise UsageError(
+            f"--transport srun: {names} {'is' if len(outside) == 1 else 'are'} not in {allocation.name}",
+            f"it has {fold_names(allocation.nodes)}; any other host by --transport fabric",
+        )
+    return SRUN
+
+
+def refuse_gpus(gpus: int, hosts: Sequence[Host], allocation: Allocation) -> None:
+    """Raise UsageError where more GPUs per host are wanted than Slurm gives; often the nodes alone know that."""
+    given = allocation.gpus_per_node
+    if given is not None and gpus > given and all(host.source == allocation.name for host in hosts):
+        there = f"{count(given, 'GPU')} on each node"
+        raise UsageError(f"--gpus {gpus}: {allocation.name} has {there}", "ask Slurm for more, or take fewer")
+
+
+def srun_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what srun gets: sbatch's options come as variables, and srun would take each of them for its own."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(_SLURM_NAMES) or name.startswith(_JOB_NAMES)
+    }
+
+
+def _read_nodes(name: str, text: str) -> tuple[str, ...]:
+    try:
+        return tuple(node for element in split_list(text) for node in expand_ranges(element))
+    except UsageError as error:
+        raise UsageError(f"{name}: {error.message}", error.hint) from None
+
+
+def _read_repeated(environ: Mapping[str, str], name: str) -> tuple[int, ...]:
+    """Read `8(x2),4` as 8, 8, 4; what a Slurm of tomorrow may write instead is not known, as if it were not there."""
+    numbers: list[int] = []
+    for word in environ.get(name, "").split(","):
+        found = _REPEATED.fullmatch(word)
+        if found is None:
+            return ()
+        numbers += [int(found[1])] * int(found[2] or 1)
+    return tuple(numbers)
+
+
+def _read_gpus(environ: Mapping[str, str], tasks: Sequence[int], node_count: int) -> int | None:
+    """Return the GPUs on each node, where all have as many; salloc --gres says nothing, and only the nodes know."""
+    if text := environ.get("SLURM_GPUS_PER_NODE"):
+        return _count_gpus(text)
+    if total := _count_gpus(environ.get("SLURM_GPUS", "")):
+        return total // node_count if total % node_count == 0 else None
+    if text := environ.get("SLURM_GPUS_ON_NODE"):
+        return _count_gpus(text)
+    per_task = _count_gpus(environ.get("SLURM_GPUS_PER_TASK", ""))
+    return per_task * tasks[0] if per_task and len(set(tasks)) == 1 else None
+
+
+def _count_gpus(text: str) -> int | None:
+    """Count `2`, `a100:2` or `a100:1,h100:2`."""
+    found = [_GPU_COUNT.fullmatch(word) for word in text.split(",")]
+    return sum(int(match[1]) for match in found if match) if all(found) else None

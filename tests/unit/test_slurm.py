@@ -1,0 +1,240 @@
+"""An allocation from its variables: nodes, sizes, whether we are a task, the way to the nodes, what srun gets."""
+
+from __future__ import annotations
+
+import pytest
+from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.errors import UsageError
+from launcher.hosts import Host, parse_hosts
+from launcher.slurm import (
+    Allocation,
+    choose_transport,
+    count_tasks,
+    read_allocation,
+    refuse_gpus,
+    refuse_tasks,
+    srun_environment,
+)
+
+# As Slurm 22.05 sets them in a shell of `salloc -N2 --ntasks-per-node=3 -c2 --gpus-per-node=2 --exclusive`.
+SALLOC = {
+    "SLURM_CLUSTER_NAME": "tests",
+    "SLURM_CONF": "/etc/slurm/slurm.conf",
+    "SLURM_CPUS_PER_TASK": "2",
+    "SLURM_GPUS_PER_NODE": "2",
+    "SLURM_JOBID": "4",
+    "SLURM_JOB_CPUS_PER_NODE": "8(x2)",
+    "SLURM_JOB_ID": "4",
+    "SLURM_JOB_NAME": "interactive",
+    "SLURM_JOB_NODELIST": "node[1-2]",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_JOB_PARTITION": "gpu",
+    "SLURM_NNODES": "2",
+    "SLURM_NODELIST": "node[1-2]",
+    "SLURM_NPROCS": "6",
+    "SLURM_NTASKS": "6",
+    "SLURM_NTASKS_PER_NODE": "3",
+    "SLURM_SUBMIT_DIR": "/",
+    "SLURM_TASKS_PER_NODE": "3(x2)",
+}
+JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
+TASK = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8"}
+TWO = Allocation("7", ("n1", "n2"))
+
+
+def test_all_that_the_variables_say():
+    assert read_allocation(SALLOC) == Allocation(
+        job_id="4",
+        nodes=("node1", "node2"),
+        cpus_per_node=(8, 8),
+        tasks_per_node=(3, 3),
+        gpus_per_node=2,
+        partition="gpu",
+    )
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {"SLURM_JOB_ID": "7"}, {"SLURM_JOB_NODELIST": "n1"}, {**JOB, "SLURM_JOB_ID": ""}]
+)
+def test_half_an_allocation_is_none(environ):
+    assert read_allocation(environ) is None
+
+
+def test_the_names_that_older_slurms_use():
+    assert read_allocation({"SLURM_JOBID": "7", "SLURM_NODELIST": "a,b"}) == Allocation("7", ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        ("n1", ["n1"]),
+        (
+            "gpu[1-3,007-010],a[1-2]b",
+            [*(["gpu1", "gpu2", "gpu3", "gpu007", "gpu008", "gpu009", "gpu010"]), "a1b", "a2b"],
+        ),
+        ("rack[0-1]n[08-09]", ["rack0n08", "rack0n09", "rack1n08", "rack1n09"]),
+        ("gpu[098-101]", ["gpu098", "gpu099", "gpu100", "gpu101"]),
+        ("b,a", ["b", "a"]),
+    ],
+)
+def test_node_lists(text, nodes):
+    allocation = read_allocation({**JOB, "SLURM_JOB_NODELIST": text})
+    assert allocation is not None
+    assert list(allocation.nodes) == nodes
+
+
+spans = st.tuples(st.integers(0, 60), st.integers(0, 8), st.sampled_from([0, 3])).map(
+    lambda span: f"{span[0]:0{span[2]}d}" + (f"-{span[0] + span[1]:0{span[2]}d}" if span[1] else "")
+)
+names = st.sampled_from(["n", "gpu-", "a1b", "x.y"])
+groups = st.tuples(names, st.lists(spans, min_size=1, max_size=4), st.sampled_from(["", "b", "-ib"])).map(
+    lambda group: f"{group[0]}[{','.join(group[1])}]{group[2]}"
+)
+
+
+@settings(deadline=None)
+@given(st.lists(groups | names, min_size=1, max_size=4))
+def test_node_lists_are_what_clustershell_reads(words):
+    text = ",".join(words)
+    allocation = read_allocation({**JOB, "SLURM_JOB_NODELIST": text})
+    assert allocation is not None
+    assert set(allocation.nodes) == set(NodeSet(text, resolver=RESOLVER_NOGROUP))
+
+
+def test_a_node_list_that_is_none_names_its_variable():
+    with pytest.raises(UsageError, match=r"SLURM_JOB_NODELIST: 'n\[1-' has a bracket without its partner"):
+        read_allocation({**JOB, "SLURM_JOB_NODELIST": "n[1-"})
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("8", (8,)), ("8(x2)", (8, 8)), ("8(x2),4", (8, 8, 4)), ("3,1", (3, 1)), ("", ()), ("8x2", ()), ("2(x)", ())],
+)
+def test_sizes_per_node(text, numbers):
+    allocation = read_allocation({**JOB, "SLURM_TASKS_PER_NODE": text, "SLURM_JOB_CPUS_PER_NODE": text})
+    assert allocation is not None
+    assert (allocation.tasks_per_node, allocation.cpus_per_node) == (numbers, numbers)
+
+
+@pytest.mark.parametrize(
+    ("environ", "gpus"),
+    [
+        ({}, None),
+        ({"SLURM_GPUS_PER_NODE": "2"}, 2),
+        ({"SLURM_GPUS_PER_NODE": "a100:4"}, 4),
+        ({"SLURM_GPUS_PER_NODE": "a100:4,h100:1"}, 5),
+        ({"SLURM_GPUS_PER_NODE": "many"}, None),
+        ({"SLURM_GPUS_ON_NODE": "2"}, 2),
+        ({"SLURM_GPUS": "4"}, 2),
+        ({"SLURM_GPUS": "h100:4"}, 2),
+        ({"SLURM_GPUS": "3", "SLURM_GPUS_ON_NODE": "2"}, None),  # two on one node, one on the other
+        ({"SLURM_GPUS_PER_TASK": "1", "SLURM_TASKS_PER_NODE": "4(x2)"}, 4),
+        ({"SLURM_GPUS_PER_TASK": "1", "SLURM_TASKS_PER_NODE": "4,2"}, None),
+    ],
+)
+def test_gpus_per_node(environ, gpus):
+    allocation = read_allocation({**JOB, **environ})
+    assert allocation is not None
+    assert allocation.gpus_per_node == gpus
+
+
+@pytest.mark.parametrize(
+    ("allocation", "line"),
+    [
+        (TWO, "Slurm job 7: 2 nodes, n[1-2]"),
+        (Allocation("7", ("n1",), (1,), (1,), 1), "Slurm job 7: 1 node, n1, 1 CPU and 1 GPU on each"),
+        (Allocation("7", ("a", "b"), (8, 8), (), 4), "Slurm job 7: 2 nodes, a,b, 8 CPUs and 4 GPUs on each"),
+        (Allocation("7", ("n1", "n2"), (8, 4)), "Slurm job 7: 2 nodes, n[1-2]"),
+    ],
+)  # fmt: skip
+def test_an_allocation_in_one_line(allocation, line):
+    assert allocation.describe() == line
+
+
+# ---- tasks
+
+
+@pytest.mark.parametrize(
+    ("environ", "tasks"),
+    [
+        ({}, 0),
+        (SALLOC, 0),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, 0),  # sbatch's script
+        ({**TASK, "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967291"}, 0),  # the same, of some versions
+        ({**TASK, "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967290"}, 0),  # salloc with use_interactive_step
+        ({**TASK, "SLURM_STEP_ID": "batch"}, 0),
+        (TASK, 8),
+        ({**TASK, "SLURM_NTASKS": "2"}, 8),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, 2),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "1"}, 1),
+        ({**TASK, "SLURM_PROCID": "0", "SLURM_PTY_PORT": "4711"}, 0),  # srun -n8 --pty bash
+        ({**TASK, "SLURM_PTY_PORT": "4711"}, 8),
+    ],
+)
+def test_how_many_tasks_are_beside_us(environ, tasks):
+    assert count_tasks(environ) == tasks
+
+
+def test_several_tasks_are_refused():
+    refuse_tasks({**TASK, "SLURM_STEP_NUM_TASKS": "1"})
+    with pytest.raises(UsageError, match=r"^srun has started launch 8 times, and each would start a run of its own$"):
+        refuse_tasks(TASK)
+
+
+# ---- the way
+
+
+@pytest.mark.parametrize(
+    ("wanted", "hosts", "allocation", "way"),
+    [
+        (None, TWO.hosts(), TWO, "srun"),
+        (None, TWO.hosts()[:1], TWO, "srun"),
+        (None, parse_hosts("n1,n2"), TWO, "fabric"),
+        (None, parse_hosts("n1,n2"), None, "fabric"),
+        ("fabric", TWO.hosts(), TWO, "fabric"),
+        ("srun", parse_hosts("n2,n1"), TWO, "srun"),
+    ],
+)
+def test_the_way_to_hosts(wanted, hosts, allocation, way):
+    assert choose_transport(wanted, hosts, allocation) == way
+
+
+@pytest.mark.parametrize(
+    ("hosts", "allocation", "message", "hint"),
+    [
+        ("n1", None, "--transport srun: this is no Slurm allocation", "salloc or sbatch makes one"),
+        ("n1,n3", TWO, "--transport srun: n3 is not in Slurm job 7",
+         "it has n[1-2]; any other host by --transport fabric"),
+        ("x[1-2]", TWO, "--transport srun: x[1-2] are not in Slurm job 7",
+         "it has n[1-2]; any other host by --transport fabric"),
+    ],
+)  # fmt: skip
+def test_srun_leads_to_nodes_of_the_job_alone(hosts, allocation, message, hint):
+    with pytest.raises(UsageError) as caught:
+        choose_transport("srun", parse_hosts(hosts), allocation)
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+
+
+def test_more_gpus_than_slurm_gives():
+    given = Allocation("7", ("n1",), gpus_per_node=2)
+    refuse_gpus(2, given.hosts(), given)
+    refuse_gpus(8, [Host("elsewhere")], given)
+    refuse_gpus(8, TWO.hosts(), TWO)
+    with pytest.raises(UsageError, match=r"^--gpus 3: Slurm job 7 has 2 GPUs on each node$"):
+        refuse_gpus(3, given.hosts(), given)
+
+
+def test_srun_gets_the_job_and_none_of_its_options():
+    others = {"PATH": "/bin", "HOME": "/root", "NCCL_DEBUG": "INFO"}
+    step = {**TASK, "SLURMD_NODENAME": "n1", "SRUN_CPUS_PER_TASK": "4", "PMI_RANK": "3", "SLURM_EXACT": "1"}
+    assert srun_environment({**SALLOC, **step, **others, "SLURM_MEM_PER_NODE": "100"}) == {
+        **others,
+        **{name: SALLOC[name] for name in (
+            "SLURM_CLUSTER_NAME", "SLURM_CONF", "SLURM_JOBID", "SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_ID",
+            "SLURM_JOB_NAME", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_JOB_PARTITION", "SLURM_NODELIST",
+            "SLURM_SUBMIT_DIR",
+        )},
+    }  # fmt: skip
