@@ -165,7 +165,8 @@ class Conversation:
             found = self._await_marker()
             if found is not None and not self._is_closed:
                 magic, rest = found
-                self._channel.write(shipping.node_code(self._nonce, magic) + first_message)
+                self._channel.write(shipping.node_code(self._nonce, magic))
+                self._channel.write(first_message)  # by itself: srun sends the code once for all, where it ends alike
                 self.heard_at = time.monotonic()
                 self.is_ready = True
                 self._start_writer()  # somebody may have had something to say before

@@ -106,6 +106,21 @@ LOSSES: tuple[Loss, ...] = (
         "its sshd, a firewall or the network ended the connection",
         "the log of its sshd, and what lies between it and you",
     ),
+    Loss(
+        "Slurm has cancelled",
+        "somebody ended the job, its time was over, or another job went before",
+        "`sacct -j JOB` knows which; more time: `--time` of sbatch and salloc",
+    ),
+    Loss(
+        "srun was killed",
+        "something on the machine that you typed on ended it; the nodes ended the run",
+        "the kernel's log there (`dmesg`): memory is often short where many log in",
+    ),
+    Loss(
+        "our task there ended",
+        "something on that node ended our side of the run",
+        "the kernel's log there (`dmesg`), and the memory that the job has: `--mem` of sbatch and salloc",
+    ),
 )
 
 

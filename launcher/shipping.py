@@ -14,6 +14,7 @@ import shlex
 import threading
 import zipfile
 import zlib
+from collections.abc import Sequence
 from importlib import resources
 from importlib.abc import InspectLoader
 from importlib.util import MAGIC_NUMBER, find_spec
@@ -22,7 +23,7 @@ from types import CodeType
 MARKER = "~launch"
 _NODE_MODULES = (
     "environment", "facts", "gpus", "guardian", "inquiry", "kernel_log", "kills", "ladder", "ledger", "leftovers",
-    "loop", "machine", "messages", "network", "notation", "outlet", "processes", "pythons", "ranks", "signals",
+    "loop", "machine", "messages", "network", "notation", "outlet", "processes", "pythons", "ranks", "signals", "slurm",
     "stacks", "supervisor", "workers", "xids",
 )  # fmt: skip
 _LOCK = threading.Lock()
@@ -65,6 +66,33 @@ def loader_command(python: str, nonce: str) -> str:
     """Return the remote command line; `python` is a plain program name or path."""
     # -X utf8: under a locale of 8 bits arguments and paths would change on their way.
     return f"exec {shlex.quote(python)} -X utf8 -ISc '{_LOADER.format(marker=MARKER, nonce=nonce)}'"
+
+
+# The same for a task of Slurm, with the words of `launcher.node.relay` for a marker: srun gives nothing to read before
+# every node has started its task, so who is there must say so first.
+_RELAY_LOADER = (
+    "import os;"
+    'print("~{nonce} here",os.environ["SLURM_PROCID"],os.environ["SLURMD_NODENAME"],os.getpid(),'
+    'open("/proc/self/stat").read().rpartition(") ")[2].split()[19],flush=True);'
+    'exec(b"".join(iter(lambda:os.read(0,1).strip(b"\\n"),b"")))'
+)
+# The first Python that is new enough.
+_RELAY_SHELL = (
+    'for p; do "$p" -ISc "import sys; sys.exit(sys.version_info < (3, 8))" 2>/dev/null'
+    ' && exec "$p" -X utf8 -ISc "$0"; done; exit 127'
+)
+
+
+def relay_argv(pythons: Sequence[str], nonce: str) -> list[str]:
+    """Return what starts a relay on a node; its code is the first line that it reads."""
+    return ["/bin/sh", "-c", _RELAY_SHELL, _RELAY_LOADER.format(nonce=nonce), *pythons]
+
+
+def relay_code(nonce: str, block_bytes: int, kept_blocks: int) -> bytes:
+    """Return the first line for a relay, the same for every node and every Python."""
+    source = (resources.files("launcher.node") / "relay.py").read_text("utf-8")
+    call = f"main({nonce!r}, {block_bytes}, {kept_blocks})\n"
+    return f"exec({source + call!r})\n".encode()
 
 
 def node_code(nonce: str, magic: str) -> bytes:

@@ -61,6 +61,35 @@ _NODE_LOGS = "the first bad line in the logs of the other nodes; `launch check` 
 _BLOCKING = "once with --env CUDA_LAUNCH_BLOCKING=1, then the traceback names the line"
 
 SIGNATURES: tuple[Signature, ...] = (
+    # Slurm
+    Signature(
+        "slurm-time",
+        r"CANCELLED AT \S+ DUE TO TIME LIMIT",
+        "the time of the Slurm job was over",
+        "more of it with --time; `sbatch --signal=TERM@120` warns in time to save",
+        says="`CANCELLED AT ... DUE TO TIME LIMIT`",
+    ),
+    Signature(
+        "slurm-preemption",
+        r"CANCELLED AT \S+ DUE TO PREEMPTION",
+        "Slurm gave the nodes to another job",
+        "sbatch --requeue, and a trainer that resumes",
+        says="`CANCELLED AT ... DUE TO PREEMPTION`",
+    ),
+    Signature(
+        "slurm-node",
+        r"CANCELLED AT \S+ DUE TO NODE FAILURE",
+        "Slurm lost a node of the job",
+        "`sinfo -R` says why; the same job again takes another node",
+        says="`CANCELLED AT ... DUE TO NODE FAILURE`",
+    ),
+    Signature(
+        "slurm-cancelled",
+        r"\*\*\* (?:STEP|JOB) (?P<job>\d+)\S* ON \S+ CANCELLED AT",
+        "Slurm was told to end job {job}, or the step that we are",
+        "who called scancel: `sacct -j {job} --format=JobID,State%30,End`",
+        says="`*** STEP ... ON n1 CANCELLED AT ...`",
+    ),
     # memory
     Signature(
         "gpu-memory-shared",

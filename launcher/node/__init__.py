@@ -10,6 +10,7 @@ Nothing needs to be installed there: `launcher.shipping` sends these modules ove
       xids         GPU faults in the kernel's log
       machine      memory, limits, disks
       network      addresses, routes, ports, probes
+      slurm        what Slurm gives the run here
       leftovers    processes of other runs
       environment  --setup, --venv and --conda
       pythons      the search for a Python that has torch
@@ -26,4 +27,5 @@ Nothing needs to be installed there: `launcher.shipping` sends these modules ove
     messages     the wire format
     notation     JSON, and
     signals      the signal module, both without the imports that would double the start
+    relay        under srun, below the guardian: carries its bytes; sent alone
 """

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 
-from launcher.node import network
+from launcher.node import network, slurm
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ def gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "hostname": socket.gethostname(),
         "system": sys.platform,
-        "cpu_count": len(os.sched_getaffinity(0)),
+        "cpu_count": slurm.count_cpus(len(os.sched_getaffinity(0))),
         "home": os.path.expanduser("~"),
-        **_ssh_ends(),
+        **_launcher_ends(),
         "addresses": network.list_addresses(),
         **_find_folder(folder, wanted.get("script"), find_venv(wanted)),
         **_find_gpus(wanted),
@@ -50,7 +50,9 @@ def _find_gpus(wanted: dict[str, Any]) -> dict[str, Any]:
         return {"gpus": [], "gpu_error": "not asked for"}
     from launcher.node import gpus
 
-    return gpus.query_gpus()
+    found = gpus.query_gpus()
+    found["gpus"] = slurm.choose_gpus(found["gpus"])
+    return found
 
 
 def _gather_checks(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
@@ -67,10 +69,10 @@ def _gather_checks(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
     }
 
 
-def _ssh_ends() -> dict[str, str | None]:
-    """Both ends of the SSH connection: behind a jump host or NAT ours is still one of our own addresses."""
+def _launcher_ends() -> dict[str, str | None]:
+    """Both ends of the way from the launcher: behind a jump host or NAT ours is still one of our own addresses."""
     words = os.environ.get("SSH_CONNECTION", "").split()
-    client, server = (words[0], words[2]) if len(words) == 4 else (None, None)
+    client, server = (words[0], words[2]) if len(words) == 4 else slurm.find_ends()
     return {"ssh_client": client, "ssh_address": server}
 
 

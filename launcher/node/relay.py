@@ -1,0 +1,276 @@
+"""Carries the streams of processes on this node over the streams of one Slurm task.
+
+srun gives what it reads to every task and mixes what they write, in whole lines of less than 1,024 bytes. So bytes
+travel as lines of base64, and each line names a channel: one process of ours on one node.
+
+    to all relays     open CHANNEL TASK COMMAND    data CHANNEL BYTES    again CHANNEL NUMBER
+                      took CHANNEL SIZE            shut CHANNEL          hang TASK PID STARTED
+    from each         here TASK NODE PID STARTED   out CHANNEL BYTES     err CHANNEL BYTES     exit CHANNEL CODE
+
+The first line on stdin is this file: it is sent alone, so it uses no other module of ours. The loader says `here`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from binascii import a2b_base64, b2a_base64
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal as signals
+    from typing import Any, Callable, Iterator, Tuple
+
+    Wanted = Tuple[int, int, Callable[..., object], Tuple[Any, ...]]
+else:
+    import _signal as signals  # signal itself brings enum along, as in launcher.node.signals
+
+WINDOW_BYTES = 1 << 20  # of a channel's output may be on their way to the launcher, who says what it has taken
+LINE_BYTES = 720  # before base64: 960 of the 1,023 that srun keeps together
+OUT_BYTES = 256 << 10  # while this much waits for srun, no process is read
+READ_BYTES = 64 << 10
+START_S = 60.0  # without a first channel: the launcher died in between
+LINGER_S = 5.0  # after the last one: srun tells nobody that it was killed, and the task would stay
+
+_STDIN, _STDOUT = 0, 1
+# What would make a rank a task of our step, which it is not; and the login of who made the allocation.
+_DROPPED = (
+    "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_TASK_PID", "SLURM_STEP", "SLURM_NTASKS",
+    "SLURM_NPROCS", "SLURM_TASKS_PER_NODE", "SLURM_SRUN_COMM", "PMI_", "PMI2_", "PMIX_", "SSH_CONNECTION",
+    "SSH_CLIENT", "SSH_TTY",
+)  # fmt: skip
+
+
+class Child:
+    """One process: its pipes, and what is on its way to it and from it."""
+
+    def __init__(self, command: str, env: dict[str, str]) -> None:
+        stdin, self.stdin = os.pipe()
+        stdout, stderr = os.pipe(), os.pipe()
+        self.streams = {stdout[0]: b"out", stderr[0]: b"err"}
+        self.backlog = bytearray()  # that its stdin has not taken yet
+        self.untaken_bytes = 0  # sent, and not taken by the launcher yet
+        self.exit_code: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become(command, env, (stdin, stdout[1], stderr[1]))
+        for fd in (stdin, stdout[1], stderr[1]):
+            os.close(fd)
+        os.set_blocking(self.stdin, False)
+
+    def feed(self) -> None:
+        """Write what its stdin takes."""
+        try:
+            written = os.write(self.stdin, self.backlog)
+        except BlockingIOError:
+            return
+        except OSError:  # it reads no more
+            written = len(self.backlog)
+        del self.backlog[:written]
+
+    def hang_up(self) -> None:
+        """Close all pipes, as sshd does when the connection is gone."""
+        for fd in (self.stdin, *self.streams):
+            if fd >= 0:
+                os.close(fd)
+        self.stdin = -1
+        self.backlog.clear()
+        self.streams.clear()
+
+
+def _become(command: str, env: dict[str, str], streams: tuple[int, int, int]) -> None:
+    try:
+        os.setsid()
+        for number, fd in enumerate(streams):
+            os.dup2(fd, number)
+        os.chdir(env.get("HOME", "/"))  # where a login starts
+    except OSError:
+        pass
+    try:
+        os.execve("/bin/sh", ["sh", "-c", command], env)
+    finally:
+        os._exit(126)
+
+
+class Relay:
+    """All channels of this node."""
+
+    def __init__(self, nonce: str, block_bytes: int, kept_blocks: int) -> None:
+        """Keep the last blocks of a size, for whatever channel: the launcher names one that is sent again by number."""
+        self._mark = b"~%s " % nonce.encode()
+        self._block_characters = (block_bytes + 2) // 3 * 4
+        self._kept_blocks = kept_blocks
+        self._task = os.environ["SLURM_PROCID"].encode()
+        self._env = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
+        self._children: dict[bytes, Child] = {}  # by channel
+        self._rest = b""  # of a line
+        self._kept: dict[int, bytes] = {}
+        self._kept_count = 0
+        self._outgoing = bytearray()
+        self._is_cut = False  # nobody is there any more
+        self._patience_s = START_S
+        self._wake_read, wake_write = os.pipe()
+        for fd in (self._wake_read, wake_write, _STDOUT):
+            os.set_blocking(fd, False)
+        signals.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        # Slurm signals every process of a step. The supervisor knows what a SIGTERM means; we carry its last words.
+        for number in (signals.SIGCHLD, signals.SIGTERM, signals.SIGINT, signals.SIGHUP):
+            signals.signal(number, lambda number, frame: None)
+
+    def run(self) -> None:
+        """Serve until the launcher is gone and every process has ended."""
+        while self._children or not self._is_cut:
+            self._write()
+            poll, callbacks = select.poll(), {}
+            for fd, events, callback, words in self._wanted():
+                poll.register(fd, events)
+                callbacks[fd] = callback, words
+            ready = poll.poll(None if self._children else self._patience_s * 1000)
+            if not ready:
+                return
+            for fd, _ in ready:
+                callback, words = callbacks[fd]
+                callback(*words)
+        self._write()
+
+    def _wanted(self) -> Iterator[Wanted]:
+        """Yield what is waited for now: descriptor, events, and who takes care."""
+        yield self._wake_read, select.POLLIN, self._take_signals, ()
+        if not self._is_cut:
+            yield _STDIN, select.POLLIN, self._read_launcher, ()
+        if self._outgoing:
+            yield _STDOUT, select.POLLOUT, self._write, ()
+        for channel, child in self._children.items():
+            if child.backlog:
+                yield child.stdin, select.POLLOUT, child.feed, ()
+            if len(self._outgoing) < OUT_BYTES and child.untaken_bytes < WINDOW_BYTES:
+                for fd in child.streams:
+                    yield fd, select.POLLIN, self._read_child, (fd, channel)
+
+    # ---- what comes from the launcher -----------------------------------------------------------------------------
+
+    def _read_launcher(self) -> None:
+        data = os.read(_STDIN, READ_BYTES)
+        if not data:
+            self._cut()
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            verb, name, *words = line.split(b" ")
+            text = words[-1] if words else b""
+            if verb == b"data" and len(text) == self._block_characters:
+                self._keep(text)
+            if verb == b"open":
+                if words[0] == self._task:
+                    self._open(name, a2b_base64(text).decode("utf-8", "surrogateescape"))
+            elif verb == b"hang":
+                if name == self._task:
+                    _hang_up_relay(int(words[0]), int(words[1]))
+            elif name in self._children:
+                self._serve(verb, self._children[name], text)
+
+    def _keep(self, text: bytes) -> None:
+        self._kept[self._kept_count] = text
+        self._kept.pop(self._kept_count - self._kept_blocks, None)
+        self._kept_count += 1
+
+    def _serve(self, verb: bytes, child: Child, text: bytes) -> None:
+        if verb == b"took":
+            child.untaken_bytes -= int(text)
+        elif verb == b"shut":
+            child.hang_up()
+        elif child.stdin >= 0:
+            child.backlog += a2b_base64(self._kept[int(text)] if verb == b"again" else text)
+            child.feed()
+
+    def _open(self, channel: bytes, command: str) -> None:
+        self._patience_s = LINGER_S
+        try:
+            self._children[channel] = Child(command, self._env)
+        except OSError as error:  # no process is left, or no descriptor
+            self._send(b"err", channel, os.fsencode("%s: %s\n" % (command[:40], error.strerror)))
+            self._say(b"exit", b"%s 126" % channel)
+
+    def _cut(self) -> None:
+        """Nobody is there any more: the processes see that, and what they still say is for nobody."""
+        self._is_cut = True
+        self._outgoing.clear()
+        for child in self._children.values():
+            child.hang_up()
+
+    # ---- what comes from the processes ----------------------------------------------------------------------------
+
+    def _read_child(self, fd: int, channel: bytes) -> None:
+        child = self._children.get(channel)
+        if child is None or fd not in child.streams:  # closed a moment ago
+            return
+        data = os.read(fd, READ_BYTES)
+        if data:
+            child.untaken_bytes += len(data)
+            self._send(child.streams[fd], channel, data)
+        else:
+            os.close(fd)
+            del child.streams[fd]
+            self._settle(channel, child)
+
+    def _take_signals(self) -> None:
+        if signals.SIGHUP in os.read(self._wake_read, 4096):
+            self._cut()
+        for channel, child in list(self._children.items()):
+            if child.exit_code is None:
+                pid, status = os.waitpid(child.pid, os.WNOHANG)
+                if pid:
+                    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+                    child.exit_code = code
+                    self._settle(channel, child)
+
+    def _settle(self, channel: bytes, child: Child) -> None:
+        """Tell the end of a process, once all that it has written is on its way."""
+        if child.exit_code is not None and not child.streams:
+            self._say(b"exit", b"%s %d" % (channel, child.exit_code))
+            child.hang_up()
+            del self._children[channel]
+
+    def _send(self, stream: bytes, channel: bytes, data: bytes) -> None:
+        head = b"%s%s %s " % (self._mark, stream, channel)
+        for start in range(0, len(data), LINE_BYTES):
+            self._outgoing += head
+            self._outgoing += b2a_base64(data[start : start + LINE_BYTES])  # with its newline
+
+    def _say(self, verb: bytes, words: bytes) -> None:
+        self._outgoing += b"%s%s %s\n" % (self._mark, verb, words)
+
+    def _write(self) -> None:
+        try:
+            while self._outgoing:
+                with memoryview(self._outgoing) as view:
+                    written = os.write(_STDOUT, view[:READ_BYTES])
+                del self._outgoing[:written]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._cut()
+
+
+def _started(pid: int) -> int:
+    """Return when a process was started, in clock ticks since boot, or 0 for one that is gone."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            return int(file.read().rpartition(b") ")[2].split()[19])
+    except OSError:
+        return 0
+
+
+def _hang_up_relay(pid: int, started: int) -> None:
+    """Tell the relay of a step whose srun is gone: Slurm does not."""
+    if started and _started(pid) == started:
+        try:
+            os.kill(pid, signals.SIGHUP)
+        except OSError:
+            pass
+
+
+def main(nonce: str, block_bytes: int, kept_blocks: int) -> None:
+    """Serve the launcher that knows this nonce."""
+    Relay(nonce, block_bytes, kept_blocks).run()
+    os._exit(0)

@@ -1,0 +1,45 @@
+"""What Slurm gives a run on this node, read from the variables of the step, or the batch script, that we are in.
+
+A site without cgroups hides nothing: there nvidia-smi shows every GPU, and the kernel every CPU, those of others too.
+"""
+
+from __future__ import annotations
+
+import os
+
+from launcher.node import network
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def is_in_job() -> bool:
+    """Tell whether Slurm has started us here; a login to a node of a job has none of its variables."""
+    return "SLURMD_NODENAME" in os.environ and "SLURM_JOB_ID" in os.environ
+
+
+def count_cpus(allowed: int) -> int:
+    """Return how many of the CPUs that the kernel allows are the job's."""
+    given = os.environ.get("SLURM_CPUS_ON_NODE", "")
+    return min(allowed, int(given)) if is_in_job() and given.isdigit() else allowed
+
+
+def choose_gpus(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return those of the GPUs that are the job's; where Slurm counts none, all are."""
+    numbers = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if not is_in_job() or not all(number.isdigit() for number in numbers):
+        return found
+    given = {int(number) for number in numbers}
+    return [gpu for gpu in found if gpu["index"] in given]
+
+
+def find_ends() -> tuple[str | None, str | None]:
+    """Return the launcher's address, and the one of ours from which it is reached; nothing outside of a step."""
+    launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") if is_in_job() else None
+    if launcher is None:
+        return None, None
+    try:
+        return launcher, network.find_route(launcher)["address"]
+    except OSError:
+        return launcher, None

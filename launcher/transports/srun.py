@@ -1,0 +1,90 @@
+"""The nodes of a Slurm allocation: one srun for all of them, with a relay on each (docs/decisions/0009)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+
+from launcher.errors import HostFailure
+from launcher.hosts import Host
+from launcher.slurm import Allocation
+from launcher.transports.base import TransportError
+from launcher.transports.relay_lines import Here
+from launcher.transports.srun_channel import SrunChannel
+from launcher.transports.srun_step import Step
+
+
+class SrunTransport:
+    """Reaches nodes of the allocation that we are in, with the CPUs, GPUs and memory that it has there."""
+
+    name = "srun"
+
+    def __init__(
+        self, hosts: Sequence[Host], allocation: Allocation, pythons: Sequence[str], environ: Mapping[str, str]
+    ) -> None:
+        """Start nothing yet; `environ` is srun's, and the ranks'."""
+        self._hosts = [host.name for host in hosts]
+        self._allocation = allocation
+        self._pythons = pythons
+        self._environ = environ
+        self._steps: dict[str, Step] = {}  # by host, the one by which it was reached last
+        self._lock = threading.Lock()
+
+    def open(self, host: Host, command: str, timeout_s: float) -> SrunChannel:
+        try:
+            step = self._find_step(host.name)
+            while (channel := step.open(host.name, command, timeout_s)) is None:
+                step = self._go_on_without_others(host.name, step)
+        except OSError as error:
+            hint = "load Slurm's module, or --transport fabric"
+            failure = HostFailure(host.name, "slurm", f"srun can't be started: {error.strerror}", hint)
+            raise TransportError(failure) from None
+        return channel
+
+    def _find_step(self, host: str) -> Step:
+        """Return the step to a host: the one for all, or after a loss another one for this host alone."""
+        with self._lock:
+            step = self._steps.get(host)
+            if step is None:
+                self._start(self._hosts, {})
+            elif not step.is_usable(host):
+                self._start([host], step.present())
+            return self._steps[host]
+
+    def _go_on_without_others(self, host: str, step: Step) -> Step:
+        """Return a step of the nodes that have come; the first one to give up starts it."""
+        with self._lock:
+            if self._steps[host] is step:
+                step.abandon()
+                present = step.present()
+                self._start(list(present), present)
+            return self._steps[host]
+
+    def _start(self, hosts: Sequence[str], lost: Mapping[str, Here]) -> None:
+        step = Step(hosts, srun_options(self._allocation, hosts), self._pythons, self._environ, lost)
+        self._steps.update(dict.fromkeys(hosts, step))
+
+
+def srun_options(allocation: Allocation, hosts: Sequence[str]) -> list[str]:
+    """Return the options for one task on each host that has all of the job's share of it."""
+    # A step gets all GPUs of a job with --gres, but not of one with --gpus or --gpus-per-task (22.05 gives one less).
+    gpus = [f"--gres=gpu:{allocation.gpus_per_node}"] if allocation.gpus_per_node else []
+    return [
+        f"--jobid={allocation.job_id}",
+        f"--nodelist={','.join(hosts)}",
+        f"--nodes={len(hosts)}",
+        f"--ntasks={len(hosts)}",
+        "--ntasks-per-node=1",
+        "--overlap",  # CPUs, memory and GPUs may be in use by the step that we are in (Slurm 20.11)
+        "--mem=0",  # all that the job has
+        *gpus,
+        "--cpu-bind=none",
+        "--mpi=none",
+        # How a run ends is ours to say: a site may have set otherwise.
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--no-kill",
+        "--input=all",
+        "--chdir=/",  # the relay goes home, as a login does
+        "--job-name=launch",
+    ]

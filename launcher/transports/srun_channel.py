@@ -1,0 +1,96 @@
+"""The streams of one process under a relay: two threads of a conversation at one end, its step's at the other."""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+from launcher.errors import HostFailure
+from launcher.transports.base import STDERR, STDOUT, TransportError
+
+_TOOK_BYTES = 1 << 18  # a relay sends several times as much before it waits for our word
+
+
+class Talk(Protocol):
+    """What a channel needs of its step."""
+
+    def tell_taken(self, channel: SrunChannel, size_bytes: int) -> None:
+        """Let so much more output come."""
+
+    def send_data(self, channel: SrunChannel, data: bytes) -> None:
+        """Queue what goes to the process's stdin."""
+
+    def leave(self, channel: SrunChannel) -> None:
+        """Close the process's pipes; asked again, wait for the end of the step, where it ends."""
+
+
+class SrunChannel:
+    """The streams of one process under the relay of its node."""
+
+    def __init__(self, host: str, number: int, step: Talk) -> None:
+        self.host = host
+        self.number = number
+        self._step = step
+        self._arrived = threading.Condition()
+        self._pending = {STDOUT: bytearray(), STDERR: bytearray()}
+        self._untold_bytes = 0  # taken, without a word to the relay so far
+        self._exit_code: int | None = None
+        self._failure: HostFailure | None = None
+        self._is_closed = False
+
+    def read(self) -> tuple[int, bytes]:
+        stream, data = self._take()
+        self._untold_bytes += len(data)
+        if self._untold_bytes >= _TOOK_BYTES:
+            self._step.tell_taken(self, self._untold_bytes)
+            self._untold_bytes = 0
+        return stream, data
+
+    def write(self, data: bytes) -> None:
+        if self._failure is not None:
+            raise BrokenPipeError(self._failure.text)
+        self._step.send_data(self, data)
+
+    def close(self) -> None:
+        with self._arrived:
+            self._is_closed = True
+            self._arrived.notify_all()
+        self._step.leave(self)
+
+    def exit_code(self) -> int | None:
+        return self._exit_code
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process has ended, or the way to it."""
+        return self._exit_code is not None or self._failure is not None
+
+    # ---- from the step's threads --------------------------------------------------------------------------------
+
+    def deliver(self, stream: int, data: bytes) -> None:
+        """Add what came."""
+        with self._arrived:
+            self._pending[stream] += data
+            self._arrived.notify_all()
+
+    def end(self, exit_code: int | None, failure: HostFailure | None = None) -> None:
+        """Nothing more comes: the process has ended, or (failure) the way to it."""
+        with self._arrived:
+            if not self.is_over:
+                self._exit_code, self._failure = exit_code, failure
+            self._arrived.notify_all()
+
+    def _take(self) -> tuple[int, bytes]:
+        with self._arrived:
+            while not self._is_closed:
+                for stream, pending in self._pending.items():
+                    if pending:
+                        data = bytes(pending)
+                        pending.clear()
+                        return stream, data
+                if self._failure is not None:
+                    raise TransportError(self._failure)
+                if self._exit_code is not None:
+                    break
+                self._arrived.wait()
+        return 0, b""

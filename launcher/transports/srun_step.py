@@ -1,0 +1,262 @@
+"""One srun, the relays that it runs on the nodes of a step, and the channels through them.
+
+Three threads block on srun's streams: one reads stdout, one reads stderr, one writes stdin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import itertools
+import os
+import secrets
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from launcher import shipping
+from launcher.errors import HostFailure
+from launcher.transports.base import READ_BYTES, STDERR, TransportError
+from launcher.transports.relay_lines import (
+    BLOCK_BYTES,
+    KEPT_BLOCKS,
+    DataLines,
+    Event,
+    Exit,
+    Here,
+    LineDecoder,
+    Output,
+    hang_line,
+    open_line,
+    shut_line,
+    took_line,
+)
+from launcher.transports.srun_channel import SrunChannel
+from launcher.transports.srun_words import SrunWords, says_something
+
+# srun writes a flood in pieces of 1 KB, and each would wake us: they gather for a moment.
+_FEW_BYTES = 512
+_GATHER_S = 0.002
+_PIPE_BYTES = 1 << 20
+_END_S = 2.0  # for srun, once nobody is left to talk to
+_KILL_S = 1.0
+
+
+@dataclass(slots=True)
+class Relay:
+    """One node of a step, as it is known here."""
+
+    host: str
+    here: Here | None = None
+    failure: HostFailure | None = None
+    was_asked: bool = False
+    is_left: bool = False  # hung up on while something ran there: not to be trusted with another process
+    channels: set[SrunChannel] = field(default_factory=set)  # that were not closed
+
+
+class Step:
+    """One srun on some nodes of an allocation."""
+
+    def __init__(
+        self, hosts: Sequence[str], options: Sequence[str], pythons: Sequence[str], environ: Mapping[str, str],
+        lost: Mapping[str, Here],
+    ) -> None:  # fmt: skip
+        """Start srun, or raise OSError; `lost`: relays of an earlier step, which may not know that its srun is gone."""
+        self._relays = {host: Relay(host) for host in hosts}
+        self._missing = len(hosts)
+        self._lost = lost
+        self._nonce = secrets.token_hex(4)
+        self._words = SrunWords(hosts, pythons)
+        self._changed = threading.Condition()
+        self._channels: dict[int, SrunChannel] = {}
+        self._numbers = itertools.count(1)
+        self._orders: SimpleQueue[bytes | tuple[int, bytes] | None] = SimpleQueue()
+        self._is_ending = False
+        self._has_ended = threading.Event()
+        argv = ["srun", *options, *shipping.relay_argv(pythons, self._nonce)]
+        pipe = subprocess.PIPE
+        # A session of its own, or the terminal's Ctrl-C would reach srun, which ends all tasks, before us.
+        self._process = subprocess.Popen(
+            argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True, env=environ
+        )
+        self._orders.put(shipping.relay_code(self._nonce, BLOCK_BYTES, KEPT_BLOCKS))
+        self._hearing = threading.Thread(target=self._hear, name="hear srun", daemon=True)
+        self._hearing.start()
+        for target in (self._write, self._read):
+            threading.Thread(target=target, name=f"{target.__name__} srun", daemon=True).start()
+
+    def open(self, host: str, command: str, timeout_s: float) -> SrunChannel | None:
+        """Start a process on a node, once all relays are there: srun reads nothing before; raise TransportError.
+
+        None: this node is there, and others keep it waiting. A step without them may do.
+        """
+        relay = self._relays[host]
+        with self._changed:
+            relay.was_asked = True
+            self._changed.wait_for(lambda: not self._missing or relay.failure, timeout_s)
+            if relay.here is not None and self._missing:
+                return None
+            if relay.here is not None and relay.failure is None:
+                return self._open(relay, relay.here, command)
+            relay.failure = relay.failure or self._words.not_started(host, timeout_s)
+            self._end_if_unused()
+        if self._is_ending:
+            self._await_end()
+        raise TransportError(relay.failure)
+
+    def _open(self, relay: Relay, here: Here, command: str) -> SrunChannel:
+        channel = SrunChannel(relay.host, next(self._numbers), self)
+        self._channels[channel.number] = channel
+        relay.channels.add(channel)
+        for line in self._words.lines:
+            channel.deliver(STDERR, _as_noise(line))
+        if relay.host in self._lost:
+            self._orders.put(hang_line(here.task, self._lost[relay.host]))
+        self._orders.put(open_line(channel.number, here.task, command))
+        return channel
+
+    def is_usable(self, host: str) -> bool:
+        """Whether a process, another one perhaps, may be started there through this step."""
+        relay = self._relays[host]
+        return not relay.was_asked or (relay.failure is None and not relay.is_left and not self._is_ending)
+
+    def present(self) -> dict[str, Here]:
+        """Return the relays that run, or have run, by host."""
+        return {host: relay.here for host, relay in self._relays.items() if relay.here is not None}
+
+    def abandon(self) -> None:
+        """End srun, which waits for nodes that don't come."""
+        self._is_ending = True
+        self._process.terminate()
+        if not self._has_ended.wait(_KILL_S):
+            self._process.kill()
+
+    def tell_taken(self, channel: SrunChannel, size_bytes: int) -> None:
+        """Let so much more output come."""
+        self._orders.put(took_line(channel.number, size_bytes))
+
+    def send_data(self, channel: SrunChannel, data: bytes) -> None:
+        """Queue what goes to the process's stdin."""
+        self._orders.put((channel.number, data))
+
+    def leave(self, channel: SrunChannel) -> None:
+        """Close the process's pipes; when no host needs srun any more, wait a moment for its end."""
+        with self._changed:
+            relay = self._relays[channel.host]
+            if channel in relay.channels:
+                relay.channels.remove(channel)
+                if not channel.is_over:
+                    relay.is_left = True
+                    self._orders.put(shut_line(channel.number))
+            self._end_if_unused()
+        if self._is_ending:
+            self._await_end()
+
+    def _end_if_unused(self) -> None:
+        """Let srun end, which the end of its stdin brings about, once every host was asked and left."""
+        if not any(relay.channels or not (relay.was_asked or relay.failure) for relay in self._relays.values()):
+            self._is_ending = True
+            self._orders.put(None)
+
+    def _await_end(self) -> None:
+        """Wait for srun, without much patience where it has started nothing; a node that hangs must not keep it."""
+        has_begun = any(relay.here for relay in self._relays.values())
+        if not self._has_ended.wait(_END_S if has_begun else 0):
+            self._process.terminate()
+            if not self._has_ended.wait(_KILL_S):
+                self._process.kill()
+
+    # ---- the threads ----------------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        assert self._process.stdin is not None  # asked for
+        lines = DataLines()
+        with self._process.stdin as stdin, contextlib.suppress(OSError):  # srun is gone, which the reader sees
+            while (order := self._orders.get()) is not None:
+                for line in (order,) if isinstance(order, bytes) else lines.encode(*order):
+                    _write_all(stdin.fileno(), line)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None  # asked for
+        decoder = LineDecoder(self._nonce)
+        with self._process.stdout as stdout:
+            _widen(stdout.fileno())
+            while data := os.read(stdout.fileno(), READ_BYTES):
+                for event in decoder.feed(data):
+                    self._take(event)
+                if len(data) > _FEW_BYTES:
+                    time.sleep(_GATHER_S)
+        self._finish()
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Output):
+            channel = self._channels.get(event.channel)
+            if channel is not None:
+                channel.deliver(event.stream, event.data)
+        elif isinstance(event, Exit):
+            with self._changed:
+                channel = self._channels.pop(event.channel, None)
+            if channel is not None:
+                channel.end(event.code)
+        elif isinstance(event, Here):
+            with self._changed:
+                relay = self._relays.get(event.node)
+                if relay is not None:
+                    relay.here = event
+                    self._missing -= 1
+                self._changed.notify_all()
+        else:
+            self._hear_line(event.text.decode("utf-8", "replace"))
+
+    def _hear(self) -> None:
+        assert self._process.stderr is not None  # asked for
+        with self._process.stderr as stderr:
+            for line in io.TextIOWrapper(stderr, "utf-8", "replace"):
+                self._hear_line(line.rstrip("\n"))
+
+    def _hear_line(self, line: str) -> None:
+        with self._changed:
+            gone = self._words.take(line)
+            for channel in self._channels.values() if says_something(line) else ():
+                if not gone or channel.host in gone:
+                    channel.deliver(STDERR, _as_noise(line))
+            for host in gone:
+                self._lose(self._relays[host], self._words.gone(host))
+            self._changed.notify_all()
+
+    def _finish(self) -> None:
+        """After the end of srun's stdout: nobody can be talked to any more."""
+        exit_code = self._process.wait()
+        self._hearing.join(_END_S)  # its last words say why
+        with self._changed:
+            for relay in self._relays.values():
+                self._lose(relay, self._words.gone(relay.host, exit_code))
+            self._changed.notify_all()
+        self._orders.put(None)
+        self._has_ended.set()
+
+    def _lose(self, relay: Relay, failure: HostFailure) -> None:
+        if relay.failure is None:
+            relay.failure = failure
+            for channel in relay.channels:
+                channel.end(None, failure)
+
+
+def _as_noise(line: str) -> bytes:
+    return f"\n{line}\n".encode()  # what the process itself has said may lack its newline
+
+
+def _widen(pipe: int) -> None:
+    """Let a pipe hold what comes while we gather; the usual 64 KB would slow a flood down."""
+    with contextlib.suppress(OSError):  # a user may have only so much
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,99 @@
+"""What srun and Slurm's daemons print about a step -> why a host takes no part, in plain words. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from launcher.errors import HostFailure, UsageError
+from launcher.host_ranges import expand_ranges, split_list
+
+_LIMIT = 200  # lines that are kept, and characters of one that is shown
+_TASK = re.compile(r"srun: error: (?P<hosts>\S+): tasks? [\d,-]+: (?P<text>.+)")
+_LAUNCH = re.compile(r"srun: error: Task launch for \S+ failed on node (?P<hosts>\S+): (?P<text>.+)")
+_NODE = re.compile(r"srun: error: (?P<text>Node failure) on (?P<hosts>\S+)")
+_CANCELLED = re.compile(
+    r"\*\*\* (?P<what>(?:JOB|STEP) \S+) ON \S+ CANCELLED AT \S+(?: (?P<why>DUE TO [A-Z]+(?: [A-Z]+)*))?"
+)
+_SPEAKER = re.compile(r"^(?:srun|slurmstepd\S*): (?:error: |fatal: )*")
+_NO_PYTHON = "Exited with exit code 127"
+_HINTS = {
+    "unrecognized option": "it takes Slurm 20.11 or newer; or --transport fabric",
+    "(gres) specification": "ask Slurm for as many GPUs on each node: --gpus-per-node=N or --gres=gpu:N",
+}
+# Said in every step, or of what has a line of its own.
+_IDLE_WORDS = (
+    "cluster configuration lacks support for cpu binding", "Job step aborted: Waiting up to", "Force Terminated",
+    "forcing job termination", "Timed out waiting for job step to complete", 'Try "srun --help"',
+)  # fmt: skip
+
+
+class SrunWords:
+    """All that srun has printed besides the relays' lines."""
+
+    def __init__(self, hosts: Sequence[str], pythons: Sequence[str]) -> None:
+        self._hosts = tuple(hosts)
+        self._pythons = tuple(pythons)
+        self._lines: list[str] = []
+        self._endings: dict[str, str] = {}
+        self._cancelled = ""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Return what was said so far, the last of it."""
+        return tuple(self._lines)
+
+    def take(self, line: str) -> tuple[str, ...]:
+        """Keep a line that says something; return the hosts that it says are gone."""
+        if says_something(line):
+            self._lines = [*self._lines, line][-_LIMIT:]
+        found = _CANCELLED.search(line)
+        if found is not None:
+            why = f" {found['why'].lower()}" if found["why"] else ""
+            self._cancelled = f"Slurm has cancelled {found['what'].lower()}{why}"
+            return ()
+        for pattern in (_TASK, _LAUNCH, _NODE):
+            if (found := pattern.match(line)) is not None:
+                gone = tuple(host for host in _expand(found["hosts"]) if host in self._hosts)
+                self._endings.update(dict.fromkeys(gone, found["text"]))
+                return gone
+        return ()
+
+    def not_started(self, host: str, timeout_s: float) -> HostFailure:
+        """Say that a node's relay did not come in time."""
+        text = f"Slurm has not started our step there in {timeout_s:g} s{self._last_word()}"
+        return HostFailure(
+            host, "slurm", text, "sinfo -N shows the node's state; for a slow cluster raise --connect-timeout"
+        )
+
+    def gone(self, host: str, exit_code: int | None = None) -> HostFailure:
+        """Say why a node's relay is gone; `exit_code` (below 0: a signal) is srun's own, where that has ended."""
+        ending = self._endings.get(host, "")
+        if self._cancelled:
+            return HostFailure(host, "slurm", self._cancelled)
+        if ending == _NO_PYTHON:
+            text = f"no Python 3.8 or newer there (tried {', '.join(self._pythons)})"
+            return HostFailure(host, "no python", text, "name one that is with --python PATH")
+        if ending:
+            return HostFailure(host, "slurm", f"our task there ended: {ending}")
+        if exit_code is not None and exit_code < 0:
+            return HostFailure(host, "slurm", f"srun was killed by signal {-exit_code}")
+        word = self._last_word()
+        hint = next((hint for said, hint in _HINTS.items() if said in word), "")
+        return HostFailure(host, "slurm", f"srun ended (exit code {exit_code}){word}", hint)
+
+    def _last_word(self) -> str:
+        """Return the last line that says something, with a colon before it."""
+        return f": {_SPEAKER.sub('', self._lines[-1])[:_LIMIT]}" if self._lines else ""
+
+
+def says_something(line: str) -> bool:
+    """Tell whether a line is more than what srun says in every step, or of every end."""
+    return bool(line.strip()) and not any(words in line for words in _IDLE_WORDS)
+
+
+def _expand(hosts: str) -> tuple[str, ...]:
+    try:
+        return tuple(name for element in split_list(hosts) for name in expand_ranges(element))
+    except UsageError:
+        return ()

@@ -1,0 +1,83 @@
+"""What a node says of itself in a step of Slurm: the job's share of it, and the way to the launcher."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from node_process import Nodes
+
+from launcher.facts import read_facts
+from launcher.node import messages, slurm
+
+STEP = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}
+GPUS = [{"index": index} for index in range(4)]
+
+
+@pytest.fixture
+def set_env(monkeypatch: pytest.MonkeyPatch):
+    def set_all(**env: str) -> None:
+        for name in [name for name in os.environ if name.startswith(("SLURM", "CUDA"))]:
+            monkeypatch.delenv(name)
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+
+    return set_all
+
+
+@pytest.mark.parametrize(
+    ("env", "count"),
+    [
+        ({**STEP, "SLURM_CPUS_ON_NODE": "3"}, 3),
+        ({**STEP, "SLURM_CPUS_ON_NODE": "64"}, 8),  # threads that the kernel does not allow
+        ({**STEP, "SLURM_CPUS_ON_NODE": ""}, 8),
+        (STEP, 8),
+        ({"SLURM_CPUS_ON_NODE": "3"}, 8),  # passed on by something; it is another machine's
+    ],
+)
+def test_cpus(set_env, env, count):
+    set_env(**env)
+    assert slurm.count_cpus(8) == count
+
+
+@pytest.mark.parametrize(
+    ("env", "indexes"),
+    [
+        ({**STEP, "CUDA_VISIBLE_DEVICES": "2,3"}, [2, 3]),
+        ({**STEP, "CUDA_VISIBLE_DEVICES": "0"}, [0]),
+        ({**STEP, "CUDA_VISIBLE_DEVICES": "GPU-1234"}, [0, 1, 2, 3]),
+        (STEP, [0, 1, 2, 3]),
+        ({"CUDA_VISIBLE_DEVICES": "2,3"}, [0, 1, 2, 3]),
+    ],
+)
+def test_gpus(set_env, env, indexes):
+    set_env(**env)
+    assert [gpu["index"] for gpu in slurm.choose_gpus(GPUS)] == indexes
+
+
+@pytest.mark.parametrize(
+    ("launcher", "ends"),
+    [("127.0.0.1", ("127.0.0.1", "127.0.0.1")), ("no-such-host.invalid", ("no-such-host.invalid", None))],
+)
+def test_the_ends_of_the_way(set_env, launcher, ends):
+    set_env(**{**STEP, "SLURM_LAUNCH_NODE_IPADDR": launcher})
+    assert slurm.find_ends() == ends
+
+
+@pytest.mark.parametrize("missing", STEP)
+def test_no_way_is_known_outside_of_a_step(set_env, missing):
+    set_env(**{name: value for name, value in STEP.items() if name != missing})
+    assert slurm.find_ends() == (None, None)
+
+
+def test_a_node_tells_all_of_it(nodes: Nodes, tmp_path: Path, any_python: str) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\ncase $1 in *gpu=*) for i in 0 1; do echo "$i, Fake, 81559, 999.99"; done;; esac\n')
+    tool.chmod(0o755)
+    env = {**STEP, "SLURM_CPUS_ON_NODE": "1", "CUDA_VISIBLE_DEVICES": "1", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    node = nodes.start(python=any_python, env=env)
+    node.prepare(facts=True, pythons=[])
+    facts = read_facts(node.wait_for(messages.FACTS), "")
+    assert (facts.cpu_count, [gpu.index for gpu in facts.gpus]) == (1, [1])
+    assert (facts.ssh_client, facts.ssh_address) == ("127.0.0.1", "127.0.0.1")

@@ -1,0 +1,90 @@
+"""What srun 22.05 printed, and what is made of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.errors import HostFailure
+from launcher.transports.srun_words import SrunWords
+
+HOSTS = ("node1", "node2", "node3")
+PYTHONS = ("python3", "/opt/python")
+IDLE = ["srun: cluster configuration lacks support for cpu binding", "", "srun: Force Terminated StepId=3.0"]
+
+
+def make_words(*lines: str) -> SrunWords:
+    words = SrunWords(HOSTS, PYTHONS)
+    for line in lines:
+        words.take(line)
+    return words
+
+
+@pytest.mark.parametrize(
+    ("line", "gone", "text"),
+    [
+        ("srun: error: node2: task 1: Killed", ("node2",), "our task there ended: Killed"),
+        ("srun: error: node[1,3]: tasks 0,2: Segmentation fault", ("node1", "node3"),
+         "our task there ended: Segmentation fault"),
+        ("srun: error: node9: task 8: Killed", (), ""),
+        ("srun: error: node[1-: task 8: Killed", (), ""),
+        ("srun: error: Task launch for StepId=9.0 failed on node node2: Communication connection failure",
+         ("node2",), "our task there ended: Communication connection failure"),
+        ("srun: error: Node failure on node2", ("node2",), "our task there ended: Node failure"),
+        ("srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)", (), ""),
+    ],
+)  # fmt: skip
+def test_lines_that_say_which_node_is_gone(line: str, gone: tuple[str, ...], text: str) -> None:
+    words = SrunWords(HOSTS, PYTHONS)
+    assert words.take(line) == gone
+    for host in gone:
+        assert words.gone(host) == HostFailure(host, "slurm", text)
+
+
+def test_no_python() -> None:
+    assert make_words("srun: error: node2: task 1: Exited with exit code 127").gone("node2") == HostFailure(
+        "node2",
+        "no python",
+        "no Python 3.8 or newer there (tried python3, /opt/python)",
+        "name one that is with --python PATH",
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "exit_code", "text", "hint"),
+    [
+        ([], -9, "srun was killed by signal 9", ""),
+        (IDLE, 1, "srun ended (exit code 1)", ""),
+        (["srun: error: Unable to create step for job 7: Requested node configuration is not available", *IDLE], 1,
+         "srun ended (exit code 1): Unable to create step for job 7: Requested node configuration is not available",
+         ""),
+        (["srun: unrecognized option '--overlap'", 'Try "srun --help" for more information'], 255,
+         "srun ended (exit code 255): unrecognized option '--overlap'",
+         "it takes Slurm 20.11 or newer; or --transport fabric"),
+        (["srun: error: Unable to create step for job 2: Invalid generic resource (gres) specification"], 1,
+         "srun ended (exit code 1): Unable to create step for job 2: Invalid generic resource (gres) specification",
+         "ask Slurm for as many GPUs on each node: --gpus-per-node=N or --gres=gpu:N"),
+        (["slurmstepd-node1: error: *** STEP 12.0 ON node1 CANCELLED AT 2026-11-20T19:21:13 ***",
+          "srun: error: node1: task 0: Killed"], 137, "Slurm has cancelled step 12.0", ""),
+        (["slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-20T19:21:13 DUE TO TIME LIMIT ***"], 1,
+         "Slurm has cancelled job 12 due to time limit", ""),
+        (["slurmstepd: error: *** STEP 12.0 ON node1 CANCELLED AT 2026-11-20T19:21:13 DUE TO NODE FAILURE, SEE "
+          "SLURMCTLD LOG FOR DETAILS ***"], 1, "Slurm has cancelled step 12.0 due to node failure", ""),
+    ],
+)  # fmt: skip
+def test_why_srun_is_gone(lines: list[str], exit_code: int, text: str, hint: str) -> None:
+    assert make_words(*lines).gone("node1", exit_code) == HostFailure("node1", "slurm", text, hint)
+
+
+def test_a_step_that_does_not_begin() -> None:
+    words = make_words("srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)", *IDLE)
+    assert words.not_started("node1", 10) == HostFailure(
+        "node1",
+        "slurm",
+        "Slurm has not started our step there in 10 s: "
+        "Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)",
+        "sinfo -N shows the node's state; for a slow cluster raise --connect-timeout",
+    )
+
+
+def test_what_srun_always_says_is_not_kept() -> None:
+    assert make_words(*IDLE, "a word", "another").lines == ("a word", "another")
