@@ -95,6 +95,14 @@ def shell_assignments(env: Mapping[str, str]) -> list[str]:
     ]
 
 
+def refuse_rank(environ: Mapping[str, str]) -> None:
+    """Raise UsageError in a rank of a run of ours: every one of them would start a run of its own."""
+    mark, rank = environ.get("LAUNCH_MARK"), environ.get("RANK")
+    if mark and rank:
+        who = f"rank {rank} of run {mark.partition('.')[0]}"
+        raise UsageError(f"this is {who}, and every rank would start a run", "start launch outside of a run")
+
+
 def _check_name(name: str, where: str) -> None:
     if not _NAME.match(name):
         raise UsageError(f"{where}: {name!r} is no name of an environment variable")

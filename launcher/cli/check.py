@@ -9,14 +9,15 @@ from typing import Any
 
 import click
 
-from launcher.cli.options import host_options, job_options, read_hosts, read_job, ssh_options
+from launcher.cli.options import host_options, job_options, reach_options, read_job
+from launcher.cli.reaching import choose_opener, read_hosts
 
 
 @click.command("check", context_settings={"allow_interspersed_args": False})
 @host_options
 @job_options
 @click.option("--master-addr", metavar="ADDR", help="Default: addr= of the first host, else the one SSH reaches.")
-@ssh_options
+@reach_options
 @click.option("--json", "as_json", is_flag=True, help="All facts and findings as one JSON object on stdout.")
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
 def command(words: tuple[str, ...], as_json: bool, **options: Any) -> int:
@@ -26,7 +27,6 @@ def command(words: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """
     from launcher import checking
     from launcher.cli.console import Console
-    from launcher.cli.run import make_transport
     from launcher.cli.running import Terms, make_session
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.run import candidate_pythons
@@ -35,13 +35,13 @@ def command(words: tuple[str, ...], as_json: bool, **options: Any) -> int:
 
     hosts = read_hosts(options)
     job = read_job(options, words, hosts)
+    open_transport = choose_opener(options, hosts)
     console = Console(hosts, as_json=as_json, is_patient=True)
 
     async def ask() -> Survey:
         run_id = time.strftime("check-%Y%m%d-%H%M%S")
-        transport = make_transport(options, console.say)
         outputs = console.outputs(hosts, None)
-        session = make_session(Terms.of_job(job, run_id), hosts, transport, outputs, console)
+        session = make_session(Terms.of_job(job, run_id), hosts, open_transport(hosts, console.say), outputs, console)
         return await checking.check(job, session, candidate_pythons(job, sys.executable))
 
     try:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.options import host_options, life_options, read_hosts, ssh_options
+from launcher.cli.options import host_options, life_options, reach_options
+from launcher.cli.reaching import choose_opener, read_hosts
 
 if TYPE_CHECKING:
     from launcher.cleaning import Cleaning
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command("clean")
 @host_options
-@ssh_options
+@reach_options
 @life_options
 @click.option("--python", metavar="PATH", help="Python 3.8 or newer for our side there; default: python3.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be ended.")
@@ -29,17 +30,17 @@ def command(python: str | None, dry_run: bool, **options: Any) -> int:
     """
     from launcher.cleaning import clean
     from launcher.cli.console import Console
-    from launcher.cli.run import make_transport
     from launcher.cli.running import Terms, make_session
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.session import Interrupted
 
     hosts = read_hosts(options)
+    open_transport = choose_opener({**options, "python": python}, hosts)
     console = Console(hosts, is_patient=True)
 
     async def execute() -> Cleaning:
         terms = Terms.of_options(options, time.strftime("clean-%Y%m%d-%H%M%S"), python)
-        transport = make_transport(options, console.say)
+        transport = open_transport(hosts, console.say)
         session = make_session(terms, hosts, transport, console.outputs(hosts, None), console)
         return await clean(session, console.say, is_dry=dry_run)
 

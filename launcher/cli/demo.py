@@ -46,4 +46,4 @@ def command(nodes: int, nproc: int, **options: Any) -> int:
             python=sys.executable,
         )
         names = [Host(name, source="demo") for name in hosts.names]
-        return run_job(job, names, lambda say: FabricTransport(hosts.ssh_config), options)
+        return run_job(job, names, lambda _, say: FabricTransport(hosts.ssh_config), options)

@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.options import host_options, life_options, read_hosts, ssh_options
+from launcher.cli.options import host_options, life_options, reach_options
+from launcher.cli.reaching import choose_opener, read_hosts
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
     from launcher.cli.console import Console
+    from launcher.cli.running import Opener
     from launcher.execution import Execution
+    from launcher.hosts import Host
 
 
 @click.command("exec", context_settings={"allow_interspersed_args": False})
 @host_options
-@ssh_options
+@reach_options
 @life_options
 @click.option("--workdir", metavar="DIR", help="Folder on the hosts; default: where a login starts.")
 @click.option("--python", metavar="PATH", help="Python 3.8 or newer for our side there; default: python3.")
@@ -37,9 +40,10 @@ def command(words: tuple[str, ...], workdir: str | None, fold: bool, as_json: bo
     if not words:
         raise UsageError("no command given", "launch exec --hosts a,b -- uptime")
     hosts = read_hosts(options)
+    open_transport = choose_opener(options, hosts)
     console = Console(hosts, as_json=as_json, is_folding=fold, is_patient=True)  # there are no logs to look into
     try:
-        done = asyncio.run(_run(hosts, command_argv(words), workdir, console, options))
+        done = asyncio.run(_run(hosts, open_transport, command_argv(words), workdir, console, options))
         console.show_folded()
         failures = {failure.host: failure.text for failure in done.failures}
         console.emit("result", exit_code=done.exit_code, exit_codes=done.exit_codes, failures=failures)
@@ -50,19 +54,19 @@ def command(words: tuple[str, ...], workdir: str | None, fold: bool, as_json: bo
 
 
 async def _run(
-    hosts: Sequence[Any], argv: list[str], workdir: str | None, console: Console, options: dict[str, Any]
-) -> Execution:
+    hosts: Sequence[Host], open_transport: Opener, argv: list[str], workdir: str | None, console: Console,
+    options: dict[str, Any],
+) -> Execution:  # fmt: skip
     import os
     from datetime import datetime
 
-    from launcher.cli.run import make_transport
     from launcher.cli.running import Terms, make_session
     from launcher.execution import execute
 
     run_id = datetime.now().strftime(f"exec-%Y%m%d-%H%M%S-{os.getpid()}")
     terms = Terms.of_options(options, run_id, options["python"])
     outputs = console.outputs(hosts, None, has_ranks=False)
-    session = make_session(terms, hosts, make_transport(options, console.say), outputs, console)
+    session = make_session(terms, hosts, open_transport(hosts, console.say), outputs, console)
     return await execute(session, argv, workdir, console.say)
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.options import host_options, read_hosts
+from launcher.cli.options import host_options
+from launcher.cli.reaching import read_hosts
 from launcher.errors import UsageError
 from launcher.hostfiles import TARGETS, write_hosts
 

@@ -43,4 +43,4 @@ def command(words: tuple[str, ...], nnodes: int, node_rank: int, dry_run: bool, 
     from launcher.cli.running import run_job
     from launcher.transports.local import LocalTransport
 
-    return run_job(job, [host], lambda say: LocalTransport(), options, share=share)
+    return run_job(job, [host], lambda hosts, say: LocalTransport(), options, share=share)

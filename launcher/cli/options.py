@@ -14,9 +14,9 @@ from click.core import ParameterSource
 from launcher.cli import refuse_unknown_word
 from launcher.environment import forwarded, parse_settings, read_env_file
 from launcher.errors import UsageError
-from launcher.hostfiles import parse_hosts, read_hostfile
-from launcher.hosts import Host, select_hosts
+from launcher.hosts import Host
 from launcher.job import COLLECTIVES_MODULE, DEFAULT_PROGRAM, TRAINER_MODULE, Activation, Job, Program, ProgramKind
+from launcher.slurm import TRANSPORTS, read_allocation, refuse_gpus
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -28,7 +28,11 @@ _HOSTS = (
     click.option("--exclude", metavar="LIST", help="Of those not these."),
     click.option("--num-nodes", metavar="N", type=click.IntRange(min=1), help="Of those the first N."),
 )
-_SSH = (
+_REACH = (
+    click.option(
+        "--transport", metavar="NAME", type=click.Choice(TRANSPORTS),
+        help="srun or fabric (SSH); default: srun for the nodes of the Slurm job that we are in.",
+    ),
     click.option(
         "--ssh-config", metavar="FILE", type=click.Path(path_type=Path), help="Instead of your own ssh_config."
     ),
@@ -116,7 +120,7 @@ def _group(*options: Callable[[Function], Function]) -> Callable[[Function], Fun
 
 
 host_options = _group(*_HOSTS)
-ssh_options = _group(*_SSH)
+reach_options = _group(*_REACH)
 job_options = _group(*_SIZE, *_PROGRAM, *_ACTIVATION, *_LIFE)
 hang_options = _group(*_HANGS)
 activation_options = _group(*_ACTIVATION)
@@ -147,21 +151,6 @@ def settle_rivals(options: Mapping[str, Any]) -> dict[str, Any]:
             if is_default and is_on_command_line(name):
                 settled[rival] = _UNSAID.get(rival)
     return settled
-
-
-def read_hosts(options: Mapping[str, Any]) -> tuple[Host, ...]:
-    """Return the hosts that were named, filtered; raise UsageError where none were."""
-    options = settle_rivals(options)
-    hosts, hostfile = options["hosts"], options["hostfile"]
-    if hosts is not None and hostfile is not None:
-        raise UsageError("--hosts and --hostfile are both given", "name the hosts in one way")
-    if hosts is not None:
-        found = parse_hosts(hosts, colon=options["colon"])
-    elif hostfile is not None:
-        found = read_hostfile(hostfile, options["colon"])
-    else:
-        raise UsageError("no hosts given", "--hosts a,b or --hostfile FILE; on this machine alone: launch singlenode")
-    return select_hosts(found, options["include"], options["exclude"], options["num_nodes"])
 
 
 def read_job(options: Mapping[str, Any], words: Sequence[str], hosts: Sequence[Host]) -> Job:
@@ -220,6 +209,9 @@ def read_size(options: Mapping[str, Any], hosts: Sequence[Host]) -> int | None:
     if gpus != "auto" and nproc is not None and nproc != int(gpus):
         raise UsageError(f"--gpus {gpus} and --nproc {nproc} differ", "one process a GPU: give one of them")
     size = nproc if nproc is not None else None if gpus == "auto" else int(gpus)
+    allocation = read_allocation(os.environ)
+    if gpus != "auto" and allocation is not None:
+        refuse_gpus(int(gpus), hosts, allocation)
     for host in hosts:
         if size is not None and host.slots is not None and host.slots != size:
             name = "--nproc" if nproc is not None else "--gpus"

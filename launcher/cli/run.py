@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -14,22 +13,19 @@ from launcher.cli.options import (
     host_options,
     job_options,
     output_options,
-    read_hosts,
+    reach_options,
     read_job,
-    ssh_options,
-)  # fmt: skip
+)
+from launcher.cli.reaching import choose_opener, read_hosts
 from launcher.hosts import Host
 from launcher.job import Job
-
-if TYPE_CHECKING:
-    from launcher.transports.base import Transport
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
 @host_options
 @job_options
 @click.option("--master-addr", metavar="ADDR", help="Default: addr= of the first host, else the one SSH reaches.")
-@ssh_options
+@reach_options
 @hang_options
 @check_options
 @output_options
@@ -53,9 +49,10 @@ def command(words: tuple[str, ...], dry_run: bool, check: bool, **options: Any) 
         return print_dry_run(job, hosts)
     if check and not dry_run:
         raise UsageError("--check goes with --dry-run")
+    open_transport = choose_opener(options, hosts)
     from launcher.cli.running import run_job
 
-    return run_job(job, hosts, partial(make_transport, options), options, is_dry=dry_run)
+    return run_job(job, hosts, open_transport, options, is_dry=dry_run)
 
 
 def print_dry_run(job: Job, hosts: Sequence[Host], share: tuple[int, int] | None = None) -> int:
@@ -67,14 +64,3 @@ def print_dry_run(job: Job, hosts: Sequence[Host], share: tuple[int, int] | None
     for line in plan_lines(plan):
         click.echo(line)
     return 0
-
-
-def make_transport(options: Mapping[str, Any], say: Callable[[str], None]) -> Transport:
-    """Return the Fabric transport that the SSH options describe."""
-    from launcher.transports.fabric import FabricTransport
-
-    return FabricTransport(
-        options["ssh_config"],
-        accept_new_host_keys=options["accept_new_host_keys"],
-        on_local=lambda name: say(f"launch: {name} is this machine, no SSH to it"),
-    )

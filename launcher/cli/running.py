@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from click.core import ParameterSource
 
 from launcher.cli.console import Console
 from launcher.cli.options import read_ranks
+from launcher.environment import refuse_rank
 from launcher.errors import LauncherError
 from launcher.hosts import Host
 from launcher.job import DEFAULT_PROGRAM, Job
@@ -24,7 +26,7 @@ from launcher.run import Result, Run
 from launcher.session import Session
 from launcher.transports.base import Transport
 
-Opener = Callable[[Callable[[str], None]], Transport]  # gets our voice
+Opener = Callable[[Sequence[Host], Callable[[str], None]], Transport]  # gets the hosts of a session, and our voice
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,13 @@ class Terms:
     @classmethod
     def of_job(cls, job: Job, run_id: str) -> Terms:
         """Return the terms that a job names."""
-        pythons = _loader_pythons(job.python)
+        pythons = loader_pythons(job.python)
         return cls(run_id, job.env, pythons, job.silence_s, job.stop_timeout_s, job.connect_timeout_s)
 
     @classmethod
     def of_options(cls, options: Mapping[str, Any], run_id: str, python: str | None) -> Terms:
         """Return those of a command that runs no job."""
-        pythons = (python,) if python else _loader_pythons(None)
+        pythons = (python,) if python else loader_pythons(None)
         return cls(run_id, {}, pythons, options["silence"], options["stop_timeout"], options["connect_timeout"])
 
 
@@ -60,6 +62,7 @@ def run_recorded(
     job: Job, hosts: Sequence[Host], open_transport: Opener, options: Mapping[str, Any], **kinds: Any
 ) -> tuple[Result, Path]:
     """Run the job to its end; return how it ended, and its folder of logs."""
+    refuse_rank(os.environ)
     console = make_console(hosts, options)
     try:
         return asyncio.run(execute_recorded(job, hosts, open_transport, options, console, **kinds))
@@ -77,7 +80,8 @@ async def execute_recorded(
 
     async def execute(*, is_last_try: bool) -> Result:
         outputs = console.outputs(hosts, record, first_node=(kinds.get("share") or (1, 0))[1])
-        session = make_session(Terms.of_job(job, record.run_id), hosts, open_transport(console.say), outputs, console)
+        transport = open_transport(hosts, console.say)
+        session = make_session(Terms.of_job(job, record.run_id), hosts, transport, outputs, console)
         return await Run(
             job, session, outputs, record,
             screen=console, own_python=sys.executable, is_verbose=options["verbose"],
@@ -119,7 +123,7 @@ def make_session(
     )
 
 
-def _loader_pythons(python: str | None) -> tuple[str, ...]:
+def loader_pythons(python: str | None) -> tuple[str, ...]:
     """Return which Python runs the supervisor on a node, in the order of trying: any from 3.8 on will do."""
     return tuple(dict.fromkeys([*([python] if python else []), "python3", sys.executable]))
 

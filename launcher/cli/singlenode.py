@@ -29,4 +29,4 @@ def command(words: tuple[str, ...], dry_run: bool, **options: Any) -> int:
     from launcher.cli.running import run_job
     from launcher.transports.local import LocalTransport
 
-    return run_job(job, hosts, lambda say: LocalTransport(), options)
+    return run_job(job, hosts, lambda hosts, say: LocalTransport(), options)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.options import activation_options, host_options, output_options, read_hosts, ssh_options
+from launcher.cli.options import activation_options, host_options, output_options, reach_options
+from launcher.cli.reaching import choose_opener, read_hosts
 
 if TYPE_CHECKING:
     from launcher.cli.running import Opener
@@ -23,7 +24,7 @@ RENDEZVOUS_S = 30
 @click.command("test-distributed")
 @click.argument("processes", metavar="N", type=click.IntRange(min=1))
 @host_options
-@ssh_options
+@reach_options
 @click.option("--cpu", is_flag=True, help="Use gloo on CPUs; the default on a machine without nvidia-smi.")
 @click.option("--python", metavar="PATH", help="Python on the hosts; default: the first that has torch.")
 @activation_options
@@ -43,18 +44,13 @@ def command(processes: int, **options: Any) -> int:
     import socket
 
     from launcher.cli.options import is_on_command_line
-    from launcher.cli.run import make_transport
     from launcher.hosts import Host
-    from launcher.transports.base import Transport
     from launcher.transports.local import LocalTransport
 
     # Hosts of launcher.toml don't count: without any on its own line it looks at this machine alone.
-    has_hosts = is_on_command_line("hosts") or is_on_command_line("hostfile")
-
-    def open_transport(say: Callable[[str], None]) -> Transport:
-        return make_transport(options, say) if has_hosts else LocalTransport()
-
+    has_hosts = any(map(is_on_command_line, ("hosts", "hostfile", "transport")))
     hosts = read_hosts(options) if has_hosts else (Host(socket.gethostname().split(".")[0], source="this machine"),)
+    open_transport: Opener = choose_opener(options, hosts) if has_hosts else lambda hosts, say: LocalTransport()
     refuse_plot(options["plot"], hosts)
     if not has_hosts and not options["cpu"] and shutil.which("nvidia-smi") is None:
         options["cpu"] = True

@@ -53,7 +53,7 @@ def jobs(monkeypatch):
     taken = []
 
     def take(job, hosts, open_transport, options, **kinds):
-        transport = open_transport(print)
+        transport = open_transport(hosts, print)
         taken.append((job, [host.name for host in hosts], type(transport).__name__, kinds))
         return 7
 
@@ -561,3 +561,84 @@ def test_collectives_look_at_this_machine_unless_hosts_are_named(launch, jobs):
 def test_a_value_of_the_wrong_type_is_refused(launch, name, text):
     write_defaults(text, name)
     assert launch("hosts")[0] == EXIT_USAGE
+
+
+# in a Slurm allocation
+
+SLURM_JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}
+SLURM_LINE = "launch: hosts of Slurm job 7: 2 nodes, n[1-2], 8 CPUs on each\n"
+SLURM_TASK = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+
+
+@pytest.fixture
+def in_allocation(monkeypatch):
+    def enter(**more):
+        monkeypatch.setattr("os.environ", {"COLUMNS": "100", "HOME": "/root", **SLURM_JOB, **more})
+
+    enter()
+    return enter
+
+
+@pytest.mark.parametrize(
+    ("line", "hosts", "transport", "said"),
+    [
+        ("", ["n1", "n2"], "SrunTransport", SLURM_LINE),
+        ("--exclude n1", ["n2"], "SrunTransport", SLURM_LINE),
+        ("--num-nodes 1", ["n1"], "SrunTransport", SLURM_LINE),
+        ("--transport fabric", ["n1", "n2"], "FabricTransport", SLURM_LINE),
+        ("--hosts a,b", ["a", "b"], "FabricTransport", ""),
+        ("--hosts n2 --transport srun", ["n2"], "SrunTransport", ""),
+        ("--hostfile two", ["node1", "node2"], "FabricTransport", ""),
+    ],
+)
+def test_an_allocation_gives_the_hosts_that_are_not_named(in_allocation, launch, jobs, line, hosts, transport, said):
+    assert launch(f"{line} t.py") == (7, "", said)
+    assert [job[1:3] for job in jobs] == [(hosts, transport)]
+
+
+def test_a_file_may_say_the_transport_and_goes_before_the_allocation(in_allocation, launch, jobs):
+    write_defaults('transport = "fabric"\n')
+    assert launch("t.py") == (7, "", SLURM_LINE)
+    write_defaults('hosts = "a"\n')
+    assert launch("t.py") == (7, "", "")
+    assert [job[1:3] for job in jobs] == [(["n1", "n2"], "FabricTransport"), (["a"], "FabricTransport")]
+
+
+def test_collectives_on_an_allocation(in_allocation, launch, jobs):
+    for line in ("2 --cpu", "2 --cpu --transport srun"):
+        launch(line, entry=cli.main_test_distributed)
+    assert [job[2] for job in jobs] == ["LocalTransport", "SrunTransport"]
+
+
+@pytest.mark.parametrize(
+    ("line", "more", "said", "message", "hint"),
+    [
+        ("--transport srun --hosts n1,a t.py", {}, "", "--transport srun: a is not in Slurm job 7",
+         "it has n[1-2]; any other host by --transport fabric"),
+        ("--transport srun --hosts a t.py", {"SLURM_JOB_ID": ""}, "", "--transport srun: this is no Slurm allocation",
+         "salloc or sbatch makes one"),
+        ("--gpus 8 t.py", {"SLURM_GPUS_PER_NODE": "2"}, SLURM_LINE.replace("8 CPUs", "8 CPUs and 2 GPUs"),
+         "--gpus 8: Slurm job 7 has 2 GPUs on each node", "ask Slurm for more, or take fewer"),
+        ("t.py", SLURM_TASK, "", "srun has started launch 2 times, and each would start a run of its own",
+         "start it once, without srun: it reaches every node of the job by itself"),
+        ("exec -- true", SLURM_TASK, "", "srun has started launch 2 times, and each would start a run of its own",
+         "start it once, without srun: it reaches every node of the job by itself"),
+        ("t.py", {"LAUNCH_MARK": "20261120-091233.ab12.0", "RANK": "3"}, "",
+         "this is rank 3 of run 20261120-091233, and every rank would start a run", "start launch outside of a run"),
+        ("hosts", {"SLURM_JOB_NODELIST": "n["}, "", "SLURM_JOB_NODELIST: 'n[' has a bracket without its partner",
+         "write ranges as gpu[1-4,7]"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_in_an_allocation(in_allocation, launch, jobs, line, more, said, message, hint):
+    in_allocation(**more)
+    assert launch(line) == (EXIT_USAGE, "", f"{said}launch: {message}\n  hint: {hint}\n")
+    assert jobs == []
+
+
+def test_a_rank_starts_no_run_on_its_machine_either(launch, monkeypatch):
+    monkeypatch.setattr("os.environ", {"COLUMNS": "100", "LAUNCH_MARK": "RUN.ab12.0", "RANK": "3"})
+    code, _, err = launch("singlenode --nproc 1 --no-python --workdir / true")
+    said = (
+        "launch: this is rank 3 of run RUN, and every rank would start a run\n  hint: start launch outside of a run\n"
+    )
+    assert (code, err) == (EXIT_USAGE, said)

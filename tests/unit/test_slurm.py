@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import UsageError
-from launcher.hosts import Host, parse_hosts
+from launcher.hostfiles import parse_hosts
+from launcher.hosts import Host
 from launcher.slurm import (
     Allocation,
     choose_transport,

@@ -1,0 +1,74 @@
+"""Which hosts, and by which way: what is named, in launcher.toml too, else the Slurm allocation that we are in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launcher.cli.options import settle_rivals
+from launcher.environment import refuse_rank
+from launcher.errors import UsageError
+from launcher.hostfiles import parse_hosts, read_hostfile
+from launcher.hosts import Host, select_hosts
+from launcher.slurm import SRUN, Allocation, choose_transport, read_allocation, refuse_tasks, srun_environment
+
+if TYPE_CHECKING:
+    from launcher.cli.running import Opener
+    from launcher.transports.base import Transport
+
+
+def read_hosts(options: Mapping[str, Any]) -> tuple[Host, ...]:
+    """Return the hosts that were named, or those of our allocation, filtered; raise UsageError where there are none."""
+    refuse_tasks(os.environ)
+    refuse_rank(os.environ)
+    options = settle_rivals(options)
+    hosts, hostfile = options["hosts"], options["hostfile"]
+    if hosts is not None and hostfile is not None:
+        raise UsageError("--hosts and --hostfile are both given", "name the hosts in one way")
+    if hosts is not None:
+        found = parse_hosts(hosts, colon=options["colon"])
+    elif hostfile is not None:
+        found = read_hostfile(hostfile, options["colon"])
+    else:
+        found = _read_allocated()
+    return select_hosts(found, options["include"], options["exclude"], options["num_nodes"])
+
+
+def _read_allocated() -> tuple[Host, ...]:
+    allocation = read_allocation(os.environ)
+    if allocation is None:
+        raise UsageError("no hosts given", "--hosts a,b or --hostfile FILE; on this machine alone: launch singlenode")
+    click.echo(f"launch: hosts of {allocation.describe()}", err=True)
+    return allocation.hosts()
+
+
+def choose_opener(options: Mapping[str, Any], hosts: Sequence[Host]) -> Opener:
+    """Return what opens the way to the hosts; raise UsageError, before any is asked, where there is none."""
+    allocation = read_allocation(os.environ)
+    if choose_transport(options["transport"], hosts, allocation) != SRUN:
+        return partial(_open_fabric, options)
+    assert allocation is not None  # or srun was refused
+    return partial(_open_srun, options, allocation)
+
+
+def _open_srun(
+    options: Mapping[str, Any], allocation: Allocation, hosts: Sequence[Host], say: Callable[[str], None]
+) -> Transport:
+    from launcher.cli.running import loader_pythons
+    from launcher.transports.srun import SrunTransport
+
+    return SrunTransport(hosts, allocation, loader_pythons(options["python"]), srun_environment(os.environ))
+
+
+def _open_fabric(options: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
+    from launcher.transports.fabric import FabricTransport
+
+    return FabricTransport(
+        options["ssh_config"],
+        accept_new_host_keys=options["accept_new_host_keys"],
+        on_local=lambda name: say(f"launch: {name} is this machine, no SSH to it"),
+    )
