@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +19,11 @@ import fabric
 import paramiko
 
 from launcher.hosts import Host
-from launcher.transports import ssh_failures
-from launcher.transports.base import KILLED, READ_BYTES, STDERR, STDOUT, Channel, TransportError
+from launcher.transports import fabric_failures
+from launcher.transports.base import KILLED, READ_BYTES, STDERR, STDOUT, Channel
 from launcher.transports.host_keys import KnownHosts
 from launcher.transports.local import LocalTransport, is_this_machine
+from launcher.transports.logins import Gates, LoginError, keep_trying
 from launcher.transports.ssh_config import ConfigFiles
 
 # What paramiko logs of a broken connection is a traceback; what we raise says it in one line.
@@ -83,37 +82,46 @@ class FabricTransport:
         ssh_config: Path | None = None,
         *,
         accept_new_host_keys: bool = False,
+        may_boot: bool = False,
         on_local: Callable[[str], None] | None = None,
     ) -> None:
         """Read the configuration once; raise UsageError where a named file is missing.
 
+        may_boot: wait for a host that is not there yet, for as long as `open` may take.
         on_local: told of each host that turns out to be this machine, which then needs no SSH.
         """
+        self._may_boot = may_boot
         self._on_local = on_local
         self._local = LocalTransport()
+        self._gates = Gates()
         self._files = ConfigFiles(ssh_config)
         self._known_hosts = KnownHosts(accept_new=accept_new_host_keys)
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            connection = self.prepare(host, timeout_s)
-            if connection.gateway is None and is_this_machine(connection.host, connection.port, connection.user):
-                if self._on_local is not None:
-                    self._on_local(host.name)
-                return self._local.open(host, command, timeout_s)
-            hop = connection
-            try:
-                for hop in reversed(list(_hops(connection))):
-                    hop.open()
-                    _tune(hop.transport)
-                return _start(connection, command, timeout_s)
-            except Exception as error:
-                _close(connection)
-                pause = random.uniform(0.2, 1.0)  # spreads the retries of many hosts
-                if not ssh_failures.is_passing(error) or time.monotonic() + pause > deadline:
-                    raise TransportError(ssh_failures.describe(error, host, hop)) from error
-                time.sleep(pause)
+        connection = self.prepare(host, timeout_s)
+        if connection.gateway is None and is_this_machine(connection.host, connection.port, connection.user):
+            if self._on_local is not None:
+                self._on_local(host.name)
+            return self._local.open(host, command, timeout_s)
+        own_limit = connection.ssh_config.get("connecttimeout")
+        limit_s = float(own_limit) if own_limit and not self._may_boot else timeout_s
+        *_, first = _hops(connection)
+        gate = self._gates[f"{first.user}@{first.host}:{first.port}"]
+        return keep_trying(
+            host.name, gate, lambda try_s: self._log_in(host, command, try_s), limit_s, may_boot=self._may_boot
+        )
+
+    def _log_in(self, host: Host, command: str, timeout_s: float) -> Channel:
+        connection = hop = self.prepare(host, timeout_s)
+        try:
+            for hop in reversed(list(_hops(connection))):
+                hop.open()
+                _tune(hop.transport)
+            return _start(connection, command, timeout_s)
+        except Exception as error:
+            _close(connection)
+            gateway = hop.original_host if hop is not connection else None
+            raise LoginError(fabric_failures.judge(error, hop), gateway) from error
 
     def prepare(self, host: Host, timeout_s: float) -> fabric.Connection:
         """Return the connection to `host`, with its gateways, not opened yet."""

@@ -22,11 +22,9 @@ _ACCEPT_ANY = ("no", "off")
 class UnknownHostKey(paramiko.SSHException):
     """The host has no key in known_hosts."""
 
-    def __init__(self, name: str, key: paramiko.PKey, file: Path) -> None:
+    def __init__(self, name: str, key: paramiko.PKey) -> None:
         super().__init__(f"no key of {name} is known")
-        self.name = name
         self.fingerprint = f"{key.get_name()} {key.fingerprint}"
-        self.file = file
 
 
 class KnownHosts:
@@ -81,7 +79,7 @@ class _Policy(paramiko.MissingHostKeyPolicy):
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
         if not self._accept:
-            raise UnknownHostKey(hostname, key, self._file or Path("known_hosts"))
+            raise UnknownHostKey(hostname, key)
         if self._file is None:
             return
         line = f"{hostname} {key.get_name()} {key.get_base64()}\n"
@@ -89,6 +87,11 @@ class _Policy(paramiko.MissingHostKeyPolicy):
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(line)
+
+
+def first_known_file(value: str) -> Path | None:
+    """Return where a new key goes: the first file of UserKnownHostsFile."""
+    return next(iter(_paths(value)), None)
 
 
 def _paths(value: str) -> list[Path]:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import glob
 import re
-import shlex
 import shutil
-import subprocess
 from pathlib import Path
 
 from paramiko import SSHConfig
 from paramiko.ssh_exception import ConfigParseError
 
 from launcher.errors import UsageError
+from launcher.transports.ssh_answers import ask_ssh, split_jump
 
 _USER_FILE = Path("~/.ssh/config")
 _SYSTEM_FILE = Path("/etc/ssh/ssh_config")
@@ -28,7 +27,6 @@ _MISREAD = re.compile(
 )
 _JUMP_CHAIN = re.compile(r"^\s*proxyjump\b.*,", re.IGNORECASE | re.MULTILINE)
 _INCLUDE = re.compile(r"^\s*include[ \t=]+(.+)$", re.IGNORECASE | re.MULTILINE)
-_SSH_TIMEOUT_S = 10
 
 
 class ConfigFiles:
@@ -64,26 +62,11 @@ class ConfigFiles:
             if name in asked:
                 continue
             asked.add(name)
-            lines = self._run_ssh(ssh, name)
+            lines = list(filter(_is_meant, ask_ssh(ssh, self._named, ["--", name])))
             blocks.append("\n".join([f"Host {name}", *lines]))
             jumps = [line.partition(" ")[2] for line in lines if line.startswith("proxyjump ")]
-            pending += [_host_of_jump(jump) for value in jumps for jump in value.split(",")]
+            pending += [split_jump(jump)[0] for value in jumps for jump in value.split(",")]
         return _parse("\n".join(blocks))
-
-    def _run_ssh(self, ssh: str, host: str) -> list[str]:
-        command = [ssh, "-G", *(["-F", str(self._named)] if self._named else []), "--", host]
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SSH_TIMEOUT_S, check=False
-        )
-        if done.returncode != 0:
-            raise UsageError(f"{shlex.join(command)}: {done.stderr.strip() or 'failed'}")
-        return list(filter(_is_meant, done.stdout.splitlines()))
-
-
-def _host_of_jump(jump: str) -> str:
-    """The name in `[user@]name[:port]`, as ssh_config would look it up."""
-    name = jump.rpartition("@")[2]
-    return name.partition(":")[0] if name.count(":") == 1 else name
 
 
 def _read(path: Path) -> str:

@@ -1,135 +1,134 @@
-"""Every way in which an SSH connection fails, as one line and a remedy."""
+"""How a login over SSH fails: the same classes in the same words, whichever client has met them."""
 
 from __future__ import annotations
 
-import errno
 import shlex
-import socket
-from collections.abc import Iterator
-
-import fabric
-import paramiko
-from paramiko.ssh_exception import NoValidConnectionsError
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from launcher.errors import HostFailure
-from launcher.hosts import Host
-from launcher.transports.host_keys import UnknownHostKey
 
-_DROPPED = ("Error reading SSH protocol banner", "Connection reset by peer", "EOF during negotiation")
-
-
-def is_passing(error: Exception) -> bool:
-    """Tell whether another try may help: sshd drops connections at random beyond its MaxStartups (10:30:100).
-
-    A refused login never passes: current sshd locks out an address that tries again and again.
-    """
-    if isinstance(error, paramiko.AuthenticationException | UnknownHostKey | paramiko.BadHostKeyException):
-        return False
-    if _is_timeout(error):
-        return False
-    return any(text in str(error) for text in _DROPPED)
+# Another try may help: sshd drops connections at random beyond its MaxStartups (10:30:100).
+# A refused login never passes: current sshd locks out an address that tries again and again.
+DROPPED = "dropped"
+# So does a host that is booting: first nobody answers, then the machine, and at last its sshd.
+_BOOTING = ("refused", "timed out", "no route", "no way")
 
 
-def describe(error: Exception, host: Host, hop: fabric.Connection) -> HostFailure:
-    """Return the failure of one host for an exception that `hop` raised: its own connection, or a gateway's."""
-    kind, text, hint = _judge(error, hop)
-    if hop.original_host != host.name:
-        text = f"on the way to it, {hop.original_host}: {text}"
-    return HostFailure(host.name, kind, text, hint)
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A class of failure, one line of text, and what to do."""
+
+    kind: str
+    text: str
+    hint: str
+
+    def is_passing(self, *, may_boot: bool) -> bool:
+        """Tell whether another try may help; may_boot: the host may be on its way up."""
+        return self.kind == DROPPED or (may_boot and self.kind in _BOOTING)
+
+    def of(self, name: str, gateway: str | None = None) -> HostFailure:
+        """Return the failure of the host `name`; gateway: the hop on the way to it that is to blame."""
+        text = self.text if gateway is None else f"on the way to it, {gateway}: {self.text}"
+        return HostFailure(name, self.kind, text, self.hint)
 
 
-def _judge(error: Exception, connection: fabric.Connection) -> tuple[str, str, str]:
-    for judge in (_host_key, _silence, _login, _network):
-        for judgement in judge(error, connection):
-            return judgement
-    by_hand = f"try by hand: {_by_hand(connection)}"
-    if is_passing(error):
-        hint = "too many connections at once? raise MaxStartups in its sshd_config"
-        return "dropped", "sshd dropped the connection before its banner", hint
-    if isinstance(error, EOFError):
-        return "lost", "the connection was lost while connecting", by_hand
-    return "ssh", f"{type(error).__name__}: {error}", by_hand
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a login goes, as ssh_config has it, and what can be said of one that failed."""
 
+    name: str  # as the user wrote it
+    host: str
+    port: int
+    user: str
+    alias: str | None = None  # HostKeyAlias
+    known_file: str | None = None  # the first UserKnownHostsFile
 
-_Judgement = Iterator[tuple[str, str, str]]
+    @property
+    def known_name(self) -> str:
+        """Return the name under which known_hosts has its key."""
+        return self.alias or (self.host if self.port == 22 else f"[{self.host}]:{self.port}")
 
+    def name_unknown(self) -> Judgement:
+        return Judgement("name unknown", f"the name {self.host} is not known", "check the spelling, DNS or ssh_config")
 
-def _host_key(error: Exception, connection: fabric.Connection) -> _Judgement:
-    if isinstance(error, paramiko.BadHostKeyException):
-        yield (
+    def refused(self) -> Judgement:
+        return Judgement("refused", f"{self._where} refuses the connection", "is sshd running there, and on that port?")
+
+    def timed_out(self) -> Judgement:
+        hint = "is it on, and does a firewall let SSH through?"
+        return Judgement("timed out", f"{self._where} does not answer", hint)
+
+    def slow_login(self) -> Judgement:
+        """It answers, so it is not booting, and waiting longer is for the user to ask."""
+        hint = "is it overloaded, or its directory service slow?"
+        return Judgement("slow login", "it did not finish the login in time", hint)
+
+    def no_route(self) -> Judgement:
+        return Judgement("no route", f"no route to {self._where}", "is it on, and is the network up?")
+
+    def no_way(self, why: str) -> Judgement:
+        """The gateway before it can't reach it."""
+        hint = "is it on, and its sshd running?"
+        return Judgement("no way", f"the gateway can't reach {self._where} ({why})", hint)
+
+    def dropped(self, words: str = "") -> Judgement:
+        """words: what a ProxyCommand said before."""
+        text = "sshd dropped the connection before its banner" + (f" ({words})" if words else "")
+        return Judgement(DROPPED, text, "too many connections at once? raise MaxStartups in its sshd_config")
+
+    def key_changed(self, new: str, known: str) -> Judgement:
+        file = f"-f {shlex.quote(self.known_file)} " if self.known_file else ""
+        return Judgement(
             "host key changed",
-            f"its host key has changed: {error.key.fingerprint}, known is {error.expected_key.fingerprint}",
-            f"if the machine was reinstalled: ssh-keygen {_known_file(connection)}-R {_known_name(connection)}; "
+            f"its host key has changed: {new}, known is {known}",
+            f"if the machine was reinstalled: ssh-keygen {file}-R {shlex.quote(self.known_name)}; "
             "if not, someone listens in",
         )
-    if isinstance(error, UnknownHostKey):
-        port = f"-p {connection.port} " if connection.port != 22 else ""
-        yield (
+
+    def key_revoked(self, fingerprint: str = "") -> Judgement:
+        return Judgement(
+            "host key revoked",
+            f"its host key is marked as revoked{fingerprint and f': {fingerprint}'}",
+            f"someone may have stolen it; who wrote @revoked into {self.known_file or 'known_hosts'} knows more",
+        )
+
+    def key_unknown(self, fingerprint: str = "", *, can_accept: bool = True) -> Judgement:
+        port = f"-p {self.port} " if self.port != 22 else ""
+        rename = f" | sed {shlex.quote(f's/^[^ #]*/{self.alias}/')}" if self.alias else ""
+        return Judgement(
             "host key unknown",
-            f"its host key is not known: {error.fingerprint}",
-            "check it and add it: "
-            f"ssh-keyscan {port}{connection.host} >> {error.file}; or trust it now: --accept-new-host-keys",
+            f"its host key is not known{fingerprint and f': {fingerprint}'}",
+            f"check it and add it: ssh-keyscan {port}{self.host}{rename} >> {self.known_file or '~/.ssh/known_hosts'}"
+            + ("; or trust it now: --accept-new-host-keys" if can_accept else ""),
         )
 
+    def key_encrypted(self) -> Judgement:
+        return Judgement("key encrypted", "its key has a passphrase", "ssh-add it to an agent first")
 
-def _login(error: Exception, connection: fabric.Connection) -> _Judgement:
-    if isinstance(error, paramiko.PasswordRequiredException):
-        yield "key encrypted", "its key has a passphrase", "ssh-add it to an agent first"
-    elif isinstance(error, paramiko.AuthenticationException) or "No authentication methods" in str(error):
-        files = connection.connect_kwargs.get("key_filename") or []
-        tried = ", ".join([files] if isinstance(files, str) else files) or "the agent and the default keys"
-        yield (
+    def login_refused(self, tried: Sequence[str]) -> Judgement:
+        return Judgement(
             "login refused",
-            f"login refused for user {connection.user} (tried {tried})",
-            f"copy a key there: ssh-copy-id {_target(connection)}",
+            f"login refused for user {self.user} (tried {', '.join(tried) or 'nothing: there is no key'})",
+            f"copy a key there: ssh-copy-id {self._target}",
         )
 
+    def lost(self) -> Judgement:
+        return Judgement("lost", "the connection was lost while connecting", self._by_hand)
 
-def _silence(error: Exception, connection: fabric.Connection) -> _Judgement:
-    if isinstance(error, paramiko.AuthenticationException) and "timeout" in str(error).lower():
-        yield "timed out", "it did not finish the login in time", "is it overloaded, or its directory service slow?"
-    elif _is_timeout(error):
-        where = f"{connection.host} port {connection.port}"
-        yield "timed out", f"{where} does not answer", "is it on, and does a firewall let SSH through?"
+    def other(self, text: str) -> Judgement:
+        """Return the words of the client itself for what has no class."""
+        return Judgement("ssh", text, self._by_hand)
 
+    @property
+    def _where(self) -> str:
+        return f"{self.host} port {self.port}"
 
-def _network(error: Exception, connection: fabric.Connection) -> _Judgement:
-    where = f"{connection.host} port {connection.port}"
-    if isinstance(error, NoValidConnectionsError):
-        error = next(iter(error.errors.values()))
-    if isinstance(error, socket.gaierror):
-        yield "name unknown", f"the name {connection.host} is not known", "check the spelling, DNS or ssh_config"
-    elif isinstance(error, ConnectionRefusedError):
-        yield "refused", f"{where} refuses the connection", "is sshd running there, and on that port?"
-    elif isinstance(error, paramiko.ChannelException):
-        yield "no way", f"the gateway can't reach {where} ({error.text})", "is it on, and its sshd running?"
-    elif isinstance(error, OSError) and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
-        yield "no route", f"no route to {where}", "is it on, and is the network up?"
+    @property
+    def _target(self) -> str:
+        port = f"-p {self.port} " if self.port != 22 else ""
+        return f"{port}{self.user}@{self.host}"
 
-
-def _is_timeout(error: Exception) -> bool:
-    """Whether the other side was silent: paramiko tells a missing banner in three ways."""
-    texts = ("timed out", "no existing session")
-    return (
-        isinstance(error, TimeoutError)
-        or isinstance(error.__context__, TimeoutError)
-        or any(text in str(error).lower() for text in texts)
-    )
-
-
-def _target(connection: fabric.Connection) -> str:
-    port = f"-p {connection.port} " if connection.port != 22 else ""
-    return f"{port}{connection.user}@{connection.host}"
-
-
-def _by_hand(connection: fabric.Connection) -> str:
-    return f"ssh {_target(connection)} true"
-
-
-def _known_name(connection: fabric.Connection) -> str:
-    return connection.host if connection.port == 22 else f"'[{connection.host}]:{connection.port}'"
-
-
-def _known_file(connection: fabric.Connection) -> str:
-    named = connection.ssh_config.get("userknownhostsfile")
-    return f"-f {shlex.split(named)[0]} " if named else ""
+    @property
+    def _by_hand(self) -> str:
+        return f"try by hand: ssh {self._target} true"

@@ -1,0 +1,81 @@
+"""What `ssh -G` says of a host: ssh_config as OpenSSH itself reads it."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import UsageError
+from launcher.transports.ssh_failures import Place
+
+_TIMEOUT_S = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The options of one host, by their names in small letters; an option that may stand there twice has a list."""
+
+    place: Place
+    options: Mapping[str, Sequence[str]]
+
+    def option(self, name: str) -> str | None:
+        """Return an option's value, or None where it is not set."""
+        values = self.options.get(name, ())
+        return values[0] if values and values[0] != "none" else None
+
+    @property
+    def jumps(self) -> list[str]:
+        """Return the hosts on the way to this one, the first one first, each as `[user@]name[:port]`."""
+        return (self.option("proxyjump") or "").split(",") if self.option("proxyjump") else []
+
+    @property
+    def key_files(self) -> list[str]:
+        """Return the keys that are there; ssh also names those of its own list that are not."""
+        return [path for path in self.options.get("identityfile", ()) if Path(path).expanduser().is_file()]
+
+    @property
+    def is_agent_limited(self) -> bool:
+        """Tell whether only keys that ssh_config names are tried."""
+        return self.option("identitiesonly") == "yes"
+
+
+def ask_ssh(ssh: str, named: Path | None, words: Sequence[str]) -> list[str]:
+    """Return the lines of `ssh -G` for options and a host; named: --ssh-config; raise UsageError in ssh's words."""
+    argv = [ssh, "-G", *(["-F", str(named)] if named else []), *words]
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"{shlex.join(argv)}: no answer in {_TIMEOUT_S} s", "a `Match exec` that waits?") from None
+    if done.returncode != 0:
+        raise UsageError(f"{shlex.join(argv)}: {done.stderr.strip() or 'failed'}")
+    return done.stdout.splitlines()
+
+
+def read_answer(name: str, lines: Sequence[str]) -> Answer:
+    """Return what the lines of `ssh -G` say of the host `name`."""
+    options: dict[str, list[str]] = {}
+    for line in lines:
+        key, _, value = line.partition(" ")
+        options.setdefault(key, []).append(value)
+    (host,), (port,), (user,) = options["hostname"], options["port"], options["user"]
+    known = shlex.split(options.get("userknownhostsfile", [""])[0])
+    alias = options.get("hostkeyalias", [None])[0]
+    place = Place(name, host, int(port), user, alias, known[0] if known and known[0] != "none" else None)
+    return Answer(place, options)
+
+
+def split_jump(jump: str) -> tuple[str, str | None, str | None]:
+    """Return name, user and port of `[user@]name[:port]`, `[user@][v6 address]:port` or an ssh:// URI of them."""
+    user, _, rest = jump.removeprefix("ssh://").rpartition("@")
+    name, port = rest, ""
+    if rest.startswith("["):
+        name, _, port = rest[1:].partition("]")
+        port = port.removeprefix(":")
+    elif rest.count(":") == 1:
+        name, _, port = rest.partition(":")
+    return name, user or None, port or None

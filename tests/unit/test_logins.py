@@ -1,0 +1,173 @@
+"""How often a login is tried, for how long, and how many log in at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from launcher.transports import logins
+from launcher.transports.base import TransportError
+from launcher.transports.logins import LOGINS_AT_ONCE, Gate, Gates, LoginError, keep_trying
+from launcher.transports.ssh_failures import Judgement, Place
+
+PLACE = Place("node", "10.0.0.2", 22, "ann")
+DROPPED = PLACE.dropped()
+REFUSED = PLACE.refused()
+LOGIN_REFUSED = PLACE.login_refused(["id"])
+CHANNEL = object()
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(logins.random, "uniform", lambda low, high: low / 20)
+
+
+class Logins:
+    """Fails as it is told, one time after the other, and then logs in."""
+
+    def __init__(self, *failures: Judgement, gateway: str | None = None) -> None:
+        self.failures = list(failures)
+        self.gateway = gateway
+        self.allowed_s: list[float] = []
+
+    def __call__(self, timeout_s: float) -> object:
+        self.allowed_s.append(timeout_s)
+        if self.failures:
+            raise LoginError(self.failures.pop(0), self.gateway)
+        return CHANNEL
+
+
+def log_in(log_in, *, limit_s=5.0, may_boot=False, gate=None):
+    return keep_trying("node", gate or Gate(), log_in, limit_s, may_boot=may_boot)
+
+
+def test_a_connection_that_was_dropped_is_made_again():
+    logging_in = Logins(DROPPED, DROPPED)
+    assert log_in(logging_in) is CHANNEL
+    assert len(logging_in.allowed_s) == 3
+
+
+@pytest.mark.parametrize("may_boot", [True, False])
+@pytest.mark.parametrize(
+    "judgement",
+    [LOGIN_REFUSED, PLACE.key_unknown(), PLACE.key_changed("a", "b"), PLACE.name_unknown(), PLACE.slow_login()],
+    ids=lambda judgement: judgement.kind,
+)
+def test_what_does_not_pass_is_never_tried_again(judgement, may_boot):
+    logging_in = Logins(judgement)
+    with pytest.raises(TransportError) as caught:
+        log_in(logging_in, may_boot=may_boot)
+    failure = caught.value.failure
+    assert (failure.host, failure.kind, failure.text) == ("node", judgement.kind, judgement.text)
+    assert len(logging_in.allowed_s) == 1
+
+
+@pytest.mark.parametrize(
+    "judgement", [REFUSED, PLACE.timed_out(), PLACE.no_route(), PLACE.no_way("x")], ids=lambda judgement: judgement.kind
+)
+def test_a_host_that_may_be_booting_is_waited_for(judgement):
+    assert log_in(Logins(judgement, judgement), may_boot=True) is CHANNEL
+    with pytest.raises(TransportError):
+        log_in(Logins(judgement))
+
+
+def test_the_wait_has_an_end():
+    started = time.monotonic()
+    with pytest.raises(TransportError) as caught:
+        log_in(Logins(*[REFUSED] * 1000), limit_s=0.3, may_boot=True)
+    assert caught.value.failure.kind == "refused"
+    assert time.monotonic() - started < 2
+
+
+def test_one_try_on_a_host_that_may_be_booting_is_short():
+    patient, hasty = Logins(), Logins()
+    log_in(patient, limit_s=600, may_boot=True)
+    log_in(hasty, limit_s=600)
+    assert (patient.allowed_s, round(hasty.allowed_s[0])) == ([10], 600)
+
+
+def test_a_gateway_that_is_to_blame_is_named():
+    with pytest.raises(TransportError) as caught:
+        log_in(Logins(LOGIN_REFUSED, gateway="bastion"))
+    assert caught.value.failure.text == "on the way to it, bastion: login refused for user ann (tried id)"
+
+
+# ---- gates ----------------------------------------------------------------------------------------------------------
+
+
+class Crowd:
+    """Many hosts that log in by the same gate, each in a thread."""
+
+    def __init__(self, count: int) -> None:
+        self.most = self.now = self.tries = 0
+        self.failures: list[str] = []
+        self.inside = threading.Semaphore(0)
+        self.may_go = threading.Event()
+        self._lock = threading.Lock()
+        gates = Gates()
+        self._threads = [threading.Thread(target=self._enter, args=(gates["bastion"],)) for _ in range(count)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        self.may_go.set()
+        for thread in self._threads:
+            thread.join(10)
+
+    def outcome(self) -> object:
+        return CHANNEL
+
+    def _enter(self, gate: Gate) -> None:
+        try:
+            log_in(self._log_in, gate=gate)
+        except TransportError as error:
+            self.failures.append(error.failure.text)
+
+    def _log_in(self, timeout_s: float) -> object:
+        with self._lock:
+            self.now += 1
+            self.tries += 1
+            self.most = max(self.most, self.now)
+        self.inside.release()
+        self.may_go.wait(10)
+        with self._lock:
+            self.now -= 1
+        return self.outcome()
+
+
+def test_no_more_than_some_are_at_the_gate_at_once():
+    crowd = Crowd(3 * LOGINS_AT_ONCE)
+    crowd.start()
+    for _ in range(LOGINS_AT_ONCE):
+        assert crowd.inside.acquire(timeout=10)
+    assert not crowd.inside.acquire(timeout=0.1)
+    crowd.end()
+    assert (crowd.most, crowd.tries, crowd.failures) == (LOGINS_AT_ONCE, 3 * LOGINS_AT_ONCE, [])
+
+
+def test_who_waits_at_a_gateway_that_refuses_need_not_ask_again(monkeypatch):
+    crowd = Crowd(3 * LOGINS_AT_ONCE)
+
+    def refuse():
+        raise LoginError(LOGIN_REFUSED, "bastion")
+
+    monkeypatch.setattr(crowd, "outcome", refuse)
+    crowd.start()
+    for _ in range(LOGINS_AT_ONCE):
+        assert crowd.inside.acquire(timeout=10)
+    crowd.end()
+    assert crowd.tries == LOGINS_AT_ONCE
+    assert set(crowd.failures) == {"on the way to it, bastion: login refused for user ann (tried id)"}
+    assert len(crowd.failures) == 3 * LOGINS_AT_ONCE
+
+
+def test_what_a_host_behind_it_says_is_no_other_s():
+    gates = Gates()
+    with pytest.raises(TransportError):
+        log_in(Logins(LOGIN_REFUSED), gate=gates["bastion"])
+    assert log_in(Logins(), gate=gates["bastion"]) is CHANNEL
+    assert gates["bastion"] is not gates["another"]
