@@ -1,0 +1,220 @@
+"""SSH through the system's own client, one process for each host: what works with `ssh NODE` works here."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from launcher.errors import UsageError
+from launcher.hosts import Host
+from launcher.transports import openssh_failures
+from launcher.transports.base import KILLED, READ_BYTES, STDERR, Channel
+from launcher.transports.local import LocalTransport, is_this_machine
+from launcher.transports.logins import Gates, LoginError, keep_trying
+from launcher.transports.processes import ProcessChannel, start_process
+from launcher.transports.ssh_answers import Answer, ask_ssh, read_answer, split_jump
+
+# At VERBOSE ssh says when the login is through; what follows on stderr is the host's, but for these at the end.
+_OPTIONS = {
+    "BatchMode": "yes",  # a question would wait for nobody
+    "LogLevel": "VERBOSE",
+    "ControlMaster": "no",  # the user's is used; one of ours would hold all sessions by one process
+    "ClearAllForwardings": "yes",  # a LocalForward of one's ssh_config is for one's own logins
+    "RemoteCommand": "none",
+}
+_SUMMARY = re.compile(rb"^(?:Transferred: sent|Bytes per second: sent) [^\n]*\n", re.MULTILINE)
+# How ssh says on stderr that the connection was lost; a command that a signal has ended gives 255 without a word.
+_LOST = re.compile(
+    rb"^(?:Connection to \S+ closed|Connection (?:reset|closed) by|Read from remote host|client_loop: |Timeout, server|"
+    rb"Received disconnect|Disconnected from|ssh_dispatch_run_fatal|mux_client_|packet_write)",
+    re.MULTILINE,
+)
+_EXIT_OF_SSH = 255
+_MARGIN_S = 0.5  # our own clock ends a login that is slow; ssh's, which ends before, knows who does not answer
+_STDERR_KEPT = 64 << 10
+
+
+class OpenSSHChannel:
+    """An `ssh` process that has logged in."""
+
+    def __init__(self, process: subprocess.Popen[bytes], said: bytes) -> None:
+        """Take a process over; `said` is what came on its stderr already."""
+        self._process = process
+        self._pipes = ProcessChannel(process)
+        self._said = said
+        self._last_words = b""
+
+    def read(self) -> tuple[int, bytes]:
+        while True:
+            stream, data = (STDERR, self._said) if self._said else self._pipes.read()
+            self._said = b""
+            if stream == STDERR:
+                self._last_words = (self._last_words + data)[-_STDERR_KEPT:]
+                data = _SUMMARY.sub(b"", data)
+            if data or not stream:
+                return stream, data
+
+    def write(self, data: bytes) -> None:
+        self._pipes.write(data)
+
+    def close(self) -> None:
+        self._pipes.close()
+        end_process(self._process)  # with a frozen peer end of file alone would keep it waiting
+
+    def exit_code(self) -> int | None:
+        code = self._process.poll()
+        if code is None or code < 0:
+            return None
+        if code == _EXIT_OF_SSH:
+            return None if _LOST.search(self._last_words) else KILLED
+        return code
+
+
+class OpenSSHTransport:
+    """Reaches hosts by `ssh`, as ssh_config describes them to it."""
+
+    name = "ssh"
+
+    def __init__(
+        self,
+        ssh_config: Path | None = None,
+        *,
+        accept_new_host_keys: bool = False,
+        may_boot: bool = False,
+        on_local: Callable[[str], None] | None = None,
+    ) -> None:
+        """Find ssh; raise UsageError where it or a named file is missing.
+
+        may_boot: wait for a host that is not there yet, for as long as `open` may take.
+        on_local: told of each host that turns out to be this machine, which then needs no SSH.
+        """
+        if ssh_config is not None and not ssh_config.is_file():
+            raise UsageError(f"{ssh_config}: no such file", "--ssh-config names an OpenSSH client configuration")
+        ssh = shutil.which("ssh")
+        if ssh is None:
+            raise UsageError("no ssh on this machine", "install openssh-client, or take --transport fabric")
+        self._ssh = ssh
+        self._ssh_config = ssh_config
+        self._accept_new = accept_new_host_keys
+        self._may_boot = may_boot
+        self._on_local = on_local
+        self._local = LocalTransport()
+        self._gates = Gates()
+        self._answers: dict[tuple[str, ...], Answer] = {}
+        self._connecting: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        atexit.register(self._end_connecting)
+
+    def open(self, host: Host, command: str, timeout_s: float) -> Channel:
+        words = _login_words(host)
+        answer = self._ask(host.name, words)
+        place, jumps, proxy = answer.place, answer.jumps, answer.option("proxycommand")
+        if not jumps and not proxy and is_this_machine(place.host, place.port, place.user):
+            if self._on_local is not None:
+                self._on_local(host.name)
+            return self._local.open(host, command, timeout_s)
+        own_limit = answer.option("connecttimeout")
+        limit_s = float(own_limit) if own_limit and not self._may_boot else timeout_s
+        gate = self._gates[jumps[0] if jumps else proxy or f"{place.host}:{place.port}"]
+        argv = [*self._argv(answer), *words, command]
+        return keep_trying(
+            host.name, gate, lambda try_s: self._log_in(argv, answer, try_s), limit_s, may_boot=self._may_boot
+        )
+
+    def _argv(self, answer: Answer) -> list[str]:
+        """Return the start of the command line: what is the same for every host but for its host key."""
+        options = dict(_OPTIONS)
+        if self._accept_new and answer.option("stricthostkeychecking") not in ("no", "false", "off"):
+            options["StrictHostKeyChecking"] = "accept-new"
+        settings = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
+        return [self._ssh, *(["-F", str(self._ssh_config)] if self._ssh_config else []), "-T", "-x", *settings]
+
+    def _log_in(self, argv: list[str], answer: Answer, timeout_s: float) -> OpenSSHChannel:
+        limit = f"ConnectTimeout={max(1, int(timeout_s))}"
+        process = start_process([argv[0], "-o", limit, *argv[1:]])
+        with self._lock:
+            self._connecting.add(process)
+        try:
+            is_in, said = _await_login(process, answer, timeout_s + _MARGIN_S)
+        finally:
+            with self._lock:
+                self._connecting.discard(process)
+        if is_in:
+            return OpenSSHChannel(process, said)
+        is_late = process.poll() is None
+        end_process(process)
+        text = said.decode("utf-8", "replace")
+        judgement, gateway = openssh_failures.judge(text, answer, self._ask_hops(answer), is_late=is_late)
+        raise LoginError(judgement, gateway)
+
+    def _ask(self, name: str, words: list[str]) -> Answer:
+        key = tuple(words)
+        if key not in self._answers:
+            self._answers[key] = read_answer(name, ask_ssh(self._ssh, self._ssh_config, words))
+        return self._answers[key]
+
+    def _ask_hops(self, answer: Answer) -> list[Answer]:
+        return [self._ask(jump, _jump_words(jump)) for jump in answer.jumps]
+
+    def _end_connecting(self) -> None:
+        """An ssh that has not logged in does not look at its stdin, and would stay after us."""
+        with self._lock:
+            for process in self._connecting:
+                end_process(process)
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """End an ssh and the one that it has started for a jump; both leave a ControlMaster's socket in order."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+
+
+def _login_words(host: Host) -> list[str]:
+    port = ["-p", str(host.port)] if host.port is not None else []
+    user = ["-l", host.user] if host.user is not None else []
+    return [*port, *user, "--", host.name]
+
+
+def _jump_words(jump: str) -> list[str]:
+    name, user, port = split_jump(jump)
+    return [*(["-p", port] if port else []), *(["-l", user] if user else []), "--", name]
+
+
+def _await_login(process: subprocess.Popen[bytes], answer: Answer, timeout_s: float) -> tuple[bool, bytes]:
+    """Wait until the login is through, or the process or the time at its end; return what came on stderr so far.
+
+    Over a ControlMaster nothing tells of a login; then the command's first output does.
+    """
+    assert process.stdout and process.stderr  # start_process asks for them
+    done = re.compile(rb"^Authenticated to %s \([^\n]*\n" % re.escape(answer.place.host.encode()), re.MULTILINE)
+    said = b""
+    deadline = time.monotonic() + timeout_s
+    poll = select.poll()
+    for stream in (process.stdout, process.stderr):
+        poll.register(stream, select.POLLIN)
+    open_fds = {process.stdout.fileno(), process.stderr.fileno()}
+    while open_fds and (left_s := deadline - time.monotonic()) > 0:
+        for fd, event in poll.poll(left_s * 1000):
+            if fd == process.stdout.fileno() and event & select.POLLIN:
+                return True, said
+            data = os.read(fd, READ_BYTES)
+            said = (said + data)[-_STDERR_KEPT:]
+            if not data:
+                poll.unregister(fd)
+                open_fds.remove(fd)
+        if done.search(said):
+            return True, done.sub(b"", said)
+    if not open_fds:
+        process.wait()
+    return False, said

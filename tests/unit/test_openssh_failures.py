@@ -1,0 +1,194 @@
+"""What `ssh` says when it can't log in, as it was seen (OpenSSH 9.2), and what we make of it."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from launcher.transports.openssh_failures import judge
+from launcher.transports.ssh_answers import read_answer, split_jump
+
+KNOWN_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGeR4Pq2h4ZQqYh3Tt1SRV6c1eXoCzZ5Sv7b1lJ5yYrN"
+CLOSED_WAY = (
+    "kex_exchange_identification: Connection closed by remote host\r\nConnection closed by UNKNOWN port 65535\r\n"
+)
+CHANGED = """\
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@\r
+@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\r
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@\r
+IT IS POSSIBLE THAT SOMEONE IS DOING SOMETHING NASTY!\r
+The fingerprint for the ED25519 key sent by the remote host is\r
+SHA256:PkA5gfsv2oR9YDtjYtQ0pM036z/p9l4hnMkCZBJOUa0.\r
+Please contact your system administrator.\r
+Add correct host key in KNOWN to get rid of this message.\r
+Offending ED25519 key in KNOWN:2\r
+Host key for [10.0.0.2]:2222 has changed and you have requested strict checking.\r
+Host key verification failed.\r
+"""
+
+
+def answer(name, host, port, *lines):
+    options = [f"hostname {host}", f"port {port}", "user ann", "userknownhostsfile /k /k2", "identitiesonly yes"]
+    return read_answer(name, [*options, *lines])
+
+
+NODE = answer("node", "10.0.0.2", 2222)
+HOP = answer("hop", "10.0.0.9", 22)
+ALIASED = answer("node", "10.0.0.2", 22, "hostkeyalias gpu")
+
+# what ssh said, over which hops, the kind, the text, who is to blame
+SAID = [
+    (
+        "ssh: connect to host 10.0.0.2 port 2222: Connection refused\r\n",
+        [], "refused", "10.0.0.2 port 2222 refuses the connection", None,
+    ),
+    (
+        "ssh: connect to host 10.0.0.2 port 2222: Connection timed out\r\n",
+        [], "timed out", "10.0.0.2 port 2222 does not answer", None,
+    ),
+    (
+        "Connection timed out during banner exchange\r\nConnection to 10.0.0.2 port 2222 timed out\r\n",
+        [], "timed out", "10.0.0.2 port 2222 does not answer", None,
+    ),
+    (
+        "ssh: connect to host 10.0.0.2 port 2222: No route to host\r\n",
+        [], "no route", "no route to 10.0.0.2 port 2222", None,
+    ),
+    (
+        "ssh: connect to host 10.0.0.2 port 2222: Network is unreachable\r\n",
+        [], "no route", "no route to 10.0.0.2 port 2222", None,
+    ),
+    (
+        "ssh: connect to host 10.0.0.2 port 2222: Connection reset by peer\r\n",
+        [], "dropped", "sshd dropped the connection before its banner", None,
+    ),
+    (
+        "ssh: connect to host 10.0.0.2 port 2222: Permission denied\r\n",
+        [], "ssh", "Permission denied", None,
+    ),
+    (
+        "ssh: Could not resolve hostname 10.0.0.2: Name or service not known\r\n",
+        [], "name unknown", "the name 10.0.0.2 is not known", None,
+    ),
+    (
+        "kex_exchange_identification: Connection closed by remote host\r\nConnection closed by 10.0.0.2 port 2222\r\n",
+        [], "dropped", "sshd dropped the connection before its banner", None,
+    ),
+    (
+        "kex_exchange_identification: read: Connection reset by peer\r\nConnection reset by 10.0.0.2 port 2222\r\n",
+        [], "dropped", "sshd dropped the connection before its banner", None,
+    ),
+    (
+        "/bin/sh: 1: exec: nosuch: not found\n" + CLOSED_WAY,
+        [], "dropped", "sshd dropped the connection before its banner (/bin/sh: 1: exec: nosuch: not found)", None,
+    ),
+    (
+        "ann@10.0.0.2: Permission denied (publickey,password).\r\n",
+        [], "login refused", "login refused for user ann (tried nothing: there is no key)", None,
+    ),
+    (
+        "Received disconnect from 10.0.0.2 port 2222:2: Too many authentication failures\r\n"
+        "Disconnected from 10.0.0.2 port 2222\r\n",
+        [], "login refused", "login refused for user ann (tried nothing: there is no key)", None,
+    ),
+    (
+        "No ED25519 host key is known for [10.0.0.2]:2222 and you have requested strict checking.\r\n"
+        "Host key verification failed.\r\n",
+        [], "host key unknown", "its host key is not known", None,
+    ),
+    ("Host key verification failed.\r\n", [], "host key unknown", "its host key is not known", None),
+    (
+        "ED25519 host key for [10.0.0.2]:2222 was revoked and you have requested strict checking.\r\n"
+        "Host key verification failed.\r\n",
+        [], "host key revoked", "its host key is marked as revoked", None,
+    ),
+    ("/h/config: terminating, 1 bad configuration options\r\n", [], "ssh",
+     "/h/config: terminating, 1 bad configuration options", None),
+    ("", [], "lost", "the connection was lost while connecting", None),
+    (
+        "ssh: connect to host 10.0.0.9 port 22: Connection refused\r\n" + CLOSED_WAY,
+        [HOP], "refused", "10.0.0.9 port 22 refuses the connection", "hop",
+    ),
+    (
+        "ssh: Could not resolve hostname 10.0.0.9: Name or service not known\r\n" + CLOSED_WAY,
+        [HOP], "name unknown", "the name 10.0.0.9 is not known", "hop",
+    ),
+    (
+        "channel 0: open failed: connect failed: Connection refused\r\nstdio forwarding failed\r\n" + CLOSED_WAY,
+        [HOP], "no way", "the gateway can't reach 10.0.0.2 port 2222 (Connection refused)", None,
+    ),
+    (
+        "ann@10.0.0.9: Permission denied (publickey).\r\n" + CLOSED_WAY,
+        [HOP], "login refused", "login refused for user ann (tried nothing: there is no key)", "hop",
+    ),
+    (
+        "ann@10.0.0.2: Permission denied (publickey).\r\n",
+        [HOP], "login refused", "login refused for user ann (tried nothing: there is no key)", None,
+    ),
+    ("Host key verification failed.\r\n" + CLOSED_WAY, [HOP], "host key unknown", "its host key is not known", "hop"),
+    ("Host key verification failed.\r\n", [HOP], "host key unknown", "its host key is not known", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "hops", "kind", "text", "gateway"), SAID, ids=[row[0].strip()[:60] for row in SAID])
+def test_what_ssh_says_has_a_class(said, hops, kind, text, gateway):
+    judgement, blamed = judge(said, NODE, hops, is_late=False)
+    assert (judgement.kind, judgement.text, blamed) == (kind, text, gateway)
+    assert judgement.hint
+
+
+def test_a_login_that_takes_too_long():
+    judgement, _ = judge("a banner\r\n", NODE, [], is_late=True)
+    assert (judgement.kind, judgement.text) == ("slow login", "it did not finish the login in time")
+
+
+def test_a_key_that_has_changed_is_told_with_both_fingerprints(tmp_path):
+    known = tmp_path / "known_hosts"
+    known.write_text(f"other {KNOWN_KEY}\n|1|c2FsdA==|aGFzaA== {KNOWN_KEY}\n")
+    text = "its host key has changed: SHA256:PkA5gfsv2oR9YDtjYtQ0pM036z/p9l4hnMkCZBJOUa0, known is "
+    judgement, _ = judge(CHANGED.replace("KNOWN", str(known)), NODE, [], is_late=False)
+    assert judgement.text == f"{text}SHA256:gwgt4+Q62yQmvmWFRsSXfJwOm9Up82T+wncXzHlYuWQ"
+    judgement, _ = judge(CHANGED.replace("KNOWN", "/none"), NODE, [], is_late=False)
+    assert judgement.text == f"{text}that of /none:2"
+
+
+def test_the_hints_name_file_and_alias():
+    said = (
+        "No ED25519 host key is known for gpu and you have requested strict checking.\r\nHost key verification failed."
+    )
+    judgement, _ = judge(said, ALIASED, [], is_late=False)
+    assert judgement.hint == (
+        "check it and add it: ssh-keyscan 10.0.0.2 | sed 's/^[^ #]*/gpu/' >> /k; "
+        "or trust it now: --accept-new-host-keys"
+    )
+    judgement, _ = judge(said.replace("gpu", "10.0.0.9"), NODE, [HOP], is_late=False)
+    assert judgement.hint == "check it and add it: ssh-keyscan 10.0.0.9 >> /k"  # no option of ours comes to its ssh
+
+
+def test_keys_with_a_passphrase_are_told_from_refused_ones(tmp_path):
+    for name, passphrase in (("open", ""), ("locked", "secret")):
+        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-f", tmp_path / name]
+        subprocess.run(words, check=True, timeout=10)
+    said = "ann@10.0.0.2: Permission denied (publickey).\r\n"
+    locked = answer("node", "10.0.0.2", 2222, f"identityfile {tmp_path}/locked")
+    both = answer("node", "10.0.0.2", 2222, f"identityfile {tmp_path}/locked", f"identityfile {tmp_path}/open")
+    assert judge(said, locked, [], is_late=False)[0].kind == "key encrypted"
+    judgement, _ = judge(said, both, [], is_late=False)
+    assert judgement.text == f"login refused for user ann (tried {tmp_path}/locked, {tmp_path}/open)"
+
+
+@pytest.mark.parametrize(
+    ("jump", "parts"),
+    [
+        ("hop", ("hop", None, None)),
+        ("eve@hop:23", ("hop", "eve", "23")),
+        ("ssh://eve@hop:23", ("hop", "eve", "23")),
+        ("[fe80::1]:23", ("fe80::1", None, "23")),
+        ("eve@[fe80::1]", ("fe80::1", "eve", None)),
+        ("fe80::1", ("fe80::1", None, None)),
+        ("a@b@hop", ("hop", "a@b", None)),
+    ],
+)
+def test_a_jump_in_its_parts(jump, parts):
+    assert split_jump(jump) == parts
