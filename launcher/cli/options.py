@@ -31,7 +31,7 @@ _HOSTS = (
 _REACH = (
     click.option(
         "--transport", metavar="NAME", type=click.Choice(TRANSPORTS),
-        help="srun or fabric (SSH); default: srun for the nodes of the Slurm job that we are in.",
+        help="fabric (SSH, built in), ssh (OpenSSH), or srun; default: srun in a Slurm job, else fabric.",
     ),
     click.option(
         "--ssh-config", metavar="FILE", type=click.Path(path_type=Path), help="Instead of your own ssh_config."
@@ -139,6 +139,12 @@ _SPAN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)")
 def is_on_command_line(name: str) -> bool:
     """Tell whether an option was typed, and is no default of the project's."""
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def is_chosen(name: str) -> bool:
+    """Tell whether an option was typed or stands in launcher.toml, and is no default of ours."""
+    chosen = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
+    return click.get_current_context().get_parameter_source(name) in chosen
 
 
 def settle_rivals(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.options import settle_rivals
+from launcher.cli.options import is_chosen, settle_rivals
 from launcher.environment import refuse_rank
 from launcher.errors import UsageError
 from launcher.hostfiles import parse_hosts, read_hostfile
 from launcher.hosts import Host, select_hosts
-from launcher.slurm import SRUN, Allocation, choose_transport, read_allocation, refuse_tasks, srun_environment
+from launcher.slurm import SRUN, SSH, Allocation, choose_transport, read_allocation, refuse_tasks, srun_environment
 
 if TYPE_CHECKING:
     from launcher.cli.running import Opener
@@ -49,10 +49,11 @@ def _read_allocated() -> tuple[Host, ...]:
 def choose_opener(options: Mapping[str, Any], hosts: Sequence[Host]) -> Opener:
     """Return what opens the way to the hosts; raise UsageError, before any is asked, where there is none."""
     allocation = read_allocation(os.environ)
-    if choose_transport(options["transport"], hosts, allocation) != SRUN:
-        return partial(_open_fabric, options)
-    assert allocation is not None  # or srun was refused
-    return partial(_open_srun, options, allocation)
+    chosen = choose_transport(options["transport"], hosts, allocation)
+    if chosen == SRUN:
+        assert allocation is not None  # or srun was refused
+        return partial(_open_srun, options, allocation)
+    return partial(_open_ssh if chosen == SSH else _open_fabric, options, may_boot=is_chosen("connect_timeout"))
 
 
 def _open_srun(
@@ -64,11 +65,31 @@ def _open_srun(
     return SrunTransport(hosts, allocation, loader_pythons(options["python"]), srun_environment(os.environ))
 
 
-def _open_fabric(options: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
+def _open_fabric(
+    options: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None], *, may_boot: bool
+) -> Transport:
     from launcher.transports.fabric import FabricTransport
 
     return FabricTransport(
         options["ssh_config"],
         accept_new_host_keys=options["accept_new_host_keys"],
-        on_local=lambda name: say(f"launch: {name} is this machine, no SSH to it"),
+        may_boot=may_boot,
+        on_local=lambda name: say(_local_words(name)),
     )
+
+
+def _open_ssh(
+    options: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None], *, may_boot: bool
+) -> Transport:
+    from launcher.transports.openssh import OpenSSHTransport
+
+    return OpenSSHTransport(
+        options["ssh_config"],
+        accept_new_host_keys=options["accept_new_host_keys"],
+        may_boot=may_boot,
+        on_local=lambda name: say(_local_words(name)),
+    )
+
+
+def _local_words(name: str) -> str:
+    return f"launch: {name} is this machine, no SSH to it"

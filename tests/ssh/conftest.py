@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import KEEPER_S, Launch
+from launching import KEEPER_S, TRANSPORTS, Launch
 from ssh_hosts import SshHosts, find_obstacle, is_alive, send_signal, wait_until
 
 
@@ -27,12 +27,18 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
 
 
 @pytest.fixture
-def launch(hosts: SshHosts, tmp_path: Path) -> Iterator[Launch]:
+def transport() -> str:
+    """How the hosts are reached, where a test does not say it."""
+    return TRANSPORTS[0]
+
+
+@pytest.fixture
+def launch(hosts: SshHosts, tmp_path: Path, transport: str) -> Iterator[Launch]:
     """Start launchers in a folder that the hosts see as well."""
     config = hosts.write_config(tmp_path / "ssh_config")
     folder = tmp_path / "work"
     folder.mkdir()
-    launching = Launch(hosts, folder, config)
+    launching = Launch(hosts, folder, config, transport)
     yield launching
     launching.end()
 

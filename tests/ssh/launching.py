@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import pytest
 from ssh_hosts import POLL_S, SshHosts, is_alive, read_peak_kib, wait_until
 
 DEADLINE_S = 40.0  # for what takes two seconds on an idle machine
@@ -25,7 +26,11 @@ KEEPER_S = 2.0  # after the census guardian and supervisor remove their folder a
 
 RANK_FILE = Path(__file__).with_name("rank.py")
 PROGRAM = Path(sys.executable).with_name("launch")
-TIMES = ("--silence", str(SILENCE_S), "--stop-timeout", str(STOP_TIMEOUT_S), "--connect-timeout", "5")
+TIMES = ("--silence", str(SILENCE_S), "--stop-timeout", str(STOP_TIMEOUT_S))
+
+# A test that touches the transport runs over each; the others run over the first alone.
+TRANSPORTS = ("fabric", "ssh")
+every_transport = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
 def shell(script: str) -> list[str]:
@@ -165,12 +170,17 @@ class Launch:
     hosts: SshHosts
     folder: Path
     ssh_config: Path
+    transport: str = TRANSPORTS[0]
     started: list[Running] = field(default_factory=list)
+
+    @property
+    def hosts_words(self) -> tuple[str, ...]:
+        """Return the words that name both hosts and the way to them."""
+        return ("--hosts", "node1,node2", "--ssh-config", str(self.ssh_config), "--transport", self.transport)
 
     def start(self, *words: str, **how: Any) -> Running:
         """Start a run on both hosts with two CPU processes each; options in `words` come last and win."""
-        hosts = ("--hosts", "node1,node2", "--ssh-config", str(self.ssh_config))
-        return self.start_command("run", *hosts, "--nproc", "2", "--cpu", *TIMES, *words, **how)
+        return self.start_command("run", *self.hosts_words, "--nproc", "2", "--cpu", *TIMES, *words, **how)
 
     def run(self, *words: str, **how: Any) -> Done:
         return self.start(*words, **how).finish()
@@ -180,8 +190,7 @@ class Launch:
         return self.start_command(*words, **how).finish()
 
     def start_exec(self, *words: str, **how: Any) -> Running:
-        hosts = ("--hosts", "node1,node2", "--ssh-config", str(self.ssh_config))
-        return self.start_command("exec", *hosts, *TIMES, *words, **how)
+        return self.start_command("exec", *self.hosts_words, *TIMES, *words, **how)
 
     def exec(self, *words: str) -> Done:
         return self.start_exec(*words).finish()

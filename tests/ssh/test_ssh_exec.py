@@ -7,7 +7,7 @@ import os
 import signal
 
 import pytest
-from launching import PROMPT_S, Launch
+from launching import PROMPT_S, Launch, every_transport
 from ssh_hosts import SshHosts, find_free_port
 
 
@@ -80,6 +80,7 @@ def test_ctrl_c(launch: Launch) -> None:
     ]
 
 
+@every_transport
 def test_a_host_that_is_lost_is_named(launch: Launch, hosts: SshHosts) -> None:
     running = launch.start_exec("--", f"echo ready; until [ -e {launch.folder}/go ]; do sleep 0.02; done; echo end")
     running.wait_for("] ready", 2)

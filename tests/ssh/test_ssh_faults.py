@@ -13,7 +13,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launching import LADDER_S, PROMPT_S, RANK_FILE, SILENCE_S, STOP_TIMEOUT_S, Launch, Running, rank, shell
+from launching import (
+    LADDER_S,
+    PROMPT_S,
+    RANK_FILE,
+    SILENCE_S,
+    STOP_TIMEOUT_S,
+    Launch,
+    Running,
+    every_transport,
+    rank,
+    shell,
+)
 from ssh_hosts import SshHosts
 
 NOTHING_LEFT = "0 processes left on 2 nodes"
@@ -113,6 +124,7 @@ def test_a_daemon_that_outlives_its_rank_is_ended(launch: Launch) -> None:
 # ---- guardian and supervisor ----------------------------------------------------------------------------------------
 
 
+@every_transport
 @pytest.mark.parametrize(("survivors", "within_s"), [("wait", PROMPT_S), ("fork", LADDER_S)])
 def test_the_supervisor_is_killed(launch: Launch, hosts: SshHosts, survivors: str, within_s: float) -> None:
     running = start(launch, survivors)
@@ -123,6 +135,7 @@ def test_the_supervisor_is_killed(launch: Launch, hosts: SshHosts, survivors: st
     assert NOTHING_LEFT in done.stderr
 
 
+@every_transport
 @pytest.mark.parametrize(("survivors", "within_s"), [("wait", PROMPT_S), ("fork", LADDER_S)])
 def test_the_guardian_is_killed(launch: Launch, hosts: SshHosts, survivors: str, within_s: float) -> None:
     running = start(launch, survivors)
@@ -146,6 +159,7 @@ def test_guardian_and_supervisor_are_killed_at_once(launch: Launch, hosts: SshHo
 # ---- connections and hosts ------------------------------------------------------------------------------------------
 
 
+@every_transport
 def test_the_sshd_session_of_one_host_is_killed(launch: Launch, hosts: SshHosts) -> None:
     running = start(launch, "wait")
     for pid in hosts["node2"].sessions():
@@ -156,6 +170,7 @@ def test_the_sshd_session_of_one_host_is_killed(launch: Launch, hosts: SshHosts)
     assert NOTHING_LEFT in done.stderr
 
 
+@every_transport
 def test_a_host_whose_processes_freeze_is_swept_over_a_new_connection(launch: Launch, hosts: SshHosts) -> None:
     running = start(launch, "wait")
     frozen = hosts["node2"].processes()
@@ -170,6 +185,7 @@ def test_a_host_whose_processes_freeze_is_swept_over_a_new_connection(launch: La
     running.wait_until_clean(PROMPT_S)
 
 
+@every_transport
 def test_a_host_that_freezes_whole_is_named_and_cleans_up_when_it_thaws(launch: Launch, hosts: SshHosts) -> None:
     running = launch.start("--connect-timeout", "2", *rank("wait"))
     running.wait_for_ranks()
@@ -189,6 +205,7 @@ def test_a_host_that_freezes_whole_is_named_and_cleans_up_when_it_thaws(launch: 
 # ---- the launcher ---------------------------------------------------------------------------------------------------
 
 
+@every_transport
 @pytest.mark.parametrize(("ranks", "within_s"), [("wait", PROMPT_S), ("ignore", LADDER_S), ("fork", LADDER_S)])
 def test_the_launcher_is_killed(launch: Launch, ranks: str, within_s: float) -> None:
     running = start(launch, ranks)
@@ -196,6 +213,7 @@ def test_the_launcher_is_killed(launch: Launch, ranks: str, within_s: float) -> 
     running.wait_until_clean(within_s)
 
 
+@every_transport
 def test_the_launcher_freezes(launch: Launch) -> None:
     """Nobody hangs up, so the nodes' leases run out."""
     running = start(launch, "wait")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import Launch, shell
+from launching import Launch, every_transport, shell
 
 BURST_LINE = "0123456789" * 9 + "012345678"  # 100 bytes with its newline
 BURST_LINES = 1_000_000
@@ -114,6 +114,7 @@ def test_json_is_one_object_a_line(launch: Launch) -> None:
     ]
 
 
+@every_transport
 def test_environment_arrives_and_stands_in_no_command_line(launch: Launch) -> None:
     values = ["s3cret of 'the' $HOME", "f1le with spaces"]
     (launch.folder / "vars.env").write_text(f"# tokens\nFROM_FILE='{values[1]}'\n")
@@ -131,6 +132,7 @@ def test_what_is_forwarded(launch: Launch) -> None:
     assert {line.partition("] ")[2] for line in done.lines} == {"INFO,k,,,a=b c"}
 
 
+@every_transport
 def test_nasty_arguments_come_back_equal(launch: Launch) -> None:
     done = launch.run("--no-python", sys.executable, "-c", PRINT_ARGUMENTS, *NASTY)
     assert [json.loads(line.partition("] ")[2]) for line in done.lines] == [NASTY] * 4
@@ -141,6 +143,7 @@ def test_an_argument_that_is_no_text_comes_back_equal(launch: Launch) -> None:
     assert {line.partition("] ")[2] for line in done.lines} == {'["caf\\udce9"]'}
 
 
+@every_transport
 def test_stdout_and_stderr_stay_apart(launch: Launch) -> None:
     done = launch.run(*shell("echo to stdout; echo to stderr >&2"))
     assert {line.partition("] ")[2] for line in done.lines} == {"to stdout"}
@@ -165,6 +168,7 @@ def test_lines_of_every_kind(launch: Launch, script: str, screen: list[str], log
         assert done.log(number).splitlines() == [f"[{name}] {text}" for text in log]
 
 
+@every_transport
 def test_100_mb_in_one_burst(launch: Launch) -> None:
     script = f'[ "$RANK" = 2 ] || exit 0; yes {BURST_LINE} | head -n {BURST_LINES}'
     done = launch.run(*shell(script))

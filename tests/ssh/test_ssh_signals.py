@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import DEADLINE_S, LADDER_S, PROMPT_S, Launch, rank, shell
+from launching import DEADLINE_S, LADDER_S, PROMPT_S, Launch, every_transport, rank, shell
 from ssh_hosts import SshHosts, wait_until
 from terminal import Terminal
 
@@ -27,6 +27,7 @@ def terminal() -> Iterator[Terminal]:
 # ---- signals --------------------------------------------------------------------------------------------------------
 
 
+@every_transport
 @pytest.mark.parametrize(
     ("number", "who"), [(signal.SIGINT, "you"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")]
 )
@@ -85,6 +86,7 @@ def test_a_signal_that_was_ignored_from_the_start_stays_ignored(launch: Launch) 
     assert done.exit_code == 128 + signal.SIGTERM
 
 
+@every_transport
 def test_ctrl_c_while_a_host_does_not_answer(launch: Launch, hosts: SshHosts) -> None:
     with socket.create_server(("127.0.0.2", 0)) as mute:
         config = hosts.write_config(launch.folder / "config", node2={"Port": mute.getsockname()[1]})
@@ -99,6 +101,7 @@ def test_ctrl_c_while_a_host_does_not_answer(launch: Launch, hosts: SshHosts) ->
 # ---- a terminal -----------------------------------------------------------------------------------------------------
 
 
+@every_transport
 def test_ctrl_c_and_ctrl_z_on_a_terminal(launch: Launch, terminal: Terminal) -> None:
     running = launch.start(*rank("wait"), **terminal.for_popen())
     terminal.read_until("ready .*", count=4)

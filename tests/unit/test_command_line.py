@@ -586,6 +586,7 @@ def in_allocation(monkeypatch):
         ("--exclude n1", ["n2"], "SrunTransport", SLURM_LINE),
         ("--num-nodes 1", ["n1"], "SrunTransport", SLURM_LINE),
         ("--transport fabric", ["n1", "n2"], "FabricTransport", SLURM_LINE),
+        ("--transport ssh", ["n1", "n2"], "OpenSSHTransport", SLURM_LINE),
         ("--hosts a,b", ["a", "b"], "FabricTransport", ""),
         ("--hosts n2 --transport srun", ["n2"], "SrunTransport", ""),
         ("--hostfile two", ["node1", "node2"], "FabricTransport", ""),
