@@ -22,8 +22,11 @@ from launcher.hosts import Host
 from launcher.transports import fabric_failures
 from launcher.transports.base import KILLED, READ_BYTES, STDERR, STDOUT, Channel
 from launcher.transports.host_keys import KnownHosts
+from launcher.transports.identities import Login
+from launcher.transports.key_files import Secrets
 from launcher.transports.local import LocalTransport, is_this_machine
 from launcher.transports.logins import Gates, LoginError, keep_trying
+from launcher.transports.proxies import Proxy
 from launcher.transports.ssh_config import ConfigFiles
 
 # What paramiko logs of a broken connection is a traceback; what we raise says it in one line.
@@ -83,14 +86,17 @@ class FabricTransport:
         *,
         accept_new_host_keys: bool = False,
         may_boot: bool = False,
+        secrets: Secrets | None = None,
         on_local: Callable[[str], None] | None = None,
     ) -> None:
         """Read the configuration once; raise UsageError where a named file is missing.
 
         may_boot: wait for a host that is not there yet, for as long as `open` may take.
+        secrets: what was typed for logins, once for all hosts.
         on_local: told of each host that turns out to be this machine, which then needs no SSH.
         """
         self._may_boot = may_boot
+        self._secrets = secrets or Secrets()
         self._on_local = on_local
         self._local = LocalTransport()
         self._gates = Gates()
@@ -105,23 +111,30 @@ class FabricTransport:
             return self._local.open(host, command, timeout_s)
         own_limit = connection.ssh_config.get("connecttimeout")
         limit_s = float(own_limit) if own_limit and not self._may_boot else timeout_s
-        *_, first = _hops(connection)
-        gate = self._gates[f"{first.user}@{first.host}:{first.port}"]
         return keep_trying(
-            host.name, gate, lambda try_s: self._log_in(host, command, try_s), limit_s, may_boot=self._may_boot
+            host.name,
+            self._gates[_gate_name(connection)],
+            lambda try_s: self._log_in(host, command, try_s),
+            limit_s,
+            may_boot=self._may_boot,
         )
 
     def _log_in(self, host: Host, command: str, timeout_s: float) -> Channel:
         connection = hop = self.prepare(host, timeout_s)
+        proxy = None
         try:
             for hop in reversed(list(_hops(connection))):
+                if isinstance(hop.gateway, str):
+                    proxy = hop.connect_kwargs["sock"] = Proxy(hop.gateway)
+                    hop.gateway = None
                 hop.open()
                 _tune(hop.transport)
             return _start(connection, command, timeout_s)
         except Exception as error:
             _close(connection)
             gateway = hop.original_host if hop is not connection else None
-            raise LoginError(fabric_failures.judge(error, hop), gateway) from error
+            judgement = fabric_failures.judge(error, hop, proxy.last_words() if proxy else None)
+            raise LoginError(judgement, gateway) from error
 
     def prepare(self, host: Host, timeout_s: float) -> fabric.Connection:
         """Return the connection to `host`, with its gateways, not opened yet."""
@@ -136,8 +149,7 @@ class FabricTransport:
             gateway=self._jump_chain(host, config),
         )
         for hop in _hops(connection):
-            if hop.ssh_config.get("identitiesonly", "no") == "yes":
-                hop.connect_kwargs.update(allow_agent=False, look_for_keys=False)
+            hop.connect_kwargs["auth_strategy"] = Login(hop.user, hop.ssh_config, self._secrets)
             hop.connect_kwargs.setdefault("banner_timeout", timeout_s)
             hop.connect_kwargs.setdefault("auth_timeout", timeout_s)
             self._known_hosts.guard(hop)
@@ -185,6 +197,14 @@ def _hops(connection: fabric.Connection) -> Iterator[fabric.Connection]:
         hop = hop.gateway
 
 
+def _gate_name(connection: fabric.Connection) -> str:
+    """Return what the hosts behind one gateway have in common: the first hop, or their ProxyCommand."""
+    *_, first = _hops(connection)
+    if isinstance(first.gateway, str):
+        return first.gateway.replace(first.host, "%h").replace(str(first.port), "%p")
+    return f"{first.user}@{first.host}:{first.port}"
+
+
 def _close(connection: fabric.Connection) -> None:
     for hop in _hops(connection):
         if hop.transport is not None:
@@ -206,8 +226,10 @@ def _hang_up(transport: paramiko.Transport) -> None:
 
 def _tune(transport: paramiko.Transport) -> None:
     sock = transport.sock
+    if isinstance(sock, Proxy):
+        sock.settimeout(_IDLE_WAKE_S)
     if not isinstance(sock, socket.socket):
-        return  # a gateway's channel or a ProxyCommand
+        return  # a gateway's channel
     sock.settimeout(_IDLE_WAKE_S)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TCP_USER_TIMEOUT_MS)

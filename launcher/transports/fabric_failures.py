@@ -10,18 +10,24 @@ import paramiko
 from paramiko.ssh_exception import NoValidConnectionsError
 
 from launcher.transports.host_keys import UnknownHostKey, first_known_file
+from launcher.transports.identities import LoginRefused
 from launcher.transports.ssh_failures import Judgement, Place
 
 _DROPPED = ("Error reading SSH protocol banner", "Connection reset by peer", "EOF during negotiation")
 
 
-def judge(error: Exception, hop: fabric.Connection) -> Judgement:
-    """Return the class of an exception that `hop` raised: a connection, or a gateway's."""
+def judge(error: Exception, hop: fabric.Connection, proxy_words: str | None = None) -> Judgement:
+    """Return the class of an exception that `hop` raised: a connection, or a gateway's.
+
+    proxy_words: what the ProxyCommand said, where there is one.
+    """
     place = _place(hop)
     for find in (_host_key, _silence, _login, _network):
         judgement = find(error, hop, place)
         if judgement is not None:
             return judgement
+    if proxy_words is not None and isinstance(error, EOFError | OSError | paramiko.SSHException):
+        return place.cut_off(proxy_words)
     if any(text in str(error) for text in _DROPPED):
         return place.dropped()
     return place.lost() if isinstance(error, EOFError) else place.other(f"{type(error).__name__}: {error}")
@@ -39,12 +45,21 @@ def _host_key(error: Exception, hop: fabric.Connection, place: Place) -> Judgeme
 
 
 def _login(error: Exception, hop: fabric.Connection, place: Place) -> Judgement | None:
-    if isinstance(error, paramiko.PasswordRequiredException):
+    if not isinstance(error, LoginRefused):
+        return None
+    if error.locked and not error.tried:
         return place.key_encrypted()
-    if isinstance(error, paramiko.AuthenticationException) or "No authentication methods" in str(error):
-        files = hop.connect_kwargs.get("key_filename") or ["the agent and the default keys"]
-        return place.login_refused([files] if isinstance(files, str) else files)
-    return None
+    return place.login_refused(error.tried, _login_hint(error, hop))
+
+
+def _login_hint(error: LoginRefused, hop: fabric.Connection) -> str:
+    """Name the way that is left, where it is not to copy a key there."""
+    if error.unusable:
+        return f"{error.unusable[0]} can be used through an agent (ssh-add), or with --transport ssh"
+    if "gssapi-with-mic" in error.wanted and hop.ssh_config.get("gssapiauthentication", "no") == "yes":
+        return "GSSAPI works with --transport ssh"
+    takes_password = {"password", "keyboard-interactive"} & set(error.wanted)
+    return "it takes a password: --ask-password" if takes_password and "publickey" not in error.wanted else ""
 
 
 def _silence(error: Exception, hop: fabric.Connection, place: Place) -> Judgement | None:

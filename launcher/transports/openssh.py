@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import re
 import select
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -21,7 +19,7 @@ from launcher.transports import openssh_failures
 from launcher.transports.base import KILLED, READ_BYTES, STDERR, Channel
 from launcher.transports.local import LocalTransport, is_this_machine
 from launcher.transports.logins import Gates, LoginError, keep_trying
-from launcher.transports.processes import ProcessChannel, start_process
+from launcher.transports.processes import ProcessChannel, end_process, start_process
 from launcher.transports.ssh_answers import Answer, ask_ssh, read_answer, split_jump
 
 # At VERBOSE ssh says when the login is through; what follows on stderr is the host's, but for these at the end.
@@ -171,13 +169,6 @@ class OpenSSHTransport:
         with self._lock:
             for process in self._connecting:
                 end_process(process)
-
-
-def end_process(process: subprocess.Popen[bytes]) -> None:
-    """End an ssh and the one that it has started for a jump; both leave a ControlMaster's socket in order."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
 
 
 def _login_words(host: Host) -> list[str]:

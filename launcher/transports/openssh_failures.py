@@ -41,7 +41,7 @@ def judge(text: str, answer: Answer, hops: Sequence[Answer], *, is_late: bool) -
         if found is not None:
             judgement, place = found
             return judgement, place.name if place.name != answer.place.name else None
-    return _judge_the_rest(text, answer.place, is_late=is_late), None
+    return _judge_the_rest(text, answer, is_late=is_late), None
 
 
 _Found = tuple[Judgement, Place] | None
@@ -130,13 +130,15 @@ def _has_passphrase(path: str) -> bool:
     return done.returncode != 0 and "passphrase" in done.stderr
 
 
-def _judge_the_rest(text: str, place: Place, *, is_late: bool) -> Judgement:
+def _judge_the_rest(text: str, answer: Answer, *, is_late: bool) -> Judgement:
+    place = answer.place
     if _SILENT.search(text):
         return place.timed_out()
     if is_late:
         return place.slow_login()
     if found := _DROPPED.search(text):
-        return place.dropped(_last_line(text[: found.start()]))
+        said = _last_line(text[: found.start()])
+        return place.cut_off(said) if answer.option("proxycommand") else place.dropped()
     return place.other(_last_line(text)) if text.strip() else place.lost()
 
 

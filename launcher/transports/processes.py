@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import signal
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -23,6 +25,16 @@ def start_process(argv: Sequence[str]) -> subprocess.Popen[bytes]:
         bufsize=0,
         start_new_session=True,
     )
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """End a process of a session of its own, and what it has started: for an ssh that is the one for a jump.
+
+    By SIGTERM, so that an ssh removes the socket of a ControlMaster.
+    """
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
 
 
 class ProcessChannel:

@@ -12,7 +12,7 @@ from launcher.errors import HostFailure
 # A refused login never passes: current sshd locks out an address that tries again and again.
 DROPPED = "dropped"
 # So does a host that is booting: first nobody answers, then the machine, and at last its sshd.
-_BOOTING = ("refused", "timed out", "no route", "no way")
+_BOOTING = ("refused", "timed out", "no route", "no way", "cut off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,15 @@ class Place:
         hint = "is it on, and its sshd running?"
         return Judgement("no way", f"the gateway can't reach {self._where} ({why})", hint)
 
-    def dropped(self, words: str = "") -> Judgement:
-        """words: what a ProxyCommand said before."""
-        text = "sshd dropped the connection before its banner" + (f" ({words})" if words else "")
-        return Judgement(DROPPED, text, "too many connections at once? raise MaxStartups in its sshd_config")
+    def dropped(self) -> Judgement:
+        hint = "too many connections at once? raise MaxStartups in its sshd_config"
+        return Judgement(DROPPED, "sshd dropped the connection before its banner", hint)
+
+    def cut_off(self, words: str) -> Judgement:
+        """words: the last that its ProxyCommand said; a gateway's sshd may have dropped that one."""
+        if not words or "kex_exchange_identification" in words or "Connection closed by" in words:
+            return self.dropped()
+        return Judgement("cut off", f"its ProxyCommand ended: {words}", self._by_hand)
 
     def key_changed(self, new: str, known: str) -> Judgement:
         file = f"-f {shlex.quote(self.known_file)} " if self.known_file else ""
@@ -106,11 +111,12 @@ class Place:
     def key_encrypted(self) -> Judgement:
         return Judgement("key encrypted", "its key has a passphrase", "ssh-add it to an agent first")
 
-    def login_refused(self, tried: Sequence[str]) -> Judgement:
+    def login_refused(self, tried: Sequence[str], hint: str = "") -> Judgement:
+        """hint: the way in, where it is not to copy a key."""
         return Judgement(
             "login refused",
             f"login refused for user {self.user} (tried {', '.join(tried) or 'nothing: there is no key'})",
-            f"copy a key there: ssh-copy-id {self._target}",
+            hint or f"copy a key there: ssh-copy-id {self._target}",
         )
 
     def lost(self) -> Judgement:

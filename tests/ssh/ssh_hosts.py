@@ -203,18 +203,18 @@ class SshHosts:
         return f"[{host.address}]:{host.port} {key}\n"
 
     def write_config(self, path: Path, **changes: dict[str, object]) -> Path:
-        """Write an ssh_config for all hosts; `node2={"Port": 1}` changes it for one of them."""
+        """Write an ssh_config for all hosts; `node2={"Port": 1}` changes it for one of them, or adds another name."""
+        places = {host.name: {"HostName": host.address, "Port": host.port} for host in self.hosts}
         blocks = []
-        for host in self.hosts:
+        for name in dict.fromkeys([*places, *changes]):
             settings = {
-                "HostName": host.address,
-                "Port": host.port,
+                **places.get(name, {}),
                 "IdentityFile": self.folder / "id",
                 "UserKnownHostsFile": self.known_hosts,
                 **CLIENT_CONFIG,
-                **changes.get(host.name, {}),
+                **changes.get(name, {}),
             }
-            blocks += [f"Host {host.name}", *(f"  {key} {value}" for key, value in settings.items())]
+            blocks += [f"Host {name}", *(f"  {key} {value}" for key, value in settings.items())]
         path.write_text("\n".join(blocks) + "\n")
         return path
 
@@ -261,9 +261,9 @@ def find_obstacle() -> str | None:
     return None
 
 
-def make_key(path: Path) -> str:
+def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> str:
     """Make a key pair and return its public line."""
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True, timeout=10)
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-f", str(path)], check=True, timeout=10)
     return path.with_name(f"{path.name}.pub").read_text()
 
 

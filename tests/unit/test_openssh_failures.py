@@ -80,10 +80,6 @@ SAID = [
         [], "dropped", "sshd dropped the connection before its banner", None,
     ),
     (
-        "/bin/sh: 1: exec: nosuch: not found\n" + CLOSED_WAY,
-        [], "dropped", "sshd dropped the connection before its banner (/bin/sh: 1: exec: nosuch: not found)", None,
-    ),
-    (
         "ann@10.0.0.2: Permission denied (publickey,password).\r\n",
         [], "login refused", "login refused for user ann (tried nothing: there is no key)", None,
     ),
@@ -136,6 +132,16 @@ def test_what_ssh_says_has_a_class(said, hops, kind, text, gateway):
     judgement, blamed = judge(said, NODE, hops, is_late=False)
     assert (judgement.kind, judgement.text, blamed) == (kind, text, gateway)
     assert judgement.hint
+
+
+def test_a_proxy_command_is_quoted():
+    behind = answer("node", "10.0.0.2", 2222, "proxycommand nosuch 10.0.0.2")
+    judgement, _ = judge("/bin/sh: 1: exec: nosuch: not found\n" + CLOSED_WAY, behind, [], is_late=False)
+    assert (judgement.kind, judgement.text) == (
+        "cut off",
+        "its ProxyCommand ended: /bin/sh: 1: exec: nosuch: not found",
+    )
+    assert judge(CLOSED_WAY, behind, [], is_late=False)[0].kind == "dropped"
 
 
 def test_a_login_that_takes_too_long():

@@ -1,0 +1,215 @@
+"""With what one logs in: the keys that ssh_config names, an agent's, certificates, a password; in OpenSSH's order.
+
+paramiko alone gives up the agent where `IdentitiesOnly yes` stands, also for a key that both know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import paramiko
+from paramiko.agent import AgentKey, AgentSSH
+from paramiko.pkey import PublicBlob
+
+from launcher.transports.key_files import CERTIFICATE, Secrets, UnusableKey, plain_public, read_certificate, read_public
+
+_DEFAULT_FILES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ecdsa_sk", "~/.ssh/id_ed25519", "~/.ssh/id_ed25519_sk")
+_AGENT_TIMEOUT_S = 30.0
+
+
+class LoginRefused(paramiko.AuthenticationException):
+    """Nothing that was tried is accepted."""
+
+    def __init__(self, login: Login, wanted: Sequence[str]) -> None:
+        """wanted: the methods that the server would take, where it has told them."""
+        super().__init__("login refused")
+        self.tried = tuple(login.tried)
+        self.locked = tuple(login.locked)
+        self.unusable = tuple(login.unusable)
+        self.wanted = tuple(wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A key that can be offered, and how the user knows it."""
+
+    name: str
+    key: paramiko.PKey
+
+
+class Login:
+    """One login, in the place of paramiko's own ways; `settings` is what ssh_config says of the host."""
+
+    def __init__(self, user: str, settings: Mapping[str, Any], secrets: Secrets) -> None:
+        self.tried: list[str] = []
+        self.locked: list[Path] = []  # nobody knows their passphrase
+        self.unusable: list[Path] = []
+        self._user = user
+        self._settings = settings
+        self._secrets = secrets
+
+    def authenticate(self, transport: paramiko.Transport) -> None:
+        """Log in; raise LoginRefused, or what broke the connection."""
+        with open_agent(self._settings.get("identityagent")) as agent_keys:
+            wanted = self._try_keys(transport, agent_keys)
+        if wanted is not None and self._secrets.password is not None and transport.is_active():
+            self.tried.append("the password")
+            wanted = _try(lambda password: transport.auth_password(self._user, password), self._secrets.password)
+        if wanted is not None:
+            raise LoginRefused(self, wanted or self._ask_methods(transport))
+
+    def _try_keys(self, transport: paramiko.Transport, agent_keys: Sequence[AgentKey]) -> Sequence[str] | None:
+        """Offer the keys; return None when one let us in, else what the server wants beside or instead."""
+        if self._settings.get("pubkeyauthentication", "yes") == "no":
+            return ()
+        for identity in self.identities(agent_keys):
+            self.tried.append(identity.name)
+            wanted = _try(lambda key: transport.auth_publickey(self._user, key), identity.key)
+            if wanted is None or wanted:
+                return wanted
+            if not transport.is_active():  # too many tries
+                break
+        return ()
+
+    def identities(self, agent_keys: Sequence[AgentKey]) -> Iterator[Identity]:
+        """Yield the keys to offer: those of ssh_config that an agent has, the agent's others, and those in files."""
+        certificates = self._certificates()
+        held = {plain_public(key.blob): key for key in agent_keys if CERTIFICATE not in key.get_name()}
+        signed = [key for key in agent_keys if CERTIFICATE in key.get_name()]
+        named = {path: read_public(path) for path in self.files}
+        for path, public in named.items():
+            if public in held or any(plain_public(key.blob) == public for key in signed):
+                yield from _of_agent(f"{path} (agent)", public, held, signed, certificates)
+        if self._settings.get("identitiesonly", "no") != "yes":
+            others = {plain_public(key.blob): key.comment for key in agent_keys}
+            for public, comment in others.items():
+                if public not in named.values():
+                    yield from _of_agent(f"{comment or 'a key'} (agent)", public, held, signed, certificates)
+        for path, public in named.items():
+            if public not in held:
+                yield from self._of_file(path, public, certificates)
+
+    def _of_file(
+        self, path: Path, public: bytes | None, certificates: Mapping[bytes, Sequence[PublicBlob]]
+    ) -> Iterator[Identity]:
+        try:
+            key = self._secrets.load(path)
+        except paramiko.PasswordRequiredException:
+            self.locked.append(path)
+            return
+        except UnusableKey:
+            self.unusable.append(path)
+            return
+        for blob in (*certificates.get(key.asbytes(), ()), None):
+            offered = copy.copy(key)
+            offered.public_blob = blob
+            yield Identity(_name(str(path), blob), offered)
+
+    @property
+    def files(self) -> list[Path]:
+        """Return the keys that ssh_config names, or the default ones, those that are there."""
+        names = self._settings.get("identityfile") or _DEFAULT_FILES
+        paths = [Path(name).expanduser() for name in names if name != "none"]
+        return [path for path in dict.fromkeys(paths) if path.is_file()]
+
+    def _certificates(self) -> dict[bytes, list[PublicBlob]]:
+        """Return the certificates by the key that they certify: those that are named, and those beside the keys."""
+        named = self._settings.get("certificatefile", [])
+        paths = [Path(name).expanduser() for name in ([named] if isinstance(named, str) else named)]
+        paths += [path.with_name(f"{path.name}-cert.pub") for path in self.files]
+        found: dict[bytes, list[PublicBlob]] = {}
+        for path in dict.fromkeys(paths):
+            if certificate := read_certificate(path):
+                found.setdefault(certificate[0], []).append(certificate[1])
+        return found
+
+    def _ask_methods(self, transport: paramiko.Transport) -> Sequence[str]:
+        """Ask what the server would take; a failure does not tell."""
+        try:
+            transport.auth_none(self._user)
+        except paramiko.BadAuthenticationType as error:
+            return error.allowed_types
+        except (paramiko.SSHException, EOFError, OSError):
+            pass
+        return ()
+
+
+def _try(log_in: Any, secret: Any) -> Sequence[str] | None:
+    """Return None for a login that worked; else what the server wants instead, or nothing where it does not say."""
+    try:
+        wanted: Sequence[str] = log_in(secret)  # not empty: this was good, and something else is wanted as well
+    except paramiko.BadAuthenticationType as error:
+        return error.allowed_types
+    except paramiko.AuthenticationException as error:
+        if "timeout" in str(error).lower():
+            raise
+        return ()
+    return wanted or None
+
+
+def _of_agent(
+    name: str,
+    public: bytes | None,
+    held: Mapping[bytes, AgentKey],
+    signed: Sequence[AgentKey],
+    certificates: Mapping[bytes, Sequence[PublicBlob]],
+) -> Iterator[Identity]:
+    """Yield a key of an agent: with the agent's certificates, with those in files, and as it is."""
+    assert public is not None  # it was found by that
+    key = held.get(public)
+    for certified in signed:
+        if plain_public(certified.blob) == public:
+            blob = PublicBlob(certified.get_name(), certified.blob)
+            # The agent signs for the plain key, or where it has the certificate alone, for that.
+            yield Identity(_name(name, blob), _agent_key(key or certified, blob, with_inner=key is not None))
+    if key is not None:
+        for blob in certificates.get(public, ()):
+            yield Identity(_name(name, blob), _agent_key(key, blob))
+        yield Identity(name, key)
+
+
+def _agent_key(key: AgentKey, blob: PublicBlob, *, with_inner: bool = True) -> Any:
+    certified: Any = AgentKey(key.agent, key.blob, key.comment)
+    certified.public_blob = blob
+    if not with_inner:
+        certified.inner_key = None
+    return certified
+
+
+def _name(name: str, certificate: PublicBlob | None) -> str:
+    return f"{name} with its certificate" if certificate is not None else name
+
+
+@contextlib.contextmanager
+def open_agent(place: str | None) -> Iterator[Sequence[AgentKey]]:
+    """Give the keys of the agent that IdentityAgent names, else of SSH_AUTH_SOCK; none where there is no agent."""
+    if place == "none":
+        yield ()
+        return
+    try:
+        agent = _connect_agent(place)
+    except (OSError, paramiko.SSHException):
+        yield ()
+        return
+    try:
+        yield agent.get_keys()
+    finally:
+        agent._close()  # what Agent.close does, for both
+
+
+def _connect_agent(place: str | None) -> Any:
+    if place in (None, "SSH_AUTH_SOCK"):
+        return paramiko.Agent()
+    agent: Any = AgentSSH()
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(_AGENT_TIMEOUT_S)
+    sock.connect(os.path.expandvars(str(Path(str(place)).expanduser())))
+    agent._connect(sock)
+    return agent

@@ -1,0 +1,52 @@
+"""A ProxyCommand, run as ssh runs it: a shell's line whose standard streams are the connection.
+
+paramiko's own splits the line into words for no shell, polls, and leaves it in reach of the terminal's Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import tempfile
+
+from launcher.transports.processes import end_process
+
+_WORDS_BYTES = 4096
+
+
+class Proxy:
+    """A socket to a process, as far as paramiko uses one; closing it ends the process, which may not look at it."""
+
+    def __init__(self, command: str) -> None:
+        """Start `command`, in which everything is filled in."""
+        self._closed = False  # paramiko looks at this, as a socket has it
+        self._sock, theirs = socket.socketpair()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        with theirs:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", f"exec {command}"],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=self._stderr,
+                start_new_session=True,
+            )
+
+    def send(self, data: bytes) -> int:
+        return self._sock.send(data)
+
+    def recv(self, size: int) -> bytes:
+        return self._sock.recv(size)
+
+    def settimeout(self, timeout_s: float) -> None:
+        self._sock.settimeout(timeout_s)
+
+    def close(self) -> None:
+        self._closed = True
+        self._sock.close()
+        end_process(self._process)
+
+    def last_words(self) -> str:
+        """Return the last line that it said on stderr."""
+        size = self._stderr.seek(0, 2)
+        self._stderr.seek(max(0, size - _WORDS_BYTES))
+        return self._stderr.read().decode("utf-8", "replace").strip().rpartition("\n")[2].strip()

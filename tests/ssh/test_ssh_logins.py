@@ -1,0 +1,211 @@
+"""Logins of every kind on a real sshd: what works with `ssh HOST` works with each of our two clients."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from launching import every_transport
+from ssh_hosts import SshHosts, make_key, wait_until
+
+from launcher.errors import HostFailure
+from launcher.hosts import Host
+from launcher.transports.base import Transport, TransportError
+from launcher.transports.fabric import FabricTransport
+from launcher.transports.key_files import Secrets
+from launcher.transports.openssh import OpenSSHTransport
+
+CLIENTS: dict[str, Callable[[Path], Transport]] = {"fabric": FabricTransport, "ssh": OpenSSHTransport}
+TIMEOUT_S = 10.0
+PASSPHRASE = "of two words"
+
+LogIn = Callable[..., str | HostFailure]
+
+
+@pytest.fixture
+def log_in(hosts: SshHosts, tmp_path: Path, transport: str) -> LogIn:
+    """Return a function that logs in to node2, with other settings of ssh_config, and returns what it prints."""
+
+    def log_in(name: str = "node2", make: Callable[[Path], Transport] = CLIENTS[transport], **blocks: dict) -> str:
+        config = hosts.write_config(tmp_path / "config", **blocks)
+        try:
+            channel = make(config).open(Host(name), "echo in", TIMEOUT_S)
+        except TransportError as error:
+            return error.failure
+        text = b""
+        while (piece := channel.read())[0]:
+            text += piece[1] if piece[0] == 1 else b""
+        channel.close()
+        return text.decode()
+
+    return log_in
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Start an ssh-agent; return its socket."""
+    place = tmp_path / "agent"
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", str(place)], stdout=subprocess.DEVNULL)
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(place))
+    assert wait_until(place.exists, TIMEOUT_S)
+    yield place
+    process.terminate()
+    process.wait()
+
+
+def add_to_agent(key: Path, passphrase: str = "") -> None:
+    """Add a key as its user would, who types the passphrase."""
+    ask = key.with_name("askpass")
+    ask.write_text(f"#!/bin/sh\necho '{passphrase}'\n")
+    ask.chmod(0o755)
+    env = {**os.environ, "SSH_ASKPASS": str(ask), "SSH_ASKPASS_REQUIRE": "force"}
+    subprocess.run(["ssh-add", "-q", str(key)], env=env, check=True, timeout=TIMEOUT_S, capture_output=True)
+
+
+def allow(hosts: SshHosts, public: str, options: str = "") -> None:
+    with (hosts.folder / "authorized_keys").open("a") as file:
+        file.write(f"{options}{public}")
+
+
+def sign(ca: Path, key: Path, *words: str) -> None:
+    """Make the certificate of a key."""
+    argv = ["ssh-keygen", "-q", "-s", str(ca), "-I", "test", *words, f"{key}.pub"]
+    subprocess.run(argv, check=True, timeout=TIMEOUT_S)
+
+
+# ---- keys and agents ------------------------------------------------------------------------------------------------
+
+
+@every_transport
+def test_the_second_of_two_keys(log_in: LogIn, hosts: SshHosts, tmp_path: Path) -> None:
+    make_key(tmp_path / "wrong")
+    assert log_in(node2={"IdentityFile": f"{tmp_path / 'wrong'}\n  IdentityFile {hosts.folder / 'id'}"}) == "in\n"
+
+
+@every_transport
+@pytest.mark.parametrize("kind", ["ed25519", "rsa"])
+def test_a_locked_key_whose_agent_has_it(
+    log_in: LogIn, hosts: SshHosts, tmp_path: Path, agent: Path, kind: str
+) -> None:
+    """Also where only keys that ssh_config names may be tried."""
+    key = tmp_path / "key"
+    allow(hosts, make_key(key, kind, PASSPHRASE))
+    assert log_in(node2={"IdentityFile": key}).kind == "key encrypted"
+    add_to_agent(key, PASSPHRASE)
+    assert log_in(node2={"IdentityFile": key}) == "in\n"
+    key.with_name("key.pub").unlink()
+    assert log_in(node2={"IdentityFile": key}) == "in\n"
+
+
+@every_transport
+def test_a_key_whose_private_half_the_agent_alone_has(
+    log_in: LogIn, hosts: SshHosts, tmp_path: Path, agent: Path
+) -> None:
+    key = tmp_path / "key"
+    allow(hosts, make_key(key))
+    add_to_agent(key)
+    key.unlink()
+    assert log_in(node2={"IdentityFile": f"{key}.pub"}) == "in\n"
+    assert log_in(node2={"IdentityFile": tmp_path / "none"}).kind == "login refused"
+    assert log_in(node2={"IdentityFile": tmp_path / "none", "IdentitiesOnly": "no"}) == "in\n"
+
+
+@every_transport
+def test_an_agent_that_ssh_config_names(
+    log_in: LogIn, hosts: SshHosts, tmp_path: Path, agent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = tmp_path / "key"
+    allow(hosts, make_key(key))
+    add_to_agent(key)
+    key.unlink()
+    settings = {"IdentityFile": f"{key}.pub"}
+    assert log_in(node2={**settings, "IdentityAgent": "none"}).kind == "login refused"
+    monkeypatch.delenv("SSH_AUTH_SOCK")
+    assert log_in(node2=settings).kind == "login refused"
+    assert log_in(node2={**settings, "IdentityAgent": agent}) == "in\n"
+
+
+def test_what_was_offered_is_named(log_in: LogIn, tmp_path: Path, agent: Path) -> None:
+    make_key(tmp_path / "held")
+    make_key(tmp_path / "file")
+    add_to_agent(tmp_path / "held")
+    failure = log_in(node2={"IdentityFile": tmp_path / "file", "IdentitiesOnly": "no"})
+    comment = (tmp_path / "held.pub").read_text().split()[2]
+    assert failure.text.endswith(f"(tried {comment} (agent), {tmp_path / 'file'})")
+
+
+def test_the_passphrase_of_a_key_is_kept_for_all_hosts(log_in: LogIn, hosts: SshHosts, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    allow(hosts, make_key(key, passphrase=PASSPHRASE))
+    secrets = Secrets()
+    assert not secrets.unlock(key, "wrong")
+    assert secrets.unlock(key, PASSPHRASE)
+
+    def make(config: Path) -> FabricTransport:
+        return FabricTransport(config, secrets=secrets)
+
+    assert log_in(make=make, node2={"IdentityFile": key}) == "in\n"
+    assert log_in("node1", make=make, node1={"IdentityFile": key}) == "in\n"
+
+
+# ---- certificates ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def certified(hosts: SshHosts, tmp_path: Path) -> Path:
+    """A key that is let in with its certificate alone."""
+    ca, key = tmp_path / "ca", tmp_path / "key"
+    allow(hosts, make_key(ca), 'cert-authority,principals="trainer" ')
+    make_key(key)
+    sign(ca, key, "-n", "trainer")
+    return key
+
+
+@every_transport
+def test_a_certificate_beside_its_key(log_in: LogIn, certified: Path) -> None:
+    assert log_in(node2={"IdentityFile": certified}) == "in\n"
+    certified.with_name("key-cert.pub").unlink()
+    assert log_in(node2={"IdentityFile": certified}).kind == "login refused"
+
+
+@every_transport
+def test_a_certificate_that_ssh_config_names(log_in: LogIn, certified: Path, tmp_path: Path) -> None:
+    elsewhere = certified.with_name("key-cert.pub").rename(tmp_path / "elsewhere.pub")
+    assert log_in(node2={"IdentityFile": certified}).kind == "login refused"
+    assert log_in(node2={"IdentityFile": certified, "CertificateFile": elsewhere}) == "in\n"
+
+
+@every_transport
+def test_a_certificate_of_a_key_in_an_agent(log_in: LogIn, certified: Path, agent: Path) -> None:
+    add_to_agent(certified)  # takes the certificate as well
+    certified.with_name("key-cert.pub").unlink()
+    certified.unlink()
+    assert log_in(node2={"IdentityFile": f"{certified}.pub", "IdentitiesOnly": "no"}) == "in\n"
+    subprocess.run(["ssh-add", "-q", "-D"], check=True, capture_output=True, timeout=TIMEOUT_S)
+    assert log_in(node2={"IdentityFile": f"{certified}.pub", "IdentitiesOnly": "no"}).kind == "login refused"
+
+
+# ---- the way to a host ----------------------------------------------------------------------------------------------
+
+
+@every_transport
+def test_a_chain_of_two_jumps(log_in: LogIn, hosts: SshHosts) -> None:
+    before = [host.log.count("Accepted publickey") for host in hosts]
+    far = {"HostName": "127.0.0.1", "Port": hosts["node1"].port, "ProxyJump": "node1,node2"}
+    assert log_in("far", far=far) == "in\n"
+    assert [host.log.count("Accepted publickey") for host in hosts] == [before[0] + 2, before[1] + 1]
+
+
+@every_transport
+def test_a_proxy_command_is_a_shell_s_line(log_in: LogIn, tmp_path: Path) -> None:
+    line = f"ssh -F {tmp_path / 'config'} -W '%h:%p' node1 2>/dev/null"
+    assert log_in(node2={"ProxyCommand": line}) == "in\n"
+
+
+@every_transport
+def test_a_proxy_command_that_fails_is_told_in_its_words(log_in: LogIn) -> None:
+    failure = log_in(node2={"ProxyCommand": "sh -c 'echo no way to %h >&2'"})
+    assert (failure.kind, failure.text) == ("cut off", "its ProxyCommand ended: no way to 127.0.0.2")
