@@ -149,10 +149,10 @@ class FabricTransport:
             gateway=self._jump_chain(host, config),
         )
         for hop in _hops(connection):
-            hop.connect_kwargs["auth_strategy"] = Login(hop.user, hop.ssh_config, self._secrets)
+            login = hop.connect_kwargs["auth_strategy"] = Login(hop.user, hop.ssh_config, self._secrets)
             hop.connect_kwargs.setdefault("banner_timeout", timeout_s)
             hop.connect_kwargs.setdefault("auth_timeout", timeout_s)
-            self._known_hosts.guard(hop)
+            self._known_hosts.guard(hop, on_untrusted=login.keep_password)
         return connection
 
     def _jump_chain(self, host: Host, config: fabric.Config) -> fabric.Connection | None:

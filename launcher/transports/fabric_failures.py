@@ -9,7 +9,7 @@ import fabric
 import paramiko
 from paramiko.ssh_exception import NoValidConnectionsError
 
-from launcher.transports.host_keys import UnknownHostKey, first_known_file
+from launcher.transports.host_keys import ChangedHostKey, RevokedHostKey, UnknownHostKey, first_known_file
 from launcher.transports.identities import LoginRefused
 from launcher.transports.ssh_failures import Judgement, Place
 
@@ -35,13 +35,16 @@ def judge(error: Exception, hop: fabric.Connection, proxy_words: str | None = No
 
 def _place(hop: fabric.Connection) -> Place:
     known = hop.ssh_config.get("userknownhostsfile")
-    return Place(hop.original_host, hop.host, hop.port, hop.user, known_file=known and str(first_known_file(known)))
+    alias = hop.ssh_config.get("hostkeyalias")
+    return Place(hop.original_host, hop.host, hop.port, hop.user, alias, known and str(first_known_file(known)))
 
 
 def _host_key(error: Exception, hop: fabric.Connection, place: Place) -> Judgement | None:
-    if isinstance(error, paramiko.BadHostKeyException):
-        return place.key_changed(error.key.fingerprint, error.expected_key.fingerprint)
-    return place.key_unknown(error.fingerprint) if isinstance(error, UnknownHostKey) else None
+    if isinstance(error, ChangedHostKey):
+        return place.key_changed(error.fingerprint, error.known_fingerprint)
+    if isinstance(error, RevokedHostKey):
+        return place.key_revoked(error.fingerprint)
+    return place.key_unknown(error.kind_and_fingerprint) if isinstance(error, UnknownHostKey) else None
 
 
 def _login(error: Exception, hop: fabric.Connection, place: Place) -> Judgement | None:

@@ -1,30 +1,64 @@
 """Host keys: checked against the known_hosts files that ssh_config names, as OpenSSH does.
 
 Fabric never loads them and accepts every key, so a changed key would pass in silence.
+paramiko's own reader knows neither wildcards, nor authorities, nor what is revoked.
 """
 
 from __future__ import annotations
 
-import contextlib
+import base64
 import shlex
 import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import fabric
 import paramiko
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+
+from launcher.transports.key_files import CERTIFICATE
+from launcher.transports.known_hosts import AUTHORITY, REVOKED, KnownKey, fingerprint, matches, parse_known_hosts
 
 _DEFAULT_FILES = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 _DEFAULT_GLOBAL_FILES = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
-_ACCEPT_ANY = ("no", "off")
+_ACCEPT_ANY = ("no", "off", "false")
+_ACCEPT_NEW = "accept-new"
+_OPENSSH = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
 
 
-class UnknownHostKey(paramiko.SSHException):
+class HostKeyRefused(paramiko.SSHException):
+    """The host shows a key that is not to be trusted."""
+
+    def __init__(self, kind: str, key: paramiko.PKey) -> None:
+        super().__init__(f"{kind}: {key.get_name()} {fingerprint(key.asbytes())}")
+        self.fingerprint = fingerprint(key.asbytes())
+        self.kind_and_fingerprint = f"{key.get_name()} {self.fingerprint}"
+
+
+class UnknownHostKey(HostKeyRefused):
     """The host has no key in known_hosts."""
 
-    def __init__(self, name: str, key: paramiko.PKey) -> None:
-        super().__init__(f"no key of {name} is known")
-        self.fingerprint = f"{key.get_name()} {key.fingerprint}"
+    def __init__(self, key: paramiko.PKey) -> None:
+        super().__init__("unknown", key)
+
+
+class RevokedHostKey(HostKeyRefused):
+    """known_hosts says that nobody may use this key."""
+
+    def __init__(self, key: paramiko.PKey) -> None:
+        super().__init__("revoked", key)
+
+
+class ChangedHostKey(HostKeyRefused):
+    """known_hosts has another key of this host."""
+
+    def __init__(self, key: paramiko.PKey, known: KnownKey) -> None:
+        super().__init__("changed", key)
+        self.known_fingerprint = fingerprint(known.blob)
 
 
 class KnownHosts:
@@ -32,66 +66,120 @@ class KnownHosts:
 
     def __init__(self, *, accept_new: bool) -> None:
         self._accept_new = accept_new
-        self._files: dict[Path, paramiko.HostKeys] = {}
+        self._files: dict[Path, list[KnownKey]] = {}
         self._lock = threading.Lock()
 
-    def guard(self, connection: fabric.Connection) -> None:
-        """Give the connection the keys that are known of its host, and the policy for one that has none."""
+    def guard(self, connection: fabric.Connection, on_untrusted: Callable[[], None]) -> None:
+        """Let the connection check its host's key; on_untrusted: a changed one is borne with, but gets no password."""
         settings = connection.ssh_config
         own = _paths(settings.get("userknownhostsfile", _DEFAULT_FILES))
-        name = connection.host if connection.port == 22 else f"[{connection.host}]:{connection.port}"
-        keys = connection.client.get_host_keys()
-        for path in own + _paths(settings.get("globalknownhostsfile", _DEFAULT_GLOBAL_FILES)):
-            for key_type, key in (self._read(path).lookup(name) or {}).items():
-                keys.add(name, key_type, key)
-        connection.client.set_missing_host_key_policy(self._policy(settings, own))
+        alias = settings.get("hostkeyalias")
+        host = alias or connection.host
+        name = host if alias or connection.port == 22 else f"[{host}]:{connection.port}"
+        paths = own + _paths(settings.get("globalknownhostsfile", _DEFAULT_GLOBAL_FILES))
+        lines = [line for path in paths for line in self._read(path)]
+        about = [line for line in lines if line.is_of(name)]
+        # A key that is known of the host alone is good for each of its ports.
+        elsewhere = [line for line in lines if line.is_of(host) and line not in about]
+        wish = str(settings.get("stricthostkeychecking", "ask")).lower()
+        policy = _Policy(
+            host, name, about, elsewhere,
+            on_untrusted=on_untrusted if wish in _ACCEPT_ANY else None,
+            on_new=partial(self._write, own[0]) if own and (self._accept_new or wish == _ACCEPT_NEW) else None,
+        )  # fmt: skip
+        connection.client.set_missing_host_key_policy(policy)
+        connection.connect_kwargs["transport_factory"] = partial(_make_transport, [*about, *elsewhere])
 
-    def _read(self, path: Path) -> paramiko.HostKeys:
+    def _read(self, path: Path) -> list[KnownKey]:
         with self._lock:
             if path not in self._files:
-                known = paramiko.HostKeys()
-                with contextlib.suppress(OSError):  # a file that is not there knows no host
-                    known.load(str(path))
-                self._files[path] = known
+                try:
+                    self._files[path] = list(parse_known_hosts(path.read_text("utf-8", "replace")))
+                except OSError:  # a file that is not there knows no host
+                    self._files[path] = []
             return self._files[path]
 
-    def _policy(self, settings: dict[str, Any], own: list[Path]) -> paramiko.MissingHostKeyPolicy:
-        wish = str(settings.get("stricthostkeychecking", "ask")).lower()
-        if wish in _ACCEPT_ANY:
-            return _AnyKey()
-        return _Policy(own[0] if own else None, accept=self._accept_new or wish == "accept-new", lock=self._lock)
-
-
-class _AnyKey(paramiko.MissingHostKeyPolicy):
-    """Accepts what ssh_config says is not to be checked (paramiko's own policy warns on stderr, with its own path)."""
-
-    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
-        pass
+    def _write(self, path: Path, name: str, key: paramiko.PKey) -> None:
+        with self._lock:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"{name} {key.get_name()} {key.get_base64()}\n")
 
 
 class _Policy(paramiko.MissingHostKeyPolicy):
-    """Rejects an unknown key, or writes it down where that was asked for."""
+    """Decides about one host's key; paramiko is given no keys, so that it asks here about each."""
 
-    def __init__(self, file: Path | None, *, accept: bool, lock: threading.Lock) -> None:
-        self._file = file
-        self._accept = accept
-        self._lock = lock
+    def __init__(
+        self, host: str, name: str, about: Sequence[KnownKey], elsewhere: Sequence[KnownKey], *,
+        on_untrusted: Callable[[], None] | None, on_new: Callable[[str, paramiko.PKey], None] | None,
+    ) -> None:  # fmt: skip
+        self._host = host
+        self._name = name
+        self._about = about
+        self._elsewhere = elsewhere
+        self._on_untrusted = on_untrusted
+        self._on_new = on_new
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
-        if not self._accept:
-            raise UnknownHostKey(hostname, key)
-        if self._file is None:
+        lines = [*self._about, *self._elsewhere]
+        certificate = key.public_blob.key_blob if key.public_blob is not None else None
+        signer = read_signer(certificate, self._host) if certificate else None
+        shown = [key.asbytes(), *([signer] if signer else [])]
+        if any(line.marker == REVOKED and line.blob in shown for line in lines):
+            raise RevokedHostKey(key)
+        if signer is not None and any(line.marker == AUTHORITY and line.blob == signer for line in lines):
             return
-        line = f"{hostname} {key.get_name()} {key.get_base64()}\n"
-        with self._lock:
-            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with self._file.open("a", encoding="utf-8") as file:
-                file.write(line)
+        if any(line.marker is None and line.blob == key.asbytes() for line in lines):
+            return
+        known = next((line for line in self._about if line.marker is None), None)
+        if known is not None:
+            if self._on_untrusted is None:
+                raise ChangedHostKey(key, known)
+            self._on_untrusted()
+        elif self._on_new is not None:
+            self._on_new(self._name, key)
+        elif self._on_untrusted is None:
+            raise UnknownHostKey(key)
+
+
+def read_signer(certificate: bytes, host: str) -> bytes | None:
+    """Return the public key that has signed a host's certificate; None where that is not good for this host now."""
+    kind = paramiko.Message(certificate).get_text()
+    try:
+        identity = serialization.load_ssh_public_identity(f"{kind} {base64.b64encode(certificate).decode()}".encode())
+        assert isinstance(identity, serialization.SSHCertificate)  # by its type
+        identity.verify_cert_signature()
+    except (ValueError, UnsupportedAlgorithm, InvalidSignature):
+        return None
+    principals = [name.decode("utf-8", "replace").lower() for name in identity.valid_principals]
+    is_good = (
+        identity.type is serialization.SSHCertificateType.HOST
+        and identity.valid_after <= time.time() < identity.valid_before
+        and not identity.critical_options
+        and (not principals or any(matches(host.lower(), principal) for principal in principals))
+    )
+    return base64.b64decode(identity.signature_key().public_bytes(*_OPENSSH).split()[1]) if is_good else None
 
 
 def first_known_file(value: str) -> Path | None:
     """Return where a new key goes: the first file of UserKnownHostsFile."""
     return next(iter(_paths(value)), None)
+
+
+def _make_transport(lines: Iterable[KnownKey], sock: Any, **settings: Any) -> paramiko.Transport:
+    """Ask the server for a key that can be checked: a certificate where an authority is known, or a known type."""
+    transport = paramiko.Transport(sock, **settings)
+    options = transport.get_security_options()
+    usual = list(options.key_types)
+    first: list[str] = []
+    for line in lines:
+        if line.marker == AUTHORITY:
+            first = [f"{kind}{CERTIFICATE}" for kind in usual] + first
+        elif line.marker is None:
+            first += ["rsa-sha2-512", "rsa-sha2-256"] if line.kind == "ssh-rsa" else [line.kind]
+    known = transport._key_info  # type: ignore[attr-defined] # setting one that it has not got is an error
+    options.key_types = [kind for kind in dict.fromkeys([*first, *usual]) if kind in known]
+    return transport
 
 
 def _paths(value: str) -> list[Path]:

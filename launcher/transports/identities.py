@@ -54,14 +54,19 @@ class Login:
         self._user = user
         self._settings = settings
         self._secrets = secrets
+        self._password = secrets.password
+
+    def keep_password(self) -> None:
+        """Don't tell the password: nobody knows who the host is."""
+        self._password = None
 
     def authenticate(self, transport: paramiko.Transport) -> None:
         """Log in; raise LoginRefused, or what broke the connection."""
         with open_agent(self._settings.get("identityagent")) as agent_keys:
             wanted = self._try_keys(transport, agent_keys)
-        if wanted is not None and self._secrets.password is not None and transport.is_active():
+        if wanted is not None and self._password is not None and transport.is_active():
             self.tried.append("the password")
-            wanted = _try(lambda password: transport.auth_password(self._user, password), self._secrets.password)
+            wanted = _try(lambda password: transport.auth_password(self._user, password), self._password)
         if wanted is not None:
             raise LoginRefused(self, wanted or self._ask_methods(transport))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import re
 import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from launcher.transports.known_hosts import fingerprint
 from launcher.transports.ssh_answers import Answer
 from launcher.transports.ssh_failures import Judgement, Place
 
@@ -101,7 +101,7 @@ def _known_fingerprint(text: str) -> str:
         blob = base64.b64decode(next(word for word in line.split() if word.startswith("AAAA")))
     except (OSError, IndexError, StopIteration, binascii.Error):
         return f"that of {found[1]}:{found[2]}"
-    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+    return fingerprint(blob)
 
 
 def _login(text: str, answer: Answer, hops: Sequence[Answer]) -> _Found:

@@ -25,6 +25,7 @@ POLL_S = 0.02
 SSHD_CONFIG = """\
 ListenAddress {address}:{port}
 HostKey {folder}/host_key
+HostCertificate {folder}/host_key-cert.pub
 PidFile {folder}/sshd.pid
 AuthorizedKeysFile {keys}
 SetEnv TMPDIR={tmpdir} HOME={home}
@@ -90,10 +91,11 @@ class SshHost:
     def log(self) -> str:
         return (self.folder / "sshd.log").read_text()
 
-    def start(self, keys: Path) -> None:
+    def start(self, keys: Path, authority: Path) -> None:
         for folder in (self.folder, self.tmpdir, self.folder / "home"):
             folder.mkdir()
         make_key(self.folder / "host_key")
+        sign(authority, self.folder / "host_key", "-h", "-n", self.address)
         self.port = find_free_port(self.address)
         config = self.folder / "sshd_config"
         config.write_text(
@@ -176,12 +178,13 @@ class SshHosts:
         self.own_tmpdir.mkdir()
         keys = self.folder / "authorized_keys"
         keys.write_text(make_key(self.folder / "id"))
+        make_key(self.authority)
         self.hosts = (
             SshHost("node1", "127.0.0.1", self.folder / "node1"),
             SshHost("node2", "127.0.0.2", self.folder / "node2"),
         )
         for host in self.hosts:
-            host.start(keys)
+            host.start(keys, self.authority)
         self.known_hosts.write_text("".join(self.known_line(host, host.public_key) for host in self.hosts))
 
     def stop(self) -> None:
@@ -197,6 +200,11 @@ class SshHosts:
     @property
     def known_hosts(self) -> Path:
         return self.folder / "known_hosts"
+
+    @property
+    def authority(self) -> Path:
+        """Return the key that has signed the hosts' keys."""
+        return self.folder / "ca"
 
     @staticmethod
     def known_line(host: SshHost, key: str) -> str:
@@ -265,6 +273,12 @@ def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> str:
     """Make a key pair and return its public line."""
     subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-f", str(path)], check=True, timeout=10)
     return path.with_name(f"{path.name}.pub").read_text()
+
+
+def sign(authority: Path, key: Path, *words: str) -> None:
+    """Make the certificate of a key; `words` say for whom."""
+    argv = ["ssh-keygen", "-q", "-s", str(authority), "-I", "test", *words, f"{key}.pub"]
+    subprocess.run(argv, check=True, timeout=10)
 
 
 def find_free_port(address: str) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from launching import every_transport
-from ssh_hosts import SshHosts, make_key, wait_until
+from ssh_hosts import SshHosts, make_key, sign, wait_until
 
 from launcher.errors import HostFailure
 from launcher.hosts import Host
@@ -68,12 +68,6 @@ def add_to_agent(key: Path, passphrase: str = "") -> None:
 def allow(hosts: SshHosts, public: str, options: str = "") -> None:
     with (hosts.folder / "authorized_keys").open("a") as file:
         file.write(f"{options}{public}")
-
-
-def sign(ca: Path, key: Path, *words: str) -> None:
-    """Make the certificate of a key."""
-    argv = ["ssh-keygen", "-q", "-s", str(ca), "-I", "test", *words, f"{key}.pub"]
-    subprocess.run(argv, check=True, timeout=TIMEOUT_S)
 
 
 # ---- keys and agents ------------------------------------------------------------------------------------------------
@@ -186,6 +180,78 @@ def test_a_certificate_of_a_key_in_an_agent(log_in: LogIn, certified: Path, agen
     assert log_in(node2={"IdentityFile": f"{certified}.pub", "IdentitiesOnly": "no"}) == "in\n"
     subprocess.run(["ssh-add", "-q", "-D"], check=True, capture_output=True, timeout=TIMEOUT_S)
     assert log_in(node2={"IdentityFile": f"{certified}.pub", "IdentitiesOnly": "no"}).kind == "login refused"
+
+
+# ---- host keys ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def known(hosts: SshHosts, tmp_path: Path) -> Callable[[str], dict[str, object]]:
+    """Return a function that writes known_hosts, with NODE, CA and OTHER for keys, and gives the settings for it."""
+    keys = {
+        "NODE": hosts["node2"].public_key,
+        "OTHER": hosts["node1"].public_key,
+        "CA": " ".join(hosts.authority.with_name("ca.pub").read_text().split()[:2]),
+        "PORT": str(hosts["node2"].port),
+    }
+
+    def write(text: str) -> dict[str, object]:
+        for word, key in keys.items():
+            text = text.replace(word, key)
+        path = tmp_path / "known_hosts"
+        path.write_text(text)
+        return {"UserKnownHostsFile": path}
+
+    return write
+
+
+KNOWN = [
+    ("[127.0.0.2]:PORT NODE", "in"),
+    ("[127.0.0.2]:PORT OTHER", "host key changed"),
+    ("[127.0.0.2]:PORT OTHER\n[127.0.0.2]:PORT NODE", "in"),
+    ("127.0.0.2 NODE", "in"),
+    ("127.0.0.2 OTHER", "host key unknown"),
+    ("[127.0.0.?]:* NODE", "in"),
+    ("!*127.0.0.2*,* NODE", "host key unknown"),
+    ("@cert-authority [127.0.0.*]:* CA", "in"),
+    ("@cert-authority * CA\n[127.0.0.2]:PORT OTHER", "in"),
+    ("@cert-authority node* CA", "host key unknown"),
+    ("@cert-authority * OTHER", "host key unknown"),
+    ("[127.0.0.2]:PORT CA", "host key changed"),
+    ("@revoked * NODE\n[127.0.0.2]:PORT NODE", "host key revoked"),
+    ("@revoked * CA\n@cert-authority * CA", "host key revoked"),
+    ("@revoked * OTHER\n[127.0.0.2]:PORT NODE", "in"),
+    ("# [127.0.0.2]:PORT NODE\nnonsense\n\n@cert-authority\n[127.0.0.2]:PORT ssh-ed25519 AAA", "host key unknown"),
+]
+
+
+@every_transport
+@pytest.mark.parametrize(("text", "outcome"), KNOWN, ids=[text for text, _ in KNOWN])
+def test_known_hosts(log_in: LogIn, known: Callable[[str], dict[str, object]], text: str, outcome: str) -> None:
+    answer = log_in(node2=known(text + "\n"))
+    assert (answer.strip() if isinstance(answer, str) else answer.kind) == outcome
+
+
+@every_transport
+def test_known_hosts_that_are_hashed(log_in: LogIn, known: Callable[[str], dict[str, object]], tmp_path: Path) -> None:
+    settings = known("[127.0.0.2]:PORT NODE\n")
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", tmp_path / "known_hosts"], check=True, capture_output=True)
+    assert "127.0.0.2" not in (tmp_path / "known_hosts").read_text()
+    assert log_in(node2=settings) == "in\n"
+
+
+@every_transport
+def test_the_alias_of_a_host_key(log_in: LogIn, known: Callable[[str], dict[str, object]]) -> None:
+    settings = {**known("gpu NODE\n"), "HostKeyAlias": "gpu"}
+    assert log_in(node2=settings) == "in\n"
+    failure = log_in(node2={**settings, "HostKeyAlias": "other"})
+    assert failure.kind == "host key unknown"
+    assert "127.0.0.2 | sed 's/^[^ #]*/other/' >> " in failure.hint
+
+
+@every_transport
+def test_a_changed_key_that_ssh_config_bears_with(log_in: LogIn, known: Callable[[str], dict[str, object]]) -> None:
+    assert log_in(node2={**known("[127.0.0.2]:PORT OTHER\n"), "StrictHostKeyChecking": "no"}) == "in\n"
 
 
 # ---- the way to a host ----------------------------------------------------------------------------------------------

@@ -1,0 +1,66 @@
+"""known_hosts files as sshd(8) describes them: names with wildcards or hashed, and what is marked. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+AUTHORITY = "@cert-authority"
+REVOKED = "@revoked"
+_HASHED = "|1|"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownKey:
+    """A line: whose key it is, and whether it is marked."""
+
+    names: str
+    kind: str
+    blob: bytes
+    marker: str | None
+
+    def is_of(self, name: str) -> bool:
+        """Tell whether the line speaks of `name`: a host, `[host]:port` or an alias."""
+        name = name.lower()
+        if self.names.startswith(_HASHED):
+            return self._is_hash_of(name)
+        patterns = [(word[:1] == "!", word.removeprefix("!").lower()) for word in self.names.split(",")]
+        matched = [is_negated for is_negated, pattern in patterns if matches(name, pattern)]
+        return bool(matched) and not any(matched)
+
+    def _is_hash_of(self, name: str) -> bool:
+        try:
+            salt, digest = (base64.b64decode(part) for part in self.names[len(_HASHED) :].split("|"))
+        except (ValueError, binascii.Error):
+            return False
+        return hmac.compare_digest(hmac.new(salt, name.encode(), hashlib.sha1).digest(), digest)
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Tell whether `*` and `?` in the pattern can stand for what is in the name; brackets stand for themselves."""
+    expression = "".join({"*": ".*", "?": "."}.get(character, re.escape(character)) for character in pattern)
+    return re.fullmatch(expression, name, re.DOTALL) is not None
+
+
+def parse_known_hosts(text: str) -> Iterator[KnownKey]:
+    """Yield the lines that hold a key; ssh skips the others in silence as well."""
+    for line in text.splitlines():
+        words = line.split()
+        marker = words.pop(0) if words and words[0] in (AUTHORITY, REVOKED) else None
+        if len(words) < 3 or words[0].startswith(("#", "@")):
+            continue
+        try:
+            blob = base64.b64decode(words[2], validate=True)
+        except binascii.Error:
+            continue
+        yield KnownKey(words[0], words[1], blob, marker)
+
+
+def fingerprint(blob: bytes) -> str:
+    """Return what ssh shows of a key."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
