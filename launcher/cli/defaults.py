@@ -12,8 +12,8 @@ FILE = "launcher.toml"
 _KEYS = (
     "hosts", "hostfile", "colon", "include", "exclude", "num_nodes", "gpus", "nproc", "cpu", "script", "workdir",
     "python", "setup", "venv", "conda", "env", "env_file", "master_addr", "master_port", "rdzv_timeout",
-    "transport", "ssh_config", "accept_new_host_keys", "connect_timeout", "silence", "stop_timeout", "stacks",
-    "hang_timeout", "no_check", "quiet", "ranks", "log_dir",
+    "transport", "ssh_config", "accept_new_host_keys", "ask_password", "connect_timeout", "silence", "stop_timeout",
+    "stacks", "hang_timeout", "no_check", "quiet", "ranks", "log_dir",
 )  # fmt: skip
 _WHOLE = ("num_nodes", "gpus", "nproc", "master_port", "rdzv_timeout")
 _LISTS = ("hosts", "env", "env_file")

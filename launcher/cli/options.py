@@ -37,9 +37,10 @@ _REACH = (
         "--ssh-config", metavar="FILE", type=click.Path(path_type=Path), help="Instead of your own ssh_config."
     ),
     click.option("--accept-new-host-keys", is_flag=True, help="Trust and record the key of a host met first."),
+    click.option("--ask-password", is_flag=True, help="Ask once for the password of all hosts that take no key."),
     click.option(
         "--connect-timeout", metavar="S", type=click.FloatRange(min=0.1), default=10.0, show_default=True,
-        help="Seconds until a host counts as unreachable.",
+        help="Seconds until a host counts as unreachable; given, it also waits for one that is booting.",
     ),
 )  # fmt: skip
 _SIZE = (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.cli.asking import ask_secrets
 from launcher.cli.options import is_chosen, settle_rivals
 from launcher.environment import refuse_rank
 from launcher.errors import UsageError
@@ -53,7 +54,16 @@ def choose_opener(options: Mapping[str, Any], hosts: Sequence[Host]) -> Opener:
     if chosen == SRUN:
         assert allocation is not None  # or srun was refused
         return partial(_open_srun, options, allocation)
-    return partial(_open_ssh if chosen == SSH else _open_fabric, options, may_boot=is_chosen("connect_timeout"))
+    settings = {
+        "ssh_config": options["ssh_config"],
+        "accept_new_host_keys": options["accept_new_host_keys"],
+        "may_boot": is_chosen("connect_timeout"),
+    }
+    if chosen == SSH:
+        if options["ask_password"]:
+            raise UsageError("--ask-password goes with --transport fabric", "OpenSSH asks a terminal, for each host")
+        return partial(_open_ssh, settings)
+    return partial(_open_fabric, {**settings, "secrets": ask_secrets(options, hosts)})
 
 
 def _open_srun(
@@ -65,30 +75,16 @@ def _open_srun(
     return SrunTransport(hosts, allocation, loader_pythons(options["python"]), srun_environment(os.environ))
 
 
-def _open_fabric(
-    options: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None], *, may_boot: bool
-) -> Transport:
+def _open_fabric(settings: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
     from launcher.transports.fabric import FabricTransport
 
-    return FabricTransport(
-        options["ssh_config"],
-        accept_new_host_keys=options["accept_new_host_keys"],
-        may_boot=may_boot,
-        on_local=lambda name: say(_local_words(name)),
-    )
+    return FabricTransport(**settings, on_local=lambda name: say(_local_words(name)))
 
 
-def _open_ssh(
-    options: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None], *, may_boot: bool
-) -> Transport:
+def _open_ssh(settings: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
     from launcher.transports.openssh import OpenSSHTransport
 
-    return OpenSSHTransport(
-        options["ssh_config"],
-        accept_new_host_keys=options["accept_new_host_keys"],
-        may_boot=may_boot,
-        on_local=lambda name: say(_local_words(name)),
-    )
+    return OpenSSHTransport(**settings, on_local=lambda name: say(_local_words(name)))
 
 
 def _local_words(name: str) -> str:

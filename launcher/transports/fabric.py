@@ -11,7 +11,7 @@ import logging
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,12 @@ from launcher.hosts import Host
 from launcher.transports import fabric_failures
 from launcher.transports.base import KILLED, READ_BYTES, STDERR, STDOUT, Channel
 from launcher.transports.host_keys import KnownHosts
-from launcher.transports.identities import Login
+from launcher.transports.identities import Login, locked_keys
 from launcher.transports.key_files import Secrets
 from launcher.transports.local import LocalTransport, is_this_machine
 from launcher.transports.logins import Gates, LoginError, keep_trying
 from launcher.transports.proxies import Proxy
+from launcher.transports.ssh_answers import split_jump
 from launcher.transports.ssh_config import ConfigFiles
 
 # What paramiko logs of a broken connection is a traceback; what we raise says it in one line.
@@ -154,6 +155,23 @@ class FabricTransport:
             hop.connect_kwargs.setdefault("auth_timeout", timeout_s)
             self._known_hosts.guard(hop, on_untrusted=login.keep_password)
         return connection
+
+    def locked_keys(self, hosts: Iterable[Host]) -> list[Path]:
+        """Return the keys on the way to these hosts for which a passphrase is wanted; nobody is contacted."""
+        found: dict[Path, None] = {}
+        asked: set[str] = set()  # most hosts have the same keys
+        for host in hosts:
+            config = self._files.lookup(host.name)
+            pending = [host.name]
+            while pending:
+                settings = config.lookup(pending.pop())
+                keys = f"{settings.get('identityfile')} {settings.get('identityagent')}"
+                if keys not in asked:
+                    asked.add(keys)
+                    found.update(dict.fromkeys(locked_keys(settings, self._secrets)))
+                jumps = settings.get("proxyjump", "")
+                pending += [split_jump(jump)[0] for jump in jumps.split(",")] if jumps else []
+        return list(found)
 
     def _jump_chain(self, host: Host, config: fabric.Config) -> fabric.Connection | None:
         """Return the gateways of `ProxyJump a,b` in OpenSSH's order, a first; fabric goes the other way round.

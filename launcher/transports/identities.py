@@ -146,6 +146,17 @@ class Login:
         return ()
 
 
+def locked_keys(settings: Mapping[str, Any], secrets: Secrets) -> list[Path]:
+    """Return the keys for which a passphrase is wanted: no agent has them, and they are named, or all there is."""
+    with open_agent(settings.get("identityagent")) as agent_keys:
+        held = {plain_public(key.blob) for key in agent_keys}
+    login = Login("", settings, secrets)
+    locked = [path for path in login.files if read_public(path) not in held and secrets.is_locked(path)]
+    is_alone = not held and len(locked) == len(login.files)
+    defaults = [Path(name).expanduser() for name in _DEFAULT_FILES]
+    return [path for path in locked if is_alone or path not in defaults]
+
+
 def _try(log_in: Any, secret: Any) -> Sequence[str] | None:
     """Return None for a login that worked; else what the server wants instead, or nothing where it does not say."""
     try:

@@ -38,6 +38,16 @@ class Secrets:
             del self._passphrases[path]
         return path in self._passphrases
 
+    def is_locked(self, path: Path) -> bool:
+        """Tell whether nobody has said the passphrase of a key yet."""
+        try:
+            self.load(path)
+        except paramiko.PasswordRequiredException:
+            return True
+        except paramiko.SSHException:  # it can't be used at all
+            pass
+        return False
+
     def load(self, path: Path) -> paramiko.PKey:
         """Read a private key, once for all hosts; raise PasswordRequiredException, or UnusableKey."""
         with self._lock:

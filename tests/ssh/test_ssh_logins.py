@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launching import every_transport
+from launching import Launch, every_transport
+from password_server import PASSWORD, PasswordServer
 from ssh_hosts import SshHosts, make_key, sign, wait_until
+from terminal import Terminal
 
 from launcher.errors import HostFailure
 from launcher.hosts import Host
@@ -252,6 +254,100 @@ def test_the_alias_of_a_host_key(log_in: LogIn, known: Callable[[str], dict[str,
 @every_transport
 def test_a_changed_key_that_ssh_config_bears_with(log_in: LogIn, known: Callable[[str], dict[str, object]]) -> None:
     assert log_in(node2={**known("[127.0.0.2]:PORT OTHER\n"), "StrictHostKeyChecking": "no"}) == "in\n"
+
+
+# ---- what is typed --------------------------------------------------------------------------------------------------
+
+
+def settings_of(server: PasswordServer) -> dict[str, object]:
+    return {"HostName": "127.0.0.1", "Port": server.port, "StrictHostKeyChecking": "no"}
+
+
+@pytest.mark.parametrize("methods", ["password", "keyboard-interactive", "publickey,password"])
+def test_a_password(log_in: LogIn, hosts: SshHosts, methods: str) -> None:
+    def make(config: Path) -> FabricTransport:
+        return FabricTransport(config, secrets=Secrets(password))
+
+    with PasswordServer(methods, hosts["node1"].folder / "host_key") as server:
+        password = PASSWORD
+        assert log_in("pw", make=make, pw=settings_of(server)) == "in\n"
+        password = "wrong"
+        assert log_in("pw", make=make, pw=settings_of(server)).text.endswith("the password)")
+        assert server.told == [PASSWORD, "wrong"]  # never twice
+
+
+def test_a_host_that_takes_a_password_alone(log_in: LogIn, hosts: SshHosts) -> None:
+    with PasswordServer("password", hosts["node1"].folder / "host_key") as server:
+        failure = log_in("pw", pw=settings_of(server))
+    assert (failure.kind, failure.hint) == ("login refused", "it takes a password: --ask-password")
+
+
+def test_no_password_is_told_to_a_host_with_another_key(
+    log_in: LogIn, hosts: SshHosts, known: Callable[[str], dict[str, object]]
+) -> None:
+    def make(config: Path) -> FabricTransport:
+        return FabricTransport(config, secrets=Secrets(PASSWORD))
+
+    with PasswordServer("password", hosts["node1"].folder / "host_key") as server:
+        settings = {**settings_of(server), **known(f"[127.0.0.1]:{server.port} NODE\n")}
+        assert log_in("pw", make=make, pw=settings).kind == "login refused"
+        assert server.told == []
+
+
+def test_a_password_is_asked_once_and_shown_nowhere(launch: Launch, hosts: SshHosts) -> None:
+    with PasswordServer("password", hosts["node1"].folder / "host_key") as server, Terminal() as terminal:
+        config = hosts.write_config(launch.folder / "config", a=settings_of(server), b=settings_of(server))
+        words = ("--hosts", "a,b", "--ssh-config", str(config), "--ask-password")
+        running = launch.start_exec(*words, "--", "true", **terminal.for_popen())
+        terminal.read_until("launch: password for all hosts: ")
+        terminal.type(PASSWORD.encode() + b"\n")
+        terminal.read_until("no Python 3.8 or newer there")
+        assert running.finish().exit_code == 69
+    assert PASSWORD not in terminal.screen
+    assert set(server.told) == {PASSWORD}
+    assert server.shown == []
+
+
+def test_a_passphrase_is_asked_once_on_a_terminal(launch: Launch, hosts: SshHosts) -> None:
+    key = launch.folder / "key"
+    allow(hosts, make_key(key, passphrase=PASSPHRASE))
+    settings = {"IdentityFile": key, "IdentityAgent": "none"}
+    config = hosts.write_config(launch.folder / "config", node1=settings, node2=settings)
+    with Terminal() as terminal:
+        running = launch.start_exec("--ssh-config", str(config), "--", "echo there", **terminal.for_popen())
+        terminal.read_until(rf"launch: passphrase of {key} \(Enter: do without\): ")
+        terminal.type(b"wrong\n")
+        terminal.read_until("launch: that is not its passphrase")
+        terminal.read_until("do without", count=2)
+        terminal.type(PASSPHRASE.encode() + b"\n")
+        terminal.read_until(r"\] there", count=2)
+        assert running.finish().exit_code == 0
+    assert PASSPHRASE not in terminal.screen
+    done = launch.exec("--ssh-config", str(config), "--", "true")  # stdin is no terminal: nobody is asked
+    assert "  node[1-2]: its key has a passphrase" in done.words
+
+
+def test_ctrl_c_at_the_question(launch: Launch, hosts: SshHosts) -> None:
+    with Terminal() as terminal:
+        running = launch.start_exec("--ask-password", "--", "true", **terminal.for_popen())
+        terminal.read_until("launch: password for all hosts: ")
+        terminal.type(b"\x03")
+        assert running.finish().exit_code == 130
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ((), "launch: --ask-password needs a terminal\n  hint: from a pipe or a job log in with a key\n"),
+        (
+            ("--transport", "ssh"),
+            "launch: --ask-password goes with --transport fabric\n  hint: OpenSSH asks a terminal, for each host\n",
+        ),
+    ],
+)
+def test_a_password_that_nobody_can_be_asked_for(launch: Launch, words: tuple[str, ...], error: str) -> None:
+    done = launch.exec("--ask-password", *words, "--", "true")
+    assert (done.exit_code, done.stderr) == (2, error)
 
 
 # ---- the way to a host ----------------------------------------------------------------------------------------------
