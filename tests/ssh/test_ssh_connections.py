@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import re
 import socket
 import sys
+import threading
+from collections.abc import Iterator
 
 import pytest
-from launching import Done, Launch, every_transport, shell
+from launching import DEADLINE_S, Done, Launch, every_transport, shell
 from ssh_hosts import SshHosts, find_free_port, make_key
 
 NEVER_STARTED = ["--no-python", "touch", "started"]
@@ -107,6 +110,64 @@ def test_both_hosts_and_both_reasons_are_named(launch: Launch, hosts: SshHosts) 
         "    check the spelling, DNS or ssh_config",
         "launch: nothing was started",
     ]
+
+
+# ---- connections that fail sometimes --------------------------------------------------------------------------------
+
+
+@every_transport
+def test_many_hosts_behind_one_bastion(launch: Launch, hosts: SshHosts) -> None:
+    """Its sshd drops connections at random beyond ten that have not logged in (MaxStartups); it need not."""
+    count = {"fabric": 60, "ssh": 20}[launch.transport]  # OpenSSH takes ten times the CPU
+    far = {"HostName": "127.0.0.2", "Port": hosts["node2"].port, "ProxyJump": "node1"}
+    config = hosts.write_config(launch.folder / "config", **{f"far{number}": far for number in range(1, count + 1)})
+    done = launch.exec("--hosts", f"far[1-{count}]", "--ssh-config", str(config), "-b", "--", "echo in")
+    assert (done.exit_code, done.lines) == (0, [f"---- far[1-{count}] ----", "in"])
+    assert "drop connection" not in hosts["node1"].log
+
+
+@every_transport
+def test_a_host_that_is_booting_is_waited_for(launch: Launch, hosts: SshHosts) -> None:
+    """Where --connect-timeout says how long; without it a port that refuses is a mistake, and said at once."""
+    port = find_free_port("127.0.0.2")
+    config = hosts.write_config(launch.folder / "config", node2={"Port": port, "HostKeyAlias": "booted"})
+    with hosts.known_hosts.open("a") as known:
+        known.write(f"booted {hosts['node2'].public_key}\n")
+    words = ("--ssh-config", str(config), "--connect-timeout", str(DEADLINE_S), "--", "echo in")
+    running = launch.start_exec(*words)
+    running.wait_for(r"^\[node1\] in")
+    with relay(("127.0.0.2", port), ("127.0.0.2", hosts["node2"].port)):
+        done = running.finish()
+    assert (done.exit_code, sorted(done.lines)) == (0, ["[node1] in", "[node2] in"])
+
+
+@contextlib.contextmanager
+def relay(here: tuple[str, int], there: tuple[str, int]) -> Iterator[None]:
+    """Stand for a host that has just come up."""
+    listener = socket.create_server(here)
+    sockets = [listener]
+
+    def copy(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                ends = (listener.accept()[0], socket.create_connection(there))
+                sockets.extend(ends)
+                for pair in (ends, ends[::-1]):
+                    threading.Thread(target=copy, args=pair, daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        for end in sockets:
+            end.close()
 
 
 # ---- rc files -------------------------------------------------------------------------------------------------------
