@@ -27,7 +27,7 @@ from launcher.transports.key_files import Secrets
 from launcher.transports.local import LocalTransport, is_this_machine
 from launcher.transports.logins import Gates, LoginError, keep_trying
 from launcher.transports.proxies import Proxy
-from launcher.transports.ssh_answers import split_jump
+from launcher.transports.ssh_answers import read_seconds, split_jump
 from launcher.transports.ssh_config import ConfigFiles
 
 # What paramiko logs of a broken connection is a traceback; what we raise says it in one line.
@@ -110,8 +110,8 @@ class FabricTransport:
             if self._on_local is not None:
                 self._on_local(host.name)
             return self._local.open(host, command, timeout_s)
-        own_limit = connection.ssh_config.get("connecttimeout")
-        limit_s = float(own_limit) if own_limit and not self._may_boot else timeout_s
+        own_limit_s = None if self._may_boot else read_seconds(connection.ssh_config.get("connecttimeout"))
+        limit_s = own_limit_s or timeout_s
         return keep_trying(
             host.name,
             self._gates[_gate_name(connection)],
@@ -146,11 +146,11 @@ class FabricTransport:
             user=host.user,
             port=host.port,
             config=config,
-            connect_timeout=max(1, int(timeout_s)),
             gateway=self._jump_chain(host, config),
         )
         for hop in _hops(connection):
             login = hop.connect_kwargs["auth_strategy"] = Login(hop.user, hop.ssh_config, self._secrets)
+            hop.connect_timeout = max(1, int(timeout_s))
             hop.connect_kwargs.setdefault("banner_timeout", timeout_s)
             hop.connect_kwargs.setdefault("auth_timeout", timeout_s)
             self._known_hosts.guard(hop, on_untrusted=login.keep_password)

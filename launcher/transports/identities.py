@@ -72,7 +72,7 @@ class Login:
 
     def _try_keys(self, transport: paramiko.Transport, agent_keys: Sequence[AgentKey]) -> Sequence[str] | None:
         """Offer the keys; return None when one let us in, else what the server wants beside or instead."""
-        if self._settings.get("pubkeyauthentication", "yes") == "no":
+        if self._settings.get("pubkeyauthentication") in ("no", "false"):
             return ()
         for identity in self.identities(agent_keys):
             self.tried.append(identity.name)

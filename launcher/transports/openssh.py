@@ -20,7 +20,7 @@ from launcher.transports.base import KILLED, READ_BYTES, STDERR, Channel
 from launcher.transports.local import LocalTransport, is_this_machine
 from launcher.transports.logins import Gates, LoginError, keep_trying
 from launcher.transports.processes import ProcessChannel, end_process, start_process
-from launcher.transports.ssh_answers import Answer, ask_ssh, read_answer, split_jump
+from launcher.transports.ssh_answers import Answer, ask_ssh, read_answer, read_seconds, split_jump
 
 # At VERBOSE ssh says when the login is through; what follows on stderr is the host's, but for these at the end.
 _OPTIONS = {
@@ -121,8 +121,8 @@ class OpenSSHTransport:
             if self._on_local is not None:
                 self._on_local(host.name)
             return self._local.open(host, command, timeout_s)
-        own_limit = answer.option("connecttimeout")
-        limit_s = float(own_limit) if own_limit and not self._may_boot else timeout_s
+        own_limit_s = None if self._may_boot else read_seconds(answer.option("connecttimeout"))
+        limit_s = own_limit_s or timeout_s
         gate = self._gates[jumps[0] if jumps else proxy or f"{place.host}:{place.port}"]
         argv = [*self._argv(answer), *words, command]
         return keep_trying(

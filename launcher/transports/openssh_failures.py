@@ -133,7 +133,7 @@ def _has_passphrase(path: str) -> bool:
 def _judge_the_rest(text: str, answer: Answer, *, is_late: bool) -> Judgement:
     place = answer.place
     if _SILENT.search(text):
-        return place.timed_out()
+        return place.timed_out(", ".join(answer.jumps))
     if is_late:
         return place.slow_login()
     if found := _DROPPED.search(text):

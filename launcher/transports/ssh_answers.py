@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,9 @@ from launcher.errors import UsageError
 from launcher.transports.ssh_failures import Place
 
 _TIMEOUT_S = 10
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_PART = re.compile(r"(\d+)([smhdw]?)", re.IGNORECASE)
+_TIME = re.compile(rf"(?:{_PART.pattern})+", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +83,10 @@ def split_jump(jump: str) -> tuple[str, str | None, str | None]:
     elif rest.count(":") == 1:
         name, _, port = rest.partition(":")
     return name, user or None, port or None
+
+
+def read_seconds(text: str | None) -> float | None:
+    """Return the seconds of a time as ssh_config has it (`90`, `1m30s`); None where there is none."""
+    if text is None or _TIME.fullmatch(text) is None:
+        return None
+    return float(sum(int(number) * _SECONDS[unit.lower()] for number, unit in _PART.findall(text)))

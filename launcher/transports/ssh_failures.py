@@ -55,9 +55,11 @@ class Place:
     def refused(self) -> Judgement:
         return Judgement("refused", f"{self._where} refuses the connection", "is sshd running there, and on that port?")
 
-    def timed_out(self) -> Judgement:
+    def timed_out(self, way: str = "") -> Judgement:
+        """way: the hops before it, where any of them may be the silent one."""
+        by_way = f" by way of {way}" if way else ""
         hint = "is it on, and does a firewall let SSH through?"
-        return Judgement("timed out", f"{self._where} does not answer", hint)
+        return Judgement("timed out", f"{self._where} does not answer{by_way}", hint)
 
     def slow_login(self) -> Judgement:
         """It answers, so it is not booting, and waiting longer is for the user to ask."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launching import Launch, every_transport
+from launching import PROMPT_S, Launch, every_transport
 from password_server import PASSWORD, PasswordServer
-from ssh_hosts import SshHosts, make_key, sign, wait_until
+from ssh_hosts import SshHosts, is_alive, make_key, sign, wait_until
 from terminal import Terminal
 
 from launcher.errors import HostFailure
@@ -371,3 +374,49 @@ def test_a_proxy_command_is_a_shell_s_line(log_in: LogIn, tmp_path: Path) -> Non
 def test_a_proxy_command_that_fails_is_told_in_its_words(log_in: LogIn) -> None:
     failure = log_in(node2={"ProxyCommand": "sh -c 'echo no way to %h >&2'"})
     assert (failure.kind, failure.text) == ("cut off", "its ProxyCommand ended: no way to 127.0.0.2")
+
+
+@every_transport
+def test_a_gateway_that_does_not_answer(log_in: LogIn, transport: str) -> None:
+    """For as long as ssh_config says."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        failure = log_in(node1={"Port": mute.getsockname()[1]}, node2={"ProxyJump": "node1", "ConnectTimeout": 1})
+    said = {
+        "fabric": "on the way to it, node1: 127.0.0.1 port {} does not answer",
+        "ssh": "127.0.0.2 port {} does not answer by way of node1",  # it can't tell who is silent
+    }[transport]
+    assert (failure.kind, re.sub(r"port \d+", "port {}", failure.text)) == ("timed out", said)
+
+
+@every_transport
+def test_a_control_master_is_used_where_there_is_one_and_never_made(
+    log_in: LogIn, hosts: SshHosts, tmp_path: Path, transport: str
+) -> None:
+    place = tmp_path / "master"
+    settings = {"ControlPath": place, "ControlMaster": "auto", "ControlPersist": "yes"}
+    assert log_in(node2=settings) == "in\n"
+    assert not place.exists()
+    master = subprocess.Popen(
+        ["ssh", "-F", tmp_path / "config", "-M", "-N", "node2"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        assert wait_until(place.exists, TIMEOUT_S)
+        before = hosts["node2"].log.count("Accepted publickey")
+        assert log_in(node2=settings) == "in\n"
+        assert hosts["node2"].log.count("Accepted publickey") - before == {"fabric": 1, "ssh": 0}[transport]
+    finally:
+        master.terminate()
+        master.wait()
+
+
+def test_a_launcher_that_is_killed_leaves_no_ssh(launch: Launch, hosts: SshHosts) -> None:
+    """Nor one that goes through another: end of file is all that they get."""
+    config = hosts.write_config(launch.folder / "config", node2={"ProxyJump": "node1"})
+    words = ("--transport", "ssh", "--ssh-config", str(config), "--", "echo ready; exec sleep 300")
+    running = launch.start_exec(*words)
+    running.wait_for("] ready", 2)
+    clients = [process for process in hosts.all_processes() if process.argv[0].endswith("ssh")]
+    assert len(clients) == 3
+    running.signal(signal.SIGKILL)
+    assert wait_until(lambda: not any(is_alive(client.pid) for client in clients), PROMPT_S)
+    running.wait_until_clean(PROMPT_S)

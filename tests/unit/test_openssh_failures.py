@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from launcher.transports.openssh_failures import judge
-from launcher.transports.ssh_answers import read_answer, split_jump
+from launcher.transports.ssh_answers import read_answer, read_seconds, split_jump
 
 KNOWN_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGeR4Pq2h4ZQqYh3Tt1SRV6c1eXoCzZ5Sv7b1lJ5yYrN"
 CLOSED_WAY = (
@@ -198,3 +198,11 @@ def test_keys_with_a_passphrase_are_told_from_refused_ones(tmp_path):
 )
 def test_a_jump_in_its_parts(jump, parts):
     assert split_jump(jump) == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("1m30s", 90), ("2H", 7200), ("none", None), ("", None), (None, None), ("1x", None)],
+)
+def test_a_time_of_ssh_config(text, seconds):
+    assert read_seconds(text) == seconds

@@ -1,0 +1,140 @@
+"""Keys in files, as ssh-keygen writes them: which can be read, and what is known of those that can't."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+from types import SimpleNamespace
+
+import paramiko
+import pytest
+
+from launcher.transports.fabric_failures import judge
+from launcher.transports.identities import Login, LoginRefused, locked_keys
+from launcher.transports.key_files import Secrets, UnusableKey, plain_public, read_certificate, read_public
+
+PASSPHRASE = "secret"
+FIDO = "sk-ssh-ed25519@openssh.com"
+
+
+def make_key(path, *words, passphrase=""):
+    subprocess.run(["ssh-keygen", "-q", "-N", passphrase, "-f", path, *words], check=True, timeout=10)
+    return base64.b64decode(path.with_name(f"{path.name}.pub").read_text().split()[1])
+
+
+def write_fido_key(path):
+    """Write the file of a key in a token, which no test has."""
+    public, private, file = paramiko.Message(), paramiko.Message(), paramiko.Message()
+    for message in (public, private):
+        if message is private:
+            message.add_int(7)  # a check: the same number twice
+            message.add_int(7)
+        message.add_string(FIDO)
+        message.add_string(b"p" * 32)
+        message.add_string("ssh:")
+    private.add_byte(b"\1")
+    private.add_string(b"handle")
+    private.add_string(b"")
+    private.add_string("comment")
+    padding = bytes(range(1, 1 + -len(private.asbytes()) % 8))
+    for text in ("none", "none", ""):
+        file.add_string(text)
+    file.add_int(1)
+    file.add_string(public.asbytes())
+    file.add_string(private.asbytes() + padding)
+    body = base64.encodebytes(b"openssh-key-v1\0" + file.asbytes()).decode()
+    path.write_text(f"-----BEGIN OPENSSH PRIVATE KEY-----\n{body}-----END OPENSSH PRIVATE KEY-----\n")
+    return public.asbytes()
+
+
+@pytest.mark.parametrize("words", [("-t", "ed25519"), ("-t", "ecdsa"), ("-t", "rsa"), ("-t", "rsa", "-m", "PEM")])
+def test_a_locked_key(tmp_path, words):
+    path = tmp_path / "key"
+    public = make_key(path, *words, passphrase=PASSPHRASE)
+    secrets = Secrets()
+    assert secrets.is_locked(path)
+    assert not secrets.unlock(path, "wrong")
+    assert secrets.is_locked(path)
+    assert secrets.unlock(path, PASSPHRASE)
+    assert secrets.load(path).asbytes() == public
+
+
+@pytest.mark.parametrize("passphrase", ["", PASSPHRASE])
+def test_the_public_half_is_read_without_the_private_one(tmp_path, passphrase):
+    path = tmp_path / "key"
+    public = make_key(path, "-t", "ed25519", passphrase=passphrase)
+    assert read_public(path) == public
+    (tmp_path / "key.pub").rename(tmp_path / "alone.pub")
+    assert read_public(path) == public
+    assert read_public(tmp_path / "alone.pub") == public
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "ssh-ed25519", "ssh-ed25519 AAAA", "-----BEGIN X-----\n=\n"])
+def test_a_file_that_holds_no_key(tmp_path, text):
+    path = tmp_path / "key"
+    path.write_text(text)
+    assert read_public(path) is None
+    assert read_certificate(path) is None
+    with pytest.raises(UnusableKey):
+        Secrets().load(path)
+    assert not Secrets().is_locked(path)
+
+
+def test_a_certificate_and_its_key(tmp_path):
+    public = make_key(tmp_path / "key", "-t", "ecdsa")
+    make_key(tmp_path / "ca", "-t", "ed25519")
+    argv = ["ssh-keygen", "-q", "-s", tmp_path / "ca", "-I", "me", tmp_path / "key.pub"]
+    subprocess.run(argv, check=True, timeout=10)
+    certified, blob = read_certificate(tmp_path / "key-cert.pub")
+    assert certified == plain_public(blob.key_blob) == public
+    assert blob.key_type == "ecdsa-sha2-nistp256-cert-v01@openssh.com"
+    assert read_certificate(tmp_path / "key.pub") is None
+
+
+def test_a_fido_key_can_be_named_and_not_used(tmp_path):
+    path = tmp_path / "key_sk"
+    public = write_fido_key(path)
+    assert read_public(path) == public
+    with pytest.raises(UnusableKey):
+        Secrets().load(path)
+
+
+# ---- what is asked, and what is said --------------------------------------------------------------------------------
+
+
+def test_a_passphrase_is_wanted_where_nothing_else_will_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    locked, opened = tmp_path / ".ssh/id_rsa", tmp_path / ".ssh/id_ed25519"
+    make_key(locked, "-t", "ed25519", passphrase=PASSPHRASE)
+    without_agent = {"identityagent": "none"}
+    assert locked_keys(without_agent, Secrets()) == [locked]
+    make_key(opened, "-t", "ed25519")
+    assert locked_keys(without_agent, Secrets()) == []  # a default key that is open comes first
+    named = tmp_path / "named"
+    make_key(named, "-t", "ed25519", passphrase=PASSPHRASE)
+    assert locked_keys({**without_agent, "identityfile": [str(named), str(opened)]}, Secrets()) == [named]
+    secrets = Secrets()
+    secrets.unlock(named, PASSPHRASE)
+    assert locked_keys({**without_agent, "identityfile": [str(named)]}, secrets) == []
+
+
+@pytest.mark.parametrize(
+    ("unusable", "wanted", "hint"),
+    [
+        (["/h/id_sk"], ["publickey"], "/h/id_sk can be used through an agent (ssh-add), or with --transport ssh"),
+        ([], ["gssapi-with-mic", "publickey"], "GSSAPI works with --transport ssh"),
+        ([], ["password"], "it takes a password: --ask-password"),
+        ([], ["publickey", "password"], "copy a key there: ssh-copy-id ann@10.0.0.2"),
+        ([], [], "copy a key there: ssh-copy-id ann@10.0.0.2"),
+    ],
+)
+def test_the_way_that_is_left_is_named(unusable, wanted, hint):
+    login = Login("ann", {}, Secrets())
+    login.tried.append("id")
+    login.unusable.extend(unusable)
+    hop = SimpleNamespace(
+        original_host="node", host="10.0.0.2", port=22, user="ann", ssh_config={"gssapiauthentication": "yes"}
+    )
+    judgement = judge(LoginRefused(login, wanted), hop)
+    assert (judgement.text, judgement.hint) == ("login refused for user ann (tried id)", hint)
