@@ -11,7 +11,7 @@ import logging
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,29 +105,30 @@ class FabricTransport:
         self._known_hosts = KnownHosts(accept_new=accept_new_host_keys)
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
-        connection = self.prepare(host, timeout_s)
+        connection = self.prepare(host)
         if connection.gateway is None and is_this_machine(connection.host, connection.port, connection.user):
             if self._on_local is not None:
                 self._on_local(host.name)
             return self._local.open(host, command, timeout_s)
         own_limit_s = None if self._may_boot else read_seconds(connection.ssh_config.get("connecttimeout"))
-        limit_s = own_limit_s or timeout_s
-        return keep_trying(
-            host.name,
-            self._gates[_gate_name(connection)],
-            lambda try_s: self._log_in(host, command, try_s),
-            limit_s,
-            may_boot=self._may_boot,
-        )
+        gate = self._gates[_gate_name(connection)]
+        prepared = [connection]  # for the first try; one that failed is of no more use
 
-    def _log_in(self, host: Host, command: str, timeout_s: float) -> Channel:
-        connection = hop = self.prepare(host, timeout_s)
+        def log_in(try_s: float) -> Channel:
+            return self._log_in(prepared.pop() if prepared else self.prepare(host), command, try_s)
+
+        return keep_trying(host.name, gate, log_in, own_limit_s or timeout_s, may_boot=self._may_boot)
+
+    def _log_in(self, connection: fabric.Connection, command: str, timeout_s: float) -> Channel:
+        hop = connection
         proxy = None
         try:
             for hop in reversed(list(_hops(connection))):
                 if isinstance(hop.gateway, str):
                     proxy = hop.connect_kwargs["sock"] = Proxy(hop.gateway)
                     hop.gateway = None
+                hop.connect_timeout = max(1, int(timeout_s))
+                hop.connect_kwargs.update(banner_timeout=timeout_s, auth_timeout=timeout_s)
                 hop.open()
                 _tune(hop.transport)
             return _start(connection, command, timeout_s)
@@ -137,7 +138,7 @@ class FabricTransport:
             judgement = fabric_failures.judge(error, hop, proxy.last_words() if proxy else None)
             raise LoginError(judgement, gateway) from error
 
-    def prepare(self, host: Host, timeout_s: float) -> fabric.Connection:
+    def prepare(self, host: Host) -> fabric.Connection:
         """Return the connection to `host`, with its gateways, not opened yet."""
         # A configuration each: making a connection writes to its own, and hosts connect in threads.
         config = fabric.Config(ssh_config=self._files.lookup(host.name))
@@ -150,9 +151,6 @@ class FabricTransport:
         )
         for hop in _hops(connection):
             login = hop.connect_kwargs["auth_strategy"] = Login(hop.user, hop.ssh_config, self._secrets)
-            hop.connect_timeout = max(1, int(timeout_s))
-            hop.connect_kwargs.setdefault("banner_timeout", timeout_s)
-            hop.connect_kwargs.setdefault("auth_timeout", timeout_s)
             self._known_hosts.guard(hop, on_untrusted=login.keep_password)
         return connection
 
@@ -161,17 +159,24 @@ class FabricTransport:
         found: dict[Path, None] = {}
         asked: set[str] = set()  # most hosts have the same keys
         for host in hosts:
-            config = self._files.lookup(host.name)
-            pending = [host.name]
-            while pending:
-                settings = config.lookup(pending.pop())
+            for settings in self._settings_on_the_way(host.name):
                 keys = f"{settings.get('identityfile')} {settings.get('identityagent')}"
                 if keys not in asked:
                     asked.add(keys)
                     found.update(dict.fromkeys(locked_keys(settings, self._secrets)))
-                jumps = settings.get("proxyjump", "")
-                pending += [split_jump(jump)[0] for jump in jumps.split(",")] if jumps else []
         return list(found)
+
+    def _settings_on_the_way(self, name: str) -> Iterator[Mapping[str, Any]]:
+        config = self._files.lookup(name)
+        seen: set[str] = set()
+        pending = [name]
+        while pending:
+            hop = pending.pop()
+            if hop not in seen:  # `Host *` may send a bastion by way of itself
+                seen.add(hop)
+                yield (settings := config.lookup(hop))
+                jumps = settings.get("proxyjump")
+                pending += [split_jump(jump)[0] for jump in jumps.split(",")] if jumps else []
 
     def _jump_chain(self, host: Host, config: fabric.Config) -> fabric.Connection | None:
         """Return the gateways of `ProxyJump a,b` in OpenSSH's order, a first; fabric goes the other way round.

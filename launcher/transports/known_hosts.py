@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import hashlib
 import hmac
 import re
@@ -43,8 +44,15 @@ class KnownKey:
 
 def matches(name: str, pattern: str) -> bool:
     """Tell whether `*` and `?` in the pattern can stand for what is in the name; brackets stand for themselves."""
-    expression = "".join({"*": ".*", "?": "."}.get(character, re.escape(character)) for character in pattern)
-    return re.fullmatch(expression, name, re.DOTALL) is not None
+    if "*" not in pattern and "?" not in pattern:
+        return name == pattern
+    return _expression(pattern).fullmatch(name) is not None
+
+
+@functools.cache
+def _expression(pattern: str) -> re.Pattern[str]:
+    wild = {"*": ".*", "?": "."}
+    return re.compile("".join(wild.get(character) or re.escape(character) for character in pattern), re.DOTALL)
 
 
 def parse_known_hosts(text: str) -> Iterator[KnownKey]:

@@ -271,7 +271,10 @@ def find_obstacle() -> str | None:
 
 def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> str:
     """Make a key pair and return its public line."""
-    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-f", str(path)], check=True, timeout=10)
+    bits = ["-b", "2048"] if kind == "rsa" else []
+    # One round: a passphrase is soon tried.
+    argv = ["ssh-keygen", "-q", "-t", kind, *bits, "-N", passphrase, "-a", "1", "-f", str(path)]
+    subprocess.run(argv, check=True, timeout=10)
     return path.with_name(f"{path.name}.pub").read_text()
 
 

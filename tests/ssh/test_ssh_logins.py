@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import signal
@@ -34,10 +35,12 @@ LogIn = Callable[..., str | HostFailure]
 def log_in(hosts: SshHosts, tmp_path: Path, transport: str) -> LogIn:
     """Return a function that logs in to node2, with other settings of ssh_config, and returns what it prints."""
 
-    def log_in(name: str = "node2", make: Callable[[Path], Transport] = CLIENTS[transport], **blocks: dict) -> str:
+    def log_in(
+        host: str | Host = "node2", make: Callable[[Path], Transport] = CLIENTS[transport], **blocks: dict
+    ) -> str:
         config = hosts.write_config(tmp_path / "config", **blocks)
         try:
-            channel = make(config).open(Host(name), "echo in", TIMEOUT_S)
+            channel = make(config).open(host if isinstance(host, Host) else Host(host), "echo in", TIMEOUT_S)
         except TransportError as error:
             return error.failure
         text = b""
@@ -354,6 +357,14 @@ def test_a_password_that_nobody_can_be_asked_for(launch: Launch, words: tuple[st
 
 
 # ---- the way to a host ----------------------------------------------------------------------------------------------
+
+
+@every_transport
+def test_user_and_port_of_a_hostfile_win(log_in: LogIn, hosts: SshHosts) -> None:
+    wrong = {"HostName": "127.0.0.2", "User": "nobody", "Port": 1}
+    host = Host("far", user=getpass.getuser(), port=hosts["node2"].port)
+    assert log_in(host, far=wrong) == "in\n"
+    assert log_in("far", far=wrong).text == "127.0.0.2 port 1 refuses the connection"
 
 
 @every_transport

@@ -115,7 +115,7 @@ def test_what_is_said_of_a_hop_is_known(read, more):
 def test_a_hop_has_its_own_name_user_and_port(read, more, jump, hops):
     last = "Host last\n  HostName 10.0.0.8\n  User second\n"
     _, path = read(f"{more}Host node\n  HostName 10.0.0.2\n  User worker\n  ProxyJump {jump}\n{HOP}{last}")
-    connection = FabricTransport(path).prepare(Host("node"), 5)
+    connection = FabricTransport(path).prepare(Host("node"))
     found = [(connection.host, connection.user, connection.port)]
     while connection.gateway is not None:
         connection = connection.gateway
