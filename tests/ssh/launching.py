@@ -33,6 +33,12 @@ TRANSPORTS = ("fabric", "ssh")
 every_transport = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
+def over_transports(names: str, rows: Sequence[tuple[object, ...]]) -> pytest.MarkDecorator:
+    """Run a test with each row of parameters over the first transport, and with the first row over the others."""
+    others = [(transport, *rows[0]) for transport in TRANSPORTS[1:]]
+    return pytest.mark.parametrize(f"transport, {names}", [*((TRANSPORTS[0], *row) for row in rows), *others])
+
+
 def shell(script: str) -> list[str]:
     """Return the words that make each rank a shell script."""
     return ["--no-python", "sh", "-c", script]

@@ -43,6 +43,7 @@ CLIENT_CONFIG = {
     "IdentitiesOnly": "yes",
     "StrictHostKeyChecking": "yes",
     "GlobalKnownHostsFile": "none",
+    "KexAlgorithms": "curve25519-sha256",  # OpenSSH's first choice takes seven times the CPU
 }
 
 

@@ -22,6 +22,7 @@ from launching import (
     Launch,
     Running,
     every_transport,
+    over_transports,
     rank,
     shell,
 )
@@ -124,8 +125,7 @@ def test_a_daemon_that_outlives_its_rank_is_ended(launch: Launch) -> None:
 # ---- guardian and supervisor ----------------------------------------------------------------------------------------
 
 
-@every_transport
-@pytest.mark.parametrize(("survivors", "within_s"), [("wait", PROMPT_S), ("fork", LADDER_S)])
+@over_transports("survivors, within_s", [("wait", PROMPT_S), ("fork", LADDER_S)])
 def test_the_supervisor_is_killed(launch: Launch, hosts: SshHosts, survivors: str, within_s: float) -> None:
     running = start(launch, survivors)
     hosts["node2"].supervisor().kill()
@@ -135,8 +135,7 @@ def test_the_supervisor_is_killed(launch: Launch, hosts: SshHosts, survivors: st
     assert NOTHING_LEFT in done.stderr
 
 
-@every_transport
-@pytest.mark.parametrize(("survivors", "within_s"), [("wait", PROMPT_S), ("fork", LADDER_S)])
+@over_transports("survivors, within_s", [("wait", PROMPT_S), ("fork", LADDER_S)])
 def test_the_guardian_is_killed(launch: Launch, hosts: SshHosts, survivors: str, within_s: float) -> None:
     running = start(launch, survivors)
     hosts["node2"].guardian().kill()
@@ -170,7 +169,6 @@ def test_the_sshd_session_of_one_host_is_killed(launch: Launch, hosts: SshHosts)
     assert NOTHING_LEFT in done.stderr
 
 
-@every_transport
 def test_a_host_whose_processes_freeze_is_swept_over_a_new_connection(launch: Launch, hosts: SshHosts) -> None:
     running = start(launch, "wait")
     frozen = hosts["node2"].processes()
@@ -205,15 +203,13 @@ def test_a_host_that_freezes_whole_is_named_and_cleans_up_when_it_thaws(launch: 
 # ---- the launcher ---------------------------------------------------------------------------------------------------
 
 
-@every_transport
-@pytest.mark.parametrize(("ranks", "within_s"), [("wait", PROMPT_S), ("ignore", LADDER_S), ("fork", LADDER_S)])
+@over_transports("ranks, within_s", [("wait", PROMPT_S), ("ignore", LADDER_S), ("fork", LADDER_S)])
 def test_the_launcher_is_killed(launch: Launch, ranks: str, within_s: float) -> None:
     running = start(launch, ranks)
     running.signal(signal.SIGKILL)
     running.wait_until_clean(within_s)
 
 
-@every_transport
 def test_the_launcher_freezes(launch: Launch) -> None:
     """Nobody hangs up, so the nodes' leases run out."""
     running = start(launch, "wait")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import DEADLINE_S, LADDER_S, PROMPT_S, Launch, every_transport, rank, shell
+from launching import DEADLINE_S, LADDER_S, PROMPT_S, Launch, every_transport, over_transports, rank, shell
 from ssh_hosts import SshHosts, wait_until
 from terminal import Terminal
 
@@ -27,10 +27,7 @@ def terminal() -> Iterator[Terminal]:
 # ---- signals --------------------------------------------------------------------------------------------------------
 
 
-@every_transport
-@pytest.mark.parametrize(
-    ("number", "who"), [(signal.SIGINT, "you"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")]
-)
+@over_transports("number, who", [(signal.SIGINT, "you"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")])
 def test_a_signal_to_the_launcher_ends_the_run(launch: Launch, number: signal.Signals, who: str) -> None:
     running = launch.start(*rank("wait"))
     running.wait_for_ranks()
