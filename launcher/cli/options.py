@@ -16,7 +16,7 @@ from launcher.environment import forwarded, parse_settings, read_env_file
 from launcher.errors import UsageError
 from launcher.hosts import Host
 from launcher.job import COLLECTIVES_MODULE, DEFAULT_PROGRAM, TRAINER_MODULE, Activation, Job, Program, ProgramKind
-from launcher.slurm import TRANSPORTS, read_allocation, refuse_gpus
+from launcher.slurm import SRUN, TRANSPORTS, read_allocation, refuse_gpus
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -134,6 +134,7 @@ output_options = _group(*_OUTPUT)
 _PYTHONS = (("python", "venv"), ("python", "conda"), ("venv", "conda"))  # each says which one is to run
 _RIVALS = (("hosts", "hostfile"), ("include", "exclude"), ("gpus", "nproc"), ("gpus", "cpu"), *_PYTHONS)
 _UNSAID = {"gpus": "auto", "cpu": False}
+_CHOICE_OF_HOSTS = ("hosts", "hostfile", "include", "exclude", "num_nodes")  # those of --transport srun are the job's
 _SPAN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)")
 
 
@@ -157,6 +158,10 @@ def settle_rivals(options: Mapping[str, Any]) -> dict[str, Any]:
             is_default = context.get_parameter_source(rival) is ParameterSource.DEFAULT_MAP
             if is_default and is_on_command_line(name):
                 settled[rival] = _UNSAID.get(rival)
+    if settled.get("transport") == SRUN and is_on_command_line("transport"):
+        for name in _CHOICE_OF_HOSTS:
+            if context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
+                settled[name] = None
     return settled
 
 

@@ -605,6 +605,16 @@ def test_a_file_may_say_the_transport_and_goes_before_the_allocation(in_allocati
     assert [job[1:3] for job in jobs] == [(["n1", "n2"], "FabricTransport"), (["a"], "FabricTransport")]
 
 
+@pytest.mark.parametrize(
+    ("line", "hosts"),
+    [("--transport srun", ["n1", "n2"]), ("--transport srun --num-nodes 1", ["n1"]), ("--transport fabric", ["a"])],
+)
+def test_srun_goes_to_the_nodes_of_the_job_whatever_hosts_a_file_names(in_allocation, launch, jobs, line, hosts):
+    write_defaults('hosts = "a,b"\nexclude = "b"\n')
+    assert launch(f"{line} t.py")[0] == 7
+    assert [job[1] for job in jobs] == [hosts]
+
+
 def test_collectives_on_an_allocation(in_allocation, launch, jobs):
     for line in ("2 --cpu", "2 --cpu --transport srun"):
         launch(line, entry=cli.main_test_distributed)
