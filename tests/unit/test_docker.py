@@ -1,0 +1,58 @@
+"""The files of docker/ agree with each other; what they start is in tests/slurm."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.host_ranges import expand_names
+from launcher.hostfiles import read_hostfile
+
+DOCKER = Path(__file__).parents[2] / "docker"
+
+
+@pytest.fixture
+def services() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
+    return found
+
+
+def test_the_hostfile_and_slurm_name_the_nodes_of_the_cluster(services: dict[str, Any]) -> None:
+    nodes = [name for name, service in services.items() if service["command"] == ["node"]]
+    assert [host.name for host in read_hostfile(DOCKER / "hostfile")] == nodes
+    for name, service in services.items():
+        assert list(expand_names(service["environment"]["NODES"])) == nodes
+        assert service["hostname"] == name
+    assert f"SlurmctldHost={(services.keys() - nodes).pop()}\n" in (DOCKER / "slurm.conf").read_text()
+
+
+def test_compose_sets_the_arguments_that_the_image_takes(services: dict[str, Any]) -> None:
+    taken = re.findall(r"^ARG (\w+)=(.*)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
+    for service in services.values():
+        assert service["build"]["args"] == {name: f"${{{name}:-{default}}}" for name, default in taken}
+        context = (DOCKER / service["build"]["context"]).resolve()
+        assert context / service["build"]["dockerfile"] == DOCKER / "Dockerfile"
+
+
+def test_all_that_the_image_copies_is_there_and_not_ignored() -> None:
+    copied = re.findall(r"^COPY (.*) \S+$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
+    sources = {source for words in copied for source in words.split()}
+    assert all((DOCKER.parent / source).exists() for source in sources)
+    ignored, *rules = [
+        line for line in (DOCKER / "Dockerfile.dockerignore").read_text().splitlines() if not line.startswith("#")
+    ]
+    assert ignored == "*"
+    assert {source.partition("/")[0] for source in sources} == {rule[1:] for rule in rules if rule.startswith("!")}
+
+
+@pytest.mark.parametrize("words", [[], ["heads"]])
+def test_the_entry_script_says_how_it_is_called(words: list[str]) -> None:
+    done = subprocess.run([DOCKER / "entrypoint.sh", *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Usage: entrypoint.sh head|node|healthy\n")
+    assert done.stderr.endswith("when one of its daemons does.\n")
