@@ -25,6 +25,7 @@ COMMANDS = {
     "clean": ("launcher.cli.clean", "End what earlier runs of yours left on the hosts."),
     "exec": ("launcher.cli.exec", "Run a plain command on every host."),
     "hosts": ("launcher.cli.hosts", "Show how the hosts were read."),
+    "sbatch": ("launcher.cli.sbatch", "Print or submit the same job as a Slurm batch script."),
     "demo": ("launcher.cli.demo", "Train on loopback SSH hosts of this machine, to see it work."),
 }
 DEFAULT_COMMAND = "run"

@@ -14,8 +14,9 @@ _KEYS = (
     "python", "setup", "venv", "conda", "env", "env_file", "master_addr", "master_port", "rdzv_timeout",
     "transport", "ssh_config", "accept_new_host_keys", "ask_password", "connect_timeout", "silence", "stop_timeout",
     "stacks", "hang_timeout", "no_check", "quiet", "ranks", "log_dir",
+    "nodes", "time", "partition", "mem", "cpus_per_task", "account", "qos", "constraint", "requeue",
 )  # fmt: skip
-_WHOLE = ("num_nodes", "gpus", "nproc", "master_port", "rdzv_timeout")
+_WHOLE = ("num_nodes", "nodes", "cpus_per_task", "gpus", "nproc", "master_port", "rdzv_timeout")
 _LISTS = ("hosts", "env", "env_file")
 
 

@@ -10,6 +10,7 @@ import pytest
 from launcher import __version__, cli
 from launcher.cli import defaults, running
 from launcher.cli.run import command as run_command
+from launcher.cli.sbatch import command as sbatch_command
 from launcher.errors import (
     EXIT_PREFLIGHT,
     EXIT_UNREACHABLE,
@@ -450,8 +451,9 @@ def test_a_time_may_be_a_number_or_a_text(launch, jobs, value, seconds):
 
 
 def test_every_option_of_a_run_can_have_a_default():
-    options = {parameter.name for parameter in run_command.params} - {"words"}
+    options = {parameter.name for parameter in (*run_command.params, *sbatch_command.params)} - {"words"}
     of_one_call = {"is_module", "no_python", "as_json", "dry_run", "check", "verbose"}
+    of_one_call |= {"job_name", "directive", "output", "submit"}
     assert {*defaults._KEYS} == options - of_one_call | {"script"}
 
 

@@ -14,6 +14,7 @@ from launcher import cli
 
 ROOT = Path(__file__).parents[2]
 PLANNED = ("run", "singlenode", "node")  # these have --dry-run
+PRINTED = ("hosts", "sbatch")  # these contact nobody
 
 
 def _command_lines() -> list[str]:
@@ -55,9 +56,9 @@ def test_documented_command_line(line: str, project: Path, capsys: pytest.Captur
             cli.main([name, *dry, *words])
         assert end.value.code == 0
         assert "# node 0: " in capsys.readouterr().out or name == "node"
-    elif name == "hosts":
+    elif name in PRINTED:
         with pytest.raises(SystemExit) as end:
-            cli.main([name, *words])
+            cli.main([name, *(word for word in words if word != "--submit")])
         assert end.value.code == 0
     else:
         command = _load(name)

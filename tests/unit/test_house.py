@@ -18,7 +18,7 @@ LAYERS = (
     "host_ranges",
     "hosts",
     "hostfiles",
-    "bisection facts environment job pictures slurm stacks",
+    "batch bisection facts environment job pictures slurm stacks",
     "activation",
     "plan",
     "signatures tracebacks",

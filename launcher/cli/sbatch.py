@@ -1,0 +1,209 @@
+"""launch sbatch: the same job as a Slurm batch script."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import click
+
+from launcher.batch import Batch, batch_text, check_batch, log_folder
+from launcher.cli.options import (
+    check_options,
+    hang_options,
+    is_on_command_line,
+    job_options,
+    output_options,
+    read_job,
+)
+from launcher.environment import is_secret, parse_settings
+from launcher.errors import LauncherError, UsageError
+from launcher.hosts import Host
+from launcher.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, Program, ProgramKind
+from launcher.slurm import SRUN
+
+# Those of this command; all others are those of the `launch` in the script.
+_OWN = (
+    "nodes", "time", "partition", "mem", "cpus_per_task", "account", "qos", "constraint", "job_name", "directive",
+    "requeue", "output", "submit",
+)  # fmt: skip
+
+
+@click.command("sbatch", context_settings={"allow_interspersed_args": False})
+@click.option("--nodes", metavar="N", type=int, default=1, show_default=True, help="Nodes of the job.")
+@click.option("--time", metavar="TIME", help="Time limit: minutes, H:M:S or D-H.")
+@click.option("--partition", metavar="NAME", help="Partition.")
+@click.option("--mem", metavar="SIZE", help="Memory of each node: 64G; 0 is all.")
+@click.option("--cpus-per-task", metavar="N", type=int, help="CPUs of each node, which its ranks share.")
+@click.option("--account", metavar="NAME", help="Account that pays.")
+@click.option("--qos", metavar="NAME", help="Quality of service.")
+@click.option("--constraint", metavar="LIST", help="Features that the nodes must have.")
+@click.option("--job-name", metavar="NAME", help="Default: the script's name.")
+@click.option("--directive", metavar="OPTION", multiple=True, help="One more #SBATCH line: --directive=--exclusive.")
+@click.option("--requeue", is_flag=True, help="At the time limit and after a node's failure go back into the queue.")
+@click.option("--output", metavar="FILE", type=click.Path(path_type=Path), help="Write the script there.")
+@click.option("--submit", is_flag=True, help="Give it to sbatch, and say how to watch the job.")
+@job_options
+@hang_options
+@check_options
+@output_options
+@click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
+def command(words: tuple[str, ...], **options: Any) -> int:
+    """Print a batch script for Slurm that runs SCRIPT on every node of the job.
+
+    Slurm's logs go to slurm-JOB.out and .err in --log-dir, beside those of the run.
+    Before the time limit the ranks get SIGTERM and --stop-timeout to save.
+    With --requeue the built-in trainer gets `--resume auto`; a script of yours finds SLURM_RESTART_COUNT set.
+    """
+    job = read_job(options, words, [Host("each node", source="--nodes")])
+    batch = read_batch(options, words, job)
+    check_batch(batch)
+    if options["submit"]:
+        _check_script(job.program, options["workdir"])
+    text = batch_text(batch)
+    if options["output"] is not None:
+        _write(options["output"], text)
+    secrets = _secrets(options)
+    if options["submit"]:
+        _make_folder(Path(log_folder(batch)))
+        job_id = submit(text, {**os.environ, **secrets})
+        click.echo(job_id)
+        notes = [f"job {job_id} is submitted", *_watch_lines(batch, job_id)]
+    elif options["output"] is not None:
+        file = shlex.quote(str(options["output"]))
+        notes = [f"start it with: mkdir -p {shlex.quote(log_folder(batch))} && sbatch {file}", *_secret_lines(secrets)]
+    else:
+        click.echo(text, nl=False)
+        notes = _secret_lines(secrets)
+    for line in [*notes, *_warnings(batch, job)]:
+        click.echo(f"launch: {line}" if not line.startswith(" ") else line, err=True)
+    return 0
+
+
+def read_batch(options: Mapping[str, Any], words: tuple[str, ...], job: Job) -> Batch:
+    """Return what the options ask of Slurm; the job is what they ask of `launch`."""
+    gpus = job.nproc or 0 if job.wants_gpus else 0
+    if job.wants_gpus and not gpus:
+        raise UsageError("Slurm must know how many GPUs of each node", "--gpus N; on CPUs: --nproc N --cpu")
+    launch = (own_program(), "--transport", SRUN, *_launch_options(options))  # whatever hosts launcher.toml names
+    asked = ("nodes", "time", "partition", "mem", "cpus_per_task", "account", "qos", "constraint", "requeue")
+    return Batch(
+        argv=(*launch, *_program_words(words, job, requeue=options["requeue"])),
+        job_name=options["job_name"] or _name(job.program),
+        gpus=gpus,
+        folder=str(Path.cwd()),
+        log_dir=str(options["log_dir"]),
+        stop_timeout_s=job.stop_timeout_s,
+        directives=tuple(options["directive"]),
+        **{name: options[name] for name in asked},
+    )
+
+
+def own_program() -> str:
+    """Return the path of this `launch`: the PATH of a job may be another one."""
+    typed = Path(sys.argv[0]).absolute()
+    return str(typed if typed.name == "launch" else Path(sys.executable).with_name("launch"))
+
+
+def _launch_options(options: Mapping[str, Any]) -> list[str]:
+    """Return the options that were typed; launcher.toml is read again by the job, which runs in this folder."""
+    words: list[str] = []
+    for option in click.get_current_context().command.params:
+        name = str(option.name)
+        if not isinstance(option, click.Option) or name in _OWN or not is_on_command_line(name):
+            continue
+        flag = max(option.opts, key=len)
+        values = options[name] if option.multiple else (options[name],)
+        for value in values:
+            words += [flag] if option.is_flag else [flag, _shown(name, str(value))]
+    return words
+
+
+def _shown(option: str, value: str) -> str:
+    """Keep the value of a secret out of the text: `--env NAME` takes it from the job's environment."""
+    variable = value.partition("=")[0]
+    return variable if option == "env" and is_secret(variable) else value
+
+
+def _secrets(options: Mapping[str, Any]) -> dict[str, str]:
+    settings = parse_settings(options["env"], os.environ)
+    return {name: value for name, value in settings.items() if is_secret(name)}
+
+
+def _program_words(words: tuple[str, ...], job: Job, *, requeue: bool) -> tuple[str, ...]:
+    """Return the program as it was typed; the built-in trainer is told to resume."""
+    program = job.program
+    is_trainer = program.kind is ProgramKind.BUILTIN and program.target == TRAINER_MODULE
+    says_resume = any(word.partition("=")[0] == "--resume" for word in program.args)
+    if not (requeue and is_trainer) or says_resume:
+        return words
+    if program == DEFAULT_PROGRAM and not words:
+        words = ("--module", TRAINER_MODULE)
+    return (*words, "--resume", "auto")
+
+
+def _name(program: Program) -> str:
+    return PurePosixPath(program.target).stem if program.kind is ProgramKind.SCRIPT else program.target
+
+
+def _check_script(program: Program, workdir: str | None) -> None:
+    """Raise UsageError for a script that is not here; the job would find that out after its time in the queue."""
+    if program.kind is ProgramKind.SCRIPT and workdir is None and not Path(program.target).is_file():
+        raise UsageError(f"{program.target}: no such file", "--workdir names the nodes' folder, if it is there alone")
+
+
+def _make_folder(path: Path) -> None:
+    """Make the folder of Slurm's logs: a job whose log can't be opened ends without a word."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", "--log-dir names another folder") from None
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+
+
+def submit(text: str, env: Mapping[str, str]) -> str:
+    """Give the script to sbatch and return the job's number; raise LauncherError with sbatch's own words."""
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable"], input=text, env=env, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        hint = "type this on a machine of the cluster, or take the script there: --output FILE"
+        raise LauncherError("there is no sbatch on this machine", hint) from None
+    if done.returncode:
+        said = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in done.stderr.splitlines()]
+        raise LauncherError(f"sbatch: {'; '.join(said) or f'exit code {done.returncode}'}")
+    return done.stdout.strip().partition(";")[0]  # ;CLUSTER may follow
+
+
+def _watch_lines(batch: Batch, job_id: str) -> list[str]:
+    logs = [shlex.quote(f"{batch.log_dir}/slurm-{job_id}.{end}") for end in ("out", "err")]
+    return [
+        f"  squeue -j {job_id}",
+        f"  tail -F {' '.join(logs)}",
+        f"  scancel --batch --signal=TERM {job_id}    # ends it, and leaves the ranks --stop-timeout to save",
+    ]
+
+
+def _secret_lines(secrets: Mapping[str, str]) -> list[str]:
+    return [f"{name} is a secret and not in the script: set it where you type sbatch" for name in secrets]
+
+
+def _warnings(batch: Batch, job: Job) -> list[str]:
+    lines = []
+    if batch.cpus_per_task is None and "--exclusive" not in batch.directives:
+        lines.append("without --cpus-per-task the ranks of a node may have to share one CPU")
+    if batch.requeue and job.program.kind is not ProgramKind.BUILTIN:
+        lines.append("a job that was requeued has SLURM_RESTART_COUNT set: your script must resume then")
+    return lines

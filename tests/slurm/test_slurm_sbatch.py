@@ -1,0 +1,108 @@
+"""`launch sbatch --submit` on a real Slurm, to the end of the job that it submits."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from machines.processes import wait_until
+from slurm_cluster import Slurm
+from slurm_jobs import read_log, shown, wait_until_requeued
+
+JOB_TIMEOUT_S = 60.0
+SMALL = {"steps_per_epoch": 0, "epochs": 100000, "batch_size": 2, "dim": 16, "context": 8, "layers": 1, "log_every": 1}
+Sbatch = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def sbatch(slurm: Slurm, tmp_path: Path) -> Sbatch:
+    """Call `launch sbatch --submit` in a folder that the nodes see as well."""
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        return slurm.run("env", f"--chdir={tmp_path}", "launch", "sbatch", "--submit", "--cpus-per-task=2", *words)
+
+    return call
+
+
+def test_a_job_runs_on_its_nodes_and_its_logs_are_where_they_should_be(
+    slurm: Slurm, tmp_path: Path, sbatch: Sbatch
+) -> None:
+    script = 'echo "rank $RANK of $WORLD_SIZE says $WORD $MY_TOKEN"; echo "to stderr" >&2'
+    env = ("--env=WORD=a b", "--env=MY_TOKEN=abc")
+    done = sbatch("--nodes=2", "--nproc=2", "--cpu", *env, "--no-python", "sh", "-c", script)
+    job_id = done.stdout.strip()
+    assert done.stderr == (
+        f"launch: job {job_id} is submitted\n"
+        f"  squeue -j {job_id}\n"
+        f"  tail -F logs/slurm-{job_id}.out logs/slurm-{job_id}.err\n"
+        f"  scancel --batch --signal=TERM {job_id}    # ends it, and leaves the ranks --stop-timeout to save\n"
+    )
+    slurm.wait_for_job(job_id)
+    out, err = (read_log(tmp_path, job_id, end) for end in ("out", "err"))
+    said = [f"[node{rank // 2 + 1}:{rank}] rank {rank} of 4 says a b abc" for rank in range(4)]
+    assert sorted(line for line in out.splitlines() if "rank" in line) == said, err
+    written = slurm.run("scontrol", "write", "batch_script", job_id, "-").stdout
+    assert "--env MY_TOKEN " in written
+    assert "abc" not in written
+    assert "4 ranks ended well, 0 processes left on 2 nodes" in err
+    assert shown(slurm, job_id, "ExitCode") == "0:0"
+
+
+def test_a_job_runs_on_its_own_nodes_whatever_hosts_are_the_projects(
+    slurm: Slurm, tmp_path: Path, sbatch: Sbatch
+) -> None:
+    (tmp_path / "launcher.toml").write_text('hosts = ["elsewhere"]\nexclude = "elsewhere"\nnproc = 1\ncpu = true\n')
+    job_id = sbatch("--nodes=2", "--no-python", "uname", "-n").stdout.strip()
+    slurm.wait_for_job(job_id)
+    said = sorted(read_log(tmp_path, job_id, "out").splitlines())
+    assert said == ["[node1:0] node1", "[node2:1] node2"], read_log(tmp_path, job_id, "err")
+
+
+def test_the_first_failure_is_the_exit_code_of_the_job(slurm: Slurm, tmp_path: Path, sbatch: Sbatch) -> None:
+    script = '[ "$RANK" != 1 ] || exit 7; sleep 1000'
+    job_id = sbatch("--nodes=2", "--nproc=1", "--cpu", "--no-python", "sh", "-c", script).stdout.strip()
+    slurm.wait_for_job(job_id)
+    assert "node2 rank 1 failed first (exit code 7)" in read_log(tmp_path, job_id, "err")
+    assert shown(slurm, job_id, "ExitCode") == "7:0"
+
+
+def test_a_script_of_ones_own_can_tell_that_it_was_requeued(slurm: Slurm, tmp_path: Path, sbatch: Sbatch) -> None:
+    script = """\
+    echo "run ${SLURM_RESTART_COUNT-0}"
+    [ -z "${SLURM_RESTART_COUNT-}" ] || exit 0
+    trap 'echo saved; kill $!; exit 143' TERM
+    sleep 1000 & wait"""
+    words = ("--requeue", "--nproc=1", "--cpu", "--no-python", "sh", "-c", script)
+    job_id = sbatch(*words).stdout.strip()
+    assert wait_until(lambda: "run 0" in read_log(tmp_path, job_id, "out"), JOB_TIMEOUT_S)
+    slurm.run("scancel", "--batch", "--signal=USR1", job_id)  # as --signal=B:USR1@60 does
+    wait_until_requeued(slurm, job_id)
+    slurm.wait_for_job(job_id)
+    said = [f"[node1:0] {line}" for line in ("run 0", "saved", "run 1")]
+    assert read_log(tmp_path, job_id, "out").splitlines() == said, read_log(tmp_path, job_id, "err")
+    assert shown(slurm, job_id, "ExitCode") == "0:0"
+
+
+def test_a_trainer_whose_time_is_over_saves_and_goes_on_where_it_was(
+    slurm: Slurm, tmp_path: Path, sbatch: Sbatch
+) -> None:
+    (tmp_path / "text").write_text("To be, or not to be, that is the question. " * 20)
+    (tmp_path / "small.json").write_text(json.dumps({"data": "text", "save_dir": "saved", **SMALL}))
+    words = ("--requeue", "--nproc=1", "--cpu", "-m", "launcher.trainer", "--config", "small.json")
+    job_id = sbatch(*words).stdout.strip()
+
+    def steps() -> list[int]:
+        return [int(step) for step in re.findall(r" step (\d+) loss ", read_log(tmp_path, job_id, "out"))]
+
+    assert wait_until(lambda: 3 in steps(), JOB_TIMEOUT_S), read_log(tmp_path, job_id, "err")
+    slurm.run("scancel", "--batch", "--signal=USR1", job_id)  # as --signal=B:USR1@60 does
+    wait_until_requeued(slurm, job_id)
+    before = steps()
+    assert wait_until(lambda: len(steps()) > len(before), JOB_TIMEOUT_S), read_log(tmp_path, job_id, "err")
+    assert steps()[len(before)] == before[-1] + 1
+    slurm.run("scancel", job_id)
+    slurm.wait_for_job(job_id)

@@ -1,0 +1,153 @@
+"""The text of a batch script, and what is refused before there is one; real sbatch takes it in tests/slurm."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from launcher.batch import Batch, batch_text, check_batch, time_limit_s
+from launcher.errors import UsageError
+
+SMALL = Batch(
+    argv=("/opt/bin/launch", "--gpus", "8", "train.py", "--lr", "3e-4"),
+    job_name="train",
+    nodes=4,
+    gpus=8,
+    folder="/home/ann/project",
+    log_dir="logs",
+    stop_timeout_s=15.0,
+)
+
+
+def changed(**values: object) -> Batch:
+    return dataclasses.replace(SMALL, **values)  # type: ignore[arg-type]
+
+
+def test_the_script_of_a_small_job() -> None:
+    assert batch_text(SMALL) == (
+        "#!/bin/bash\n"
+        "#SBATCH --job-name=train\n"
+        "#SBATCH --nodes=4\n"
+        "#SBATCH --ntasks-per-node=1\n"
+        "#SBATCH --gres=gpu:8\n"
+        "#SBATCH --chdir=/home/ann/project\n"
+        "#SBATCH --output=logs/slurm-%j.out\n"
+        "#SBATCH --error=logs/slurm-%j.err\n"
+        "#SBATCH --no-requeue\n"
+        "#SBATCH --signal=B:TERM@60\n"
+        "\n"
+        "# Written by `launch sbatch`.\n"
+        "# Slurm makes no folder for its logs: mkdir -p /home/ann/project/logs\n"
+        "# 60 s before the time limit launch is told, and gives the ranks 15 s to save.\n"
+        "exec /opt/bin/launch --gpus 8 train.py --lr 3e-4\n"
+    )
+
+
+def test_the_script_of_a_job_that_goes_back_into_the_queue() -> None:
+    batch = changed(
+        argv=("launch", "--nproc", "2", "--cpu", "it's.py", "$HOME", "a b"),
+        job_name="a job",
+        nodes=1,
+        gpus=0,
+        folder='/data/ann\'s "#1"',
+        log_dir="/logs",
+        stop_timeout_s=300.5,
+        time="1-12",
+        partition="gpu,long",
+        mem="64G",
+        cpus_per_task=16,
+        account="physics",
+        qos="high",
+        constraint="a100&ib",
+        directives=("--exclusive", "--mail-type=END"),
+        requeue=True,
+    )
+    assert batch_text(batch) == (
+        "#!/bin/bash\n"
+        '#SBATCH --job-name="a job"\n'
+        "#SBATCH --nodes=1\n"
+        "#SBATCH --ntasks-per-node=1\n"
+        "#SBATCH --cpus-per-task=16\n"
+        "#SBATCH --mem=64G\n"
+        "#SBATCH --time=1-12\n"
+        "#SBATCH --partition=gpu,long\n"
+        "#SBATCH --account=physics\n"
+        "#SBATCH --qos=high\n"
+        "#SBATCH --constraint=a100&ib\n"
+        '#SBATCH --chdir="/data/ann\'s \\"#1\\""\n'
+        "#SBATCH --output=/logs/slurm-%j.out\n"
+        "#SBATCH --error=/logs/slurm-%j.err\n"
+        "#SBATCH --requeue\n"
+        "#SBATCH --open-mode=append\n"
+        "#SBATCH --signal=B:USR1@346\n"
+        "#SBATCH --exclusive\n"
+        "#SBATCH --mail-type=END\n"
+        "\n"
+        "# Written by `launch sbatch`.\n"
+        "# Slurm makes no folder for its logs: mkdir -p /logs\n"
+        "# 346 s before the time limit launch is told, and gives the ranks 300.5 s to save.\n"
+        "# Then the job goes back into the queue; SLURM_RESTART_COUNT counts its restarts, for the ranks too.\n"
+        "trap 'is_due=yes; kill -TERM \"$launch\"' USR1\n"
+        "trap 'kill -TERM \"$launch\"' TERM\n"
+        "launch --nproc 2 --cpu 'it'\"'\"'s.py' '$HOME' 'a b' &\n"
+        "launch=$!\n"
+        'while wait "$launch"; code=$?; kill -0 "$launch" 2>/dev/null; do :; done\n'
+        'if [ -n "${is_due-}" ] && [ "$code" -ne 0 ]; then\n'
+        '    scontrol requeue "$SLURM_JOB_ID"\n'
+        "fi\n"
+        'exit "$code"\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "limit_s"),
+    [
+        ("0", 0),
+        ("90", 90 * 60),
+        ("90:30", 90 * 60 + 30),
+        ("12:00:00", 12 * 3600),
+        ("2-12", 60 * 3600),
+        ("2-12:30", 60 * 3600 + 30 * 60),
+        ("2-12:30:05", 60 * 3600 + 30 * 60 + 5),
+    ],
+)
+def test_a_time_is_read_as_slurm_reads_it(text: str, limit_s: int) -> None:
+    assert time_limit_s(text) == limit_s
+
+
+@pytest.mark.parametrize("text", ["", "12h", "1:2:3:4", "-5", "1-", "1-2:3:4:5", "1 2", "٣"])
+def test_another_time_is_refused(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_batch(changed(time=text))
+    assert caught.value.message == f"--time: want a time as Slurm writes it, got {text!r}"
+    assert caught.value.hint == "90 (minutes), 12:00:00 or 2-12"
+
+
+@pytest.mark.parametrize("values", [{"mem": "64G"}, {"mem": "0"}, {"mem": "500m"}, {"time": "2"}, {"time": "0"}])
+def test_what_sbatch_takes_is_not_refused(values: dict[str, object]) -> None:
+    check_batch(changed(**values))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"nodes": 0}, "--nodes must be at least 1, got 0"),
+        ({"cpus_per_task": -1}, "--cpus-per-task must be at least 1, got -1"),
+        ({"mem": "64 GB"}, "--mem: want megabytes, or a number with K, M, G or T, got '64 GB'"),
+        ({"mem": ""}, "--mem: want megabytes, or a number with K, M, G or T, got ''"),
+        ({"time": "1"}, "--time 1: the last 60 s are for saving and ending"),
+        ({"time": "10", "stop_timeout_s": 600}, "--time 10: the last 645 s are for saving and ending"),
+        ({"stop_timeout_s": 70000}, "--stop-timeout 70000: Slurm can't signal so long before the end"),
+        ({"directives": ("exclusive",)}, "--directive: want an option of sbatch, got 'exclusive'"),
+        ({"directives": ("--x\nrm",)}, "no value for a line of a batch script: '--x\\nrm'"),
+        ({"partition": ""}, "no value for a line of a batch script: ''"),
+        ({"folder": "/a%j"}, "/a%j: Slurm gives % and \\ in the path of its logs a meaning of its own"),
+        ({"log_dir": "a\\b"}, "a\\b: Slurm gives % and \\ in the path of its logs a meaning of its own"),
+        ({"folder": "/a\nb"}, "no value for a line of a batch script: '/a\\nb'"),
+    ],
+)
+def test_what_sbatch_would_refuse_or_misread_is_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_batch(changed(**values))
+    assert caught.value.message == message

@@ -1,0 +1,167 @@
+"""`launch sbatch` up to sbatch itself: which options stand where, and what is said beside the text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher import cli
+from launcher.errors import EXIT_FAILED, EXIT_USAGE
+
+Launch = Callable[..., tuple[int, str, str]]
+CPUS_NOTE = "launch: without --cpus-per-task the ranks of a node may have to share one CPU\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a folder with a script, in an environment without a PATH."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.environ", {"COLUMNS": "100", "HOME": "/root", "PATH": str(tmp_path)})
+    monkeypatch.setattr("sys.argv", ["/opt/bin/launch"])
+    (tmp_path / "train.py").touch()
+    return tmp_path
+
+
+@pytest.fixture
+def sbatch(capsys: pytest.CaptureFixture[str]) -> Launch:
+    """Return a function that calls the command and gives (exit code, stdout, stderr)."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            cli.main(["sbatch", *words])
+        out, err = capsys.readouterr()
+        assert isinstance(end.value.code, int)
+        return end.value.code, out, err
+
+    return call
+
+
+def test_the_script_is_printed_and_nothing_is_written(sbatch: Launch, folder: Path) -> None:
+    code, out, err = sbatch("--nodes", "4", "--gpus", "8", "--time", "12:00:00", "train.py", "--lr", "3e-4")
+    assert (code, err) == (0, CPUS_NOTE)
+    assert out.startswith("#!/bin/bash\n#SBATCH --job-name=train\n#SBATCH --nodes=4\n")
+    assert f"\n#SBATCH --chdir={folder}\n" in out
+    assert out.endswith("\nexec /opt/bin/launch --transport srun --gpus 8 train.py --lr 3e-4\n")
+    assert [path.name for path in folder.iterdir()] == ["train.py"]
+
+
+def last_line(out: str) -> str:
+    return out.splitlines()[-1]
+
+
+def test_the_options_of_a_run_go_to_launch_as_they_were_typed(sbatch: Launch) -> None:
+    options = [
+        "--nproc",
+        "2",
+        "--cpu",
+        "-m",
+        "--setup",
+        "module load x; y",
+        "--env",
+        "A=b $c",
+        "--env",
+        "B=",
+        "--ranks",
+        "0",
+    ]
+    _, out, _ = sbatch(
+        *options, "--log-dir", "my logs", "--directive", "--exclusive", "--job-name", "x", "pkg.train", "-v"
+    )
+    assert last_line(out) == (
+        "exec /opt/bin/launch --transport srun --nproc 2 --cpu --module --env 'A=b $c' --env B= "
+        "--setup 'module load x; y' --ranks 0 --log-dir 'my logs' pkg.train -v"
+    )
+    assert "#SBATCH --job-name=x\n" in out
+    assert '#SBATCH --output="my logs/slurm-%j.out"\n' in out
+    assert "#SBATCH --exclusive\n" in out
+
+
+def test_what_launcher_toml_says_is_asked_of_slurm_and_left_to_the_job(sbatch: Launch, folder: Path) -> None:
+    (folder / "launcher.toml").write_text(
+        'gpus = 4\nnodes = 2\npartition = "gpu"\nlog_dir = "out"\nscript = "train.py"\n'
+    )
+    code, out, _ = sbatch("--cpus-per-task", "32")
+    assert code == 0
+    assert out.startswith("#!/bin/bash\n#SBATCH --job-name=train\n#SBATCH --nodes=2\n")
+    assert "#SBATCH --gres=gpu:4\n" in out
+    assert "#SBATCH --partition=gpu\n" in out
+    assert "#SBATCH --output=out/slurm-%j.out\n" in out
+    assert last_line(out) == "exec /opt/bin/launch --transport srun"
+
+
+def test_a_secret_is_not_in_the_text(sbatch: Launch, folder: Path) -> None:
+    code, out, err = sbatch(
+        "--gpus", "1", "--cpus-per-task", "8", "--env", "WANDB_API_KEY=hunter2", "--env", "A=1", "train.py"
+    )
+    assert code == 0
+    assert "hunter2" not in out + err
+    assert last_line(out) == "exec /opt/bin/launch --transport srun --gpus 1 --env WANDB_API_KEY --env A=1 train.py"
+    assert err == "launch: WANDB_API_KEY is a secret and not in the script: set it where you type sbatch\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        ([], "--module launcher.trainer --resume auto"),
+        (["-m", "launcher.trainer", "--epochs", "3"], "--module launcher.trainer --epochs 3 --resume auto"),
+        (["-m", "launcher.trainer", "--resume=none"], "--module launcher.trainer --resume=none"),
+    ],
+)
+def test_the_built_in_trainer_resumes_when_it_is_requeued(sbatch: Launch, words: list[str], program: str) -> None:
+    _, out, err = sbatch("--gpus", "8", "--cpus-per-task", "8", "--requeue", *words)
+    assert f"\n/opt/bin/launch --transport srun --gpus 8 {program} &\n" in out
+    assert err == ""
+
+
+def test_ones_own_script_is_told_how_to_know_that_it_was_requeued(sbatch: Launch) -> None:
+    _, out, err = sbatch("--gpus", "8", "--cpus-per-task", "8", "--requeue", "train.py")
+    assert "\n/opt/bin/launch --transport srun --gpus 8 train.py &\n" in out
+    assert err == "launch: a job that was requeued has SLURM_RESTART_COUNT set: your script must resume then\n"
+
+
+def test_the_script_is_written_to_a_file(sbatch: Launch, folder: Path) -> None:
+    code, out, err = sbatch("--gpus", "8", "--cpus-per-task", "8", "--output", "my job.sh", "train.py")
+    assert (code, out) == (0, "")
+    assert err == f"launch: start it with: mkdir -p {folder}/logs && sbatch 'my job.sh'\n"
+    assert (folder / "my job.sh").read_text() == sbatch("--gpus", "8", "--cpus-per-task", "8", "train.py")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        ("train.py", "Slurm must know how many GPUs of each node", "--gpus N; on CPUs: --nproc N --cpu"),
+        ("--cpu train.py", "--cpu needs a number of processes", "--nproc N, or slots=N in the hostfile"),
+        ("--gpus 8 --nodes 0 train.py", "--nodes must be at least 1, got 0", ""),
+        (
+            "--gpus 8 --time 12h train.py",
+            "--time: want a time as Slurm writes it, got '12h'",
+            "90 (minutes), 12:00:00 or 2-12",
+        ),
+        ("--gpus 8 --env X train.py", "--env X: X is not set here", "give its value: --env X=VALUE"),
+        ("--gpus 8 --output none/job.sh train.py", "none/job.sh: No such file or directory", ""),
+        (
+            "--gpus 8 --submit --log-dir train.py/logs train.py",
+            "{folder}/train.py/logs: Not a directory",
+            "--log-dir names another folder",
+        ),
+        (
+            "--gpus 8 --submit tarin.py",
+            "tarin.py: no such file",
+            "--workdir names the nodes' folder, if it is there alone",
+        ),
+    ],
+)
+def test_wrong_input_is_refused_before_anything_is_written(
+    sbatch: Launch, folder: Path, words: str, message: str, hint: str
+) -> None:
+    said = f"launch: {message.format(folder=folder)}\n" + (f"  hint: {hint}\n" if hint else "")
+    assert sbatch(*words.split()) == (EXIT_USAGE, "", said)
+    assert [path.name for path in folder.iterdir()] == ["train.py"]
+
+
+def test_a_machine_without_sbatch_is_named_so(sbatch: Launch) -> None:
+    hint = "type this on a machine of the cluster, or take the script there: --output FILE"
+    said = f"launch: there is no sbatch on this machine\n  hint: {hint}\n"
+    assert sbatch("--gpus", "8", "--submit", "train.py") == (EXIT_FAILED, "", said)
