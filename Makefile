@@ -2,13 +2,13 @@
 #
 # PYTHON           the interpreter that .venv is made from; one that already has torch keeps its torch
 # PYTEST_ARGS      goes to pytest as it stands, e.g. PYTEST_ARGS='tests/unit -x'
-# PYTEST_WORKERS   tests in that many processes at once; 0 is one after the other
+# PYTEST_WORKERS   tests in that many processes at once, 2 by default; 0 is one after the other
 # DEMO_ARGS        goes to `launch demo` as it stands, e.g. DEMO_ARGS='--nodes 3 --nproc 1'
 # BENCH_ARGS       goes to `python -m bench` as it stands
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-PYTEST_WORKERS ?= 0
+PYTEST_WORKERS ?= 2
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 
@@ -32,13 +32,13 @@ demo: $(VENV)/installed  ## train on loopback SSH hosts of this machine
 	$(IN_VENV) $(BIN)/launch demo $(DEMO_ARGS)
 
 test: $(VENV)/installed-dev debian  ## run all tests (PYTEST_ARGS, PYTEST_WORKERS)
-	$(IN_VENV) $(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
+	$(IN_VENV) $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 lint: $(VENV)/installed-dev  ## ruff, mypy and shellcheck
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
-	$(IN_VENV) shellcheck .ci/run $$(find scripts -name '*.sh' 2>/dev/null)
+	$(IN_VENV) shellcheck .ci/run docker/entrypoint.sh $$(find scripts -name '*.sh')
 
 bench: $(VENV)/installed-dev  ## measure what README promises
 	$(IN_VENV) $(BIN)/python -m bench $(BENCH_ARGS)

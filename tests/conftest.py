@@ -1,4 +1,8 @@
-"""In CI (`CI=true`) a test that skips has failed: what it needs is missing there, and nobody would notice."""
+"""In CI (`CI=true`) a test that skips has failed: what it needs is missing there, and nobody would notice.
+
+Side by side, tests go in two groups: those that start runs on this machine itself, which see each other's left-overs,
+and those that start none or have machines of their own.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,15 @@ from typing import TypeVar
 import pytest
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+THIS_MACHINE = ("process", "ssh")
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        group = "this machine" if item.path.parent.name in THIS_MACHINE else "others"
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

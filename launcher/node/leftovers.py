@@ -23,7 +23,7 @@ def find_runs(own_mark: str) -> list[dict[str, Any]]:
         # Another node of the own run may be this machine as well.
         if mark is None or not _run_of(mark) or _run_of(mark) == _run_of(own_mark):
             continue
-        if _is_ours(process.pid) and processes.is_alive(process):
+        if _is_ours(process.pid) and _is_of_this_machine(process.pid) and processes.is_alive(process):
             found.append((process, mark))
     owned = {mark for process, mark in found if _has_keeper(process, everything)}
     return [
@@ -48,6 +48,14 @@ def _is_ours(pid: int) -> bool:
         return os.stat("/proc/%d" % pid).st_uid == os.getuid()
     except OSError:
         return False
+
+
+def _is_of_this_machine(pid: int) -> bool:
+    """Whether it is in our PID namespace: a container is a machine of its own, whose runs are ended there."""
+    try:
+        return os.readlink("/proc/%d/ns/pid" % pid) == os.readlink("/proc/self/ns/pid")
+    except OSError:  # it may not be looked into
+        return True
 
 
 def _has_keeper(process: processes.Process, everything: dict[int, processes.Process]) -> bool:

@@ -196,3 +196,15 @@ def test_only_folders_of_dead_runs_are_removed(
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         [*kept, "launch-old-ab12cd35", "launch-old-ab12cd36"]
     )
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a PID namespace needs root: run these tests as root")
+def test_what_runs_in_a_container_is_not_of_this_machine(
+    nodes: Nodes, spawn: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    mark = "20261120-091233.c0ffee.0"
+    container = spawn(mark, ("unshare", "--pid", "--fork", "--kill-child", "sleep", "300"))
+    inside = Path(f"/proc/{container.pid}/task/{container.pid}/children")
+    wait_until(lambda: inside.read_text())
+    _, runs = found_by(nodes, of=mark)
+    assert [run["pid"] for run in runs] == [container.pid]  # unshare itself stays outside

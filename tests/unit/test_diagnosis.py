@@ -360,9 +360,9 @@ def test_a_thousand_ranks_are_judged_while_the_nodes_wait():
     """The loop that answers them stands still meanwhile; they wait for 15 s."""
     lines = "".join(f"[rank7]: a warning with some words {number}\n" for number in range(300))
     failures = [failure(rank=rank, stderr=lines + CLOSED, stdout=lines) for rank in range(1000)]
-    began = time.perf_counter()
+    began = time.process_time()
     assert why(*failures, ranks=range(1000)) == "peer-gone"
-    assert time.perf_counter() - began < 5  # 0.8 s on a machine at rest
+    assert time.process_time() - began < 5  # of CPU; it takes 0.8 s
 
 
 HANG = "no output for 10 min (--hang-timeout)"

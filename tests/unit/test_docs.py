@@ -34,7 +34,9 @@ def _split(line: str) -> tuple[str, list[str]]:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder as a user has it: a script, the sample hostfiles and configurations."""
+    """A folder as a user has it, in a Slurm allocation: a script, the sample hostfiles and configurations."""
+    monkeypatch.setenv("SLURM_JOB_ID", "41")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-2]")
     (tmp_path / "train.py").touch()
     for name in ("hostfiles", "config"):
         (tmp_path / name).symlink_to(ROOT / name)
