@@ -90,6 +90,12 @@ SIGNATURES: tuple[Signature, ...] = (
         "who called scancel: `sacct -j {job} --format=JobID,State%30,End`",
         says="`*** STEP ... ON n1 CANCELLED AT ...`",
     ),
+    Signature(
+        "slurm-aborted",
+        r"srun: Job step aborted: Waiting up to",
+        "Slurm was told to end the job, or the step that we are",
+        "who called scancel, or whether the time was over: `sacct -j JOB --format=JobID,State%30,End`",
+    ),
     # memory
     Signature(
         "gpu-memory-shared",

@@ -42,6 +42,8 @@ from launcher.transports.srun_words import SrunWords, says_something
 _FEW_BYTES = 512
 _GATHER_S = 0.002
 _PIPE_BYTES = 1 << 20
+_SETTLE_S = 0.2  # after the end of a task: that Slurm has cancelled the step may be said a moment later
+_REUSE_S = 1.0  # well below a relay's LINGER_S
 _END_S = 2.0  # for srun, once nobody is left to talk to
 _KILL_S = 1.0
 
@@ -55,6 +57,7 @@ class Relay:
     failure: HostFailure | None = None
     was_asked: bool = False
     is_left: bool = False  # hung up on while something ran there: not to be trusted with another process
+    idle_since: float | None = None  # monotonic seconds: it ends by itself when nothing runs there
     channels: set[SrunChannel] = field(default_factory=set)  # that were not closed
 
 
@@ -112,6 +115,7 @@ class Step:
         channel = SrunChannel(relay.host, next(self._numbers), self)
         self._channels[channel.number] = channel
         relay.channels.add(channel)
+        relay.idle_since = None
         for line in self._words.lines:
             channel.deliver(STDERR, _as_noise(line))
         if relay.host in self._lost:
@@ -122,7 +126,9 @@ class Step:
     def is_usable(self, host: str) -> bool:
         """Whether a process, another one perhaps, may be started there through this step."""
         relay = self._relays[host]
-        return not relay.was_asked or (relay.failure is None and not relay.is_left and not self._is_ending)
+        is_tired = relay.idle_since is not None and time.monotonic() - relay.idle_since > _REUSE_S
+        is_lost = relay.failure is not None or relay.is_left or is_tired or self._is_ending
+        return not relay.was_asked or not is_lost
 
     def present(self) -> dict[str, Here]:
         """Return the relays that run, or have run, by host."""
@@ -149,6 +155,7 @@ class Step:
             relay = self._relays[channel.host]
             if channel in relay.channels:
                 relay.channels.remove(channel)
+                relay.idle_since = None if relay.channels else time.monotonic()
                 if not channel.is_over:
                     relay.is_left = True
                     self._orders.put(shut_line(channel.number))
@@ -224,7 +231,12 @@ class Step:
             for channel in self._channels.values() if says_something(line) else ():
                 if not gone or channel.host in gone:
                     channel.deliver(STDERR, _as_noise(line))
-            for host in gone:
+        if gone:
+            threading.Timer(_SETTLE_S, self._lose_all, [gone]).start()
+
+    def _lose_all(self, hosts: Sequence[str]) -> None:
+        with self._changed:
+            for host in hosts:
                 self._lose(self._relays[host], self._words.gone(host))
             self._changed.notify_all()
 

@@ -11,11 +11,13 @@ from launcher.host_ranges import expand_ranges, split_list
 _LIMIT = 200  # lines that are kept, and characters of one that is shown
 _TASK = re.compile(r"srun: error: (?P<hosts>\S+): tasks? [\d,-]+: (?P<text>.+)")
 _LAUNCH = re.compile(r"srun: error: Task launch for \S+ failed on node (?P<hosts>\S+): (?P<text>.+)")
-_NODE = re.compile(r"srun: error: (?P<text>Node failure) on (?P<hosts>\S+)")
+_NODE_FAILURE = "Node failure"
+_NODE = re.compile(rf"srun: error: (?P<text>{_NODE_FAILURE}) on (?P<hosts>\S+)")
 _CANCELLED = re.compile(
     r"\*\*\* (?P<what>(?:JOB|STEP) \S+) ON \S+ CANCELLED AT \S+(?: (?P<why>DUE TO [A-Z]+(?: [A-Z]+)*))?"
 )
 _SPEAKER = re.compile(r"^(?:srun|slurmstepd\S*): (?:error: |fatal: )*")
+_ABORTED = "Job step aborted: Waiting up to"  # what srun says of each cancelling; slurmstepd's line is lost at times
 _NO_PYTHON = "Exited with exit code 127"
 _HINTS = {
     "unrecognized option": "it takes Slurm 20.11 or newer; or --transport fabric",
@@ -23,8 +25,8 @@ _HINTS = {
 }
 # Said in every step, or of what has a line of its own.
 _IDLE_WORDS = (
-    "cluster configuration lacks support for cpu binding", "Job step aborted: Waiting up to", "Force Terminated",
-    "forcing job termination", "Timed out waiting for job step to complete", 'Try "srun --help"',
+    "cluster configuration lacks support for cpu binding", "Force Terminated", "forcing job termination", "got SIGCONT",
+    "Timed out waiting for job step to complete", 'Try "srun --help"',
 )  # fmt: skip
 
 
@@ -52,6 +54,8 @@ class SrunWords:
             why = f" {found['why'].lower()}" if found["why"] else ""
             self._cancelled = f"Slurm has cancelled {found['what'].lower()}{why}"
             return ()
+        if _ABORTED in line:
+            self._cancelled = self._cancelled or "Slurm has cancelled our step"
         for pattern in (_TASK, _LAUNCH, _NODE):
             if (found := pattern.match(line)) is not None:
                 gone = tuple(host for host in _expand(found["hosts"]) if host in self._hosts)
@@ -69,7 +73,7 @@ class SrunWords:
     def gone(self, host: str, exit_code: int | None = None) -> HostFailure:
         """Say why a node's relay is gone; `exit_code` (below 0: a signal) is srun's own, where that has ended."""
         ending = self._endings.get(host, "")
-        if self._cancelled:
+        if self._cancelled and ending != _NODE_FAILURE:
             return HostFailure(host, "slurm", self._cancelled)
         if ending == _NO_PYTHON:
             text = f"no Python 3.8 or newer there (tried {', '.join(self._pythons)})"

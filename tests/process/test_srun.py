@@ -24,6 +24,7 @@ from node_process import is_alive, wait_until
 from launcher.hosts import Host
 from launcher.node import relay
 from launcher.slurm import Allocation
+from launcher.transports import srun_step
 from launcher.transports.base import STDERR, STDOUT, Channel, TransportError
 from launcher.transports.srun import SrunTransport
 
@@ -194,6 +195,16 @@ def test_hosts_have_processes_of_their_own_one_after_the_other(cluster: Cluster)
     places = [run(transport, A, "echo $SLURMD_NODENAME $PPID") for _ in range(2)]
     assert places[0] == places[1]  # the same relay
     assert places[0][0][STDOUT].startswith(b"n1 ")
+    other.close()
+
+
+def test_a_relay_that_had_nothing_to_do_is_not_asked_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have ended by now."""
+    monkeypatch.setattr(srun_step, "_REUSE_S", 0)
+    transport = cluster.reach(A, B)
+    other = transport.open(B, "cat", DEADLINE_S)
+    places = [run(transport, A, "echo $PPID")[0][STDOUT] for _ in range(2)]
+    assert places[0] != places[1]
     other.close()
 
 

@@ -9,6 +9,7 @@ from launcher.transports.srun_words import SrunWords
 
 HOSTS = ("node1", "node2", "node3")
 PYTHONS = ("python3", "/opt/python")
+ABORTED = "srun: Job step aborted: Waiting up to 5 seconds for job step to finish."
 IDLE = ["srun: cluster configuration lacks support for cpu binding", "", "srun: Force Terminated StepId=3.0"]
 
 
@@ -65,6 +66,8 @@ def test_no_python() -> None:
          "ask Slurm for as many GPUs on each node: --gpus-per-node=N or --gres=gpu:N"),
         (["slurmstepd-node1: error: *** STEP 12.0 ON node1 CANCELLED AT 2026-11-20T19:21:13 ***",
           "srun: error: node1: task 0: Killed"], 137, "Slurm has cancelled step 12.0", ""),
+        ([ABORTED, "srun: error: node1: task 0: Killed"], 137, "Slurm has cancelled our step", ""),
+        (["srun: error: Node failure on node1", ABORTED], 137, "our task there ended: Node failure", ""),
         (["slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-20T19:21:13 DUE TO TIME LIMIT ***"], 1,
          "Slurm has cancelled job 12 due to time limit", ""),
         (["slurmstepd: error: *** STEP 12.0 ON node1 CANCELLED AT 2026-11-20T19:21:13 DUE TO NODE FAILURE, SEE "
