@@ -182,12 +182,12 @@ class Host:
         enter = ["nsenter", f"--mount={proc}/mnt", f"--pid={proc}/pid_for_children"]
         subprocess.run([*enter, *argv], env=_env(), check=True)
 
-    def enter(self) -> list[str]:
-        """Return the words that run a program as if it were typed here; it dies with the process that they start."""
+    def enter(self, folder: Path) -> list[str]:
+        """Return the words that run a program in a folder here; it dies with the process that they start."""
         assert self._holder is not None
         proc = f"/proc/{self._holder.pid}/ns"
         namespaces = [f"--{kind}={proc}/{name}" for kind, name in NAMESPACES.items()]
-        return ["nsenter", *namespaces, "setpriv", "--pdeathsig", "KILL"]
+        return ["nsenter", *namespaces, "env", f"--chdir={folder}", "setpriv", "--pdeathsig", "KILL"]
 
     def replace_file(self, target: str, text: str) -> None:
         """Let the host alone see another text in a file of this machine."""

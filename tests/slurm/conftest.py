@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from machines.processes import wait_until
 from slurm_cluster import Slurm, find_obstacle
+from slurm_launch import SlurmLaunch
 
 END_TIMEOUT_S = 10.0
 TORCH_CACHE = "torchinductor_root"  # torch makes it now and then, and keeps it for the next run
@@ -21,6 +23,12 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         pytest.skip(obstacle)
     with Slurm(tmp_path_factory.mktemp("slurm")) as running:
         yield running
+
+
+@pytest.fixture
+def launch(slurm: Slurm, tmp_path: Path) -> SlurmLaunch:
+    """Start launchers in a folder that the nodes see as well."""
+    return SlurmLaunch(slurm, tmp_path)
 
 
 @pytest.fixture(autouse=True)

@@ -83,6 +83,7 @@ class Slurm:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.home = folder / LOGIN / "home"
         self.cluster = Cluster(folder, (LOGIN, *NODES), SERVICES.format(folder=folder, path=TOOL_PATH))
         self._started: list[subprocess.Popen[bytes]] = []
 
@@ -97,16 +98,21 @@ class Slurm:
     def __exit__(self, *_: object) -> None:
         self.cluster.__exit__()
 
-    def start(self, *argv: str, host: str = LOGIN, **options: Any) -> subprocess.Popen[bytes]:
-        """Start a program on a host, in the environment of a login there; it dies with the process returned."""
-        process = subprocess.Popen([*self.cluster[host].enter(), *argv], env=self.env(), **options)
+    def start(self, *argv: str, host: str = LOGIN, cwd: Path | None = None, **options: Any) -> subprocess.Popen[bytes]:
+        """Start a program on a host, as after a login there; it dies with the process returned."""
+        process = subprocess.Popen(self._type(host, cwd, *argv), env=self.env(), **options)
         self._started.append(process)
         return process
 
-    def run(self, *argv: str, host: str = LOGIN, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *argv: str, host: str = LOGIN, cwd: Path | None = None, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
         """Run a program on a host to its end."""
-        enter = self.cluster[host].enter()
-        return subprocess.run([*enter, *argv], env=self.env(), text=True, capture_output=True, check=False, **options)
+        words = self._type(host, cwd, *argv)
+        return subprocess.run(words, env=self.env(), text=True, capture_output=True, check=False, **options)
+
+    def _type(self, host: str, cwd: Path | None, *argv: str) -> list[str]:
+        return [*self.cluster[host].enter(cwd or self.home), *argv]
 
     def submit(self, *words: str) -> str:
         """Give sbatch these words; return the job's number."""
@@ -143,7 +149,7 @@ class Slurm:
     def env(self) -> dict[str, str]:
         """Return the environment of a login, with nothing of an allocation that the tests may run in."""
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PYTHONPATH"))}
-        home = {"HOME": str(self.folder / LOGIN / "home"), "TMPDIR": str(self.folder / "tmp")}
+        home = {"HOME": str(self.home), "TMPDIR": str(self.folder / "tmp")}
         return {**ours, **home, "PATH": f"{self.folder}/bin:{Path(sys.executable).parent}:{TOOL_PATH}"}
 
     def wait_until_idle(self) -> None:

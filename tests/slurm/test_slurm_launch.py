@@ -1,0 +1,169 @@
+"""Runs in a Slurm allocation: hosts, GPUs, environment and logs, with srun and by SSH, and what is refused."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+from machines.runs import shell
+from slurm_cluster import GPUS, NODES
+from slurm_launch import SlurmLaunch, words_of
+
+SHOW_GPUS = shell('echo "$LOCAL_RANK/$LOCAL_WORLD_SIZE GPUs $CUDA_VISIBLE_DEVICES"')
+
+
+def test_a_run_in_a_shell_of_salloc(launch: SlurmLaunch) -> None:
+    script = 'echo "rank $RANK of $WORLD_SIZE on $(uname -n)"; echo "error $RANK" >&2'
+    done = launch.start("--nproc", "2", *shell(script)).finish()
+    assert done.exit_code == 0
+    assert re.match(r"launch: hosts of Slurm job \d+: 2 nodes, node\[1-2\], 1 CPU on each$", done.words[0])
+    assert words_of(done) == [
+        "launch: 2 nodes x 2 processes = 4 ranks, run RUN, logs in logs/RUN",
+        "launch: checked in N s: CPUs, data over data2 or data3",
+        "launch: finished in N s, 4 ranks ended well, 0 processes left on 2 nodes",
+    ]
+    places = {0: "node1", 1: "node1", 2: "node2", 3: "node2"}
+    assert sorted(done.lines) == [f"[{name}:{rank}] rank {rank} of 4 on {name}" for rank, name in places.items()]
+    for number, name in enumerate(NODES):
+        ranks = [rank for rank, place in places.items() if place == name]
+        said = [f"[{name}:{rank}] rank {rank} of 4 on {name}" for rank in ranks]
+        assert sorted(done.log(number)) == sorted(said + [f"[{name}:{rank}]! error {rank}" for rank in ranks])
+
+
+def test_the_plan_is_that_of_any_run(launch: SlurmLaunch) -> None:
+    plan = launch.start("--nproc", "1", *shell("true")).finish().record["plan"]
+    assert plan["master_addr"] == launch.slurm.cluster["node1"].address
+    assert [node["host"] for node in plan["nodes"]] == list(NODES)
+    assert [node["env"]["GLOO_SOCKET_IFNAME"] for node in plan["nodes"]] == ["data2", "data3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks"), [(["--exclude", "node1"], ["node2:0"]), (["--num-nodes", "1"], ["node1:0"])]
+)
+def test_of_the_nodes_some(launch: SlurmLaunch, words: list[str], ranks: list[str]) -> None:
+    done = launch.start("--nproc", "1", *words, *shell("echo on")).finish()
+    assert done.lines == [f"[{rank}] on" for rank in ranks]
+
+
+def test_a_script_of_sbatch_with_options_that_srun_would_take(launch: SlurmLaunch) -> None:
+    script = "launch --nproc 1 --no-python sh -c 'echo \"$SLURM_JOB_ID $SLURM_PROCID $SLURM_NTASKS $OMP_NUM_THREADS\"'"
+    job = launch.submit(script, "--ntasks-per-node=4", "--cpus-per-task=2", "--mem=100", "--hint=nomultithread")
+    launch.slurm.wait_for_job(job)
+    assert f"launch: hosts of Slurm job {job}: 2 nodes, node[1-2], 8 CPUs on each\n" in launch.log
+    said = [line for line in launch.log.splitlines() if line.startswith("[node")]
+    assert [re.sub(r"\d+$", "N", line) for line in sorted(said)] == [f"[node1:0] {job}   N", f"[node2:1] {job}   N"]
+
+
+def test_the_built_in_trainer(launch: SlurmLaunch) -> None:
+    small = "--data-size 64 --batch-size 16 --dim 16 --layers 1 --log-every 1"
+    job = launch.submit(f"launch --nproc 1 --cpu --python {sys.executable} -m launcher.trainer {small}")
+    launch.slurm.wait_for_job(job)
+    assert re.search(r"^\[node1:0\].* loss ", launch.log, re.MULTILINE), launch.log
+    assert "2 ranks ended well, 0 processes left on 2 nodes" in launch.log
+
+
+def test_more_than_srun_has_room_for(launch: SlurmLaunch) -> None:
+    script = "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo end"
+    done = launch.start("--nproc", "1", "--quiet", *shell(script)).finish()
+    for number in range(2):
+        log = (done.logs / f"node_{number}.log").read_bytes()
+        assert log.count(b"x") == 3_000_000
+        assert log.endswith(b"] end\n")
+
+
+def test_ranks_get_our_modules_and_are_no_tasks(launch: SlurmLaunch) -> None:
+    script = 'echo "$LOADED $SLURM_PROCID$SLURM_STEP_ID$SSH_CONNECTION $SLURM_JOB_NUM_NODES $PWD"'
+    argv = ("env", "LOADED=yes", "SSH_CONNECTION=a 1 b 2", "launch", "--nproc", "1", *shell(script))
+    done = launch.type(*argv).finish()
+    assert sorted(done.lines) == [f"[node{number + 1}:{number}] yes  2 {launch.folder}" for number in range(2)]
+
+
+# ---- GPUs
+
+
+@pytest.fixture
+def gpus(launch: SlurmLaunch) -> None:
+    for name in NODES:
+        launch.slurm.cluster[name].set_gpus(GPUS)
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize(
+    ("job", "given"),
+    [
+        (("--gres=gpu:1",), ["0"]),
+        (("--gpus-per-node=2",), ["0,1", "0,1"]),
+        (("--gpus=4",), ["0,1", "0,1"]),
+        (("--ntasks-per-node=2", "--gpus-per-task=1"), ["0,1", "0,1"]),
+    ],
+)
+def test_auto_is_what_the_job_has(launch: SlurmLaunch, job: tuple[str, ...], given: list[str]) -> None:
+    done = launch.start(*SHOW_GPUS, job=("--nodes=2", *job)).finish()
+    count = len(given)
+    assert sorted(done.lines) == [
+        f"[node{node + 1}:{count * node + rank}] {rank}/{count} GPUs {numbers}"
+        for node in range(2)
+        for rank, numbers in enumerate(given)
+    ]
+
+
+@pytest.mark.usefixtures("gpus")
+def test_more_gpus_than_the_job_has(launch: SlurmLaunch) -> None:
+    done = launch.start("--gpus", "2", *SHOW_GPUS, job=("--nodes=2", "--gpus-per-node=1")).finish()
+    assert (done.exit_code, words_of(done)[0]) == (2, f"launch: --gpus 2: {_job(done.words[0])} has 1 GPU on each node")
+    done = launch.start("--gpus", "2", *SHOW_GPUS, job=("--nodes=2", "--gres=gpu:1")).finish()  # the nodes alone know
+    assert (done.exit_code, words_of(done)[1]) == (70, "  node[1-2]: 2 GPUs wanted, 1 there")
+
+
+def _job(line: str) -> str:
+    found = re.search(r"Slurm job \d+", line)
+    assert found
+    return found[0]
+
+
+def test_no_gpus(launch: SlurmLaunch) -> None:
+    done = launch.start(*SHOW_GPUS).finish()
+    assert (done.exit_code, words_of(done)[-1]) == (70, "    on CPUs: --nproc N --cpu")
+
+
+# ---- other commands, other ways
+
+
+def test_every_command_reaches_the_nodes(launch: SlurmLaunch) -> None:
+    script = """
+        launch exec -b -- 'echo $((1 + 1))'
+        launch hosts --json | grep -c '"source": "Slurm job'
+        launch check --nproc 1 --cpu --python /usr/bin/python3 | sed -n 1p
+        launch clean 2>&1 | tail -1
+        srun --overlap --pty true; srun --nodes=1 --ntasks=1 launch exec -b -- echo one task may 2>/dev/null
+    """
+    done = launch.type("sh", "-c", script).finish()
+    lines = [re.sub(r"\d+\.\d s", "N s", line) for line in done.lines]
+    assert lines == [
+        "---- node[1-2] ----", "2", "2", "2 hosts answer (N s)", "launch: nothing is left behind on 2 hosts",
+        "---- node[1-2] ----", "one task may",
+    ]  # fmt: skip
+
+
+def test_by_ssh(launch: SlurmLaunch) -> None:
+    ssh = ("--transport", "fabric", "--ssh-config", str(launch.slurm.cluster.ssh_config))
+    done = launch.start(*ssh, "--nproc", "1", *shell('echo "${SSH_CONNECTION:+ssh} $SLURM_JOB_ID"')).finish()
+    assert sorted(done.lines) == ["[node1:0] ssh ", "[node2:1] ssh "]
+
+
+def test_it_refuses_to_nest(launch: SlurmLaunch) -> None:
+    refused = "srun has started launch 2 times, and each would start a run of its own"
+    done = launch.type("srun", "--ntasks=2", "launch", "--nproc", "1", "--no-python", "true").finish()
+    said = [line for line in done.words if line.startswith("launch")]
+    assert (done.exit_code, said) == (2, [f"launch: {refused}"] * 2)
+    done = launch.start("--nproc", "1", "--no-python", "launch", "--nproc", "1", "--no-python", "true").finish()
+    assert done.exit_code == 2
+    assert re.search(r"launch: this is rank \d of run \S+, and every rank would start a run", done.stderr)
+
+
+def test_srun_leads_nowhere_outside(launch: SlurmLaunch) -> None:
+    done = launch.slurm.run("launch", "--transport", "srun", "--hosts", "node1", "-m", "x")
+    assert done.stderr.splitlines()[0] == "launch: --transport srun: this is no Slurm allocation"
+    said = launch.start("--transport", "srun", "--hosts", "node1,login", "-m", "x").finish()
+    assert re.match(r"launch: --transport srun: login is not in Slurm job \d+$", said.words[0])
