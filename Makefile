@@ -32,7 +32,7 @@ demo: $(VENV)/installed  ## train on loopback SSH hosts of this machine
 	$(IN_VENV) $(BIN)/launch demo $(DEMO_ARGS)
 
 test: $(VENV)/installed-dev debian  ## run all tests (PYTEST_ARGS, PYTEST_WORKERS)
-	$(IN_VENV) $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
+	$(IN_VENV) $(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
 lint: $(VENV)/installed-dev  ## ruff, mypy and shellcheck
 	$(BIN)/python -m ruff check .

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 THIS_MACHINE = ("process", "ssh")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        group = "this machine" if item.path.parent.name in THIS_MACHINE else "others"
-        item.add_marker(pytest.mark.xdist_group(group))
+class TwoGroups(LoadScopeScheduling):  # type: ignore[misc]
+    """Each group goes through one process of its own, in order."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "this machine" if nodeid.split("/")[1] in THIS_MACHINE else "others"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TwoGroups:
+    return TwoGroups(config, log)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

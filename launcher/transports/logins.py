@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from launcher.transports.base import Channel, TransportError
-from launcher.transports.ssh_failures import DROPPED, Judgement
+from launcher.transports.ssh_failures import DROPPED, TIMED_OUT, Judgement
 
 LOGINS_AT_ONCE = 8  # on one sshd, which drops at random beyond 10 (MaxStartups); somebody else may log in as well
 _BOOT_TRY_S = 10.0  # TCP asks again after 1, 2, 4, 8, ... s: one long try would find a host that has booted too late
@@ -83,10 +83,13 @@ def keep_trying(
     """
     patience = _Patience(limit_s)
     try_s = _BOOT_TRY_S if may_boot else limit_s
+    told = None
     while isinstance(outcome := _try_once(gate, log_in, patience, try_s), LoginError):
+        # The last try is cut short by us: what an earlier one was answered says more than its silence.
+        told = told if told is not None and outcome.judgement.kind == TIMED_OUT else outcome
         pause_s = random.uniform(0.2, 1.0)  # spreads the tries of many hosts
         if pause_s > patience.left_s or not outcome.judgement.is_passing(may_boot=may_boot):
-            raise TransportError(outcome.judgement.of(name, outcome.gateway)) from outcome
+            raise TransportError(told.judgement.of(name, told.gateway)) from told
         time.sleep(pause_s)
     return outcome
 

@@ -12,7 +12,8 @@ from launcher.errors import HostFailure
 # A refused login never passes: current sshd locks out an address that tries again and again.
 DROPPED = "dropped"
 # So does a host that is booting: first nobody answers, then the machine, and at last its sshd.
-_BOOTING = ("refused", "timed out", "no route", "no way", "cut off")
+TIMED_OUT = "timed out"
+_BOOTING = ("refused", TIMED_OUT, "no route", "no way", "cut off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Place:
         """way: the hops before it, where any of them may be the silent one."""
         by_way = f" by way of {way}" if way else ""
         hint = "is it on, and does a firewall let SSH through?"
-        return Judgement("timed out", f"{self._where} does not answer{by_way}", hint)
+        return Judgement(TIMED_OUT, f"{self._where} does not answer{by_way}", hint)
 
     def slow_login(self) -> Judgement:
         """It answers, so it is not booting, and waiting longer is for the user to ask."""

@@ -54,5 +54,16 @@ def make_machines(folder: Path) -> Cluster:
 
 def run_as(user: str, host: Host, *argv: str) -> subprocess.CompletedProcess[str]:
     """Run a program on a machine as `docker compose exec --user` does."""
-    words = [*host.enter(), "env", "-i", f"PATH={TOOL_PATH}", f"NODES={NODES}", "runuser", "-u", user, "--", *argv]
+    words = [
+        *host.enter(Path("/")),
+        "env",
+        "-i",
+        f"PATH={TOOL_PATH}",
+        f"NODES={NODES}",
+        "runuser",
+        "-u",
+        user,
+        "--",
+        *argv,
+    ]
     return subprocess.run(words, text=True, capture_output=True, check=False, timeout=30)
