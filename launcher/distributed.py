@@ -43,6 +43,7 @@ FIRST_SPECIAL_STEP = 0xFFFFFFF0
 # Ports that no service is registered for, below those that the kernel hands out (32768 on).
 FIRST_PORT, PORT_COUNT = 15_000, 15_000
 TORCH_PORT = 29_500
+MAX_PORT = 65_535
 SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 log = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ def init(backend: str = "auto", timeout_s: float = 600) -> World:
     `timeout_s` bounds the wait for the other ranks, here and in every collective.
     A single process gets a group of one, without a port, so that collectives need no special case.
     """
-    place = find_place(os.environ)
+    place = check_place(find_place(os.environ))
     warn_of_idle_tasks(place, os.environ)
     is_chosen, backend = backend != "auto", choose_backend(backend)
     if not is_chosen and backend == "gloo":
@@ -176,11 +177,9 @@ def is_main() -> bool:
     """Be true on rank 0, also before `init()` and when the environment is wrong."""
     if dist.is_initialized():
         return bool(dist.get_rank() == 0)
-    if os.environ.get("RANK"):
-        return os.environ["RANK"] == "0"
     try:
         return find_place(os.environ).rank == 0
-    except WorldError:
+    except WorldError:  # whoever it is, it had better say what is wrong
         return True
 
 
@@ -277,12 +276,30 @@ def find_place(environ: Mapping[str, str]) -> Place:
     return next(place for detect in DETECTORS if (place := detect(environ)) is not None)
 
 
+def check_place(place: Place) -> Place:
+    """Return the place, or raise WorldError for one that can't be: the ranks would wait for each other in vain."""
+    for name, rank, size in (
+        ("rank", place.rank, place.world_size),
+        ("local rank", place.local_rank, place.local_world_size),
+    ):
+        if rank >= size:
+            raise WorldError(f"{place.launched_by} says {name} {rank} of {size}: it must be below")
+    if not 1 <= place.master_port <= MAX_PORT:
+        raise WorldError(f"MASTER_PORT must be between 1 and {MAX_PORT}, got {place.master_port}")
+    if place.rank:
+        try:
+            socket.getaddrinfo(place.master_addr, None)
+        except OSError:
+            raise WorldError(f"rank 0 is on {place.master_addr}, a name that is not known here") from None
+    return place
+
+
 def detect_torchrun(environ: Mapping[str, str]) -> Place | None:
     """Read the variables that torchrun sets; some of them alone are left to whoever else started this process."""
     present = [name for name in TORCHRUN_VARIABLES if environ.get(name)]
     if len(present) < len(TORCHRUN_VARIABLES):
         return None
-    place = Place(
+    return Place(
         launched_by="torchrun",
         rank=_whole_number(environ, "RANK"),
         world_size=_whole_number(environ, "WORLD_SIZE"),
@@ -294,13 +311,6 @@ def detect_torchrun(environ: Mapping[str, str]) -> Place | None:
         master_port=_whole_number(environ, "MASTER_PORT"),
         job_id=environ.get("SLURM_JOB_ID"),
     )
-    if place.rank >= place.world_size:
-        raise WorldError(f"RANK must be below WORLD_SIZE, got {place.rank} of {place.world_size}")
-    if place.local_rank >= place.local_world_size:
-        raise WorldError(
-            f"LOCAL_RANK must be below LOCAL_WORLD_SIZE, got {place.local_rank} of {place.local_world_size}"
-        )
-    return place
 
 
 def detect_open_mpi(environ: Mapping[str, str]) -> Place | None:
@@ -330,7 +340,7 @@ def detect_slurm_task(environ: Mapping[str, str]) -> Place | None:
     if world_size > 1 and not peers and not environ.get("MASTER_ADDR"):
         raise WorldError("a Slurm task, but SLURM_JOB_NODELIST is not set: start it with srun, or set MASTER_ADDR")
     tasks = _first_of(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
-    counts = expand_counts(tasks) if tasks else [_whole_number(environ, "SLURM_NTASKS_PER_NODE", 1)]
+    counts = expand_counts(tasks) if tasks else [_whole_number(environ, "SLURM_NTASKS_PER_NODE", world_size)]
     job_id, step_id = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
     place = Place(
         launched_by="srun",
@@ -389,7 +399,7 @@ def expand_counts(text: str) -> list[int]:
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", element)
         if found is None:
             raise WorldError(f"can't read the tasks per node {text!r}")
-        counts += [int(found[1])] * int(found[2] or 1)
+        counts += [int(found[1])] * max(1, int(found[2] or 1))
     return counts
 
 
@@ -526,6 +536,7 @@ def _place_of_mpi(launched_by: str, environ: Mapping[str, str], names: list[str]
     """Read rank, size, local rank and local size from the variables of these `names`."""
     _require(environ, f"started by {launched_by}", names)
     rank, world_size, local_rank, local_world_size = (_whole_number(environ, name) for name in names)
+    local_world_size = max(1, local_world_size)
     if world_size > local_world_size and not environ.get("MASTER_ADDR"):
         raise WorldError(
             f"started by {launched_by} on several hosts, but MASTER_ADDR is not set: give all ranks the host of rank 0"
@@ -580,6 +591,8 @@ def _numbers(ranges: str) -> Iterator[str]:
     """Yield `1`, `2`, `3`, `007` of `1-3,007`: zeros in front are part of a name."""
     for part in ranges.split(","):
         low, _, high = part.partition("-")
+        if int(high or low) < int(low):
+            raise WorldError(f"can't read the range of nodes {part!r}")
         yield from (f"{number:0{len(low)}d}" for number in range(int(low), int(high or low) + 1))
 
 

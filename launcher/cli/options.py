@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,17 @@ from launcher.job import COLLECTIVES_MODULE, DEFAULT_PROGRAM, TRAINER_MODULE, Ac
 from launcher.slurm import SRUN, TRANSPORTS, read_allocation, refuse_gpus
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class _Seconds(click.FloatRange):
+    """A number of seconds, and not nan or inf, which pass every comparison or last for ever."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is no time.", param, ctx)
+        return seconds
+
 
 _HOSTS = (
     click.option("--hosts", metavar="LIST", help="Hosts in rank order: a,b,gpu[1-4] or user@host."),
@@ -39,7 +51,7 @@ _REACH = (
     click.option("--accept-new-host-keys", is_flag=True, help="Trust and record the key of a host met first."),
     click.option("--ask-password", is_flag=True, help="Ask once for the password of all hosts that take no key."),
     click.option(
-        "--connect-timeout", metavar="S", type=click.FloatRange(min=0.1), default=10.0, show_default=True,
+        "--connect-timeout", metavar="S", type=_Seconds(min=0.1), default=10.0, show_default=True,
         help="Seconds until a host counts as unreachable; given, it also waits for one that is booting.",
     ),
 )  # fmt: skip
@@ -81,11 +93,11 @@ _CHECKS = (
 )
 _LIFE = (
     click.option(
-        "--silence", metavar="S", type=click.FloatRange(min=0.5), default=15.0, show_default=True,
+        "--silence", metavar="S", type=_Seconds(min=0.5), default=15.0, show_default=True,
         help="Seconds without a sign of life until the other side counts as dead.",
     ),
     click.option(
-        "--stop-timeout", metavar="S", type=click.FloatRange(min=0), default=15.0, show_default=True,
+        "--stop-timeout", metavar="S", type=_Seconds(min=0), default=15.0, show_default=True,
         help="Seconds for the trainer to save after SIGTERM.",
     ),
 )  # fmt: skip

@@ -167,7 +167,7 @@ def _make_folder(path: Path) -> None:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text, "utf-8")
+        path.write_bytes(os.fsencode(text))  # an argument may be no text
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
 
@@ -176,7 +176,13 @@ def submit(text: str, env: Mapping[str, str]) -> str:
     """Give the script to sbatch and return the job's number; raise LauncherError with sbatch's own words."""
     try:
         done = subprocess.run(
-            ["sbatch", "--parsable"], input=text, env=env, capture_output=True, text=True, check=False
+            ["sbatch", "--parsable"],
+            input=text,
+            env=env,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            check=False,
         )
     except FileNotFoundError:
         hint = "type this on a machine of the cluster, or take the script there: --output FILE"

@@ -78,6 +78,13 @@ def test_a_single_process_has_a_group_of_one_and_no_port(monkeypatch: pytest.Mon
     distributed.shutdown()
 
 
+def set_rank(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """Let this process stand where torchrun would have put it."""
+    values = {"RANK": rank, "WORLD_SIZE": 4, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 4, "MASTER_PORT": 29500}
+    for name, value in {**values, "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, str(value))
+
+
 def test_helpers_work_for_a_single_process() -> None:
     with distributed.rank_ordered():
         distributed.barrier()
@@ -120,7 +127,7 @@ def test_the_seed_of_a_rank_makes_its_numbers(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_other_ranks_do_not_run_what_is_for_rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
+    set_rank(monkeypatch, 1)
     assert distributed.rank_zero_only(len)("four") is None
 
 
@@ -174,9 +181,11 @@ def test_a_world_says_itself_in_one_line() -> None:
 
 
 def test_is_main_reads_the_rank_before_init(monkeypatch: pytest.MonkeyPatch) -> None:
-    for rank, expected in (("0", True), ("", True), ("3", False), ("x", False)):
-        monkeypatch.setenv("RANK", rank)
-        assert distributed.is_main() is expected
+    monkeypatch.setenv("RANK", "3")
+    assert distributed.is_main(), "a RANK that was left in a shell silences nobody"
+    for rank in (0, 3):
+        set_rank(monkeypatch, rank)
+        assert distributed.is_main() is (rank == 0)
 
 
 def test_the_file_can_be_copied_alone() -> None:

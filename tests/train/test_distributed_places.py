@@ -120,8 +120,8 @@ REMEDY = "start with torchrun, or unset them for a single process"
         ),
         (TORCHRUN | {"RANK": "one"}, "RANK must be a whole number, got 'one'"),
         (TORCHRUN | {"WORLD_SIZE": "-8"}, "WORLD_SIZE must be a whole number, got '-8'"),
-        (TORCHRUN | {"RANK": "8"}, "RANK must be below WORLD_SIZE, got 8 of 8"),
-        (TORCHRUN | {"LOCAL_RANK": "4"}, "LOCAL_RANK must be below LOCAL_WORLD_SIZE, got 4 of 4"),
+        (TORCHRUN | {"RANK": "8"}, "torchrun says rank 8 of 8: it must be below"),
+        (TORCHRUN | {"LOCAL_RANK": "4"}, "torchrun says local rank 4 of 4: it must be below"),
         (
             SLURM_TASK | {"SLURM_LOCALID": "", "SLURM_PROCID": ""},
             "a Slurm task, but SLURM_PROCID, SLURM_LOCALID are not set",
@@ -133,6 +133,10 @@ REMEDY = "start with torchrun, or unset them for a single process"
         (SLURM_TASK | {"SLURM_STEP_NODELIST": "gpu[1-"}, "can't read the list of nodes 'gpu[1-'"),
         (SLURM_TASK | {"SLURM_STEP_TASKS_PER_NODE": "two"}, "can't read the tasks per node 'two'"),
         (SLURM_TASK | {"WORLD_SIZE": "8"}, "WORLD_SIZE is 8, but srun says 3: unset it"),
+        (SLURM_TASK | {"SLURM_STEP_NODELIST": "gpu[3-1]"}, "can't read the range of nodes '3-1'"),
+        (SLURM_TASK | {"SLURM_PROCID": "7"}, "srun says rank 7 of 3: it must be below"),
+        (TORCHRUN | {"MASTER_PORT": "99999"}, "MASTER_PORT must be between 1 and 65535, got 99999"),
+        (TORCHRUN | {"MASTER_ADDR": "gpu1.invalid"}, "rank 0 is on gpu1.invalid, a name that is not known here"),
         (OPEN_MPI | {"LOCAL_RANK": "0"}, "LOCAL_RANK is 0, but mpirun says 1: unset it"),
         (
             OPEN_MPI | {"MASTER_ADDR": ""},
@@ -143,7 +147,7 @@ REMEDY = "start with torchrun, or unset them for a single process"
 )
 def test_half_set_or_wrong_variables_are_refused(environ: Mapping[str, str], message: str) -> None:
     with pytest.raises(WorldError) as caught:
-        distributed.find_place(environ)
+        distributed.check_place(distributed.find_place(environ))
     assert str(caught.value) == message
 
 

@@ -205,7 +205,9 @@ def test_a_wrong_option_is_said_by_rank_0_alone(
 ) -> None:
     assert trainer.main(["--lrr", "1"]) == 2
     assert capsys.readouterr().err == "unknown option '--lrr', did you mean '--lr'?\n"
-    monkeypatch.setenv("RANK", "1")
+    place = {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": 29500}
+    for name, value in {**place, "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(trainer, "SILENT_EXIT_S", 0)
     assert trainer.main(["--lrr", "1"]) == 2
     assert capsys.readouterr().err == ""
