@@ -38,9 +38,7 @@ class Allocation:
     job_id: str
     nodes: tuple[str, ...]  # in Slurm's order
     cpus_per_node: tuple[int, ...] = ()
-    tasks_per_node: tuple[int, ...] = ()
     gpus_per_node: int | None = None
-    partition: str | None = None
 
     @property
     def name(self) -> str:
@@ -66,14 +64,11 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
     if not job_id or not environ.get(name):
         return None
     nodes = _read_nodes(name, environ[name])
-    tasks = _read_repeated(environ, "SLURM_TASKS_PER_NODE")
     return Allocation(
         job_id=job_id,
         nodes=nodes,
         cpus_per_node=_read_repeated(environ, "SLURM_JOB_CPUS_PER_NODE"),
-        tasks_per_node=tasks,
-        gpus_per_node=_read_gpus(environ, tasks, len(nodes)),
-        partition=environ.get("SLURM_JOB_PARTITION"),
+        gpus_per_node=_read_gpus(environ, len(nodes)),
     )
 
 
@@ -154,7 +149,7 @@ def _read_repeated(environ: Mapping[str, str], name: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _read_gpus(environ: Mapping[str, str], tasks: Sequence[int], node_count: int) -> int | None:
+def _read_gpus(environ: Mapping[str, str], node_count: int) -> int | None:
     """Return the GPUs on each node, where all have as many; salloc --gres says nothing, and only the nodes know."""
     if text := environ.get("SLURM_GPUS_PER_NODE"):
         return _count_gpus(text)
@@ -162,6 +157,7 @@ def _read_gpus(environ: Mapping[str, str], tasks: Sequence[int], node_count: int
         return total // node_count if total % node_count == 0 else None
     if text := environ.get("SLURM_GPUS_ON_NODE"):
         return _count_gpus(text)
+    tasks = _read_repeated(environ, "SLURM_TASKS_PER_NODE")
     per_task = _count_gpus(environ.get("SLURM_GPUS_PER_TASK", ""))
     return per_task * tasks[0] if per_task and len(set(tasks)) == 1 else None
 

@@ -112,10 +112,6 @@ class LineDecoder:
         *lines, self._rest = (self._rest + data).split(b"\n")
         return list(_join(event for line in lines for event in self._read(line)))
 
-    def finish(self) -> bytes:
-        """Return what was left without a newline."""
-        return self._rest
-
     def _read(self, line: bytes) -> Iterator[Event]:
         # A relay that was killed leaves half a line, and the next one's begins behind it: base64 has no tilde.
         start = line.rfind(self._mark)

@@ -51,9 +51,7 @@ def test_all_that_the_variables_say():
         job_id="4",
         nodes=("node1", "node2"),
         cpus_per_node=(8, 8),
-        tasks_per_node=(3, 3),
         gpus_per_node=2,
-        partition="gpu",
     )
 
 
@@ -115,9 +113,9 @@ def test_a_node_list_that_is_none_names_its_variable():
     [("8", (8,)), ("8(x2)", (8, 8)), ("8(x2),4", (8, 8, 4)), ("3,1", (3, 1)), ("", ()), ("8x2", ()), ("2(x)", ())],
 )
 def test_sizes_per_node(text, numbers):
-    allocation = read_allocation({**JOB, "SLURM_TASKS_PER_NODE": text, "SLURM_JOB_CPUS_PER_NODE": text})
+    allocation = read_allocation({**JOB, "SLURM_JOB_CPUS_PER_NODE": text})
     assert allocation is not None
-    assert (allocation.tasks_per_node, allocation.cpus_per_node) == (numbers, numbers)
+    assert allocation.cpus_per_node == numbers
 
 
 @pytest.mark.parametrize(
@@ -146,8 +144,8 @@ def test_gpus_per_node(environ, gpus):
     ("allocation", "line"),
     [
         (TWO, "Slurm job 7: 2 nodes, n[1-2]"),
-        (Allocation("7", ("n1",), (1,), (1,), 1), "Slurm job 7: 1 node, n1, 1 CPU and 1 GPU on each"),
-        (Allocation("7", ("a", "b"), (8, 8), (), 4), "Slurm job 7: 2 nodes, a,b, 8 CPUs and 4 GPUs on each"),
+        (Allocation("7", ("n1",), (1,), 1), "Slurm job 7: 1 node, n1, 1 CPU and 1 GPU on each"),
+        (Allocation("7", ("a", "b"), (8, 8), 4), "Slurm job 7: 2 nodes, a,b, 8 CPUs and 4 GPUs on each"),
         (Allocation("7", ("n1", "n2"), (8, 4)), "Slurm job 7: 2 nodes, n[1-2]"),
     ],
 )  # fmt: skip
