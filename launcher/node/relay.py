@@ -30,7 +30,7 @@ LINE_BYTES = 720  # before base64: 960 of the 1,023 that srun keeps together
 OUT_BYTES = 256 << 10  # while this much waits for srun, no process is read
 READ_BYTES = 64 << 10
 START_S = 60.0  # without a first channel: the launcher died in between
-LINGER_S = 5.0  # after the last one: srun tells nobody that it was killed, and the task would stay
+LINGER_S = 2.0  # after the last one: srun tells nobody that it was killed, and the task would stay
 
 _STDIN, _STDOUT = 0, 1
 # What would make a rank a task of our step, which it is not; and the login of who made the allocation.

@@ -43,7 +43,7 @@ _FEW_BYTES = 512
 _GATHER_S = 0.002
 _PIPE_BYTES = 1 << 20
 _SETTLE_S = 0.2  # after the end of a task: that Slurm has cancelled the step may be said a moment later
-_REUSE_S = 1.0  # well below a relay's LINGER_S
+_REUSE_S = 0.5  # well below a relay's LINGER_S
 _END_S = 2.0  # for srun, once nobody is left to talk to
 _KILL_S = 1.0
 

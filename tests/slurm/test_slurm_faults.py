@@ -125,7 +125,7 @@ def test_the_job_of_a_script_is_cancelled(launch: SlurmLaunch) -> None:
 
 
 def test_a_node_is_switched_off(launch: SlurmLaunch) -> None:
-    running = launch.start_waiting("--connect-timeout", "4")
+    running = launch.start_waiting("--connect-timeout", "3")
     launch.slurm.cluster["node2"].power_off()
     running.wait_for(r"^launch: lost node2 \(no sign of life for 2 s\), stopping 2 nodes$")
     done = running.finish()
