@@ -20,7 +20,7 @@ import torch.distributed as dist
 from launcher.distributed import World
 from launcher.trainer.config import SHAPE, TrainConfig
 from launcher.trainer.data import share_from_main
-from launcher.trainer.folder import PROGRESS, find_newest, prune, put_in_place, read_progress, save_file
+from launcher.trainer.folder import PROGRESS, explain, find_newest, prune, put_in_place, read_progress, save_file
 from launcher.trainer.optimization import Learner
 from launcher.trainer.options import ConfigError
 
@@ -133,6 +133,7 @@ class Checkpoints:
             path = Path(self._config.resume)
             if read_progress(path) is None:
                 raise ConfigError(f"{path}: no whole checkpoint, a folder such as outputs/checkpoints/step_60")
+        check_metadata(path)
         return str(path).encode() + b"\n" + (path / PROGRESS).read_bytes()
 
     def _all_see(self, file: Path, content: bytes) -> bool:
@@ -146,13 +147,9 @@ class Checkpoints:
     def _load(self, path: Path, *, shared: bool) -> None:
         """Read the checkpoint: each rank its part, or rank 0 all of it for the others."""
         from torch.distributed.checkpoint import state_dict
-        from torch.distributed.checkpoint.filesystem import FileSystemReader
-        from torch.distributed.checkpoint.state_dict_loader import load
 
         state = self._state(full=not shared)
-        if shared or self._world.is_main:
-            group = None if shared else self._alone
-            load(state, storage_reader=FileSystemReader(path), process_group=group)
+        self._read(path, state, shared=shared)
         model, optimizer = self._learner.replica.model, self._learner.optimizer
         # What the options say of the optimizer holds, and not what they said when the checkpoint was made.
         rules = [{name: group[name] for name in group if name != "params"} for group in optimizer.param_groups]
@@ -162,6 +159,22 @@ class Checkpoints:
         state_dict.set_model_state_dict(model, state["model"], options=options)
         for rules_now, rule in zip(optimizer.param_groups, rules):  # noqa: B905  # Python 3.9 has no `strict`
             rules_now.update(rule)
+
+    def _read(self, path: Path, state: dict[str, Any], *, shared: bool) -> None:
+        """Fill `state`; what one rank can't read ends all of them, so that none is left waiting for it."""
+        from torch.distributed.checkpoint.api import CheckpointException
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        reason = ""
+        if shared or self._world.is_main:
+            try:
+                group = None if shared else self._alone
+                load(state, storage_reader=FileSystemReader(path), process_group=group)
+            except CheckpointException as error:  # no Exception: nobody above would catch it
+                reason = explain(error)
+        if not agree(not reason, self._world):
+            raise unreadable(path, reason)
 
     def export(self) -> Path:
         """Write `model.pt`: all weights under their plain names and the config; every rank calls it."""
@@ -202,6 +215,21 @@ def agree(fact: bool, world: World) -> bool:
     everywhere = torch.tensor(int(fact), device=world.device)
     dist.all_reduce(everywhere, dist.ReduceOp.MIN)
     return bool(everywhere)
+
+
+def check_metadata(path: Path) -> None:
+    """Read what says where each tensor lies: of a cut-off one torch itself would log two tracebacks."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    try:
+        FileSystemReader(path).read_metadata()
+    except Exception as error:  # noqa: BLE001  # a pickle that was cut off raises anything
+        raise unreadable(path, explain(error)) from None
+
+
+def unreadable(path: Path, reason: str) -> ConfigError:
+    """Say that a checkpoint is broken, and what there is to do."""
+    return ConfigError(f"{path}: can't be read: {reason}; another one: --resume PATH")
 
 
 def check_model(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:

@@ -19,10 +19,12 @@ from typing import Any
 
 import torch
 
+from launcher.trainer.config import SHAPE
 from launcher.trainer.options import ConfigError
 
 PROGRESS = "progress.json"
 NAME = re.compile(r"step_\d+")
+NEEDED = {"step": int, "epoch": int, "samples": int, "saved_at": float, "scaler": dict, "kind": str, "config": dict}
 
 
 def make_folder(path: str) -> None:
@@ -54,10 +56,29 @@ def find_whole(folder: Path) -> list[Path]:
 def read_progress(path: Path) -> dict[str, Any] | None:
     """Return what `progress.json` says, or None where this is no whole checkpoint, a half-copied one say."""
     try:
-        progress: dict[str, Any] = json.loads((path / PROGRESS).read_text())
-    except (OSError, ValueError):
+        progress = json.loads((path / PROGRESS).read_text())
+    except (OSError, ValueError, RecursionError):
         return None
-    return progress if (path / ".metadata").is_file() else None
+    return progress if is_complete(progress) and (path / ".metadata").is_file() else None
+
+
+def is_complete(progress: Any) -> bool:
+    """Find all there that a run needs to go on."""
+    if not isinstance(progress, dict) or not all(isinstance(progress.get(name), NEEDED[name]) for name in NEEDED):
+        return False
+    return all(name in progress["config"] for name in SHAPE)
+
+
+def explain(error: BaseException) -> str:
+    """Say in one line what is behind an error: torch wraps what the disk said, and shows it with nested tracebacks."""
+    while failures := getattr(error, "failures", None):  # a CheckpointException has the errors of the ranks
+        error = next(iter(failures.values()))[0]
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return f"{Path(cause.filename).name}: {cause.strerror}" if cause.filename else cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def put_in_place(temporary: Path, path: Path) -> None:

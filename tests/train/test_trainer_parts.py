@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from launcher import distributed
 from launcher.distributed import World
+from launcher.trainer import __main__ as trainer
 from launcher.trainer.checkpoint import check_model
 from launcher.trainer.config import TrainConfig, read_config
 from launcher.trainer.data import (
@@ -40,6 +41,7 @@ from launcher.trainer.parallel import Layout, Replica
 from launcher.trainer.report import Node, check_nodes, describe_start
 
 CONFIG = TrainConfig()
+SHORT = ["--data-size", "100", "--steps-per-epoch", "2", "--layers", "1", "--batch-size", "2"]
 WORLD = World(0, 1, 0, 1, torch.device("cpu"), "gloo", "single process")
 
 
@@ -245,10 +247,21 @@ def test_a_file_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.pt"]
 
 
+PROGRESS = {
+    "step": 1,
+    "epoch": 1,
+    "samples": 8,
+    "saved_at": 0.0,
+    "scaler": {},
+    "kind": "text",
+    "config": asdict(CONFIG),
+}
+
+
 def make_checkpoint(folder: Path, name: str, saved_at: float) -> Path:
     temporary = folder / f".{name}.tmp"
     temporary.mkdir(parents=True)
-    (temporary / "progress.json").write_text(json.dumps({"saved_at": saved_at}))
+    (temporary / "progress.json").write_text(json.dumps({**PROGRESS, "saved_at": saved_at}))
     (temporary / ".metadata").touch()
     put_in_place(temporary, folder / name)
     return folder / name
@@ -256,23 +269,59 @@ def make_checkpoint(folder: Path, name: str, saved_at: float) -> Path:
 
 def test_the_newest_checkpoint_is_the_one_saved_last_and_whole(tmp_path: Path) -> None:
     assert find_newest(tmp_path / "none") is None
-    make_checkpoint(tmp_path, "step_90", saved_at=1)  # of an earlier run, which came further
-    newest = make_checkpoint(tmp_path, "step_10", saved_at=3)
-    make_checkpoint(tmp_path, "step_5", saved_at=2)
-    (make_checkpoint(tmp_path, "step_20", saved_at=4) / ".metadata").unlink()  # a copy that was cut off
+    make_checkpoint(tmp_path, "step_90", saved_at=1.0)  # of an earlier run, which came further
+    newest = make_checkpoint(tmp_path, "step_10", saved_at=3.0)
+    make_checkpoint(tmp_path, "step_5", saved_at=2.0)
+    (make_checkpoint(tmp_path, "step_20", saved_at=4.0) / ".metadata").unlink()  # a copy that was cut off
     (tmp_path / ".step_30.tmp").mkdir()
     assert find_newest(tmp_path) == newest
 
 
+@pytest.mark.parametrize(
+    "progress",
+    [
+        *({name: PROGRESS[name] for name in PROGRESS if name != left_out} for left_out in PROGRESS),
+        {},
+        [],
+        {**PROGRESS, "step": "1"},
+        {**PROGRESS, "config": {"layers": 2, "heads": 2, "dim": 64}},
+    ],
+)
+def test_a_checkpoint_that_says_too_little_is_not_whole(progress: object, tmp_path: Path) -> None:
+    older = make_checkpoint(tmp_path, "step_1", saved_at=1.0)
+    newer = make_checkpoint(tmp_path, "step_2", saved_at=2.0)
+    assert find_newest(tmp_path) == newer
+    (newer / "progress.json").write_text(json.dumps(progress))
+    assert find_newest(tmp_path) == older
+
+
+def test_a_checkpoint_with_a_hole_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert trainer.main([*SHORT, "--epochs", "1"]) == 0
+    capsys.readouterr()
+    step = Path("outputs/checkpoints/step_2")
+    metadata = (step / ".metadata").read_bytes()
+    (step / ".metadata").write_bytes(b"")
+    assert trainer.main([*SHORT, "--resume", "auto"]) == 2
+    assert capsys.readouterr().err == f"{step}: can't be read: EOFError: Ran out of input; another one: --resume PATH\n"
+    (step / ".metadata").write_bytes(metadata)
+    (step / "__0_0.distcp").unlink()
+    assert trainer.main([*SHORT, "--resume", str(step)]) == 2
+    missing = "__0_0.distcp: No such file or directory"
+    assert capsys.readouterr().err == f"{step}: can't be read: {missing}; another one: --resume PATH\n"
+
+
 def test_a_checkpoint_takes_the_place_of_one_of_that_name(tmp_path: Path) -> None:
-    make_checkpoint(tmp_path, "step_1", saved_at=1)
-    make_checkpoint(tmp_path, "step_1", saved_at=2)
-    assert json.loads((tmp_path / "step_1" / "progress.json").read_text()) == {"saved_at": 2}
+    make_checkpoint(tmp_path, "step_1", saved_at=1.0)
+    make_checkpoint(tmp_path, "step_1", saved_at=2.0)
+    assert json.loads((tmp_path / "step_1" / "progress.json").read_text())["saved_at"] == 2
 
 
 def test_the_oldest_checkpoints_go_and_what_was_left_half_done(tmp_path: Path) -> None:
     for number in (3, 1, 2):
-        make_checkpoint(tmp_path, f"step_{number}", saved_at=number)
+        make_checkpoint(tmp_path, f"step_{number}", saved_at=float(number))
     (tmp_path / ".step_9.tmp").mkdir()
     (tmp_path / "notes").mkdir()
     prune(tmp_path, keep=2)
