@@ -47,6 +47,7 @@ class Checkpoints:
         # Rank 0 must be able to save when the others are gone: a group of its own asks nobody.
         self._alone = dist.new_group([0], backend="gloo") if world.world_size > 1 else None
         self._saved: Position | None = None
+        self._resumed = ""
 
     def save(self, position: Position) -> Path:
         """Write what is there to go on from; every rank calls it, and rank 0 has written when it returns."""
@@ -118,8 +119,16 @@ class Checkpoints:
         self._load(path, shared=self._all_see(path / PROGRESS, progress))
         if said["scaler"]:  # the run that saved it may have had none
             self._learner.scaler.load_state_dict(said["scaler"])
+        self._resumed = name.decode()
         self._saved = Position(said["step"], said["epoch"], said["samples"])
         return self._saved
+
+    def describe_resume(self, position: Position) -> str:
+        """Write the line of the start report that says where the run goes on; empty where it was to begin anew."""
+        if self._config.resume == "none":
+            return ""
+        going_on = f"{self._resumed}, step {position.step} of epoch {position.epoch}"
+        return f"\nresume  {going_on if self._resumed else 'nothing to resume, begun anew'}"
 
     def _find(self) -> bytes:
         """Return the path of the checkpoint and its progress, on rank 0; nothing where we begin anew."""

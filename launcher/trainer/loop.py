@@ -43,7 +43,7 @@ def train(config: TrainConfig, world: World) -> None:
     position = checkpoints.resume()
     vote = StopVote(world)
     run = Run(config, world, learner, loader, sampler, evaluator, checkpoints, journal, position, vote)
-    journal.begin(position, run.steps, speed, report)
+    journal.begin(position, run.steps, speed, report + checkpoints.describe_resume(position))
     try:
         run.train()
     except Exception:

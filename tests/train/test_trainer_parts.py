@@ -295,6 +295,21 @@ def test_a_checkpoint_that_says_too_little_is_not_whole(progress: object, tmp_pa
     assert find_newest(tmp_path) == older
 
 
+def test_the_start_report_says_where_a_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def resume_lines(*argv: str) -> list[str]:
+        assert trainer.main([*SHORT, *argv]) == 0
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("resume")]
+
+    assert resume_lines() == []
+    step = "outputs/checkpoints/step_2"
+    assert resume_lines("--resume", "auto", "--epochs", "2") == [f"resume  {step}, step 2 of epoch 2"]
+    assert resume_lines("--resume", "auto", "--save-dir", "new") == ["resume  nothing to resume, begun anew"]
+
+
 def test_a_checkpoint_with_a_hole_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
