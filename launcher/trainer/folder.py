@@ -4,18 +4,21 @@
     SAVE_DIR/checkpoints/step_120/progress.json    how far it is, and the options it was made with
     SAVE_DIR/model.pt                              the weights alone, for torch.load
     SAVE_DIR/metrics.jsonl                         what the run told of itself
+    SAVE_DIR/.lock                                 locked while a run saves there
 
 A checkpoint is written under a temporary name, and renamed when all ranks are through.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import shutil
+from multiprocessing.util import register_after_fork
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -23,6 +26,7 @@ from launcher.trainer.config import SHAPE
 from launcher.trainer.options import ConfigError
 
 PROGRESS = "progress.json"
+LOCK = ".lock"
 NAME = re.compile(r"step_\d+")
 NEEDED = {"step": int, "epoch": int, "samples": int, "saved_at": float, "scaler": dict, "kind": str, "config": dict}
 
@@ -36,6 +40,20 @@ def make_folder(path: str) -> None:
         checked.unlink()
     except OSError as error:
         raise ConfigError(f"{path}: can't save there: {error.strerror}") from None
+
+
+def lock_folder(path: str) -> TextIO:
+    """Keep other runs out of the save folder, until the file is closed or the process ends, however it does."""
+    file = (Path(path) / LOCK).open("a")
+    register_after_fork(file, lambda held: held.close())  # a loader process must not hold it longer than its rank
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ConfigError(f"{path}: another run saves there") from None
+    except OSError:
+        pass  # a file system without locks
+    return file
 
 
 def find_newest(folder: Path) -> Path | None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TextIO
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from launcher.trainer.config import TrainConfig
 from launcher.trainer.curve import check_picture, plot_losses
 from launcher.trainer.data import Task, short
 from launcher.trainer.flops import flops_per_token, peak_flops, utilisation
-from launcher.trainer.folder import make_folder
+from launcher.trainer.folder import lock_folder, make_folder
 from launcher.trainer.parallel import Layout
 from launcher.trainer.progress import Progress
 from launcher.trainer.track import METRICS_FILE, open_trackers
@@ -62,10 +63,12 @@ class Journal:
         self._is_main = world.is_main
         self._losses: list[float] = []
         self._progress: Progress | None = None
+        self._lock: TextIO | None = None
 
     def open(self) -> None:
-        """Make the folder and the trackers, on rank 0, before the work begins that they are for."""
+        """Make and lock the folder, and open the trackers, on rank 0, before the work begins that they are for."""
         make_folder(self._config.save_dir)
+        self._lock = lock_folder(self._config.save_dir)
         if self._config.plot:
             check_picture(Path(self._config.plot))
         names = [name.strip() for name in self._config.track.split(",") if name.strip()]
@@ -129,6 +132,8 @@ class Journal:
         if self._progress is not None:
             self._progress.close()
             self._trackers.finish(exit_code)
+        if self._lock is not None:
+            self._lock.close()
 
     def _log(self, position: Position, figures: Mapping[str, float]) -> None:
         if self._is_main:

@@ -28,23 +28,23 @@ def train(config: TrainConfig, world: World) -> None:
     check_nodes(nodes, config)
     layout = plan_layout(config, world)
     journal = Journal(config, world)
-    share_from_main(journal.open, world)
-    task = load_task(config, world)
-    loader, sampler = build_loader(task, config, layout, world)
-
-    model = build_model(config).to(world.device)
-    speed = measure_speed(config, world, layout, task, model)
-    report = describe_start(world, nodes, layout, task, model)
-    distributed.seed_everything(config.seed)  # from here on each rank may draw other numbers
-    learner = build_learner(parallelize(model, layout, config, world), config, world.device)
-    evaluator = Evaluator(task, config, learner, world)
-
-    checkpoints = Checkpoints(config, world, learner)
-    position = checkpoints.resume()
-    vote = StopVote(world)
-    run = Run(config, world, learner, loader, sampler, evaluator, checkpoints, journal, position, vote)
-    journal.begin(position, run.steps, speed, report + checkpoints.describe_resume(position))
     try:
+        share_from_main(journal.open, world)
+        task = load_task(config, world)
+        loader, sampler = build_loader(task, config, layout, world)
+
+        model = build_model(config).to(world.device)
+        speed = measure_speed(config, world, layout, task, model)
+        report = describe_start(world, nodes, layout, task, model)
+        distributed.seed_everything(config.seed)  # from here on each rank may draw other numbers
+        learner = build_learner(parallelize(model, layout, config, world), config, world.device)
+        evaluator = Evaluator(task, config, learner, world)
+
+        checkpoints = Checkpoints(config, world, learner)
+        position = checkpoints.resume()
+        vote = StopVote(world)
+        run = Run(config, world, learner, loader, sampler, evaluator, checkpoints, journal, position, vote)
+        journal.begin(position, run.steps, speed, report + checkpoints.describe_resume(position))
         run.train()
     except Exception:
         journal.close(1)

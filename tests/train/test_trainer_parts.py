@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,7 +34,7 @@ from launcher.trainer.data import (
     split,
 )
 from launcher.trainer.evaluation import Evaluator
-from launcher.trainer.folder import find_newest, make_folder, prune, put_in_place, save_file
+from launcher.trainer.folder import find_newest, lock_folder, make_folder, prune, put_in_place, save_file
 from launcher.trainer.model import FEATURES, build_model
 from launcher.trainer.optimization import build_learner, learning_rate
 from launcher.trainer.options import ConfigError
@@ -349,6 +350,24 @@ def test_a_folder_that_can_not_be_made_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         make_folder(str(tmp_path / "file" / "b"))
     assert str(caught.value) == f"{tmp_path}/file/b: can't save there: Not a directory"
+
+
+def test_one_run_at_a_time_saves_in_a_folder(tmp_path: Path) -> None:
+    lock = lock_folder(str(tmp_path))
+    with pytest.raises(ConfigError) as caught:
+        lock_folder(str(tmp_path))
+    assert str(caught.value) == f"{tmp_path}: another run saves there"
+    fork = multiprocessing.get_context("fork")
+    begun, ended = fork.Event(), fork.Event()
+    worker = fork.Process(target=lambda: (begun.set(), ended.wait(60)))
+    worker.start()
+    try:
+        assert begun.wait(60)
+        lock.close()
+        lock_folder(str(tmp_path)).close()  # a loader process doesn't hold it on
+    finally:
+        ended.set()
+        worker.join()
 
 
 def test_a_checkpoint_of_another_model_is_refused() -> None:

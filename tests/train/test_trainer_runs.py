@@ -57,7 +57,12 @@ def test_a_single_process_learns_and_saves(
     assert captured.err == ""
     state = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
     build_model(TrainConfig(**state["config"])).load_state_dict(state["model"])
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["checkpoints", "metrics.jsonl", "model.pt"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        ".lock",
+        "checkpoints",
+        "metrics.jsonl",
+        "model.pt",
+    ]
     assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()] == ["step_60"]
 
     assert trainer.main(["--save-dir", "out", "--resume", "auto"]) == 0
