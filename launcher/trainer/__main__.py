@@ -10,7 +10,7 @@ import time
 import traceback
 
 from launcher.trainer.config import read_config
-from launcher.trainer.options import ConfigError, UnreadableFileError
+from launcher.trainer.options import ConfigError, RunError, UnreadableFileError
 
 # The first rank that fails makes torchrun end the others: a silent one gives rank 0 time to say why.
 SILENT_EXIT_S = 1.0
@@ -35,6 +35,9 @@ def main(argv: list[str] | None = None) -> int:
         # Each rank has its own environment and device, so each one says what is wrong with them.
         print(error, file=sys.stderr)
         return 2
+    except RunError as error:
+        refuse(error)
+        distributed.leave(1)
     except Exception:  # noqa: BLE001  # whatever it is, its traceback and exit code 1 must come out
         traceback.print_exc()
         distributed.leave(1)
@@ -43,8 +46,8 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def refuse(error: ConfigError) -> int:
-    """Say once what the user got wrong: on rank 0, or on the machine that alone can't read the file."""
+def refuse(error: ConfigError | RunError) -> int:
+    """Say once what is wrong: on rank 0, or on the machine that alone can't read the file."""
     from launcher import distributed
 
     if distributed.is_main() or isinstance(error, UnreadableFileError):

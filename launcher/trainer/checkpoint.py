@@ -20,7 +20,16 @@ import torch.distributed as dist
 from launcher.distributed import World
 from launcher.trainer.config import SHAPE, TrainConfig
 from launcher.trainer.data import share_from_main
-from launcher.trainer.folder import PROGRESS, explain, find_newest, prune, put_in_place, read_progress, save_file
+from launcher.trainer.folder import (
+    PROGRESS,
+    SaveError,
+    explain,
+    find_newest,
+    prune,
+    put_in_place,
+    read_progress,
+    save_file,
+)
 from launcher.trainer.optimization import Learner
 from launcher.trainer.options import ConfigError
 
@@ -75,19 +84,19 @@ class Checkpoints:
         if not (self._shared or self._world.is_main):
             return
         temporary = path.with_name(f".{path.name}.tmp")
-        if self._world.is_main:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True, exist_ok=True)  # another rank may have been quicker
-            (temporary / PROGRESS).write_text(json.dumps(self._describe(position), indent=1))
         try:
+            if self._world.is_main:
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir(parents=True, exist_ok=True)  # another rank may have been quicker
+                (temporary / PROGRESS).write_text(json.dumps(self._describe(position), indent=1))
             # It returns on rank 0 when every rank has written, and synced, its part.
             group = None if self._shared else self._alone
             save(state, storage_writer=FileSystemWriter(temporary), process_group=group)
-        except CheckpointException as error:  # no Exception: nobody above would catch it
-            raise RuntimeError(f"{path}: not saved: {error}") from error
-        if self._world.is_main:
-            put_in_place(temporary, path)
-            prune(self._folder, self._config.keep)
+            if self._world.is_main:
+                put_in_place(temporary, path)
+                prune(self._folder, self._config.keep)
+        except (OSError, CheckpointException) as error:  # the latter is no Exception: nobody above would catch it
+            raise SaveError(path, error) from error
 
     def _state(self, *, full: bool) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
@@ -197,7 +206,10 @@ class Checkpoints:
         else:
             weights = model.state_dict()
         if self._world.is_main:
-            save_file(path, {"model": weights, "config": asdict(self._config)})
+            try:
+                save_file(path, {"model": weights, "config": asdict(self._config)})
+            except (OSError, RuntimeError) as error:  # torch makes a RuntimeError of a full disk
+                raise SaveError(path, error) from error
         return path
 
 

@@ -23,12 +23,20 @@ from typing import Any, TextIO
 import torch
 
 from launcher.trainer.config import SHAPE
-from launcher.trainer.options import ConfigError
+from launcher.trainer.options import ConfigError, RunError
 
 PROGRESS = "progress.json"
 LOCK = ".lock"
+FILES = ("model.pt", "metrics.jsonl")
 NAME = re.compile(r"step_\d+")
 NEEDED = {"step": int, "epoch": int, "samples": int, "saved_at": float, "scaler": dict, "kind": str, "config": dict}
+
+
+class SaveError(RunError):
+    """What could not be saved, and why."""
+
+    def __init__(self, path: Path, error: BaseException) -> None:
+        super().__init__(f"{path}: not saved: {explain(error)}")
 
 
 def make_folder(path: str) -> None:
@@ -40,6 +48,12 @@ def make_folder(path: str) -> None:
         checked.unlink()
     except OSError as error:
         raise ConfigError(f"{path}: can't save there: {error.strerror}") from None
+    checkpoints = Path(path) / "checkpoints"
+    if checkpoints.exists() and not checkpoints.is_dir():
+        raise ConfigError(f"{checkpoints}: can't save there: Not a directory")
+    for name in FILES:
+        if (Path(path) / name).is_dir():
+            raise ConfigError(f"{Path(path) / name}: can't save there: Is a directory")
 
 
 def lock_folder(path: str) -> TextIO:

@@ -14,6 +14,7 @@ from launcher.trainer.checkpoint import Checkpoints, Position
 from launcher.trainer.config import TrainConfig
 from launcher.trainer.data import Batch, SkippingSampler, build_loader, load_task, share_from_main
 from launcher.trainer.evaluation import Evaluator
+from launcher.trainer.folder import SaveError
 from launcher.trainer.journal import Journal, measure_speed
 from launcher.trainer.model import build_model
 from launcher.trainer.optimization import Learner, build_learner, learning_rate
@@ -81,7 +82,7 @@ class Run:
             # Nobody ends well before the model is there.
             model = self.checkpoints.export()
             distributed.barrier()
-        except RuntimeError:
+        except (RuntimeError, SaveError):
             # A collective failed: a peer that was stopped too has left, or it died.
             if not self.vote.requested:
                 raise

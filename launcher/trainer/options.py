@@ -22,6 +22,10 @@ class ConfigError(ValueError):
     """An option that makes no sense; every rank sees the same one."""
 
 
+class RunError(Exception):
+    """What ended a run that began well, in one line; the exit code is 1."""
+
+
 class UnreadableFileError(ConfigError):
     """The file can't be read on this machine, while another one may read it well."""
 

@@ -8,16 +8,18 @@ import multiprocessing
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from traceback import StackSummary
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.checkpoint.api import CheckpointException
 
 from launcher import distributed
 from launcher.distributed import World
 from launcher.trainer import __main__ as trainer
-from launcher.trainer.checkpoint import check_model
+from launcher.trainer.checkpoint import Checkpoints, Position, check_model
 from launcher.trainer.config import TrainConfig, read_config
 from launcher.trainer.data import (
     MOST_WORKERS,
@@ -34,7 +36,7 @@ from launcher.trainer.data import (
     split,
 )
 from launcher.trainer.evaluation import Evaluator
-from launcher.trainer.folder import find_newest, lock_folder, make_folder, prune, put_in_place, save_file
+from launcher.trainer.folder import SaveError, find_newest, lock_folder, make_folder, prune, put_in_place, save_file
 from launcher.trainer.model import FEATURES, build_model
 from launcher.trainer.optimization import build_learner, learning_rate
 from launcher.trainer.options import ConfigError
@@ -350,6 +352,51 @@ def test_a_folder_that_can_not_be_made_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         make_folder(str(tmp_path / "file" / "b"))
     assert str(caught.value) == f"{tmp_path}/file/b: can't save there: Not a directory"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_folder", "reason"),
+    [
+        ("checkpoints", False, "Not a directory"),
+        ("model.pt", True, "Is a directory"),
+        ("metrics.jsonl", True, "Is a directory"),
+    ],
+)
+def test_what_is_in_the_way_is_found_at_the_start(name: str, is_folder: bool, reason: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir() if is_folder else (tmp_path / name).touch()
+    with pytest.raises(ConfigError) as caught:
+        make_folder(str(tmp_path))
+    assert str(caught.value) == f"{tmp_path}/{name}: can't save there: {reason}"
+
+
+def test_a_save_that_fails_is_one_line(single_rank: World, tmp_path: Path) -> None:
+    config = TrainConfig(save_dir=str(tmp_path))
+    model = build_model(config)
+    learner = build_learner(Replica(model, model, layout_of(1)), config, WORLD.device)
+    checkpoints = Checkpoints(config, single_rank, learner)
+    (tmp_path / "checkpoints").touch()
+    with pytest.raises(SaveError) as caught:
+        checkpoints.save(Position(3))
+    assert str(caught.value) == f"{tmp_path}/checkpoints/step_3: not saved: .step_3.tmp: Not a directory"
+    (tmp_path / "model.pt").mkdir()
+    with pytest.raises(SaveError) as caught:
+        checkpoints.export()
+    assert str(caught.value).startswith(f"{tmp_path}/model.pt: not saved: ")
+    assert str(caught.value).endswith(": Is a directory")
+
+
+def test_the_reason_is_the_innermost() -> None:
+    try:
+        try:
+            raise OSError(28, "No space left on device")
+        finally:
+            raise RuntimeError("unexpected pos 64 vs 0")
+    except RuntimeError as error:
+        failed = CheckpointException(
+            "write", {1: (CheckpointException("w", {0: (error, StackSummary())}), StackSummary())}
+        )
+    assert str(SaveError(Path("step_3"), failed)) == "step_3: not saved: No space left on device"
+    assert str(SaveError(Path("model.pt"), ValueError("odd\nlong"))) == "model.pt: not saved: ValueError: odd"
 
 
 def test_one_run_at_a_time_saves_in_a_folder(tmp_path: Path) -> None:
