@@ -30,6 +30,8 @@ def check_picture(path: Path) -> None:
         raise ConfigError(f"--plot: want a .png or .svg file, got {str(path)!r}")
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"--plot: there is no folder {str(path.parent)!r} on rank 0's machine")
+    if path.is_dir():
+        raise ConfigError(f"--plot: {str(path)!r} is a folder")
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib on rank 0's machine: pip install matplotlib")
 

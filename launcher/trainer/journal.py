@@ -18,7 +18,7 @@ from launcher.trainer.config import TrainConfig
 from launcher.trainer.curve import check_picture, plot_losses
 from launcher.trainer.data import Task, short
 from launcher.trainer.flops import flops_per_token, peak_flops, utilisation
-from launcher.trainer.folder import lock_folder, make_folder
+from launcher.trainer.folder import explain, lock_folder, make_folder
 from launcher.trainer.parallel import Layout
 from launcher.trainer.progress import Progress
 from launcher.trainer.track import METRICS_FILE, open_trackers
@@ -122,10 +122,10 @@ class Journal:
         """Tell where the loss ended and began, and where the model is; draw the curve."""
         if not self._losses:
             self.say(f"nothing left to train, model in {model}")
-            return
-        self.say(f"final loss {self._losses[-1]:.3f} (first {self._losses[0]:.3f}), model in {model}")
-        if self._config.plot:
-            plot_losses(Path(self._config.save_dir) / METRICS_FILE, Path(self._config.plot))
+        else:
+            self.say(f"final loss {self._losses[-1]:.3f} (first {self._losses[0]:.3f}), model in {model}")
+        if self._is_main and self._config.plot:
+            self._draw()
 
     def close(self, exit_code: int) -> None:
         """Let the trackers come to an end; after a save, since one of them may be slow."""
@@ -134,6 +134,12 @@ class Journal:
             self._trackers.finish(exit_code)
         if self._lock is not None:
             self._lock.close()
+
+    def _draw(self) -> None:
+        try:
+            plot_losses(Path(self._config.save_dir) / METRICS_FILE, Path(self._config.plot))
+        except Exception as error:  # noqa: BLE001  # whatever fails: the training is done, and well
+            print(f"warning: no picture in {self._config.plot}: {explain(error)}", file=sys.stderr)
 
     def _log(self, position: Position, figures: Mapping[str, float]) -> None:
         if self._is_main:

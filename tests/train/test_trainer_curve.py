@@ -60,6 +60,10 @@ def test_what_could_not_be_drawn_is_refused_before_the_training(
     with pytest.raises(ConfigError) as folder:
         check_picture(Path("no/such/p.png"))
     assert str(folder.value) == "--plot: there is no folder 'no/such' on rank 0's machine"
+    (tmp_path / "f.png").mkdir()
+    with pytest.raises(ConfigError) as picture:
+        check_picture(tmp_path / "f.png")
+    assert str(picture.value) == f"--plot: '{tmp_path}/f.png' is a folder"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError) as library:
         check_picture(tmp_path / "p.png")

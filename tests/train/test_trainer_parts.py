@@ -399,6 +399,20 @@ def test_the_reason_is_the_innermost() -> None:
     assert str(SaveError(Path("model.pt"), ValueError("odd\nlong"))) == "model.pt: not saved: ValueError: odd"
 
 
+def test_a_picture_is_no_reason_to_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert trainer.main(SHORT) == 0
+    finished = [*SHORT, "--resume", "auto", "--plot"]
+    assert trainer.main([*finished, "curve.svg"]) == 0
+    assert "nothing left to train" in capsys.readouterr().out
+    assert (tmp_path / "curve.svg").is_file()
+    (tmp_path / "gone.svg").symlink_to("no/such/folder.svg")
+    assert trainer.main([*finished, "gone.svg"]) == 0
+    assert capsys.readouterr().err == "warning: no picture in gone.svg: gone.svg: No such file or directory\n"
+
+
 def test_one_run_at_a_time_saves_in_a_folder(tmp_path: Path) -> None:
     lock = lock_folder(str(tmp_path))
     with pytest.raises(ConfigError) as caught:
