@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import NoReturn
 
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from launcher import distributed
@@ -18,6 +21,7 @@ from launcher.trainer.folder import SaveError
 from launcher.trainer.journal import Journal, measure_speed
 from launcher.trainer.model import build_model
 from launcher.trainer.optimization import Learner, build_learner, learning_rate
+from launcher.trainer.options import RunError
 from launcher.trainer.parallel import parallelize, plan_layout
 from launcher.trainer.report import check_nodes, describe_start, gather_nodes
 from launcher.trainer.stopping import EXIT_SIGTERM, StopVote
@@ -67,6 +71,7 @@ class Run:
     journal: Journal
     position: Position
     vote: StopVote
+    unchecked: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Count the steps of the whole run, for the learning rate and the progress."""
@@ -127,7 +132,24 @@ class Run:
         self.journal.tick(self.position)
         if step == 1 or last or is_due(self.config.log_every, step):
             # The one place where the GPU is waited for.
-            self.journal.record_step(self.position, float(distributed.all_reduce_mean(loss)), lr)
+            mean = float(distributed.all_reduce_mean(loss))
+            self.journal.record_step(self.position, mean, lr)
+            self.check(mean)
+            self.unchecked = None
+        else:
+            self.unchecked = loss
+
+    def check(self, loss: float) -> None:
+        """End the run, on all ranks alike, before a loss that is lost gets into a checkpoint."""
+        if not math.isfinite(loss):
+            raise RunError(f"step {self.position.step}: the loss is not finite")
+
+    def save_all(self) -> Path:
+        """Save with all ranks what is worth it."""
+        if self.unchecked is not None:
+            self.check(float(distributed.all_reduce_mean(self.unchecked)))
+            self.unchecked = None
+        return self.checkpoints.save(self.position)
 
     def evaluate(self) -> None:
         """Validate, unless nothing is kept for it."""
@@ -141,12 +163,12 @@ class Run:
 
     def save(self) -> None:
         """Save a checkpoint to go on from."""
-        self.checkpoints.save(self.position)
+        self.save_all()
         self.journal.restart_clock(self.position)
 
     def leave_together(self) -> NoReturn:
         """Save with all ranks, and end them with 143 when that is done."""
-        path = self.checkpoints.save(self.position)
+        path = self.save_all()
         self.journal.say(f"SIGTERM: step {self.position.step} saved in {path}")
         distributed.barrier()
         self.leave()

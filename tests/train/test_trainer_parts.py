@@ -37,9 +37,10 @@ from launcher.trainer.data import (
 )
 from launcher.trainer.evaluation import Evaluator
 from launcher.trainer.folder import SaveError, find_newest, lock_folder, make_folder, prune, put_in_place, save_file
+from launcher.trainer.loop import train
 from launcher.trainer.model import FEATURES, build_model
 from launcher.trainer.optimization import build_learner, learning_rate
-from launcher.trainer.options import ConfigError
+from launcher.trainer.options import ConfigError, RunError
 from launcher.trainer.parallel import Layout, Replica
 from launcher.trainer.report import Node, check_nodes, describe_start
 
@@ -411,6 +412,24 @@ def test_a_picture_is_no_reason_to_fail(
     (tmp_path / "gone.svg").symlink_to("no/such/folder.svg")
     assert trainer.main([*finished, "gone.svg"]) == 0
     assert capsys.readouterr().err == "warning: no picture in gone.svg: gone.svg: No such file or directory\n"
+
+
+@pytest.mark.parametrize(("log_every", "step"), [("1", 2), ("20", 3)])
+def test_a_loss_that_is_not_finite_ends_the_run_unsaved(
+    log_every: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the step that logs, or that would save."""
+    monkeypatch.chdir(tmp_path)
+    argv = ["--data-size", "100", "--batch-size", "2", "--steps-per-epoch", "9", "--save-every", "3"]
+    config = read_config([*argv, "--lr", "1e30", "--warmup-steps", "0", "--clip-norm", "0", "--log-every", log_every])
+    world = distributed.init("gloo", timeout_s=5)
+    try:
+        with pytest.raises(RunError) as caught:
+            train(config, world)
+    finally:
+        distributed.shutdown()
+    assert str(caught.value) == f"step {step}: the loss is not finite"
+    assert sorted(path.name for path in (tmp_path / "outputs").iterdir()) == [".lock", "metrics.jsonl"]
 
 
 def test_one_run_at_a_time_saves_in_a_folder(tmp_path: Path) -> None:
