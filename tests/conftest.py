@@ -1,7 +1,7 @@
 """In CI (`CI=true`) a test that skips has failed: what it needs is missing there, and nobody would notice.
 
-Side by side, tests go in two groups: those that start runs on this machine itself, which see each other's left-overs,
-and those that start none or have machines of their own.
+Side by side, tests go by folder; those that start runs on this machine itself, which see each other's left-overs,
+go one after the other.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 THIS_MACHINE = ("process", "ssh")
 
 
-class TwoGroups(LoadScopeScheduling):  # type: ignore[misc]
-    """Each group goes through one process of its own, in order."""
+class ByFolder(LoadScopeScheduling):  # type: ignore[misc]
+    """Each folder's tests go through one process, in order; whoever is done takes the next folder."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "this machine" if nodeid.split("/")[1] in THIS_MACHINE else "others"
+        folder = nodeid.split("/")[1]
+        return "this machine" if folder in THIS_MACHINE else folder
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TwoGroups:
-    return TwoGroups(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFolder:
+    return ByFolder(config, log)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
