@@ -408,7 +408,9 @@ def test_a_control_master_is_used_where_there_is_one_and_never_made(
     assert log_in(node2=settings) == "in\n"
     assert not place.exists()
     master = subprocess.Popen(
-        ["ssh", "-F", tmp_path / "config", "-M", "-N", "node2"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ["ssh", "-F", tmp_path / "config", "-o", "ControlPersist=no", "-M", "-N", "node2"],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         assert wait_until(place.exists, TIMEOUT_S)
