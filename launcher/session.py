@@ -54,6 +54,7 @@ class NodeState:
     census: Mapping[str, Any] | None = None
     keeper_ending: Mapping[str, Any] | None = None  # how the supervisor ended, where its guardian says so
     is_lost: bool = False  # the connection broke
+    is_hung_up: bool = False  # it ended after the census, and what came before that was taken
     is_swept: bool = False  # a second connection looked after the first was lost
 
 
@@ -182,6 +183,7 @@ class Session:
 
     def _take_lost(self, state: NodeState, event: Event) -> None:
         if state.census is not None:
+            state.is_hung_up = True
             return
         if state.is_swept:
             state.stage = "unreachable"
@@ -300,8 +302,8 @@ class Session:
             await self.pump(self._all_hung_up, time.monotonic() + (FILES_S if has_files else GOODBYE_S))
 
     def _all_hung_up(self) -> bool:
-        conversations = zip(self.states, self.fleet.conversations, strict=True)
-        return all(conversation.is_over for state, conversation in conversations if state.census is not None)
+        # Not conversation.is_over: its thread is ahead of the events, and a file may still be among them.
+        return all(state.is_hung_up for state in self.states if state.census is not None)
 
     def _has_lost(self) -> bool:
         return any(map(_is_to_sweep, self.states))
