@@ -239,7 +239,9 @@ def test_a_rank_that_is_not_ready_is_never_signalled(
 
 
 def test_a_rank_that_is_no_python_is_named(node: Node) -> None:
-    node.start_ready(shell("echo ready; exec sleep 300"), with_stacks=True)
+    node.start_ready(shell("echo ready pids $$; exec sleep 300"), with_stacks=True)
+    (pid,) = node.told_pids
+    wait_until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
     (answer,) = ask(node, 1)
     assert answer["reason"] == "no Python process there, it is sleep"
     assert is_alive(node.pid_of(0))
