@@ -396,10 +396,10 @@ def expand_counts(text: str) -> list[int]:
     """Return the numbers per node of Slurm's `2(x3),1`: 2, 2, 2 and 1."""
     counts: list[int] = []
     for element in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", element)
+        found = re.fullmatch(r"(\d+)(?:\(x([1-9]\d*)\))?", element)
         if found is None:
             raise WorldError(f"can't read the tasks per node {text!r}")
-        counts += [int(found[1])] * max(1, int(found[2] or 1))
+        counts += [int(found[1])] * int(found[2] or 1)
     return counts
 
 
@@ -536,7 +536,8 @@ def _place_of_mpi(launched_by: str, environ: Mapping[str, str], names: list[str]
     """Read rank, size, local rank and local size from the variables of these `names`."""
     _require(environ, f"started by {launched_by}", names)
     rank, world_size, local_rank, local_world_size = (_whole_number(environ, name) for name in names)
-    local_world_size = max(1, local_world_size)
+    if local_world_size < 1:
+        raise WorldError(f"{names[-1]} must be at least 1, got {local_world_size}")
     if world_size > local_world_size and not environ.get("MASTER_ADDR"):
         raise WorldError(
             f"started by {launched_by} on several hosts, but MASTER_ADDR is not set: give all ranks the host of rank 0"

@@ -90,8 +90,9 @@ def read_text(path: str) -> bytes:
         return "\n".join(topics[name] for name in sorted(topics)).encode()
     try:
         return (find_shakespeare(SHAKESPEARE_FOLDER) if path == "shakespeare" else Path(path)).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror} (on rank 0's machine, which alone reads the data)") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        shown, reason = path if path.isprintable() else repr(path), getattr(error, "strerror", None) or error
+        raise ConfigError(f"{shown}: {reason} (on rank 0's machine, which alone reads the data)") from None
 
 
 def share_from_main(read: Callable[[], bytes | None], world: World) -> Tensor:

@@ -91,7 +91,12 @@ def read_progress(path: Path) -> dict[str, Any] | None:
         progress = json.loads((path / PROGRESS).read_text())
     except (OSError, ValueError, RecursionError):
         return None
-    return progress if is_complete(progress) and (path / ".metadata").is_file() else None
+    return progress if is_complete(progress) and has_content(path / ".metadata") else None
+
+
+def has_content(path: Path) -> bool:
+    """Be false for a file of no bytes as well, which a copy that was cut off leaves."""
+    return path.is_file() and path.stat().st_size > 0
 
 
 def is_complete(progress: Any) -> bool:

@@ -17,6 +17,9 @@ from typing import Any, NoReturn
 
 Fields = Mapping[str, "Field[Any]"]
 
+INT_LIMIT = 2**31  # far beyond any sensible count, and sums of such numbers still fit into torch's 64 bits
+_NO_VALUES = "a value in it can't be read: a date, or too many digits or brackets"
+
 
 class ConfigError(ValueError):
     """An option that makes no sense; every rank sees the same one."""
@@ -36,15 +39,18 @@ def option(
     *,
     metavar: str = "",
     minimum: float = 0,
-    below: float = math.inf,
+    below: float | None = None,
     choices: tuple[str, ...] = (),
     instead_of: str = "",
 ) -> Any:
     """Describe one field: its type is the default's, and a number is at least `minimum` and less than `below`.
 
+    Without `below` a whole number is less than `INT_LIMIT`.
     Its flag puts what a file says of the field `instead_of` out of force.
     """
     metavar = metavar or ("N" if isinstance(default, int) else "X")
+    if below is None:
+        below = INT_LIMIT if isinstance(default, int) else math.inf
     rules = {"help": text, "metavar": metavar, "minimum": minimum, "below": below, "choices": choices}
     return field(default=default, metadata={**rules, "instead_of": instead_of})
 
@@ -165,6 +171,8 @@ def _parse_json(path: str, text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{path}: {_NO_VALUES}") from None
 
 
 def _parse_yaml(path: str, text: str) -> Any:
@@ -181,6 +189,8 @@ def _parse_yaml(path: str, text: str) -> Any:
         raise ConfigError(f"{path}:{line}: not YAML: {error.problem}") from None
     except yaml.YAMLError:
         raise ConfigError(f"{path}: not YAML: it holds characters that no text has") from None
+    except (ValueError, RecursionError):  # a 13th month, thousands of digits, thousands of brackets
+        raise ConfigError(f"{path}: {_NO_VALUES}") from None
 
 
 def _number(value: object, wanted: type[int] | type[float]) -> int | float | None:

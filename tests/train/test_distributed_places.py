@@ -131,6 +131,11 @@ REMEDY = "start with torchrun, or unset them for a single process"
             "a Slurm task, but SLURM_JOB_NODELIST is not set: start it with srun, or set MASTER_ADDR",
         ),
         (SLURM_TASK | {"SLURM_STEP_NODELIST": "gpu[1-"}, "can't read the list of nodes 'gpu[1-'"),
+        (SLURM_TASK | {"SLURM_STEP_TASKS_PER_NODE": "2(x0)"}, "can't read the tasks per node '2(x0)'"),
+        (
+            OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "0"},
+            "OMPI_COMM_WORLD_LOCAL_SIZE must be at least 1, got 0",
+        ),
         (SLURM_TASK | {"SLURM_STEP_TASKS_PER_NODE": "two"}, "can't read the tasks per node 'two'"),
         (SLURM_TASK | {"WORLD_SIZE": "8"}, "WORLD_SIZE is 8, but srun says 3: unset it"),
         (SLURM_TASK | {"SLURM_STEP_NODELIST": "gpu[3-1]"}, "can't read the range of nodes '3-1'"),

@@ -156,6 +156,10 @@ def test_wrong_flags(argv: list[str], message: str) -> None:
         ("c.yaml", "lr: 1\nepochs: [1", "c.yaml:2: not YAML: expected ',' or ']', but got '<stream end>'"),
         ("c.yaml", "lr: \x00", "c.yaml: not YAML: it holds characters that no text has"),
         ("c.json", '{\n"lr": }', "c.json:2: not JSON: Expecting value"),
+        ("c.yaml", "lr: 2024-13-45", "c.yaml: a value in it can't be read: a date, or too many digits or brackets"),
+        ("c.yaml", "a: " + "[" * 5000, "c.yaml: a value in it can't be read: a date, or too many digits or brackets"),
+        ("c.json", "[" * 100_000, "c.json: a value in it can't be read: a date, or too many digits or brackets"),
+        ("c.yaml", "seed: 18446744073709551616", "c.yaml: seed must be below 2147483648, got 18446744073709551616"),
     ],
 )
 def test_wrong_files(name: str, text: str, message: str) -> None:
