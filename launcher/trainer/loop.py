@@ -48,7 +48,18 @@ def train(config: TrainConfig, world: World) -> None:
         checkpoints = Checkpoints(config, world, learner)
         position = checkpoints.resume()
         vote = StopVote(world)
-        run = Run(config, world, learner, loader, sampler, evaluator, checkpoints, journal, position, vote)
+        run = Run(
+            config=config,
+            world=world,
+            learner=learner,
+            loader=loader,
+            sampler=sampler,
+            evaluator=evaluator,
+            checkpoints=checkpoints,
+            journal=journal,
+            position=position,
+            vote=vote,
+        )
         journal.begin(position, run.steps, speed, report + checkpoints.describe_resume(position))
         run.train()
     except Exception:
