@@ -79,7 +79,7 @@ def rate_text(rate: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`12 s`, `12 min 31 s` or `3 h 02 min`."""
+    """`12 s`, `12 min 31 s` or `3 h 02 min`, as the launcher writes it, which the trainer travels without."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
