@@ -98,13 +98,21 @@ class Conversation:
         self._start_writer()
 
     def beat(self) -> None:
-        """Renew the node's lease, unless beats pile up already."""
-        if self._outbox.qsize() < MAX_WAITING_BEATS:
+        """Renew the node's lease, unless beats pile up already, or it knows of none."""
+        if not self._transport.is_terse and self._outbox.qsize() < MAX_WAITING_BEATS:
             self.send(messages.BEAT)
 
     def noise_text(self) -> str:
         """Return what the login shell and the supervisor said besides messages."""
         return self.noise.decode("utf-8", "replace").strip("\n")
+
+    def admit_standstill(self, gap_s: float) -> None:
+        """Hang up where the node has heard nothing for so long, and has ended the run; else bear its silence."""
+        if self._transport.is_terse:
+            self.heard_at = time.monotonic()
+        else:
+            text = f"this machine stood still for {gap_s:.0f} s, and the nodes took it for dead"
+            self.give_up("standstill", text)
 
     def check_time(self, silence_s: float) -> None:
         """Hang up where the login shell gives no marker, or the node no sign of life."""
@@ -162,11 +170,13 @@ class Conversation:
             command = shipping.loader_command(python, self._nonce)
             self._channel = self._transport.open(self.host, command, self._timeout_s)
             self._opened_at = time.monotonic()
+            if self._transport.is_terse:  # and no login shell could eat it
+                self._send_code("", first_message)
             found = self._await_marker()
             if found is not None and not self._is_closed:
                 magic, rest = found
-                self._channel.write(shipping.node_code(self._nonce, magic))
-                self._channel.write(first_message)  # by itself: srun sends the code once for all, where it ends alike
+                if not self._transport.is_terse:
+                    self._send_code(magic, first_message)
                 self.heard_at = time.monotonic()
                 self.is_ready = True
                 self._start_writer()  # somebody may have had something to say before
@@ -176,6 +186,11 @@ class Conversation:
             if not has_no_python:
                 break
         raise TransportError(self._failure or self._no_marker())
+
+    def _send_code(self, magic: str, first_message: bytes) -> None:
+        assert self._channel is not None  # it was opened just now
+        self._channel.write(shipping.node_code(self._nonce, magic))
+        self._channel.write(first_message)  # by itself: srun sends the code once for all, where it ends alike
 
     def _await_marker(self) -> tuple[str, bytes] | None:
         assert self._channel is not None  # it was opened just now

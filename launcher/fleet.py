@@ -96,6 +96,4 @@ class Fleet:
         """A laptop that slept must not blame its hosts: they heard nothing, and ended the run."""
         for conversation in self.conversations:
             if conversation.is_ready and not conversation.is_over:
-                conversation.give_up(
-                    "standstill", f"this machine stood still for {gap_s:.0f} s, and the nodes took it for dead"
-                )
+                conversation.admit_standstill(gap_s)

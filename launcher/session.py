@@ -140,6 +140,7 @@ class Session:
             # Two hosts may be one machine, and each supervisor ends its own share only.
             mark=f"{self._mark}.{index}",
             silence_s=self.fleet.silence_s,
+            beats=not self._transports[index].is_terse,
             stop_timeout_s=self.stop_timeout_s,
             env=self._env,
             **wanted,

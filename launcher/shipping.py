@@ -7,6 +7,7 @@ It prints a marker first; nothing is sent before that, since an rc file that rea
 
 from __future__ import annotations
 
+import base64
 import functools
 import io
 import marshal
@@ -19,6 +20,7 @@ from importlib import resources
 from importlib.abc import InspectLoader
 from importlib.util import MAGIC_NUMBER, find_spec
 from types import CodeType
+from typing import Any
 
 MARKER = "~launch"
 _NODE_MODULES = (
@@ -90,13 +92,46 @@ def relay_argv(pythons: Sequence[str], nonce: str) -> list[str]:
 
 def relay_code(nonce: str, block_bytes: int, kept_blocks: int) -> bytes:
     """Return the first line for a relay, the same for every node and every Python."""
-    source = (resources.files("launcher.node") / "relay.py").read_text("utf-8")
     call = f"main({nonce!r}, {block_bytes}, {kept_blocks})\n"
-    return f"exec({source + call!r})\n".encode()
+    return f"exec({_task_source('relay') + call!r})\n".encode()
+
+
+# For a task of pdsh all is in the command line, of which a login shell takes 128 KB, as small as it can be.
+_TASK_LOADER = (
+    "import base64,marshal,os,sys,zlib;"
+    "sys.version_info<(3,8)and os._exit(127);"
+    's,n,w=marshal.loads(zlib.decompress(base64.b64decode("{blob}")));'
+    "exec(s);"
+    "globals()[n](w[0],{rank},*w[1:])"
+)
+
+# In one start, which exit code 127 tells from a Python that is missing or too old: mail is in more of a hurry.
+_MAIL_SHELL = 'for p; do "$p" -X utf8 -ISc "$0"; s=$?; [ $s -eq 127 ] || exit $s; done; exit 127'
+
+
+def relay_line(pythons: Sequence[str], nonce: str, rank: str) -> str:
+    """Return the command line that starts a relay; `rank` stands for what pdsh puts there."""
+    return _task_line(_RELAY_SHELL, pythons, rank, "relay", "main_with_mailbox", nonce)
+
+
+def mail_line(pythons: Sequence[str], nonce: str, rank: str, texts: Sequence[bytes], mails: Sequence[Any]) -> str:
+    """Return the command line that brings relays their mail, in the form that `launcher.node.mail` takes."""
+    return _task_line(_MAIL_SHELL, pythons, rank, "mail", "main", nonce, list(texts), list(mails))
+
+
+def _task_line(shell: str, pythons: Sequence[str], rank: str, module: str, function: str, *words: Any) -> str:
+    blob = base64.b64encode(zlib.compress(marshal.dumps((_task_source(module), function, words), 2), 9)).decode()
+    loader = _TASK_LOADER.format(blob=blob, rank=rank)
+    return f"exec /bin/sh -c '{shell}' '{loader}' {shlex.join(pythons)}"
+
+
+@functools.cache
+def _task_source(module: str) -> str:
+    return (resources.files("launcher.node") / f"{module}.py").read_text("utf-8")
 
 
 def node_code(nonce: str, magic: str) -> bytes:
-    """Return what follows on stdin once the marker came; `magic` is its Python's bytecode number, in hex."""
+    """Return what follows on stdin once the marker came; `magic` is its Python's bytecode number in hex, "": any."""
     with _LOCK:  # hosts connect in threads, and one making is enough
         modules = _compiled_modules() if magic == MAGIC_NUMBER.hex() else _plain_modules()
     importer = _IMPORTER.format(size=len(modules), packages=_PACKAGES, nonce=nonce)

@@ -17,7 +17,8 @@ from launcher.wording import count, listed
 FABRIC = "fabric"
 SRUN = "srun"
 SSH = "ssh"
-TRANSPORTS = (SRUN, FABRIC, SSH)
+PDSH = "pdsh"
+TRANSPORTS = (SRUN, FABRIC, SSH, PDSH)
 
 # Steps that are shells and no tasks (batch, interactive, extern): Slurm counts them down from 0xffffffff (slurm.h).
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0

@@ -43,7 +43,7 @@ _HOSTS = (
 _REACH = (
     click.option(
         "--transport", metavar="NAME", type=click.Choice(TRANSPORTS),
-        help="fabric (SSH, built in), ssh (OpenSSH), or srun; default: srun in a Slurm job, else fabric.",
+        help="fabric (SSH, built in), ssh (OpenSSH), pdsh, or srun; default: srun in a Slurm job, else fabric.",
     ),
     click.option(
         "--ssh-config", metavar="FILE", type=click.Path(path_type=Path), help="Instead of your own ssh_config."

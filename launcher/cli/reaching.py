@@ -10,12 +10,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.cli.asking import ask_secrets
-from launcher.cli.options import is_chosen, settle_rivals
-from launcher.environment import refuse_rank
+from launcher.cli.options import is_chosen, read_env, settle_rivals
+from launcher.environment import is_secret, refuse_rank
 from launcher.errors import UsageError
 from launcher.hostfiles import parse_hosts, read_hostfile
 from launcher.hosts import Host, select_hosts
-from launcher.slurm import SRUN, SSH, Allocation, choose_transport, read_allocation, refuse_tasks, srun_environment
+from launcher.slurm import (
+    PDSH,
+    SRUN,
+    SSH,
+    Allocation,
+    choose_transport,
+    read_allocation,
+    refuse_tasks,
+    srun_environment,
+)
 
 if TYPE_CHECKING:
     from launcher.cli.running import Opener
@@ -59,6 +68,9 @@ def choose_opener(options: Mapping[str, Any], hosts: Sequence[Host]) -> Opener:
         "accept_new_host_keys": options["accept_new_host_keys"],
         "may_boot": is_chosen("connect_timeout"),
     }
+    if chosen == PDSH:
+        _refuse_secrets(options)
+        return partial(_open_pdsh, options, settings)
     if chosen == SSH:
         if options["ask_password"]:
             raise UsageError("--ask-password goes with --transport fabric", "OpenSSH asks a terminal, for each host")
@@ -85,6 +97,28 @@ def _open_ssh(settings: Mapping[str, Any], hosts: Sequence[Host], say: Callable[
     from launcher.transports.openssh import OpenSSHTransport
 
     return OpenSSHTransport(**settings, on_local=lambda name: say(_local_words(name)))
+
+
+def _open_pdsh(
+    options: Mapping[str, Any], settings: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None]
+) -> Transport:
+    from launcher.cli.running import loader_pythons
+    from launcher.transports.pdsh import PdshTransport
+
+    pythons = loader_pythons(options["python"])
+    return PdshTransport(hosts, pythons, os.environ, **settings, on_local=lambda name: say(_local_words(name)))
+
+
+def _refuse_secrets(options: Mapping[str, Any]) -> None:
+    """Raise UsageError where a value would be seen that is to be shown to nobody."""
+    secrets = [name for name in read_env(options) if is_secret(name)] if "env_file" in options else []
+    if secrets:
+        raise UsageError(
+            f"--transport pdsh: {secrets[0]} would stand in command lines, which everybody on the hosts can read",
+            f"--transport ssh; or set it on the hosts: env -u {secrets[0]} launch ...",
+        )
+    if options["ask_password"]:
+        raise UsageError("--ask-password goes with --transport fabric", "ssh asks a terminal, for each host")
 
 
 def _local_words(name: str) -> str:

@@ -1,36 +1,43 @@
-"""Carries the streams of processes on this node over the streams of one Slurm task.
+"""Carries the streams of processes on this node over the streams of one task of srun or pdsh.
 
-srun gives what it reads to every task and mixes what they write, in whole lines of less than 1,024 bytes. So bytes
+Both mix what their tasks write, in whole lines: srun's of less than 1,024 bytes, pdsh's of less than 64 KB. So bytes
 travel as lines of base64, and each line names a channel: one process of ours on one node.
+srun gives what it reads to every task. pdsh gives nothing, and only its end is seen: there the launcher's lines come by
+another pdsh, whose task on this node puts them into our mailbox (launcher/node/mail.py).
 
     to all relays     open CHANNEL TASK COMMAND    data CHANNEL BYTES    again CHANNEL NUMBER
                       took CHANNEL SIZE            shut CHANNEL          hang TASK PID STARTED
     from each         here TASK NODE PID STARTED   out CHANNEL BYTES     err CHANNEL BYTES     exit CHANNEL CODE
 
-The first line on stdin is this file: it is sent alone, so it uses no other module of ours. The loader says `here`.
+This file is sent alone, so it uses no other module of ours: to srun as the first line on stdin, where the loader has
+said `here`; to pdsh within the command line.
 """
 
 from __future__ import annotations
 
 import os
 import select
+import sys
 from binascii import a2b_base64, b2a_base64
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as signals
+    from socket import socket
     from typing import Any, Callable, Iterator, Tuple
 
     Wanted = Tuple[int, int, Callable[..., object], Tuple[Any, ...]]
 else:
     import _signal as signals  # signal itself brings enum along, as in launcher.node.signals
 
-WINDOW_BYTES = 1 << 20  # of a channel's output may be on their way to the launcher, who says what it has taken
-LINE_BYTES = 720  # before base64: 960 of the 1,023 that srun keeps together
-OUT_BYTES = 256 << 10  # while this much waits for srun, no process is read
+WINDOW_BYTES = 1 << 20  # of a channel's output may be on their way over srun: the launcher says what it has taken
+SRUN_LINE_BYTES = 720  # before base64: 960 of the 1,023 that srun keeps together
+PDSH_LINE_BYTES = 12 << 10  # before base64; longer ones are no faster
+OUT_BYTES = 256 << 10  # while this much waits for srun or pdsh, no process is read
 READ_BYTES = 64 << 10
 START_S = 60.0  # without a first channel: the launcher died in between
 LINGER_S = 2.0  # after the last one: srun tells nobody that it was killed, and the task would stay
+NO_WINDOW = 1 << 62  # nobody says what was taken
 
 _STDIN, _STDOUT = 0, 1
 # What would make a rank a task of our step, which it is not; and the login of who made the allocation.
@@ -95,15 +102,18 @@ def _become(command: str, env: dict[str, str], streams: tuple[int, int, int]) ->
 class Relay:
     """All channels of this node."""
 
-    def __init__(self, nonce: str, block_bytes: int, kept_blocks: int) -> None:
-        """Keep the last blocks of a size, for whatever channel: the launcher names one that is sent again by number."""
+    def __init__(self, nonce: str, task: int, env: dict[str, str], line_bytes: int, window_bytes: int) -> None:
+        """Carry whatever the launcher that knows this nonce starts on this task, with this environment."""
         self._mark = b"~%s " % nonce.encode()
-        self._block_characters = (block_bytes + 2) // 3 * 4
-        self._kept_blocks = kept_blocks
-        self._task = os.environ["SLURM_PROCID"].encode()
-        self._env = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
+        self._task = b"%d" % task
+        self._env = env
+        self._line_bytes = line_bytes
+        self._window_bytes = window_bytes
+        self._block_characters = self._kept_blocks = 0
         self._children: dict[bytes, Child] = {}  # by channel
-        self._rest = b""  # of a line
+        self._sources = {_STDIN: b""}  # where lines of the launcher come from, and the start of an unfinished one
+        self._mailbox: socket | None = None
+        self._mails: dict[int, socket] = {}  # by descriptor
         self._kept: dict[int, bytes] = {}
         self._kept_count = 0
         self._outgoing = bytearray()
@@ -116,6 +126,21 @@ class Relay:
         # Slurm signals every process of a step. The supervisor knows what a SIGTERM means; we carry its last words.
         for number in (signals.SIGCHLD, signals.SIGTERM, signals.SIGINT, signals.SIGHUP):
             signals.signal(number, lambda number, frame: None)
+
+    def keep_blocks(self, block_bytes: int, kept_blocks: int) -> None:
+        """Keep the last blocks of a size, for whatever channel: the launcher names one that is sent again by number."""
+        self._block_characters = (block_bytes + 2) // 3 * 4
+        self._kept_blocks = kept_blocks
+
+    def open_mailbox(self, nonce: str) -> None:
+        """Take the launcher's lines at a socket that leaves no file behind; then say `here`."""
+        from socket import AF_UNIX, socket
+
+        self._mailbox = socket(AF_UNIX)
+        self._mailbox.bind(b"\0launch-%s-%s" % (nonce.encode(), self._task))
+        self._mailbox.listen()
+        pid = os.getpid()
+        self._say(b"here", b"%s - %d %d" % (self._task, pid, _started(pid)))
 
     def run(self) -> None:
         """Serve until the launcher is gone and every process has ended."""
@@ -136,25 +161,40 @@ class Relay:
     def _wanted(self) -> Iterator[Wanted]:
         """Yield what is waited for now: descriptor, events, and who takes care."""
         yield self._wake_read, select.POLLIN, self._take_signals, ()
-        if not self._is_cut:
-            yield _STDIN, select.POLLIN, self._read_launcher, ()
+        if self._mailbox is not None:
+            yield self._mailbox.fileno(), select.POLLIN, self._accept_mail, ()
+        for source in self._sources:
+            yield source, select.POLLIN, self._read_launcher, (source,)
         if self._outgoing:
             yield _STDOUT, select.POLLOUT, self._write, ()
         for channel, child in self._children.items():
             if child.backlog:
                 yield child.stdin, select.POLLOUT, child.feed, ()
-            if len(self._outgoing) < OUT_BYTES and child.untaken_bytes < WINDOW_BYTES:
+            if len(self._outgoing) < OUT_BYTES and child.untaken_bytes < self._window_bytes:
                 for fd in child.streams:
                     yield fd, select.POLLIN, self._read_child, (fd, channel)
 
     # ---- what comes from the launcher -----------------------------------------------------------------------------
 
-    def _read_launcher(self) -> None:
-        data = os.read(_STDIN, READ_BYTES)
+    def _accept_mail(self) -> None:
+        from socket import SO_PEERCRED, SOL_SOCKET
+
+        assert self._mailbox is not None  # it is watched
+        mail, _ = self._mailbox.accept()
+        credentials = mail.getsockopt(SOL_SOCKET, SO_PEERCRED, 12)  # process, user and group, of 4 bytes each
+        if int.from_bytes(credentials[4:8], sys.byteorder) == os.getuid():  # anybody else may try the name
+            self._mails[mail.fileno()] = mail
+            self._sources[mail.fileno()] = b""
+
+    def _read_launcher(self, source: int) -> None:
+        try:
+            data = os.read(source, READ_BYTES)
+        except OSError:  # who brought the mail was killed
+            data = b""
         if not data:
-            self._cut()
+            self._end_source(source)
             return
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._sources[source] = (self._sources[source] + data).split(b"\n")
         for line in lines:
             verb, name, *words = line.split(b" ")
             text = words[-1] if words else b""
@@ -168,6 +208,18 @@ class Relay:
                     _hang_up_relay(int(words[0]), int(words[1]))
             elif name in self._children:
                 self._serve(verb, self._children[name], text)
+
+    def _end_source(self, source: int) -> None:
+        """Say that a mail was taken; the end of stdin is that of the launcher, or of the way from it."""
+        if source == _STDIN:
+            self._cut()
+            return
+        del self._sources[source]
+        with self._mails.pop(source) as mail:
+            try:
+                mail.send(b"+")
+            except OSError:
+                pass  # it will be said that it was not taken, and the launcher hangs up
 
     def _keep(self, text: bytes) -> None:
         self._kept[self._kept_count] = text
@@ -194,6 +246,7 @@ class Relay:
     def _cut(self) -> None:
         """Nobody is there any more: the processes see that, and what they still say is for nobody."""
         self._is_cut = True
+        self._sources.pop(_STDIN, None)
         self._outgoing.clear()
         for child in self._children.values():
             child.hang_up()
@@ -233,9 +286,9 @@ class Relay:
 
     def _send(self, stream: bytes, channel: bytes, data: bytes) -> None:
         head = b"%s%s %s " % (self._mark, stream, channel)
-        for start in range(0, len(data), LINE_BYTES):
+        for start in range(0, len(data), self._line_bytes):
             self._outgoing += head
-            self._outgoing += b2a_base64(data[start : start + LINE_BYTES])  # with its newline
+            self._outgoing += b2a_base64(data[start : start + self._line_bytes])  # with its newline
 
     def _say(self, verb: bytes, words: bytes) -> None:
         self._outgoing += b"%s%s %s\n" % (self._mark, verb, words)
@@ -271,6 +324,17 @@ def _hang_up_relay(pid: int, started: int) -> None:
 
 
 def main(nonce: str, block_bytes: int, kept_blocks: int) -> None:
-    """Serve the launcher that knows this nonce."""
-    Relay(nonce, block_bytes, kept_blocks).run()
+    """Serve the launcher that knows this nonce, as a task of srun."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
+    relay = Relay(nonce, int(os.environ["SLURM_PROCID"]), env, SRUN_LINE_BYTES, WINDOW_BYTES)
+    relay.keep_blocks(block_bytes, kept_blocks)
+    relay.run()
+    os._exit(0)
+
+
+def main_with_mailbox(nonce: str, task: int) -> None:
+    """Serve the launcher that knows this nonce, as a task of pdsh."""
+    relay = Relay(nonce, task, dict(os.environ), PDSH_LINE_BYTES, NO_WINDOW)
+    relay.open_mailbox(nonce)
+    relay.run()
     os._exit(0)

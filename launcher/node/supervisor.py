@@ -44,6 +44,7 @@ class Supervisor:
         self._ranks = Ranks(self._loop, self._outlet, self._ledger, self._owned, self._end_if_short)
         self._inquiry = Inquiry(self._loop, self._outlet, self._ranks.set_torchrun, self._ranks.await_exit)
         self._silence_s = 15.0
+        self._hears_beats = True  # else the end of file alone says that the launcher is gone
         self._stop_timeout_s = 15.0
         self._heard_at = time.monotonic()
         self._folder: str | None = None
@@ -93,6 +94,8 @@ class Supervisor:
         self._loop.watch(wake_read, wake)
 
     def _check_lease(self) -> None:
+        if not self._hears_beats:
+            return
         left = self._heard_at + self._silence_s - time.monotonic()
         if left <= 0:
             self._outlet.close()
@@ -145,6 +148,7 @@ class Supervisor:
 
     def _prepare(self, header: dict[str, Any], _: bytes) -> None:
         self._silence_s = header["silence_s"]
+        self._hears_beats = header.get("beats", True)
         self._stop_timeout_s = header["stop_timeout_s"]
         self._owned.marks.add(header["mark"])
         own = processes.read_process(os.getpid())

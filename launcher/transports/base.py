@@ -43,6 +43,7 @@ class Transport(Protocol):
     """A way to reach hosts."""
 
     name: str
+    is_terse: bool  # each word to a host costs a call: no beats, so its lease hangs on the connection alone
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         """Start `command` (a shell's command line) on `host`; block, and raise TransportError."""

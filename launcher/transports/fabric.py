@@ -80,6 +80,7 @@ class FabricTransport:
     """Reaches hosts by SSH, one connection and one channel each."""
 
     name = "fabric"
+    is_terse = False
 
     def __init__(
         self,

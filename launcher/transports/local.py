@@ -16,6 +16,7 @@ class LocalTransport:
     """Runs the node's side on this machine."""
 
     name = "local"
+    is_terse = False
 
     def open(self, host: Host, command: str, timeout_s: float) -> ProcessChannel:
         return ProcessChannel(start_process(["/bin/sh", "-c", command]))

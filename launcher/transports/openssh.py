@@ -20,7 +20,7 @@ from launcher.transports.base import KILLED, READ_BYTES, STDERR, Channel
 from launcher.transports.local import LocalTransport, is_this_machine
 from launcher.transports.logins import Gates, LoginError, keep_trying
 from launcher.transports.processes import ProcessChannel, end_process, start_process
-from launcher.transports.ssh_answers import Answer, ask_ssh, read_answer, read_seconds, split_jump
+from launcher.transports.ssh_answers import Answer, Answers, login_words, read_seconds
 
 # At VERBOSE ssh says when the login is through; what follows on stderr is the host's, but for these at the end.
 _OPTIONS = {
@@ -82,6 +82,7 @@ class OpenSSHTransport:
     """Reaches hosts by `ssh`, as ssh_config describes them to it."""
 
     name = "ssh"
+    is_terse = False
 
     def __init__(
         self,
@@ -108,14 +109,14 @@ class OpenSSHTransport:
         self._on_local = on_local
         self._local = LocalTransport()
         self._gates = Gates()
-        self._answers: dict[tuple[str, ...], Answer] = {}
+        self._answers = Answers(ssh, ssh_config)
         self._connecting: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         atexit.register(self._end_connecting)
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
-        words = _login_words(host)
-        answer = self._ask(host.name, words)
+        words = login_words(host)
+        answer = self._answers.of(host.name, words)
         place, jumps, proxy = answer.place, answer.jumps, answer.option("proxycommand")
         if not jumps and not proxy and is_this_machine(place.host, place.port, place.user):
             if self._on_local is not None:
@@ -152,34 +153,14 @@ class OpenSSHTransport:
         is_late = process.poll() is None
         end_process(process)
         text = said.decode("utf-8", "replace")
-        judgement, gateway = openssh_failures.judge(text, answer, self._ask_hops(answer), is_late=is_late)
+        judgement, gateway = openssh_failures.judge(text, answer, self._answers.of_jumps(answer), is_late=is_late)
         raise LoginError(judgement, gateway)
-
-    def _ask(self, name: str, words: list[str]) -> Answer:
-        key = tuple(words)
-        if key not in self._answers:
-            self._answers[key] = read_answer(name, ask_ssh(self._ssh, self._ssh_config, words))
-        return self._answers[key]
-
-    def _ask_hops(self, answer: Answer) -> list[Answer]:
-        return [self._ask(jump, _jump_words(jump)) for jump in answer.jumps]
 
     def _end_connecting(self) -> None:
         """An ssh that has not logged in does not look at its stdin, and would stay after us."""
         with self._lock:
             for process in self._connecting:
                 end_process(process)
-
-
-def _login_words(host: Host) -> list[str]:
-    port = ["-p", str(host.port)] if host.port is not None else []
-    user = ["-l", host.user] if host.user is not None else []
-    return [*port, *user, "--", host.name]
-
-
-def _jump_words(jump: str) -> list[str]:
-    name, user, port = split_jump(jump)
-    return [*(["-p", port] if port else []), *(["-l", user] if user else []), "--", name]
 
 
 def _await_login(process: subprocess.Popen[bytes], answer: Answer, timeout_s: float) -> tuple[bool, bytes]:

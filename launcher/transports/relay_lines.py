@@ -1,4 +1,4 @@
-"""What launcher and relays say to each other over one srun, as lines (launcher/node/relay.py has the words). Pure."""
+"""What launcher and relays say to each other over srun or pdsh: lines (launcher/node/relay.py has the words). Pure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """What no relay has said: a prolog, or a line that was cut when its relay was killed."""
+    """What no relay has said: a prolog, a login shell, or a line that was cut when its relay was killed."""
 
     text: bytes
 
@@ -101,7 +101,7 @@ class DataLines:
 
 
 class LineDecoder:
-    """Takes apart what srun prints: lines of all relays in any order, and noise."""
+    """Takes apart what srun or pdsh prints: lines of all relays in any order, and noise."""
 
     def __init__(self, nonce: str) -> None:
         self._mark = b"~%s " % nonce.encode()

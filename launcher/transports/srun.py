@@ -9,8 +9,8 @@ from launcher.errors import HostFailure
 from launcher.hosts import Host
 from launcher.slurm import Allocation
 from launcher.transports.base import TransportError
+from launcher.transports.relay_channel import RelayChannel
 from launcher.transports.relay_lines import Here
-from launcher.transports.srun_channel import SrunChannel
 from launcher.transports.srun_step import Step
 
 
@@ -18,6 +18,7 @@ class SrunTransport:
     """Reaches nodes of the allocation that we are in, with the CPUs, GPUs and memory that it has there."""
 
     name = "srun"
+    is_terse = False
 
     def __init__(
         self, hosts: Sequence[Host], allocation: Allocation, pythons: Sequence[str], environ: Mapping[str, str]
@@ -30,7 +31,7 @@ class SrunTransport:
         self._steps: dict[str, Step] = {}  # by host, the one by which it was reached last
         self._lock = threading.Lock()
 
-    def open(self, host: Host, command: str, timeout_s: float) -> SrunChannel:
+    def open(self, host: Host, command: str, timeout_s: float) -> RelayChannel:
         try:
             step = self._find_step(host.name)
             while (channel := step.open(host.name, command, timeout_s)) is None:

@@ -8,19 +8,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
-import itertools
 import os
 import secrets
 import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from launcher import shipping
-from launcher.errors import HostFailure
 from launcher.transports.base import READ_BYTES, STDERR, TransportError
+from launcher.transports.relay_channel import RelayChannel
 from launcher.transports.relay_lines import (
     BLOCK_BYTES,
     KEPT_BLOCKS,
@@ -35,7 +33,7 @@ from launcher.transports.relay_lines import (
     shut_line,
     took_line,
 )
-from launcher.transports.srun_channel import SrunChannel
+from launcher.transports.relays import Relay, Relays, as_noise
 from launcher.transports.srun_words import SrunWords, says_something
 
 # srun writes a flood in pieces of 1 KB, and each would wake us: they gather for a moment.
@@ -43,22 +41,8 @@ _FEW_BYTES = 512
 _GATHER_S = 0.002
 _PIPE_BYTES = 1 << 20
 _SETTLE_S = 0.2  # after the end of a task: that Slurm has cancelled the step may be said a moment later
-_REUSE_S = 0.5  # well below a relay's LINGER_S
 _END_S = 2.0  # for srun, once nobody is left to talk to
 _KILL_S = 1.0
-
-
-@dataclass(slots=True)
-class Relay:
-    """One node of a step, as it is known here."""
-
-    host: str
-    here: Here | None = None
-    failure: HostFailure | None = None
-    was_asked: bool = False
-    is_left: bool = False  # hung up on while something ran there: not to be trusted with another process
-    idle_since: float | None = None  # monotonic seconds: it ends by itself when nothing runs there
-    channels: set[SrunChannel] = field(default_factory=set)  # that were not closed
 
 
 class Step:
@@ -69,14 +53,12 @@ class Step:
         lost: Mapping[str, Here],
     ) -> None:  # fmt: skip
         """Start srun, or raise OSError; `lost`: relays of an earlier step, which may not know that its srun is gone."""
-        self._relays = {host: Relay(host) for host in hosts}
+        self._hosts = tuple(hosts)
+        self._relays = Relays(hosts)
         self._missing = len(hosts)
         self._lost = lost
         self._nonce = secrets.token_hex(4)
         self._words = SrunWords(hosts, pythons)
-        self._changed = threading.Condition()
-        self._channels: dict[int, SrunChannel] = {}
-        self._numbers = itertools.count(1)
         self._orders: SimpleQueue[bytes | tuple[int, bytes] | None] = SimpleQueue()
         self._is_ending = False
         self._has_ended = threading.Event()
@@ -92,15 +74,15 @@ class Step:
         for target in (self._write, self._read):
             threading.Thread(target=target, name=f"{target.__name__} srun", daemon=True).start()
 
-    def open(self, host: str, command: str, timeout_s: float) -> SrunChannel | None:
+    def open(self, host: str, command: str, timeout_s: float) -> RelayChannel | None:
         """Start a process on a node, once all relays are there: srun reads nothing before; raise TransportError.
 
         None: this node is there, and others keep it waiting. A step without them may do.
         """
         relay = self._relays[host]
-        with self._changed:
+        with self._relays.changed:
             relay.was_asked = True
-            self._changed.wait_for(lambda: not self._missing or relay.failure, timeout_s)
+            self._relays.changed.wait_for(lambda: not self._missing or relay.failure, timeout_s)
             if relay.here is not None and self._missing:
                 return None
             if relay.here is not None and relay.failure is None:
@@ -111,13 +93,10 @@ class Step:
             self._await_end()
         raise TransportError(relay.failure)
 
-    def _open(self, relay: Relay, here: Here, command: str) -> SrunChannel:
-        channel = SrunChannel(relay.host, next(self._numbers), self)
-        self._channels[channel.number] = channel
-        relay.channels.add(channel)
-        relay.idle_since = None
+    def _open(self, relay: Relay, here: Here, command: str) -> RelayChannel:
+        channel = self._relays.add_channel(relay, self)
         for line in self._words.lines:
-            channel.deliver(STDERR, _as_noise(line))
+            channel.deliver(STDERR, as_noise(line))
         if relay.host in self._lost:
             self._orders.put(hang_line(here.task, self._lost[relay.host]))
         self._orders.put(open_line(channel.number, here.task, command))
@@ -125,14 +104,11 @@ class Step:
 
     def is_usable(self, host: str) -> bool:
         """Whether a process, another one perhaps, may be started there through this step."""
-        relay = self._relays[host]
-        is_tired = relay.idle_since is not None and time.monotonic() - relay.idle_since > _REUSE_S
-        is_lost = relay.failure is not None or relay.is_left or is_tired or self._is_ending
-        return not relay.was_asked or not is_lost
+        return self._relays.is_usable(host) and not (self._is_ending and self._relays[host].was_asked)
 
     def present(self) -> dict[str, Here]:
         """Return the relays that run, or have run, by host."""
-        return {host: relay.here for host, relay in self._relays.items() if relay.here is not None}
+        return self._relays.present()
 
     def abandon(self) -> None:
         """End srun, which waits for nodes that don't come."""
@@ -141,38 +117,32 @@ class Step:
         if not self._has_ended.wait(_KILL_S):
             self._process.kill()
 
-    def tell_taken(self, channel: SrunChannel, size_bytes: int) -> None:
+    def tell_taken(self, channel: RelayChannel, size_bytes: int) -> None:
         """Let so much more output come."""
         self._orders.put(took_line(channel.number, size_bytes))
 
-    def send_data(self, channel: SrunChannel, data: bytes) -> None:
+    def send_data(self, channel: RelayChannel, data: bytes) -> None:
         """Queue what goes to the process's stdin."""
         self._orders.put((channel.number, data))
 
-    def leave(self, channel: SrunChannel) -> None:
+    def leave(self, channel: RelayChannel) -> None:
         """Close the process's pipes; when no host needs srun any more, wait a moment for its end."""
-        with self._changed:
-            relay = self._relays[channel.host]
-            if channel in relay.channels:
-                relay.channels.remove(channel)
-                relay.idle_since = None if relay.channels else time.monotonic()
-                if not channel.is_over:
-                    relay.is_left = True
-                    self._orders.put(shut_line(channel.number))
+        with self._relays.changed:
+            if self._relays.leave(channel):
+                self._orders.put(shut_line(channel.number))
             self._end_if_unused()
         if self._is_ending:
             self._await_end()
 
     def _end_if_unused(self) -> None:
         """Let srun end, which the end of its stdin brings about, once every host was asked and left."""
-        if not any(relay.channels or not (relay.was_asked or relay.failure) for relay in self._relays.values()):
+        if self._relays.are_unused():
             self._is_ending = True
             self._orders.put(None)
 
     def _await_end(self) -> None:
         """Wait for srun, without much patience where it has started nothing; a node that hangs must not keep it."""
-        has_begun = any(relay.here for relay in self._relays.values())
-        if not self._has_ended.wait(_END_S if has_begun else 0):
+        if not self._has_ended.wait(_END_S if self._relays.present() else 0):
             self._process.terminate()
             if not self._has_ended.wait(_KILL_S):
                 self._process.kill()
@@ -200,22 +170,14 @@ class Step:
         self._finish()
 
     def _take(self, event: Event) -> None:
-        if isinstance(event, Output):
-            channel = self._channels.get(event.channel)
-            if channel is not None:
-                channel.deliver(event.stream, event.data)
-        elif isinstance(event, Exit):
-            with self._changed:
-                channel = self._channels.pop(event.channel, None)
-            if channel is not None:
-                channel.end(event.code)
+        if isinstance(event, Output | Exit):
+            self._relays.deliver(event)
         elif isinstance(event, Here):
-            with self._changed:
-                relay = self._relays.get(event.node)
-                if relay is not None:
-                    relay.here = event
+            with self._relays.changed:
+                if event.node in self._hosts:
+                    self._relays[event.node].here = event
                     self._missing -= 1
-                self._changed.notify_all()
+                self._relays.changed.notify_all()
         else:
             self._hear_line(event.text.decode("utf-8", "replace"))
 
@@ -226,40 +188,23 @@ class Step:
                 self._hear_line(line.rstrip("\n"))
 
     def _hear_line(self, line: str) -> None:
-        with self._changed:
+        with self._relays.changed:
             gone = self._words.take(line)
-            for channel in self._channels.values() if says_something(line) else ():
-                if not gone or channel.host in gone:
-                    channel.deliver(STDERR, _as_noise(line))
+            if says_something(line):
+                self._relays.deliver_noise(line, gone)
         if gone:
-            threading.Timer(_SETTLE_S, self._lose_all, [gone]).start()
+            threading.Timer(_SETTLE_S, self._lose, [gone]).start()
 
-    def _lose_all(self, hosts: Sequence[str]) -> None:
-        with self._changed:
-            for host in hosts:
-                self._lose(self._relays[host], self._words.gone(host))
-            self._changed.notify_all()
+    def _lose(self, hosts: Sequence[str], exit_code: int | None = None) -> None:
+        self._relays.lose([self._words.gone(host, exit_code) for host in hosts])
 
     def _finish(self) -> None:
         """After the end of srun's stdout: nobody can be talked to any more."""
         exit_code = self._process.wait()
         self._hearing.join(_END_S)  # its last words say why
-        with self._changed:
-            for relay in self._relays.values():
-                self._lose(relay, self._words.gone(relay.host, exit_code))
-            self._changed.notify_all()
+        self._lose(self._hosts, exit_code)
         self._orders.put(None)
         self._has_ended.set()
-
-    def _lose(self, relay: Relay, failure: HostFailure) -> None:
-        if relay.failure is None:
-            relay.failure = failure
-            for channel in relay.channels:
-                channel.end(None, failure)
-
-
-def _as_noise(line: str) -> bytes:
-    return f"\n{line}\n".encode()  # what the process itself has said may lack its newline
 
 
 def _widen(pipe: int) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UsageError
+from launcher.hosts import Host
 from launcher.transports.ssh_failures import Place
 
 _TIMEOUT_S = 10
@@ -71,6 +72,38 @@ def read_answer(name: str, lines: Sequence[str]) -> Answer:
     alias = options.get("hostkeyalias", [None])[0]
     place = Place(name, host, int(port), user, alias, known[0] if known and known[0] != "none" else None)
     return Answer(place, options)
+
+
+class Answers:
+    """What ssh says of hosts and their gateways, asked once for each."""
+
+    def __init__(self, ssh: str, named: Path | None) -> None:
+        self._ssh = ssh
+        self._named = named
+        self._answers: dict[tuple[str, ...], Answer] = {}
+
+    def of(self, name: str, words: Sequence[str]) -> Answer:
+        """Return what it says of a login with these words; raise UsageError."""
+        key = tuple(words)
+        if key not in self._answers:
+            self._answers[key] = read_answer(name, ask_ssh(self._ssh, self._named, words))
+        return self._answers[key]
+
+    def of_jumps(self, answer: Answer) -> list[Answer]:
+        """Return what it says of each hop on the way; raise UsageError."""
+        return [self.of(jump, _jump_words(jump)) for jump in answer.jumps]
+
+
+def login_words(host: Host) -> list[str]:
+    """Return the end of ssh's command line for a host."""
+    port = ["-p", str(host.port)] if host.port is not None else []
+    user = ["-l", host.user] if host.user is not None else []
+    return [*port, *user, "--", host.name]
+
+
+def _jump_words(jump: str) -> list[str]:
+    name, user, port = split_jump(jump)
+    return [*(["-p", port] if port else []), *(["-l", user] if user else []), "--", name]
 
 
 def split_jump(jump: str) -> tuple[str, str | None, str | None]:

@@ -23,8 +23,9 @@ from node_process import is_alive, wait_until
 
 from launcher.hosts import Host
 from launcher.node import relay
+from launcher.node.relay import SRUN_LINE_BYTES
 from launcher.slurm import Allocation
-from launcher.transports import srun_step
+from launcher.transports import relays
 from launcher.transports.base import STDERR, STDOUT, Channel, TransportError
 from launcher.transports.srun import SrunTransport
 
@@ -133,7 +134,7 @@ def test_bytes_come_back_as_they_were(echo: Callable[[bytes], bytes], data: byte
     assert echo(data) == data
 
 
-@pytest.mark.parametrize("size", [relay.LINE_BYTES - 1, relay.LINE_BYTES, relay.LINE_BYTES + 1, 4096, 1 << 20])
+@pytest.mark.parametrize("size", [SRUN_LINE_BYTES - 1, SRUN_LINE_BYTES, SRUN_LINE_BYTES + 1, 4096, 1 << 20])
 def test_long_lines_come_back_as_they_were(echo: Callable[[bytes], bytes], size: int) -> None:
     data = os.urandom(size).replace(b"\n", b"\r")
     assert echo(data) == data
@@ -200,7 +201,7 @@ def test_hosts_have_processes_of_their_own_one_after_the_other(cluster: Cluster)
 
 def test_a_relay_that_had_nothing_to_do_is_not_asked_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have ended by now."""
-    monkeypatch.setattr(srun_step, "_REUSE_S", 0)
+    monkeypatch.setattr(relays, "_REUSE_S", 0)
     transport = cluster.reach(A, B)
     other = transport.open(B, "cat", DEADLINE_S)
     places = [run(transport, A, "echo $PPID")[0][STDOUT] for _ in range(2)]

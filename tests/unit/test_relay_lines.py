@@ -149,5 +149,5 @@ def test_lines_that_were_cut_are_noise_and_hide_no_other(text: bytes, events: li
 
 
 def test_lines_of_relays_are_short_enough_for_srun() -> None:
-    longest = f"~{NONCE} out {10**9} ".encode() + b64encode(bytes(relay.LINE_BYTES)) + b"\n"
+    longest = f"~{NONCE} out {10**9} ".encode() + b64encode(bytes(relay.SRUN_LINE_BYTES)) + b"\n"
     assert len(longest) < 1024

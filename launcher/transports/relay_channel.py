@@ -14,17 +14,17 @@ _TOOK_BYTES = 1 << 18  # a relay sends several times as much before it waits for
 class Talk(Protocol):
     """What a channel needs of its step."""
 
-    def tell_taken(self, channel: SrunChannel, size_bytes: int) -> None:
+    def tell_taken(self, channel: RelayChannel, size_bytes: int) -> None:
         """Let so much more output come."""
 
-    def send_data(self, channel: SrunChannel, data: bytes) -> None:
+    def send_data(self, channel: RelayChannel, data: bytes) -> None:
         """Queue what goes to the process's stdin."""
 
-    def leave(self, channel: SrunChannel) -> None:
+    def leave(self, channel: RelayChannel) -> None:
         """Close the process's pipes; asked again, wait for the end of the step, where it ends."""
 
 
-class SrunChannel:
+class RelayChannel:
     """The streams of one process under the relay of its node."""
 
     def __init__(self, host: str, number: int, step: Talk) -> None:

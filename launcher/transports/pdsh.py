@@ -1,0 +1,125 @@
+"""SSH through pdsh: one process for all hosts, as large clusters know it (docs/decisions/0013)."""
+
+from __future__ import annotations
+
+import getpass
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from launcher.errors import HostFailure, UsageError
+from launcher.hosts import Host
+from launcher.transports import openssh_failures
+from launcher.transports.base import Channel, TransportError
+from launcher.transports.local import SSH_PORT, LocalTransport, is_this_machine
+from launcher.transports.logins import Gate, LoginError, keep_trying
+from launcher.transports.pdsh_call import Pdsh
+from launcher.transports.pdsh_step import NotStartedError, Step
+from launcher.transports.ssh_answers import Answers
+from launcher.transports.ssh_failures import Judgement
+
+_MARGIN_S = 0.5  # ssh's own clock, which ends before ours, knows who does not answer
+_NO_PYTHON = 127
+_EXIT_OF_SSH = 255
+
+
+class PdshTransport:
+    """Reaches hosts by one `pdsh -R ssh`, and those that it did not reach at first by one more each."""
+
+    name = "pdsh"
+    is_terse = True
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        pythons: Sequence[str],
+        environ: Mapping[str, str],
+        ssh_config: Path | None = None,
+        *,
+        accept_new_host_keys: bool = False,
+        may_boot: bool = False,
+        on_local: Callable[[str], None] | None = None,
+    ) -> None:
+        """Find pdsh; raise UsageError where it or a named file is missing, or it can't do what is asked.
+
+        environ: pdsh's; what it says to ssh in PDSH_SSH_ARGS_APPEND counts.
+        may_boot: wait for a host that is not there yet, for as long as `open` may take.
+        on_local: told of each host that turns out to be this machine, which then needs no SSH.
+        """
+        self._here = {host.name for host in hosts if _is_here(host)}
+        self._hosts = {host.name: host for host in hosts if host.name not in self._here}
+        self._pdsh = Pdsh(list(self._hosts.values()), environ, ssh_config, accept_new_host_keys=accept_new_host_keys)
+        self._answers = Answers(shutil.which("ssh") or "ssh", ssh_config)
+        self._pythons = pythons
+        self._may_boot = may_boot
+        self._on_local = on_local
+        self._local = LocalTransport()
+        self._again = Gate()  # pdsh does not say which hosts have a gateway in common
+        self._steps: dict[str, Step] = {}  # by host, the one by which it was reached last
+        self._lock = threading.Lock()
+
+    def open(self, host: Host, command: str, timeout_s: float) -> Channel:
+        if host.name in self._here:
+            if self._on_local is not None:
+                self._on_local(host.name)
+            return self._local.open(host, command, timeout_s)
+        began_at = time.monotonic()
+        try:
+            return self._open_once(host, command, timeout_s)
+        except LoginError as error:
+            left_s = timeout_s - (time.monotonic() - began_at)
+            if left_s <= 0 or not error.judgement.is_passing(may_boot=self._may_boot):
+                raise TransportError(error.judgement.of(host.name, error.gateway)) from error
+        return keep_trying(
+            host.name, self._again, lambda try_s: self._open_once(host, command, try_s), left_s, may_boot=self._may_boot
+        )
+
+    def _open_once(self, host: Host, command: str, timeout_s: float) -> Channel:
+        """Start a process; raise LoginError where SSH does not lead there, or TransportError."""
+        try:
+            return self._find_step(host, timeout_s).open(host.name, command, timeout_s + _MARGIN_S)
+        except OSError as error:
+            failure = HostFailure(host.name, "pdsh", f"pdsh can't be started: {error.strerror}", "or --transport ssh")
+            raise TransportError(failure) from None
+        except NotStartedError as error:
+            raise self._judge(host, error) from None
+
+    def _find_step(self, host: Host, timeout_s: float) -> Step:
+        """Return the step to a host: the one for all, or after a loss another one for this host alone."""
+        with self._lock:
+            step = self._steps.get(host.name)
+            if step is None:
+                hosts = list(self._hosts.values())
+                self._steps.update(dict.fromkeys(self._hosts, self._start(hosts, timeout_s)))
+            elif not step.is_usable(host.name):
+                self._steps[host.name] = self._start([host], timeout_s)
+            return self._steps[host.name]
+
+    def _start(self, hosts: Sequence[Host], timeout_s: float) -> Step:
+        return Step(self._pdsh, hosts, [python.replace("%", "%%") for python in self._pythons], timeout_s)
+
+    def _judge(self, host: Host, error: NotStartedError) -> LoginError | TransportError:
+        if error.exit_code == _NO_PYTHON:
+            text = f"no Python 3.8 or newer there (tried {', '.join(self._pythons)})"
+            return TransportError(HostFailure(host.name, "no python", text, "name one that is with --python PATH"))
+        if error.exit_code not in (None, _EXIT_OF_SSH):
+            word = error.said.strip().rpartition("\n")[2]
+            text = f"its login shell ended (exit code {error.exit_code}){word and f': {word[:200]}'}"
+            return TransportError(HostFailure(host.name, "shell", text))
+        try:
+            answer = self._answers.of(host.name, self._pdsh.login_words(host))
+            judgement, gateway = openssh_failures.judge(
+                error.said, answer, self._answers.of_jumps(answer), is_late=error.is_late
+            )
+        except UsageError as unknown:  # ssh_config makes no sense to ssh
+            return LoginError(Judgement("ssh", unknown.message, unknown.hint))
+        return LoginError(judgement, gateway)
+
+
+def _is_here(host: Host) -> bool:
+    try:
+        return is_this_machine(host.name, host.port or SSH_PORT, host.user or getpass.getuser())
+    except (OSError, KeyError):  # a user id without a name
+        return False

@@ -1,0 +1,130 @@
+"""How pdsh is called: one process for some hosts, its ssh, and what ends both with us."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from launcher.errors import UsageError
+from launcher.hosts import Host
+
+RANK = "%n"  # pdsh puts the host's place in -w there
+_APPEND = "PDSH_SSH_ARGS_APPEND"
+
+_PATH_BYTES = 107  # of a socket, with the 17 characters that ssh adds while it makes one
+_ADDED_BYTES = 17
+_SHORT_S = 30  # for what takes less than one
+_TO_SSH = "--transport ssh has no such limit"
+# sh waits for the end of its stdin, which is ours too: nobody else would tell pdsh, and each ssh, that we are gone.
+_WITH_US = (
+    '"$@" </dev/null & exec >/dev/null 2>&1; read -r _; kill $! $(pgrep -P $!); wait $!; [ -z "$0" ] || rm -rf -- "$0"'
+)
+_OPTIONS = {
+    "BatchMode": "yes",  # a question would wait for nobody
+    "ClearAllForwardings": "yes",
+    "RemoteCommand": "none",
+    "RequestTTY": "no",
+    "ServerAliveInterval": "5",  # pdsh knows no time-out of a connection that was made
+    "ServerAliveCountMax": "3",
+}
+
+
+class Call:
+    """A pdsh that was started, with pipes."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], folder: str, stderr: int) -> None:
+        """Start it; folder: is removed when it ends; stderr: as for Popen."""
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            ["/bin/sh", "-c", _WITH_US, folder, *argv], stdin=pipe, stdout=pipe, stderr=stderr, bufsize=0,
+            start_new_session=True, env=env,
+        )  # fmt: skip
+
+    def end(self) -> None:
+        """End it; its ssh sees end of file then, and ends when the host does or does not answer."""
+        assert self.process.stdin is not None  # asked for
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+
+
+class Pdsh:
+    """The options of all our calls."""
+
+    def __init__(
+        self, hosts: Sequence[Host], environ: Mapping[str, str], ssh_config: Path | None, *, accept_new_host_keys: bool
+    ) -> None:
+        """Find pdsh; raise UsageError where there is none, or it can't do what is asked; `environ` is pdsh's."""
+        pdsh = shutil.which("pdsh")
+        if pdsh is None:
+            raise UsageError("--transport pdsh: no pdsh on this machine", "apt-get install pdsh, or --transport ssh")
+        if ssh_config is not None and not ssh_config.is_file():
+            raise UsageError(f"{ssh_config}: no such file", "--ssh-config names an OpenSSH client configuration")
+        if ssh_config is not None and len(str(ssh_config).split()) != 1:
+            raise UsageError(f"--transport pdsh: it takes no path with spaces: {str(ssh_config)!r}", _TO_SSH)
+        self._pdsh = pdsh
+        self._environ = environ
+        self._own_words = environ.get(_APPEND, "").split()  # ours come before and win
+        self._words = [
+            *(["-F", str(ssh_config)] if ssh_config else []),
+            *(["-p", str(port)] if (port := _port(hosts)) is not None else []),
+            *(f"-o{name}={value}" for name, value in _OPTIONS.items()),
+            *(["-oStrictHostKeyChecking=accept-new"] if accept_new_host_keys else []),
+        ]
+
+    def call(
+        self, hosts: Sequence[Host], command: str, timeout_s: float, folder: str, *, is_short: bool = False
+    ) -> Call:
+        """Start pdsh on these hosts; raise OSError.
+
+        folder: where ssh keeps the sockets of connections. A short call uses those that a long one has made; it prints
+        all on stdout.
+        """
+        argv = [self._pdsh, "-R", "ssh", "-f", str(len(hosts)), "-t", str(max(1, int(timeout_s)))]
+        limit = ["-u", str(_SHORT_S)] if is_short else []
+        names = ",".join(f"{host.user}@{host.name}" if host.user is not None else host.name for host in hosts)
+        words = [*self._words, *_share(hosts, folder), *self._own_words]
+        env = {**self._environ, _APPEND: " ".join(words)}
+        stderr = subprocess.STDOUT if is_short else subprocess.PIPE
+        return Call([*argv, *limit, "-w", names, command], env, "" if is_short else folder, stderr)
+
+    def login_words(self, host: Host) -> list[str]:
+        """Return the words with which ssh logs in to a host, to ask it what it makes of them."""
+        user = ["-l", host.user] if host.user is not None else []
+        return [*self._words, *self._own_words, *user, "--", host.name]
+
+
+def make_folder() -> str:
+    """Return a new folder for sockets, or "" where ssh could not be told of it."""
+    if len(tempfile.gettempdir().split()) != 1:
+        return ""
+    return tempfile.mkdtemp(prefix="launch-pdsh-")
+
+
+def _share(hosts: Sequence[Host], folder: str) -> list[str]:
+    """Return what makes one connection to a host serve all calls; a name may be too long for a socket's path."""
+    longest = max(len(host.name.encode()) for host in hosts)
+    if not folder or len(folder) + 1 + longest + _ADDED_BYTES > _PATH_BYTES:
+        return ["-oControlMaster=no", "-oControlPath=none"]
+    # Not ssh's own %C: two names may lead to one place. With a ControlPersist of the user's it would stay.
+    return ["-oControlMaster=auto", f"-oControlPath={folder}/%h", "-oControlPersist=no"]
+
+
+def _port(hosts: Sequence[Host]) -> int | None:
+    """Return the port that all hosts share; raise UsageError where they don't, or pdsh would misread a name."""
+    for host in hosts:
+        if ":" in host.name:
+            raise UsageError(
+                f"--transport pdsh: it takes no IPv6 address: {host.name}", f"name it in ssh_config, or {_TO_SSH}"
+            )
+    ports = {host.port for host in hosts}
+    if len(ports) > 1:
+        named = " and ".join(str(port or "the usual one") for port in sorted(ports, key=lambda port: port or 0)[:2])
+        raise UsageError(
+            f"--transport pdsh: it takes one port for all hosts, not {named}",
+            f"Port in ssh_config may differ; {_TO_SSH}",
+        )
+    return ports.pop() if ports else None

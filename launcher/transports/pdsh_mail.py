@@ -1,0 +1,164 @@
+"""What goes to relays under pdsh, which reads nothing for them: short calls carry it, each for many hosts."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from launcher import shipping
+from launcher.hosts import Host
+from launcher.transports.pdsh_call import RANK, Call, Pdsh
+from launcher.transports.relay_lines import BLOCK_BYTES
+
+Line = tuple[bytes, bytes | None]  # its words, and what follows in base64
+
+# The command line is one argument of ssh and of the login shell, and Linux takes 128 KiB of one (MAX_ARG_STRLEN).
+_MOST_CHARACTERS = 120_000
+_GATHER_S = 0.02  # what is said to all hosts at once shall go at once
+_PATIENCE_S = 0.5  # with a call that some host holds up, before the next one for others
+_KEPT_BYTES = 4096
+
+
+def data_lines(channel: int, data: bytes) -> list[Line]:
+    """Cut what goes to a process from its end, where hosts get the same."""
+    first = len(data) % BLOCK_BYTES
+    starts = range(first - BLOCK_BYTES if first else 0, len(data), BLOCK_BYTES)
+    return [(b"data %d" % channel, data[max(0, start) : start + BLOCK_BYTES]) for start in starts]
+
+
+class Mail:
+    """Queues lines for the tasks of one pdsh, and sends them in order."""
+
+    def __init__(
+        self, pdsh: Pdsh, hosts: Sequence[Host], pythons: Sequence[str], nonce: str, folder: str, timeout_s: float,
+        on_lost: Callable[[int, str], None],
+    ) -> None:  # fmt: skip
+        """on_lost: gets a task that has not taken its mail, and what was said last."""
+        self._pdsh = pdsh
+        self._hosts = hosts
+        self._pythons = pythons
+        self._nonce = nonce
+        self._folder = folder
+        self._timeout_s = timeout_s
+        self._on_lost = on_lost
+        self._taken = re.compile(rb"~%s got (\d+)\b" % nonce.encode())
+        self._waiting: dict[int, list[Line]] = {}  # by task
+        self._on_the_way: set[int] = set()
+        self._calls: set[Call] = set()
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+
+    def post(self, task: int, lines: Sequence[Line]) -> None:
+        """Queue lines for a task."""
+        with self._changed:
+            self._waiting.setdefault(task, []).extend(lines)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._send_all, name="mail pdsh", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Send nothing more, and end what is on its way."""
+        with self._changed:
+            self._is_closed = True
+            for call in self._calls:
+                call.end()
+            self._changed.notify_all()
+
+    # ---- in the thread --------------------------------------------------------------------------------------------
+
+    def _send_all(self) -> None:
+        while (mails := self._collect()) is not None:
+            for part in self._split(mails):
+                threading.Thread(target=self._carry, args=part, name="carry pdsh", daemon=True).start()
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed or not self._on_the_way, _PATIENCE_S)
+
+    def _collect(self) -> dict[int, list[Line]] | None:
+        """Return all that can go now, or None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._ready())
+        time.sleep(_GATHER_S)
+        with self._changed:
+            if self._is_closed:
+                return None
+            mails = {task: self._waiting.pop(task) for task in self._ready()}
+            self._on_the_way.update(mails)
+            return mails
+
+    def _ready(self) -> list[int]:
+        return [task for task in self._waiting if task not in self._on_the_way]
+
+    def _split(self, mails: Mapping[int, list[Line]]) -> Iterator[tuple[list[int], str]]:
+        """Yield the tasks and the command line of each call that it takes; what a task can't get yet waits on."""
+        command = self._command(mails)
+        if len(command) <= _MOST_CHARACTERS:
+            yield list(mails), command
+        elif len(mails) > 1:
+            middle = len(mails) // 2
+            yield from self._split(dict(list(mails.items())[:middle]))
+            yield from self._split(dict(list(mails.items())[middle:]))
+        else:
+            ((task, lines),) = mails.items()
+            middle = len(lines) // 2
+            with self._changed:
+                self._waiting[task] = lines[middle:] + self._waiting.get(task, [])
+            yield from self._split({task: lines[:middle]})
+
+    def _command(self, mails: Mapping[int, list[Line]]) -> str:
+        texts: dict[bytes, int] = {}
+        numbered = [
+            (task, [(words, None if text is None else texts.setdefault(text, len(texts))) for words, text in lines])
+            for task, lines in mails.items()
+        ]
+        return shipping.mail_line(self._pythons, self._nonce, RANK, list(texts), numbered)
+
+    # ---- in a thread for each call --------------------------------------------------------------------------------
+
+    def _carry(self, tasks: Sequence[int], command: str) -> None:
+        """Send one call to its end; tasks that have taken their mail by then can get more."""
+        hosts = [self._hosts[task] for task in tasks]
+        missing, said = set(tasks), b""
+        try:
+            call = self._pdsh.call(hosts, command, self._timeout_s, self._folder, is_short=True)
+        except OSError as error:
+            self._lose(missing, f"pdsh can't be started: {error.strerror}")
+            return
+        with self._changed:
+            self._calls.add(call)
+            if self._is_closed:
+                call.end()
+        assert call.process.stdout is not None  # asked for
+        with call.process.stdout as stdout:
+            for line in stdout:
+                found = self._taken.search(line)
+                if found is None:
+                    said = (said + line)[-_KEPT_BYTES:]
+                else:
+                    missing.discard(int(found[1]))
+                    self._settle({int(found[1])})
+        call.end()
+        call.process.wait()
+        with self._changed:
+            self._calls.discard(call)
+        self._lose(missing, _last_word(said))
+
+    def _settle(self, tasks: set[int]) -> None:
+        with self._changed:
+            self._on_the_way -= tasks
+            self._changed.notify_all()
+
+    def _lose(self, tasks: set[int], said: str) -> None:
+        if not self._is_closed:
+            for task in tasks:
+                self._on_lost(task, said)
+        self._settle(tasks)
+
+
+def _last_word(said: bytes) -> str:
+    """Return the last line that a host has said, without its label; pdsh's own says only how it ended."""
+    lines = [line for line in said.decode("utf-8", "replace").splitlines() if not line.startswith("pdsh@")]
+    return lines[-1].partition(": ")[2] if lines else ""

@@ -1,0 +1,162 @@
+"""One long pdsh, the relays that it runs on its hosts, and the channels through them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Sequence
+
+from launcher import shipping
+from launcher.errors import HostFailure
+from launcher.hosts import Host
+from launcher.transports.base import READ_BYTES, STDERR
+from launcher.transports.pdsh_call import RANK, Pdsh, make_folder
+from launcher.transports.pdsh_mail import Mail, data_lines
+from launcher.transports.pdsh_words import PdshWords
+from launcher.transports.relay_channel import RelayChannel
+from launcher.transports.relay_lines import Event, Exit, Here, LineDecoder, Output
+from launcher.transports.relays import Relay, Relays, as_noise
+
+_SETTLE_S = 0.2  # after the end of an ssh: what the host has said before may lie in the other pipe
+_WORD_CHARACTERS = 200
+_END_S = 2.0  # for pdsh and its ssh, once nobody is left to talk to
+
+
+class NotStartedError(Exception):
+    """A host's relay did not come; said: what its ssh and login shell have printed."""
+
+    def __init__(self, said: str, exit_code: int | None, *, is_late: bool) -> None:
+        super().__init__(said)
+        self.said = said
+        self.exit_code = exit_code  # of its ssh; None: pdsh has named none
+        self.is_late = is_late
+
+
+class Step:
+    """One pdsh on some hosts."""
+
+    def __init__(self, pdsh: Pdsh, hosts: Sequence[Host], pythons: Sequence[str], timeout_s: float) -> None:
+        """Start it, or raise OSError."""
+        self._hosts = list(hosts)
+        self._relays = Relays(host.name for host in hosts)
+        self._words = PdshWords([host.name for host in hosts])
+        self._pythons = pythons
+        self._tasks = {host.name: task for task, host in enumerate(hosts)}
+        self._nonce = secrets.token_hex(4)
+        self._is_ending = False
+        folder = make_folder()
+        command = shipping.relay_line(pythons, self._nonce, RANK)
+        self._call = pdsh.call(hosts, command, timeout_s, folder)
+        self._mail = Mail(pdsh, hosts, pythons, self._nonce, folder, timeout_s, self._lose_mail)
+        self._hearing = threading.Thread(target=self._hear, name="hear pdsh", daemon=True)
+        self._hearing.start()
+        self._reading = threading.Thread(target=self._read, name="read pdsh", daemon=True)
+        self._reading.start()
+
+    def open(self, host: str, command: str, timeout_s: float) -> RelayChannel:
+        """Start a process on a host, once its relay is there; raise NotStartedError."""
+        relay = self._relays[host]
+        with self._relays.changed:
+            relay.was_asked = True
+            is_known = self._relays.changed.wait_for(lambda: relay.here or relay.failure, timeout_s)
+            if relay.here is not None and relay.failure is None:
+                return self._open(relay, command)
+            relay.failure = relay.failure or self._lost(host)
+            self._end_if_unused()
+        raise NotStartedError(self._words.said(host), self._words.exit_code(host), is_late=not is_known)
+
+    def _open(self, relay: Relay, command: str) -> RelayChannel:
+        channel, task = self._relays.add_channel(relay, self), self._tasks[relay.host]
+        if said := self._words.said(relay.host):
+            channel.deliver(STDERR, as_noise(said))
+        words = b"open %d %d" % (channel.number, task)
+        self._mail.post(task, [(words, command.encode("utf-8", "surrogateescape"))])
+        return channel
+
+    def is_usable(self, host: str) -> bool:
+        """Whether a process, another one perhaps, may be started there through this step."""
+        return self._relays.is_usable(host) and not (self._is_ending and self._relays[host].was_asked)
+
+    def tell_taken(self, channel: RelayChannel, size_bytes: int) -> None:
+        """Do nothing: while we read slowly, pdsh holds all hosts back."""
+
+    def send_data(self, channel: RelayChannel, data: bytes) -> None:
+        """Queue what goes to the process's stdin."""
+        self._mail.post(self._tasks[channel.host], data_lines(channel.number, data))
+
+    def leave(self, channel: RelayChannel) -> None:
+        """Close the process's pipes; when no host needs pdsh any more, wait a moment for its end."""
+        with self._relays.changed:
+            has_more = self._relays.leave(channel)
+            self._end_if_unused()
+            if has_more and not self._is_ending:
+                self._mail.post(self._tasks[channel.host], [(b"shut %d" % channel.number, None)])
+        if self._is_ending:
+            self._reading.join(_END_S)
+
+    def _end_if_unused(self) -> None:
+        """End pdsh, and with it every relay, once every host was asked and left."""
+        if self._relays.are_unused() and not self._is_ending:
+            self._is_ending = True
+            self._mail.close()
+            self._call.end()
+
+    # ---- the threads ----------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        decoder, rest = LineDecoder(self._nonce), b""
+        assert self._call.process.stdout is not None  # asked for
+        with self._call.process.stdout as stdout:
+            while data := os.read(stdout.fileno(), READ_BYTES):
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    hosts, text = self._words.split(line)
+                    for event in decoder.feed(text + b"\n"):
+                        self._take(hosts, event)
+        self._hearing.join(_END_S)  # its last words say why
+        self._lose([host.name for host in self._hosts])
+        self._mail.close()
+        self._call.end()
+        self._call.process.wait()
+
+    def _take(self, hosts: Sequence[str], event: Event) -> None:
+        """Believe a host what it says of itself; pdsh says who it is."""
+        if isinstance(event, Output | Exit):
+            self._relays.deliver(event, hosts)
+        elif isinstance(event, Here):
+            with self._relays.changed:
+                for host in hosts:
+                    if self._tasks[host] == event.task:
+                        self._relays[host].here = event
+                self._relays.changed.notify_all()
+        else:
+            self._take_words(hosts, event.text)
+
+    def _take_words(self, hosts: Sequence[str], text: bytes) -> None:
+        line = text.decode("utf-8", "replace").rstrip("\r\n")
+        with self._relays.changed:
+            self._words.keep(hosts, line)
+            if line.strip():
+                self._relays.deliver_noise(line, hosts)
+
+    def _hear(self) -> None:
+        assert self._call.process.stderr is not None  # asked for
+        with self._call.process.stderr as stderr:
+            for line in stderr:
+                gone = self._words.find_ended(line)
+                if gone:
+                    threading.Timer(_SETTLE_S, self._lose, [gone]).start()
+                else:
+                    self._take_words(*self._words.split(line))
+
+    def _lose(self, hosts: Sequence[str]) -> None:
+        self._relays.lose(map(self._lost, hosts))
+
+    def _lost(self, host: str) -> HostFailure:
+        return HostFailure(host, "connection", self._words.lost(host))
+
+    def _lose_mail(self, task: int, said: str) -> None:
+        host = self._hosts[task].name
+        text = f"our word did not reach it{said and f': {said[:_WORD_CHARACTERS]}'}"
+        self._relays.lose([HostFailure(host, "connection", text)])

@@ -1,0 +1,61 @@
+"""What pdsh and the ssh of each host print on stderr: whose line it is, and which host is gone. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_ENDED = re.compile(
+    rb"pdsh@\S+: (?P<label>\S+): ssh (?P<how>exited with exit code (?P<code>\d+)|killed by signal (?P<signal>\d+))"
+)
+_KEPT_LINES = 50  # of a host
+_KEPT_CHARACTERS = 1000  # of a line
+
+
+class PdshWords:
+    """All that one pdsh has printed besides the relays' lines."""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self._names: dict[bytes, list[str]] = {}  # by label: pdsh cuts a name at its first dot, but no address
+        for name in hosts:
+            for label in {name, name.partition(".")[0]}:
+                self._names.setdefault(label.encode(), []).append(name)
+        self._lines: dict[str, list[str]] = {name: [] for name in hosts}
+        self._killed: dict[str, str] = {}
+        self._exit_codes: dict[str, int] = {}
+
+    def split(self, line: bytes) -> tuple[Sequence[str], bytes]:
+        """Return whose line it is, by all names that its label may stand for (none: pdsh's own), and what it says."""
+        label, _, text = line.partition(b": ")
+        hosts = self._names.get(label, ())
+        return hosts, text if hosts else line
+
+    def keep(self, hosts: Sequence[str], line: str) -> None:
+        """Keep what a host has said, or pdsh of all."""
+        for host in hosts or self._lines:
+            self._lines[host] = [*self._lines[host], line[:_KEPT_CHARACTERS]][-_KEPT_LINES:]
+
+    def find_ended(self, line: bytes) -> Sequence[str]:
+        """Return the hosts of which a line says that their ssh has ended, and remember how."""
+        ended = _ENDED.match(line)
+        if ended is None:
+            return ()
+        gone = self._names.get(ended["label"], [])
+        if ended["code"]:
+            self._exit_codes.update(dict.fromkeys(gone, int(ended["code"])))
+        else:
+            self._killed.update(dict.fromkeys(gone, ended["how"].decode()))
+        return gone
+
+    def said(self, host: str) -> str:
+        """Return what was said of a host, pdsh's own words among it."""
+        return "".join(f"{line}\n" for line in self._lines[host])
+
+    def lost(self, host: str) -> str:
+        """Return what has become of the connection to a host."""
+        how = self._killed.get(host)
+        return "the connection was lost" + (f": its ssh was {how}" if how else "")
+
+    def exit_code(self, host: str) -> int | None:
+        """Return the exit code of a host's ssh, which is that of the login shell; None where pdsh has said nothing."""
+        return self._exit_codes.get(host)

@@ -1,0 +1,148 @@
+"""What is pdsh's alone: one process for all hosts, its mail, and its end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from launching import DEADLINE_S, KEEPER_S, PROMPT_S, Done, Launch, rank, shell
+from ssh_hosts import Process, SshHosts, read_processes, wait_until
+
+from launcher.hosts import Host
+from launcher.transports.pdsh_call import Pdsh
+from launcher.transports.pdsh_mail import Mail
+
+NOTHING_LEFT = "launch: 0 processes left on 2 nodes, exit code"
+MOST_ARGUMENT_BYTES = 128 << 10  # of one argument (MAX_ARG_STRLEN)
+
+
+@pytest.fixture
+def transport() -> str:
+    return "pdsh"
+
+
+def find_calls(launch: Launch) -> list[Process]:
+    """Return pdsh and all ssh that it has started for a test."""
+    config = str(launch.ssh_config)
+    return [
+        process
+        for process in read_processes()
+        if Path(process.argv[0]).name in ("pdsh", "ssh")
+        and any(config in word for word in (*process.argv, *process.env))
+    ]
+
+
+def find_folders(launch: Launch) -> list[Path]:
+    return list(launch.hosts.own_tmpdir.glob("launch-pdsh-*"))
+
+
+def count_logins(hosts: SshHosts, name: str) -> int:
+    return hosts[name].log.count("Accepted publickey")
+
+
+def test_every_word_goes_over_one_login(launch: Launch, hosts: SshHosts) -> None:
+    before = [count_logins(hosts, name) for name in ("node1", "node2")]
+    done = launch.run(*shell("echo $RANK"))
+    assert done.exit_code == 0
+    assert sorted(line.partition("] ")[2] for line in done.lines) == ["0", "1", "2", "3"]
+    assert [count_logins(hosts, name) for name in ("node1", "node2")] == [logins + 1 for logins in before]
+    assert not find_folders(launch)
+
+
+def test_more_hosts_than_pdsh_would_take_at_once(launch: Launch, hosts: SshHosts) -> None:
+    """Its fan-out is 32, and who waits for a place would hang a collective; sshd drops some, which come later."""
+    place = {"HostName": hosts["node1"].address, "Port": hosts["node1"].port}
+    hosts.write_config(launch.ssh_config, **{f"many{number}": place for number in range(33)})
+    words = ["--hosts", "many[0-32]", "--ssh-config", str(launch.ssh_config), "--transport", "pdsh"]
+    meet = f"cd {launch.folder}; touch in.$$; until [ $(ls | grep -c in.) = 33 ]; do sleep 0.2; done"
+    done = launch.run_command("exec", *words, "--connect-timeout", "30", "--", meet)
+    assert done.exit_code == 0, done
+
+
+def test_a_plan_that_no_command_line_could_take(launch: Launch) -> None:
+    sizes = launch.folder / "sizes.py"
+    sizes.write_text("import sys; print(sum(map(len, sys.argv[1:])))")
+    words = [f"{number}" * (MOST_ARGUMENT_BYTES // 4) for number in range(9)]
+    done = launch.run("--no-python", sys.executable, str(sizes), *words)
+    assert {line.partition("] ")[2] for line in done.lines} == {str(sum(map(len, words)))}
+
+
+def test_a_kill_of_pdsh_is_a_loss_of_all_hosts(launch: Launch) -> None:
+    running = launch.start(*rank("wait"))
+    running.wait_for_ranks()
+    for process in find_calls(launch):
+        if process.argv[0] == "pdsh":
+            process.kill()
+    done = running.finish(PROMPT_S + 4)
+    assert done.exit_code == 69
+    assert re.search(r"launch: lost node[12] \(the connection was lost\), stopping 2 nodes", done.stderr)
+    assert NOTHING_LEFT in done.stderr
+
+
+def test_a_kill_of_one_ssh_is_a_loss_of_its_host(launch: Launch) -> None:
+    running = launch.start(*rank("wait"))
+    running.wait_for_ranks()
+    for process in find_calls(launch):
+        if process.argv[0] == "ssh" and "node2" in process.argv:
+            process.kill()
+    done = running.finish(PROMPT_S + 4)
+    assert done.exit_code == 69
+    assert (
+        "launch: lost node2 (the connection was lost: its ssh was killed by signal 9), stopping 2 nodes" in done.stderr
+    )
+    assert NOTHING_LEFT in done.stderr
+
+
+def test_a_killed_launcher_leaves_neither_pdsh_nor_ssh_nor_sockets(launch: Launch) -> None:
+    running = launch.start(*rank("wait"))
+    running.wait_for_ranks()
+    assert len(find_calls(launch)) == 3
+    running.signal(signal.SIGKILL)
+    running.wait_until_clean(PROMPT_S + KEEPER_S)
+    assert wait_until(lambda: not find_calls(launch), KEEPER_S)
+    assert wait_until(lambda: not find_folders(launch), KEEPER_S)
+
+
+def test_mail_that_nobody_takes_is_lost(launch: Launch) -> None:
+    lost: list[tuple[int, str]] = []
+    hosts = [Host("node1"), Host("node2")]
+    pdsh = Pdsh(hosts, os.environ, launch.ssh_config, accept_new_host_keys=False)
+    mail = Mail(
+        pdsh, hosts, ["python3"], "0123abcd", "", PROMPT_S,
+        lambda task, said: lost.append((task, said)),
+    )  # fmt: skip
+    mail.post(1, [(b"shut 1", None)])
+    assert wait_until(lambda: bool(lost), DEADLINE_S)
+    mail.close()
+    assert lost == [(1, "its relay does not answer: Connection refused")]
+
+
+def test_secrets_are_refused(launch: Launch) -> None:
+    done = launch.run(*shell("true"), env={"WANDB_API_KEY": "k"})
+    assert done.exit_code == 2
+    assert done.stderr == (
+        "launch: --transport pdsh: WANDB_API_KEY would stand in command lines, which everybody on the hosts can read\n"
+        "  hint: --transport ssh; or set it on the hosts: env -u WANDB_API_KEY launch ...\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("hosts_words", "said"),
+    [
+        ("node1:22,node2:23", "--transport pdsh: it takes one port for all hosts, not 22 and 23"),
+        ("fd00::1", "--transport pdsh: it takes no IPv6 address: fd00::1"),
+    ],
+)
+def test_what_pdsh_can_t_do_is_said_before_anything_starts(launch: Launch, hosts_words: str, said: str) -> None:
+    done = launch.run_command("exec", "--hosts", hosts_words, "--colon", "port", "--transport", "pdsh", "--", "true")
+    assert (done.exit_code, done.stderr.splitlines()[0]) == (2, f"launch: {said}")
+
+
+def test_the_user_s_own_options_for_pdsh_s_ssh_count(launch: Launch) -> None:
+    done: Done = launch.start_exec("--", "true", env={"PDSH_SSH_ARGS_APPEND": "-oHostName=127.0.0.9"}).finish()
+    assert done.exit_code == 69
+    assert "127.0.0.9 port" in done.stderr

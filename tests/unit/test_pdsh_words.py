@@ -1,0 +1,46 @@
+"""Whose line of pdsh it is, by a label that is cut at the first dot, and which ssh has ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.transports.pdsh_words import PdshWords
+
+HOSTS = ("gpu1", "a.east.lab", "a.west.lab", "10.0.0.7")
+
+
+@pytest.mark.parametrize(
+    ("line", "hosts", "text"),
+    [
+        (b"gpu1: step 1: done", ["gpu1"], b"step 1: done"),
+        (b"a: hello", ["a.east.lab", "a.west.lab"], b"hello"),
+        (b"10.0.0.7: hello", ["10.0.0.7"], b"hello"),
+        (b"gpu2: hello", (), b"gpu2: hello"),
+        (b"gpu1:no label", (), b"gpu1:no label"),
+        (b"pdsh@head: no such thing", (), b"pdsh@head: no such thing"),
+        (b"", (), b""),
+        (b"\xff\x00: hello", (), b"\xff\x00: hello"),
+    ],
+)
+def test_a_line_is_split(line: bytes, hosts: list[str], text: bytes) -> None:
+    assert PdshWords(HOSTS).split(line) == (hosts, text)
+
+
+def test_an_end_is_remembered() -> None:
+    words = PdshWords(HOSTS)
+    assert words.find_ended(b"pdsh@head: gpu1: ssh exited with exit code 127\n") == ["gpu1"]
+    assert words.find_ended(b"pdsh@head: 10.0.0.7: ssh killed by signal 9\n") == ["10.0.0.7"]
+    assert words.find_ended(b"gpu1: pdsh@head: 10.0.0.7: ssh killed by signal 9\n") == ()
+    assert [words.exit_code(host) for host in HOSTS] == [127, None, None, None]
+    assert words.lost("gpu1") == "the connection was lost"
+    assert words.lost("10.0.0.7") == "the connection was lost: its ssh was killed by signal 9"
+
+
+def test_what_was_said_of_a_host_is_kept_in_bounds() -> None:
+    words = PdshWords(HOSTS)
+    for number in range(100):
+        words.keep(["gpu1"], f"{number} " + "x" * 10_000)
+    words.keep([], "pdsh: of all")
+    lines = words.said("gpu1").splitlines()
+    assert (len(lines), lines[0][:3], lines[-1], max(map(len, lines))) == (50, "51 ", "pdsh: of all", 1000)
+    assert words.said("10.0.0.7") == "pdsh: of all\n"

@@ -1,0 +1,57 @@
+"""The relays of one srun or pdsh: what is delivered to whom, and when nobody needs them."""
+
+from __future__ import annotations
+
+from launcher.errors import HostFailure
+from launcher.transports.base import STDERR, STDOUT
+from launcher.transports.relay_channel import RelayChannel
+from launcher.transports.relay_lines import Exit, Output
+from launcher.transports.relays import Relays
+
+
+class Silence:
+    """Who is talked to, and does nothing."""
+
+    def tell_taken(self, channel: RelayChannel, size_bytes: int) -> None: ...
+
+    def send_data(self, channel: RelayChannel, data: bytes) -> None: ...
+
+    def leave(self, channel: RelayChannel) -> None: ...
+
+
+def open_channel(relays: Relays, host: str) -> RelayChannel:
+    relays[host].was_asked = True
+    return relays.add_channel(relays[host], Silence())
+
+
+def test_a_host_can_t_speak_for_another() -> None:
+    relays = Relays(["a", "b"])
+    channel = open_channel(relays, "a")
+    relays.deliver(Output(channel.number, STDOUT, b"false"), ["b"])
+    relays.deliver(Exit(channel.number, 3), ["b"])
+    relays.deliver(Output(channel.number, STDOUT, b"true"), ["a"])
+    relays.deliver(Exit(channel.number, 0), ["a"])
+    assert channel.read() == (STDOUT, b"true")
+    assert channel.read() == (0, b"")
+    assert channel.exit_code() == 0
+
+
+def test_noise_goes_to_those_whose_it_is() -> None:
+    relays = Relays(["a", "b"])
+    first, second = open_channel(relays, "a"), open_channel(relays, "b")
+    relays.deliver_noise("of a", ["a"])
+    relays.deliver_noise("of all")
+    assert first.read() == (STDERR, b"\nof a\n\nof all\n")
+    assert second.read() == (STDERR, b"\nof all\n")
+
+
+def test_they_are_unused_when_all_were_asked_and_left() -> None:
+    relays = Relays(["a", "b"])
+    channel = open_channel(relays, "a")
+    assert relays.leave(channel)  # something ran there still
+    assert not relays.leave(channel)
+    assert not relays.is_usable("a")
+    assert not relays.are_unused()  # b may be asked yet
+    relays.lose([HostFailure("b", "connection", "gone")])
+    assert relays.are_unused()
+    assert relays.is_usable("b")  # it was not asked, so it was not found wanting
