@@ -69,8 +69,14 @@ class Job:
     silence_s: float = 15.0
     stop_timeout_s: float = 15.0
     connect_timeout_s: float = 10.0
+    legacy: bool = False  # as torch.distributed.launch does it, for a torch whose torchrun is none or too old
     with_stacks: bool = False  # ranks shall be ready to write their stack, where py-spy is not
     hang_timeout_s: float | None = None  # without output; None: it may be silent for ever
+
+    @property
+    def uses_torchrun(self) -> bool:
+        """Whether torchrun starts the ranks, and not the supervisor itself."""
+        return self.program.needs_torch and not self.legacy
 
     @property
     def wants_stacks(self) -> bool:

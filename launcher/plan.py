@@ -14,6 +14,7 @@ from launcher.job import Job, Program, ProgramKind
 
 ARCHIVE_NAME = "launcher.pyz"
 TORCHRUN = ("-m", "torch.distributed.run")
+_LEGACY = ("-m", "torch.distributed.launch")
 
 # Each rank opens its own two FIFOs, tells its process id, and becomes the program.
 _RANK_SHELL = 'D=$1; shift; echo "$LOCAL_RANK $$" >"$D/ranks"; exec "$@" >"$D/out.$LOCAL_RANK" 2>"$D/err.$LOCAL_RANK"'
@@ -144,17 +145,22 @@ def _plan_node(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFa
     cwd = job.workdir if job.workdir is not None and fact.workdir_found else fact.home
     env = _node_env(job, world, node_rank, host, fact)
     command = _rank_command(job.program, fact)
-    node = NodePlan(host, node_rank, world.first_rank(node_rank), world.sizes[node_rank], cwd, env)
-    if not job.program.needs_torch:
+    has_gpus = job.program.needs_torch and not job.cpu
+    gpus = tuple(gpu.index for gpu in visible_gpus(job, host, fact)) if has_gpus else ()
+    node = NodePlan(host, node_rank, world.first_rank(node_rank), world.sizes[node_rank], cwd, env, gpus=gpus)
+    if not job.uses_torchrun:
         processes = _rank_processes(world, node_rank, command, env)
-        return replace(node, processes=processes, by_hand=_processes_by_hand(job, fact, cwd, processes))
+        # torch.distributed.launch knows one size for all nodes.
+        has_line = job.program.needs_torch and len(set(world.sizes)) == 1
+        write = _legacy_by_hand if has_line else _processes_by_hand
+        node = replace(node, processes=processes)
+        return replace(node, by_hand=write(job, world, node, fact))
     options = _torchrun_options(job, world, node_rank, fact)
     log_dir = ("--log-dir", f"{fact.folder}/torchrun")
     wrapped = _escape_macros("/bin/sh", "-c", _RANK_SHELL, "sh", fact.folder, *command)
-    by_hand = (str(fact.python), *TORCHRUN, *options, *_by_hand_program(job.program))
+    by_hand = (str(fact.python), *TORCHRUN, *options, *_escape_macros(*_by_hand_program(job.program)))
     return replace(
         node,
-        gpus=() if job.cpu else tuple(gpu.index for gpu in visible_gpus(job, host, fact)),
         argv=(str(fact.python), *TORCHRUN, *options, *log_dir, "--no-python", "--", *wrapped),
         by_hand=" && ".join([*_before(job, fact, cwd), _line(_shown(job, env, fact), by_hand)]),
     )
@@ -231,13 +237,13 @@ def _rank_command(program: Program, fact: NodeFacts) -> tuple[str, ...]:
 
 def _by_hand_program(program: Program) -> tuple[str, ...]:
     is_module = program.kind in (ProgramKind.MODULE, ProgramKind.BUILTIN)
-    return (*(("-m",) if is_module else ()), "--", *_escape_macros(program.target, *program.args))
+    return (*(("-m",) if is_module else ()), "--", program.target, *program.args)
 
 
 def _rank_processes(
     world: _World, node_rank: int, command: tuple[str, ...], env: Mapping[str, str]
 ) -> tuple[RankProcess, ...]:
-    """A plain command gets the variables that torchrun gives, and needs no torch on the node."""
+    """Ranks of our own get the variables that torchrun gives, and a plain command needs no torch on the node."""
     nproc, first = world.sizes[node_rank], world.first_rank(node_rank)
     common = {
         "WORLD_SIZE": str(sum(world.sizes)),
@@ -263,12 +269,35 @@ def _rank_processes(
     )  # fmt: skip
 
 
-def _processes_by_hand(job: Job, fact: NodeFacts, cwd: str, processes: Sequence[RankProcess]) -> str:
-    lines = [_line(_shown(job, process.env, fact), process.argv) for process in processes]
+def _processes_by_hand(job: Job, world: _World, node: NodePlan, fact: NodeFacts) -> str:
+    lines = [_line(_shown(job, process.env, fact), process.argv) for process in node.processes]
     if not lines:
         return f"# as many processes as {fact.hostname} has GPUs: --dry-run --check asks it"
+    if not all(world.sizes):
+        return "# the number of ranks depends on the GPUs of other hosts: --dry-run --check asks them"
     together = lines[0] if len(lines) == 1 else f"{{ {' & '.join(lines)} & wait; }}"
-    return " && ".join([*_before(job, fact, cwd), together])
+    return " && ".join([*_before(job, fact, node.cwd), together])
+
+
+def _legacy_by_hand(job: Job, world: _World, node: NodePlan, fact: NodeFacts) -> str:
+    """The line that starts the same ranks: the spelling is that of all versions, and the variables are those missing.
+
+    Without --use_env it would add --local_rank=N to the script's arguments.
+    """
+    nproc = str(node.nproc or f"<number of GPUs of {node.host.name}>")
+    nnodes, node_rank = str(len(world.sizes)), str(node.node_rank)
+    missing = {"LOCAL_WORLD_SIZE": nproc, "GROUP_RANK": node_rank, "GROUP_WORLD_SIZE": nnodes}
+    argv = (
+        str(fact.python), *_LEGACY,
+        "--nnodes", nnodes,
+        "--node_rank", node_rank,
+        "--nproc_per_node", nproc,
+        "--master_addr", world.master_addr,
+        "--master_port", str(world.master_port),
+        "--use_env",
+        *_by_hand_program(job.program),
+    )  # fmt: skip
+    return " && ".join([*_before(job, fact, node.cwd), _line(_shown(job, {**node.env, **missing}, fact), argv)])
 
 
 def _before(job: Job, fact: NodeFacts, cwd: str) -> list[str]:

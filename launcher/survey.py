@@ -85,7 +85,7 @@ class Surveyor:
         script = job.program.target if job.program.kind is ProgramKind.SCRIPT else None
         wanted = {
             "facts": True, "gpus": job.wants_gpus, "pythons": list(self._pythons), "workdir": job.workdir,
-            "script": script, "checks": self._with_checks, "setup": setup_order(job),
+            "script": script, "checks": self._with_checks, "setup": setup_order(job), "legacy": job.legacy,
         }  # fmt: skip
         session.has_setup = wanted["setup"] is not None
         session.fleet.start([session.prepare_message(index, **wanted) for index in range(len(session.hosts))])

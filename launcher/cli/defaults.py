@@ -11,7 +11,7 @@ from launcher.errors import UsageError
 FILE = "launcher.toml"
 _KEYS = (
     "hosts", "hostfile", "colon", "include", "exclude", "num_nodes", "gpus", "nproc", "cpu", "script", "workdir",
-    "python", "setup", "venv", "conda", "env", "env_file", "master_addr", "master_port", "rdzv_timeout",
+    "python", "setup", "venv", "conda", "env", "env_file", "legacy", "master_addr", "master_port", "rdzv_timeout",
     "transport", "ssh_config", "accept_new_host_keys", "ask_password", "connect_timeout", "silence", "stop_timeout",
     "stacks", "hang_timeout", "no_check", "quiet", "ranks", "log_dir",
     "nodes", "time", "partition", "mem", "cpus_per_task", "account", "qos", "constraint", "requeue",

@@ -68,6 +68,10 @@ _SIZE = (
 _PROGRAM = (
     click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is a module, as in python -m."),
     click.option("--no-python", is_flag=True, help="SCRIPT is a command; needs no torch on the hosts."),
+    click.option(
+        "--legacy", is_flag=True,
+        help="Without torchrun, as torch.distributed.launch --use_env does it: for torch before 2.0.",
+    ),
     click.option("--workdir", metavar="DIR", help="Folder on the hosts; default: the same path as here."),
     click.option("--python", metavar="PATH", help="Python on the hosts; default: the first that has torch."),
     click.option("--env", "env", metavar="K[=V]", multiple=True, help="Set a variable for the ranks, or pass on ours."),
@@ -144,8 +148,11 @@ output_options = _group(*_OUTPUT)
 
 # What is said on the command line wins over launcher.toml, also where the two are different options.
 _PYTHONS = (("python", "venv"), ("python", "conda"), ("venv", "conda"))  # each says which one is to run
-_RIVALS = (("hosts", "hostfile"), ("include", "exclude"), ("gpus", "nproc"), ("gpus", "cpu"), *_PYTHONS)
-_UNSAID = {"gpus": "auto", "cpu": False}
+_RIVALS = (
+    ("hosts", "hostfile"), ("include", "exclude"), ("gpus", "nproc"), ("gpus", "cpu"), ("legacy", "no_python"),
+    *_PYTHONS,
+)  # fmt: skip
+_UNSAID = {"gpus": "auto", "cpu": False, "legacy": False}
 _CHOICE_OF_HOSTS = ("hosts", "hostfile", "include", "exclude", "num_nodes")  # those of --transport srun are the job's
 _SPAN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)")
 
@@ -197,6 +204,7 @@ def read_job(options: Mapping[str, Any], words: Sequence[str], hosts: Sequence[H
         silence_s=options["silence"],
         stop_timeout_s=options["stop_timeout"],
         connect_timeout_s=options.get("connect_timeout", 10.0),
+        legacy=options["legacy"],
         with_stacks=options.get("stacks", False),
         hang_timeout_s=read_span("--hang-timeout", options.get("hang_timeout")),
     )
@@ -207,6 +215,8 @@ def read_program(options: Mapping[str, Any], words: Sequence[str]) -> Program:
     is_module, no_python = options["is_module"], options["no_python"]
     if is_module and no_python:
         raise UsageError("-m and --no-python are both given", "a module needs Python")
+    if options["legacy"] and no_python:
+        raise UsageError("--legacy and --no-python are both given", "a command is started without torchrun anyway")
     words = list(words)
     default = click.get_current_context().lookup_default("script")
     if not words and default:

@@ -62,7 +62,7 @@ class Inquiry:
         # On a dead file system or GPU driver the child hangs in state D, and can't even be killed.
         self._loop.read_all(facts_read, self._keep_facts, FACTS_TIMEOUT_S)
         if not wanted.get("setup"):
-            self._search_python(wanted["pythons"], env)
+            self._search_python(wanted["pythons"], wanted, env)
             return
         from launcher.node import environment
 
@@ -70,7 +70,7 @@ class Inquiry:
             self._made = made
             own = [made["python"]] if made.get("python") else []
             rest = [python for python in wanted["pythons"] if python != messages.ENVIRONMENT]
-            self._search_python([] if made["failure"] else own + rest if wanted["pythons"] else [], env)
+            self._search_python([] if made["failure"] else own + rest if wanted["pythons"] else [], wanted, env)
 
         self._setup = environment.Setup(self._loop, self._await_exit, folder, env, wanted, go_on)
         self._setup.run_next()
@@ -80,7 +80,7 @@ class Inquiry:
         if self._setup is not None:
             self._setup.cancel()
 
-    def _search_python(self, candidates: list[str], env: dict[str, str]) -> None:
+    def _search_python(self, candidates: list[str], wanted: dict[str, Any], env: dict[str, str]) -> None:
         if not candidates:  # what will run needs no torch, or there is no environment for it
             self._python = {}
             self._send_facts()
@@ -88,7 +88,10 @@ class Inquiry:
         from launcher.node import pythons
 
         output_fds = self._open_torchrun_pipes()
-        self.search = pythons.Search(self._loop, candidates, env, output_fds, self._keep_python)
+        for_torchrun = not wanted.get("legacy", False)
+        self.search = pythons.Search(
+            self._loop, candidates, env, output_fds, self._keep_python, for_torchrun=for_torchrun
+        )
         self.search.try_next()
 
     def _open_torchrun_pipes(self) -> list[int]:
@@ -107,7 +110,7 @@ class Inquiry:
     def _keep_python(self, status: dict[str, Any] | None) -> None:
         assert self.search is not None  # it calls this
         self._python = status or {"python": None, "tried": self.search.tried}
-        if status:
+        if status and self.search.for_torchrun:
             self._on_python(self.search.child)
         self._send_facts()
 

@@ -1,7 +1,7 @@
 """The search for a Python that has torch; the one that is found goes on to import torchrun at once.
 
 So the second that the import takes runs while the launcher still compares the nodes, and torchrun then gets its
-arguments over a pipe.
+arguments over a pipe. Where the ranks are started without torchrun, it ends instead.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ told["torch"] = version
 status = os.fdopen(3, "w")
 status.write(json.dumps(told) + "\\n")
 status.close()
-if version is None:
+if version is None or "torchrun" not in sys.argv:
     sys.exit(0)
 from torch.distributed import run
 order = sys.stdin.readline()
@@ -78,12 +78,15 @@ class Search:
         env: dict[str, str],
         output_fds: list[int],
         on_found: Callable[[dict[str, Any] | None], None],
+        *,
+        for_torchrun: bool = True,
     ) -> None:
         self._loop = loop
         self._candidates = list(candidates)
         self._env = env
         self._output_fds = output_fds  # where torchrun's own stdout and stderr go
         self._on_found = on_found
+        self.for_torchrun = for_torchrun
         self.tried: list[list[str]] = []
         self.child: workers.Child | None = None  # the waiting stub
         self.order_fd: int | None = None  # what torchrun is to do is written here
@@ -120,7 +123,8 @@ class Search:
         order_read, self.order_fd = os.pipe()
         status_read, status_write = os.pipe()
         fds = {0: order_read, 1: self._output_fds[0], 2: self._output_fds[1], STATUS_FD: status_write}
-        self.child = workers.spawn([python, "-c", STUB], self._env, None, fds)
+        words = ["torchrun"] if self.for_torchrun else []
+        self.child = workers.spawn([python, "-c", STUB, *words], self._env, None, fds)
         os.close(order_read)
         os.close(status_write)
         self._loop.read_all(status_read, lambda data: self._judge(python, data))

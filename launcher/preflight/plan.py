@@ -14,7 +14,8 @@ from launcher.preflight.findings import Finding, Node
 
 def check(node: Node) -> Iterator[Finding]:
     """Yield what would make the plan wrong on this node."""
-    for find in (_check_system, activation.find, _check_python, _check_folder, _check_gpus, _check_route):
+    checks = (_check_system, activation.find, _check_python, _check_torchrun, _check_folder, _check_gpus, _check_route)
+    for find in checks:
         for text, hint in find(node):
             yield Finding((node.name,), text, hint)
 
@@ -35,6 +36,13 @@ def _check_python(node: Node) -> _Found:
     is_named = node.job.activation.has_python
     hint = "install it in that environment, or name another" if is_named else "name it with --python PATH"
     yield f"no Python with torch ({tried})", hint
+
+
+def _check_torchrun(node: Node) -> _Found:
+    """Before 2.0 torchrun took no option with dashes (pytorch #94505), and before 1.9 there was none."""
+    version = node.fact.torch_version
+    if node.job.uses_torchrun and version is not None and version.partition(".")[0] in ("0", "1"):
+        yield f"torch {version} is too old for torchrun as it is started here", "start the ranks without it: --legacy"
 
 
 def _check_folder(node: Node) -> _Found:

@@ -93,6 +93,11 @@ WRONG = [
     ("--hosts a --conda x --python p t.py", "--python and --conda are both given", "name the Python in one way"),
     ("--hosts a -m --no-python x", "-m and --no-python are both given", "a module needs Python"),
     ("--hosts a -m", "-m and --no-python need a name after them", ""),
+    (
+        "--hosts a --legacy --no-python x",
+        "--legacy and --no-python are both given",
+        "a command is started without torchrun anyway",
+    ),
     ("--hosts a --env NO t.py", "--env NO: NO is not set here", "give its value: --env NO=VALUE"),
     ("--hosts a --env-file none t.py", "none: No such file or directory", ""),
     ("--hosts a --check t.py", "--check goes with --dry-run", ""),
@@ -295,7 +300,7 @@ def test_every_option_of_a_job_arrives(launch, jobs, monkeypatch):
     Path("env").write_text("A=file\nB=file\nNCCL_DEBUG=WARN\n")
     code, out, err = launch(
         "--hosts a,b --nproc 2 --cpu -m --workdir /data --python /p --setup lines --env A=1 --env HOME --env-file env "
-        "--master-addr 10.0.0.1 --master-port 29400 --rdzv-timeout 7 --silence 3 --stop-timeout 0 "
+        "--legacy --master-addr 10.0.0.1 --master-port 29400 --rdzv-timeout 7 --silence 3 --stop-timeout 0 "
         "--connect-timeout 2.5 --stacks --hang-timeout 10m pkg.train --lr 3e-4"
     )
     assert (code, out, err) == (7, "", "")
@@ -314,6 +319,7 @@ def test_every_option_of_a_job_arrives(launch, jobs, monkeypatch):
         silence_s=3.0,
         stop_timeout_s=0.0,
         connect_timeout_s=2.5,
+        legacy=True,
         with_stacks=True,
         hang_timeout_s=600.0,
     )
@@ -448,6 +454,13 @@ def test_a_time_may_be_a_number_or_a_text(launch, jobs, value, seconds):
     write_defaults(f"hang-timeout = {value}\nstacks = true\n")
     launch("--hosts a t.py")
     assert (jobs[0][0].hang_timeout_s, jobs[0][0].with_stacks) == (seconds, True)
+
+
+def test_a_typed_no_python_wins_over_legacy_in_the_file(launch, jobs):
+    write_defaults('hosts = "a"\nlegacy = true\n')
+    launch("t.py")
+    launch("--no-python id")
+    assert [(job.legacy, job.uses_torchrun) for job, *_ in jobs] == [(True, False), (False, False)]
 
 
 def test_every_option_of_a_run_can_have_a_default():

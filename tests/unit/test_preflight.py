@@ -41,6 +41,10 @@ def problems(job, fact, **more):
         (Job(COMMAND, nproc=2), facts(gpus=(), python=None, torch_version=None)),
         (Job(BUILTIN, workdir="/data"), facts(workdir_found=False)),
         (Job(SCRIPT), facts(route=None)),
+        (Job(SCRIPT), facts(torch_version="2.0.1")),
+        (Job(SCRIPT), facts(torch_version="unknown")),
+        (Job(SCRIPT, legacy=True), facts(torch_version="1.4.0")),
+        (Job(COMMAND), facts(torch_version="1.4.0")),
         (Job(SCRIPT), facts(route=Route("lo", "127.0.0.1", 1))),
     ],
 )
@@ -61,6 +65,12 @@ GPU_HINT = "one process a GPU; ask for fewer with --gpus"
                 python=None, torch_version=None, pythons_tried=(("/a b/python", "not there"), ("python3", "no torch"))
             ),
             "gpu1: no Python with torch (/a b/python: not there; python3: no torch)\n  name it with --python PATH",
+        ),
+        (
+            Job(SCRIPT),
+            facts(torch_version="1.13.1+cu117"),
+            "gpu1: torch 1.13.1+cu117 is too old for torchrun as it is started here\n"
+            "  start the ranks without it: --legacy",
         ),
         (
             Job(SCRIPT, workdir="/data"),
