@@ -202,7 +202,7 @@ class Launch:
         return self.start_exec(*words).finish()
 
     def start_command(
-        self, *words: str, env: Mapping[str, str] | None = None, prefix: Sequence[str] = (),
+        self, *words: str, program: Path = PROGRAM, env: Mapping[str, str] | None = None, prefix: Sequence[str] = (),
         stdout: int | IO[bytes] | None = None, stderr: int | IO[bytes] | None = None, **how: Any,
     ) -> Running:  # fmt: skip
         number = len(self.started)
@@ -210,7 +210,7 @@ class Launch:
         variables.update(TMPDIR=str(self.hosts.own_tmpdir), **(env or {}))
         with (self.folder / f"stdout.{number}").open("wb") as out, (self.folder / f"stderr.{number}").open("wb") as err:
             process = subprocess.Popen(
-                [*prefix, str(PROGRAM), *words],
+                [*prefix, str(program), *words],
                 cwd=self.folder,
                 env=variables,
                 stdin=how.pop("stdin", subprocess.DEVNULL),

@@ -75,6 +75,21 @@ def test_a_rank_raises(launch: Launch) -> None:
     assert done.words[-1] == "launch: 0 processes left on 2 nodes, exit code 1"
 
 
+def test_a_rank_raises_where_there_is_no_torchrun(launch: Launch, hosts: SshHosts) -> None:
+    code = "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
+    code += "if os.environ['RANK'] == '2': raise ValueError('the optimizer met a NaN')\ntime.sleep(300)\n"
+    (launch.folder / "train.py").write_text(code)
+    running = launch.start("--legacy", "train.py")
+    running.wait_for("] ready", 4)
+    assert [process.parent == host.supervisor().pid for host in hosts for process in host.ranks()] == [True] * 4
+    running.go()
+    done = running.finish(PROMPT_S)
+    assert done.exit_code == 1
+    assert "launch: node2 rank 2 failed first (exit code 1), stopping 2 nodes" in done.words
+    assert "    ValueError: the optimizer met a NaN" in done.words
+    assert done.words[-1] == "launch: 0 processes left on 2 nodes, exit code 1"
+
+
 def test_torchrun_is_killed(launch: Launch, hosts: SshHosts) -> None:
     (launch.folder / "train.py").write_text("import time; print('ready', flush=True); time.sleep(300)")
     running = launch.start(*ONE_EACH, "train.py")

@@ -20,8 +20,10 @@ PRINTED = ("hosts", "sbatch")  # these contact nobody
 def _command_lines() -> list[str]:
     lines = []
     for name in ("README.md", "LAUNCH_GUIDE.md"):
-        blocks = re.findall(r"^    (?:launch|test-distributed) .*$", (ROOT / name).read_text(), re.MULTILINE)
-        lines += [line.split("  #")[0].strip() for line in blocks]
+        text = (ROOT / name).read_text()
+        blocks = re.findall(r"^    (?:launch|test-distributed) .*$", text, re.MULTILINE)
+        cells = re.findall(r"\| `((?:launch|test-distributed) [^`]+)`", text)  # which begin with one
+        lines += [line.split("  #")[0].strip() for line in (*blocks, *cells)]
     return sorted(set(lines))
 
 

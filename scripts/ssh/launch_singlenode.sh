@@ -1,0 +1,23 @@
+#!/bin/bash
+# Usage: scripts/ssh/launch_singlenode.sh CONFIG NGPUS [TRAINER OPTIONS]...
+#
+# Trains on this machine alone, with NGPUS processes that have a GPU each:
+#
+#   scripts/ssh/launch_singlenode.sh config/local3.yaml 4
+#   LAUNCH_OPTS=--cpu scripts/ssh/launch_singlenode.sh config/local3.yaml 2 --epochs 1     # on CPUs
+#
+# This is `launch singlenode` from this checkout's .venv (made by `make demo`), or else the installed one.
+# LAUNCH_OPTS has more options of it, parted by blanks: launch singlenode --help
+set -efuo pipefail # -f: no file names for the brackets of LAUNCH_OPTS
+
+usage() { sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; }
+case ${1-} in -h | --help) usage && exit ;; esac
+[[ $# -ge 2 ]] || { usage >&2; exit 2; }
+
+folder=$(CDPATH='' cd -- "$(dirname -- "$0")/../.." && pwd)
+launch=$folder/.venv/bin/launch
+[[ -x $launch ]] || launch=launch
+config=$1 ngpus=$2
+shift 2
+# shellcheck disable=SC2086  # LAUNCH_OPTS is a list of words
+exec "$launch" singlenode --nproc "$ngpus" ${LAUNCH_OPTS-} -m launcher.trainer --config "$config" "$@"
