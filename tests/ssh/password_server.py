@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import threading
 from pathlib import Path
 
@@ -13,11 +14,15 @@ PASSWORD = "correct horse"
 
 
 class PasswordServer:
-    """Lets in who tells PASSWORD, by one of the methods; each command there prints `in` and is not found."""
+    """Lets in who tells PASSWORD, by one of the methods; each command there prints `in` and is not found.
 
-    def __init__(self, methods: str, host_key: Path, address: str = "127.0.0.1") -> None:
+    With a home it is an account: commands run there, and the keys of its authorized_keys are let in as well.
+    """
+
+    def __init__(self, methods: str, host_key: Path, address: str = "127.0.0.1", *, home: Path | None = None) -> None:
         """methods: `password`, `keyboard-interactive`, or `publickey,password` for both, one after the other."""
         self.methods = methods
+        self.home = home
         self.told: list[str] = []
         self.shown: list[str] = []  # processes that show the password, as seen while it is used
         self._key = paramiko.PKey.from_path(host_key)
@@ -71,9 +76,14 @@ class _Login(paramiko.ServerInterface):
         self._has_key = "publickey" not in server.methods
 
     def get_allowed_auths(self, username: str) -> str:
+        if self._server.home is not None:
+            return f"publickey,{self._server.methods}"
         return self._server.methods if self._has_key else "publickey"
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        if self._server.home is not None:
+            allowed = _read(self._server.home / ".ssh" / "authorized_keys")
+            return common.AUTH_SUCCESSFUL if key.get_base64().encode() in allowed else common.AUTH_FAILED
         self._has_key = True
         return common.AUTH_PARTIALLY_SUCCESSFUL
 
@@ -93,10 +103,25 @@ class _Login(paramiko.ServerInterface):
         return common.OPEN_SUCCEEDED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        self._command = command
         return True
 
     def answer_request(self, channel: paramiko.Channel, message: paramiko.Message) -> None:
         self.handle_request(channel, message)
-        channel.sendall(b"in\n")
-        channel.send_exit_status(127)
-        channel.close()
+        if self._server.home is None:
+            _end(channel, b"in\n", 127)
+        else:  # this thread is the one that reads for the channel
+            threading.Thread(target=self._run, args=(channel, self._server.home), daemon=True).start()
+
+    def _run(self, channel: paramiko.Channel, home: Path) -> None:
+        done = subprocess.run(
+            ["/bin/sh", "-c", self._command], input=channel.makefile("rb").read(), env={"HOME": str(home)}, cwd=home,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+        _end(channel, done.stdout, done.returncode)
+
+
+def _end(channel: paramiko.Channel, output: bytes, exit_code: int) -> None:
+    channel.sendall(output)
+    channel.send_exit_status(exit_code)
+    channel.close()

@@ -29,7 +29,7 @@ TYPED = {
     "launch_multinode.sh": (("4", "gpu[1-2]"), ("--legacy", "--hosts", "gpu[1-2]", "--nproc", "4", *TRAINER)),
     "launch_pdsh_multinode.sh": (("4", "a"), ("--transport", "pdsh", "--hosts", "a", "--nproc", "4", *TRAINER)),
 }
-SCRIPTS = tuple(TYPED)
+SCRIPTS = (*TYPED, "setup_keys.sh")
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_usage(checkout: Path, name: str) -> None:
     for words in (["-h"], ["--help"]):
         done = run(script, *words)
         assert (done.returncode, done.stdout, done.stderr) == (0, usage, "")
-    arguments = ("config.json", *TYPED[name][0])
+    arguments = ("config.json", *TYPED[name][0]) if name in TYPED else ()
     for words in (arguments[:count] for count in range(len(arguments))):
         done = run(script, *words)
         assert (done.returncode, done.stdout, done.stderr) == (2, "", usage), words

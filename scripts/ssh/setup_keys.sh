@@ -1,0 +1,112 @@
+#!/bin/bash
+# Usage: scripts/ssh/setup_keys.sh [-F SSH_CONFIG] HOST...
+#
+# Makes `ssh HOST` work without a question, which is all that `launch` wants. For each host that asks one:
+#
+#   1. if its host key is not known yet: shows the fingerprints, asks you, and adds it to your known_hosts
+#   2. copies your public key there (ssh-copy-id); ssh asks for the password
+#   3. tries to log in
+#
+#   scripts/ssh/setup_keys.sh gpu1 gpu2 ann@10.0.0.3
+#
+# A key is made if you have none. Users, ports and files are those of your ssh_config, or of SSH_CONFIG.
+# Nothing is overwritten, and hosts that let you in are left as they are: run it again after a failure.
+# Exit code: 0 if all hosts let you in, 1 if one does not, 2 for wrong input.
+set -uo pipefail
+
+usage() { sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; }
+case ${1-} in -h | --help) usage && exit ;; esac
+config=
+if [[ ${1-} == -F && $# -ge 2 ]]; then
+    config=$2
+    shift 2
+fi
+if [[ $# -eq 0 || " $*" == *" -"* ]]; then # ssh would take -o... for an option
+    usage >&2
+    exit 2
+fi
+
+log_in() { ssh ${config:+-F "$config"} -o ConnectTimeout=10 "$@" true </dev/null; }
+setting() { sed -n "s/^$1 //p" <<<"$settings"; } # of the host, as ssh understands its configuration
+fail() { reason=$1 && return 1; }
+
+set_up() {
+    local said
+    said=$(log_in -o BatchMode=yes "$1" 2>&1 | tr -d '\r') && return
+    case $said in
+        *"IDENTIFICATION HAS CHANGED"*) fail "its host key has changed: \`ssh $1\` says more" || return ;;
+        *"Host key verification failed"* | *"Permission denied"*) ;;
+        *) fail "${said##*$'\n'}" || return ;;
+    esac
+    settings=$(ssh ${config:+-F "$config"} -G "$1") && learn_host_key || return
+    log_in -o BatchMode=yes "$1" 2>/dev/null && return
+    find_key || return
+    (umask 077 && mkdir -p ~/.ssh) # where ssh-copy-id works
+    ssh-copy-id ${config:+-F "$config"} ${key:+-i "$key"} -o ConnectTimeout=10 "$1" </dev/null ||
+        fail "the key was not copied" || return
+    log_in -o PasswordAuthentication=no -o KbdInteractiveAuthentication=no "$1" || fail "it still does not let you in"
+}
+
+learn_host_key() {
+    local hostname port name file keys answer
+    hostname=$(setting hostname) port=$(setting port) name=$(setting hostkeyalias)
+    if [[ -z $name ]]; then
+        name=$hostname
+        [[ $port == 22 ]] || name="[$hostname]:$port"
+    fi
+    for file in $(setting userknownhostsfile) $(setting globalknownhostsfile); do
+        ssh-keygen -F "$name" -f "$file" >/dev/null 2>&1 && return
+    done
+    read -r file _ <<<"$(setting userknownhostsfile)"
+    if [[ $file == none || $file == /dev/null || -n $(setting proxyjump)$(setting proxycommand) ]]; then
+        show_where_to_compare # ssh-keyscan knows no gateway, so ssh itself asks
+        return
+    fi
+    keys=$(ssh-keyscan -T 10 -p "$port" "$hostname" 2>/dev/null | awk -v name="$name" '!/^#/ { $1 = name; print }')
+    [[ -n $keys ]] || fail "ssh-keyscan got no key of $hostname port $port" || return
+    printf 'The host key of %s is not known. What answers there has these fingerprints:\n' "$name"
+    ssh-keygen -lf - <<<"$keys"
+    show_where_to_compare
+    printf 'Add the keys to %s? [yes/no] ' "$file"
+    read -r answer
+    [[ $answer == yes ]] || fail "its host key was not accepted" || return
+    (umask 077 && mkdir -p "$(dirname "$file")")
+    [[ ! -s $file || -z $(tail -c 1 "$file") ]] || echo >>"$file" # its last line has no end
+    printf '%s\n' "$keys" >>"$file"
+}
+
+show_where_to_compare() {
+    printf 'Compare with what this says on that machine, at its console or by whoever runs it:\n'
+    # shellcheck disable=SC2016  # to be typed there
+    printf '    for key in /etc/ssh/ssh_host_*_key.pub; do ssh-keygen -lf $key; done\n'
+}
+
+# Set `key` to the first one that is there, to nothing if an agent has some, or to a new one.
+find_key() {
+    local first=
+    while read -r key; do
+        key=${key/#\~/$HOME}
+        first=${first:-$key}
+        [[ ! -e $key ]] || return 0
+    done <<<"$(setting identityfile)"
+    key=
+    ssh-add -L >/dev/null 2>&1 && return
+    key=$first
+    [[ $(setting identityfile) != *"~/.ssh/id_ed25519"* ]] || key=~/.ssh/id_ed25519
+    [[ ! -e $key.pub ]] || fail "$key.pub is there without its private key" || return
+    (umask 077 && mkdir -p "$(dirname "$key")")
+    if [[ -t 0 ]]; then
+        ssh-keygen -t ed25519 -f "$key" # asks for a passphrase
+    else
+        ssh-keygen -q -t ed25519 -f "$key" -N ''
+    fi || fail "no key was made"
+}
+
+failed=()
+for host; do
+    reason="ssh can't read its settings"
+    printf '== %s\n' "$host"
+    set_up "$host" || failed+=("$host: $reason")
+done
+printf '== %d of %d hosts let you in\n' $(($# - ${#failed[@]})) $#
+[[ ${#failed[@]} -eq 0 ]] || { printf '   %s\n' "${failed[@]}" && exit 1; }
