@@ -116,7 +116,7 @@ def test_without_a_venv_it_is_the_installed_launch(checkout: Path) -> None:
     assert done.stdout.splitlines()[:3] == ["singlenode", "--nproc", "4"]
 
 
-@pytest.mark.parametrize("name", [name for name in TYPED if "pdsh" not in name])
+@pytest.mark.parametrize("name", TYPED)
 def test_launch_plans_what_a_script_types(checkout: Path, name: str) -> None:
     (checkout / ".venv" / "bin" / "launch").unlink()
     (checkout / ".venv" / "bin" / "launch").symlink_to(PROGRAM)
