@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import io
 import re
+import secrets
 import shutil
 import subprocess
 import sys
 import zipfile
+from binascii import b2a_base64
 from importlib.util import MAGIC_NUMBER
 
 import pytest
 
 from launcher import shipping
-from launcher.shipping import MARKER, loader_command, node_code, trainer_archive
+from launcher.shipping import MARKER, loader_command, mail_line, node_code, relay_line, trainer_archive
 
 NONCE = "0123456789abcdef"
 MARKER_LINE = f"{MARKER} {NONCE} {MAGIC_NUMBER.hex()}\n".encode()
@@ -41,6 +43,31 @@ def test_every_shell_starts_the_loader(shell):
 def test_a_python_that_is_not_there_is_told_by_the_exit_code(shell):
     done = subprocess.run([shell, "-c", loader_command("python3.none", NONCE)], capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (127, b"") or shell == "tcsh"  # which says 1
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_shell_starts_a_relay_and_brings_it_mail(shell):
+    """As tasks of pdsh, from a command line that is nearly as long as one may be."""
+    nonce = secrets.token_hex(4)
+    pythons = ["python3.none", sys.executable]
+    relay = subprocess.Popen(
+        [shell, "-c", relay_line(pythons, nonce, "0")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with relay:
+        assert relay.stdout.readline().startswith(f"~{nonce} here 0 - ".encode())
+        lines = [(b"open 1 0", 0), (b"data 1", 1)]
+        texts = [b"head -c 80000 | wc -c", secrets.token_bytes(80_000)]
+        line = mail_line(pythons, nonce, "1", texts, [(7, []), (0, lines)])
+        assert 100_000 < len(line) < 128 << 10
+        done = subprocess.run([shell, "-c", line], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        assert (done.returncode, done.stdout) == (0, f"~{nonce} got 0\n".encode())
+        assert relay.stdout.readline() == f"~{nonce} out 1 ".encode() + b2a_base64(b"80000\n")
+
+
+def test_mail_for_nobody_is_told():
+    line = mail_line([sys.executable], "nobody", "0", [], [(0, [(b"shut 1", None)])])
+    done = subprocess.run(["/bin/sh", "-c", line], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (1, b"its relay does not answer: Connection refused\n")
 
 
 def test_a_python_in_a_folder_with_a_blank(tmp_path):
@@ -87,7 +114,7 @@ def test_the_code_goes_compiled_to_a_python_like_ours_and_as_text_to_others(magi
 def test_every_module_of_the_node_is_sent():
     folder = shipping.resources.files("launcher.node")
     there = {entry.name[:-3] for entry in folder.iterdir() if entry.name.endswith(".py")}
-    assert {*shipping._NODE_MODULES, "__init__", "relay"} == there  # the relay goes alone
+    assert {*shipping._NODE_MODULES, "__init__", "relay", "mail"} == there  # which go alone
 
 
 def test_equal_code_gives_an_equal_archive():
