@@ -101,26 +101,31 @@ _TASK_LOADER = (
     "import base64,marshal,os,sys,zlib;"
     "sys.version_info<(3,8)and os._exit(127);"
     's,n,w=marshal.loads(zlib.decompress(base64.b64decode("{blob}")));'
-    "exec(s);"
-    "globals()[n](w[0],{rank},*w[1:])"
+    "[exec(t,sys.modules.setdefault(m,type(sys)(m)).__dict__)for m,t in s];"
+    "getattr(sys.modules[s[-1][0]],n)(w[0],{rank},*w[1:])"
 )
 
 # In one start, which exit code 127 tells from a Python that is missing or too old: mail is in more of a hurry.
 _MAIL_SHELL = 'for p; do "$p" -X utf8 -ISc "$0"; s=$?; [ $s -eq 127 ] || exit $s; done; exit 127'
 
 
-def relay_line(pythons: Sequence[str], nonce: str, rank: str) -> str:
+def relay_line(pythons: Sequence[str], nonce: str, rank: str, silence_s: float) -> str:
     """Return the command line that starts a relay; `rank` stands for what pdsh puts there."""
-    return _task_line(_RELAY_SHELL, pythons, rank, "relay", "main_with_mailbox", nonce)
+    return _task_line(_RELAY_SHELL, pythons, rank, ("login", "mailbox", "relay"), "main_with_mailbox", nonce, silence_s)
 
 
 def mail_line(pythons: Sequence[str], nonce: str, rank: str, texts: Sequence[bytes], mails: Sequence[Any]) -> str:
     """Return the command line that brings relays their mail, in the form that `launcher.node.mail` takes."""
-    return _task_line(_MAIL_SHELL, pythons, rank, "mail", "main", nonce, list(texts), list(mails))
+    return _task_line(_MAIL_SHELL, pythons, rank, ("mail",), "main", nonce, list(texts), list(mails))
 
 
-def _task_line(shell: str, pythons: Sequence[str], rank: str, module: str, function: str, *words: Any) -> str:
-    blob = base64.b64encode(zlib.compress(marshal.dumps((_task_source(module), function, words), 2), 9)).decode()
+def _task_line(
+    shell: str, pythons: Sequence[str], rank: str, modules: Sequence[str], function: str, *words: Any
+) -> str:
+    """Return what calls a function of the last of these modules of the node's; `rank` is its second argument."""
+    sources = [(name, "") for name in _PACKAGES]
+    sources += [(f"launcher.node.{name}", _task_source(name)) for name in modules]
+    blob = base64.b64encode(zlib.compress(marshal.dumps((sources, function, words), 2), 9)).decode()
     loader = _TASK_LOADER.format(blob=blob, rank=rank)
     return f"exec /bin/sh -c '{shell}' '{loader}' {shlex.join(pythons)}"
 

@@ -106,7 +106,9 @@ def _open_pdsh(
     from launcher.transports.pdsh import PdshTransport
 
     pythons = loader_pythons(options["python"])
-    return PdshTransport(hosts, pythons, os.environ, **settings, on_local=lambda name: say(_local_words(name)))
+    return PdshTransport(
+        hosts, pythons, os.environ, options["silence"], **settings, on_local=lambda name: say(_local_words(name))
+    )
 
 
 def _refuse_secrets(options: Mapping[str, Any]) -> None:

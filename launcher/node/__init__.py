@@ -27,6 +27,8 @@ Nothing needs to be installed there: `launcher.shipping` sends these modules ove
     messages     the wire format
     notation     JSON, and
     signals      the signal module, both without the imports that would double the start
-    relay        under srun and pdsh, below the guardian: carries its bytes; sent alone
-    mail         under pdsh: brings a relay what the launcher says to it; sent alone
+    relay        under srun and pdsh, below the guardian: carries its bytes; sent alone, and under pdsh with
+      mailbox      where it gets what the launcher says
+      login        whether the launcher's machine still answers
+    mail         under pdsh: brings a relay what the launcher says; sent alone
 """

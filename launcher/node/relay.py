@@ -9,15 +9,15 @@ another pdsh, whose task on this node puts them into our mailbox (launcher/node/
                       took CHANNEL SIZE            shut CHANNEL          hang TASK PID STARTED
     from each         here TASK NODE PID STARTED   out CHANNEL BYTES     err CHANNEL BYTES     exit CHANNEL CODE
 
-This file is sent alone, so it uses no other module of ours: to srun as the first line on stdin, where the loader has
-said `here`; to pdsh within the command line.
+This file is sent alone: to srun as the first line on stdin, where the loader has said `here`; to pdsh within the
+command line, with the two modules that only it uses.
 """
 
 from __future__ import annotations
 
 import os
 import select
-import sys
+import time
 from binascii import a2b_base64, b2a_base64
 
 TYPE_CHECKING = False
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import signal as signals
     from socket import socket
     from typing import Any, Callable, Iterator, Tuple
+
+    from launcher.node.login import Login
 
     Wanted = Tuple[int, int, Callable[..., object], Tuple[Any, ...]]
 else:
@@ -38,6 +40,7 @@ READ_BYTES = 64 << 10
 START_S = 60.0  # without a first channel: the launcher died in between
 LINGER_S = 2.0  # after the last one: srun tells nobody that it was killed, and the task would stay
 NO_WINDOW = 1 << 62  # nobody says what was taken
+LOOKS_PER_SILENCE = 3  # whether the launcher's machine answers
 
 _STDIN, _STDOUT = 0, 1
 # What would make a rank a task of our step, which it is not; and the login of who made the allocation.
@@ -114,11 +117,14 @@ class Relay:
         self._sources = {_STDIN: b""}  # where lines of the launcher come from, and the start of an unfinished one
         self._mailbox: socket | None = None
         self._mails: dict[int, socket] = {}  # by descriptor
+        self._login: Login | None = None
+        self._look_s = 0.0
         self._kept: dict[int, bytes] = {}
         self._kept_count = 0
         self._outgoing = bytearray()
         self._is_cut = False  # nobody is there any more
         self._patience_s = START_S
+        self._looked_at = time.monotonic()
         self._wake_read, wake_write = os.pipe()
         for fd in (self._wake_read, wake_write, _STDOUT):
             os.set_blocking(fd, False)
@@ -132,13 +138,13 @@ class Relay:
         self._block_characters = (block_bytes + 2) // 3 * 4
         self._kept_blocks = kept_blocks
 
-    def open_mailbox(self, nonce: str) -> None:
+    def open_mailbox(self, nonce: str, silence_s: float) -> None:
         """Take the launcher's lines at a socket that leaves no file behind; then say `here`."""
-        from socket import AF_UNIX, socket
+        from launcher.node import login, mailbox
 
-        self._mailbox = socket(AF_UNIX)
-        self._mailbox.bind(b"\0launch-%s-%s" % (nonce.encode(), self._task))
-        self._mailbox.listen()
+        self._login = login.Login(self._env.get("SSH_CONNECTION", "").split(), silence_s)
+        self._look_s = silence_s / LOOKS_PER_SILENCE
+        self._mailbox = mailbox.open_mailbox(nonce, self._task)
         pid = os.getpid()
         self._say(b"here", b"%s - %d %d" % (self._task, pid, _started(pid)))
 
@@ -150,13 +156,28 @@ class Relay:
             for fd, events, callback, words in self._wanted():
                 poll.register(fd, events)
                 callbacks[fd] = callback, words
-            ready = poll.poll(None if self._children else self._patience_s * 1000)
-            if not ready:
+            ready = poll.poll(self._wait_ms())
+            if not ready and not self._children:
                 return
             for fd, _ in ready:
                 callback, words = callbacks[fd]
                 callback(*words)
+            self._look_at_login()
         self._write()
+
+    def _wait_ms(self) -> float | None:
+        if not self._children:
+            return self._patience_s * 1000
+        return self._look_s * 1000 if self._login is not None and not self._is_cut else None
+
+    def _look_at_login(self) -> None:
+        """Where beats from the launcher would be missed, TCP's acknowledgements are."""
+        now = time.monotonic()
+        if self._login is None or self._is_cut or now - self._looked_at < self._look_s:
+            return
+        self._looked_at = now
+        if self._login.is_dead():
+            self._cut()
 
     def _wanted(self) -> Iterator[Wanted]:
         """Yield what is waited for now: descriptor, events, and who takes care."""
@@ -177,12 +198,11 @@ class Relay:
     # ---- what comes from the launcher -----------------------------------------------------------------------------
 
     def _accept_mail(self) -> None:
-        from socket import SO_PEERCRED, SOL_SOCKET
+        from launcher.node import mailbox
 
         assert self._mailbox is not None  # it is watched
-        mail, _ = self._mailbox.accept()
-        credentials = mail.getsockopt(SOL_SOCKET, SO_PEERCRED, 12)  # process, user and group, of 4 bytes each
-        if int.from_bytes(credentials[4:8], sys.byteorder) == os.getuid():  # anybody else may try the name
+        mail = mailbox.accept(self._mailbox)
+        if mail is not None:
             self._mails[mail.fileno()] = mail
             self._sources[mail.fileno()] = b""
 
@@ -332,9 +352,9 @@ def main(nonce: str, block_bytes: int, kept_blocks: int) -> None:
     os._exit(0)
 
 
-def main_with_mailbox(nonce: str, task: int) -> None:
+def main_with_mailbox(nonce: str, task: int, silence_s: float) -> None:
     """Serve the launcher that knows this nonce, as a task of pdsh."""
     relay = Relay(nonce, task, dict(os.environ), PDSH_LINE_BYTES, NO_WINDOW)
-    relay.open_mailbox(nonce)
+    relay.open_mailbox(nonce, silence_s)
     relay.run()
     os._exit(0)

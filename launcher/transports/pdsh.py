@@ -36,6 +36,7 @@ class PdshTransport:
         hosts: Sequence[Host],
         pythons: Sequence[str],
         environ: Mapping[str, str],
+        silence_s: float,
         ssh_config: Path | None = None,
         *,
         accept_new_host_keys: bool = False,
@@ -45,6 +46,7 @@ class PdshTransport:
         """Find pdsh; raise UsageError where it or a named file is missing, or it can't do what is asked.
 
         environ: pdsh's; what it says to ssh in PDSH_SSH_ARGS_APPEND counts.
+        silence_s: after which a host takes us for dead, whose machine does not answer it.
         may_boot: wait for a host that is not there yet, for as long as `open` may take.
         on_local: told of each host that turns out to be this machine, which then needs no SSH.
         """
@@ -53,6 +55,7 @@ class PdshTransport:
         self._pdsh = Pdsh(list(self._hosts.values()), environ, ssh_config, accept_new_host_keys=accept_new_host_keys)
         self._answers = Answers(shutil.which("ssh") or "ssh", ssh_config)
         self._pythons = pythons
+        self._silence_s = silence_s
         self._may_boot = may_boot
         self._on_local = on_local
         self._local = LocalTransport()
@@ -98,7 +101,9 @@ class PdshTransport:
             return self._steps[host.name]
 
     def _start(self, hosts: Sequence[Host], timeout_s: float) -> Step:
-        return Step(self._pdsh, hosts, [python.replace("%", "%%") for python in self._pythons], timeout_s)
+        return Step(
+            self._pdsh, hosts, [python.replace("%", "%%") for python in self._pythons], timeout_s, self._silence_s
+        )
 
     def _judge(self, host: Host, error: NotStartedError) -> LoginError | TransportError:
         if error.exit_code == _NO_PYTHON:

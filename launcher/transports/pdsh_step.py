@@ -36,8 +36,10 @@ class NotStartedError(Exception):
 class Step:
     """One pdsh on some hosts."""
 
-    def __init__(self, pdsh: Pdsh, hosts: Sequence[Host], pythons: Sequence[str], timeout_s: float) -> None:
-        """Start it, or raise OSError."""
+    def __init__(
+        self, pdsh: Pdsh, hosts: Sequence[Host], pythons: Sequence[str], timeout_s: float, silence_s: float
+    ) -> None:
+        """Start it, or raise OSError; silence_s: after which a host takes us for dead."""
         self._hosts = list(hosts)
         self._relays = Relays(host.name for host in hosts)
         self._words = PdshWords([host.name for host in hosts])
@@ -46,7 +48,7 @@ class Step:
         self._nonce = secrets.token_hex(4)
         self._is_ending = False
         folder = make_folder()
-        command = shipping.relay_line(pythons, self._nonce, RANK)
+        command = shipping.relay_line(pythons, self._nonce, RANK, silence_s)
         self._call = pdsh.call(hosts, command, timeout_s, folder)
         self._mail = Mail(pdsh, hosts, pythons, self._nonce, folder, timeout_s, self._lose_mail)
         self._hearing = threading.Thread(target=self._hear, name="hear pdsh", daemon=True)

@@ -51,7 +51,7 @@ def test_every_shell_starts_a_relay_and_brings_it_mail(shell):
     nonce = secrets.token_hex(4)
     pythons = ["python3.none", sys.executable]
     relay = subprocess.Popen(
-        [shell, "-c", relay_line(pythons, nonce, "0")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [shell, "-c", relay_line(pythons, nonce, "0", 15.0)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     with relay:
         assert relay.stdout.readline().startswith(f"~{nonce} here 0 - ".encode())
@@ -114,7 +114,7 @@ def test_the_code_goes_compiled_to_a_python_like_ours_and_as_text_to_others(magi
 def test_every_module_of_the_node_is_sent():
     folder = shipping.resources.files("launcher.node")
     there = {entry.name[:-3] for entry in folder.iterdir() if entry.name.endswith(".py")}
-    assert {*shipping._NODE_MODULES, "__init__", "relay", "mail"} == there  # which go alone
+    assert {*shipping._NODE_MODULES, "__init__", "relay", "login", "mailbox", "mail"} == there  # they go by themselves
 
 
 def test_equal_code_gives_an_equal_archive():

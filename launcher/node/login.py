@@ -1,0 +1,53 @@
+"""Whether the machine that has logged in here still answers, told by TCP where nobody else does."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+
+class Login:
+    """The TCP connection of our login.
+
+    When its cable is pulled, sshd ends it when TCP gives up, after a quarter of an hour; a ClientAliveInterval of its
+    configuration did not help while something was printed (OpenSSH 9.2).
+    """
+
+    def __init__(self, words: list[str], silence_s: float) -> None:
+        """Take the words of SSH_CONNECTION (the client's address and port, then ours) and how long it may be silent."""
+        from socket import AF_INET, AF_INET6, inet_pton
+
+        self._silence_s = silence_s
+        self._stalled_at: float | None = None  # monotonic seconds
+        self._ends: set[tuple[bytes, bytes]] = set()  # ours and the client's, as /proc/net writes them
+        if len(words) == 4 and "%" not in words[0] + words[2]:
+            families = [(AF_INET6, "")] if ":" in words[0] else [(AF_INET, ""), (AF_INET6, "::ffff:")]
+            for family, start in families:
+                ours, theirs = (_as_in_proc(inet_pton(family, start + words[at]), words[at + 1]) for at in (2, 0))
+                self._ends.add((ours, theirs))
+
+    def is_dead(self) -> bool:
+        """Whether what we have sent has come nowhere for so long, though it was sent again and again."""
+        if not self._is_sending_again():
+            self._stalled_at = None
+            return False
+        now = time.monotonic()
+        self._stalled_at = self._stalled_at or now
+        return now - self._stalled_at >= self._silence_s
+
+    def _is_sending_again(self) -> bool:
+        for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+            try:
+                with open(path, "rb") as file:
+                    for line in file:
+                        words = line.split()
+                        if (words[1], words[2]) in self._ends:
+                            return int(words[6], 16) > 0  # retrnsmt
+            except OSError:
+                pass
+        return False
+
+
+def _as_in_proc(address: bytes, port: str) -> bytes:
+    numbers = (int.from_bytes(address[start : start + 4], sys.byteorder) for start in range(0, len(address), 4))
+    return b"%s:%04X" % (b"".join(b"%08X" % number for number in numbers), int(port))
