@@ -2,7 +2,7 @@
 
 Forwarding everything broke nodes elsewhere (SSH_CONNECTION, functions, one node's CUDA_VISIBLE_DEVICES), and
 forwarding nothing loses WANDB_API_KEY.
-Values travel over stdin and stand in no command line.
+Values travel over stdin and stand in no command line, but for pdsh's, which refuses secrets.
 """
 
 from __future__ import annotations
