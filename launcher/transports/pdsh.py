@@ -20,7 +20,6 @@ from launcher.transports.pdsh_step import NotStartedError, Step
 from launcher.transports.ssh_answers import Answers
 from launcher.transports.ssh_failures import Judgement
 
-_MARGIN_S = 0.5  # ssh's own clock, which ends before ours, knows who does not answer
 _NO_PYTHON = 127
 _EXIT_OF_SSH = 255
 
@@ -82,7 +81,7 @@ class PdshTransport:
     def _open_once(self, host: Host, command: str, timeout_s: float) -> Channel:
         """Start a process; raise LoginError where SSH does not lead there, or TransportError."""
         try:
-            return self._find_step(host, timeout_s).open(host.name, command, timeout_s + _MARGIN_S)
+            return self._find_step(host, timeout_s).open(host.name, command, timeout_s)
         except OSError as error:
             failure = HostFailure(host.name, "pdsh", f"pdsh can't be started: {error.strerror}", "or --transport ssh")
             raise TransportError(failure) from None

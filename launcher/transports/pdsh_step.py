@@ -19,6 +19,8 @@ from launcher.transports.relay_lines import Event, Exit, Here, LineDecoder, Outp
 from launcher.transports.relays import Relay, Relays, as_noise
 
 _SETTLE_S = 0.2  # after the end of an ssh: what the host has said before may lie in the other pipe
+_MARGIN_S = 0.5  # ssh's own clock, which ends before ours, knows who does not answer
+_LOGIN_S = 0.25  # all log in at once, and behind a gateway twice: a host that answers waits for our CPU
 _WORD_CHARACTERS = 200
 _END_S = 2.0  # for pdsh and its ssh, once nobody is left to talk to
 
@@ -60,8 +62,8 @@ class Step:
         """Start a process on a host, once its relay is there; raise NotStartedError."""
         relay = self._relays[host]
         with self._relays.changed:
-            relay.was_asked = True
-            is_known = self._relays.changed.wait_for(lambda: relay.here or relay.failure, timeout_s)
+            limit_s = timeout_s + _MARGIN_S + _LOGIN_S * len(self._hosts)
+            is_known = self._relays.wait_for(relay, lambda: relay.here or relay.failure, limit_s)
             if relay.here is not None and relay.failure is None:
                 return self._open(relay, command)
             relay.failure = relay.failure or self._lost(host)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from launcher.errors import HostFailure
@@ -24,6 +24,7 @@ class Relay:
     here: Here | None = None
     failure: HostFailure | None = None
     was_asked: bool = False
+    is_awaited: bool = False  # somebody asks for it just now
     is_left: bool = False  # hung up on while something ran there: not to be trusted with another process
     idle_since: float | None = None  # monotonic seconds: it ends by itself when nothing runs there
     channels: set[RelayChannel] = field(default_factory=set)  # that were not closed
@@ -72,7 +73,18 @@ class Relays:
 
     def are_unused(self) -> bool:
         """Whether every host was asked and left."""
-        return not any(relay.channels or not (relay.was_asked or relay.failure) for relay in self._relays.values())
+        return not any(
+            relay.channels or relay.is_awaited or not (relay.was_asked or relay.failure)
+            for relay in self._relays.values()
+        )
+
+    def wait_for(self, relay: Relay, is_over: Callable[[], object], timeout_s: float) -> bool:
+        """Wait until `is_over`, which the threads of a step bring about, with `changed` held; False: too late."""
+        relay.was_asked = relay.is_awaited = True
+        try:
+            return bool(self.changed.wait_for(is_over, timeout_s))
+        finally:
+            relay.is_awaited = False
 
     def deliver(self, event: Output | Exit, hosts: Sequence[str] | None = None) -> None:
         """Hand over what a process has said, or its end; hosts: who may have said so, where that is known."""

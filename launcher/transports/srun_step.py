@@ -81,8 +81,7 @@ class Step:
         """
         relay = self._relays[host]
         with self._relays.changed:
-            relay.was_asked = True
-            self._relays.changed.wait_for(lambda: not self._missing or relay.failure, timeout_s)
+            self._relays.wait_for(relay, lambda: not self._missing or relay.failure, timeout_s)
             if relay.here is not None and self._missing:
                 return None
             if relay.here is not None and relay.failure is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from launcher.errors import HostFailure
 from launcher.transports.base import STDERR, STDOUT
 from launcher.transports.relay_channel import RelayChannel
@@ -55,3 +57,27 @@ def test_they_are_unused_when_all_were_asked_and_left() -> None:
     relays.lose([HostFailure("b", "connection", "gone")])
     assert relays.are_unused()
     assert relays.is_usable("b")  # it was not asked, so it was not found wanting
+
+
+def test_one_that_fails_does_not_end_those_that_are_waited_for() -> None:
+    relays = Relays(["a", "b"])
+    waiting, seen = threading.Event(), []
+
+    def fail() -> None:
+        waiting.wait()
+        with relays.changed:
+            relays["b"].was_asked = True
+        relays.lose([HostFailure("b", "connection", "gone")])
+        with relays.changed:
+            seen.append(relays.are_unused())
+            relays["a"].failure = HostFailure("a", "connection", "gone")
+            relays.changed.notify_all()
+
+    failing = threading.Thread(target=fail)
+    failing.start()
+    with relays.changed:
+        waiting.set()
+        assert relays.wait_for(relays["a"], lambda: relays["a"].failure, 10)
+    failing.join()
+    assert seen == [False]
+    assert relays.are_unused()
