@@ -22,6 +22,7 @@ _SETTLE_S = 0.2  # after the end of an ssh: what the host has said before may li
 _MARGIN_S = 0.5  # ssh's own clock, which ends before ours, knows who does not answer
 _LOGIN_S = 0.25  # all log in at once, and behind a gateway twice: a host that answers waits for our CPU
 _WORD_CHARACTERS = 200
+_WAITING_BYTES = 16 << 20  # of one host's output: while it is not read, all hosts are held back
 _END_S = 2.0  # for pdsh and its ssh, once nobody is left to talk to
 
 
@@ -45,7 +46,6 @@ class Step:
         self._hosts = list(hosts)
         self._relays = Relays(host.name for host in hosts)
         self._words = PdshWords([host.name for host in hosts])
-        self._pythons = pythons
         self._tasks = {host.name: task for task, host in enumerate(hosts)}
         self._nonce = secrets.token_hex(4)
         self._is_ending = False
@@ -127,7 +127,7 @@ class Step:
     def _take(self, hosts: Sequence[str], event: Event) -> None:
         """Believe a host what it says of itself; pdsh says who it is."""
         if isinstance(event, Output | Exit):
-            self._relays.deliver(event, hosts)
+            self._relays.deliver(event, hosts, _WAITING_BYTES)
         elif isinstance(event, Here):
             with self._relays.changed:
                 for host in hosts:

@@ -73,6 +73,11 @@ class RelayChannel:
             self._pending[stream] += data
             self._arrived.notify_all()
 
+    def await_room(self, most_bytes: int) -> None:
+        """Wait until less than this is left to read; who waits holds back what comes after."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._is_closed or sum(map(len, self._pending.values())) < most_bytes)
+
     def end(self, exit_code: int | None, failure: HostFailure | None = None) -> None:
         """Nothing more comes: the process has ended, or (failure) the way to it."""
         with self._arrived:
@@ -87,6 +92,7 @@ class RelayChannel:
                     if pending:
                         data = bytes(pending)
                         pending.clear()
+                        self._arrived.notify_all()
                         return stream, data
                 if self._failure is not None:
                     raise TransportError(self._failure)

@@ -86,13 +86,18 @@ class Relays:
         finally:
             relay.is_awaited = False
 
-    def deliver(self, event: Output | Exit, hosts: Sequence[str] | None = None) -> None:
-        """Hand over what a process has said, or its end; hosts: who may have said so, where that is known."""
+    def deliver(self, event: Output | Exit, hosts: Sequence[str] | None = None, most_bytes: int | None = None) -> None:
+        """Hand over what a process has said, or its end.
+
+        hosts: who may have said so, where that is known; most_bytes: how much more may wait for its reader.
+        """
         channel = self._channels.get(event.channel)
         if channel is None or (hosts is not None and channel.host not in hosts):
             return
         if isinstance(event, Output):
             channel.deliver(event.stream, event.data)
+            if most_bytes is not None:
+                channel.await_room(most_bytes)
             return
         with self.changed:
             self._channels.pop(event.channel, None)

@@ -38,6 +38,27 @@ def test_a_host_can_t_speak_for_another() -> None:
     assert channel.exit_code() == 0
 
 
+def test_a_flood_waits_for_its_reader() -> None:
+    relays = Relays(["a"])
+    channel = open_channel(relays, "a")
+    delivered = threading.Event()
+
+    def deliver() -> None:
+        for _ in range(3):
+            relays.deliver(Output(channel.number, STDOUT, b"x" * 600), ["a"], 1000)
+        delivered.set()
+
+    thread = threading.Thread(target=deliver, daemon=True)
+    thread.start()
+    assert not delivered.wait(0.1)
+    sizes = []
+    while sum(sizes) < 1800:
+        sizes.append(len(channel.read()[1]))
+    thread.join(10)
+    assert delivered.is_set()
+    assert max(sizes) <= 1200
+
+
 def test_noise_goes_to_those_whose_it_is() -> None:
     relays = Relays(["a", "b"])
     first, second = open_channel(relays, "a"), open_channel(relays, "b")
