@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 LIMIT_BYTES = 4 << 20  # while this much waits for the network, the ranks' pipes are left unread
 WRITE_BYTES = 256 << 10
 DRAIN_BYTES = 4 << 20  # a dead rank's children may write on: no more of it is waited for than pipes can hold
-FLUSH_S = 5.0  # how long the last messages may stand still while they leave
 _STDOUT_FD = 1
 
 
@@ -64,15 +63,10 @@ class Outlet:
                 left -= size or left
 
     def flush(self) -> None:
-        """Wait until all has left, or nothing more of it leaves."""
+        """Wait until all has left, or nobody listens: a pager may be read for long, and the lease says how long."""
         self.push()
-        left, deadline = len(self._outgoing), time.monotonic() + FLUSH_S
-        while self._outgoing and time.monotonic() < deadline:
-            timer = self._loop.call_at(deadline, lambda: None)
+        while self._outgoing:
             self._loop.run_once()
-            self._loop.cancel(timer)
-            if len(self._outgoing) < left:
-                left, deadline = len(self._outgoing), time.monotonic() + FLUSH_S
 
     def _resume(self, fd: int) -> None:
         self._loop.watch(fd, lambda: self._read(fd))

@@ -12,6 +12,8 @@ from launcher.node import messages
 FLOOD_BYTES = 60_000_000
 PEAK_KIB = 40_000
 SILENCE_S = 1.5
+PAGE_BYTES = 2_000_000  # more than a pipe holds, and less than a node does
+PAGE_S = 5.5  # is read for longer than a node that counts for itself would wait
 
 
 def count_written(pid: int) -> int:
@@ -65,6 +67,17 @@ def test_a_reader_that_rests_loses_nothing(nodes: Nodes) -> None:
     node.wait_until(lambda: len(node.find(messages.BEAT)) > beats)
     assert read_peak_kib(node.supervisor) < PEAK_KIB
     assert node.stop() == []
+
+
+def test_a_page_that_is_read_for_long_after_the_end(nodes: Nodes) -> None:
+    """As by `launch exec ... | less`: while our beats go on, what a command has said last waits for its reader."""
+    node = nodes.start()
+    node.prepare(silence_s=SILENCE_S)
+    node.start(["head", "-c", str(PAGE_BYTES), "/dev/zero"], is_short=True)
+    turned_at = time.monotonic() + PAGE_S
+    wait_until(lambda: beat(node) and time.monotonic() > turned_at)
+    assert node.wait_for(messages.CENSUS)["left"] == []
+    assert len(node.output[0, STDOUT]) == PAGE_BYTES
 
 
 def test_a_reader_that_rests_can_stop_the_run(node: Node) -> None:
