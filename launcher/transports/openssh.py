@@ -17,7 +17,7 @@ from launcher.errors import UsageError
 from launcher.hosts import Host
 from launcher.transports import openssh_failures
 from launcher.transports.base import KILLED, READ_BYTES, STDERR, Channel
-from launcher.transports.local import LocalTransport, is_this_machine
+from launcher.transports.local import LocalTransport
 from launcher.transports.logins import Gates, LoginError, keep_trying
 from launcher.transports.processes import ProcessChannel, end_process, start_process
 from launcher.transports.ssh_answers import Answer, Answers, login_words, read_seconds
@@ -118,7 +118,7 @@ class OpenSSHTransport:
         words = login_words(host)
         answer = self._answers.of(host.name, words)
         place, jumps, proxy = answer.place, answer.jumps, answer.option("proxycommand")
-        if not jumps and not proxy and is_this_machine(place.host, place.port, place.user):
+        if answer.is_this_machine:
             if self._on_local is not None:
                 self._on_local(host.name)
             return self._local.open(host, command, timeout_s)

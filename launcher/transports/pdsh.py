@@ -15,9 +15,9 @@ from launcher.transports import openssh_failures
 from launcher.transports.base import Channel, TransportError
 from launcher.transports.local import SSH_PORT, LocalTransport, is_this_machine
 from launcher.transports.logins import Gate, LoginError, keep_trying
-from launcher.transports.pdsh_call import Pdsh
+from launcher.transports.pdsh_call import Pdsh, own_words
 from launcher.transports.pdsh_step import NotStartedError, Step
-from launcher.transports.ssh_answers import Answers
+from launcher.transports.ssh_answers import Answers, login_words
 from launcher.transports.ssh_failures import Judgement
 
 _NO_PYTHON = 127
@@ -49,10 +49,10 @@ class PdshTransport:
         may_boot: wait for a host that is not there yet, for as long as `open` may take.
         on_local: told of each host that turns out to be this machine, which then needs no SSH.
         """
-        self._here = {host.name for host in hosts if _is_here(host)}
+        self._answers = Answers(shutil.which("ssh") or "ssh", ssh_config)
+        self._here = {host.name for host in hosts if self._is_here(host, own_words(environ))}
         self._hosts = {host.name: host for host in hosts if host.name not in self._here}
         self._pdsh = Pdsh(list(self._hosts.values()), environ, ssh_config, accept_new_host_keys=accept_new_host_keys)
-        self._answers = Answers(shutil.which("ssh") or "ssh", ssh_config)
         self._pythons = pythons
         self._silence_s = silence_s
         self._may_boot = may_boot
@@ -121,9 +121,11 @@ class PdshTransport:
             return LoginError(Judgement("ssh", unknown.message, unknown.hint))
         return LoginError(judgement, gateway)
 
-
-def _is_here(host: Host) -> bool:
-    try:
-        return is_this_machine(host.name, host.port or SSH_PORT, host.user or getpass.getuser())
-    except (OSError, KeyError):  # a user id without a name
+    def _is_here(self, host: Host, words: Sequence[str]) -> bool:
+        """Tell whether a host is this machine; ssh is asked about those alone whose name looks so."""
+        try:
+            if is_this_machine(host.name, host.port or SSH_PORT, host.user or getpass.getuser()):
+                return self._answers.of(host.name, [*words, *login_words(host)]).is_this_machine
+        except (OSError, KeyError):  # no ssh, or a user id without a name
+            pass
         return False

@@ -67,7 +67,7 @@ class Pdsh:
             raise UsageError(f"--transport pdsh: it takes no path with spaces: {str(ssh_config)!r}", _TO_SSH)
         self._pdsh = pdsh
         self._environ = environ
-        self._own_words = environ.get(_APPEND, "").split()  # ours come before and win
+        self._own_words = own_words(environ)  # ours come before and win
         self._words = [
             *(["-F", str(ssh_config)] if ssh_config else []),
             *(["-p", str(port)] if (port := _port(hosts)) is not None else []),
@@ -95,6 +95,11 @@ class Pdsh:
         """Return the words with which ssh logs in to a host, to ask it what it makes of them."""
         user = ["-l", host.user] if host.user is not None else []
         return [*self._words, *self._own_words, *user, "--", host.name]
+
+
+def own_words(environ: Mapping[str, str]) -> list[str]:
+    """Return what the user has pdsh say to ssh."""
+    return environ.get(_APPEND, "").split()
 
 
 def make_folder() -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.hosts import Host
+from launcher.transports.local import is_this_machine
 from launcher.transports.ssh_failures import Place
 
 _TIMEOUT_S = 10
@@ -35,6 +36,13 @@ class Answer:
     def jumps(self) -> list[str]:
         """Return the hosts on the way to this one, the first one first, each as `[user@]name[:port]`."""
         return (self.option("proxyjump") or "").split(",") if self.option("proxyjump") else []
+
+    @property
+    def is_this_machine(self) -> bool:
+        """Tell whether the login would end where we are: a name of ours may be that of a tunnel."""
+        place = self.place
+        is_direct = not self.jumps and self.option("proxycommand") is None
+        return is_direct and is_this_machine(place.host, place.port, place.user)
 
     @property
     def key_files(self) -> list[str]:

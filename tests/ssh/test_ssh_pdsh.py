@@ -53,6 +53,15 @@ def test_every_word_goes_over_one_login(launch: Launch, hosts: SshHosts) -> None
     assert not find_folders(launch)
 
 
+def test_a_name_of_this_machine_that_leads_elsewhere(launch: Launch, hosts: SshHosts) -> None:
+    """As that of a tunnel does: a run would be on the wrong machine, or as another user."""
+    node2 = hosts["node2"]
+    hosts.write_config(launch.ssh_config, localhost={"HostName": node2.address, "Port": node2.port})
+    words = ["--hosts", "localhost", "--ssh-config", str(launch.ssh_config), "--transport", "pdsh"]
+    done = launch.run_command("exec", *words, "--", "echo $TMPDIR")
+    assert (done.lines, done.stderr) == ([f"[localhost] {node2.tmpdir}"], "")
+
+
 def test_a_plan_that_no_command_line_could_take(launch: Launch) -> None:
     sizes = launch.folder / "sizes.py"
     sizes.write_text("import sys; print(sum(map(len, sys.argv[1:])))")
