@@ -291,6 +291,10 @@ class Conversation:
             self._lose(self._failure)
         elif code is None:
             self._lose(HostFailure(self.host.name, "connection", "the connection was lost"))
+        elif messages.NO_WORD in self._last_noise():  # it ended before we noticed that time had passed
+            silence = self._last_noise().rpartition(messages.NO_WORD)[2]
+            text = f"this machine stood still for over{silence}, and the nodes took it for dead"
+            self._lose(HostFailure(self.host.name, "standstill", text))
         else:
             ended = f"its guardian ended (exit code {code}){self._last_noise()}"
             text = "its guardian was killed" if code >= KILLED else ended

@@ -48,6 +48,8 @@ FAILED = "failed"
 
 # Of a probe that came to nothing by itself.
 NOT_TRIED = "could not be tried"
+# On stderr, of a node whose lease ran out: so many seconds follow.
+NO_WORD = "no word from the launcher for"
 
 
 class MalformedMessage(ValueError):

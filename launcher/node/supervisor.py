@@ -99,7 +99,7 @@ class Supervisor:
         left = self._heard_at + self._silence_s - time.monotonic()
         if left <= 0:
             self._outlet.close()
-            self._end_run("no word from the launcher for %g s" % self._silence_s)
+            self._end_run("%s %g s" % (messages.NO_WORD, self._silence_s))
         else:
             self._lease_timer = self._loop.call_later(left, self._check_lease)
 
@@ -243,6 +243,8 @@ class Supervisor:
             timeout_s = self._stop_timeout_s
             self._reason = self._reason or reason
             workers.complain("ending the run: %s" % reason)
+            if self._steps is None and not self._is_done:  # before the exits that follow from it
+                self._outlet.send(messages.FAILED, text=reason)
         if self._is_done or (self._steps is not None and timeout_s > 0):
             return
         self._inquiry.cancel()

@@ -45,6 +45,9 @@ def check_gone(node: Node, within_s: float) -> None:
 def check_census(node: Node, within_s: float, reason: str) -> None:
     census = node.wait_for(messages.CENSUS, within_s)
     assert census == {"type": "census", "left": [], "reason": reason, "files": 0}
+    told = [message["type"] for message in node.messages if message["type"] in (messages.FAILED, messages.EXIT)]
+    assert told == [messages.FAILED, messages.EXIT], "the exits that follow from it must not look like the cause"
+    assert node.find(messages.FAILED) == [{"type": "failed", "text": reason}]
     check_gone(node, PROMPT_S)
     assert node.stderr == f"ending the run: {reason}\n"
 
