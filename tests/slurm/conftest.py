@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from machines.processes import wait_until
-from slurm_cluster import Slurm, find_obstacle
+from machines.slurm import Slurm, find_obstacle
 from slurm_launch import SlurmLaunch
 
 END_TIMEOUT_S = 10.0

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from machines.processes import wait_until
-from slurm_cluster import Slurm
+from machines.slurm import Slurm
 
 REQUEUE_TIMEOUT_S = 20.0
 

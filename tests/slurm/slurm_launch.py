@@ -8,7 +8,7 @@ from pathlib import Path
 
 from machines.processes import Process, wait_until
 from machines.runs import WAIT, Done, Running, shell
-from slurm_cluster import LOGIN, Slurm
+from machines.slurm import LOGIN, Slurm
 
 SILENCE_S = 2.0
 STOP_TIMEOUT_S = 1.0

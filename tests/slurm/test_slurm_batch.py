@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from machines.processes import wait_until
-from slurm_cluster import Slurm
+from machines.slurm import Slurm
 from slurm_jobs import read_log, shown
 
 from launcher.batch import Batch, batch_text

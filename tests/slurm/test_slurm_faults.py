@@ -10,7 +10,7 @@ import time
 import pytest
 from machines.processes import wait_until
 from machines.runs import shell
-from slurm_cluster import LOGIN
+from machines.slurm import LOGIN
 from slurm_launch import PROMPT_S, SILENCE_S, SlurmLaunch, words_of
 
 RELAY = "here"  # in the command line of a relay's loader

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from machines.processes import wait_until
-from slurm_cluster import CPUS, GPUS, NODES, Slurm
+from machines.slurm import CPUS, GPUS, NODES, Slurm
 
 SHOW = 'echo "$(uname -n) $SLURM_CPUS_ON_NODE CPUs, GPUs $CUDA_VISIBLE_DEVICES"; nvidia-smi -L >/dev/null; echo $?'
 

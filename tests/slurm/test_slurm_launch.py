@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from machines.runs import shell
-from slurm_cluster import GPUS, NODES
+from machines.slurm import GPUS, NODES
 from slurm_launch import SlurmLaunch, words_of
 
 SHOW_GPUS = shell('echo "$LOCAL_RANK/$LOCAL_WORLD_SIZE GPUs $CUDA_VISIBLE_DEVICES"')

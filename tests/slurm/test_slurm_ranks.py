@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from slurm_cluster import Slurm
+from machines.slurm import Slurm
 
 HERE = Path(__file__).parent
 PLACE = [sys.executable, str(HERE / "place.py")]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from machines.processes import wait_until
-from slurm_cluster import Slurm
+from machines.slurm import Slurm
 from slurm_jobs import read_log, shown, wait_until_requeued
 
 JOB_TIMEOUT_S = 60.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from machines.processes import wait_until
-from slurm_cluster import Slurm
+from machines.slurm import Slurm
 from slurm_jobs import shown
 
 ROOT = Path(__file__).parents[2]
