@@ -25,7 +25,9 @@ from machines.processes import (
     Process,
     list_pids,
     list_processes,
+    read_name,
     read_namespace,
+    read_parent,
     read_state,
     send_signal,
     wait_until,
@@ -38,6 +40,7 @@ TOOLS = {
 TOOL_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin:/sbin"
 RANGES = [f"10.{number}" for number in range(88, 120)]  # the first that nobody uses here
 BOOT_TIMEOUT_S = 20.0
+SSH_PORT = 22
 
 NAMESPACES = {"mount": "mnt", "net": "net", "uts": "uts", "pid": "pid_for_children"}
 HELD = ("setpriv", "--pdeathsig", "KILL", "unshare")
@@ -67,11 +70,11 @@ class Host:
     folder: Path
     switch: int  # the process that holds the bridge
     services: str = ":"  # lines of a shell that boot more than sshd
+    has_cable: bool = True
     _holder: subprocess.Popen[str] | None = None
     _namespace: str = "none"
     _stopped: set[int] = field(default_factory=set)
     _mounts: list[str] = field(default_factory=list)
-    _has_cable: bool = True
 
     @property
     def tmpdir(self) -> Path:
@@ -92,7 +95,7 @@ class Host:
             f"link add {self.name} type veth peer name {self.interface} address {mac} netns {self._holder.pid}",
             f"link set {self.name} master bridge up",
         )
-        self._has_cable = True
+        self.has_cable = True
         assert self._holder.stdin is not None
         self._holder.stdin.write("go\n")
         self._holder.stdin.close()
@@ -118,19 +121,20 @@ class Host:
     @property
     def is_reachable(self) -> bool:
         """Whether somebody could look here for what a run left."""
-        return self._holder is not None and self._has_cable and not self._stopped
+        return self._holder is not None and self.has_cable and not self._stopped
 
     # ---- faults -------------------------------------------------------------------------------------------------
 
     def cut(self) -> None:
         """Pull the network cable."""
         configure_network(self.switch, f"link set {self.name} down")
-        self._has_cable = False
+        self.has_cable = False
 
     def plug(self) -> None:
-        """Put the network cable back."""
+        """Put the network cable back, and wait until packets come through: the kernel looks once a second."""
         configure_network(self.switch, f"link set {self.name} up")
-        self._has_cable = True
+        assert wait_until(lambda: can_connect(self.address, SSH_PORT), BOOT_TIMEOUT_S)
+        self.has_cable = True
 
     def freeze(self) -> None:
         """Stop every process; the kernel still acknowledges what comes in, as on a box that hangs."""
@@ -139,6 +143,11 @@ class Host:
                 send_signal(pid, signal.SIGSTOP)
             self._stopped.update(running)
             time.sleep(POLL_S)
+
+    def forget_neighbours(self) -> None:
+        """Ask anew where another host is: while its cable is out the kernel asks once a second."""
+        assert self._holder is not None
+        configure_network(self._holder.pid, f"neigh flush dev {self.interface}")
 
     def thaw(self) -> None:
         """Let those run on that `freeze` stopped."""
@@ -211,10 +220,11 @@ class Host:
         (self.folder / "bin" / "nvidia-smi").unlink(missing_ok=True)
         if self._holder is None:
             self.power_on()
-        self.plug()
         self.thaw()
         assert self._holder is not None
         configure_network(self._holder.pid, "rule flush pref 10", "route flush type unreachable")
+        if not self.has_cable:
+            self.plug()
         while self._mounts:
             self._run_inside("umount", "--lazy", self._mounts.pop())
 
@@ -227,6 +237,13 @@ class Host:
     def processes(self) -> list[Process]:
         """Return all that sshd started, at whatever depth."""
         return list_processes(self._namespace, self.name)
+
+    def end_sessions(self) -> None:
+        """Kill sshd's own processes, one or two for each connection, but not the one that listens."""
+        servers = {pid for pid in self.pids() if read_name(pid).startswith("sshd")}
+        for pid in servers:
+            if read_parent(pid) in servers:
+                send_signal(pid, signal.SIGKILL)
 
 
 class Cluster:
@@ -266,8 +283,11 @@ class Cluster:
 
     def heal(self) -> None:
         """Undo every fault on every host."""
+        was_cut = not all(host.has_cable for host in self)
         for host in self:
             host.heal()
+        for host in self if was_cut else ():
+            host.forget_neighbours()
         for host in self:
             host.wait_for_sshd()
 
@@ -310,6 +330,15 @@ def configure_network(holder: int | None, *lines: str) -> None:
     """Give `ip` these lines, in the network namespace of a process or (None) here."""
     enter = [] if holder is None else ["nsenter", "--target", str(holder), "--net"]
     subprocess.run([*enter, "ip", "-batch", "-"], input="\n".join(lines) + "\n", text=True, env=_env(), check=True)
+
+
+def can_connect(address: str, port: int) -> bool:
+    """Tell whether somebody takes connections there; a host that is frozen does."""
+    try:
+        socket.create_connection((address, port), timeout=0.1).close()
+    except OSError:
+        return False
+    return True
 
 
 def _make_key(path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 POLL_S = 0.01
 _GONE = ("", "Z", "X")
-_DAEMONS = ("sshd", "munged", "slurmctld", "slurmscriptd", "slurmd")
+_DAEMONS = ("sshd", "munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd")
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Process:
 
     host: str
     pid: int  # as this machine counts
+    parent: int
     command: str
     is_ours: bool  # of a run, and not its guardian or supervisor
 
@@ -38,15 +39,27 @@ def list_processes(namespace: str, host: str) -> list[Process]:
     """Return what is alive in a PID namespace, but for daemons: sshd has one or two per connection."""
     found = []
     for pid in list_pids(namespace):
-        if not _read(pid, "comm").startswith(_DAEMONS):
+        name = read_name(pid)
+        if name and not name.startswith(_DAEMONS):
             command = _read(pid, "cmdline").replace("\0", " ")[:200]
-            found.append(Process(host, pid, command, "\0LAUNCH_MARK=" in "\0" + _read(pid, "environ")))
+            is_ours = "\0LAUNCH_MARK=" in "\0" + _read(pid, "environ")
+            found.append(Process(host, pid, read_parent(pid), command, is_ours))
     return found
+
+
+def read_name(pid: int) -> str:
+    """Return the name of a process's program, or nothing for one that is gone."""
+    return _read(pid, "comm").strip()
 
 
 def read_state(pid: int) -> str:
     """Return R, S, D, T, Z or X, or nothing for a process that is gone."""
     return _read(pid, "stat").rpartition(") ")[2][:1]
+
+
+def read_parent(pid: int) -> int:
+    """Return 0 for a process that is gone."""
+    return int((_read(pid, "stat").rpartition(") ")[2].split() or "00")[1])
 
 
 def read_namespace(pid: int, kind: str) -> str:

@@ -58,7 +58,10 @@ class Done:
         return json.loads((self.logs / "run.json").read_text())  # type: ignore[no-any-return]
 
     def log(self, node_rank: int) -> list[str]:
-        return (self.logs / f"node_{node_rank}.log").read_text().splitlines()
+        return (self.logs / f"node_{node_rank}.log").read_text("utf-8", "replace").splitlines()
+
+    def __str__(self) -> str:
+        return f"exit code {self.exit_code}\n--- stdout\n{self.stdout[-3000:]}\n--- stderr\n{self.stderr[-3000:]}"
 
 
 @dataclass(frozen=True)
