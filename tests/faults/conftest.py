@@ -1,0 +1,49 @@
+"""Three hosts with sshd and Slurm for all tests here, and after each test a look at what is left."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fault_launch import LADDER_S, SILENCE_S, FaultLaunch
+from machines.processes import wait_until
+from machines.slurm import Slurm, find_obstacle
+from ways import Way
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """Two nodes, and a host to log in to."""
+    obstacle = find_obstacle()
+    if obstacle:
+        pytest.skip(obstacle)
+    with Slurm(tmp_path_factory.mktemp("faults")) as running:
+        yield running
+
+
+@pytest.fixture
+def launch(slurm: Slurm, tmp_path: Path, way: Way) -> FaultLaunch:
+    """Start launchers on `login`, in a folder that the nodes see as well."""
+    return FaultLaunch(slurm, tmp_path, way)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(slurm: Slurm) -> Iterator[None]:
+    """Look for processes where one can look, undo the faults, look everywhere, and remove what was found."""
+    yield
+    slurm.end_started()
+    wait_until(lambda: not slurm.cluster.ranks(), LADDER_S)
+    left = slurm.cluster.ranks()
+    slurm.heal()
+    wait_until(lambda: not slurm.cluster.processes(), SILENCE_S + LADDER_S)
+    left_after_all = slurm.cluster.processes()
+    for process in left_after_all:
+        process.kill()
+    folders = [path for host in slurm.cluster for path in host.tmpdir.iterdir()]
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    assert not left, "processes are left on hosts that could be reached"
+    assert not left_after_all, "processes are left after every fault was undone"
+    assert not folders, "folders are left"

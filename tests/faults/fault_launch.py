@@ -1,0 +1,185 @@
+"""A run of four ranks over one way in, with short times, and what a test asks about it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from machines.cluster import Host
+from machines.processes import Process, wait_until
+from machines.runs import Done, Running, shell
+from machines.slurm import LOGIN, Slurm
+from ways import Way
+
+RANKS = 4
+SILENCE_S = 1.5  # a silence that is waited for; elsewhere a busy machine gets more
+STOP_TIMEOUT_S = 0.5
+PROMPT_S = 4.0  # 1.5 s is promised for processes that obey SIGTERM; a busy machine gets more
+LADDER_S = STOP_TIMEOUT_S + 5.0  # promised for those that don't
+KEEPER_S = 2.0  # after the census guardian and supervisor remove their folder and end
+TIMES = ("--silence", "10", "--stop-timeout", f"{STOP_TIMEOUT_S:g}")
+SHORT_SILENCE = ("--silence", f"{SILENCE_S:g}")
+
+# What a rank does, in a shell's words, once it has said that it is ready.
+OBEYS = "exec sleep 300"
+IGNORES = "trap '' TERM INT HUP; while :; do sleep 300; done"
+# Children in sessions of their own, one of them without environment, and a daemon that ignores SIGTERM.
+HIDES = "setsid sleep 300 & env -i setsid sleep 300 & (trap '' TERM; setsid sleep 300 &); exec sleep 300"
+HIDES_WITH_MARK = HIDES.replace("env -i ", "")
+SAVES = "trap 'sleep 0.1; echo saved $RANK; exit' TERM; while :; do sleep 0.05; done"
+_AT_GO = "until [ -e go ]; do sleep 0.02; done"
+FAILS = f"{_AT_GO}; echo 'no such data' >&2; exit 7"
+IS_KILLED = f"{_AT_GO}; kill -KILL $$"
+
+OF_EVERY_KIND = {"r1": IGNORES, "r2": HIDES}  # beside ranks that obey
+_BARE = "sleep 300 "  # all that a child without environment shows
+
+# Who types the line: with a file `early` it waits before it does, and with `held` before it goes.
+_TYPIST = 'while [ -e early ]; do sleep 0.02; done; "$@"; code=$?; while [ -e held ]; do sleep 0.02; done; exit $code'
+_LOADER = "~launch"  # in the command line of every guardian and supervisor
+_NOT_OURS = r"\[|launch: hosts of Slurm job \d+: "
+
+
+def ranks(default: str = OBEYS, **others: str) -> list[str]:
+    """Return the words that make each rank say `ready` and do this; `r3=FAILS` is for rank 3 alone."""
+    cases = " ".join(f"{name[1:]}) {script};;" for name, script in others.items())
+    return shell(f'echo "ready $RANK"; case $RANK in {cases} *) {default};; esac')
+
+
+@dataclass
+class FaultLaunch:
+    """Starts launchers for one test."""
+
+    slurm: Slurm
+    folder: Path
+    way: Way
+    started: list[Running] = field(default_factory=list)
+
+    def start(self, *words: str, stdout: int | IO[bytes] | None = None) -> Running:
+        """Start a run; options in `words` come last and win."""
+        number = len(self.started)
+        out, err = self.folder / f"stdout.{number}", self.folder / f"stderr.{number}"
+        with out.open("wb") as out_file, err.open("wb") as err_file:
+            process = self.slurm.start(
+                *self.way.before, "sh", "-c", _TYPIST, "sh",
+                "launch", *self.way.words(self.slurm), *TIMES, "--cpu", "--nproc", str(self.nproc), *words,
+                cwd=self.folder, stdin=subprocess.DEVNULL, stdout=stdout or out_file, stderr=err_file,
+            )  # fmt: skip
+        self.started.append(Running(process, self.folder, number, self.slurm.cluster))
+        return self.started[-1]
+
+    def start_ready(self, *words: str) -> Running:
+        """Start a run and wait until all ranks are ready."""
+        running = self.start(*words)
+        running.wait_for(r"\] ready \d$", RANKS)
+        return running
+
+    # ---- where it runs ----------------------------------------------------------------------------------------------
+
+    @property
+    def nproc(self) -> int:
+        return RANKS // len(self.way.hosts)
+
+    @property
+    def nodes(self) -> str:
+        return "1 node" if len(self.way.hosts) == 1 else f"{len(self.way.hosts)} nodes"
+
+    @property
+    def nothing_left(self) -> str:
+        return f"0 processes left on {self.nodes}"
+
+    @property
+    def hosts(self) -> list[Host]:
+        return [self.slurm.cluster[name] for name in self.way.hosts]
+
+    @property
+    def last(self) -> Host:
+        """Return the host of rank 3."""
+        return self.hosts[-1]
+
+    def name(self, rank: int) -> str:
+        """Return `node2:3`, as in front of its lines."""
+        return f"{self.way.hosts[rank // self.nproc]}:{rank}"
+
+    def others(self) -> str:
+        """Say where the others than rank 3 are."""
+        first, *_ = self.way.hosts
+        return f"2 on {first}, 1 on {self.last.name}" if len(self.way.hosts) > 1 else f"3 on {first}"
+
+    # ---- what runs --------------------------------------------------------------------------------------------------
+
+    def launcher(self) -> Process:
+        (found,) = (process for process in self.slurm.cluster[LOGIN].processes() if "bin/launch " in process.command)
+        return found
+
+    def keepers(self) -> tuple[Process, Process]:
+        """Return guardian and supervisor of the last host."""
+        first, second = (
+            process for process in self.last.processes() if _LOADER in process.command and not process.is_ours
+        )
+        return (first, second) if second.parent == first.pid else (second, first)
+
+    def ranks(self) -> list[Process]:
+        """Return what is alive of the ranks and their children, on the hosts where somebody could look."""
+        hosts = [host for host in self.hosts if host.is_reachable]
+        return [
+            process for host in hosts for process in host.processes() if process.is_ours or process.command == _BARE
+        ]
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def finish(self, running: Running, within_s: float) -> Done:
+        """Wait until the launcher ends: by then no rank may be left where it could look, and soon nothing at all."""
+        done = running.wait(within_s)
+        left = self.ranks()
+        assert not left, f"left at the launcher's end: {left}{running}"
+        self.wait_until_clean(KEEPER_S)
+        self.check_logs(done)
+        return done
+
+    @contextlib.contextmanager
+    def while_there_is(self, name: str) -> Iterator[None]:
+        """Let who types wait: `early` before the launcher starts, `held` after its end; an allocation stays so long."""
+        (self.folder / name).touch()
+        try:
+            yield
+        finally:
+            (self.folder / name).unlink()
+
+    def wait_for_the_typist(self) -> None:
+        """Wait until the line may be typed: an allocation may have to be granted."""
+        login = self.slurm.cluster[LOGIN]
+        assert wait_until(lambda: any(p.command.startswith("sh -c while") for p in login.processes()), PROMPT_S)
+
+    def wait_until_nothing_runs(self, within_s: float) -> None:
+        """Wait until no rank and no keeper is left, whatever has become of the launcher."""
+
+        def left() -> list[Process]:
+            keepers = [p for host in self.hosts for p in host.processes() if _LOADER in p.command]
+            return self.ranks() + keepers
+
+        assert wait_until(lambda: not left(), within_s), left()
+
+    def wait_until_clean(self, within_s: float) -> None:
+        """Wait until nothing runs on the hosts that can be reached: no keeper, no relay, no client."""
+
+        def left() -> list[Process]:
+            return [process for host in self.slurm.cluster if host.is_reachable for process in host.processes()]
+
+        assert wait_until(lambda: not left(), within_s), left()
+
+    def check_logs(self, done: Done) -> None:
+        """Every rank has said that it is ready, in the log of its node."""
+        for node, host in enumerate(self.way.hosts):
+            own = range(node * self.nproc, (node + 1) * self.nproc)
+            assert {f"[{host}:{rank}] ready {rank}" for rank in own} <= set(done.log(node))
+
+
+def said(done: Done) -> list[str]:
+    """Return the launcher's own lines but for the first, which says whose the hosts are where Slurm says it."""
+    return [line for line in done.words if not re.match(_NOT_OURS, line)]

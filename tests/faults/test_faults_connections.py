@@ -1,0 +1,133 @@
+"""What lies between the launcher and its hosts: connections that break, hosts that freeze, cables, hosts not there."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+
+from fault_launch import LADDER_S, PROMPT_S, SHORT_SILENCE, SILENCE_S, FaultLaunch, ranks, said
+from machines.cluster import Host
+from machines.processes import wait_until
+from machines.slurm import NODES
+from ways import CONNECT_S, Cut, Promise, over_cuts, over_ways
+
+# The lease runs out, ranks that obey SIGTERM end, guardian and supervisor go.
+SELF_CLEANED_S = SILENCE_S + PROMPT_S
+# Detection, then the ladder on the others while the lost host is asked once more.
+ENDED_S = SILENCE_S + LADDER_S + CONNECT_S
+
+
+@over_cuts()
+def test_a_connection_breaks(launch: FaultLaunch, cut: Cut) -> None:
+    """The host itself is well, and another connection sees that nothing is left there."""
+    running = launch.start_ready(*ranks())
+    cut.make(launch.slurm)
+    done = launch.finish(running, 2 * PROMPT_S)
+    assert done.exit_code == 69, str(done)
+    assert re.fullmatch(rf"launch: lost {cut.host} \({cut.told}\), stopping 2 nodes", said(done)[2]), str(done)
+    assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 69"
+
+
+@over_ways(
+    Promise.NETWORK,
+    "lose",
+    {"loses its cable": (Host.cut,), "freezes": (Host.freeze,), "loses power": (Host.power_off,)},
+)
+def test_a_host_is_lost(launch: FaultLaunch, lose: Callable[[Host], None]) -> None:
+    running = launch.start_ready(*SHORT_SILENCE, *ranks())
+    lose(launch.last)
+    done = launch.finish(running, ENDED_S)
+    assert done.exit_code == 69, str(done)
+    assert said(done)[2:] == [
+        "launch: lost node2 (no sign of life for N s), stopping 2 nodes",
+        "launch: FAILED after N s",
+        "  node2 connection at HH:MM:SS:",
+        "    no sign of life for N s",
+        "  why: it froze, was switched off, or the network to it broke",
+        "  fix: look at the machine itself; when it answers again, launch check and launch clean",
+        "  2 others followed: 2 on node1 (stopped by us)",
+        "  all of it: logs/RUN/node_1.log",
+        "launch: 0 processes left on 1 node; node2 unreachable, 2 processes may remain, exit code 69",
+    ]
+    assert done.record["result"]["unreachable"] == {"node2": 2}
+    if lose is Host.cut:
+        assert wait_until(lambda: not launch.last.processes(), SELF_CLEANED_S), launch.last.processes()
+    if lose is Host.freeze:
+        assert launch.last.processes()
+        launch.last.thaw()
+        assert wait_until(lambda: not launch.last.processes(), PROMPT_S), launch.last.processes()
+
+
+@over_ways(Promise.NETWORK)
+def test_every_cable_is_out(launch: FaultLaunch) -> None:
+    """As when the launcher's own is: nobody can tell the hosts."""
+    running = launch.start_ready(*SHORT_SILENCE, *ranks())
+    for name in NODES:
+        launch.slurm.cluster[name].cut()
+    for host in launch.hosts:
+        assert wait_until(lambda host=host: not host.processes(), SELF_CLEANED_S), host.processes()
+    done = running.wait(ENDED_S)
+    assert done.exit_code == 69, str(done)
+    assert all(f"{name} unreachable, 2 processes may remain" in said(done)[-1] for name in NODES)
+
+
+@over_ways(Promise.NETWORK, "lose", {"its cable is out": (Host.cut,), "it is frozen": (Host.freeze,)})
+def test_ctrl_c_while_a_host_is_lost(launch: FaultLaunch, lose: Callable[[Host], None]) -> None:
+    with launch.while_there_is("held"):
+        running = launch.start_ready(*SHORT_SILENCE, *ranks())
+        lose(launch.last)
+        os.kill(launch.launcher().pid, signal.SIGINT)
+        running.wait_for("^launch: stopped by you")
+        assert not launch.ranks()
+        if lose is Host.freeze:
+            launch.last.thaw()
+        launch.wait_until_nothing_runs(SELF_CLEANED_S)
+    done = launch.finish(running, PROMPT_S)
+    assert done.exit_code == 130, str(done)
+    assert said(done)[2:] == [
+        "launch: stopping 2 nodes, up to N s for the trainer to save (Ctrl-C again: at once)",
+        "launch: stopped by you after N s, 0 processes left on 1 node; node2 unreachable, 2 processes may remain",
+    ]
+
+
+@over_ways(Promise.NETWORK, "pause, resume", {"cut": (Host.cut, Host.plug), "frozen": (Host.freeze, Host.thaw)})
+def test_a_short_pause_does_no_harm(
+    launch: FaultLaunch, pause: Callable[[Host], None], resume: Callable[[Host], None]
+) -> None:
+    """For half a second, in which the other host goes on; no line is lost, none comes twice."""
+    count = "until [ -e go ]; do echo $((n += 1)); sleep 0.02; done"
+    running = launch.start_ready(*ranks("exec sleep 300", r0=count, r3=count))
+    pause(launch.last)
+    before = last_number(running.stdout, "node2:3")
+    running.wait_for(rf"^\[node1:0\] {last_number(running.stdout, 'node1:0') + 20}$")
+    assert last_number(running.stdout, "node2:3") <= before + 5, "there was no pause"
+    resume(launch.last)
+    running.wait_for(rf"^\[node2:3\] {before + 20}$")
+    running.go()
+    os.kill(launch.launcher().pid, signal.SIGINT)
+    done = launch.finish(running, PROMPT_S)
+    for node, name in enumerate(("node1:0", "node2:3")):
+        for lines in (done.lines, done.log(node)):
+            found = [line for line in lines if re.fullmatch(rf"\[{name}\] \d+", line)]
+            assert found == [f"[{name}] {number}" for number in range(1, len(found) + 1)]
+
+
+def last_number(text: str, name: str) -> int:
+    return max(map(int, re.findall(rf"^\[{name}\] (\d+)$", text, re.MULTILINE)), default=0)
+
+
+@over_ways(Promise.START)
+def test_a_host_is_not_there(launch: FaultLaunch) -> None:
+    with launch.while_there_is("early"):
+        running = launch.start(*ranks())
+        launch.wait_for_the_typist()
+        launch.slurm.cluster["node2"].power_off()
+    done = running.wait(CONNECT_S + PROMPT_S)
+    assert (done.exit_code, done.stdout) == (69, ""), str(done)
+    words = said(done)
+    assert words[0] == "launch: 1 host can't be used:"
+    assert re.fullmatch(f"  node2: {launch.way.never_there}", words[1])
+    assert words[-1] == "launch: nothing was started"
+    launch.wait_until_clean(PROMPT_S)

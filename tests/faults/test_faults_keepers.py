@@ -1,0 +1,79 @@
+"""Guardian and supervisor of the last host: killed, both at once, or stopped."""
+
+from __future__ import annotations
+
+import signal
+
+from fault_launch import (
+    HIDES_WITH_MARK,
+    IGNORES,
+    LADDER_S,
+    OF_EVERY_KIND,
+    PROMPT_S,
+    SHORT_SILENCE,
+    SILENCE_S,
+    FaultLaunch,
+    ranks,
+    said,
+)
+from machines.processes import send_signal
+from ways import Promise, over_ways
+
+
+@over_ways(Promise.KEEPER)
+def test_the_supervisor_is_killed(launch: FaultLaunch) -> None:
+    running = launch.start_ready(*ranks(**OF_EVERY_KIND))
+    _, supervisor = launch.keepers()
+    supervisor.kill()
+    done = launch.finish(running, LADDER_S)
+    assert done.exit_code == 128 + signal.SIGKILL, str(done)
+    assert said(done)[2] == (
+        f"launch: {launch.last.name} supervisor failed first (killed by SIGKILL), stopping {launch.nodes}"
+    )
+    assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 137"
+
+
+@over_ways(Promise.KEEPER)
+def test_the_guardian_is_killed(launch: FaultLaunch) -> None:
+    running = launch.start_ready(*ranks(**OF_EVERY_KIND))
+    guardian, _ = launch.keepers()
+    guardian.kill()
+    done = launch.finish(running, LADDER_S)
+    assert done.exit_code == 1, str(done)
+    assert said(done)[2] == (
+        f"launch: {launch.last.name} supervisor failed first (its guardian was killed), stopping {launch.nodes}"
+    )
+    assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 1"
+
+
+@over_ways(Promise.KEEPER)
+def test_both_are_killed_at_once(launch: FaultLaunch) -> None:
+    """The kernel tells the ranks, and a second visit ends who did not listen, by the run's mark."""
+    running = launch.start_ready(*ranks(r1=IGNORES, r2=HIDES_WITH_MARK))
+    keepers = launch.keepers()
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # neither sees the other die
+        for keeper in keepers:
+            send_signal(keeper.pid, number)
+    done = launch.finish(running, LADDER_S)
+    assert done.exit_code == 1, str(done)
+    assert said(done)[2] == (
+        f"launch: {launch.last.name} supervisor failed first (its guardian was killed), stopping {launch.nodes}"
+    )
+    assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 1"
+
+
+@over_ways(Promise.SILENCE)
+def test_both_are_stopped(launch: FaultLaunch) -> None:
+    """The host is asked once more, and the ranks are ended over their heads."""
+    running = launch.start_ready(*SHORT_SILENCE, *ranks(**OF_EVERY_KIND))
+    keepers = launch.keepers()
+    for keeper in keepers:
+        send_signal(keeper.pid, signal.SIGSTOP)
+    done = running.wait(SILENCE_S + 2 * LADDER_S)
+    assert not launch.ranks()
+    for keeper in keepers:
+        send_signal(keeper.pid, signal.SIGCONT)
+    assert done.exit_code == 69, str(done)
+    assert said(done)[2] == f"launch: lost {launch.last.name} (no sign of life for N s), stopping {launch.nodes}"
+    assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 69"
+    launch.wait_until_clean(PROMPT_S)

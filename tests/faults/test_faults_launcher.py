@@ -1,0 +1,84 @@
+"""The launcher: asked to end, killed, or frozen for longer than its hosts wait."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+from fault_launch import (
+    IGNORES,
+    LADDER_S,
+    OF_EVERY_KIND,
+    PROMPT_S,
+    SAVES,
+    SHORT_SILENCE,
+    SILENCE_S,
+    FaultLaunch,
+    ranks,
+    said,
+)
+from ways import Promise, over_ways
+
+
+@over_ways(
+    Promise.SIGNAL,
+    "number, who",
+    {
+        "SIGINT": (signal.SIGINT, "you"),
+        "SIGTERM": (signal.SIGTERM, "SIGTERM"),
+        "SIGHUP": (signal.SIGHUP, "SIGHUP"),
+    },
+)
+def test_a_signal_lets_the_ranks_save(launch: FaultLaunch, number: signal.Signals, who: str) -> None:
+    running = launch.start_ready("--stop-timeout", "10", *ranks(SAVES))
+    os.kill(launch.launcher().pid, number)
+    done = launch.finish(running, PROMPT_S)
+    assert done.exit_code == 128 + number, str(done)
+    assert said(done)[2:] == [
+        f"launch: stopping {launch.nodes}, up to N s for the trainer to save (Ctrl-C again: at once)",
+        f"launch: stopped by {who} after N s, {launch.nothing_left}",
+    ]
+    assert sorted(line for line in done.lines if "saved" in line) == [
+        f"[{launch.name(rank)}] saved {rank}" for rank in range(4)
+    ]
+    assert done.record["result"]["interrupted_by"] == number
+
+
+@over_ways(Promise.SIGNAL)
+def test_ctrl_c_again_kills_at_once(launch: FaultLaunch) -> None:
+    running = launch.start_ready("--stop-timeout", "60", *ranks(IGNORES))
+    launcher = launch.launcher()
+    os.kill(launcher.pid, signal.SIGINT)
+    running.wait_for("^launch: stopping ")
+    os.kill(launcher.pid, signal.SIGINT)
+    done = launch.finish(running, PROMPT_S)
+    assert done.exit_code == 130, str(done)
+    assert said(done)[3:] == [
+        "launch: killing what is left, at once",
+        f"launch: stopped by you after N s, {launch.nothing_left}",
+    ]
+
+
+@over_ways(Promise.LAUNCHER)
+def test_the_launcher_is_killed(launch: FaultLaunch) -> None:
+    with launch.while_there_is("held"):
+        launch.start_ready(*ranks(**OF_EVERY_KIND))
+        launch.launcher().kill()
+        launch.wait_until_nothing_runs(LADDER_S)
+
+
+@over_ways(Promise.LAUNCHER)
+def test_the_launcher_freezes(launch: FaultLaunch) -> None:
+    """Nobody hangs up, so the leases of the hosts run out."""
+    with launch.while_there_is("held"):
+        running = launch.start_ready(*SHORT_SILENCE, *ranks())
+        launcher = launch.launcher()
+        os.kill(launcher.pid, signal.SIGSTOP)
+        launch.wait_until_nothing_runs(SILENCE_S + PROMPT_S)
+        os.kill(launcher.pid, signal.SIGCONT)
+    done = launch.finish(running, SILENCE_S + LADDER_S)
+    assert done.exit_code == 69, str(done)
+    stood = r"this machine stood still for (over )?N s, and the nodes took it for dead"
+    assert re.fullmatch(rf"launch: lost \S+ \({stood}\), stopping {launch.nodes}", said(done)[2]), str(done)
+    assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 69"

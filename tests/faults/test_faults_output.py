@@ -1,0 +1,68 @@
+"""What ranks write: bytes of any kind and number, a reader that does not read, a disk that is full."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+from fault_launch import PROMPT_S, FaultLaunch, ranks, said
+from machines.processes import wait_until
+from ways import Promise, over_ways
+
+FLOOD_LINES = 200_000  # of each rank: 5 MB with their prefixes, so that all four exceed what is queued for a reader
+FLOOD = f"until [ -e go ]; do sleep 0.02; done; seq 1 {FLOOD_LINES}"
+DEADLINE_S = 40.0  # for what takes two seconds on an idle machine
+
+
+@over_ways(Promise.OUTPUT)
+def test_bytes_of_any_kind(launch: FaultLaunch) -> None:
+    """No UTF-8, carriage returns, two streams, nothing at all but a newline, and no newline at the end."""
+    script = r"printf '\303'; sleep 0.05; printf '\251\n\377\376\n10%%\r20%%\n\n'; printf 'oops\nlast' >&2; printf end"
+    running = launch.start(*ranks("exit", r3=script))
+    done = launch.finish(running, DEADLINE_S)
+    assert done.exit_code == 0, str(done)
+    log = (done.logs / f"node_{len(launch.hosts) - 1}.log").read_bytes()
+    own = [line for line in log.split(b"\n") if line.startswith(f"[{launch.name(3)}]".encode())]
+    out, err = f"[{launch.name(3)}] ".encode(), f"[{launch.name(3)}]! ".encode()
+    texts = [b"ready 3", b"\xc3\xa9", b"\xff\xfe", b"10%", b"20%", b"", b"end"]
+    assert [line for line in own if line.startswith(out)] == [out + text for text in texts]
+    assert [line for line in own if line.startswith(err)] == [err + b"oops", err + b"last"]
+
+
+@over_ways(Promise.OUTPUT)
+def test_a_flood_that_nobody_reads(launch: FaultLaunch) -> None:
+    """As with a pager that shows its first page: the launcher waits for nobody, and the logs have every line."""
+    running = launch.start(*ranks(FLOOD), stdout=subprocess.PIPE)
+    assert wait_until(lambda: len(launch.ranks()) >= 4, DEADLINE_S)
+    running.go()
+    launch.wait_until_nothing_runs(DEADLINE_S)
+    assert running.process.stdout is not None
+    shown = running.process.stdout.read().splitlines()
+    done = launch.finish(running, PROMPT_S)
+    assert done.exit_code == 0, str(done)
+    assert len(shown) < 4 * FLOOD_LINES, "it was read after all"
+    assert sorted(re.sub(r"\d{4,}", "NNNN", line) for line in said(done)[2:]) == [
+        "launch: NNNN lines not shown here, all are in the logs",
+        f"launch: finished in N s, 4 ranks ended well, {launch.nothing_left}",
+    ]
+    for node in range(len(launch.hosts)):
+        log = (done.logs / f"node_{node}.log").read_bytes()
+        for rank in range(node * launch.nproc, (node + 1) * launch.nproc):
+            prefix = f"[{launch.name(rank)}] ".encode()
+            assert log.count(prefix) == FLOOD_LINES + 1
+            assert prefix + f"{FLOOD_LINES}\n".encode() in log
+
+
+@over_ways(Promise.OUTPUT)
+def test_the_disk_of_the_logs_is_full(launch: FaultLaunch) -> None:
+    """It is said once, and the run goes on; every line is shown."""
+    logs = launch.folder / "logs"
+    logs.mkdir()
+    launch.slurm.cluster["login"].mount(str(logs), "-t", "tmpfs", "-o", "size=64k", "none")
+    running = launch.start(*ranks("seq 1 20000"))
+    done = running.wait(DEADLINE_S)
+    assert done.exit_code == 0, str(done)
+    (complaint,) = (line for line in said(done) if "can't write" in line)
+    assert complaint.endswith("No space left on device; the run goes on, its logs will have gaps")
+    assert len(done.lines) == 4 * 20_001
+    assert said(done)[-1] == f"launch: finished in N s, 4 ranks ended well, {launch.nothing_left}"

@@ -1,0 +1,57 @@
+"""A rank that fails, is killed, or ends: who is named, and that nobody outlives the run."""
+
+from __future__ import annotations
+
+import signal
+
+from fault_launch import FAILS, IS_KILLED, LADDER_S, OF_EVERY_KIND, PROMPT_S, FaultLaunch, ranks, said
+from ways import Promise, over_ways
+
+
+@over_ways(Promise.RANK)
+def test_a_rank_fails(launch: FaultLaunch) -> None:
+    running = launch.start_ready(*ranks(r3=FAILS))
+    running.go()
+    done = launch.finish(running, PROMPT_S)
+    assert done.exit_code == 7, str(done)
+    host, local_rank, others = launch.last.name, launch.nproc - 1, launch.others()
+    assert said(done)[2:] == [
+        f"launch: {host} rank 3 failed first (exit code 7), stopping {launch.nodes}",
+        "launch: FAILED after N s",
+        f"  {host} rank 3 (local rank {local_rank}) at HH:MM:SS:",
+        "    exit code 7",
+        "  its last lines:",
+        "    no such data",
+        "    ready 3",
+        f"  3 others followed: {others} (stopped by us)",
+        f"  all of it: logs/RUN/node_{len(launch.way.hosts) - 1}.log",
+        f"launch: {launch.nothing_left}, exit code 7",
+    ]
+    cause = done.record["result"]["cause"]
+    assert (cause["host"], cause["rank"], cause["local_rank"], cause["exit_code"]) == (host, 3, local_rank, 7)
+
+
+@over_ways(Promise.RANK)
+def test_a_rank_is_killed(launch: FaultLaunch) -> None:
+    """Of the others one obeys, one ignores all but SIGKILL, one has hidden children."""
+    running = launch.start_ready(*ranks(**OF_EVERY_KIND, r3=IS_KILLED))
+    running.go()
+    done = launch.finish(running, LADDER_S)
+    assert done.exit_code == 128 + signal.SIGKILL, str(done)
+    assert said(done)[2] == (
+        f"launch: {launch.last.name} rank 3 failed first (killed by SIGKILL), stopping {launch.nodes}"
+    )
+    assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 137"
+
+
+@over_ways(Promise.RANK)
+def test_a_rank_that_ends_well_ends_nobody_but_its_daemon(launch: FaultLaunch) -> None:
+    watch = "while kill -0 $1 2>/dev/null; do sleep 0.02; done; touch ended; exec sleep 300"
+    daemon = f"setsid sh -c '{watch}' sh $$ >/dev/null 2>&1 & exit"
+    running = launch.start_ready(*ranks("until [ -e ended ]; do sleep 0.02; done; echo still here", r0=daemon))
+    done = launch.finish(running, PROMPT_S)
+    assert done.exit_code == 0, str(done)
+    assert sorted(line for line in done.lines if "still" in line) == [
+        f"[{launch.name(rank)}] still here" for rank in (1, 2, 3)
+    ]
+    assert said(done)[2:] == [f"launch: finished in N s, 4 ranks ended well, {launch.nothing_left}"]
