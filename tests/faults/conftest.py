@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fault_launch import LADDER_S, SILENCE_S, FaultLaunch
+from machines.cluster import TOOL_PATH
 from machines.processes import wait_until
 from machines.slurm import Slurm, find_obstacle
 from ways import Way
@@ -26,6 +27,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 @pytest.fixture
 def launch(slurm: Slurm, tmp_path: Path, way: Way) -> FaultLaunch:
     """Start launchers on `login`, in a folder that the nodes see as well."""
+    if way.program and shutil.which(way.program, path=TOOL_PATH) is None:
+        pytest.skip(f"no {way.program}: apt-get install {way.program}")
     return FaultLaunch(slurm, tmp_path, way)
 
 

@@ -32,9 +32,9 @@ IGNORES = "trap '' TERM INT HUP; while :; do sleep 300; done"
 HIDES = "setsid sleep 300 & env -i setsid sleep 300 & (trap '' TERM; setsid sleep 300 &); exec sleep 300"
 HIDES_WITH_MARK = HIDES.replace("env -i ", "")
 SAVES = "trap 'sleep 0.1; echo saved $RANK; exit' TERM; while :; do sleep 0.05; done"
-_AT_GO = "until [ -e go ]; do sleep 0.02; done"
-FAILS = f"{_AT_GO}; echo 'no such data' >&2; exit 7"
-IS_KILLED = f"{_AT_GO}; kill -KILL $$"
+AT_GO = "until [ -e go ]; do sleep 0.02; done"
+FAILS = f"{AT_GO}; echo 'no such data' >&2; exit 7"
+IS_KILLED = f"{AT_GO}; kill -KILL $$"
 
 OF_EVERY_KIND = {"r1": IGNORES, "r2": HIDES}  # beside ranks that obey
 _BARE = "sleep 300 "  # all that a child without environment shows

@@ -31,7 +31,7 @@ def test_a_connection_breaks(launch: FaultLaunch, cut: Cut) -> None:
 
 
 @over_ways(
-    Promise.NETWORK,
+    Promise.LOST,
     "lose",
     {"loses its cable": (Host.cut,), "freezes": (Host.freeze,), "loses power": (Host.power_off,)},
 )
@@ -52,15 +52,13 @@ def test_a_host_is_lost(launch: FaultLaunch, lose: Callable[[Host], None]) -> No
         "launch: 0 processes left on 1 node; node2 unreachable, 2 processes may remain, exit code 69",
     ]
     assert done.record["result"]["unreachable"] == {"node2": 2}
-    if lose is Host.cut:
-        assert wait_until(lambda: not launch.last.processes(), SELF_CLEANED_S), launch.last.processes()
     if lose is Host.freeze:
         assert launch.last.processes()
         launch.last.thaw()
         assert wait_until(lambda: not launch.last.processes(), PROMPT_S), launch.last.processes()
 
 
-@over_ways(Promise.NETWORK)
+@over_ways(Promise.ALONE)
 def test_every_cable_is_out(launch: FaultLaunch) -> None:
     """As when the launcher's own is: nobody can tell the hosts."""
     running = launch.start_ready(*SHORT_SILENCE, *ranks())
@@ -73,17 +71,19 @@ def test_every_cable_is_out(launch: FaultLaunch) -> None:
     assert all(f"{name} unreachable, 2 processes may remain" in said(done)[-1] for name in NODES)
 
 
-@over_ways(Promise.NETWORK, "lose", {"its cable is out": (Host.cut,), "it is frozen": (Host.freeze,)})
-def test_ctrl_c_while_a_host_is_lost(launch: FaultLaunch, lose: Callable[[Host], None]) -> None:
+@over_ways(Promise.LOST, "lose, find", {"cut": (Host.cut, Host.plug), "frozen": (Host.freeze, Host.thaw)})
+def test_ctrl_c_while_a_host_is_lost(
+    launch: FaultLaunch, lose: Callable[[Host], None], find: Callable[[Host], None]
+) -> None:
+    """It ends its ranks as soon as it can be reached again, if it has not before."""
     with launch.while_there_is("held"):
         running = launch.start_ready(*SHORT_SILENCE, *ranks())
         lose(launch.last)
         os.kill(launch.launcher().pid, signal.SIGINT)
         running.wait_for("^launch: stopped by you")
         assert not launch.ranks()
-        if lose is Host.freeze:
-            launch.last.thaw()
-        launch.wait_until_nothing_runs(SELF_CLEANED_S)
+        find(launch.last)
+        launch.wait_until_nothing_runs(PROMPT_S)
     done = launch.finish(running, PROMPT_S)
     assert done.exit_code == 130, str(done)
     assert said(done)[2:] == [
@@ -92,7 +92,7 @@ def test_ctrl_c_while_a_host_is_lost(launch: FaultLaunch, lose: Callable[[Host],
     ]
 
 
-@over_ways(Promise.NETWORK, "pause, resume", {"cut": (Host.cut, Host.plug), "frozen": (Host.freeze, Host.thaw)})
+@over_ways(Promise.LOST, "pause, resume", {"cut": (Host.cut, Host.plug), "frozen": (Host.freeze, Host.thaw)})
 def test_a_short_pause_does_no_harm(
     launch: FaultLaunch, pause: Callable[[Host], None], resume: Callable[[Host], None]
 ) -> None:
@@ -118,7 +118,7 @@ def last_number(text: str, name: str) -> int:
     return max(map(int, re.findall(rf"^\[{name}\] (\d+)$", text, re.MULTILINE)), default=0)
 
 
-@over_ways(Promise.START)
+@over_ways(Promise.ABSENT)
 def test_a_host_is_not_there(launch: FaultLaunch) -> None:
     with launch.while_there_is("early"):
         running = launch.start(*ranks())

@@ -62,7 +62,7 @@ def test_both_are_killed_at_once(launch: FaultLaunch) -> None:
     assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 1"
 
 
-@over_ways(Promise.SILENCE)
+@over_ways(Promise.SILENT)
 def test_both_are_stopped(launch: FaultLaunch) -> None:
     """The host is asked once more, and the ranks are ended over their heads."""
     running = launch.start_ready(*SHORT_SILENCE, *ranks(**OF_EVERY_KIND))

@@ -60,7 +60,7 @@ def test_ctrl_c_again_kills_at_once(launch: FaultLaunch) -> None:
     ]
 
 
-@over_ways(Promise.LAUNCHER)
+@over_ways(Promise.KILLED)
 def test_the_launcher_is_killed(launch: FaultLaunch) -> None:
     with launch.while_there_is("held"):
         launch.start_ready(*ranks(**OF_EVERY_KIND))
@@ -68,7 +68,7 @@ def test_the_launcher_is_killed(launch: FaultLaunch) -> None:
         launch.wait_until_nothing_runs(LADDER_S)
 
 
-@over_ways(Promise.LAUNCHER)
+@over_ways(Promise.FROZEN)
 def test_the_launcher_freezes(launch: FaultLaunch) -> None:
     """Nobody hangs up, so the leases of the hosts run out."""
     with launch.while_there_is("held"):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 
-from fault_launch import PROMPT_S, FaultLaunch, ranks, said
-from machines.processes import wait_until
+from fault_launch import AT_GO, PROMPT_S, FaultLaunch, ranks, said
+from machines.processes import read_command, wait_until
 from ways import Promise, over_ways
 
 FLOOD_LINES = 200_000  # of each rank: 5 MB with their prefixes, so that all four exceed what is queued for a reader
-FLOOD = f"until [ -e go ]; do sleep 0.02; done; seq 1 {FLOOD_LINES}"
+FLOOD = f"{AT_GO}; seq 1 {FLOOD_LINES}"
 DEADLINE_S = 40.0  # for what takes two seconds on an idle machine
 
 
@@ -66,3 +66,15 @@ def test_the_disk_of_the_logs_is_full(launch: FaultLaunch) -> None:
     assert complaint.endswith("No space left on device; the run goes on, its logs will have gaps")
     assert len(done.lines) == 4 * 20_001
     assert said(done)[-1] == f"launch: finished in N s, 4 ranks ended well, {launch.nothing_left}"
+
+
+@over_ways(Promise.SECRET)
+def test_a_secret_comes_and_stands_in_no_command_line(launch: FaultLaunch) -> None:
+    """Neither where the launcher runs nor on any host, of what there is while the ranks run."""
+    (launch.folder / "secrets.env").write_text("WANDB_API_KEY=k-0815\n")
+    running = launch.start_ready("--env-file", "secrets.env", *ranks(f'{AT_GO}; echo "is $WANDB_API_KEY"'))
+    shown = [process for process in launch.slurm.cluster.processes() if "k-0815" in read_command(process.pid)]
+    running.go()
+    done = launch.finish(running, PROMPT_S)
+    assert {f"[{launch.name(rank)}] is k-0815" for rank in range(4)} <= set(done.lines)
+    assert not shown

@@ -22,12 +22,15 @@ class Promise(enum.Enum):
     RANK = "a rank fails or is killed: it is named, and the others are ended"
     KEEPER = "guardian, supervisor or both are killed: the same"
     SIGNAL = "Ctrl-C, SIGTERM, SIGHUP: the ranks may save; Ctrl-C again: at once"
-    LAUNCHER = "`launch` is killed or frozen: the hosts end the run"
+    KILLED = "`launch` is killed: the hosts end the run"
+    FROZEN = "`launch` or its machine stands still: the hosts end the run after `--silence`"
+    SILENT = "a supervisor stands still: its host is named after `--silence`, and cleaned up"
+    BROKEN = "a connection breaks: its host is named, and looked at over another"
+    LOST = "a host is off, frozen or without network: it is named after `--silence`"
+    ALONE = "a host without network ends its ranks by itself"
+    ABSENT = "a host can't be reached: it is named, and nothing is started"
     OUTPUT = "output comes to the last byte, and who doesn't read it holds up nobody"
-    SILENCE = "a host is silent: it is named after `--silence`, and looked at once more"
-    CONNECTION = "a connection breaks: the host is named, and looked at over another"
-    NETWORK = "a cable is out: the host is named, and ends its ranks by itself"
-    START = "a host can't be reached: it is named, and nothing is started"
+    SECRET = "secrets reach the ranks, and stand in no command line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class Way:
     cuts: Mapping[str, Cut] = field(default_factory=dict)
     never_there: str = ""  # how a host that is off is told, after its name
     before: tuple[str, ...] = ()  # what is typed in front of `launch`
+    program: str = ""  # what must be there for it, and is a package of Debian's
 
 
 # ---- what is typed --------------------------------------------------------------------------------------------------
@@ -86,16 +90,27 @@ def _cancel_step(slurm: Slurm) -> None:
     slurm.run("scancel", slurm.run("squeue", "--steps", "--noheader", "--format=%i").stdout.strip())
 
 
-# ---- the table ------------------------------------------------------------------------------------------------------
+# ---- the tables -----------------------------------------------------------------------------------------------------
 
 _SESSION = Cut(_kill_sessions, r"the connection was lost")
+_SILENT_PORT = r"\S+ port 22 does not answer"
 
 WAYS = (
-    Way("fabric", NODES, _by_ssh("fabric"), {"sshd": _SESSION}, r"\S+ port 22 does not answer"),
+    Way("fabric", NODES, _by_ssh("fabric"), {"sshd": _SESSION}, _SILENT_PORT),
     Way(
         "ssh", NODES, _by_ssh("ssh"),
         {"sshd": _SESSION, "ssh": Cut(_kill(LOGIN, r"\S*ssh "), r"the connection was lost", r"node\d")},
-        r"\S+ port 22 does not answer",
+        _SILENT_PORT,
+    ),
+    Way(
+        "pdsh", NODES, _by_ssh("pdsh"),
+        {
+            "sshd": _SESSION,
+            "ssh": Cut(_kill(LOGIN, r"\S*ssh "), r"the connection was lost: its ssh was killed by signal 9", r"node\d"),
+            "pdsh": Cut(_kill(LOGIN, r"\S*pdsh "), r"the connection was lost", r"node\d"),
+        },
+        _SILENT_PORT,
+        program="pdsh",
     ),
     Way(
         "srun", NODES, lambda slurm: ("run", *_CONNECT),
@@ -111,10 +126,16 @@ WAYS = (
 )  # fmt: skip
 
 GAPS: Mapping[str, Mapping[Promise, str]] = {
+    "pdsh": {
+        Promise.FROZEN: "the run goes on: its hosts get no word while it does",
+        Promise.ALONE: "its ranks run until the network is back: it gets no word while they do",
+        Promise.SECRET: "refused: they would stand in command lines",
+    },
     "local": {
-        Promise.CONNECTION: "a pipe breaks with its process alone",
-        Promise.NETWORK: "there is none",
-        Promise.START: "we are there",
+        Promise.BROKEN: "there is none but a pipe",
+        Promise.LOST: "we are there",
+        Promise.ALONE: "there is no network",
+        Promise.ABSENT: "we are there",
     },
 }
 

@@ -41,15 +41,19 @@ def list_processes(namespace: str, host: str) -> list[Process]:
     for pid in list_pids(namespace):
         name = read_name(pid)
         if name and not name.startswith(_DAEMONS):
-            command = _read(pid, "cmdline").replace("\0", " ")[:200]
             is_ours = "\0LAUNCH_MARK=" in "\0" + _read(pid, "environ")
-            found.append(Process(host, pid, read_parent(pid), command, is_ours))
+            found.append(Process(host, pid, read_parent(pid), read_command(pid)[:200], is_ours))
     return found
 
 
 def read_name(pid: int) -> str:
     """Return the name of a process's program, or nothing for one that is gone."""
     return _read(pid, "comm").strip()
+
+
+def read_command(pid: int) -> str:
+    """Return a process's command line, a blank behind each word, or nothing for one that is gone."""
+    return _read(pid, "cmdline").replace("\0", " ")
 
 
 def read_state(pid: int) -> str:
@@ -59,7 +63,8 @@ def read_state(pid: int) -> str:
 
 def read_parent(pid: int) -> int:
     """Return 0 for a process that is gone."""
-    return int((_read(pid, "stat").rpartition(") ")[2].split() or "00")[1])
+    fields = _read(pid, "stat").rpartition(") ")[2].split()
+    return int(fields[1]) if fields else 0
 
 
 def read_namespace(pid: int, kind: str) -> str:
