@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from machines.cluster import Cluster
-from machines.runs import PROGRAMS, WAIT, Done, Running, shell
+from machines.runs import PROGRAMS, Done, Running
 
 SILENCE_S = 2.0
 STOP_TIMEOUT_S = 1.0
@@ -36,12 +36,6 @@ class Launch:
         """Start a run on the hosts of a hostfile, given by its text."""
         (self.folder / "hostfile").write_text(hostfile)
         return self._start("run", "--hostfile", "hostfile", *words)
-
-    def start_waiting(self) -> Running:
-        """Start two ranks each on node1 to node3 and wait until all are ready."""
-        running = self.start("--nproc", "2", *shell(WAIT))
-        running.wait_for(r"\] ready", 6)
-        return running
 
     def exec(self, *words: str, hosts: str) -> Done:
         return self._start("exec", "--hosts", hosts, *words).finish()

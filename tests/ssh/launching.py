@@ -21,7 +21,6 @@ DEADLINE_S = 40.0  # for what takes two seconds on an idle machine
 SILENCE_S = 3.0
 STOP_TIMEOUT_S = 1.0
 PROMPT_S = 4.0  # 1.5 s is promised for processes that obey SIGTERM; a busy machine gets more
-LADDER_S = STOP_TIMEOUT_S + 5.0  # promised for those that don't
 KEEPER_S = 2.0  # after the census guardian and supervisor remove their folder and end
 
 RANK_FILE = Path(__file__).with_name("rank.py")

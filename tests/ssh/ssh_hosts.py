@@ -131,19 +131,9 @@ class SshHost:
         """Return the processes of a run: its ranks, torchrun and their children."""
         return [process for process in self.processes() if process.is_ours]
 
-    def guardian(self) -> Process:
-        return self._keepers()[0]
-
-    def supervisor(self) -> Process:
-        return self._keepers()[1]
-
     def torchrun(self) -> Process:
-        supervisor = self.supervisor()
-        return next(process for process in self.ranks() if process.parent == supervisor.pid)
-
-    def _keepers(self) -> tuple[Process, Process]:
-        first, second = (process for process in self.processes() if process.is_keeper)
-        return (first, second) if second.parent == first.pid else (second, first)
+        supervisors = {process.pid for process in self.processes() if process.is_keeper}
+        return next(process for process in self.ranks() if process.parent in supervisors)
 
     def sessions(self) -> list[int]:
         """Return the ids of sshd's own processes, one or two for each connection."""
