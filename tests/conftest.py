@@ -1,12 +1,17 @@
 """In CI (`CI=true`) a test that skips has failed: what it needs is missing there, and nobody would notice.
 
-Side by side, tests go by folder; those that start runs on this machine itself, which see each other's left-overs,
-go one after the other.
+Side by side, tests go by file, each worker on a machine of its own as far as processes go: a run looks for what
+others have left behind, and would find that of another test. Where such a machine can't be had, files whose runs
+would see each other go one after the other.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Generator
 from typing import Any, TypeVar
 
@@ -16,19 +21,43 @@ from xdist.scheduler import LoadScopeScheduling
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 THIS_MACHINE = ("process", "ssh")
+# Those that wait go beside those that compute, and the short ones last.
+ORDER = ("faults", "train", "cluster", "slurm", "ssh", "process", "unit")
+
+# A shell is the first process there, since Python would not reap the orphans; all end with the one that stays outside.
+ALONE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", '"$@"; exit $?', "sh")
 
 
-class ByFolder(LoadScopeScheduling):  # type: ignore[misc]
-    """Each folder's tests go through one process, in order; whoever is done takes the next folder."""
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+    """Each file's tests go through one process, in order; whoever is done takes the next file."""
 
     def _split_scope(self, nodeid: str) -> str:
-        folder = nodeid.split("/")[1]
-        return "this machine" if folder in THIS_MACHINE else folder
+        file = nodeid.partition("::")[0]
+        is_alone = self.config.option.tx[0] != "popen"
+        return "this machine" if not is_alone and _folder(nodeid) in THIS_MACHINE else str(file)
+
+
+def _folder(nodeid: str) -> str:
+    return nodeid.split("/")[1]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each worker a PID namespace; nothing to do in a worker itself, or with nothing side by side."""
+    workers = getattr(config.option, "tx", None) or []
+    if set(workers) == {"popen"} and shutil.which(ALONE[0]) is not None:
+        tried = subprocess.run([*ALONE, "true"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        if tried.returncode == 0:
+            config.option.tx = [f"popen//python={shlex.join([*ALONE, sys.executable])}"] * len(workers)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: (*ORDER, _folder(item.nodeid)).index(_folder(item.nodeid)))
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFolder:
-    return ByFolder(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    config.option.loadscopereorder = False  # it would go by the number of tests
+    return ByFile(config, log)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
