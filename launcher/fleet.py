@@ -78,11 +78,14 @@ class Fleet:
 
     async def _keep_leases(self) -> None:
         beat_at = looked_at = time.monotonic()
+        wait_s = min(1.0, self.silence_s / 10)
         while True:
-            await asyncio.sleep(min(1.0, self.silence_s / 10))
+            await asyncio.sleep(wait_s)
             gap_s, looked_at = time.monotonic() - looked_at, time.monotonic()
             if gap_s > self.silence_s:
                 self._admit_standstill(gap_s)
+            for conversation in self.conversations:
+                conversation.heard_at += gap_s - wait_s  # while we stood still ourselves nobody was silent
             is_time_to_beat = time.monotonic() >= beat_at
             if is_time_to_beat:
                 beat_at = time.monotonic() + self.silence_s / BEATS_PER_SILENCE

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fault_launch import LADDER_S, SILENCE_S, FaultLaunch
 from machines.cluster import TOOL_PATH
-from machines.processes import wait_until
+from machines.processes import CENSUS_POLL_S, wait_until
 from machines.slurm import Slurm, find_obstacle
 from ways import Way
 
@@ -37,10 +37,10 @@ def nothing_is_left(slurm: Slurm) -> Iterator[None]:
     """Look for processes where one can look, undo the faults, look everywhere, and remove what was found."""
     yield
     slurm.end_started()
-    wait_until(lambda: not slurm.cluster.ranks(), LADDER_S)
+    wait_until(lambda: not slurm.cluster.ranks(), LADDER_S, CENSUS_POLL_S)
     left = slurm.cluster.ranks()
     slurm.heal()
-    wait_until(lambda: not slurm.cluster.processes(), SILENCE_S + LADDER_S)
+    wait_until(lambda: not slurm.cluster.processes(), SILENCE_S + LADDER_S, CENSUS_POLL_S)
     left_after_all = slurm.cluster.processes()
     for process in left_after_all:
         process.kill()

@@ -11,19 +11,21 @@ from pathlib import Path
 from typing import IO
 
 from machines.cluster import Host
-from machines.processes import Process, wait_until
+from machines.processes import CENSUS_POLL_S, Process, wait_until
 from machines.runs import Done, Running, shell
 from machines.slurm import LOGIN, Slurm
 from ways import Way
 
 RANKS = 4
 SILENCE_S = 1.5  # a silence that is waited for; elsewhere a busy machine gets more
+CONNECT_S = 2.0  # as well
 STOP_TIMEOUT_S = 0.5
 PROMPT_S = 4.0  # 1.5 s is promised for processes that obey SIGTERM; a busy machine gets more
 LADDER_S = STOP_TIMEOUT_S + 5.0  # promised for those that don't
 KEEPER_S = 2.0  # after the census guardian and supervisor remove their folder and end
 TIMES = ("--silence", "10", "--stop-timeout", f"{STOP_TIMEOUT_S:g}")
 SHORT_SILENCE = ("--silence", f"{SILENCE_S:g}")
+SHORT_CONNECT = ("--connect-timeout", f"{CONNECT_S:g}")
 
 # What a rank does, in a shell's words, once it has said that it is ready.
 OBEYS = "exec sleep 300"
@@ -163,7 +165,7 @@ class FaultLaunch:
             keepers = [p for host in self.hosts for p in host.processes() if _LOADER in p.command]
             return self.ranks() + keepers
 
-        assert wait_until(lambda: not left(), within_s), left()
+        assert wait_until(lambda: not left(), within_s, CENSUS_POLL_S), left()
 
     def wait_until_clean(self, within_s: float) -> None:
         """Wait until nothing runs on the hosts that can be reached: no keeper, no relay, no client."""
@@ -171,7 +173,7 @@ class FaultLaunch:
         def left() -> list[Process]:
             return [process for host in self.slurm.cluster if host.is_reachable for process in host.processes()]
 
-        assert wait_until(lambda: not left(), within_s), left()
+        assert wait_until(lambda: not left(), within_s, CENSUS_POLL_S), left()
 
     def check_logs(self, done: Done) -> None:
         """Every rank has said that it is ready, in the log of its node."""

@@ -7,11 +7,21 @@ import re
 import signal
 from collections.abc import Callable
 
-from fault_launch import LADDER_S, PROMPT_S, SHORT_SILENCE, SILENCE_S, FaultLaunch, ranks, said
+from fault_launch import (
+    CONNECT_S,
+    LADDER_S,
+    PROMPT_S,
+    SHORT_CONNECT,
+    SHORT_SILENCE,
+    SILENCE_S,
+    FaultLaunch,
+    ranks,
+    said,
+)
 from machines.cluster import Host
-from machines.processes import wait_until
+from machines.processes import CENSUS_POLL_S, wait_until
 from machines.slurm import NODES
-from ways import CONNECT_S, Cut, Promise, over_cuts, over_ways
+from ways import Cut, Promise, over_cuts, over_ways
 
 # The lease runs out, ranks that obey SIGTERM end, guardian and supervisor go.
 SELF_CLEANED_S = SILENCE_S + PROMPT_S
@@ -36,7 +46,7 @@ def test_a_connection_breaks(launch: FaultLaunch, cut: Cut) -> None:
     {"loses its cable": (Host.cut,), "freezes": (Host.freeze,), "loses power": (Host.power_off,)},
 )
 def test_a_host_is_lost(launch: FaultLaunch, lose: Callable[[Host], None]) -> None:
-    running = launch.start_ready(*SHORT_SILENCE, *ranks())
+    running = launch.start_ready(*SHORT_SILENCE, *SHORT_CONNECT, *ranks())
     lose(launch.last)
     done = launch.finish(running, ENDED_S)
     assert done.exit_code == 69, str(done)
@@ -55,17 +65,17 @@ def test_a_host_is_lost(launch: FaultLaunch, lose: Callable[[Host], None]) -> No
     if lose is Host.freeze:
         assert launch.last.processes()
         launch.last.thaw()
-        assert wait_until(lambda: not launch.last.processes(), PROMPT_S), launch.last.processes()
+        assert wait_until(lambda: not launch.last.processes(), PROMPT_S, CENSUS_POLL_S), launch.last.processes()
 
 
 @over_ways(Promise.ALONE)
 def test_every_cable_is_out(launch: FaultLaunch) -> None:
     """As when the launcher's own is: nobody can tell the hosts."""
-    running = launch.start_ready(*SHORT_SILENCE, *ranks())
+    running = launch.start_ready(*SHORT_SILENCE, *SHORT_CONNECT, *ranks())
     for name in NODES:
         launch.slurm.cluster[name].cut()
     for host in launch.hosts:
-        assert wait_until(lambda host=host: not host.processes(), SELF_CLEANED_S), host.processes()
+        assert wait_until(lambda host=host: not host.processes(), SELF_CLEANED_S, CENSUS_POLL_S), host.processes()
     done = running.wait(ENDED_S)
     assert done.exit_code == 69, str(done)
     assert all(f"{name} unreachable, 2 processes may remain" in said(done)[-1] for name in NODES)
@@ -77,7 +87,7 @@ def test_ctrl_c_while_a_host_is_lost(
 ) -> None:
     """It ends its ranks as soon as it can be reached again, if it has not before."""
     with launch.while_there_is("held"):
-        running = launch.start_ready(*SHORT_SILENCE, *ranks())
+        running = launch.start_ready(*SHORT_SILENCE, *SHORT_CONNECT, *ranks())
         lose(launch.last)
         os.kill(launch.launcher().pid, signal.SIGINT)
         running.wait_for("^launch: stopped by you")
@@ -107,7 +117,7 @@ def test_a_short_pause_does_no_harm(
     running.wait_for(rf"^\[node2:3\] {before + 20}$")
     running.go()
     os.kill(launch.launcher().pid, signal.SIGINT)
-    done = launch.finish(running, PROMPT_S)
+    done = launch.finish(running, LADDER_S)
     for node, name in enumerate(("node1:0", "node2:3")):
         for lines in (done.lines, done.log(node)):
             found = [line for line in lines if re.fullmatch(rf"\[{name}\] \d+", line)]
@@ -121,7 +131,7 @@ def last_number(text: str, name: str) -> int:
 @over_ways(Promise.ABSENT)
 def test_a_host_is_not_there(launch: FaultLaunch) -> None:
     with launch.while_there_is("early"):
-        running = launch.start(*ranks())
+        running = launch.start(*SHORT_CONNECT, *ranks())
         launch.wait_for_the_typist()
         launch.slurm.cluster["node2"].power_off()
     done = running.wait(CONNECT_S + PROMPT_S)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 POLL_S = 0.01
+CENSUS_POLL_S = 0.05  # for who looks at all processes, which takes some milliseconds
 _GONE = ("", "Z", "X")
 _DAEMONS = ("sshd", "munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd")
 
@@ -81,13 +82,13 @@ def send_signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def wait_until(is_true: Callable[[], object], timeout_s: float) -> bool:
+def wait_until(is_true: Callable[[], object], timeout_s: float, poll_s: float = POLL_S) -> bool:
     """Poll until `is_true`; return False when the time is over."""
     deadline = time.monotonic() + timeout_s
     while not is_true():
         if time.monotonic() > deadline:
             return False
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
     return True
 
 

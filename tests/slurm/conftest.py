@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from machines.processes import wait_until
+from machines.processes import CENSUS_POLL_S, wait_until
 from machines.slurm import Slurm, find_obstacle
 from slurm_launch import SlurmLaunch
 
@@ -36,10 +36,10 @@ def nothing_is_left(slurm: Slurm) -> Iterator[None]:
     """Look for processes where one can look, end jobs and faults, look everywhere, and remove what was found."""
     yield
     slurm.end_started()
-    wait_until(lambda: not slurm.cluster.ranks(), END_TIMEOUT_S)
+    wait_until(lambda: not slurm.cluster.ranks(), END_TIMEOUT_S, CENSUS_POLL_S)
     left = slurm.cluster.ranks()
     slurm.heal()
-    wait_until(lambda: not slurm.cluster.processes(), END_TIMEOUT_S)
+    wait_until(lambda: not slurm.cluster.processes(), END_TIMEOUT_S, CENSUS_POLL_S)
     left_after_all = slurm.cluster.processes()
     for process in left_after_all:
         process.kill()
