@@ -125,8 +125,7 @@ WAYS = (
 
 GAPS: Mapping[str, Mapping[Promise, str]] = {
     "pdsh": {
-        Promise.FROZEN: "the run goes on: its hosts get no word while it does",
-        Promise.ALONE: "its ranks run until the network is back: it gets no word while they do",
+        Promise.FROZEN: "of a machine only: no host hears that `launch` alone stands still, and the run goes on",
         Promise.SECRET: "refused: they would stand in command lines",
     },
     "local": {
