@@ -53,12 +53,12 @@ def test_a_flood_that_nobody_reads(launch: FaultLaunch) -> None:
             assert prefix + f"{FLOOD_LINES}\n".encode() in log
 
 
-@over_ways(Promise.OUTPUT)
-def test_the_disk_of_the_logs_is_full(launch: FaultLaunch) -> None:
+@over_ways(Promise.OUTPUT, "limit", {"bytes": ("size=64k",), "files": ("nr_inodes=1",)})
+def test_the_disk_of_the_logs_is_full(launch: FaultLaunch, limit: str) -> None:
     """It is said once, and the run goes on; every line is shown."""
     logs = launch.folder / "logs"
     logs.mkdir()
-    launch.slurm.cluster["login"].mount(str(logs), "-t", "tmpfs", "-o", "size=64k", "none")
+    launch.slurm.cluster["login"].mount(str(logs), "-t", "tmpfs", "-o", limit, "none")
     running = launch.start(*ranks("seq 1 20000"))
     done = running.wait(DEADLINE_S)
     assert done.exit_code == 0, str(done)
