@@ -10,15 +10,18 @@ import time
 import pytest
 
 from launcher.conversation import Event
+from launcher.hosts import Host
 from launcher.node import messages
 from launcher.session import Interrupted, NodeState, Session
+from launcher.transports.local import LocalTransport
 
 
-def make_session() -> Session:
-    """Return a session with nobody."""
+def make_session(*names: str) -> Session:
+    """Return a session with these hosts, or with nobody."""
+    hosts = [Host(name) for name in names]
     return Session(
-        [], [], [], run_id="r", env={}, pythons=[], silence_s=5, stop_timeout_s=1, connect_timeout_s=1,
-        say=print, progress=print,
+        hosts, [LocalTransport()] * len(hosts), [], run_id="r", env={}, pythons=[],
+        silence_s=5, stop_timeout_s=1, connect_timeout_s=1, say=print, progress=print,
     )  # fmt: skip
 
 
@@ -61,7 +64,7 @@ def test_a_second_connection_leaves_the_words_for_the_others() -> None:
     """It is prepared without a setup, while other nodes may still run theirs."""
 
     async def run() -> str:
-        session, state = make_session(), NodeState()
+        session, state = make_session("a", "b"), NodeState()
         session.has_setup = True
         session.prepare_message(1, lost_folder="/tmp/lost")
         session._take_hello(state, Event(0, messages.HELLO, {"folder": "/tmp/x", "keepers": []}, 0.0))
