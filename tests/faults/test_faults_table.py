@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ways import GAPS, WAYS, Promise
 
+GUIDE = Path(__file__).parents[2] / "LAUNCH_GUIDE.md"
 TESTS = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py") if path != Path(__file__))
 
 
@@ -27,3 +28,16 @@ def test_a_way_that_meets_absent_hosts_says_how() -> None:
     assert {way.name for way in WAYS if not way.never_there} == {
         name for name, gaps in GAPS.items() if Promise.ABSENT in gaps
     }
+
+
+def test_the_guide_has_the_same_table() -> None:
+    assert make_table() in GUIDE.read_text(), f"the guide should say\n{make_table()}"
+
+
+def make_table() -> str:
+    """Return, for each promise and way, `yes` or why not."""
+    names = [way.name for way in WAYS]
+    rows = [[promise.value, *(GAPS.get(name, {}).get(promise, "yes") for name in names)] for promise in Promise]
+    head = ["what happens, and what is done", *(f"`{name}`" for name in names)]
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"|{'|'.join(cells)}|\n" if cells[0] == "---" else f"| {' | '.join(cells)} |\n" for cells in lines)
