@@ -14,12 +14,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from launcher.escapes import one_line
+
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 69
 EXIT_PREFLIGHT = 70
 EXIT_HANG = 124  # as timeout(1) ends
 EXIT_SIGNAL_BASE = 128
+
+_MAX_FAILURE = 500  # characters of its text
 
 
 class LauncherError(Exception):
@@ -57,6 +61,10 @@ class HostFailure:
     kind: str
     text: str
     hint: str = ""
+
+    def __post_init__(self) -> None:
+        """Some of the words may be the host's own, or of whoever answered in its place."""
+        object.__setattr__(self, "text", one_line(self.text, _MAX_FAILURE))
 
 
 class UnreachableError(LauncherError):

@@ -16,9 +16,11 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
+
+from launcher.escapes import clean
 
 STDOUT, STDERR = 1, 2
 QUEUE_BYTES = 8 << 20
@@ -31,9 +33,7 @@ _FAREWELL_S = 5.0
 _OWN_FAREWELL_S = 60.0
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
-# Colour is passed on to a terminal; cursor movement, titles and other sequences of a rank are not.
-_ESCAPES = re.compile(rb"\x1b(?!\[[0-9;]*m)(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(\x07|\x1b\\)?|[@-Z\\-_]|.?)")
-_CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]|\xc2[\x80-\x9f]")
+_LEFT_BY_JSON = re.compile("[\x7f-\x9f]")  # controls that json.dumps does not escape
 
 
 class Terminal:
@@ -67,7 +67,7 @@ class Terminal:
     def say(self, text: str, fd: int) -> None:
         """Queue words of our own, which are never dropped; what a node said in them is cleaned."""
         with self._changed:
-            self._append(fd, clean(text.replace("\r", "").encode("utf-8", "replace")) + b"\n")
+            self._append(fd, clean(text.encode("utf-8", "replace")) + b"\n")
             self._own_waiting = self._queued_bytes  # they come last
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class Display(Protocol):
 class PrefixDisplay:
     """`[node2:5] line`, coloured by node on a terminal."""
 
-    def __init__(self, hosts: list[str], *, is_terminal: bool, with_colour: bool) -> None:
+    def __init__(self, hosts: Sequence[str], *, is_terminal: bool, with_colour: bool) -> None:
         self._is_terminal = is_terminal
         self._colours = {host: _COLOURS[index % len(_COLOURS)] for index, host in enumerate(hosts)}
         self._with_colour = with_colour
@@ -187,12 +187,8 @@ class JsonDisplay:
             "stream": "stdout" if stream == STDOUT else "stderr",
         }
         texts = lines.decode("utf-8", "replace").split("\n")[:-1]
-        return "".join(json.dumps({**common, "text": text}, ensure_ascii=False) + "\n" for text in texts).encode()
-
-
-def clean(text: bytes) -> bytes:
-    """Return `text` without what would move the cursor or change the terminal; colour stays."""
-    return _CONTROLS.sub(b"", _ESCAPES.sub(b"", text))
+        block = "".join(json.dumps({**common, "text": text}, ensure_ascii=False) + "\n" for text in texts)
+        return _LEFT_BY_JSON.sub(lambda control: f"\\u{ord(control[0]):04x}", block).encode()
 
 
 def prefix_of(host: str, rank: int | None) -> bytes:

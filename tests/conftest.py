@@ -16,6 +16,7 @@ from collections.abc import Generator
 from typing import Any, TypeVar
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
@@ -26,6 +27,10 @@ ORDER = ("faults", "train", "cluster", "slurm", "ssh", "process", "unit")
 
 # A shell is the first process there, since Python would not reap the orphans; all end with the one that stays outside.
 ALONE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", '"$@"; exit $?', "sh")
+
+# Property tests: in CI the same examples each time; no deadline, for a loaded machine is no bug.
+settings.register_profile("launcher", deadline=None, derandomize=os.environ.get("CI") == "true")
+settings.load_profile("launcher")
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]

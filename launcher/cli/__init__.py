@@ -141,9 +141,8 @@ def open_closed_streams() -> None:
 
 
 def show_error(error: LauncherError) -> None:
-    """Print an error: where, what, value, and then the remedy; what a node said in it is cleaned."""
+    """Print an error: where, what, value, and then the remedy."""
     from launcher.errors import PreflightError, UnreachableError
-    from launcher.output import clean
 
     if isinstance(error, UnreachableError):
         from launcher.cli.console import failure_lines
@@ -154,4 +153,11 @@ def show_error(error: LauncherError) -> None:
         lines += [f"  {line}" for line in error.message.splitlines()]
     else:
         lines = [f"launch: {error.message}"] + ([f"  hint: {error.hint}"] if error.hint else [])
-    click.echo(clean("\n".join(lines).encode("utf-8", "replace")), err=True)
+    tell("\n".join(lines))
+
+
+def tell(text: str) -> None:
+    """Say words of ours where no console is open; what a host said in them does not steer the terminal."""
+    from launcher.escapes import clean
+
+    click.echo(clean(text.encode("utf-8", "replace")), err=True)

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from launcher.bisection import Group, Verdict, search_culprits
+from launcher.cli import tell
 from launcher.cli.console import Console
 from launcher.cli.running import Opener, execute_recorded
 from launcher.diagnosis import Cause
@@ -51,7 +52,7 @@ def find_culprits(
     """Run on ever fewer hosts, say how each run ended and then the verdict; end the command at a signal."""
     by_name = {host.name: host for host in hosts}
     quiet = {**options, "log_dir": folder, "verbose": False}
-    _say(f"test-distributed: looking for the hosts that fail, logs in {folder}")
+    tell(f"test-distributed: looking for the hosts that fail, logs in {folder}")
 
     async def run_group(group: Group) -> str:
         """Return why the group fails, or an empty text."""
@@ -71,7 +72,7 @@ def find_culprits(
     try:
         verdict = asyncio.run(search(list(by_name), run_group))
     except StoppedError as stop:
-        _say("test-distributed: stopped, no verdict")
+        tell("test-distributed: stopped, no verdict")
         raise click.exceptions.Exit(EXIT_SIGNAL_BASE + stop.number) from None
     if options["as_json"]:
         click.echo(json.dumps({"event": "verdict", **asdict(verdict)}))
@@ -95,7 +96,7 @@ async def search(hosts: Sequence[str], run_group: RunGroup) -> Verdict:
                 stops.append(stop)
                 return False
         what = f"{fold_names(group)} alone" if len(group) == 1 else fold_names(group)
-        _say(f"testing {what}: " + (f"FAILED ({reason})" if reason else "ok"))
+        tell(f"testing {what}: " + (f"FAILED ({reason})" if reason else "ok"))
         return not reason
 
     searching = search_culprits(hosts)
@@ -115,7 +116,3 @@ def describe_cause(cause: Cause) -> str:
     """Return the failure in one line: who, how, and the last that it said."""
     said = cause.traceback[-1:] or cause.last_lines[-1:]
     return ": ".join([f"{cause.failure.subject}, {cause.failure.ending}", *(line.strip() for line in said)])
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from launcher.errors import HostFailure
+from launcher.escapes import clean
 from launcher.hosts import Host, fold_names
 from launcher.output import STDERR, STDOUT, Display, JsonDisplay, NodeLog, NodeOutput, PrefixDisplay, Terminal
 from launcher.records import RunRecord
@@ -30,12 +31,8 @@ class Console:
         as_json: bool = False,
         ranks: Collection[int] | None = None,
     ) -> None:
-        is_terminal = sys.stdout.isatty()
-        with_colour = is_terminal and not os.environ.get("NO_COLOR")
         names = [host.name for host in hosts]
-        self._display: Display = (
-            JsonDisplay() if as_json else PrefixDisplay(names, is_terminal=is_terminal, with_colour=with_colour)
-        )
+        self._displays = {fd: _make_display(fd, names, as_json=as_json) for fd in (STDOUT, STDERR)}
         self._terminals = _open_terminals(math.inf if is_patient else None)
         self._is_quiet = is_quiet or is_mute
         self._is_mute = is_mute  # one of several runs, of which our caller tells
@@ -78,7 +75,8 @@ class Console:
             if blocks:
                 groups.setdefault(b"".join(blocks), []).append(host)
         for text, names in groups.items():
-            self._terminals[STDOUT].put(STDOUT, f"---- {fold_names(names)} ----\n".encode() + text)
+            shown = clean(text) if os.isatty(STDOUT) else text
+            self._terminals[STDOUT].put(STDOUT, f"---- {fold_names(names)} ----\n".encode() + shown)
 
     def outputs(
         self, hosts: Sequence[Host], record: RunRecord | None, *, has_ranks: bool = True, first_node: int = 0
@@ -115,7 +113,15 @@ class Console:
         self.progress("")
         # JSON names the stream, and a reader wants one order.
         fd = STDOUT if self._as_json else stream
-        self._terminals[fd].put(fd, self._display.render(host, rank, stream, lines))
+        self._terminals[fd].put(fd, self._displays[fd].render(host, rank, stream, lines))
+
+
+def _make_display(fd: int, names: Sequence[str], *, as_json: bool) -> Display:
+    """Each stream by itself: stdout may be a file, whose bytes are a program's, and stderr a terminal."""
+    if as_json:
+        return JsonDisplay()
+    is_terminal = os.isatty(fd)
+    return PrefixDisplay(names, is_terminal=is_terminal, with_colour=is_terminal and not os.environ.get("NO_COLOR"))
 
 
 def _open_terminals(patience_s: float | None) -> dict[int, Terminal]:

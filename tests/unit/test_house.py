@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 
 # From the ground up; a module imports from the lines below its own, and a package also from itself.
 LAYERS = (
-    "errors wording",
+    "escapes wording",
+    "errors",
     "host_ranges",
     "hosts",
     "hostfiles",
@@ -25,6 +26,7 @@ LAYERS = (
     "watchdogs endings",
     "preflight diagnosis output records shipping",
     "transports replies",
+    "dues",
     "conversation",
     "fleet",
     "session",

@@ -1,0 +1,43 @@
+"""What steers a terminal, taken out of what others print; colour alone stays. Pure.
+
+A remote program, a file name or a server's words must not move the cursor, set a title, write the clipboard (OSC 52)
+or make the terminal answer as if the user had typed. Sequences are those of ECMA-48, as xterm reads them.
+"""
+
+from __future__ import annotations
+
+import re
+
+# All but newline, tab and ESC. BEL too: a thousand ranks would ring.
+_C0 = r"\x00-\x08\x0b-\x1a\x1c-\x1f\x7f"
+_C0_BYTES = bytes([*range(0x09), *range(0x0B, 0x1B), *range(0x1C, 0x20), 0x7F])
+_CSI = r"[0-?]*[ -/]*[@-~]"  # cursor, screen, modes, questions
+# Title, clipboard, pictures: it ends with its line where nothing else ends it, so that a torn one hides no other line.
+_STRING = r"[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
+_COLOUR = re.compile(rb"\x1b\[[0-9;:]*m")
+_ESCAPE = re.compile(rf"\x1b(?!\[[0-9;:]*m)(?:\[{_CSI}|[\]PX^_]{_STRING}|[ -/]*[0-~]?)")
+_CONTROL = re.compile(rf"[{_C0}\x80-\x9f](?:(?<=\x9b){_CSI}|(?<=[\x90\x98\x9d-\x9f]){_STRING})?")
+_OPEN_COLOUR = re.compile(r"(\x1b\[(?!0*m)[0-9;:]*m[^\x1b\n]*)$", re.MULTILINE)
+_NOT_IN_A_LINE = re.compile(rf"[{_C0}\n\x1b\x80-\x9f\u2028\u2029]")
+
+
+def clean(text: bytes) -> bytes:
+    """Return what a terminal may get: UTF-8 with newlines, tabs, and colour that ends with its line."""
+    plain = _COLOUR.sub(b"", text) if b"\x1b" in text else text
+    if b"\x1b" in plain or b"\xc2" in plain or len(plain.translate(None, _C0_BYTES)) != len(plain):
+        # As characters: of bytes, what stands around a part that is taken out could make a control together.
+        found = _CONTROL.sub("", _ESCAPE.sub("", text.decode("utf-8", "replace")))
+        return _close_colours(found).encode()
+    if plain is text and text.isascii():
+        return text
+    return _close_colours(text.decode("utf-8", "replace")).encode()
+
+
+def _close_colours(text: str) -> str:
+    return _OPEN_COLOUR.sub("\\1\x1b[0m", text) if "\x1b" in text else text
+
+
+def one_line(text: str, limit: int) -> str:
+    """Return somebody else's words as a part of one line of ours: no controls, and not longer than `limit`."""
+    plain = _NOT_IN_A_LINE.sub("?", text[:limit].replace("\t", " "))
+    return plain if len(text) <= limit else f"{plain}..."
