@@ -6,6 +6,7 @@ import os
 import secrets
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 from launcher import shipping
 from launcher.errors import HostFailure
@@ -15,7 +16,7 @@ from launcher.transports.pdsh_call import RANK, Pdsh, make_folder
 from launcher.transports.pdsh_mail import Mail, data_lines
 from launcher.transports.pdsh_words import PdshWords
 from launcher.transports.relay_channel import RelayChannel
-from launcher.transports.relay_lines import Event, Exit, Here, LineDecoder, Output
+from launcher.transports.relay_lines import MAX_LINE_BYTES, Event, Exit, Here, LineDecoder, Output
 from launcher.transports.relays import Relay, Relays, as_noise
 
 _SETTLE_S = 0.2  # after the end of an ssh: what the host has said before may lie in the other pipe
@@ -114,6 +115,9 @@ class Step:
         with self._call.process.stdout as stdout:
             while data := os.read(stdout.fileno(), READ_BYTES):
                 *lines, rest = (rest + data).split(b"\n")
+                if len(rest) > MAX_LINE_BYTES:
+                    lines.append(rest)
+                    rest = b""
                 for line in lines:
                     hosts, text = self._words.split(line)
                     for event in decoder.feed(text + b"\n"):
@@ -147,7 +151,7 @@ class Step:
     def _hear(self) -> None:
         assert self._call.process.stderr is not None  # asked for
         with self._call.process.stderr as stderr:
-            for line in stderr:
+            for line in iter(partial(stderr.readline, MAX_LINE_BYTES), b""):
                 gone = self._words.find_ended(line)
                 if gone:
                     threading.Timer(_SETTLE_S, self._lose, [gone]).start()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Protocol
 
 from launcher.errors import HostFailure
 from launcher.transports.base import STDERR, STDOUT, TransportError
 
-_TOOK_BYTES = 1 << 18  # a relay sends several times as much before it waits for our word
+_TOOK_BYTES = 1 << 18  # a relay with a window sends several times as much before it waits for our word
+_NOISE_BYTES = 64 << 10  # that wait to be read
 
 
 class Talk(Protocol):
@@ -27,16 +29,19 @@ class Talk(Protocol):
 class RelayChannel:
     """The streams of one process under the relay of its node."""
 
-    def __init__(self, host: str, number: int, step: Talk) -> None:
+    def __init__(self, host: str, number: int, step: Talk, most_bytes: float = math.inf) -> None:
+        """most_bytes: what a relay with a window never sends before it waits for our word."""
         self.host = host
         self.number = number
         self._step = step
+        self._most_bytes = most_bytes
         self._arrived = threading.Condition()
         self._pending = {STDOUT: bytearray(), STDERR: bytearray()}
         self._untold_bytes = 0  # taken, without a word to the relay so far
         self._exit_code: int | None = None
         self._failure: HostFailure | None = None
         self._is_closed = False
+        self._is_flooded = False
 
     def read(self) -> tuple[int, bytes]:
         stream, data = self._take()
@@ -68,10 +73,22 @@ class RelayChannel:
     # ---- from the step's threads --------------------------------------------------------------------------------
 
     def deliver(self, stream: int, data: bytes) -> None:
-        """Add what came."""
+        """Add what came; a relay that sends on without our word has said enough."""
         with self._arrived:
-            self._pending[stream] += data
+            self._is_flooded = self._is_flooded or len(self._pending[stream]) + len(data) > self._most_bytes
+            if self._is_flooded:
+                self._pending[stream].clear()
+                self._failure = self._failure or HostFailure(self.host, "protocol", "it sends more than it may")
+            else:
+                self._pending[stream] += data
             self._arrived.notify_all()
+
+    def deliver_noise(self, data: bytes) -> None:
+        """Add to stderr what nobody says whose it is; without room it is dropped, for it may be another host's."""
+        with self._arrived:
+            if len(self._pending[STDERR]) < _NOISE_BYTES:
+                self._pending[STDERR] += data
+                self._arrived.notify_all()
 
     def await_room(self, most_bytes: int) -> None:
         """Wait until less than this is left to read; who waits holds back what comes after."""

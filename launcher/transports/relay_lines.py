@@ -12,7 +12,9 @@ from launcher.transports.base import STDERR, STDOUT
 # cut from its end, where hosts get the same, and a whole block that was sent to one host is named to the next.
 BLOCK_BYTES = 4 << 10
 KEPT_BLOCKS = 1024
+MAX_LINE_BYTES = 64 << 10  # a relay's have 16 KiB at most; noise without a newline comes in pieces
 
+_MAX_CODE = 255
 _STREAMS = {b"out": STDOUT, b"err": STDERR}
 
 
@@ -110,6 +112,9 @@ class LineDecoder:
     def feed(self, data: bytes) -> list[Event]:
         """Return what `data` completes; neighbouring pieces of one stream come as one."""
         *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MAX_LINE_BYTES:
+            lines.append(self._rest)
+            self._rest = b""
         return list(_join(event for line in lines for event in self._read(line)))
 
     def _read(self, line: bytes) -> Iterator[Event]:
@@ -131,6 +136,8 @@ def _parse(text: bytes) -> Event:
         return Output(int(channel), _STREAMS[verb], a2b_base64(content))
     if verb == b"exit":
         channel, code = words
+        if not 0 <= int(code) <= _MAX_CODE:
+            raise ValueError(code)
         return Exit(int(channel), int(code))
     if verb == b"here":
         task, node, pid, started = words

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from launcher.errors import HostFailure
-from launcher.transports.base import STDERR
 from launcher.transports.relay_channel import RelayChannel, Talk
 from launcher.transports.relay_lines import Exit, Here, Output
 
@@ -33,18 +33,20 @@ class Relay:
 class Relays:
     """All relays by host. `changed` guards them, and tells of what the threads of a step have learned."""
 
-    def __init__(self, hosts: Iterable[str]) -> None:
+    def __init__(self, hosts: Iterable[str], most_bytes: float = math.inf) -> None:
+        """most_bytes: of a channel's output, that may wait here to be taken."""
         self.changed = threading.Condition()
         self._relays = {host: Relay(host) for host in hosts}
         self._channels: dict[int, RelayChannel] = {}
         self._numbers = itertools.count(1)
+        self._most_bytes = most_bytes
 
     def __getitem__(self, host: str) -> Relay:
         return self._relays[host]
 
     def add_channel(self, relay: Relay, talk: Talk) -> RelayChannel:
         """Return a new channel to a node."""
-        channel = RelayChannel(relay.host, next(self._numbers), talk)
+        channel = RelayChannel(relay.host, next(self._numbers), talk, self._most_bytes)
         self._channels[channel.number] = channel
         relay.channels.add(channel)
         relay.idle_since = None
@@ -107,7 +109,7 @@ class Relays:
         """Show a line that no process has said to who talks to these hosts, or to all."""
         for channel in self._channels.values():
             if not hosts or channel.host in hosts:
-                channel.deliver(STDERR, as_noise(line))
+                channel.deliver_noise(as_noise(line))
 
     def lose(self, failures: Iterable[HostFailure]) -> None:
         """End what goes through the relays of these hosts."""

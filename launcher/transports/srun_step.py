@@ -14,6 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from queue import SimpleQueue
 
 from launcher import shipping
@@ -22,6 +23,7 @@ from launcher.transports.relay_channel import RelayChannel
 from launcher.transports.relay_lines import (
     BLOCK_BYTES,
     KEPT_BLOCKS,
+    MAX_LINE_BYTES,
     DataLines,
     Event,
     Exit,
@@ -40,6 +42,7 @@ from launcher.transports.srun_words import SrunWords, says_something
 _FEW_BYTES = 512
 _GATHER_S = 0.002
 _PIPE_BYTES = 1 << 20
+_MOST_BYTES = 4 << 20  # four windows of a relay
 _SETTLE_S = 0.2  # after the end of a task: that Slurm has cancelled the step may be said a moment later
 _END_S = 2.0  # for srun, once nobody is left to talk to
 _KILL_S = 1.0
@@ -54,7 +57,7 @@ class Step:
     ) -> None:  # fmt: skip
         """Start srun, or raise OSError; `lost`: relays of an earlier step, which may not know that its srun is gone."""
         self._hosts = tuple(hosts)
-        self._relays = Relays(hosts)
+        self._relays = Relays(hosts, _MOST_BYTES)
         self._missing = len(hosts)
         self._lost = lost
         self._nonce = secrets.token_hex(4)
@@ -173,7 +176,7 @@ class Step:
             self._relays.deliver(event)
         elif isinstance(event, Here):
             with self._relays.changed:
-                if event.node in self._hosts:
+                if event.node in self._hosts and self._relays[event.node].here is None:
                     self._relays[event.node].here = event
                     self._missing -= 1
                 self._relays.changed.notify_all()
@@ -183,7 +186,8 @@ class Step:
     def _hear(self) -> None:
         assert self._process.stderr is not None  # asked for
         with self._process.stderr as stderr:
-            for line in io.TextIOWrapper(stderr, "utf-8", "replace"):
+            text = io.TextIOWrapper(stderr, "utf-8", "replace")
+            for line in iter(partial(text.readline, MAX_LINE_BYTES), ""):
                 self._hear_line(line.rstrip("\n"))
 
     def _hear_line(self, line: str) -> None:

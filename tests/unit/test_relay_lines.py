@@ -14,6 +14,7 @@ from launcher.transports.base import STDERR, STDOUT
 from launcher.transports.relay_lines import (
     BLOCK_BYTES,
     KEPT_BLOCKS,
+    MAX_LINE_BYTES,
     DataLines,
     Exit,
     Here,
@@ -140,12 +141,37 @@ def test_lines_in_pieces(size: int) -> None:
         (line("out x aGk="), [Noise(line("out x aGk=")[:-1])]),
         (line("out 1 a"), [Noise(line("out 1 a")[:-1])]),
         (line("out 1"), [Noise(line("out 1")[:-1])]),
+        (line("exit 1 256"), [Noise(line("exit 1 256")[:-1])]),
+        (line("exit 1 -9"), [Noise(line("exit 1 -9")[:-1])]),
+        (line("exit 1 " + "9" * 5000), [Noise(line("exit 1 " + "9" * 5000)[:-1])]),
+        (line("here 0 n1 1"), [Noise(line("here 0 n1 1")[:-1])]),
+        (f"~{NONCE} here 0 \xff 1 1\n".encode("latin-1"), [Noise(f"~{NONCE} here 0 \xff 1 1".encode("latin-1"))]),
         (line("dance 1"), [Noise(line("dance 1")[:-1])]),
         (b"\n", [Noise(b"")]),
     ],
 )  # fmt: skip
 def test_lines_that_were_cut_are_noise_and_hide_no_other(text: bytes, events: list[object]) -> None:
     assert LineDecoder(NONCE).feed(text) == events
+
+
+def test_a_line_without_end_is_not_hoarded() -> None:
+    decoder = LineDecoder(NONCE)
+    found = [event for _ in range(1000) for event in decoder.feed(b"x" * 1000)]
+    assert {type(event) for event in found} == {Noise}
+    assert sum(len(event.text) for event in found if isinstance(event, Noise)) > 1_000_000 - 2 * MAX_LINE_BYTES
+    assert decoder.feed(b"\n" + line("exit 1 0"))[1:] == [Exit(1, 0)]
+
+
+@given(st.lists(st.sampled_from([f"~{NONCE} ".encode(), b"out ", b"exit ", b"here ", b"1 ", b"-1", b"aGk=", b"\n"])
+                | st.binary(max_size=3)).map(b"".join))  # fmt: skip
+def test_any_bytes_are_lines_or_noise(data: bytes) -> None:
+    whole = LineDecoder(NONCE).feed(data)
+    assert all(isinstance(event, Here | Output | Exit | Noise) for event in whole)
+    decoder = LineDecoder(NONCE)
+    pieces = [event for byte in data for event in decoder.feed(bytes([byte]))]
+    assert [event for event in pieces if not isinstance(event, Output)] == [
+        event for event in whole if not isinstance(event, Output)
+    ]
 
 
 def test_lines_of_relays_are_short_enough_for_srun() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from launcher.errors import HostFailure
-from launcher.transports.base import STDERR, STDOUT
+from launcher.transports.base import STDERR, STDOUT, TransportError
 from launcher.transports.relay_channel import RelayChannel
 from launcher.transports.relay_lines import Exit, Output
 from launcher.transports.relays import Relays
@@ -102,3 +104,27 @@ def test_one_that_fails_does_not_end_those_that_are_waited_for() -> None:
     failing.join()
     assert seen == [False]
     assert relays.are_unused()
+
+
+def test_a_relay_that_sends_more_than_it_may_loses_its_own_channel_alone() -> None:
+    relays = Relays(["a", "b"], most_bytes=10)
+    flooded, other = open_channel(relays, "a"), open_channel(relays, "b")
+    for _ in range(1000):
+        relays.deliver(Output(flooded.number, STDOUT, b"123456"))
+    relays.deliver(Output(other.number, STDOUT, b"1234567890"))
+    with pytest.raises(TransportError) as error:
+        flooded.read()
+    assert error.value.failure == HostFailure("a", "protocol", "it sends more than it may")
+    assert other.read() == (STDOUT, b"1234567890")
+
+
+def test_a_flood_of_noise_costs_nobody_its_channel() -> None:
+    relays = Relays(["a", "b"], most_bytes=10)
+    channel = open_channel(relays, "a")
+    for _ in range(1000):
+        relays.deliver_noise("x" * 1000)
+    relays.deliver(Output(channel.number, STDOUT, b"said"))
+    assert channel.read() == (STDOUT, b"said")
+    stream, noise = channel.read()
+    assert (stream, noise[:6]) == (STDERR, b"\nxxxxx")
+    assert len(noise) < 100_000
