@@ -17,18 +17,16 @@ from queue import SimpleQueue
 from typing import Any
 
 from launcher import shipping
+from launcher.dues import Dues, UnaskedMessage
 from launcher.errors import HostFailure, LauncherError
 from launcher.hosts import Host
 from launcher.node import messages
-from launcher.replies import check_reply
 from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
 
 MARKER_TIMEOUT_S = 10.0
 MAX_WAITING_BEATS = 3
 NOISE_BYTES = 64 << 10
 _EXIT_NOT_FOUND = 127
-
-_GUARDIAN_SAYS = (messages.FAILED, messages.CENSUS, messages.BEAT)
 
 LOST = "lost"
 READY = "ready"
@@ -73,7 +71,8 @@ class Conversation:
         self._on_events = on_events
         self._on_output = on_output
         self._nonce = secrets.token_hex(8)
-        self._decoder = messages.Decoder()
+        self._dues = Dues()
+        self._decoder = messages.Decoder(accept=self._dues.accept)
         self._rest = b""  # of a line of stderr
         self._channel: Channel | None = None
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
@@ -86,6 +85,8 @@ class Conversation:
 
     def start(self, window: threading.Semaphore, first_message: bytes) -> None:
         """Connect in a thread of its own; READY or LOST follows."""
+        for header, _ in messages.Decoder(max_header_bytes=len(first_message)).feed(first_message):
+            self._dues.ask(header)
         threading.Thread(
             target=self._converse, args=(window, first_message), name=f"read {self.host.name}", daemon=True
         ).start()
@@ -94,6 +95,7 @@ class Conversation:
         """Queue a message; one for a node that is gone is dropped."""
         if self.is_over:
             return
+        self._dues.ask({"type": kind, **fields})
         self._outbox.put(messages.encode(kind, payload, **fields))
         self._start_writer()
 
@@ -153,6 +155,8 @@ class Conversation:
             self._report_end()
         except TransportError as error:
             self._lose(error.failure)
+        except UnaskedMessage as error:
+            self._lose(HostFailure(self.host.name, "protocol", f"it sent what nobody asked for: {error}"))
         except messages.MalformedMessage as error:
             self._lose(HostFailure(self.host.name, "protocol", f"it sent what is no message: {error}"))
         except LauncherError as error:
@@ -237,7 +241,6 @@ class Conversation:
             stream, data = self._channel.read()
             if not stream:
                 return
-            self.heard_at = time.monotonic()
             if stream == STDOUT:
                 self._handle(data)
             else:
@@ -247,7 +250,6 @@ class Conversation:
         self._is_busy = True  # a disk of ours that is slow is not the node's silence
         events = []
         for header, payload in self._decoder.feed(data):
-            check_reply(header)
             if header["type"] == messages.OUTPUT:
                 self._on_output(self.index, header["local_rank"], header["stream"], payload)
             elif header["type"] in (messages.FILE, messages.STACK):
@@ -263,19 +265,20 @@ class Conversation:
         """Keep noise; the guardian of a dead supervisor speaks here as well, in lines that begin with the nonce."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         prefix = self._nonce.encode() + b" "
+        noise = []
         for line in lines:
             if line.startswith(prefix):
-                ((report, _),) = messages.Decoder().feed(line[len(prefix) :] + b"\n")
-                if report["type"] not in _GUARDIAN_SAYS:
-                    raise messages.MalformedMessage(f"not for a guardian to say: {report['type']!r:.80}")
-                check_reply(report)
-                if report["type"] != messages.BEAT:
-                    self._post(report["type"], report)
+                guardian = messages.Decoder(accept=self._dues.accept_from_guardian)
+                for report, _ in guardian.feed(line[len(prefix) :] + b"\n"):
+                    self.heard_at = time.monotonic()  # noise is no sign of life
+                    if report["type"] != messages.BEAT:
+                        self._post(report["type"], report)
             elif line:
-                self._keep_noise(line + b"\n")
+                noise.append(line + b"\n")
         if len(self._rest) > NOISE_BYTES:
-            self._keep_noise(self._rest)
+            noise.append(self._rest)
             self._rest = b""
+        self._keep_noise(b"".join(noise))
 
     def _keep_noise(self, data: bytes) -> None:
         self.noise = (self.noise + data)[-NOISE_BYTES:]

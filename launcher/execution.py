@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher import report
-from launcher.errors import EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, HostFailure
+from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, HostFailure
 from launcher.node import messages
 from launcher.session import Census, Interrupted, Session
 from launcher.wording import count
@@ -64,6 +64,8 @@ def _exit_codes(session: Session) -> dict[str, int]:
     for host, state in zip(session.hosts, session.states, strict=True):
         event = state.exits.get(0)
         if event is not None:
-            number = event.fields["signal"]
-            codes[host.name] = EXIT_SIGNAL_BASE + number if number else event.fields["code"]
+            number, code = event.fields["signal"], event.fields["code"]
+            if number is None and code is None:  # nobody knows; a success would be told
+                code = EXIT_FAILED
+            codes[host.name] = EXIT_SIGNAL_BASE + number if number else code
     return codes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from launcher.errors import LauncherError
 
 SLOW_DNS_S = 0.5
+_MAX_NUMBER = 1 << 64  # some limits of the kernel's are almost that; a float still holds it
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +192,11 @@ def read_facts(message: Mapping[str, Any], folder: str) -> NodeFacts:
             folder=folder,
             hostname=str(message["hostname"]),
             system=str(message["system"]),
-            cpu_count=int(message["cpu_count"]),
+            cpu_count=_count(message["cpu_count"]),
             home=str(message["home"]),
-            ssh_client=_text_or_none(message["ssh_client"]),
-            ssh_address=_text_or_none(message["ssh_address"]),
-            addresses=tuple((str(name), str(address)) for name, address in message["addresses"]),
+            ssh_client=_address_or_none(message["ssh_client"]),
+            ssh_address=_address_or_none(message["ssh_address"]),
+            addresses=tuple((str(name), str(address)) for name, address in message["addresses"] if is_address(address)),
             workdir_found=bool(message["workdir_found"]),
             script_found=bool(message["script_found"]),
             venv_found=bool(message.get("venv_found", True)),
@@ -220,7 +222,7 @@ def read_facts(message: Mapping[str, Any], folder: str) -> NodeFacts:
 
 def _read_gpu(gpu: Mapping[str, Any]) -> Gpu:
     return Gpu(
-        index=int(gpu["index"]),
+        index=_count(gpu["index"]),
         name=str(gpu["name"]),
         memory_mib=_number_or_none(gpu["memory_mib"]),
         driver=str(gpu["driver"]),
@@ -230,7 +232,7 @@ def _read_gpu(gpu: Mapping[str, Any]) -> Gpu:
         ecc_errors=_number_or_none(gpu["ecc_errors"]),
         processes=tuple(
             GpuProcess(
-                int(process["pid"]),
+                _count(process["pid"]),
                 _number_or_none(process["memory_mib"]),
                 *(_text_or_none(process[name]) for name in ("owner", "name", "mark")),
             )
@@ -259,9 +261,9 @@ def _read_checks(checks: Mapping[str, Any]) -> Checks:
             for entry in checks["networks"]
         ),
         infiniband=tuple(map(str, checks["infiniband"])),
-        xids=tuple(Xid(str(entry["gpu"]), int(entry["number"])) for entry in checks["xids"]),
+        xids=tuple(Xid(str(entry["gpu"]), _count(entry["number"])) for entry in checks["xids"]),
         runs=tuple(
-            RunProcess(int(run["pid"]), str(run["name"]), str(run["mark"]), bool(run["is_owned"]))
+            RunProcess(_count(run["pid"]), str(run["name"]), str(run["mark"]), bool(run["is_owned"]))
             for run in checks["runs"]
         ),
     )
@@ -270,15 +272,44 @@ def _read_checks(checks: Mapping[str, Any]) -> Checks:
 def _typed(kind: type) -> Callable[[object], Any]:
     def check(value: object) -> Any:
         if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-            raise TypeError(f"no {kind.__name__}: {value!r}")
+            raise TypeError(f"no {kind.__name__}: {value!r:.80}")
         return value
 
     return check
 
 
 _text_or_none = _typed(str)
-_number_or_none = _typed(int)
+_integer_or_none = _typed(int)
 _flag_or_none = _typed(bool)
+
+
+def _number_or_none(value: object) -> int | None:
+    """JSON knows no largest number, and what counts with one of 4,000 digits may raise."""
+    number: int | None = _integer_or_none(value)
+    if number is not None and not -_MAX_NUMBER < number < _MAX_NUMBER:
+        raise ValueError("too large a number")
+    return number
+
+
+def _count(value: object) -> int:
+    number = _number_or_none(value)
+    if number is None or number < 0:
+        raise TypeError(f"no count: {value!r:.80}")
+    return number
+
+
+def _address_or_none(value: object) -> str | None:
+    """sshd says UNKNOWN where a client came by no address."""
+    text: str | None = _text_or_none(value)
+    return text if is_address(text) else None
+
+
+def is_address(value: object) -> bool:
+    """Tell whether a node may be reached by it, as it stands: no name that somebody would have to look up."""
+    try:
+        return isinstance(value, str) and bool(ipaddress.ip_address(value))
+    except ValueError:
+        return False
 
 
 def read_route(message: Mapping[str, Any], asked_at: float | None = None, answered_at: float = 0.0) -> Route:

@@ -9,11 +9,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from launcher.facts import is_address
 from launcher.node import messages
 
 MAX_LOCAL_RANK = 4095
 MAX_AGE_S = 1e6
 MAX_CLOCK_S = 1e11  # seconds since 1970
+_MAX_KEEPERS = 2  # supervisor and guardian
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")  # a name in our log folder, and no path
 
 _Test = Callable[[Any], bool]
@@ -25,6 +27,10 @@ def _is_text(value: Any) -> bool:
 
 def _is_text_or_none(value: Any) -> bool:
     return value is None or isinstance(value, str)
+
+
+def _is_address_or_none(value: Any) -> bool:
+    return value is None or is_address(value)
 
 
 def _is_age(value: Any) -> bool:
@@ -47,8 +53,8 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 32
 
 
-def _is_count_or_none(value: Any) -> bool:
-    return value is None or _is_count(value)
+def _is_file_count_or_none(value: Any) -> bool:
+    return value is None or (_is_count(value) and value <= messages.MAX_FILES)
 
 
 def _is_port_or_none(value: Any) -> bool:
@@ -109,8 +115,10 @@ def _is_stack_size_or_none(value: Any) -> bool:
 
 
 def _are_keepers(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(entry, list) and len(entry) == 2 and all(map(_is_count, entry)) for entry in value
+    return (
+        isinstance(value, list)
+        and len(value) <= _MAX_KEEPERS
+        and all(isinstance(entry, list) and len(entry) == 2 and all(map(_is_count, entry)) for entry in value)
     )
 
 
@@ -119,7 +127,7 @@ _FORMS: Mapping[str, Mapping[str, _Test]] = {
     messages.BEAT: {},
     messages.HELLO: {"folder": _is_text, "keepers": _are_keepers},
     messages.FACTS: {},  # `facts.read_facts` knows their form
-    messages.ROUTED: {"interface": _is_text_or_none, "address": _is_text_or_none, "port": _is_port_or_none,
+    messages.ROUTED: {"interface": _is_text_or_none, "address": _is_address_or_none, "port": _is_port_or_none,
                       "error": _is_text_or_none, "probe_port": _is_port_or_none, "clock": _is_clock},
     messages.PROBED: {"errors": _are_texts_or_none, "reverse_dns_s": _is_age_or_none, "own_address": _is_text_or_none},
     messages.STARTED: {"local_rank": _is_local_rank, "pid": _is_count},
@@ -127,7 +135,7 @@ _FORMS: Mapping[str, Mapping[str, _Test]] = {
     messages.EXIT: {"local_rank": _is_local_rank, "age_s": _is_age, "oom": _is_certainty_or_none, **_ENDING},
     messages.ENDED: _ENDING,
     messages.CENSUS: {"left": _is_census, "reason": _is_text_or_none, "supervisor": _is_ending_or_none,
-                      "files": _is_count_or_none},
+                      "files": _is_file_count_or_none},
     messages.STACK: {"number": _is_count, "local_rank": _is_local_rank, "pid": _is_count,
                      "source": _is_stack_source_or_none, "state": _is_stack_state_or_none, "wchan": _is_text_or_none,
                      "reason": _is_text_or_none, "size": _is_stack_size_or_none},

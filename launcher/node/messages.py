@@ -10,11 +10,17 @@ from launcher.node import notation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Callable
+
+    Header = dict[str, Any]
+
 VERSION = 1
 MAX_HEADER_BYTES = 4 << 20  # of a node's; the launcher's may hold large arguments for many ranks
 MAX_PAYLOAD_BYTES = 64 << 20
+MAX_OUTPUT_BYTES = 1 << 18  # in one message
 MAX_STACK_BYTES = 1 << 20  # of one rank's text
+MAX_FILES_BYTES = 32 << 20  # that the ranks of a node may send home
+MAX_FILES = 1000
 
 # A candidate for a Python with torch: the one that the login shell finds.
 LOGIN_SHELL = "login shell"
@@ -68,8 +74,12 @@ def encode(kind: str, payload: bytes = b"", **fields: object) -> bytes:
 class Decoder:
     """Cuts a byte stream, fed in any pieces, into messages."""
 
-    def __init__(self, max_header_bytes: int = MAX_HEADER_BYTES) -> None:
+    def __init__(
+        self, max_header_bytes: int = MAX_HEADER_BYTES, accept: Callable[[Header], Header] = lambda header: header
+    ) -> None:
+        """accept: gets each header before its payload is waited for; returns what to keep, or raises."""
         self._max_header_bytes = max_header_bytes
+        self._accept = accept
         self._buffer = bytearray()
         self._header: dict[str, Any] | None = None
         self._size = 0
@@ -107,4 +117,4 @@ class Decoder:
             raise MalformedMessage("no size: %r" % (size,))
         del self._buffer[: end + 1]
         self._size = size
-        return header
+        return self._accept(header)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from launcher.node import messages, workers
+from launcher.node import messages
 from launcher.node.loop import WRITABLE, Loop
 
 TYPE_CHECKING = False
@@ -75,7 +75,7 @@ class Outlet:
         """Send on one piece; return its size, 0 where there is none."""
         local_rank, stream = self._streams[fd]
         try:
-            data = os.read(fd, workers.READ_BYTES)
+            data = os.read(fd, messages.MAX_OUTPUT_BYTES)
         except BlockingIOError:
             return 0
         if data:

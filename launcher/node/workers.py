@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import os
 
-from launcher.node import processes, signals
+from launcher.node import messages, processes, signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Iterable
 
 STDOUT, STDERR = 1, 2
-READ_BYTES = 1 << 18
 FILES = "files"  # in the run's folder: what ranks leave here goes home
-FILES_BYTES = 32 << 20  # what the ranks of a node may send home in files
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _PR_SET_PDEATHSIG = 1
@@ -217,12 +215,15 @@ def read_files(folder: str) -> list[tuple[str, bytes]]:
         sizes = sorted((os.path.getsize(os.path.join(folder, name)), name) for name in names)
     except OSError:
         return []
-    found = []
-    room = FILES_BYTES
+    found: list[tuple[str, bytes]] = []
+    room = messages.MAX_FILES_BYTES
     for size, name in sizes:
         room -= size
         if room < 0:
-            complain("left behind, over %d MiB in all: %s (%d bytes)" % (FILES_BYTES >> 20, name, size))
+            complain("left behind, over %d MiB in all: %s (%d bytes)" % (messages.MAX_FILES_BYTES >> 20, name, size))
+            continue
+        if len(found) == messages.MAX_FILES:
+            complain("left behind, over %d files: %s" % (messages.MAX_FILES, name))
             continue
         try:
             with open(os.path.join(folder, name), "rb") as file:

@@ -95,6 +95,47 @@ def test_what_is_no_message_is_refused(line, message):
     assert str(caught.value) == message
 
 
+# What a header may be made of, and what not.
+fragments = st.sampled_from([
+    b'{"type":"output"', b',"size":3', b',"size":-1', b',"local_rank":0', b"}", b"{", b"[", b'"', b"\n", b"NaN",
+    b"1e999", b"9" * 5000, b"null", b"\xff", b"\\ud800", b"\x00", encode(messages.BEAT), encode("output", b"abc"),
+])  # fmt: skip
+streams = st.lists(fragments | st.binary(max_size=4), max_size=20).map(b"".join)
+
+
+def read_until_refused(pieces):
+    """Return the messages, and why the rest was refused."""
+    decoder, found = Decoder(), []
+    try:
+        for piece in pieces:
+            found += decoder.feed(piece)
+    except MalformedMessage as error:
+        return found, str(error)
+    return found, None
+
+
+@unhurried
+@given(streams, st.lists(st.integers(0), max_size=12))
+def test_any_bytes_in_any_pieces_are_messages_or_refused(stream, cuts):
+    whole, refused = read_until_refused([stream])
+    found, refused_in_pieces = read_until_refused(pieces_of(stream, cuts))
+    assert refused_in_pieces == refused
+    assert found == whole if refused is None else found[: len(whole)] == whole  # before a refusal, more may have come
+    assert refused is None or refused.isprintable()
+
+
+def test_a_header_is_judged_before_its_payload_is_waited_for():
+    def accept(header):
+        if header["type"] == messages.FILE:
+            raise MalformedMessage("no files")
+        return {**header, "seen": True}
+
+    decoder = Decoder(accept=accept)
+    assert decoder.feed(encode(messages.OUTPUT, b"abc")) == [({"type": "output", "size": 3, "seen": True}, b"abc")]
+    with pytest.raises(MalformedMessage, match=r"^no files$"):
+        decoder.feed(b'{"type":"file","size":%d}\n' % MAX_PAYLOAD_BYTES)
+
+
 def test_the_largest_size_is_awaited():
     assert Decoder().feed(b'{"type":"output","size":%d}\n' % MAX_PAYLOAD_BYTES) == []
 

@@ -79,6 +79,10 @@ def test_a_message_as_it_should_be_passes(header):
         ({"type": "ended", "code": -9, "signal": None}, "ended with code -9"),
         ({"type": "ended", "code": None, "signal": 65}, "ended with signal 65"),
         ({"type": "ended", "code": nan, "signal": None}, "ended with code nan"),
+        ({"type": "hello", "folder": "/tmp/x", "keepers": [[1, 2]] * 3}, "hello with keepers [[1, 2], [1, 2], [1, 2]]"),
+        ({"type": "census", "left": [], "files": 1001}, "census with files 1001"),
+        ({"type": "routed", "address": "gpu9.example.com", "clock": 0}, "routed with address 'gpu9.example.com'"),
+        ({"type": "routed", "address": "", "clock": 0}, "routed with address ''"),
         ({"type": "routed", "port": 65536}, "routed with port 65536"),
         ({"type": "routed", "port": inf}, "routed with port inf"),
         ({"type": "routed", "probe_port": -1}, "routed with probe_port -1"),
@@ -108,20 +112,7 @@ VALUES = st.recursive(
     lambda values: st.lists(values) | st.dictionaries(st.sampled_from(["code", "signal"]), values),
     max_leaves=4,
 )
-NAMES = [
-    "folder",
-    "local_rank",
-    "stream",
-    "code",
-    "signal",
-    "age_s",
-    "left",
-    "text",
-    "pid",
-    "port",
-    "supervisor",
-    "oom",
-]
+NAMES = sorted({name for header in GOOD for name in header} - {"type"})
 
 
 @given(st.sampled_from([header["type"] for header in GOOD]), st.dictionaries(st.sampled_from(NAMES), VALUES))

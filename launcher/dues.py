@@ -1,0 +1,151 @@
+"""What a node may say when: all but output and signs of life answers a word of ours, and comes once.
+
+So a node that lies speaks for no rank that it was not given, ends no run, and floods nobody with messages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.escapes import one_line
+from launcher.node import messages
+from launcher.replies import check_reply
+
+MAX_TEXT = 4096  # characters; no path is longer
+_MAX_DEPTH = 16
+_ANSWERS = {messages.PREPARE: messages.HELLO, messages.ROUTE: messages.ROUTED, messages.PROBE: messages.PROBED}
+# What may come before we know the run's folder there.
+_BEFORE_HELLO = (messages.HELLO, messages.BEAT, messages.FAILED, messages.CENSUS)
+_GUARDIAN_SAYS = (messages.FAILED, messages.CENSUS, messages.BEAT)
+_MAX_SIZES = {
+    messages.OUTPUT: messages.MAX_OUTPUT_BYTES,
+    messages.STACK: messages.MAX_STACK_BYTES,
+    messages.FILE: messages.MAX_FILES_BYTES,
+}
+
+Header = dict[str, Any]
+
+
+class UnaskedMessage(messages.MalformedMessage):
+    """The other side sent what is well formed, and nobody asked for."""
+
+
+class Dues:
+    """What one node owes us; one thread tells what it was asked, another one brings what it says."""
+
+    def __init__(self) -> None:
+        # Nobody asks how a supervisor died: its guardian says that. The census of the supervisor may have come before.
+        self._asked = Counter({messages.FAILED: 1, messages.CENSUS: 2, messages.ENDED: 1})
+        self._said: Counter[str] = Counter()
+        self._targets = 0  # of the last PROBE
+        self._ranks: set[int] = set()  # to be started there
+        self._started: set[int] = set()
+        self._exited: set[int] = set()
+        self._is_short = False  # it ends by itself when its ranks have ended
+        self._is_stopped = False
+        self._numbers: set[int] = set()  # of the STACKS
+        self._stacks: set[tuple[int, int]] = set()  # number and rank of those that came
+        self._files = 0
+        self._files_bytes = 0
+
+    def ask(self, header: Mapping[str, Any]) -> None:
+        """Note what is about to be sent to the node."""
+        kind = header["type"]
+        if kind == messages.BEAT:
+            return
+        self._asked[messages.FAILED] += 1
+        if kind in _ANSWERS:
+            self._asked[_ANSWERS[kind]] += 1
+        if kind == messages.PREPARE and header.get("facts"):
+            self._asked[messages.FACTS] += 1
+        elif kind == messages.PROBE:
+            self._targets = len(header["targets"])
+        elif kind == messages.START:
+            self._is_short = header.get("is_short", False)
+            processes = header.get("processes", ())
+            self._ranks = {*header.get("local_ranks", ()), *(process["rank"] for process in processes)}
+        elif kind == messages.STACKS:
+            self._numbers.add(header["number"])
+        elif kind == messages.STOP:
+            self._is_stopped = True
+
+    def accept(self, header: Header) -> Header:
+        """Return the header of a node's message, its texts plain; raise MalformedMessage where it may not come."""
+        if header["type"] not in (messages.OUTPUT, messages.BEAT):
+            header = {name: _plain(value) for name, value in header.items()}
+        check_reply(header)
+        self._check(header)
+        self._said[header["type"]] += 1
+        return header
+
+    def accept_from_guardian(self, header: Header) -> Header:
+        """Do the same with what came on stderr."""
+        if header["type"] not in _GUARDIAN_SAYS:
+            raise messages.MalformedMessage(f"not for a guardian to say: {header['type']!r:.80}")
+        return self.accept(header)
+
+    def _check(self, header: Header) -> None:
+        kind, size = header["type"], header.get("size", 0)
+        if size > _MAX_SIZES.get(kind, 0):
+            raise messages.MalformedMessage(f"{kind} with {size} bytes")
+        if kind not in _BEFORE_HELLO and not self._said[messages.HELLO]:
+            raise UnaskedMessage(f"{kind} before {messages.HELLO}")
+        check = getattr(self, f"_check_{kind}", None)
+        if check is not None:
+            check(header)
+        elif kind != messages.BEAT and self._said[kind] >= self._asked[kind]:
+            raise UnaskedMessage(kind)
+
+    def _check_output(self, header: Header) -> None:
+        if header["local_rank"] is not None:
+            self._check_rank(header, self._ranks)
+
+    def _check_started(self, header: Header) -> None:
+        self._check_rank(header, self._ranks - self._started)
+        self._started.add(header["local_rank"])
+
+    def _check_exit(self, header: Header) -> None:
+        self._check_rank(header, self._started - self._exited)
+        self._exited.add(header["local_rank"])
+
+    def _check_stack(self, header: Header) -> None:
+        place = header["number"], header["local_rank"]
+        if header["number"] not in self._numbers or place in self._stacks:
+            raise UnaskedMessage(f"{messages.STACK} number {header['number']}")
+        self._check_rank(header, self._started)
+        self._stacks.add(place)
+
+    def _check_probed(self, header: Header) -> None:
+        if len(header["errors"]) != self._targets or self._said[messages.PROBED] >= self._asked[messages.PROBED]:
+            raise UnaskedMessage(f"{messages.PROBED} of {len(header['errors'])} addresses")
+
+    def _check_census(self, header: Header) -> None:
+        is_due = self._is_stopped or (self._is_short and self._exited == self._ranks)
+        has_reason = header.get("reason") is not None or header.get("supervisor") is not None
+        if not (is_due or has_reason) or self._said[messages.CENSUS] >= self._asked[messages.CENSUS]:
+            raise UnaskedMessage(messages.CENSUS)
+        self._files = header.get("files") or 0
+
+    def _check_file(self, header: Header) -> None:
+        self._files_bytes += header.get("size", 0)
+        if self._said[messages.FILE] >= self._files or self._files_bytes > messages.MAX_FILES_BYTES:
+            raise UnaskedMessage(f"{messages.FILE} {header['name']}")
+
+    def _check_rank(self, header: Header, due: set[int]) -> None:
+        if header["local_rank"] not in due:
+            raise UnaskedMessage(f"{header['type']} of local rank {header['local_rank']}")
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Make every text one line without controls: it will stand in lines of ours."""
+    if isinstance(value, str):
+        return one_line(value, MAX_TEXT)
+    if depth > _MAX_DEPTH:
+        raise messages.MalformedMessage(f"over {_MAX_DEPTH} values in one another")
+    if isinstance(value, list):
+        return [_plain(each, depth + 1) for each in value]
+    if isinstance(value, dict):
+        return {one_line(name, MAX_TEXT): _plain(each, depth + 1) for name, each in value.items()}
+    return value

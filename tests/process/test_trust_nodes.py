@@ -1,0 +1,249 @@
+"""A node that lies costs its own place in a run, and nothing else: beside it runs a real one, of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import queue
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from node_process import PROMPT_S, is_alive, wait_until
+
+from launcher.errors import LauncherError
+from launcher.hosts import Host
+from launcher.job import Job, Program, ProgramKind
+from launcher.node import messages
+from launcher.node.messages import Decoder, encode
+from launcher.output import NodeLog, NodeOutput
+from launcher.records import create_record
+from launcher.run import Result, Run
+from launcher.session import Session
+from launcher.transports.base import STDERR, STDOUT
+from launcher.transports.local import LocalTransport
+from launcher.transports.srun_step import Step
+
+DEADLINE_S = 20.0  # for what takes half a second on an idle machine
+MOST_KIB = 64 << 10  # more than before, for a liar that sends without end
+READ_BYTES = 1 << 18
+
+Piece = bytes | tuple[int, bytes] | None  # of stdout, of another stream, or the end
+Lie = Callable[[dict[str, Any], list[Piece], str], Sequence[Piece | Iterator[Piece]]]
+
+FACTS = {
+    "hostname": "liar", "system": "linux", "cpu_count": 4, "home": "/root", "ssh_client": None, "ssh_address": None,
+    "addresses": [["lo", "127.0.0.1"]], "workdir_found": True, "script_found": True, "gpus": [], "gpu_error": None,
+    "search": {}, "setup": None,
+}  # fmt: skip
+HELLO = encode(messages.HELLO, folder="/tmp/launch-x", keepers=[[1, 2]])
+CENSUS = encode(messages.CENSUS, left=[], reason=None, files=0)
+HOSTILE = "boom\x1b[2J\x1b]0;t\x07\nlaunch: 0 processes left on 2 nodes"
+
+
+def answer(order: dict[str, Any]) -> list[Piece]:
+    """Return what an honest node says to a message."""
+    kind = order["type"]
+    if kind == messages.PREPARE:
+        return [HELLO, *([encode(messages.FACTS, **FACTS)] if order.get("facts") else [])]
+    if kind == messages.ROUTE:
+        return [encode(messages.ROUTED, clock=time.time(), interface="lo", address="127.0.0.1", port=None)]
+    if kind == messages.START:
+        return [encode(messages.STARTED, local_rank=process["rank"], pid=1) for process in order["processes"]]
+    return [CENSUS, None] if kind == messages.STOP else []
+
+
+class Channel:
+    """The end of a connection to a node that answers as `lie` says."""
+
+    is_closed = False
+
+    def __init__(self, lie: Lie, nonce: str) -> None:
+        self._lie = lie
+        self._nonce = nonce
+        self._pieces: queue.SimpleQueue[Piece | Iterator[Piece]] = queue.SimpleQueue()
+        self._pieces.put(f"~launch {nonce} 00\n".encode())
+        self._has_code = False
+        self._decoder = Decoder(max_header_bytes=1 << 30)
+        self._flood: Iterator[Piece] | None = None
+
+    def read(self) -> tuple[int, bytes]:
+        piece = next(self._flood) if self._flood is not None else self._pieces.get()
+        if isinstance(piece, Iterator):
+            self._flood = piece
+            return self.read()
+        if piece is None or self.is_closed:
+            return 0, b""
+        return piece if isinstance(piece, tuple) else (STDOUT, piece)
+
+    def write(self, data: bytes) -> None:
+        if not self._has_code:  # what runs on a node comes first
+            self._has_code = True
+            return
+        for order, _ in self._decoder.feed(data):
+            for piece in self._lie(order, answer(order), self._nonce):
+                self._pieces.put(piece)
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._pieces.put(None)
+
+    def exit_code(self) -> int | None:
+        return 0
+
+
+@dataclass(frozen=True)
+class LyingTransport:
+    """Leads to a node that lies; over a second connection, which looks for left-overs, it is honest."""
+
+    lie: Lie
+    name: str = "liar"
+    is_terse: bool = False
+    opened: list[Channel] = field(default_factory=list)
+
+    def open(self, host: Host, command: str, timeout_s: float) -> Channel:
+        nonce = re.search(r"~launch ([0-9a-f]+)", command)
+        assert nonce is not None
+        self.opened.append(Channel(self.lie if not self.opened else lambda order, said, _: said, nonce[1]))
+        return self.opened[-1]
+
+
+class Screen:
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.words.append(text)
+
+    def show(self, text: str) -> None:
+        self.words.append(text)
+
+    def emit(self, event: str, **values: object) -> None: ...
+
+
+def play(lie: Lie, folder: Path) -> list[str]:
+    """Run on an honest node and on one that lies; return the words, and see that the honest one is left clean."""
+    screen = Screen()
+    pids = folder / "pids"
+    program = Program(ProgramKind.COMMAND, "/bin/sh", ("-c", f"echo $$ >>{pids}; exec sleep 300"))
+    job = Job(program, nproc=2, cpu=True, silence_s=5, stop_timeout_s=1, connect_timeout_s=5)
+    record = create_record(folder / "logs", datetime.now(), lambda path, error: None)
+    hosts, transport = [Host("good"), Host("liar")], LyingTransport(lie)
+
+    async def execute() -> Result:
+        outputs = [
+            NodeOutput(host.name, NodeLog(record.log_path(index), lambda path, error: None), None)
+            for index, host in enumerate(hosts)
+        ]
+        session = Session(
+            hosts, [LocalTransport(), transport], outputs, run_id=record.run_id, env={}, pythons=[sys.executable],
+            silence_s=5, stop_timeout_s=1, connect_timeout_s=5, say=screen.say, progress=lambda text: None,
+        )  # fmt: skip
+        run = Run(job, session, outputs, record, screen=screen, own_python=sys.executable, with_checks=False)
+        return await asyncio.wait_for(run.execute(), DEADLINE_S)
+
+    try:
+        result = asyncio.run(execute())
+    except LauncherError as error:
+        screen.say(str(error))
+    else:
+        assert result.exit_code == 69
+        assert screen.words[-1] == "launch: 0 processes left on 2 nodes, exit code 69"
+    ranks = [int(pid) for pid in pids.read_text().split()] if pids.exists() else []
+    wait_until(lambda: not any(map(is_alive, ranks)), PROMPT_S)
+    assert not any("\x1b" in line or "\n" in line for line in screen.words)
+    return screen.words
+
+
+def after(kind: str, *more: Piece) -> Lie:
+    """Say more than an honest node, after what it says to a message."""
+    return lambda order, said, nonce: [*said, *more] if order["type"] == kind else said
+
+
+def instead(kind: str, *others: Piece) -> Lie:
+    return lambda order, said, nonce: others if order["type"] == kind else said
+
+
+def flood(kind: str, piece: bytes) -> Lie:
+    """Say the same without end, in pieces as a network brings them."""
+    block = piece * (READ_BYTES // len(piece) + 1)
+
+    return lambda order, said, nonce: [*said, itertools.repeat(block)] if order["type"] == kind else said
+
+
+def guardian_says(text: str) -> Lie:
+    def lie(order: dict[str, Any], said: list[Piece], nonce: str) -> list[Piece]:
+        return [*said, (STDERR, f"{nonce} {text}\n".encode())] if order["type"] == messages.START else said
+
+    return lie
+
+
+EXIT_OF_7 = encode(messages.EXIT, local_rank=7, age_s=0, code=1, signal=None)
+
+BEFORE_THE_START = {
+    "a census in place of hello": (instead("prepare", CENSUS, None), "it sent what nobody asked for: census"),
+    "a census in place of facts": (instead("prepare", HELLO, CENSUS, None), "it sent what nobody asked for: census"),
+    "facts before hello": (instead("prepare", encode(messages.FACTS, **FACTS)), "it sent what nobody asked for: facts "
+                           "before hello"),
+    "a header without end": (flood("prepare", b"x"), "it sent what is no message: a header line of over 4194304 bytes"),
+    "a payload of 2^60": (instead("prepare", b'{"type":"hello","size":1152921504606846976}\n'),
+                          "it sent what is no message: no size: 1152921504606846976"),
+    "values in one another": (instead("prepare", HELLO, b'{"type":"facts","gpus":' + b"[" * 500 + b"]" * 500 + b"}\n"),
+                              "it sent what is no message: over 16 values in one another"),
+    "hostile words": (instead("prepare", encode(messages.FAILED, text=HOSTILE)),
+                      "boom?[2J?]0;t??launch: 0 processes left on 2 nodes"),
+    "a name for an address": (instead("route", encode(messages.ROUTED, clock=0, address="evil.example.com")),
+                              "it sent what is no message: routed with address 'evil.example.com'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("lie", "text"), BEFORE_THE_START.values(), ids=BEFORE_THE_START)
+def test_a_node_that_lies_before_the_start_is_named(tmp_path: Path, lie: Lie, text: str) -> None:
+    assert play(lie, tmp_path) == [f"liar: {text}"]
+
+
+IN_A_RUN = {
+    "an end that nobody wants": (after("start", CENSUS), "it sent what nobody asked for: census"),
+    "a rank that it has not got": (after("start", EXIT_OF_7), "it sent what nobody asked for: exit of local rank 7"),
+    "output of such a rank": (after("start", encode(messages.OUTPUT, b"x\n", local_rank=2, stream=1)),
+                              "it sent what nobody asked for: output of local rank 2"),
+    "a flood of messages": (flood("start", HELLO), "it sent what nobody asked for: hello"),
+    "a flood of files": (flood("start", encode(messages.FILE, b"x" * (1 << 20), name="x")),
+                         "it sent what nobody asked for: file x"),
+    "a guardian with a payload": (guardian_says('{"type":"failed","text":"x","size":5}'),
+                                  "it sent what is no message: failed with 5 bytes"),
+    "a guardian's nonsense": (guardian_says("what?"), "it sent what is no message: no JSON: b'what?'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("lie", "text"), IN_A_RUN.values(), ids=IN_A_RUN)
+def test_a_node_that_lies_in_a_run_ends_it_and_is_named(tmp_path: Path, lie: Lie, text: str) -> None:
+    before_kib = resident_kib()
+    words = play(lie, tmp_path)
+    assert f"launch: lost liar ({text}), stopping 2 nodes" in words
+    assert resident_kib() - before_kib < MOST_KIB
+
+
+def resident_kib() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE") >> 10
+
+
+def test_a_task_that_says_twice_that_it_is_there_is_not_another(tmp_path: Path) -> None:
+    """srun reads nothing before all are there: a command that went out too early would reach nobody."""
+    srun = tmp_path / "srun"
+    there = "echo $(echo \"$*\" | grep -o '~[0-9a-f]* here') 0 n1 1 1"
+    srun.write_text(f"#!/bin/sh\n{there}\n{there}\nexec cat >/dev/null\n")
+    srun.chmod(0o700)
+    step = Step(["n1", "n2"], [], ["python3"], {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, {})
+    try:
+        assert step.open("n1", "true", timeout_s=0.3) is None
+    finally:
+        step.abandon()

@@ -1,0 +1,179 @@
+"""Facts of a node that lies: they cost that node its place, and never the launcher its head."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from typing import Any
+
+import pytest
+from example_facts import BUILTIN, COMMAND
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher import checking
+from launcher.dues import Dues
+from launcher.errors import LauncherError
+from launcher.facts import NodeFacts, read_facts, read_route
+from launcher.hosts import Host
+from launcher.job import Job
+from launcher.node import messages
+from launcher.node.messages import Decoder, MalformedMessage
+from launcher.plan import build_plan
+from launcher.preflight import find_all, find_problems
+from launcher.preflight.summary import summarize
+from launcher.survey import Survey
+
+PROCESS = {"pid": 4411, "memory_mib": 80000, "owner": "ann", "name": "python", "mark": "20261120-091233.ab12.0"}
+GPU = {
+    "index": 0, "name": "H200", "memory_mib": 143771, "driver": "580.159", "free_mib": 60000, "is_persistent": False,
+    "compute_mode": "Exclusive_Process", "ecc_errors": 1, "processes": [PROCESS], "bus_id": "00000000:3B:00.0",
+}  # fmt: skip
+CHECKS = {
+    "memory_mib": 515000, "memory_free_mib": 480, "shm_mib": 64, "memlock_kib": 64, "open_files": 1024,
+    "disks": {"/data": 10}, "script_hash": "5f3a91", "infiniband": ["mlx5_0:1"],
+    "networks": [{"interface": "eth1", "network": "10.0.0.0/24", "speed_mbps": 1000}],
+    "xids": [{"gpu": "0000:3b:00", "number": 79}],
+    "runs": [{"pid": 7, "name": "python", "mark": "20261120-091233.ab12.0", "is_owned": False}],
+}  # fmt: skip
+# A node with everything that the checks have a word for.
+MESSAGE: dict[str, Any] = {
+    "type": "facts", "hostname": "gpu1", "system": "linux", "cpu_count": 64, "home": "/root", "ssh_client": "10.0.0.9",
+    "ssh_address": "10.0.0.1", "addresses": [["lo", "127.0.0.1"], ["eth1", "10.0.0.1"]], "workdir_found": True,
+    "script_found": True, "gpus": [GPU, GPU | {"index": 1}], "gpu_error": "ECC", "checks": CHECKS,
+    "search": {"python": "/usr/bin/python3", "version": "3.11", "torch": "2.13.0", "cuda": "12.8", "hip": None,
+               "nccl": "2.27.5", "numpy": "2.3.1", "candidate": "python3", "tried": [["/opt/python", "not there"]]},
+    "setup": {"failure": {"step": "--setup", "reason": "exit code 1", "lines": ["a", "b"]}, "names": ["A"],
+              "conda": "/opt/conda"},
+}  # fmt: skip
+ROUTED = {"type": "routed", "interface": "eth1", "address": "10.0.0.1", "port": 4000, "error": None, "clock": 1.7e9}
+
+
+def places(value: Any) -> list[tuple[Any, ...]]:
+    """Return the ways to all values inside a value."""
+    steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [(), *((step, *way) for step, inner in steps for way in places(inner))]
+
+
+def put(value: Any, way: tuple[Any, ...], new: object) -> Any:
+    """Return a copy with another value there."""
+    if not way:
+        return new
+    changed = copy.copy(value)
+    changed[way[0]] = put(value[way[0]], way[1:], new)
+    return changed
+
+
+HOSTILE = [
+    None, True, -1, 0, 10**4000, 1e308, float("inf"), float("nan"), "", "x\x1b[2J\nlaunch: all is well", "\udcff",
+    "9" * 99, "a" * 5000, [], [[]], [None], ["x"] * 300, {}, {"a": 1},
+]  # fmt: skip
+values = st.sampled_from(HOSTILE) | st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=4,
+)
+Lie = tuple[tuple[Any, ...], object]
+lies = st.tuples(st.sampled_from([way for way in places(MESSAGE) if way and way != ("type",)]), values)
+JOBS = [Job(BUILTIN), Job(BUILTIN, gpus=2, nproc=2), Job(COMMAND, nproc=2, cpu=True)]
+
+
+def take(*headers: dict[str, Any]) -> list[dict[str, Any]]:
+    """Send messages from a node to the launcher."""
+    dues = Dues()
+    dues.ask({"type": messages.PREPARE, "facts": True})
+    dues.ask({"type": messages.ROUTE})
+    stream = b"".join(json.dumps(header).encode() + b"\n" for header in headers)
+    return [header for header, _ in Decoder(accept=dues.accept).feed(stream)]
+
+
+def read(message: dict[str, Any]) -> NodeFacts | None:
+    """Return what the launcher makes of a message, or None where it refuses that."""
+    hello = {"type": "hello", "folder": "/tmp/x", "keepers": []}
+    try:
+        _, facts, routed = take(hello, message, ROUTED)
+        return NodeFacts(**{**_fields(read_facts(facts, "/tmp/x")), "route": read_route(routed, 1.7e9, 1.7e9)})
+    except (MalformedMessage, LauncherError) as error:
+        assert len(str(error)) < 1000
+        assert str(error).isprintable()
+        return None
+
+
+def _fields(facts: NodeFacts) -> dict[str, Any]:
+    return {name: getattr(facts, name) for name in NodeFacts.__slots__}
+
+
+HONEST = read(MESSAGE)
+
+
+@given(st.lists(lies, min_size=1, max_size=3), st.sampled_from(JOBS))
+def test_whatever_one_node_says_the_checks_end_in_words(
+    changes: list[tuple[tuple[Any, ...], object]], job: Job
+) -> None:
+    message = MESSAGE
+    for way, value in changes:
+        if way in places(message):
+            message = put(message, way, value)
+    lied = read(message)
+    if lied is not None:
+        judge(job, lied)
+
+
+def judge(job: Job, lied: NodeFacts) -> list[str]:
+    """Compare a node with an honest one, and plan where that can be; return all that is said."""
+    assert HONEST is not None
+    hosts, facts = [Host("gpu1"), Host("gpu2")], [HONEST, lied]
+    findings = find_all(job, hosts, facts)
+    survey = Survey(tuple(hosts), tuple(facts), tuple(findings), (), 1.0)
+    json.dumps(checking.as_record(job, survey), default=str)
+    if not find_problems(job, hosts, facts):
+        build_plan(job, hosts, facts)
+    return [*checking.table(job, survey), summarize(job, facts), *(finding.one_line for finding in findings)]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_no_text_of_a_node_is_more_than_a_part_of_a_line(job: Job) -> None:
+    message = MESSAGE
+    for way in places(MESSAGE):
+        value = functools.reduce(lambda inner, step: inner[step], way, MESSAGE)
+        if isinstance(value, str) and way not in [("type",), ("system",)]:
+            message = put(message, way, "\x1b[2J\nlaunch: all is well")
+    lied = read(message)
+    assert lied is not None
+    said = "\n".join(judge(job, lied))
+    assert "?[2J?launch: all is well" in said
+    assert "\nlaunch:" not in said
+    assert "\x1b" not in said
+
+
+def test_the_honest_message_is_read() -> None:
+    assert HONEST is not None
+    assert len(HONEST.gpus) == 2
+
+
+@pytest.mark.parametrize(
+    ("way", "value"),
+    [
+        (("cpu_count",), 10**400),
+        (("cpu_count",), -1),
+        (("cpu_count",), "64"),
+        (("gpus", 0, "index"), -1),
+        (("gpus", 0, "memory_mib"), 10**400),
+        (("gpus", 0, "processes", 0, "pid"), 1e9),
+        (("checks", "shm_mib"), 1 << 64),
+        (("checks", "xids", 0, "number"), True),
+    ],
+    ids=lambda value: str(value)[:9],
+)
+def test_a_number_that_none_is_is_refused(way: tuple[Any, ...], value: object) -> None:
+    assert read(put(MESSAGE, way, value)) is None
+
+
+@pytest.mark.parametrize("address", ["UNKNOWN", "evil.example.com", "10.0.0.1; id", ""])
+def test_an_address_is_a_number(address: str) -> None:
+    """No name: whoever looks it up would ask a server of the liar's."""
+    message = MESSAGE | {"ssh_client": address, "ssh_address": address, "addresses": [["eth1", address]]}
+    facts = read(message)
+    assert facts is not None
+    assert (facts.ssh_client, facts.ssh_address, facts.addresses) == (None, None, ())
