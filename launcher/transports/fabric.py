@@ -26,6 +26,7 @@ from launcher.transports.identities import Login, locked_keys
 from launcher.transports.key_files import Secrets
 from launcher.transports.local import LocalTransport, is_this_machine
 from launcher.transports.logins import Gates, LoginError, keep_trying
+from launcher.transports.packets import BoundedPipe
 from launcher.transports.proxies import Proxy
 from launcher.transports.ssh_answers import read_seconds, split_jump
 from launcher.transports.ssh_config import ConfigFiles
@@ -134,9 +135,10 @@ class FabricTransport:
                 _tune(hop.transport)
             return _start(connection, command, timeout_s)
         except Exception as error:
+            stray_words = _stray_words(hop)
             _close(connection)
             gateway = hop.original_host if hop is not connection else None
-            judgement = fabric_failures.judge(error, hop, proxy.last_words() if proxy else None)
+            judgement = fabric_failures.judge(error, hop, proxy.last_words() if proxy else None, stray_words)
             raise LoginError(judgement, gateway) from error
 
     def prepare(self, host: Host) -> fabric.Connection:
@@ -209,6 +211,7 @@ class _BoundedEvent(threading.Event):
 def _start(connection: fabric.Connection, command: str, timeout_s: float) -> FabricChannel:
     channel = connection.transport.open_session(window_size=_WINDOW_BYTES, timeout=timeout_s)
     channel.event = _BoundedEvent(timeout_s)
+    channel.in_buffer, channel.in_stderr_buffer = BoundedPipe(_WINDOW_BYTES), BoundedPipe(_WINDOW_BYTES)
     channel.exec_command(command)
     return FabricChannel(connection, channel)
 
@@ -219,6 +222,13 @@ def _hops(connection: fabric.Connection) -> Iterator[fabric.Connection]:
     while isinstance(hop, fabric.Connection):
         yield hop
         hop = hop.gateway
+
+
+def _stray_words(hop: fabric.Connection) -> str | None:
+    """Return what was said by who answered and does not speak SSH."""
+    transport = hop.client.get_transport()
+    words: str | None = transport.packetizer.stray_words if transport is not None else None
+    return words
 
 
 def _gate_name(connection: fabric.Connection) -> str:

@@ -11,17 +11,24 @@ from paramiko.ssh_exception import NoValidConnectionsError
 
 from launcher.transports.host_keys import ChangedHostKey, RevokedHostKey, UnknownHostKey, first_known_file
 from launcher.transports.identities import LoginRefused
+from launcher.transports.packets import OversizedError
 from launcher.transports.ssh_failures import Judgement, Place
 
 _DROPPED = ("Error reading SSH protocol banner", "Connection reset by peer", "EOF during negotiation")
 
 
-def judge(error: Exception, hop: fabric.Connection, proxy_words: str | None = None) -> Judgement:
+def judge(
+    error: Exception, hop: fabric.Connection, proxy_words: str | None = None, stray_words: str | None = None
+) -> Judgement:
     """Return the class of an exception that `hop` raised: a connection, or a gateway's.
 
-    proxy_words: what the ProxyCommand said, where there is one.
+    proxy_words: what the ProxyCommand said, where there is one; stray_words: what was said in place of SSH.
     """
     place = _place(hop)
+    if isinstance(error, OversizedError):
+        return place.no_ssh(str(error))
+    if stray_words is not None:
+        return place.no_ssh(f"it says {stray_words!r}")
     for find in (_host_key, _silence, _login, _network):
         judgement = find(error, hop, place)
         if judgement is not None:

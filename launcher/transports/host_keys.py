@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import serialization
 
 from launcher.transports.key_files import CERTIFICATE
 from launcher.transports.known_hosts import AUTHORITY, REVOKED, KnownKey, fingerprint, matches, parse_known_hosts
+from launcher.transports.packets import BoundedPacketizer
 
 _DEFAULT_FILES = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 _DEFAULT_GLOBAL_FILES = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
@@ -168,7 +169,7 @@ def first_known_file(value: str) -> Path | None:
 
 def _make_transport(lines: Iterable[KnownKey], sock: Any, **settings: Any) -> paramiko.Transport:
     """Ask the server for a key that can be checked: a certificate where an authority is known, or a known type."""
-    transport = paramiko.Transport(sock, **settings)
+    transport = paramiko.Transport(sock, packetizer_class=BoundedPacketizer, **settings)
     options = transport.get_security_options()
     usual = list(options.key_types)
     first: list[str] = []

@@ -29,6 +29,11 @@ _NEW_FINGERPRINT = re.compile(r"^(\S+:\S+)\.\r?$", re.MULTILINE)
 _KNOWN_LINE = re.compile(r"^Offending \S+ key in (.+):(\d+)\r?$", re.MULTILINE)
 _KEY_FAILED = "Host key verification failed"
 _SILENT = re.compile(r"^(?:Connection timed out during banner exchange|Connection to \S+ port \d+ timed out)", re.M)
+_NO_SSH = re.compile(
+    r"^(?:kex_exchange_identification: (?P<banner>banner line .*?|No SSH version received.*?)"
+    r"|(?P<packet>Bad packet length \d+)\.)\r?$",
+    re.MULTILINE,
+)
 _DROPPED = re.compile(
     r"^(?:kex_exchange_identification: |Connection (?:closed|reset) by |.*Connection reset by peer)", re.MULTILINE
 )
@@ -136,6 +141,8 @@ def _judge_the_rest(text: str, answer: Answer, *, is_late: bool) -> Judgement:
         return place.timed_out(", ".join(answer.jumps))
     if is_late:
         return place.slow_login()
+    if found := _NO_SSH.search(text):
+        return place.no_ssh(found["banner"] or found["packet"])
     if found := _DROPPED.search(text):
         said = _last_line(text[: found.start()])
         return place.cut_off(said) if answer.option("proxycommand") else place.dropped()

@@ -79,6 +79,11 @@ class Place:
         hint = "too many connections at once? raise MaxStartups in its sshd_config"
         return Judgement(DROPPED, "sshd dropped the connection before its banner", hint)
 
+    def no_ssh(self, words: str) -> Judgement:
+        """words: what it says in place of a banner, or of packets."""
+        hint = "does its sshd listen on that port?"
+        return Judgement("no ssh", f"what answers at {self._where} is no SSH server: {words}", hint)
+
     def cut_off(self, words: str) -> Judgement:
         """words: the last that its ProxyCommand said; a gateway's sshd may have dropped that one."""
         if not words or "kex_exchange_identification" in words or "Connection closed by" in words:

@@ -33,6 +33,7 @@ def answer(name, host, port, *lines):
     return read_answer(name, [*options, *lines])
 
 
+NO_SSH = "what answers at 10.0.0.2 port 2222 is no SSH server"
 NODE = answer("node", "10.0.0.2", 2222)
 HOP = answer("hop", "10.0.0.9", 22)
 ALIASED = answer("node", "10.0.0.2", 22, "hostkeyalias gpu")
@@ -78,6 +79,21 @@ SAID = [
     (
         "kex_exchange_identification: read: Connection reset by peer\r\nConnection reset by 10.0.0.2 port 2222\r\n",
         [], "dropped", "sshd dropped the connection before its banner", None,
+    ),
+    (
+        "kex_exchange_identification: banner line contains invalid characters\r\n"
+        "banner exchange: Connection to 10.0.0.2 port 2222: invalid format\r\n",
+        [], "no ssh", f"{NO_SSH}: banner line contains invalid characters", None,
+    ),
+    (
+        "kex_exchange_identification: No SSH version received in first 1024 lines from server\r\n"
+        "banner exchange: Connection to 10.0.0.2 port 2222: invalid format\r\n",
+        [], "no ssh", f"{NO_SSH}: No SSH version received in first 1024 lines from server", None,
+    ),
+    (
+        "Bad packet length 4294967284.\r\n"
+        "ssh_dispatch_run_fatal: Connection to 10.0.0.2 port 2222: message authentication code incorrect\r\n",
+        [], "no ssh", f"{NO_SSH}: Bad packet length 4294967284", None,
     ),
     (
         "ann@10.0.0.2: Permission denied (publickey,password).\r\n",

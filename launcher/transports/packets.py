@@ -1,0 +1,64 @@
+"""Bounds for what a server sends: paramiko has none for a banner, for a packet, or for what overruns a window."""
+
+from __future__ import annotations
+
+import socket
+
+from paramiko import SSHException
+from paramiko.buffered_pipe import BufferedPipe
+from paramiko.packet import Packetizer
+
+MAX_BANNER_BYTES = 64 << 10  # a server may say some lines before its version (RFC 4253, 4.2)
+MAX_PACKET_BYTES = 256 << 10  # as OpenSSH has it (PACKET_MAX_SIZE)
+_VERSION = b"SSH-"
+_MAX_WORDS = 60
+# What sshd says in place of its banner, beyond MaxStartups and to an address that it has a penalty for.
+_DROPS = (b"Exceeded MaxStartups", b"Not allowed at this time")
+
+
+class OversizedError(SSHException):
+    """The server sends more than any server has to."""
+
+
+class BoundedPacketizer(Packetizer):
+    """Reads packets, and keeps what was said in place of a banner."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self._heard = b""  # up to the version, and a little more
+
+    @property
+    def stray_words(self) -> str | None:
+        """Return what was said by who does not speak SSH; None for a server that does, or has said nothing."""
+        lines = [line.strip() for line in self._heard.split(b"\n") if line.strip()]
+        is_ssh = any(line.startswith((_VERSION, *_DROPS)) for line in lines) and not self._is_overlong
+        return lines[0][:_MAX_WORDS].decode("utf-8", "replace") if lines and not is_ssh else None
+
+    @property
+    def _is_overlong(self) -> bool:
+        return len(self._heard) > MAX_BANNER_BYTES
+
+    def _read_timeout(self, timeout: float) -> bytes:
+        data: bytes = super()._read_timeout(timeout)  # type: ignore[misc] # of readline, for each piece
+        self._heard += data
+        if self._is_overlong:
+            raise OversizedError("a banner without end")
+        return data
+
+    def read_all(self, n: int, check_rekey: bool = False) -> bytes:
+        if n > MAX_PACKET_BYTES:
+            raise OversizedError(f"a packet of {n} bytes")
+        return super().read_all(n, check_rekey)
+
+
+class BoundedPipe(BufferedPipe):  # type: ignore[type-arg] # generic in its stubs alone
+    """What a channel has received and nobody has read yet: never more than its window."""
+
+    def __init__(self, window_bytes: int) -> None:
+        super().__init__()
+        self._window_bytes = window_bytes
+
+    def feed(self, data: bytes) -> None:
+        if len(self) + len(data) > self._window_bytes:
+            raise OversizedError("more than the window of its channel")
+        super().feed(data)

@@ -1,0 +1,94 @@
+"""Whoever answers in place of a host costs that host its place: one line, in bounded time and memory."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import hostile_server as hostile
+import pytest
+from hostile_server import Listener
+from launching import Launch
+from ssh_hosts import SshHosts, wait_until
+
+from launcher.hosts import Host
+from launcher.transports.fabric import _WINDOW_BYTES, FabricTransport
+
+TIMEOUT_S = 3
+PEAK_KIB = 160 << 10
+PLACE = r"127\.0\.0\.1 port \d+"
+
+NO_SSH = f"what answers at {PLACE} is no SSH server: "
+DROPPED = "sshd dropped the connection before its banner"
+SILENT = f"{PLACE} does not answer"
+SLOW = "it did not finish the login in time"
+# Who answers, and what is said of it: where we speak SSH, and where OpenSSH does and tells less.
+ANSWERS: dict[str, tuple[Callable[..., object], str, str]] = {
+    "mute": (hostile.be_silent, SILENT, SILENT),
+    "closed": (hostile.hang_up, DROPPED, DROPPED),
+    "web": (hostile.speak_http, f"{NO_SSH}it says 'HTTP/1.1 400 Bad Request'", DROPPED),
+    "garbage": (
+        hostile.send_garbage,
+        f"{NO_SSH}it says '.{{1,30}}'",
+        f"{NO_SSH}banner line contains invalid characters",
+    ),
+    "flood": (hostile.flood, f"{NO_SSH}it says 'x{{60}}'", f"{NO_SSH}banner line too long"),
+    "drip": (hostile.drip, f"{NO_SSH}it says 'x+'", SILENT),
+    "lines": (hostile.drip_lines, f"{NO_SSH}it says 'Welcome!'", f"{SILENT}|{SLOW}"),
+    "huge": (
+        hostile.send_huge_packet,
+        f"{NO_SSH}a packet of 42949672\\d\\d bytes",
+        f"{NO_SSH}Bad packet length 4294967284",
+    ),
+}
+AFTER_THE_LOGIN = {
+    "endless": (hostile.print_without_end, "its login shell prints without end"),
+    "nonsense": (hostile.print_nonsense, r"its login shell ended \(exit code 0\): \?\]0;title\?this account is closed"),
+}
+
+
+def settings_of(server: Listener) -> dict[str, object]:
+    kex = "ecdh-sha2-nistp256"  # which paramiko's server has as well
+    return {"HostName": "127.0.0.1", "Port": server.port, "StrictHostKeyChecking": "no", "KexAlgorithms": kex}
+
+
+@pytest.mark.parametrize("transport", ["fabric", "ssh"])
+def test_each_costs_its_own_host_one_line(launch: Launch, hosts: SshHosts, transport: str) -> None:
+    host_key = hosts["node1"].folder / "host_key"
+    expected = {name: texts[transport == "ssh"] for name, (_, *texts) in ANSWERS.items()}
+    expected |= {name: text for name, (_, text) in AFTER_THE_LOGIN.items()}
+    with ExitStack() as ends:
+        servers = {name: ends.enter_context(Listener(serve)) for name, (serve, *_) in ANSWERS.items()}
+        for name, (behave, _) in AFTER_THE_LOGIN.items():
+            servers[name] = ends.enter_context(Listener(hostile.let_in(host_key, behave)))
+        config = hosts.write_config(
+            launch.folder / "config", **{name: settings_of(server) for name, server in servers.items()}
+        )
+        names = ("--hosts", ",".join(["node1", *servers]), "--ssh-config", str(config))
+        done = launch.exec(*names, "--connect-timeout", str(TIMEOUT_S), "--json", "--", "echo fine")
+    *lines, result = [json.loads(line) for line in done.lines]
+    assert (done.exit_code, [(line["host"], line["text"]) for line in lines]) == (69, [("node1", "fine")])
+    wrong = {name: said for name, said in result["failures"].items() if not re.fullmatch(expected[name], said)}
+    assert (wrong, result["failures"].keys()) == ({}, expected.keys())
+    assert done.words[0] == f"launch: {len(servers)} hosts can't be used:"
+    assert len(done.words) <= 1 + 2 * len(servers)  # a line and a hint
+    assert re.search("[^ -~\n\ufffd]", done.stderr) is None
+    assert done.peak_kib < PEAK_KIB
+
+
+def test_what_overruns_a_window_is_not_kept(hosts: SshHosts, launch: Launch) -> None:
+    """OpenSSH keeps count of its own windows."""
+    with Listener(hostile.let_in(hosts["node1"].folder / "host_key", hostile.overrun_the_window)) as server:
+        config = hosts.write_config(launch.folder / "config", hostile=settings_of(server))
+        channel = FabricTransport(config).open(Host("hostile"), "true", TIMEOUT_S)
+        try:
+            assert wait_until(lambda: channel._channel.closed, 10)  # nobody has read yet
+            size = 0
+            while (piece := channel.read())[0]:
+                size += len(piece[1])
+            assert 0 < size <= _WINDOW_BYTES
+            assert channel.exit_code() is None
+        finally:
+            channel.close()
