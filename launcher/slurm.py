@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import UsageError
-from launcher.host_ranges import expand_ranges, fold_names, split_list
+from launcher.host_ranges import expand_names, fold_names, split_list
 from launcher.hosts import Host
 from launcher.wording import count, listed
 
@@ -134,7 +134,7 @@ def srun_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _read_nodes(name: str, text: str) -> tuple[str, ...]:
     try:
-        return tuple(node for element in split_list(text) for node in expand_ranges(element))
+        return tuple(node for element in split_list(text) for node in expand_names(element))
     except UsageError as error:
         raise UsageError(f"{name}: {error.message}", error.hint) from None
 
