@@ -40,6 +40,7 @@ class Farm:
     """Hosts, and the ssh_config that reaches them."""
 
     names: list[str]
+    port: int
     ssh_config: Path
 
     def ssh_environment(self) -> dict[str, str]:
@@ -65,7 +66,7 @@ def farm(count: int) -> Iterator[Farm]:
             servers.append(subprocess.Popen([SSHD, "-D", "-f", config], stderr=subprocess.DEVNULL))
         for name in names:
             _wait_for((name, port))
-        yield Farm(names, _write_client_files(folder, names, port))
+        yield Farm(names, port, _write_client_files(folder, names, port))
     finally:
         for server in servers:
             server.terminate()

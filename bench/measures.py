@@ -18,8 +18,9 @@ from pathlib import Path
 from bench.farm import Farm, farm
 from bench.timing import Row, median, run
 from bench.training import scaling, trainer
+from bench.transports import transports
+from bench.ways import LAUNCH
 
-LAUNCH = [sys.executable, "-c", "from launcher.cli import main; main()"]
 FIRST_ALL_REDUCE = Path(__file__).parent / "first_all_reduce.py"
 
 
@@ -161,6 +162,7 @@ MEASURES: dict[str, tuple[Callable[[], list[Row]], tuple[str, ...]]] = {
     "flood": (flood, ("sshd", "ssh", "pdsh")),
     "idle": (idle, ("sshd",)),
     "many-hosts": (many_hosts, ("sshd", "ssh", "pdsh")),
+    "transports": (transports, ("sshd", "ssh", "pdsh")),
     "scaling": (scaling, ()),
     "trainer": (trainer, ()),
 }

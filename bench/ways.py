@@ -1,0 +1,36 @@
+"""Ways to run one command on many hosts: our transports, and what a person types without us."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.farm import Farm
+
+Argv = list[str | Path]
+
+PATIENCE_S = "60"  # for a login: the machine that measures may be busy
+LAUNCH = [sys.executable, "-c", "from launcher.cli import main; main()"]
+TRANSPORTS = ("fabric", "ssh", "pdsh")
+SSH_LOOP, PLAIN_PDSH, CLUSH = "ssh loop", "plain pdsh", "clush"
+WAYS = (*TRANSPORTS, SSH_LOOP, PLAIN_PDSH, CLUSH)
+
+
+def command_of(way: str, hosts: Farm, names: Sequence[str], command: str) -> Argv:
+    """Return what runs a shell's command line on those hosts, all at once."""
+    config, listed, fan_out = hosts.ssh_config, ",".join(names), str(len(names))
+    if way == SSH_LOOP:
+        ssh = shlex.join(["ssh", "-F", str(config)])
+        return ["/bin/sh", "-c", f"for host in {' '.join(names)}; do {ssh} $host {shlex.quote(command)} & done; wait"]
+    if way == PLAIN_PDSH:
+        pdsh = ["env", f"PDSH_SSH_ARGS_APPEND=-F {config}", "pdsh", "-R", "ssh", "-t", PATIENCE_S]
+        return [*pdsh, "-f", fan_out, "-w", listed, command]
+    if way == CLUSH:
+        clush = [sys.executable, "-m", "ClusterShell.CLI.Clush", "--nostdin", "-f", fan_out]
+        return [*clush, "-o", f"-F {config}", "-w", listed, command]
+    # Without a port all names of the farm look like this machine, and ssh is asked about each: elsewhere one does.
+    places = ",".join(f"{name}:{hosts.port}" for name in names)
+    words: Argv = ["--connect-timeout", PATIENCE_S, "--ssh-config", config, "--hosts", places, "--colon", "port"]
+    return [*LAUNCH, "exec", "--transport", way, *words, "--", command]
