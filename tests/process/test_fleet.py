@@ -275,6 +275,11 @@ def test_a_node_that_says_nothing(fake: Callable[[str], str]) -> None:
     assert failure_of(program, silence_s=SILENCE_S) == ("silent", f"no sign of life for {SILENCE_S:g} s")
 
 
+def test_noise_is_no_sign_of_life(fake: Callable[[str], str]) -> None:
+    program = fake(GIVES_MARKER + "exec yes >&2")
+    assert failure_of(program, silence_s=SILENCE_S) == ("silent", f"no sign of life for {SILENCE_S:g} s")
+
+
 def test_a_node_that_ends_without_a_word(fake: Callable[[str], str]) -> None:
     program = fake(GIVES_MARKER + "exit 5")
     kind, text = failure_of(program)

@@ -19,6 +19,7 @@ import pytest
 from node_process import PROMPT_S, is_alive, wait_until
 
 from launcher.errors import LauncherError
+from launcher.execution import Execution, execute
 from launcher.hosts import Host
 from launcher.job import Job, Program, ProgramKind
 from launcher.node import messages
@@ -229,6 +230,28 @@ def test_a_node_that_lies_in_a_run_ends_it_and_is_named(tmp_path: Path, lie: Lie
     words = play(lie, tmp_path)
     assert f"launch: lost liar ({text}), stopping 2 nodes" in words
     assert resident_kib() - before_kib < MOST_KIB
+
+
+NO_CODE = encode(messages.EXIT, local_rank=0, age_s=0, code=None, signal=None)
+
+
+@pytest.mark.parametrize(
+    ("lie", "exit_code", "failures"),
+    [
+        (after("start", NO_CODE, CENSUS, None), 1, []),  # a success would be told
+        (after("start", CENSUS, None), 69, ["it sent what nobody asked for: census"]),
+    ],
+)
+def test_a_command_whose_end_is_not_told_is_no_success(lie: Lie, exit_code: int, failures: list[str]) -> None:
+    async def run() -> Execution:
+        session = Session(
+            [Host("liar")], [LyingTransport(lie)], [NodeOutput("liar", None, None)], run_id="exec", env={},
+            pythons=["python3"], silence_s=5, stop_timeout_s=1, connect_timeout_s=5, say=print, progress=print,
+        )  # fmt: skip
+        return await asyncio.wait_for(execute(session, ["true"], None, print), DEADLINE_S)
+
+    done = asyncio.run(run())
+    assert (done.exit_code, [failure.text for failure in done.failures]) == (exit_code, failures)
 
 
 def resident_kib() -> int:
