@@ -109,10 +109,8 @@ class Conversation:
         return self.noise.decode("utf-8", "replace").strip("\n")
 
     def admit_standstill(self, gap_s: float) -> None:
-        """Hang up where the node has heard nothing for so long, and has ended the run; else bear its silence."""
-        if self._transport.is_terse:
-            self.heard_at = time.monotonic()
-        else:
+        """Hang up where the node has heard nothing for so long, and has ended the run."""
+        if not self._transport.is_terse:
             text = f"this machine stood still for {gap_s:.0f} s, and the nodes took it for dead"
             self.give_up("standstill", text)
 
