@@ -13,6 +13,7 @@ from itertools import islice
 
 from launcher.endings import explain_ending, explain_loss, signal_name
 from launcher.errors import EXIT_FAILED, EXIT_HANG, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE
+from launcher.node.messages import TERMINATED
 from launcher.signatures import Explanation, Kind, explain_lines
 from launcher.tracebacks import (
     cut_tracebacks,
@@ -70,7 +71,7 @@ class Failure:
     @property
     def is_secondary(self) -> bool:
         """Whether it looks like the consequence of another failure."""
-        if self.after_stop or self.signal == signal.SIGTERM:
+        if self.after_stop or self.signal == signal.SIGTERM or self.text == TERMINATED:
             return True
         if self.what in ("connection", "hang") or self.signal == signal.SIGKILL or self.oom:
             return False

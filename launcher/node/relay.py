@@ -227,7 +227,7 @@ class Relay:
                 if name == self._task:
                     _hang_up_relay(int(words[0]), int(words[1]))
             elif name in self._children:
-                self._serve(verb, self._children[name], text)
+                self._serve(verb, name, self._children[name], text)
 
     def _end_source(self, source: int) -> None:
         """Say that a mail was taken; the end of stdin is that of the launcher, or of the way from it."""
@@ -246,11 +246,11 @@ class Relay:
         self._kept.pop(self._kept_count - self._kept_blocks, None)
         self._kept_count += 1
 
-    def _serve(self, verb: bytes, child: Child, text: bytes) -> None:
+    def _serve(self, verb: bytes, name: bytes, child: Child, text: bytes) -> None:
         if verb == b"took":
             child.untaken_bytes -= int(text)
         elif verb == b"shut":
-            child.hang_up()
+            self._hang_up(name, child)
         elif child.stdin >= 0:
             child.backlog += a2b_base64(self._kept[int(text)] if verb == b"again" else text)
             child.feed()
@@ -268,8 +268,13 @@ class Relay:
         self._is_cut = True
         self._sources.pop(_STDIN, None)
         self._outgoing.clear()
-        for child in self._children.values():
-            child.hang_up()
+        for channel, child in list(self._children.items()):
+            self._hang_up(channel, child)
+
+    def _hang_up(self, channel: bytes, child: Child) -> None:
+        """Close the pipes of a process, which may have ended before: nothing else would tell of it then."""
+        child.hang_up()
+        self._settle(channel, child)
 
     # ---- what comes from the processes ----------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -349,6 +350,25 @@ def test_what_is_said_before_is_the_host_s_noise(cluster: Cluster) -> None:
     )
     streams, _ = run(transport, A, "printf on; printf off >&2")
     assert streams == {STDOUT: b"on", STDERR: b"\nsrun: a word\noff"}
+
+
+def test_a_relay_ends_though_somebody_holds_the_pipe_of_what_has_ended(cluster: Cluster) -> None:
+    """A daemon of a command, here: the end of the command was told before that of its output, which never comes."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom launcher.node import relay\nrelay.main('n', 1, 1)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**cluster.env, "SLURM_PROCID": "0"},
+    )  # fmt: skip
+    assert process.stdin and process.stdout
+    process.stdin.write(b"open 1 0 " + b2a_base64(b"sleep 60 & echo $!"))
+    process.stdin.flush()
+    daemon = int(a2b_base64(process.stdout.readline().split()[-1]))
+    try:
+        process.stdin.close()
+        assert process.wait(DEADLINE_S) == 0
+    finally:
+        os.kill(daemon, signal.SIGKILL)
+        process.kill()
 
 
 def test_a_relay_that_nobody_needs_ends_by_itself(cluster: Cluster, any_python: str) -> None:
