@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 
 import pytest
 from machines.runs import shell
@@ -46,14 +45,6 @@ def test_a_script_of_sbatch_with_options_that_srun_would_take(launch: SlurmLaunc
     assert f"launch: hosts of Slurm job {job}: 2 nodes, node[1-2], 8 CPUs on each\n" in launch.log
     said = [line for line in launch.log.splitlines() if line.startswith("[node")]
     assert [re.sub(r"\d+$", "N", line) for line in sorted(said)] == [f"[node1:0] {job}   N", f"[node2:1] {job}   N"]
-
-
-def test_the_built_in_trainer(launch: SlurmLaunch) -> None:
-    small = "--data-size 64 --batch-size 16 --dim 16 --layers 1 --log-every 1"
-    job = launch.submit(f"launch --nproc 1 --cpu --python {sys.executable} -m launcher.trainer {small}")
-    launch.slurm.wait_for_job(job)
-    assert re.search(r"^\[node1:0\].* loss ", launch.log, re.MULTILINE), launch.log
-    assert "2 ranks ended well, 0 processes left on 2 nodes" in launch.log
 
 
 def test_more_than_srun_has_room_for(launch: SlurmLaunch) -> None:
