@@ -1,6 +1,6 @@
 """Carries the streams of processes on this node over the streams of one task of srun or pdsh.
 
-Both mix what their tasks write, in whole lines: srun's of less than 1,024 bytes, pdsh's of less than 64 KB. So bytes
+Both mix what their tasks write, in whole lines: srun's of less than 1,024 bytes, pdsh's of 128 KiB at most. So bytes
 travel as lines of base64, and each line names a channel: one process of ours on one node.
 srun gives what it reads to every task. pdsh gives nothing, and only its end is seen: there the launcher's lines come by
 another pdsh, whose task on this node puts them into our mailbox (launcher/node/mail.py).

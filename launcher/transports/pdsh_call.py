@@ -63,8 +63,8 @@ class Pdsh:
             raise UsageError("--transport pdsh: no pdsh on this machine", "apt-get install pdsh, or --transport ssh")
         if ssh_config is not None and not ssh_config.is_file():
             raise UsageError(f"{ssh_config}: no such file", "--ssh-config names an OpenSSH client configuration")
-        if ssh_config is not None and len(str(ssh_config).split()) != 1:
-            raise UsageError(f"--transport pdsh: it takes no path with spaces: {str(ssh_config)!r}", _TO_SSH)
+        if ssh_config is not None and not _is_plain(str(ssh_config)):
+            raise UsageError(f"--transport pdsh: it takes no path with blanks or %: {str(ssh_config)!r}", _TO_SSH)
         self._pdsh = pdsh
         self._environ = environ
         self._own_words = own_words(environ)  # ours come before and win
@@ -104,9 +104,14 @@ def own_words(environ: Mapping[str, str]) -> list[str]:
 
 def make_folder() -> str:
     """Return a new folder for sockets, or "" where ssh could not be told of it."""
-    if len(tempfile.gettempdir().split()) != 1:
+    if not _is_plain(tempfile.gettempdir()):
         return ""
     return tempfile.mkdtemp(prefix="launch-pdsh-")
+
+
+def _is_plain(path: str) -> bool:
+    """Whether pdsh hands a path on as it is: it parts words at blanks, and puts names where a % is."""
+    return len(path.split()) == 1 and "%" not in path
 
 
 def _share(hosts: Sequence[Host], folder: str) -> list[str]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from launcher import shipping
 from launcher.hosts import Host
+from launcher.transports.lines import whole_lines
 from launcher.transports.pdsh_call import RANK, Call, Pdsh
+from launcher.transports.pdsh_words import PdshWords
 from launcher.transports.relay_lines import BLOCK_BYTES
 
 Line = tuple[bytes, bytes | None]  # its words, and what follows in base64
@@ -43,7 +44,6 @@ class Mail:
         self._folder = folder
         self._timeout_s = timeout_s
         self._on_lost = on_lost
-        self._taken = re.compile(rb"~%s got (\d+)\b" % nonce.encode())
         self._waiting: dict[int, list[Line]] = {}  # by task
         self._on_the_way: set[int] = set()
         self._calls: set[Call] = set()
@@ -121,6 +121,7 @@ class Mail:
     def _carry(self, tasks: Sequence[int], command: str) -> None:
         """Send one call to its end; tasks that have taken their mail by then can get more."""
         hosts = [self._hosts[task] for task in tasks]
+        words = PdshWords([host.name for host in hosts])
         missing, said = set(tasks), b""
         try:
             call = self._pdsh.call(hosts, command, self._timeout_s, self._folder, is_short=True)
@@ -133,18 +134,22 @@ class Mail:
                 call.end()
         assert call.process.stdout is not None  # asked for
         with call.process.stdout as stdout:
-            for line in stdout:
-                found = self._taken.search(line)
-                if found is None:
-                    said = (said + line)[-_KEPT_BYTES:]
+            for line in whole_lines(stdout):
+                names, text = words.split(line)
+                taken = {task for task in missing if text == self._receipt(task) and self._hosts[task].name in names}
+                if taken:
+                    missing -= taken
+                    self._settle(taken)
                 else:
-                    missing.discard(int(found[1]))
-                    self._settle({int(found[1])})
+                    said = (said + line + b"\n")[-_KEPT_BYTES:]
         call.end()
         call.process.wait()
         with self._changed:
             self._calls.discard(call)
         self._lose(missing, _last_word(said))
+
+    def _receipt(self, task: int) -> bytes:
+        return b"~%s got %d" % (self._nonce.encode(), task)
 
     def _settle(self, tasks: set[int]) -> None:
         with self._changed:

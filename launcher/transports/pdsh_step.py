@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 from collections.abc import Sequence
-from functools import partial
 
 from launcher import shipping
 from launcher.errors import HostFailure
 from launcher.hosts import Host
-from launcher.transports.base import READ_BYTES, STDERR
+from launcher.transports.base import STDERR
+from launcher.transports.lines import whole_lines
 from launcher.transports.pdsh_call import RANK, Pdsh, make_folder
 from launcher.transports.pdsh_mail import Mail, data_lines
 from launcher.transports.pdsh_words import PdshWords
 from launcher.transports.relay_channel import RelayChannel
-from launcher.transports.relay_lines import MAX_LINE_BYTES, Event, Exit, Here, LineDecoder, Output
+from launcher.transports.relay_lines import Event, Exit, Here, LineDecoder, Output
 from launcher.transports.relays import Relay, Relays, as_noise
 
 _SETTLE_S = 0.2  # after the end of an ssh: what the host has said before may lie in the other pipe
@@ -110,18 +109,13 @@ class Step:
     # ---- the threads ----------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        decoder, rest = LineDecoder(self._nonce), b""
+        decoder = LineDecoder(self._nonce)
         assert self._call.process.stdout is not None  # asked for
         with self._call.process.stdout as stdout:
-            while data := os.read(stdout.fileno(), READ_BYTES):
-                *lines, rest = (rest + data).split(b"\n")
-                if len(rest) > MAX_LINE_BYTES:
-                    lines.append(rest)
-                    rest = b""
-                for line in lines:
-                    hosts, text = self._words.split(line)
-                    for event in decoder.feed(text + b"\n"):
-                        self._take(hosts, event)
+            for line in whole_lines(stdout):
+                hosts, text = self._words.split(line)
+                for event in decoder.feed(text + b"\n"):
+                    self._take(hosts, event)
         self._hearing.join(_END_S)  # its last words say why
         self._lose([host.name for host in self._hosts])
         self._mail.close()
@@ -151,7 +145,7 @@ class Step:
     def _hear(self) -> None:
         assert self._call.process.stderr is not None  # asked for
         with self._call.process.stderr as stderr:
-            for line in iter(partial(stderr.readline, MAX_LINE_BYTES), b""):
+            for line in whole_lines(stderr):
                 gone = self._words.find_ended(line)
                 if gone:
                     threading.Timer(_SETTLE_S, self._lose, [gone]).start()
