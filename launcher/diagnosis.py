@@ -71,7 +71,7 @@ class Failure:
     @property
     def is_secondary(self) -> bool:
         """Whether it looks like the consequence of another failure."""
-        if self.after_stop or self.signal == signal.SIGTERM or self.text == TERMINATED:
+        if self.after_stop or self.signal == signal.SIGTERM:
             return True
         if self.what in ("connection", "hang") or self.signal == signal.SIGKILL or self.oom:
             return False
@@ -79,6 +79,11 @@ class Failure:
         if not error or self.signal is not None:
             error += _last_said(self.stderr.splitlines(), 3)
         return _says_consequence(error)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no other failure may say more: Slurm tells supervisors, ranks and us to end at once."""
+        return not self.is_secondary and self.text != TERMINATED
 
     @property
     def subject(self) -> str:

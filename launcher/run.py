@@ -174,8 +174,8 @@ class Run:
         failures = self._failures()
         if watch.failure is not None and not failures:
             return find_cause([watch.failure])
-        if failures and all(failure.is_secondary for failure in failures):
-            await session.pump(self._has_primary, time.monotonic() + SETTLE_S)
+        if failures and not self._has_final():
+            await session.pump(self._has_final, time.monotonic() + SETTLE_S)
         return find_cause(self._failures(), self._all_ranks())
 
     def _all_ranks(self) -> range:
@@ -183,8 +183,8 @@ class Run:
         assert self._plan is not None
         return range(self._plan.world_size if self._share is None else 0)
 
-    def _has_primary(self) -> bool:
-        return any(not failure.is_secondary for failure in self._failures())
+    def _has_final(self) -> bool:
+        return any(failure.is_final for failure in self._failures())
 
     def _failures(self) -> list[Failure]:
         assert self._plan is not None
