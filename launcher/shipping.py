@@ -116,7 +116,7 @@ def relay_line(pythons: Sequence[str], nonce: str, rank: str, silence_s: float) 
 
 def mail_line(pythons: Sequence[str], nonce: str, rank: str, texts: Sequence[bytes], mails: Sequence[Any]) -> str:
     """Return the command line that brings relays their mail, in the form that `launcher.node.mail` takes."""
-    return _task_line(_MAIL_SHELL, pythons, rank, ("mail",), "main", nonce, list(texts), list(mails))
+    return _task_line(_MAIL_SHELL, pythons, rank, ("mailbox", "mail"), "main", nonce, list(texts), list(mails))
 
 
 def _task_line(

@@ -30,5 +30,5 @@ Nothing needs to be installed there: `launcher.shipping` sends these modules ove
     relay        under srun and pdsh, below the guardian: carries its bytes; sent alone, and under pdsh with
       mailbox      where it gets what the launcher says
       login        whether the launcher's machine still answers
-    mail         under pdsh: brings a relay what the launcher says; sent alone
+    mail         under pdsh: brings a relay what the launcher says; sent with mailbox
 """

@@ -1,4 +1,7 @@
-"""Where a relay under pdsh gets what the launcher says: a socket of a name, which leaves no file behind."""
+"""Where a relay under pdsh gets what the launcher says: a socket of a name, which leaves no file behind.
+
+Everybody on the node can read the name in a command line, so both ends look whose the other one is.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,26 @@ import sys
 from socket import AF_UNIX, SO_PEERCRED, SOL_SOCKET, socket
 
 
-def open_mailbox(nonce: str, task: bytes) -> socket:
-    """Listen for `launcher.node.mail`, which knows the name."""
+def open_mailbox(nonce: str, task: int) -> socket:
+    """Listen for `launcher.node.mail`."""
     mailbox = socket(AF_UNIX)
-    mailbox.bind(b"\0launch-%s-%s" % (nonce.encode(), task))
+    mailbox.bind(name_of(nonce, task))
     mailbox.listen()
     return mailbox
 
 
 def accept(mailbox: socket) -> socket | None:
-    """Return who brings mail; None for another user, who may have read the name in a command line."""
+    """Return who brings mail, or None where it is another user."""
     mail, _ = mailbox.accept()
-    credentials = mail.getsockopt(SOL_SOCKET, SO_PEERCRED, 12)  # process, user and group, of 4 bytes each
-    return mail if int.from_bytes(credentials[4:8], sys.byteorder) == os.getuid() else None
+    return mail if is_own(mail) else None
+
+
+def name_of(nonce: str, task: int) -> bytes:
+    """Return the name of a task's mailbox; what begins with a zero byte is in no file system."""
+    return b"\0launch-%s-%d" % (nonce.encode(), task)
+
+
+def is_own(sock: socket) -> bool:
+    """Whether the other end is a process of our own user."""
+    credentials = sock.getsockopt(SOL_SOCKET, SO_PEERCRED, 12)  # process, user and group, of 4 bytes each
+    return int.from_bytes(credentials[4:8], sys.byteorder) == os.getuid()

@@ -144,7 +144,7 @@ class Relay:
 
         self._login = login.Login(self._env.get("SSH_CONNECTION", "").split(), silence_s)
         self._look_s = silence_s / LOOKS_PER_SILENCE
-        self._mailbox = mailbox.open_mailbox(nonce, self._task)
+        self._mailbox = mailbox.open_mailbox(nonce, int(self._task))
         pid = os.getpid()
         self._say(b"here", b"%s - %d %d" % (self._task, pid, _started(pid)))
 
