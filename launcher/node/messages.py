@@ -54,8 +54,9 @@ FAILED = "failed"
 
 # Of a probe that came to nothing by itself.
 NOT_TRIED = "could not be tried"
-# Of a supervisor that somebody has told to end, as Slurm tells all when it ends a job.
-TERMINATED = "its supervisor got signal 15"
+# Of a supervisor that somebody has told to end; the second as Slurm tells all when it ends a job.
+GOT_SIGNAL = "its supervisor got signal %d"
+TERMINATED = GOT_SIGNAL % 15
 # On stderr, of a node whose lease ran out: so many seconds follow.
 NO_WORD = "no word from the launcher for"
 

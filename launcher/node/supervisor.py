@@ -89,7 +89,7 @@ class Supervisor:
             numbers = os.read(wake_read, 4096)
             self._ranks.reap()
             for number in {signals.SIGTERM, signals.SIGHUP}.intersection(numbers):
-                self._end_run("its supervisor got signal %d" % number)
+                self._end_run(messages.GOT_SIGNAL % number)
 
         self._loop.watch(wake_read, wake)
 
