@@ -142,7 +142,8 @@ def _parse_span(item: str, pattern: str) -> tuple[int, int, int]:
         raise UsageError(f"{shown(item)} in {shown(pattern)} is no number or range", hint)
     low, high = match[1], match[2] or match[1]
     if int(low) > int(high):
-        hint = f"write {high}-{low}; for another order list the numbers, the order is kept"
+        width = max(len(low), len(high)) if "0" in (low[0], high[0]) else 0
+        hint = f"write {high.zfill(width)}-{low.zfill(width)}; for another order list the numbers, the order is kept"
         raise UsageError(f"range {shown(item)} in {shown(pattern)} runs backwards", hint)
     # Slurm prints gpu01 to gpu100 as gpu[01-100]; in 1-04 and 01-5 nobody knows which width is meant.
     padded = low if low[0] == "0" else high if high[0] == "0" else ""

@@ -124,8 +124,8 @@ def _parse_target(target: str, colon: Colon | None) -> tuple[tuple[str, ...], li
     settings = [_Setting("user", user, "user@", target)] if at else []
     if number is not None:
         if colon is None:
-            line = shown(f"{pattern} slots={number}")
-            hint = f"--colon slots or --colon port says which; in a hostfile so does {line}"
+            says = _offer(f"{target.removesuffix(f':{number}')} slots={number}", say="; in a hostfile so does ")
+            hint = f"--colon slots or --colon port says which{says}"
             raise UsageError(f"{shown(rest)} is ambiguous: {number} slots or ssh port {number}?", hint)
         settings.append(_Setting(colon, number, f":{colon}", target))
     return expand_names(pattern), settings
@@ -138,16 +138,33 @@ def _refuse_doubtful(content: str, targets: Sequence[str]) -> None:
     first = targets[0]
     for word in targets[1:]:
         if NUMBER.fullmatch(word):
-            hint = f"write {shown(f'{first} slots={word}')} or {shown(f'{first} port={word}')}"
+            name = first.removesuffix(":")  # `gpu1: 8` is how a YAML mapping would have it
+            hint = _offer(f"{name} slots={word}", f"{name} port={word}", say="write ")
             raise UsageError(f"{shown(content)} is ambiguous: is {word} a number of slots, a port, a host?", hint)
-        if word in _KEYS or word in SPELLINGS:
-            raise UsageError(f"expected key=value, got {shown(word)}", _KEYS_HINT)
+        key, _, value = word.partition(":")
+        if key in _KEYS or key in SPELLINGS:
+            hint = (value and _offer(f"{first} {key}={value}", say="write ")) or _KEYS_HINT
+            raise UsageError(f"expected key=value, got {shown(word)}", hint)
     if first.lower() in ("host", "match"):
         hint = "list the names that it knows, one per line; --ssh-config FILE says what they mean"
         raise UsageError(f"{shown(content)} is a line of an ssh_config, not of a hostfile", hint)
     if _is_address(first) and not all(map(_is_address, targets)):
-        hint = f"write one per line; with both: {shown(f'{targets[1]} addr={first}')}"
+        hint = "write one per line" + _offer(f"{targets[1]} addr={first}", say="; with both: ")
         raise UsageError(f"{shown(content)} is ambiguous: two hosts, or a name for an address?", hint)
+
+
+def _offer(*lines: str, say: str) -> str:
+    """Return the words that propose those of the lines which would be read as they are shown; none without any."""
+    good = [shown(line) for line in lines if shown(line)[1:-1] == line and _is_good(line)]
+    return say + " or ".join(good) if good else ""
+
+
+def _is_good(line: str) -> bool:
+    try:
+        list(parse_item(Item(1, line)))
+    except UsageError:
+        return False
+    return True
 
 
 def _is_address(word: str) -> bool:

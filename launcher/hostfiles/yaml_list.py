@@ -13,6 +13,8 @@ from launcher.errors import HostfileError
 from launcher.host_ranges import shown
 from launcher.hostfiles.lines import Item
 
+# What goes on until its end is found missing, maybe much later: it is wrong where it begins.
+_OPEN = ("while parsing a flow", "while scanning a simple key", "while scanning a quoted scalar")
 _HINT = "write a list: '- node1', or '- name: node1' with 'slots: 8' below it"
 
 
@@ -35,8 +37,7 @@ def read_items(text: str, source: str) -> Iterator[Item]:
     try:
         yield from _read_document(yaml, events, source)
     except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else None
-        raise HostfileError(source, line, f"not YAML: {_printable(error.problem)}", _HINT) from None
+        raise HostfileError(source, _line_of(error, text), f"not YAML: {_printable(error.problem)}", _HINT) from None
     except yaml.YAMLError as error:  # a character that YAML has not, at a place that has no line
         raise HostfileError(source, None, f"not YAML: {_printable(error)}") from None
 
@@ -58,6 +59,13 @@ def _read_document(yaml: Any, events: Iterator[Any], source: str) -> Iterator[It
     for event in events:
         if isinstance(event, yaml.DocumentStartEvent):
             raise _no_host(event, source)
+
+
+def _line_of(error: Any, text: str) -> int | None:
+    """Return the line to mend; the end of the text, where YAML misses something, has the number after the last."""
+    is_open = (error.context or "").startswith(_OPEN) and error.context_mark is not None
+    mark = error.context_mark if is_open else error.problem_mark
+    return min(int(mark.line) + 1, text.rstrip().count("\n") + 1) if mark is not None else None
 
 
 def _line(event: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -74,7 +75,12 @@ BAD_LISTS = [
         "settings such as slots=8 stand after the name, in a hostfile",
     ),
     ("node1:8", "--hosts: 'node1:8' is ambiguous: 8 slots or ssh port 8?", f"{COLON}'node1 slots=8'"),
-    ("ann@gpu[1-4]:22", "--hosts: 'gpu[1-4]:22' is ambiguous: 22 slots or ssh port 22?", f"{COLON}'gpu[1-4] slots=22'"),
+    (
+        "ann@gpu[1-4]:22",
+        "--hosts: 'gpu[1-4]:22' is ambiguous: 22 slots or ssh port 22?",
+        f"{COLON}'ann@gpu[1-4] slots=22'",
+    ),
+    ("-gpu:22", "--hosts: '-gpu:22' is ambiguous: 22 slots or ssh port 22?", f"{COLON.partition(';')[0]}"),
     ("[::1]:22", "--hosts: '[::1]:22' is ambiguous: 22 slots or ssh port 22?", f"{COLON}'[::1] slots=22'"),
     (
         "node1 8",
@@ -178,6 +184,26 @@ BAD_LINES = [
     ("node1,node2 slots=4", "host name 'node1,node2' holds ','", "write one host or range per line"),
     ("node1,", "an empty name in 'node1,'", "remove the extra comma"),
     ("node1 slots", "expected key=value, got 'slots'", KEYS_HINT),
+    ("node1 slots: 8", "expected key=value, got 'slots:'", KEYS_HINT),
+    ("node1 slots:8", "expected key=value, got 'slots:8'", "write 'node1 slots=8'"),
+    ("node1 slots:many", "expected key=value, got 'slots:many'", KEYS_HINT),
+    ("node1 cpu:8 port:22", "expected key=value, got 'cpu:8'", "write 'node1 cpu=8'"),
+    (
+        "node1: 8",
+        "'node1: 8' is ambiguous: is 8 a number of slots, a port, a host?",
+        "write 'node1 slots=8' or 'node1 port=8'",
+    ),
+    (
+        "node1 65536",
+        "'node1 65536' is ambiguous: is 65536 a number of slots, a port, a host?",
+        "write 'node1 slots=65536'",
+    ),
+    ("-node1 8", "'-node1 8' is ambiguous: is 8 a number of slots, a port, a host?", ""),
+    (
+        "10.0.0.1 gpu[1-2]",
+        "'10.0.0.1 gpu[1-2]' is ambiguous: two hosts, or a name for an address?",
+        "write one per line",
+    ),
     ("node1:8", "'node1:8' is ambiguous: 8 slots or ssh port 8?", f"{COLON}'node1 slots=8'"),
     (
         "node1 8 all.q@node1 UNDEFINED",
@@ -223,6 +249,33 @@ def test_a_bad_line_is_refused_with_its_place(line, message, hint):
     assert caught.value.message == f"hostfiles/two:3: {message}"
     assert hint is None or caught.value.hint == hint
     assert (caught.value.source, caught.value.line) == ("hostfiles/two", 3)
+
+
+def proposed(hint):
+    """Return the lines that a hint proposes."""
+    return re.findall(r"'([^' ]+ (?:slots|cpu|port|addr|user)=[^']*)'", hint)
+
+
+def test_every_line_that_a_hint_proposes_is_read():
+    hints = [hint for *_, hint in [*BAD_LISTS, *BAD_LINES, *BAD_YAML] if hint]
+    lines = [line for hint in hints for line in proposed(hint)]
+    assert len(lines) > 15
+    for line in lines:
+        assert parse_hostfile(line, "f")
+
+
+@pytest.mark.parametrize("span", ["5-3", "5-0", "5-03", "005-3", "10-05", "100-05"])
+def test_a_range_that_a_hint_proposes_is_read(span):
+    with pytest.raises(HostfileError) as caught:
+        parse_hostfile(f"n[{span}]", "f")
+    (better,) = re.findall(r"write ([0-9]+-[0-9]+);", caught.value.hint)
+    assert parse_hostfile(f"n[{better}]", "f")
+
+
+def test_a_line_that_is_too_long_to_be_shown_is_not_proposed():
+    with pytest.raises(HostfileError) as caught:
+        parse_hostfile("n" * 95 + " 8", "f")
+    assert caught.value.hint == ""
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# node1\n  \t# node2"])
@@ -388,6 +441,14 @@ BAD_YAML = [
      "each with one value"),
     ("- a\n b: c\n", "f:2: not YAML: ", LIST_HINT),
     ("- a\n- @gpu\n", "f:2: not YAML: ", LIST_HINT),
+    # Wrong where it begins, though YAML sees it at the end, on a line that is not there.
+    ("- gpu1\n-gpu2\n", "f:2: not YAML: ", LIST_HINT),
+    ("- gpu1\n- {name: gpu2\n- gpu3\n- gpu4\n", "f:2: not YAML: ", LIST_HINT),
+    ("- gpu1\n- {name: gpu2,\n", "f:2: not YAML: ", LIST_HINT),
+    ("- gpu1\n- 'gpu2\n- gpu3\n", "f:2: not YAML: ", LIST_HINT),
+    ('- gpu1\n- "gpu2\n- gpu3\n', "f:2: not YAML: ", LIST_HINT),
+    # Wrong where it is seen: the list that holds it begins well.
+    ("- a\n- b\nc: d\n", "f:3: not YAML: ", LIST_HINT),
     ("- a\n- \x00\n", "f: not YAML: ", ""),
     ("- " * 5000, "f:1: not one list of hosts", LIST_HINT),
     ("---\n", "f:2: not one list of hosts", LIST_HINT),
@@ -563,6 +624,7 @@ def test_any_text_gives_hosts_or_a_clear_error(read, text):
     except UsageError as error:
         assert error.message.isprintable()
         assert error.hint.isprintable()
+        assert all(parse_hostfile(line, "f") for line in proposed(error.hint))
     else:
         assert hosts
         assert len({host.name for host in hosts}) == len(hosts)
