@@ -46,6 +46,8 @@ class ProcessChannel:
         self._stdin = process.stdin
         self._stdin_lock = threading.Lock()
         self._wake_read, self._wake_write = os.pipe()
+        self._wake_lock = threading.Lock()
+        self._is_reading = False
         self._is_closed = False
         self._streams = {process.stdout.fileno(): STDOUT, process.stderr.fileno(): STDERR}
         self._poll = select.poll()
@@ -53,6 +55,19 @@ class ProcessChannel:
             self._poll.register(fd, select.POLLIN)
 
     def read(self) -> tuple[int, bytes]:
+        with self._wake_lock:
+            if self._is_closed:
+                return 0, b""
+            self._is_reading = True
+        try:
+            return self._read()
+        finally:
+            with self._wake_lock:
+                self._is_reading = False
+                if self._is_closed:
+                    self._close_wake()
+
+    def _read(self) -> tuple[int, bytes]:
         while self._streams and not self._is_closed:
             for fd, _ in self._poll.poll():
                 if fd == self._wake_read:
@@ -73,12 +88,20 @@ class ProcessChannel:
                 view = view[os.write(self._stdin.fileno(), view) :]
 
     def close(self) -> None:
-        self._is_closed = True
-        os.write(self._wake_write, b"x")
+        with self._wake_lock:
+            if not self._is_closed and not self._is_reading:
+                self._close_wake()
+            elif not self._is_closed:  # the reader polls the descriptor: it closes it when it comes back
+                os.write(self._wake_write, b"x")
+            self._is_closed = True
         # A writer that is blocked by a frozen process keeps its descriptor: another file must not get the number.
         if self._stdin_lock.acquire(timeout=_CLOSE_WAIT_S):
             self._stdin.close()
             self._stdin_lock.release()
+
+    def _close_wake(self) -> None:
+        os.close(self._wake_read)
+        os.close(self._wake_write)
 
     def exit_code(self) -> int | None:
         code = self._process.poll()
