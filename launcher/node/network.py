@@ -165,13 +165,19 @@ def find_holder(port: int) -> str | None:
         inodes.update("socket:[%s]" % row[9] for row in rows if int(row[1].rpartition(":")[2], 16) == port)
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            for fd in os.listdir("/proc/%s/fd" % pid):
-                if os.readlink("/proc/%s/fd/%s" % (pid, fd)) in inodes:
-                    with open("/proc/%s/comm" % pid) as file:
-                        return "pid %s (%s)" % (pid, file.read().strip())
+            if any(_read_link("/proc/%s/fd/%s" % (pid, fd)) in inodes for fd in os.listdir("/proc/%s/fd" % pid)):
+                with open("/proc/%s/comm" % pid) as file:
+                    return "pid %s (%s)" % (pid, file.read().strip())
         except OSError:
             continue  # it ended, or is somebody else's
     return None
+
+
+def _read_link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:  # closed meanwhile, as that by which we have listed our own
+        return ""
 
 
 def write_and_exit(output_fd: int, find: Callable[[], dict[str, Any]]) -> NoReturn:
