@@ -11,6 +11,7 @@ from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.hosts import Host
+from launcher.transports.known_files import first_path
 from launcher.transports.local import is_this_machine
 from launcher.transports.ssh_failures import Place
 
@@ -38,11 +39,14 @@ class Answer:
         return (self.option("proxyjump") or "").split(",") if self.option("proxyjump") else []
 
     @property
+    def is_direct(self) -> bool:
+        """Tell whether nothing stands between."""
+        return not self.jumps and self.option("proxycommand") is None
+
+    @property
     def is_this_machine(self) -> bool:
         """Tell whether the login would end where we are: a name of ours may be that of a tunnel."""
-        place = self.place
-        is_direct = not self.jumps and self.option("proxycommand") is None
-        return is_direct and is_this_machine(place.host, place.port, place.user)
+        return self.is_direct and is_this_machine(self.place.host, self.place.port, self.place.user)
 
     @property
     def key_files(self) -> list[str]:
@@ -65,8 +69,14 @@ def ask_ssh(ssh: str, named: Path | None, words: Sequence[str]) -> list[str]:
     except subprocess.TimeoutExpired:
         raise UsageError(f"{shlex.join(argv)}: no answer in {_TIMEOUT_S} s", "a `Match exec` that waits?") from None
     if done.returncode != 0:
-        raise UsageError(f"{shlex.join(argv)}: {done.stderr.strip() or 'failed'}")
+        raise UsageError(_refusal(done.stderr) or f"{shlex.join(argv)}: failed", "`ssh -G HOST` says more")
     return done.stdout.splitlines()
+
+
+def _refusal(stderr: str) -> str:
+    """Return the last of ssh's lines but for the one that counts what is wrong in a file."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip() and ": terminating, " not in line]
+    return lines[-1] if lines else ""
 
 
 def read_answer(name: str, lines: Sequence[str]) -> Answer:
@@ -76,9 +86,9 @@ def read_answer(name: str, lines: Sequence[str]) -> Answer:
         key, _, value = line.partition(" ")
         options.setdefault(key, []).append(value)
     (host,), (port,), (user,) = options["hostname"], options["port"], options["user"]
-    known = shlex.split(options.get("userknownhostsfile", [""])[0])
+    known = first_path(options.get("userknownhostsfile", [None])[0])
     alias = options.get("hostkeyalias", [None])[0]
-    place = Place(name, host, int(port), user, alias, known[0] if known and known[0] != "none" else None)
+    place = Place(name, host, int(port), user, alias, known)
     return Answer(place, options)
 
 
@@ -98,8 +108,18 @@ class Answers:
         return self._answers[key]
 
     def of_jumps(self, answer: Answer) -> list[Answer]:
-        """Return what it says of each hop on the way; raise UsageError."""
-        return [self.of(jump, _jump_words(jump)) for jump in answer.jumps]
+        """Return what it says of each hop on the way, in the order of the logins; raise UsageError.
+
+        ssh reaches the first hop as its ssh_config says, so by way of others, and each further one from that before it.
+        """
+        hops: list[Answer] = []
+        asked: set[str] = set()
+        jumps = answer.jumps
+        while jumps and jumps[0] not in asked:  # ssh itself would go round for ever
+            asked.add(jumps[0])
+            hops = [self.of(jump, _jump_words(jump)) for jump in jumps] + hops
+            jumps = hops[0].jumps
+        return hops
 
 
 def login_words(host: Host) -> list[str]:

@@ -28,6 +28,12 @@ fi
 
 log_in() { ssh ${config:+-F "$config"} -o ConnectTimeout=10 "$@" true </dev/null; }
 setting() { sed -n "s/^$1 //p" <<<"$settings"; } # of the host, as ssh understands its configuration
+known_files() { # of an option, one a line: ssh quotes none, so what is there decides what a blank is
+    local value
+    value=$(setting "$1")
+    [[ -e $value || -d ${value%/*} ]] || value=${value// \//$'\n'/}
+    printf '%s\n' "$value"
+}
 fail() { reason=$1 && return 1; }
 
 set_up() {
@@ -54,14 +60,16 @@ learn_host_key() {
         name=$hostname
         [[ $port == 22 ]] || name="[$hostname]:$port"
     fi
-    for file in $(setting userknownhostsfile) $(setting globalknownhostsfile); do
+    while read -r file; do
         ssh-keygen -F "$name" -f "$file" >/dev/null 2>&1 && return
-    done
-    read -r file _ <<<"$(setting userknownhostsfile)"
+    done < <(known_files userknownhostsfile && known_files globalknownhostsfile)
+    read -r file < <(known_files userknownhostsfile)
     if [[ $file == none || $file == /dev/null || -n $(setting proxyjump)$(setting proxycommand) ]]; then
         show_where_to_compare # ssh-keyscan knows no gateway, so ssh itself asks
         return
     fi
+    [[ $file != *" "* || -e $file || -d ${file%/*} ]] ||
+        fail "UserKnownHostsFile may be one file or two, make its folder first: $file" || return
     keys=$(ssh-keyscan -T 10 -p "$port" "$hostname" 2>/dev/null | awk -v name="$name" '!/^#/ { $1 = name; print }')
     [[ -n $keys ]] || fail "ssh-keyscan got no key of $hostname port $port" || return
     printf 'The host key of %s is not known. What answers there has these fingerprints:\n' "$name"

@@ -162,6 +162,25 @@ def test_every_host_has_its_turn(hosts: SshHosts, user: Path, tmp_path: Path) ->
     assert contents(user / ".ssh") == {"known_hosts": f"{changed}{place_line}".encode()}
 
 
+def test_a_path_with_blanks(hosts: SshHosts, user: Path, tmp_path: Path) -> None:
+    """ssh -G shows it without its quotes: no file of another name is made, and one that is there is seen."""
+    folder = user / "it's a"
+    known_hosts = folder / "known hosts"
+    place = {"HostName": hosts["node2"].address, "Port": hosts["node2"].port, "StrictHostKeyChecking": "ask"}
+    config = hosts.write_config(
+        tmp_path / "config", stranger={**place, "UserKnownHostsFile": f'"{known_hosts}" "{user}/second"'}
+    )
+    code, said = run(user, config, "stranger", typed="yes\n")
+    reason = f"UserKnownHostsFile may be one file or two, make its folder first: {known_hosts}"
+    assert (code, said) == (1, f"== stranger\n== 0 of 1 hosts let you in\n   stranger: {reason}\n")
+    assert list(user.iterdir()) == []
+    folder.mkdir()
+    code, said = run(user, config, "stranger", typed="yes\n")
+    assert (code, said.splitlines()[-1]) == (0, f"Add the keys to {known_hosts}? [yes/no] == 1 of 1 hosts let you in")
+    assert contents(folder) == {"known hosts": hosts.known_line(hosts["node2"], hosts["node2"].public_key).encode()}
+    assert list(user.iterdir()) == [folder]
+
+
 def test_behind_a_gateway_ssh_itself_asks(hosts: SshHosts, user: Path, tmp_path: Path) -> None:
     own = {"UserKnownHostsFile": user / ".ssh" / "known_hosts", "StrictHostKeyChecking": "ask"}
     place = {"HostName": hosts["node2"].address, "Port": hosts["node2"].port, "ProxyJump": "node1"}

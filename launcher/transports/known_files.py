@@ -1,0 +1,70 @@
+r"""UserKnownHostsFile and GlobalKnownHostsFile: from the option's value to the files that it names.
+
+`ssh -G` and paramiko give the value as one text, whose quotes are gone or half gone:
+
+    in ssh_config         ssh -G          paramiko
+    "/a b/kh"             /a b/kh         /a b/kh
+    /kh /kh2              /kh /kh2        /kh /kh2
+    "/a b/kh" /kh2        /a b/kh /kh2    "/a b/kh" /kh2
+    "/a b/kh" "/kh2"      /a b/kh /kh2    /a b/kh" "/kh2
+    '/a b/kh', /a\ b/kh   /a b/kh         as they stand
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_OUTER_QUOTES_LOST = re.compile(r'[^"\s][^"]*"(?:\s.*)?\s"[^"]*[^"\s]')
+_HAS_QUOTES = re.compile(r"""(?:^|\s)["']|\\\s""")  # an apostrophe within a word is one
+_WORD = re.compile(r""""([^"]*)(?:"|$)|'([^']*)(?:'|$)|((?:\\\s|\S)+)""")
+_BEFORE_A_PATH = re.compile(r"\s+(?=[/~])")
+
+
+def read_paths(value: str) -> list[Path]:
+    """Return the files that the option's value names.
+
+    A blank without quotes may be a part of a path or stand between two: then it is one path if that file or its
+    folder is there.
+    """
+    value = value.strip()
+    if _OUTER_QUOTES_LOST.fullmatch(value):
+        value = f'"{value}"'
+    if _HAS_QUOTES.search(value):
+        words = [double or single or plain.replace("\\ ", " ") for double, single, plain in _WORD.findall(value)]
+    elif _is_one(value):
+        words = [value]
+    else:
+        words = _BEFORE_A_PATH.split(value) if value.startswith(("/", "~")) else value.split()
+    return [_path(word) for word in words if word not in ("", "none")]
+
+
+def first_path(value: str | None) -> str | None:
+    """Return where ssh writes a new key, or None where the option is not set or says so."""
+    return next(map(str, read_paths(value or "")), None)
+
+
+def may_be_made(path: Path) -> bool:
+    """Tell whether a key may be written there: not where nobody knows what the path means, and it is not there yet."""
+    text = str(path)
+    has_token = "%" in text or "${" in text  # paramiko expands none here
+    return _is_there(path) or not (has_token or (" " in text and not _is_one(text)))
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a folder that may not be looked into, a name that is too long
+        return False
+
+
+def _is_one(text: str) -> bool:
+    path = _path(text)
+    return _is_there(path) or (path.is_absolute() and _is_there(path.parent))
+
+
+def _path(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except (RuntimeError, ValueError):  # ~nobody, a zero
+        return Path(text)

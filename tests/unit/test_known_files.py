@@ -1,0 +1,89 @@
+"""Which files UserKnownHostsFile names: what ssh_config says, as the real ssh and the real paramiko hand it on."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import paramiko
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.transports.known_files import first_path, may_be_made, read_paths
+from launcher.transports.ssh_answers import read_answer
+
+# What stands in ssh_config, and what it names, below a folder with the folder `a b` in it.
+VALUES = [
+    ("/kh", ["/kh"]),
+    ("/kh /kh2", ["/kh", "/kh2"]),
+    ('"/a b/kh"', ["/a b/kh"]),
+    ('"/a b/kh" /kh2', ["/a b/kh", "/kh2"]),
+    ('/kh2 "/a b/kh"', ["/kh2", "/a b/kh"]),
+    ('"/a b/kh" "/kh2"', ["/a b/kh", "/kh2"]),
+    ('"/a b/kh" /kh2 "/kh3"', ["/a b/kh", "/kh2", "/kh3"]),
+    ("'/a b/kh'", ["/a b/kh"]),
+    ("/a\\ b/kh /kh2", ["/a b/kh", "/kh2"]),
+    ('"/o\'b/kh"', ["/o'b/kh"]),
+    ('"/no such/kh"', ["/no such/kh"]),
+    ("none", []),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "a b").mkdir()
+    return tmp_path
+
+
+def write_config(folder: Path, value: str) -> Path:
+    for mark in ('"', "'", " "):
+        value = value.replace(f"{mark}/", f"{mark}{folder}/")
+    value = f"{folder}{value}" if value.startswith("/") else value
+    config = folder / "config"
+    config.write_text(f"Host e1\n  UserKnownHostsFile {value}\n")
+    return config
+
+
+@pytest.mark.parametrize(("value", "files"), VALUES)
+def test_what_paramiko_gives(folder: Path, value: str, files: list[str]) -> None:
+    config = paramiko.SSHConfig.from_path(str(write_config(folder, value)))
+    assert read_paths(config.lookup("e1")["userknownhostsfile"]) == [Path(f"{folder}{file}") for file in files]
+
+
+@pytest.mark.parametrize(("value", "files"), VALUES)
+def test_what_ssh_gives(folder: Path, value: str, files: list[str]) -> None:
+    if shutil.which("ssh") is None:
+        pytest.skip("no ssh: apt-get install openssh-client")
+    argv = ["ssh", "-F", str(write_config(folder, value)), "-G", "e1"]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=10).stdout.splitlines()
+    (text,) = (line.partition(" ")[2] for line in said if line.startswith("userknownhostsfile "))
+    assert read_paths(text) == [Path(f"{folder}{file}") for file in files]
+    assert read_answer("e1", said).place.known_file == (f"{folder}{files[0]}" if files else None)
+
+
+def test_what_is_there_decides_what_a_blank_is(folder: Path) -> None:
+    one = f"{folder}/a /b/kh"
+    assert read_paths(one) == [folder / "a", Path("/b/kh")]
+    (folder / "a " / "b").mkdir(parents=True)
+    assert read_paths(one) == [Path(one)]
+    assert read_paths("kh kh2") == [Path("kh"), Path("kh2")]
+
+
+def test_the_home_stands_for_its_sign() -> None:
+    assert first_path("~/.ssh/kh ~/.ssh/kh2") == str(Path.home() / ".ssh" / "kh")
+    assert first_path("~nobody-of-this-name/kh") == "~nobody-of-this-name/kh"
+    assert first_path(None) is None
+
+
+def test_no_file_is_made_where_the_meaning_is_in_doubt(folder: Path) -> None:
+    (folder / "50%").touch()
+    names = ["kh", "a b/kh", "no/such", "50%", "no such/kh", "%h", "${HOME}"]
+    assert [name for name in names if may_be_made(folder / name)] == ["kh", "a b/kh", "no/such", "50%"]
+
+
+@given(st.lists(st.sampled_from(['"', "'", "\\", " ", "/", "~", "a", "\0", "none", "%d"]), max_size=12).map("".join))
+def test_no_text_is_an_error(value: str) -> None:
+    assert all(str(path).strip() for path in read_paths(value))
+    assert all(may_be_made(path) in (True, False) for path in read_paths(value))
