@@ -13,6 +13,7 @@ from launcher.preflight.findings import WARNING
 from launcher.preflight.summary import common_traits
 from launcher.session import Session
 from launcher.survey import Survey, Surveyor
+from launcher.unreachable import fold_failures
 from launcher.wording import count, duration
 
 _WIDTH = 120  # a line that would be longer has its remedy below
@@ -37,7 +38,7 @@ def table(job: Job, survey: Survey) -> list[str]:
     """Return what is equal on all, then who differs in what and the remedy."""
     traits = common_traits(job, survey.facts)
     rows = [("", "on all", ", ".join(traits), "")] if traits else []
-    rows += [("!", failure.host, failure.text, failure.hint) for failure in survey.failures]
+    rows += [("!", fold_names(names), text, hint) for names, text, hint in fold_failures(survey.failures)]
     rows += [
         ("!" if finding in survey.problems else "", fold_names(finding.hosts), finding.text, finding.hint)
         for finding in survey.findings

@@ -61,6 +61,7 @@ class HostFailure:
     kind: str
     text: str
     hint: str = ""
+    address: str = ""  # where it was looked for, which text and hint may name
 
     def __post_init__(self) -> None:
         """Some of the words may be the host's own, or of whoever answered in its place."""

@@ -14,6 +14,7 @@ from launcher.escapes import clean
 from launcher.hosts import Host, fold_names
 from launcher.output import STDERR, STDOUT, Display, JsonDisplay, NodeLog, NodeOutput, PrefixDisplay, Terminal
 from launcher.records import RunRecord
+from launcher.unreachable import fold_failures
 from launcher.wording import count
 
 
@@ -136,13 +137,10 @@ def _open_terminals(patience_s: float | None) -> dict[int, Terminal]:
 
 
 def failure_lines(failures: Sequence[HostFailure]) -> list[str]:
-    """Say why hosts can't be used, those with the same reason together."""
+    """Say why hosts can't be used."""
     if not failures:
         return []
-    folded: dict[tuple[str, str], list[str]] = {}
-    for failure in failures:
-        folded.setdefault((failure.text, failure.hint), []).append(failure.host)
     lines = [f"launch: {count(len(failures), 'host')} can't be used:"]
-    for (text, hint), names in folded.items():
+    for names, text, hint in fold_failures(failures):
         lines += [f"  {fold_names(names)}: {text}"] + ([f"    {hint}"] if hint else [])
     return lines

@@ -13,6 +13,11 @@ from launcher.errors import HostFailure
 DROPPED = "dropped"
 # So does a host that is booting: first nobody answers, then the machine, and at last its sshd.
 TIMED_OUT = "timed out"
+# It answers, so it is not booting; a crowd of ours that logs in through the same gateway may be to blame.
+SLOW_LOGIN = "slow login"
+# A key in an agent whose user said no, or whose card is gone.
+WOULD_NOT_SIGN = ", which would not sign"
+LET_IT_SIGN = "say yes to the agent, or plug its card in"
 _BOOTING = ("refused", TIMED_OUT, "no route", "no way", "cut off")
 
 
@@ -23,6 +28,7 @@ class Judgement:
     kind: str
     text: str
     hint: str
+    address: str = ""  # of the host, which text and hint may name
 
     def is_passing(self, *, may_boot: bool) -> bool:
         """Tell whether another try may help; may_boot: the host may be on its way up."""
@@ -31,7 +37,7 @@ class Judgement:
     def of(self, name: str, gateway: str | None = None) -> HostFailure:
         """Return the failure of the host `name`; gateway: the hop on the way to it that is to blame."""
         text = self.text if gateway is None else f"on the way to it, {gateway}: {self.text}"
-        return HostFailure(name, self.kind, text, self.hint)
+        return HostFailure(name, self.kind, text, self.hint, self.address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,48 +57,50 @@ class Place:
         return self.alias or (self.host if self.port == 22 else f"[{self.host}]:{self.port}")
 
     def name_unknown(self) -> Judgement:
-        return Judgement("name unknown", f"the name {self.host} is not known", "check the spelling, DNS or ssh_config")
+        return self._says("name unknown", f"the name {self.host} is not known", "check the spelling, DNS or ssh_config")
 
     def refused(self) -> Judgement:
-        return Judgement("refused", f"{self._where} refuses the connection", "is sshd running there, and on that port?")
+        return self._says(
+            "refused", f"{self._where} refuses the connection", "is sshd running there, and on that port?"
+        )
 
     def timed_out(self, way: str = "") -> Judgement:
         """way: the hops before it, where any of them may be the silent one."""
         by_way = f" by way of {way}" if way else ""
         hint = "is it on, and does a firewall let SSH through?"
-        return Judgement(TIMED_OUT, f"{self._where} does not answer{by_way}", hint)
+        return self._says(TIMED_OUT, f"{self._where} does not answer{by_way}", hint)
 
     def slow_login(self) -> Judgement:
-        """It answers, so it is not booting, and waiting longer is for the user to ask."""
+        """Waiting longer is for the user to ask."""
         hint = "is it overloaded, or its directory service slow?"
-        return Judgement("slow login", "it did not finish the login in time", hint)
+        return self._says(SLOW_LOGIN, "it did not finish the login in time", hint)
 
     def no_route(self) -> Judgement:
-        return Judgement("no route", f"no route to {self._where}", "is it on, and is the network up?")
+        return self._says("no route", f"no route to {self._where}", "is it on, and is the network up?")
 
     def no_way(self, why: str) -> Judgement:
         """The gateway before it can't reach it."""
         hint = "is it on, and its sshd running?"
-        return Judgement("no way", f"the gateway can't reach {self._where} ({why})", hint)
+        return self._says("no way", f"the gateway can't reach {self._where} ({why})", hint)
 
     def dropped(self) -> Judgement:
         hint = "too many connections at once? raise MaxStartups in its sshd_config"
-        return Judgement(DROPPED, "sshd dropped the connection before its banner", hint)
+        return self._says(DROPPED, "sshd dropped the connection before its banner", hint)
 
     def no_ssh(self, words: str) -> Judgement:
         """words: what it says in place of a banner, or of packets."""
         hint = "does its sshd listen on that port?"
-        return Judgement("no ssh", f"what answers at {self._where} is no SSH server: {words}", hint)
+        return self._says("no ssh", f"what answers at {self._where} is no SSH server: {words}", hint)
 
     def cut_off(self, words: str) -> Judgement:
         """words: the last that its ProxyCommand said; a gateway's sshd may have dropped that one."""
         if not words or "kex_exchange_identification" in words or "Connection closed by" in words:
             return self.dropped()
-        return Judgement("cut off", f"its ProxyCommand ended: {words}", self._by_hand)
+        return self._says("cut off", f"its ProxyCommand ended: {words}", self._by_hand)
 
     def key_changed(self, new: str, known: str) -> Judgement:
         file = f"-f {shlex.quote(self.known_file)} " if self.known_file else ""
-        return Judgement(
+        return self._says(
             "host key changed",
             f"its host key has changed: {new}, known is {known}",
             f"if the machine was reinstalled: ssh-keygen {file}-R {shlex.quote(self.known_name)}; "
@@ -100,7 +108,7 @@ class Place:
         )
 
     def key_revoked(self, fingerprint: str = "") -> Judgement:
-        return Judgement(
+        return self._says(
             "host key revoked",
             f"its host key is marked as revoked{fingerprint and f': {fingerprint}'}",
             f"someone may have stolen it; who wrote @revoked into {self.known_file or 'known_hosts'} knows more",
@@ -108,31 +116,35 @@ class Place:
 
     def key_unknown(self, fingerprint: str = "", *, can_accept: bool = True) -> Judgement:
         port = f"-p {self.port} " if self.port != 22 else ""
+        file = shlex.quote(self.known_file) if self.known_file else "~/.ssh/known_hosts"
         rename = f" | sed {shlex.quote(f's/^[^ #]*/{self.alias}/')}" if self.alias else ""
-        return Judgement(
+        return self._says(
             "host key unknown",
             f"its host key is not known{fingerprint and f': {fingerprint}'}",
-            f"check it and add it: ssh-keyscan {port}{self.host}{rename} >> {self.known_file or '~/.ssh/known_hosts'}"
+            f"check it and add it: ssh-keyscan {port}{self.host}{rename} >> {file}"
             + ("; or trust it now: --accept-new-host-keys" if can_accept else ""),
         )
 
     def key_encrypted(self) -> Judgement:
-        return Judgement("key encrypted", "its key has a passphrase", "ssh-add it to an agent first")
+        return self._says("key encrypted", "its key has a passphrase", "ssh-add it to an agent first")
 
     def login_refused(self, tried: Sequence[str], hint: str = "") -> Judgement:
         """hint: the way in, where it is not to copy a key."""
-        return Judgement(
+        return self._says(
             "login refused",
             f"login refused for user {self.user} (tried {', '.join(tried) or 'nothing: there is no key'})",
             hint or f"copy a key there: ssh-copy-id {self._target}",
         )
 
     def lost(self) -> Judgement:
-        return Judgement("lost", "the connection was lost while connecting", self._by_hand)
+        return self._says("lost", "the connection was lost while connecting", self._by_hand)
 
     def other(self, text: str) -> Judgement:
         """Return the words of the client itself for what has no class."""
-        return Judgement("ssh", text, self._by_hand)
+        return self._says("ssh", text, self._by_hand)
+
+    def _says(self, kind: str, text: str, hint: str) -> Judgement:
+        return Judgement(kind, text, hint, self.host)
 
     @property
     def _where(self) -> str:

@@ -19,7 +19,7 @@ TRAITS = "8 x H200 140 GB, driver 580.159, python 3.11, torch 2.13.0, CUDA 13.0,
 SMALL = Finding(("gpu2",), "/dev/shm is 64 MB", "docker: --shm-size=8g", WARNING)
 BUSY = Finding(("gpu1", "gpu2"), "GPU 0 busy", "take others", PROBLEM)
 LONELY = Finding(("gpu3",), "32 CPUs, the others 64 CPUs", "", NOTE)
-OFF = HostFailure("gpu4", "timeout", "10.0.0.4 port 22 does not answer", "is it on?")
+OFF = HostFailure("gpu4", "timeout", "10.0.0.4 port 22 does not answer", "is it on?", "10.0.0.4")
 NAMELESS = HostFailure("gpu5.cluster", "name", "no such name")
 
 
@@ -149,8 +149,14 @@ def test_a_record_tells_all_and_comes_back_from_json():
             {"severity": "warning", "hosts": ["gpu2"], "text": "/dev/shm is 64 MB", "hint": "docker: --shm-size=8g"},
         ],
         "unreachable": [
-            {"host": "gpu4", "kind": "timeout", "text": "10.0.0.4 port 22 does not answer", "hint": "is it on?"},
-            {"host": "gpu5.cluster", "kind": "name", "text": "no such name", "hint": ""},
+            {
+                "host": "gpu4",
+                "kind": "timeout",
+                "text": "10.0.0.4 port 22 does not answer",
+                "hint": "is it on?",
+                "address": "10.0.0.4",
+            },
+            {"host": "gpu5.cluster", "kind": "name", "text": "no such name", "hint": "", "address": ""},
         ],
     }
     assert list(read["hosts"]) == ["gpu1", "gpu2"]

@@ -1,0 +1,35 @@
+"""Hosts that can't be used: those with the same reason together. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from launcher.errors import HostFailure
+from launcher.hosts import fold_names
+
+_ADDRESS = "\0"
+
+
+def fold_failures(failures: Sequence[HostFailure]) -> Iterator[tuple[list[str], str, str]]:
+    """Yield the hosts, the text and the hint of each reason; where only the hosts' addresses differ it is one."""
+    folded: dict[tuple[str, str], list[HostFailure]] = {}
+    for failure in failures:
+        folded.setdefault((_generic(failure.text, failure), _generic(failure.hint, failure)), []).append(failure)
+    for (text, hint), alike in folded.items():
+        names = [failure.host for failure in alike]
+        yield names, text.replace(_ADDRESS, fold_names(failure.address for failure in alike)), _example(hint, alike)
+
+
+def _generic(words: str, failure: HostFailure) -> str:
+    """Put a mark where a failure has its host's address."""
+    if not failure.address:
+        return words
+    return re.sub(rf"(?<![\w.-]){re.escape(failure.address)}(?!\w|-|\.\w)", _ADDRESS, words)
+
+
+def _example(hint: str, alike: Sequence[HostFailure]) -> str:
+    """Name the first address alone: what is to be typed must be a line that can be."""
+    addresses = list(dict.fromkeys(failure.address for failure in alike))
+    others = f" (and so for {len(addresses) - 1} more)" if _ADDRESS in hint and len(addresses) > 1 else ""
+    return hint.replace(_ADDRESS, addresses[0]) + others

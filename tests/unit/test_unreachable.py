@@ -1,0 +1,44 @@
+"""Hosts that can't be used, folded by reason."""
+
+from __future__ import annotations
+
+from launcher.errors import HostFailure
+from launcher.transports.ssh_failures import Place
+from launcher.unreachable import fold_failures
+
+
+def place(name: str, address: str) -> Place:
+    return Place(name, address, 22, "me")
+
+
+def test_what_differs_in_the_addresses_alone_is_one_reason() -> None:
+    off = [place(f"gpu{n}", f"10.0.0.{n}").timed_out().of(f"gpu{n}") for n in (1, 2, 10)]
+    refused = [place(name, name).login_refused(["~/.ssh/id"]).of(name) for name in ("e1", "e10", "port")]
+    alone = HostFailure("e1", "shell", "its login shell ended (exit code 3): port e1 is closed", "why?")
+    assert list(fold_failures([*off, alone, *refused])) == [
+        (
+            ["gpu1", "gpu2", "gpu10"],
+            "10.0.0.[1-2,10] port 22 does not answer",
+            "is it on, and does a firewall let SSH through?",
+        ),
+        (["e1"], "its login shell ended (exit code 3): port e1 is closed", "why?"),
+        (
+            ["e1", "e10", "port"],
+            "login refused for user me (tried ~/.ssh/id)",
+            "copy a key there: ssh-copy-id me@e1 (and so for 2 more)",
+        ),
+    ]
+
+
+def test_what_differs_in_more_stays_apart() -> None:
+    changed = [place(name, name).key_changed(f"SHA256:{name}x", "SHA256:old").of(name) for name in ("a", "b")]
+    ports = [Place(name, name, port, "me").refused().of(name) for name, port in (("a", 22), ("b", 2222))]
+    assert [names for names, _, _ in fold_failures([*changed, *ports])] == [["a"], ["b"], ["a"], ["b"]]
+
+
+def test_a_gateway_that_all_share_is_named_once() -> None:
+    failures = [place("gate", "10.0.0.1").login_refused([]).of(name, "gate") for name in ("a", "b")]
+    ((names, text, hint),) = fold_failures(failures)
+    assert names == ["a", "b"]
+    assert text == "on the way to it, gate: login refused for user me (tried nothing: there is no key)"
+    assert hint == "copy a key there: ssh-copy-id me@10.0.0.1"
