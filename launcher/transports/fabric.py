@@ -37,7 +37,7 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 _IDLE_WAKE_S = 30  # paramiko's transport thread looks ten times a second otherwise
 _EXIT_STATUS_WAIT_S = 2.0
 _TCP_USER_TIMEOUT_MS = 30_000
-_WINDOW_BYTES = 4 << 20
+_WINDOW_BYTES = 1 << 20  # so much of each host may wait here while nobody reads
 
 
 class FabricChannel:

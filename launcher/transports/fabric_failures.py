@@ -9,10 +9,11 @@ import fabric
 import paramiko
 from paramiko.ssh_exception import NoValidConnectionsError
 
-from launcher.transports.host_keys import ChangedHostKey, RevokedHostKey, UnknownHostKey, first_known_file
+from launcher.transports.host_keys import ChangedHostKey, RevokedHostKey, UnknownHostKey
 from launcher.transports.identities import LoginRefused
+from launcher.transports.known_files import first_path
 from launcher.transports.packets import OversizedError
-from launcher.transports.ssh_failures import Judgement, Place
+from launcher.transports.ssh_failures import LET_IT_SIGN, Judgement, Place
 
 _DROPPED = ("Error reading SSH protocol banner", "Connection reset by peer", "EOF during negotiation")
 
@@ -41,9 +42,9 @@ def judge(
 
 
 def _place(hop: fabric.Connection) -> Place:
-    known = hop.ssh_config.get("userknownhostsfile")
+    known = first_path(hop.ssh_config.get("userknownhostsfile"))
     alias = hop.ssh_config.get("hostkeyalias")
-    return Place(hop.original_host, hop.host, hop.port, hop.user, alias, known and str(first_known_file(known)))
+    return Place(hop.original_host, hop.host, hop.port, hop.user, alias, known)
 
 
 def _host_key(error: Exception, hop: fabric.Connection, place: Place) -> Judgement | None:
@@ -64,12 +65,16 @@ def _login(error: Exception, hop: fabric.Connection, place: Place) -> Judgement 
 
 def _login_hint(error: LoginRefused, hop: fabric.Connection) -> str:
     """Name the way that is left, where it is not to copy a key there."""
-    if error.unusable:
-        return f"{error.unusable[0]} can be used through an agent (ssh-add), or with --transport ssh"
     if "gssapi-with-mic" in error.wanted and hop.ssh_config.get("gssapiauthentication", "no") == "yes":
         return "GSSAPI works with --transport ssh"
     takes_password = {"password", "keyboard-interactive"} & set(error.wanted)
-    return "it takes a password: --ask-password" if takes_password and "publickey" not in error.wanted else ""
+    if takes_password and "publickey" not in error.wanted:
+        return "it takes a password: --ask-password"
+    if error.has_declined:
+        return LET_IT_SIGN
+    if error.unusable:
+        return f"{error.unusable[0]} can be used through an agent (ssh-add), or with --transport ssh"
+    return ""
 
 
 def _silence(error: Exception, hop: fabric.Connection, place: Place) -> Judgement | None:

@@ -19,6 +19,7 @@ from paramiko.agent import AgentKey, AgentSSH
 from paramiko.pkey import PublicBlob
 
 from launcher.transports.key_files import CERTIFICATE, Secrets, UnusableKey, plain_public, read_certificate, read_public
+from launcher.transports.ssh_failures import WOULD_NOT_SIGN
 
 _DEFAULT_FILES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ecdsa_sk", "~/.ssh/id_ed25519", "~/.ssh/id_ed25519_sk")
 _AGENT_TIMEOUT_S = 30.0
@@ -33,7 +34,24 @@ class LoginRefused(paramiko.AuthenticationException):
         self.tried = tuple(login.tried)
         self.locked = tuple(login.locked)
         self.unusable = tuple(login.unusable)
+        self.has_declined = login.has_declined
         self.wanted = tuple(wanted)
+
+
+class HeldKey(AgentKey):
+    """A key that an agent holds, which may decline to sign with it: its card is gone, or its user said no.
+
+    paramiko ends the connection then. A signature of nothing is refused as a key is, and the next one is tried.
+    """
+
+    has_declined = False
+
+    def sign_ssh_data(self, data: Any, algorithm: str | None = None) -> Any:  # bytes, whatever its stub says
+        try:
+            return super().sign_ssh_data(data, algorithm)
+        except paramiko.SSHException:
+            self.has_declined = True
+            return b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +69,7 @@ class Login:
         self.tried: list[str] = []
         self.locked: list[Path] = []  # nobody knows their passphrase
         self.unusable: list[Path] = []
+        self.has_declined = False  # an agent
         self._user = user
         self._settings = settings
         self._secrets = secrets
@@ -77,6 +96,9 @@ class Login:
         for identity in self.identities(agent_keys):
             self.tried.append(identity.name)
             wanted = _try(lambda key: transport.auth_publickey(self._user, key), identity.key)
+            if isinstance(identity.key, HeldKey) and identity.key.has_declined:
+                self.has_declined = True
+                self.tried[-1] += WOULD_NOT_SIGN
             if wanted is None or wanted:
                 return wanted
             if not transport.is_active():  # too many tries
@@ -184,19 +206,19 @@ def _of_agent(
         if plain_public(certified.blob) == public:
             blob = PublicBlob(certified.get_name(), certified.blob)
             # The agent signs for the plain key, or where it has the certificate alone, for that.
-            yield Identity(_name(name, blob), _agent_key(key or certified, blob, with_inner=key is not None))
+            yield Identity(_name(name, blob), _held_key(key or certified, blob, with_inner=key is not None))
     if key is not None:
         for blob in certificates.get(public, ()):
-            yield Identity(_name(name, blob), _agent_key(key, blob))
-        yield Identity(name, key)
+            yield Identity(_name(name, blob), _held_key(key, blob))
+        yield Identity(name, _held_key(key))
 
 
-def _agent_key(key: AgentKey, blob: PublicBlob, *, with_inner: bool = True) -> Any:
-    certified: Any = AgentKey(key.agent, key.blob, key.comment)
-    certified.public_blob = blob
+def _held_key(key: AgentKey, certificate: PublicBlob | None = None, *, with_inner: bool = True) -> Any:
+    held: Any = HeldKey(key.agent, key.blob, key.comment)
+    held.public_blob = certificate
     if not with_inner:
-        certified.inner_key = None
-    return certified
+        held.inner_key = None
+    return held
 
 
 def _name(name: str, certificate: PublicBlob | None) -> str:

@@ -120,19 +120,27 @@ def test_a_passphrase_is_wanted_where_nothing_else_will_do(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("unusable", "wanted", "hint"),
+    ("unusable", "has_declined", "wanted", "hint"),
     [
-        (["/h/id_sk"], ["publickey"], "/h/id_sk can be used through an agent (ssh-add), or with --transport ssh"),
-        ([], ["gssapi-with-mic", "publickey"], "GSSAPI works with --transport ssh"),
-        ([], ["password"], "it takes a password: --ask-password"),
-        ([], ["publickey", "password"], "copy a key there: ssh-copy-id ann@10.0.0.2"),
-        ([], [], "copy a key there: ssh-copy-id ann@10.0.0.2"),
+        (
+            ["/h/id_sk"],
+            False,
+            ["publickey"],
+            "/h/id_sk can be used through an agent (ssh-add), or with --transport ssh",
+        ),
+        ([], False, ["gssapi-with-mic", "publickey"], "GSSAPI works with --transport ssh"),
+        ([], True, ["password"], "it takes a password: --ask-password"),
+        ([], True, ["publickey", "password"], "say yes to the agent, or plug its card in"),
+        ([], True, [], "say yes to the agent, or plug its card in"),
+        ([], False, ["publickey", "password"], "copy a key there: ssh-copy-id ann@10.0.0.2"),
+        ([], False, [], "copy a key there: ssh-copy-id ann@10.0.0.2"),
     ],
 )
-def test_the_way_that_is_left_is_named(unusable, wanted, hint):
+def test_the_way_that_is_left_is_named(unusable, has_declined, wanted, hint):
     login = Login("ann", {}, Secrets())
     login.tried.append("id")
     login.unusable.extend(unusable)
+    login.has_declined = has_declined
     hop = SimpleNamespace(
         original_host="node", host="10.0.0.2", port=22, user="ann", ssh_config={"gssapiauthentication": "yes"}
     )
