@@ -96,7 +96,9 @@ def _open_fabric(settings: Mapping[str, Any], hosts: Sequence[Host], say: Callab
 def _open_ssh(settings: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
     from launcher.transports.openssh import OpenSSHTransport
 
-    return OpenSSHTransport(**settings, on_local=lambda name: say(_local_words(name)))
+    transport = OpenSSHTransport(**settings, on_local=lambda name: say(_local_words(name)))
+    transport.ask_first(hosts)
+    return transport
 
 
 def _open_pdsh(

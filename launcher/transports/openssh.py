@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import enum
 import os
 import re
 import select
@@ -10,7 +11,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from launcher.errors import UsageError
@@ -45,9 +46,10 @@ _STDERR_KEPT = 64 << 10
 class OpenSSHChannel:
     """An `ssh` process that has logged in."""
 
-    def __init__(self, process: subprocess.Popen[bytes], said: bytes) -> None:
-        """Take a process over; `said` is what came on its stderr already."""
+    def __init__(self, process: subprocess.Popen[bytes], said: bytes, *, is_guest: bool) -> None:
+        """Take a process over; said: what came on its stderr already; is_guest: on a connection of the user's."""
         self._process = process
+        self._is_guest = is_guest
         self._pipes = ProcessChannel(process)
         self._said = said
         self._last_words = b""
@@ -74,7 +76,8 @@ class OpenSSHChannel:
         if code is None or code < 0:
             return None
         if code == _EXIT_OF_SSH:
-            return None if _LOST.search(self._last_words) else KILLED
+            # A guest has no words for it that its host has ended.
+            return None if self._is_guest or _LOST.search(self._last_words) else KILLED
         return code
 
 
@@ -114,6 +117,11 @@ class OpenSSHTransport:
         self._lock = threading.Lock()
         atexit.register(self._end_connecting)
 
+    def ask_first(self, hosts: Sequence[Host]) -> None:
+        """Raise UsageError for an ssh_config that ssh would refuse for every host."""
+        for host in hosts[:1]:
+            self._answers.of(host.name, login_words(host))
+
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         words = login_words(host)
         answer = self._answers.of(host.name, words)
@@ -144,12 +152,12 @@ class OpenSSHTransport:
         with self._lock:
             self._connecting.add(process)
         try:
-            is_in, said = _await_login(process, answer, timeout_s + _MARGIN_S)
+            login, said = _await_login(process, answer, timeout_s + _MARGIN_S)
         finally:
             with self._lock:
                 self._connecting.discard(process)
-        if is_in:
-            return OpenSSHChannel(process, said)
+        if login is not None:
+            return OpenSSHChannel(process, said, is_guest=login is _Login.GUEST)
         is_late = process.poll() is None
         end_process(process)
         text = said.decode("utf-8", "replace")
@@ -163,7 +171,14 @@ class OpenSSHTransport:
                 end_process(process)
 
 
-def _await_login(process: subprocess.Popen[bytes], answer: Answer, timeout_s: float) -> tuple[bool, bytes]:
+class _Login(enum.Enum):
+    """Whose connection it is."""
+
+    OWN = enum.auto()
+    GUEST = enum.auto()  # a ControlMaster's
+
+
+def _await_login(process: subprocess.Popen[bytes], answer: Answer, timeout_s: float) -> tuple[_Login | None, bytes]:
     """Wait until the login is through, or the process or the time at its end; return what came on stderr so far.
 
     Over a ControlMaster nothing tells of a login; then the command's first output does.
@@ -177,16 +192,18 @@ def _await_login(process: subprocess.Popen[bytes], answer: Answer, timeout_s: fl
         poll.register(stream, select.POLLIN)
     open_fds = {process.stdout.fileno(), process.stderr.fileno()}
     while open_fds and (left_s := deadline - time.monotonic()) > 0:
-        for fd, event in poll.poll(left_s * 1000):
-            if fd == process.stdout.fileno() and event & select.POLLIN:
-                return True, said
+        events = dict(poll.poll(left_s * 1000))
+        has_output = bool(events.get(process.stdout.fileno(), 0) & select.POLLIN)
+        for fd in events if not has_output else events.keys() - {process.stdout.fileno()}:
             data = os.read(fd, READ_BYTES)
             said = (said + data)[-_STDERR_KEPT:]
             if not data:
                 poll.unregister(fd)
                 open_fds.remove(fd)
         if done.search(said):
-            return True, done.sub(b"", said)
+            return _Login.OWN, done.sub(b"", said)
+        if has_output:
+            return _Login.GUEST, said
     if not open_fds:
         process.wait()
-    return False, said
+    return None, said

@@ -5,14 +5,16 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.transports.known_hosts import fingerprint
 from launcher.transports.ssh_answers import Answer
-from launcher.transports.ssh_failures import Judgement, Place
+from launcher.transports.ssh_failures import LET_IT_SIGN, WOULD_NOT_SIGN, Judgement, Place
 
 _KEYGEN_TIMEOUT_S = 5
 _LINE_LENGTH = 200
@@ -22,6 +24,8 @@ _CONNECT = re.compile(r"^ssh: connect to host (\S+) port (\d+): (.*?)\r?$", re.M
 _RESOLVE = re.compile(r"^ssh: Could not resolve hostname (\S+): ", re.MULTILINE)
 _FORWARD = re.compile(r"^channel \d+: open failed: (.*?)\r?$", re.MULTILINE)
 _DENIED = re.compile(r"^(?:(?P<user>\S+)@(?P<host>\S+): Permission denied|.*Too many authentication failures)", re.M)
+_UNREAD_KEY = re.compile(r'^Load key "(.+)": (.*?)\r?$', re.MULTILINE)
+_UNSIGNED = re.compile(r'^sign_and_send_pubkey: signing failed for \S+ "(.*)" from agent: ', re.MULTILINE)
 _UNKNOWN_KEY = re.compile(r"^No \S+ host key is known for (\S+) and you have", re.MULTILINE)
 _CHANGED_KEY = re.compile(r"^Host key for (\S+) has changed and you", re.MULTILINE)
 _REVOKED_KEY = re.compile(r"^\S+ host key for (\S+) (?:was|is marked as) revoked", re.MULTILINE)
@@ -34,6 +38,9 @@ _NO_SSH = re.compile(
     r"|(?P<packet>Bad packet length \d+)\.)\r?$",
     re.MULTILINE,
 )
+# What the ssh to each hop behind the one that has failed says, and the ssh to the host.
+_CLOSED_WAY = re.compile(r"^kex_exchange_identification: (?:read: )?Connection (?:closed|reset) ", re.MULTILINE)
+_NAMED_PORT = re.compile(r"\[(.+)\]:(\d+)")
 _DROPPED = re.compile(
     r"^(?:kex_exchange_identification: |Connection (?:closed|reset) by |.*Connection reset by peer)", re.MULTILINE
 )
@@ -46,7 +53,7 @@ def judge(text: str, answer: Answer, hops: Sequence[Answer], *, is_late: bool) -
         if found is not None:
             judgement, place = found
             return judgement, place.name if place.name != answer.place.name else None
-    return _judge_the_rest(text, answer, is_late=is_late), None
+    return _judge_the_rest(text, answer, hops, is_late=is_late), None
 
 
 _Found = tuple[Judgement, Place] | None
@@ -54,13 +61,16 @@ _Found = tuple[Judgement, Place] | None
 
 def _connect(text: str, answer: Answer, hops: Sequence[Answer]) -> _Found:
     if found := _CONNECT.search(text):
-        place = _blame(f"[{found[1]}]:{found[2]}", answer, hops).place
+        place = _blame(f"[{found[1]}]:{found[2]}", text, answer, hops).place
         return _judge_errno(found[3], place), place
     if found := _RESOLVE.search(text):
-        place = _blame(found[1], answer, hops).place
+        place = _blame(found[1], text, answer, hops).place
         return place.name_unknown(), place
     if found := _FORWARD.search(text):
-        return answer.place.no_way(found[1].removeprefix("connect failed: ")), answer.place
+        way = [*hops, answer]
+        gateway = _blame(None, text, answer, hops)  # it is logged in to, and the one behind it out of its reach
+        place = way[min(way.index(gateway) + 1, len(hops))].place
+        return place.no_way(found[1].removeprefix("connect failed: ")), place
     return None
 
 
@@ -81,17 +91,14 @@ def _host_key(text: str, answer: Answer, hops: Sequence[Answer]) -> _Found:
     if _KEY_FAILED not in text:
         return None
     if found := _REVOKED_KEY.search(text):
-        place = _blame(found[1], answer, hops).place
+        place = _blame(found[1], text, answer, hops).place
         return place.key_revoked(), place
     if found := _CHANGED_KEY.search(text):
-        place = _blame(found[1], answer, hops).place
+        place = _blame(found[1], text, answer, hops).place
         new = _NEW_FINGERPRINT.search(text)
         return place.key_changed(new[1] if new else "", _known_fingerprint(text)), place
-    if found := _UNKNOWN_KEY.search(text):
-        place = _blame(found[1], answer, hops).place
-    else:
-        # No name is said. A gateway's words come before those about the way that it has closed.
-        place = (hops[-1] if hops and _DROPPED.search(text) else answer).place
+    found = _UNKNOWN_KEY.search(text)  # where ssh would ask, and may not, no name is said
+    place = _blame(found[1] if found else None, text, answer, hops).place
     # A gateway is logged in to by another ssh, which gets no options of ours.
     return place.key_unknown(can_accept=place is answer.place), place
 
@@ -113,11 +120,35 @@ def _login(text: str, answer: Answer, hops: Sequence[Answer]) -> _Found:
     found = _DENIED.search(text)
     if found is None:
         return None
-    blamed = _blame(found["host"] or "", answer, hops)
+    blamed = _blame(found["host"], text, answer, hops)
+    place = replace(blamed.place, user=found["user"] or blamed.place.user)
     files = blamed.key_files
     if files and all(map(_has_passphrase, files)):
-        return blamed.place.key_encrypted(), blamed.place
-    return blamed.place.login_refused([*([] if blamed.is_agent_limited else ["the agent"]), *files]), blamed.place
+        return place.key_encrypted(), place
+    return place.login_refused(_tried(text, blamed), _login_hint(text)), place
+
+
+def _tried(text: str, blamed: Answer) -> list[str]:
+    """Return what ssh had to log in with, and what it says to have been wrong with it."""
+    if not blamed.options:
+        return ["what ssh has for it"]
+    unread = dict(_UNREAD_KEY.findall(text))
+    unsigned = list(dict.fromkeys(_UNSIGNED.findall(text)))
+    agent = [f"{name} (agent){WOULD_NOT_SIGN}" for name in unsigned]
+    if not agent and not blamed.is_agent_limited:
+        agent = ["the agent"]
+    paths = {path: str(Path(path).expanduser()) for path in blamed.key_files}
+    files = [
+        f"{path}: {unread[full]}" if full in unread else path for path, full in paths.items() if full not in unsigned
+    ]
+    return [*agent, *files]
+
+
+def _login_hint(text: str) -> str:
+    for path, why in _UNREAD_KEY.findall(text):
+        if why == "bad permissions":
+            return f"chmod 600 {shlex.quote(path)}"
+    return LET_IT_SIGN if _UNSIGNED.search(text) else ""
 
 
 def _has_passphrase(path: str) -> bool:
@@ -135,10 +166,10 @@ def _has_passphrase(path: str) -> bool:
     return done.returncode != 0 and "passphrase" in done.stderr
 
 
-def _judge_the_rest(text: str, answer: Answer, *, is_late: bool) -> Judgement:
+def _judge_the_rest(text: str, answer: Answer, hops: Sequence[Answer], *, is_late: bool) -> Judgement:
     place = answer.place
     if _SILENT.search(text):
-        return place.timed_out(", ".join(answer.jumps))
+        return place.timed_out(", ".join(hop.place.name for hop in hops))
     if is_late:
         return place.slow_login()
     if found := _NO_SSH.search(text):
@@ -153,10 +184,19 @@ def _last_line(text: str) -> str:
     return text.strip().rpartition("\n")[2].strip()[:_LINE_LENGTH]
 
 
-def _blame(said: str, answer: Answer, hops: Sequence[Answer]) -> Answer:
-    """Return which hop ssh speaks of: by its address, or the name under which its key is known."""
-    for hop in hops:
+def _blame(said: str | None, text: str, answer: Answer, hops: Sequence[Answer]) -> Answer:
+    """Return which hop ssh speaks of: by what it has said of it, and by how many others were closed with it.
+
+    said: its address, or the name under which its key is known. What is no hop's is that of an ssh in a ProxyCommand.
+    """
+    way = [*hops, answer]
+    likely = way[-1 - min(len(_CLOSED_WAY.findall(text)), len(hops))]
+    if said is None or (answer.is_direct and not hops):
+        return likely
+    for hop in (likely, *way):  # two may have one address, each in a network of its own
         place = hop.place
         if said in (place.host, place.known_name, f"[{place.host}]:{place.port}"):
             return hop
-    return answer
+    named = _NAMED_PORT.fullmatch(said)
+    name, port = (named[1], int(named[2])) if named else (said, 22)
+    return Answer(Place(name, name, port, answer.place.user), {})

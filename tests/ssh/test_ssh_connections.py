@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
+import pytest
 from launching import DEADLINE_S, Done, Launch, every_transport, over_transports, shell
 from ssh_hosts import SshHosts, find_free_port, make_key
 
@@ -43,6 +44,15 @@ def test_login_refused(launch: Launch, hosts: SshHosts) -> None:
     check_refused(launch, done, rf"login refused for user {user} \(tried {key}\)", hint)
 
 
+@pytest.mark.parametrize("transport", ["ssh", "pdsh"])
+def test_a_configuration_that_ssh_refuses(launch: Launch) -> None:
+    config = launch.folder / "config"
+    config.write_text("Host node*\n  Bogus 1\n")
+    done = launch.run("--ssh-config", str(config), *NEVER_STARTED)
+    said = f"launch: {config}: line 2: Bad configuration option: bogus\n  hint: `ssh -G HOST` says more\n"
+    assert (done.exit_code, done.stderr) == (2, said)
+
+
 @every_transport
 def test_port_closed(launch: Launch, hosts: SshHosts) -> None:
     port = find_free_port("127.0.0.2")
@@ -67,10 +77,10 @@ def test_host_that_does_not_answer(launch: Launch, hosts: SshHosts) -> None:
 
 @every_transport
 def test_host_key_unknown(launch: Launch, hosts: SshHosts) -> None:
-    known = launch.folder / "known_hosts"
+    known = launch.folder / "known hosts"
     known.touch()
-    done = run_with(launch, hosts, UserKnownHostsFile=known)
-    hint = f"ssh-keyscan -p {hosts['node2'].port} 127.0.0.2 >> {known}"
+    done = run_with(launch, hosts, UserKnownHostsFile=f'"{known}"')
+    hint = f"ssh-keyscan -p {hosts['node2'].port} 127.0.0.2 >> '{known}'"
     fingerprint = "" if launch.transport == "ssh" else r": ssh-ed25519 SHA256:\S+"  # OpenSSH does not say it
     check_refused(launch, done, f"its host key is not known{fingerprint}", hint)
 
@@ -86,14 +96,41 @@ def test_host_key_changed(launch: Launch, hosts: SshHosts) -> None:
 
 @every_transport
 def test_a_new_host_key_is_accepted_where_that_was_asked_for(launch: Launch, hosts: SshHosts) -> None:
-    known = launch.folder / "known_hosts"
+    folder = launch.folder / "it's a"
+    folder.mkdir()
+    known = folder / "known hosts"
     config = hosts.write_config(
         launch.folder / "config",
-        node2={"UserKnownHostsFile": known, "StrictHostKeyChecking": "ask"},
+        node2={"UserKnownHostsFile": f'"{known}"', "StrictHostKeyChecking": "ask"},
     )
     done = launch.run("--ssh-config", str(config), "--accept-new-host-keys", *shell("true"))
     assert done.exit_code == 0
     assert known.read_text() == hosts.known_line(hosts["node2"], hosts["node2"].public_key)
+    assert list(folder.iterdir()) == [known]
+    assert not (launch.folder / "it's").exists()
+
+
+def test_no_file_is_made_where_its_path_is_in_doubt(launch: Launch, hosts: SshHosts) -> None:
+    """A blank in a path whose folder is not there may as well stand between two files."""
+    known = launch.folder / "no such" / "known"
+    done = run_with(launch, hosts, UserKnownHostsFile=f'"{known}"', StrictHostKeyChecking="accept-new")
+    check_refused(launch, done, r"its host key is not known: ssh-ed25519 SHA256:\S+", f">> '{known}'")
+    assert not known.parent.exists()
+    assert not (launch.folder / "no").exists()
+
+
+def test_a_gateway_s_new_host_key_is_written_once(launch: Launch, hosts: SshHosts) -> None:
+    """Each host behind it looks before any of them has written."""
+    known = launch.folder / "known_hosts"
+    own = {"UserKnownHostsFile": known, "StrictHostKeyChecking": "ask"}
+    far = {**own, "HostName": "127.0.0.2", "Port": hosts["node2"].port, "ProxyJump": "node1"}
+    config = hosts.write_config(launch.folder / "config", node1=own, **{f"far{number}": far for number in range(1, 9)})
+    argv = ["--hosts", "far[1-8]", "--ssh-config", str(config), "--accept-new-host-keys", "-b", "--", "echo in"]
+    done = launch.exec(*argv)
+    assert (done.exit_code, done.lines) == (0, ["---- far[1-8] ----", "in"])
+    assert sorted(known.read_text().splitlines(keepends=True)) == [
+        hosts.known_line(host, host.public_key) for host in hosts
+    ]
 
 
 def test_both_hosts_and_both_reasons_are_named(launch: Launch, hosts: SshHosts) -> None:

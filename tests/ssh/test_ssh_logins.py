@@ -8,11 +8,11 @@ import re
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from launching import PROMPT_S, Launch, every_transport
+from launching import PROMPT_S, Launch, every_transport, rank
 from password_server import PASSWORD, PasswordServer
 from ssh_hosts import SshHosts, is_alive, make_key, sign, wait_until
 from terminal import Terminal
@@ -64,13 +64,13 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     process.wait()
 
 
-def add_to_agent(key: Path, passphrase: str = "") -> None:
+def add_to_agent(key: Path, passphrase: str = "", options: Sequence[str] = ()) -> None:
     """Add a key as its user would, who types the passphrase."""
     ask = key.with_name("askpass")
     ask.write_text(f"#!/bin/sh\necho '{passphrase}'\n")
     ask.chmod(0o755)
     env = {**os.environ, "SSH_ASKPASS": str(ask), "SSH_ASKPASS_REQUIRE": "force"}
-    subprocess.run(["ssh-add", "-q", str(key)], env=env, check=True, timeout=TIMEOUT_S, capture_output=True)
+    subprocess.run(["ssh-add", "-q", *options, str(key)], env=env, check=True, timeout=TIMEOUT_S, capture_output=True)
 
 
 def allow(hosts: SshHosts, public: str, options: str = "") -> None:
@@ -128,6 +128,30 @@ def test_an_agent_that_ssh_config_names(
     monkeypatch.delenv("SSH_AUTH_SOCK")
     assert log_in(node2=settings).kind == "login refused"
     assert log_in(node2={**settings, "IdentityAgent": agent}) == "in\n"
+
+
+@every_transport
+def test_an_agent_that_does_not_sign(log_in: LogIn, hosts: SshHosts, tmp_path: Path, agent: Path) -> None:
+    """As when the card is gone: the next key is tried, and the refusal is told."""
+    key = tmp_path / "key"
+    allow(hosts, make_key(key))
+    add_to_agent(key, options=["-c"])  # it asks before it signs, and nobody is there to say yes
+    key.unlink()
+    failure = log_in(node2={"IdentityFile": f"{key}.pub"})
+    assert failure.kind == "login refused"
+    assert failure.text.endswith(f"(tried {key}.pub (agent), which would not sign)")
+    assert failure.hint == "say yes to the agent, or plug its card in"
+    assert log_in(node2={"IdentityFile": f"{key}.pub\n  IdentityFile {hosts.folder / 'id'}"}) == "in\n"
+
+
+@pytest.mark.parametrize("transport", ["ssh"])
+def test_a_key_that_others_may_read(log_in: LogIn, hosts: SshHosts, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    allow(hosts, make_key(key))
+    key.chmod(0o644)
+    failure = log_in(node2={"IdentityFile": key})
+    assert failure.text.endswith(f"(tried {key}: bad permissions)")
+    assert failure.hint == f"chmod 600 {key}"
 
 
 def test_what_was_offered_is_named(log_in: LogIn, tmp_path: Path, agent: Path) -> None:
@@ -375,6 +399,30 @@ def test_a_chain_of_two_jumps(log_in: LogIn, hosts: SshHosts) -> None:
     assert [host.log.count("Accepted publickey") for host in hosts] == [before[0] + 2, before[1] + 1]
 
 
+@pytest.mark.parametrize(
+    ("culprit", "settings", "said"),
+    [
+        ("e1", {"Port": 1}, "on the way to it, e1: 127.0.0.1 port 1 refuses the connection"),
+        ("e1", {"UserKnownHostsFile": "/dev/null"}, "on the way to it, e1: its host key is not known"),
+        ("e2", {"UserKnownHostsFile": "/dev/null"}, "on the way to it, e2: its host key is not known"),
+        ("e2", {"Port": 1}, "on the way to it, e2: the gateway can't reach 127.0.0.2 port 1 (Connection refused)"),
+        ("e3", {"Port": 1}, "the gateway can't reach 127.0.0.1 port 1 (Connection refused)"),
+        ("e3", {"UserKnownHostsFile": "/dev/null"}, "its host key is not known"),
+    ],
+)
+@pytest.mark.parametrize("transport", ["ssh"])
+@pytest.mark.parametrize("is_chain", [False, True])
+def test_the_one_of_two_jumps_that_fails_is_blamed(
+    log_in: LogIn, hosts: SshHosts, culprit: str, settings: dict[str, object], said: str, is_chain: bool
+) -> None:
+    """Also where ssh_config names the first for the second alone; ssh itself says no name where it would ask."""
+    e1, e2 = ({"HostName": host.address, "Port": host.port, "StrictHostKeyChecking": "ask"} for host in hosts)
+    way = {"e1": e1, "e2": e2, "e3": {**e1, "ProxyJump": "e1,e2" if is_chain else "e2"}}
+    way["e2"] |= {} if is_chain else {"ProxyJump": "e1"}
+    way[culprit] |= settings
+    assert log_in("e3", **way).text == said
+
+
 @every_transport
 def test_a_proxy_command_is_a_shell_s_line(log_in: LogIn, tmp_path: Path) -> None:
     line = f"ssh -F {tmp_path / 'config'} -W '%h:%p' node1 2>/dev/null"
@@ -418,8 +466,28 @@ def test_a_control_master_is_used_where_there_is_one_and_never_made(
         assert log_in(node2=settings) == "in\n"
         assert hosts["node2"].log.count("Accepted publickey") - before == {"fabric": 1, "ssh": 0}[transport]
     finally:
-        master.terminate()
+        master.kill()  # told to end, one of OpenSSH 9.2 has been seen to stay
         master.wait()
+
+
+def test_a_control_master_that_ends_is_a_lost_connection(launch: Launch, hosts: SshHosts) -> None:
+    place = launch.folder / "master"
+    config = hosts.write_config(launch.folder / "config", node2={"ControlPath": place})
+    master = subprocess.Popen(
+        ["ssh", "-F", config, "-o", "ControlMaster=yes", "-N", "node2"],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert wait_until(place.exists, TIMEOUT_S)
+        running = launch.start("--transport", "ssh", "--ssh-config", str(config), *rank("wait"))
+        running.wait_for_ranks()
+    finally:
+        master.kill()
+        master.wait()
+    done = running.finish(PROMPT_S)
+    assert done.exit_code == 69
+    assert "launch: lost node2 (the connection was lost), stopping 2 nodes" in done.words
 
 
 def test_a_launcher_that_is_killed_leaves_no_ssh(launch: Launch, hosts: SshHosts) -> None:

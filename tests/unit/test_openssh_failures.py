@@ -36,6 +36,9 @@ def answer(name, host, port, *lines):
 NO_SSH = "what answers at 10.0.0.2 port 2222 is no SSH server"
 NODE = answer("node", "10.0.0.2", 2222)
 HOP = answer("hop", "10.0.0.9", 22)
+FIRST = answer("first", "10.0.0.8", 22)
+TWIN = answer("twin", "10.0.0.2", 2222)  # in another network
+BY_PROXY = answer("node", "10.0.0.2", 2222, "proxycommand ssh -W %h:%p bastion")
 ALIASED = answer("node", "10.0.0.2", 22, "hostkeyalias gpu")
 
 # what ssh said, over which hops, the kind, the text, who is to blame
@@ -131,6 +134,10 @@ SAID = [
         [HOP], "no way", "the gateway can't reach 10.0.0.2 port 2222 (Connection refused)", None,
     ),
     (
+        "channel 0: open failed: connect failed: Connection refused\r\nstdio forwarding failed\r\n" + CLOSED_WAY * 2,
+        [FIRST, HOP], "no way", "the gateway can't reach 10.0.0.9 port 22 (Connection refused)", "hop",
+    ),
+    (
         "ann@10.0.0.9: Permission denied (publickey).\r\n" + CLOSED_WAY,
         [HOP], "login refused", "login refused for user ann (tried nothing: there is no key)", "hop",
     ),
@@ -140,6 +147,30 @@ SAID = [
     ),
     ("Host key verification failed.\r\n" + CLOSED_WAY, [HOP], "host key unknown", "its host key is not known", "hop"),
     ("Host key verification failed.\r\n", [HOP], "host key unknown", "its host key is not known", None),
+    (
+        "Host key verification failed.\r\n" + CLOSED_WAY * 2,
+        [FIRST, HOP], "host key unknown", "its host key is not known", "first",
+    ),
+    (
+        "Host key verification failed.\r\n" + CLOSED_WAY,
+        [FIRST, HOP], "host key unknown", "its host key is not known", "hop",
+    ),
+    (
+        "Received disconnect from 10.0.0.8 port 22:2: Too many authentication failures\r\n" + CLOSED_WAY * 2,
+        [FIRST, HOP], "login refused", "login refused for user ann (tried nothing: there is no key)", "first",
+    ),
+    (
+        "ssh: connect to host 10.0.0.2 port 2222: Connection refused\r\n" + CLOSED_WAY,
+        [TWIN], "refused", "10.0.0.2 port 2222 refuses the connection", "twin",
+    ),
+    (
+        "ann@10.0.0.2: Permission denied (publickey).\r\n",
+        [TWIN], "login refused", "login refused for user ann (tried nothing: there is no key)", None,
+    ),
+    (
+        "Connection timed out during banner exchange\r\n" + CLOSED_WAY * 2,
+        [FIRST, HOP], "timed out", "10.0.0.2 port 2222 does not answer by way of first, hop", None,
+    ),
 ]  # fmt: skip
 
 
@@ -158,6 +189,26 @@ def test_a_proxy_command_is_quoted():
         "its ProxyCommand ended: /bin/sh: 1: exec: nosuch: not found",
     )
     assert judge(CLOSED_WAY, behind, [], is_late=False)[0].kind == "dropped"
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ("ssh: connect to host 10.0.0.7 port 23: Connection refused", "10.0.0.7 port 23 refuses the connection"),
+        ("ssh: Could not resolve hostname 10.0.0.7: Name or service not known", "the name 10.0.0.7 is not known"),
+        (
+            "No ED25519 host key is known for 10.0.0.7 and you have requested strict checking.\r\n"
+            "Host key verification failed.",
+            "its host key is not known",
+        ),
+        ("eve@10.0.0.7: Permission denied (publickey).", "login refused for user eve (tried what ssh has for it)"),
+    ],
+)
+def test_a_name_that_no_hop_has_is_blamed_itself(said, text):
+    """As that of a gateway to which a ProxyCommand leads."""
+    judgement, blamed = judge(f"{said}\r\n{CLOSED_WAY}", BY_PROXY, [], is_late=False)
+    assert (judgement.text, blamed) == (text, "10.0.0.7")
+    assert "10.0.0.2" not in judgement.hint
 
 
 def test_a_login_that_takes_too_long():
@@ -198,6 +249,34 @@ def test_keys_with_a_passphrase_are_told_from_refused_ones(tmp_path):
     assert judge(said, locked, [], is_late=False)[0].kind == "key encrypted"
     judgement, _ = judge(said, both, [], is_late=False)
     assert judgement.text == f"login refused for user ann (tried {tmp_path}/locked, {tmp_path}/open)"
+
+
+@pytest.mark.parametrize(
+    ("said", "tried", "hint"),
+    [
+        ('Load key "KEY": bad permissions', "KEY: bad permissions", "chmod 600 KEY"),
+        ('Load key "KEY": error in libcrypto', "KEY: error in libcrypto", "copy a key there: ssh-copy-id WHERE"),
+        ('Load key "/of/a/hop": error in libcrypto', "KEY", "copy a key there: ssh-copy-id WHERE"),
+        (
+            'sign_and_send_pubkey: signing failed for ED25519 "KEY" from agent: agent refused operation',
+            "KEY (agent), which would not sign",
+            "say yes to the agent, or plug its card in",
+        ),
+        (
+            'sign_and_send_pubkey: signing failed for ED25519 "ann@home" from agent: agent refused operation',
+            "ann@home (agent), which would not sign, KEY",
+            "say yes to the agent, or plug its card in",
+        ),
+    ],
+)
+def test_why_a_key_was_of_no_use_is_told(tmp_path, said, tried, hint):
+    key = tmp_path / "id"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True, timeout=10)
+    named = answer("node", "10.0.0.2", 2222, f"identityfile {key}")
+    text = f"{said}\r\nann@10.0.0.2: Permission denied (publickey).\r\n".replace("KEY", str(key))
+    judgement, _ = judge(text, named, [], is_late=False)
+    assert judgement.text.replace(str(key), "KEY") == f"login refused for user ann (tried {tried})"
+    assert judgement.hint.replace(str(key), "KEY").replace("-p 2222 ann@10.0.0.2", "WHERE") == hint
 
 
 @pytest.mark.parametrize(
