@@ -102,6 +102,16 @@ LOSSES: tuple[Loss, ...] = (
         "start runs from one that stays awake",
     ),
     Loss(
+        "its ssh was killed",
+        "something on the machine that you typed on ended it; the nodes ended the run",
+        "the kernel's log there (`dmesg`): memory is often short where many log in",
+    ),
+    Loss(
+        "pdsh itself has ended",
+        "something on the machine that you typed on ended it; the nodes ended the run",
+        "the kernel's log there (`dmesg`): memory is often short where many log in",
+    ),
+    Loss(
         "the connection was lost",
         "its sshd, a firewall or the network ended the connection",
         "the log of its sshd, and what lies between it and you",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import shutil
 import threading
@@ -18,7 +19,7 @@ from launcher.transports.logins import Gate, LoginError, keep_trying
 from launcher.transports.pdsh_call import Pdsh, own_words
 from launcher.transports.pdsh_step import NotStartedError, Step
 from launcher.transports.ssh_answers import Answers, login_words
-from launcher.transports.ssh_failures import Judgement
+from launcher.transports.ssh_failures import DROPPED, SLOW_LOGIN, Judgement
 
 _NO_PYTHON = 127
 _EXIT_OF_SSH = 255
@@ -53,6 +54,7 @@ class PdshTransport:
         self._here = {host.name for host in hosts if self._is_here(host, own_words(environ))}
         self._hosts = {host.name: host for host in hosts if host.name not in self._here}
         self._pdsh = Pdsh(list(self._hosts.values()), environ, ssh_config, accept_new_host_keys=accept_new_host_keys)
+        self._ask_first()
         self._pythons = pythons
         self._silence_s = silence_s
         self._may_boot = may_boot
@@ -72,16 +74,25 @@ class PdshTransport:
             return self._open_once(host, command, timeout_s)
         except LoginError as error:
             left_s = timeout_s - (time.monotonic() - began_at)
-            if left_s <= 0 or not error.judgement.is_passing(may_boot=self._may_boot):
+            if self._is_crowded(host, error.judgement):
+                self._steps[host.name].await_calm()
+                left_s = timeout_s
+            elif left_s <= 0 or not error.judgement.is_passing(may_boot=self._may_boot):
                 raise TransportError(error.judgement.of(host.name, error.gateway)) from error
         return keep_trying(
             host.name, self._again, lambda try_s: self._open_once(host, command, try_s), left_s, may_boot=self._may_boot
         )
 
+    def _is_crowded(self, host: Host, judgement: Judgement) -> bool:
+        """Whether our other hosts are to blame: pdsh has all log in at once, also through one gateway."""
+        if judgement.kind not in (DROPPED, SLOW_LOGIN):
+            return False
+        return not self._answers.of(host.name, self._pdsh.login_words(host)).is_direct
+
     def _open_once(self, host: Host, command: str, timeout_s: float) -> Channel:
         """Start a process; raise LoginError where SSH does not lead there, or TransportError."""
         try:
-            return self._find_step(host, timeout_s).open(host.name, command, timeout_s)
+            return self._find_step(host, timeout_s).open(host.name, command)
         except OSError as error:
             failure = HostFailure(host.name, "pdsh", f"pdsh can't be started: {error.strerror}", "or --transport ssh")
             raise TransportError(failure) from None
@@ -120,6 +131,12 @@ class PdshTransport:
         except UsageError as unknown:  # ssh_config makes no sense to ssh
             return LoginError(Judgement("ssh", unknown.message, unknown.hint))
         return LoginError(judgement, gateway)
+
+    def _ask_first(self) -> None:
+        """Raise UsageError for what ssh would refuse of every host: its options, and those of ssh_config."""
+        with contextlib.suppress(OSError):  # no ssh
+            for host in list(self._hosts.values())[:1]:
+                self._answers.of(host.name, self._pdsh.login_words(host))
 
     def _is_here(self, host: Host, words: Sequence[str]) -> bool:
         """Tell whether a host is this machine; ssh is asked about those alone whose name looks so."""

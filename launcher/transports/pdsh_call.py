@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import pwd
 import shutil
 import subprocess
 import tempfile
@@ -26,6 +28,7 @@ _WITH_US = (
 _OPTIONS = {
     "BatchMode": "yes",  # a question would wait for nobody
     "ClearAllForwardings": "yes",
+    "LogLevel": "INFO",  # else a quiet ssh would keep the cause to itself
     "RemoteCommand": "none",
     "RequestTTY": "no",
     "ServerAliveInterval": "5",  # pdsh knows no time-out of a connection that was made
@@ -65,11 +68,12 @@ class Pdsh:
             raise UsageError(f"{ssh_config}: no such file", "--ssh-config names an OpenSSH client configuration")
         if ssh_config is not None and not _is_plain(str(ssh_config)):
             raise UsageError(f"--transport pdsh: it takes no path with blanks or %: {str(ssh_config)!r}", _TO_SSH)
+        _check_users(hosts)
         self._pdsh = pdsh
         self._environ = environ
         self._own_words = own_words(environ)  # ours come before and win
+        self._file = ["-F", str(ssh_config)] if ssh_config else []
         self._words = [
-            *(["-F", str(ssh_config)] if ssh_config else []),
             *(["-p", str(port)] if (port := _port(hosts)) is not None else []),
             *(f"-o{name}={value}" for name, value in _OPTIONS.items()),
             *(["-oStrictHostKeyChecking=accept-new"] if accept_new_host_keys else []),
@@ -86,20 +90,20 @@ class Pdsh:
         argv = [self._pdsh, "-R", "ssh", "-f", str(len(hosts)), "-t", str(max(1, int(timeout_s)))]
         limit = ["-u", str(_SHORT_S)] if is_short else []
         names = ",".join(f"{host.user}@{host.name}" if host.user is not None else host.name for host in hosts)
-        words = [*self._words, *_share(hosts, folder), *self._own_words]
-        env = {**self._environ, _APPEND: " ".join(words)}
+        words = [*self._file, *self._words, *_share(hosts, folder), *self._own_words]
+        env = {**self._environ, _APPEND: " ".join([*words, *_login_as(hosts)])}
         stderr = subprocess.STDOUT if is_short else subprocess.PIPE
         return Call([*argv, *limit, "-w", names, command], env, "" if is_short else folder, stderr)
 
     def login_words(self, host: Host) -> list[str]:
-        """Return the words with which ssh logs in to a host, to ask it what it makes of them."""
+        """Return the words with which ssh logs in to a host, to ask it what it makes of them; -F is for who asks."""
         user = ["-l", host.user] if host.user is not None else []
         return [*self._words, *self._own_words, *user, "--", host.name]
 
 
 def own_words(environ: Mapping[str, str]) -> list[str]:
-    """Return what the user has pdsh say to ssh."""
-    return environ.get(_APPEND, "").split()
+    """Return what the user has pdsh say to ssh, but for the wish that it be quiet."""
+    return [word for word in environ.get(_APPEND, "").split() if word != "-q"]
 
 
 def make_folder() -> str:
@@ -121,6 +125,25 @@ def _share(hosts: Sequence[Host], folder: str) -> list[str]:
         return ["-oControlMaster=no", "-oControlPath=none"]
     # Not ssh's own %C: two names may lead to one place. With a ControlPersist of the user's it would stay.
     return ["-oControlMaster=auto", f"-oControlPath={folder}/%h", "-oControlPersist=no"]
+
+
+def _login_as(hosts: Sequence[Host]) -> list[str]:
+    """Return what names the user to ssh; pdsh itself leaves out who has started it, whatever ssh_config says."""
+    return ["-l%u"] if all(host.user is not None for host in hosts) else []
+
+
+def _check_users(hosts: Sequence[Host]) -> None:
+    """Raise UsageError where a user that is named would not be told to ssh."""
+    named = [host for host in hosts if host.user is not None]
+    if len(named) in (0, len(hosts)):
+        return
+    own = pwd.getpwuid(os.getuid()).pw_name
+    for host in named:
+        if host.user == own:
+            raise UsageError(
+                f"--transport pdsh: it takes {own}@{host.name} only where every host has a user named",
+                f"name all, or none; {_TO_SSH}",
+            )
 
 
 def _port(hosts: Sequence[Host]) -> int | None:

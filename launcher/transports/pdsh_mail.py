@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from launcher import shipping
 from launcher.hosts import Host
-from launcher.transports.lines import whole_lines
 from launcher.transports.pdsh_call import RANK, Call, Pdsh
+from launcher.transports.pdsh_lines import whole_lines
 from launcher.transports.pdsh_words import PdshWords
 from launcher.transports.relay_lines import BLOCK_BYTES
 
@@ -104,6 +104,7 @@ class Mail:
         else:
             ((task, lines),) = mails.items()
             middle = len(lines) // 2
+            assert middle, "a line has a block of data at most"
             with self._changed:
                 self._waiting[task] = lines[middle:] + self._waiting.get(task, [])
             yield from self._split({task: lines[:middle]})

@@ -10,8 +10,8 @@ from launcher import shipping
 from launcher.errors import HostFailure
 from launcher.hosts import Host
 from launcher.transports.base import STDERR
-from launcher.transports.lines import whole_lines
 from launcher.transports.pdsh_call import RANK, Pdsh, make_folder
+from launcher.transports.pdsh_lines import whole_lines
 from launcher.transports.pdsh_mail import Mail, data_lines
 from launcher.transports.pdsh_words import PdshWords
 from launcher.transports.relay_channel import RelayChannel
@@ -48,6 +48,7 @@ class Step:
         self._words = PdshWords([host.name for host in hosts])
         self._tasks = {host.name: task for task, host in enumerate(hosts)}
         self._nonce = secrets.token_hex(4)
+        self._limit_s = timeout_s + _MARGIN_S + _LOGIN_S * len(hosts)
         self._is_ending = False
         folder = make_folder()
         command = shipping.relay_line(pythons, self._nonce, RANK, silence_s)
@@ -58,12 +59,11 @@ class Step:
         self._reading = threading.Thread(target=self._read, name="read pdsh", daemon=True)
         self._reading.start()
 
-    def open(self, host: str, command: str, timeout_s: float) -> RelayChannel:
+    def open(self, host: str, command: str) -> RelayChannel:
         """Start a process on a host, once its relay is there; raise NotStartedError."""
         relay = self._relays[host]
         with self._relays.changed:
-            limit_s = timeout_s + _MARGIN_S + _LOGIN_S * len(self._hosts)
-            is_known = self._relays.wait_for(relay, lambda: relay.here or relay.failure, limit_s)
+            is_known = self._relays.wait_for(relay, lambda: relay.here or relay.failure, self._limit_s)
             if relay.here is not None and relay.failure is None:
                 return self._open(relay, command)
             relay.failure = relay.failure or self._lost(host)
@@ -77,6 +77,11 @@ class Step:
         words = b"open %d %d" % (channel.number, task)
         self._mail.post(task, [(words, command.encode("utf-8", "surrogateescape"))])
         return channel
+
+    def await_calm(self) -> None:
+        """Wait until no host logs in any more."""
+        with self._relays.changed:
+            self._relays.changed.wait_for(self._relays.are_settled, self._limit_s)
 
     def is_usable(self, host: str) -> bool:
         """Whether a process, another one perhaps, may be started there through this step."""
@@ -117,6 +122,7 @@ class Step:
                 for event in decoder.feed(text + b"\n"):
                     self._take(hosts, event)
         self._hearing.join(_END_S)  # its last words say why
+        self._words.end()
         self._lose([host.name for host in self._hosts])
         self._mail.close()
         self._call.end()

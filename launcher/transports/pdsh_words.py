@@ -23,6 +23,7 @@ class PdshWords:
         self._lines: dict[str, list[str]] = {name: [] for name in hosts}
         self._killed: dict[str, str] = {}
         self._exit_codes: dict[str, int] = {}
+        self._is_over = False
 
     def split(self, line: bytes) -> tuple[Sequence[str], bytes]:
         """Return whose line it is, by all names that its label may stand for (none: pdsh's own), and what it says."""
@@ -47,14 +48,20 @@ class PdshWords:
             self._killed.update(dict.fromkeys(gone, ended["how"].decode()))
         return gone
 
+    def end(self) -> None:
+        """Pdsh itself has ended; of who was lost it has told before."""
+        self._is_over = True
+
     def said(self, host: str) -> str:
         """Return what was said of a host, pdsh's own words among it."""
         return "".join(f"{line}\n" for line in self._lines[host])
 
     def lost(self, host: str) -> str:
         """Return what has become of the connection to a host."""
-        how = self._killed.get(host)
-        return "the connection was lost" + (f": its ssh was {how}" if how else "")
+        if how := self._killed.get(host):
+            return f"the connection was lost: its ssh was {how}"
+        is_untold = self._is_over and host not in self._exit_codes
+        return "the connection was lost" + (": pdsh itself has ended" if is_untold else "")
 
     def exit_code(self, host: str) -> int | None:
         """Return the exit code of a host's ssh, which is that of the login shell; None where pdsh has said nothing."""

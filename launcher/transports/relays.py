@@ -73,6 +73,10 @@ class Relays:
         """Return the relays that run, or have run, by host."""
         return {host: relay.here for host, relay in self._relays.items() if relay.here is not None}
 
+    def are_settled(self) -> bool:
+        """Whether of every host it is known that its relay runs, or why not."""
+        return all(relay.here or relay.failure for relay in self._relays.values())
+
     def are_unused(self) -> bool:
         """Whether every host was asked and left."""
         return not any(

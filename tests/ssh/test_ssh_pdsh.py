@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 from launching import DEADLINE_S, KEEPER_S, PROMPT_S, Done, Launch, rank, shell
-from ssh_hosts import Process, SshHosts, read_processes, wait_until
+from ssh_hosts import Process, SshHosts, find_free_port, read_processes, wait_until
 
 from launcher.hosts import Host
 from launcher.transports.pdsh_call import Pdsh
 from launcher.transports.pdsh_mail import Mail
 
+ME = pwd.getpwuid(os.getuid()).pw_name
 MOST_ARGUMENT_BYTES = 128 << 10  # of one argument (MAX_ARG_STRLEN)
 
 
@@ -58,6 +60,17 @@ def test_a_name_of_this_machine_that_leads_elsewhere(launch: Launch, hosts: SshH
     words = ["--hosts", "localhost", "--ssh-config", str(launch.ssh_config), "--transport", "pdsh"]
     done = launch.run_command("exec", *words, "--", "echo $TMPDIR")
     assert (done.lines, done.stderr) == ([f"[localhost] {node2.tmpdir}"], "")
+
+
+def test_hosts_that_a_crowded_gateway_drops_have_their_time_anew(launch: Launch, hosts: SshHosts) -> None:
+    """pdsh has all log in at once, and sshd drops some of more than ten (MaxStartups): here both, and late."""
+    once = f"mkdir {launch.folder}/%n 2>/dev/null && {{ sleep 3.5; exit; }}"
+    way = f"sh -c '{once}; sleep 1.5; exec ssh -F {launch.ssh_config} -W %h:%p node1'"
+    far = {"HostName": hosts["node2"].address, "Port": hosts["node2"].port, "ProxyCommand": way}
+    config = hosts.write_config(launch.folder / "config", far1=far, far2=far)
+    words = ("--hosts", "far[1-2]", "--ssh-config", str(config), "--connect-timeout", "4")
+    done = launch.exec(*words, "-b", "--", "echo in")
+    assert (done.exit_code, done.lines) == (0, ["---- far[1-2] ----", "in"]), done.stderr
 
 
 def test_a_plan_that_no_command_line_could_take(launch: Launch) -> None:
@@ -107,11 +120,39 @@ def test_secrets_are_refused(launch: Launch) -> None:
     [
         ("node1:22,node2:23", "--transport pdsh: it takes one port for all hosts, not 22 and 23"),
         ("fd00::1", "--transport pdsh: it takes no IPv6 address: fd00::1"),
+        (f"{ME}@node1,node2", f"--transport pdsh: it takes {ME}@node1 only where every host has a user named"),
     ],
 )
 def test_what_pdsh_can_t_do_is_said_before_anything_starts(launch: Launch, hosts_words: str, said: str) -> None:
     done = launch.run_command("exec", "--hosts", hosts_words, "--colon", "port", "--transport", "pdsh", "--", "true")
     assert (done.exit_code, done.stderr.splitlines()[0]) == (2, f"launch: {said}")
+
+
+def test_a_user_who_is_named_wins_over_ssh_config(launch: Launch, hosts: SshHosts) -> None:
+    """pdsh names nobody to ssh who has started it."""
+    config = hosts.write_config(launch.folder / "config", node1={"User": "nobody"}, node2={"User": "nobody"})
+    done = launch.exec("--ssh-config", str(config), "--hosts", f"{ME}@node1,{ME}@node2", "--", "whoami")
+    assert sorted(done.lines) == [f"[node1] {ME}", f"[node2] {ME}"], done.stderr
+
+
+def test_a_cause_is_told_though_ssh_shall_be_quiet(launch: Launch, hosts: SshHosts) -> None:
+    port = find_free_port("127.0.0.2")
+    config = hosts.write_config(launch.folder / "config", node2={"Port": port, "LogLevel": "QUIET"})
+    words = ("--ssh-config", str(config), "--", "true")
+    done: Done = launch.start_exec(*words, env={"PDSH_SSH_ARGS_APPEND": "-q"}).finish()
+    assert f"  node2: 127.0.0.2 port {port} refuses the connection" in done.words
+
+
+def test_options_that_ssh_refuses_are_told_before_anything_starts(launch: Launch) -> None:
+    done: Done = launch.start_exec("--", "true", env={"PDSH_SSH_ARGS_APPEND": "-oBogus=1"}).finish()
+    said = "launch: command-line: line 0: Bad configuration option: bogus\n  hint: `ssh -G HOST` says more\n"
+    assert (done.exit_code, done.stderr) == (2, said)
+
+
+def test_ssh_is_told_of_its_configuration_once(launch: Launch) -> None:
+    """What asks it about a host names the file itself."""
+    pdsh = Pdsh([Host("node1")], os.environ, launch.ssh_config, accept_new_host_keys=False)
+    assert "-F" not in pdsh.login_words(Host("node1"))
 
 
 def test_the_user_s_own_options_for_pdsh_s_ssh_count(launch: Launch) -> None:

@@ -65,6 +65,8 @@ def test_an_ending_that_does_not_tell(code: int | None, number: int | None) -> N
         ("no sign of life for 15 s", "it froze"),
         ("this machine stood still for 40 s, and the nodes took it for dead", "the machine that you typed on slept"),
         ("the connection was lost", "its sshd, a firewall"),
+        ("the connection was lost: its ssh was killed by signal 9", "something on the machine that you typed on"),
+        ("the connection was lost: pdsh itself has ended", "something on the machine that you typed on"),
         ("the connection was lost: ConnectionResetError(104)", "its sshd, a firewall"),
         ("it sent what is no message: x", None),
     ],

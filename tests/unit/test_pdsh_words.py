@@ -33,6 +33,11 @@ def test_an_end_is_remembered() -> None:
     assert words.find_ended(b"gpu1: pdsh@head: 10.0.0.7: ssh killed by signal 9\n") == ()
     assert [words.exit_code(host) for host in HOSTS] == [127, None, None, None]
     assert words.lost("gpu1") == "the connection was lost"
+    words.end()
+    assert [words.lost(host) for host in HOSTS[:2]] == [
+        "the connection was lost",
+        "the connection was lost: pdsh itself has ended",
+    ]
     assert words.lost("10.0.0.7") == "the connection was lost: its ssh was killed by signal 9"
 
 

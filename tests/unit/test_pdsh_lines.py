@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.transports.lines import MAX_LINE_BYTES, whole_lines
+from launcher.transports.base import READ_BYTES
+from launcher.transports.pdsh_lines import MAX_LINE_BYTES, whole_lines
 
 FORGED = b"b: ssh killed by signal 9"
 
@@ -39,7 +40,7 @@ def test_whole_lines_come_as_they_are(text: bytes, cuts: list[int]) -> None:
     assert read(pieces) == text.split(b"\n")[:-1]
 
 
-@pytest.mark.parametrize("size", [MAX_LINE_BYTES + 1, 2 * MAX_LINE_BYTES, 5 * MAX_LINE_BYTES + 17])
+@pytest.mark.parametrize("size", [MAX_LINE_BYTES + READ_BYTES, 5 * MAX_LINE_BYTES + 17])
 def test_what_follows_on_too_much_is_dropped_with_it(size: int) -> None:
     long = b"x" * size
     assert read([b"a: 1\na: ", long, FORGED, b"\na: 2\n", b"a: ", long, b"\n", FORGED, b"\n"])[:2] == [b"a: 1", b"a: 2"]
