@@ -74,7 +74,10 @@ def census_words(census: Census) -> str:
     total = sum(len(processes) for processes in census.left.values())
     words = [f"{count(total, 'process')} left on {count(nodes, 'node')}"] if nodes else []
     for host, number in census.unasked.items():
-        words.append(f"{host} unreachable, {count(number, 'process')} may remain")
+        # One that was lost while it started has told of no process.
+        words.append(
+            f"{host} unreachable, {count(number, 'process') if number else 'what was started there'} may remain"
+        )
     return "; ".join(words)
 
 

@@ -70,6 +70,7 @@ LEFT = [411, "python", "D"]
             False,
         ),
         (Census({}, {"gpu2": 8}), "gpu2 unreachable, 8 processes may remain", False),
+        (Census({}, {"gpu2": 0}), "gpu2 unreachable, what was started there may remain", False),
     ],
 )
 def test_what_is_left(census, words, is_clean):
