@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from fault_launch import LADDER_S, SILENCE_S, FaultLaunch
 from machines.cluster import TOOL_PATH
-from machines.processes import CENSUS_POLL_S, wait_until
 from machines.slurm import Slurm, find_obstacle
 from ways import Way
 
@@ -36,17 +35,4 @@ def launch(slurm: Slurm, tmp_path: Path, way: Way) -> FaultLaunch:
 def nothing_is_left(slurm: Slurm) -> Iterator[None]:
     """Look for processes where one can look, undo the faults, look everywhere, and remove what was found."""
     yield
-    slurm.end_started()
-    wait_until(lambda: not slurm.cluster.ranks(), LADDER_S, CENSUS_POLL_S)
-    left = slurm.cluster.ranks()
-    slurm.heal()
-    wait_until(lambda: not slurm.cluster.processes(), SILENCE_S + LADDER_S, CENSUS_POLL_S)
-    left_after_all = slurm.cluster.processes()
-    for process in left_after_all:
-        process.kill()
-    folders = [path for host in slurm.cluster for path in host.tmpdir.iterdir()]
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
-    assert not left, "processes are left on hosts that could be reached"
-    assert not left_after_all, "processes are left after every fault was undone"
-    assert not folders, "folders are left"
+    slurm.look_for_left_overs(LADDER_S, SILENCE_S + LADDER_S)

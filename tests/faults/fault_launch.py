@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -166,6 +167,12 @@ class FaultLaunch:
             return self.ranks() + keepers
 
         assert wait_until(lambda: not left(), within_s, CENSUS_POLL_S), left()
+
+    def forget_folder(self, host: Host) -> None:
+        """After a thaw: remove the run's folder where LAUNCH_GUIDE.md says that it may stay."""
+        if self.way.may_leave_folder:
+            for path in host.tmpdir.glob("launch-*"):
+                shutil.rmtree(path)
 
     def wait_until_clean(self, within_s: float) -> None:
         """Wait until nothing runs on the hosts that can be reached: no keeper, no relay, no client."""

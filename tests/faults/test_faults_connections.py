@@ -66,6 +66,7 @@ def test_a_host_is_lost(launch: FaultLaunch, lose: Callable[[Host], None]) -> No
         assert launch.last.processes()
         launch.last.thaw()
         assert wait_until(lambda: not launch.last.processes(), PROMPT_S, CENSUS_POLL_S), launch.last.processes()
+        launch.forget_folder(launch.last)
 
 
 @over_ways(Promise.ALONE)
@@ -94,6 +95,7 @@ def test_ctrl_c_while_a_host_is_lost(
         assert not launch.ranks()
         find(launch.last)
         launch.wait_until_nothing_runs(PROMPT_S)
+        launch.forget_folder(launch.last)
     done = launch.finish(running, PROMPT_S)
     assert done.exit_code == 130, str(done)
     assert said(done)[2:] == [

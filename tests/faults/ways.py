@@ -51,6 +51,7 @@ class Way:
     never_there: str = ""  # how a host that is off is told, after its name
     before: tuple[str, ...] = ()  # what is typed in front of `launch`
     program: str = ""  # what must be there for it, and is a package of Debian's
+    may_leave_folder: bool = False  # on a host that thaws, where Slurm kills all that it finds
 
 
 # ---- what is typed --------------------------------------------------------------------------------------------------
@@ -105,7 +106,7 @@ WAYS = (
         {
             "sshd": _SESSION,
             "ssh": Cut(_kill(LOGIN, r"\S*ssh "), r"the connection was lost: its ssh was killed by signal 9", r"node\d"),
-            "pdsh": Cut(_kill(LOGIN, r"\S*pdsh "), r"the connection was lost", r"node\d"),
+            "pdsh": Cut(_kill(LOGIN, r"\S*pdsh "), r"the connection was lost: pdsh itself has ended", r"node\d"),
         },
         _SILENT_PORT,
         program="pdsh",
@@ -118,7 +119,7 @@ WAYS = (
             "step": Cut(_cancel_step, r"Slurm has cancelled (our step|step \d+\.\d)", r"node\d"),
         },
         r"Slurm has not started our step there in N s",
-        before=("salloc", "--quiet", f"--nodes={len(NODES)}"),
+        before=("salloc", "--quiet", f"--nodes={len(NODES)}"), may_leave_folder=True,
     ),
     Way("local", (LOGIN,), lambda slurm: ("singlenode",)),
 )  # fmt: skip
@@ -140,11 +141,13 @@ GAPS: Mapping[str, Mapping[Promise, str]] = {
 def over_ways(
     promise: Promise, names: str = "", rows: Mapping[str, Sequence[object]] | None = None
 ) -> pytest.MarkDecorator:
-    """Run a test over every way that keeps the promise: the first with all rows of parameters, the others with one."""
-    first, *others = [way for way in WAYS if promise not in GAPS.get(way.name, {})]
-    (name, row), *more = (rows or {"": ()}).items()
-    cases = [pytest.param(way, *row, id="-".join(filter(None, [way.name, name]))) for way in (first, *others)]
-    cases += [pytest.param(first, *row, id=f"{first.name}-{name}") for name, row in more]
+    """Run a test over every way that keeps the promise, with all rows of parameters."""
+    ways = [way for way in WAYS if promise not in GAPS.get(way.name, {})]
+    cases = [
+        pytest.param(way, *row, id="-".join(filter(None, [way.name, name])))
+        for way in ways
+        for name, row in (rows or {"": ()}).items()
+    ]
     return pytest.mark.parametrize(", ".join(filter(None, ["way", names])), cases)
 
 

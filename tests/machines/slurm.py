@@ -17,7 +17,7 @@ from typing import Any
 
 from machines import cluster as hosts
 from machines.cluster import TOOL_PATH, Cluster
-from machines.processes import wait_until
+from machines.processes import CENSUS_POLL_S, wait_until
 
 LOGIN = "login"
 NODES = ("node1", "node2")
@@ -139,6 +139,27 @@ class Slurm:
             process.kill()
             process.wait()
         self._started.clear()
+
+    def look_for_left_overs(self, obedient_s: float, everything_s: float, kept: str = "") -> None:
+        """After a test: look where one can, end jobs and faults, look everywhere, remove what was found, and tell.
+
+        obedient_s, everything_s: for ranks on hosts that can be reached, and for all once every fault is undone.
+        kept: a folder that belongs to no run.
+        """
+        self.end_started()
+        wait_until(lambda: not self.cluster.ranks(), obedient_s, CENSUS_POLL_S)
+        left = self.cluster.ranks()
+        self.heal()
+        wait_until(lambda: not self.cluster.processes(), everything_s, CENSUS_POLL_S)
+        left_after_all = self.cluster.processes()
+        for process in left_after_all:
+            process.kill()
+        folders = [path for host in self.cluster for path in host.tmpdir.iterdir()]
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        assert not left, "processes are left on hosts that could be reached"
+        assert not left_after_all, "processes are left after every job was ended and every fault undone"
+        assert not [path for path in folders if path.name != kept], f"folders are left: {folders}"
 
     def heal(self) -> None:
         """End all jobs, undo every fault, and wait until both nodes take new jobs."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from machines.processes import CENSUS_POLL_S, wait_until
 from machines.slurm import Slurm, find_obstacle
 from slurm_launch import SlurmLaunch
 
@@ -35,18 +33,4 @@ def launch(slurm: Slurm, tmp_path: Path) -> SlurmLaunch:
 def nothing_is_left(slurm: Slurm) -> Iterator[None]:
     """Look for processes where one can look, end jobs and faults, look everywhere, and remove what was found."""
     yield
-    slurm.end_started()
-    wait_until(lambda: not slurm.cluster.ranks(), END_TIMEOUT_S, CENSUS_POLL_S)
-    left = slurm.cluster.ranks()
-    slurm.heal()
-    wait_until(lambda: not slurm.cluster.processes(), END_TIMEOUT_S, CENSUS_POLL_S)
-    left_after_all = slurm.cluster.processes()
-    for process in left_after_all:
-        process.kill()
-    folders = [path for host in slurm.cluster for path in host.tmpdir.iterdir()]
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
-    folders = [path for path in folders if path.name != TORCH_CACHE]
-    assert not left, "processes are left on hosts that could be reached"
-    assert not left_after_all, "processes are left after every job was ended"
-    assert not folders, "folders are left"
+    slurm.look_for_left_overs(END_TIMEOUT_S, END_TIMEOUT_S, kept=TORCH_CACHE)
