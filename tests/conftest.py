@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Generator
@@ -48,6 +49,10 @@ def _folder(nodeid: str) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give each worker a PID namespace; nothing to do in a worker itself, or with nothing side by side."""
+    # What is ignored from the start, under nohup or behind a shell's `&`, every launcher would rightly go on ignoring.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
     workers = getattr(config.option, "tx", None) or []
     if set(workers) == {"popen"} and shutil.which(ALONE[0]) is not None:
         tried = subprocess.run([*ALONE, "true"], stdin=subprocess.DEVNULL, capture_output=True, check=False)

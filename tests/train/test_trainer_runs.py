@@ -28,10 +28,13 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def check_default_run(output: str, ranks: str, batch: str, folder: Path) -> None:
-    lines = output.splitlines()
+def check_default_run(lines: list[str], folder: Path) -> None:
     assert lines[0] == f"nodes   {socket.gethostname()}"
-    assert lines[1:4] == [f"ranks   {ranks}", "device  cpu, gloo", f"batch   {batch}"]
+    assert lines[1:4] == [
+        "ranks   1, from single process",
+        "device  cpu, gloo",
+        "batch   16 samples per step (batch size 16)",
+    ]
     data = r"data    [\d.]+[kM] bytes of the topics of Python's help\(\), [\d.]+k samples, \d+ to validate"
     assert re.fullmatch(data, lines[4])
     assert lines[5] == "model   137.0k parameters"
@@ -53,7 +56,7 @@ def test_a_single_process_learns_and_saves(
     monkeypatch.chdir(tmp_path)
     assert trainer.main(["--save-dir", "out"]) == 0
     captured = capsys.readouterr()
-    check_default_run(captured.out, "1, from single process", "16 samples per step (batch size 16)", tmp_path / "out")
+    check_default_run(captured.out.splitlines(), tmp_path / "out")
     assert captured.err == ""
     state = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
     build_model(TrainConfig(**state["config"])).load_state_dict(state["model"])
@@ -133,11 +136,13 @@ def test_torchrun_runs_the_zip_where_there_is_no_launcher(starter: Any, tmp_path
             "from launcher.trainer.__main__ import main\nsys.exit(main())\n",
         )
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    run = starter.start([*torchrun, "trainer.pyz", "--save_dir", "out"], isolated=True)
+    run = starter.start([*torchrun, "trainer.pyz", "--save_dir", "out", "--steps_per_epoch", "2"], isolated=True)
     assert run.wait() == 0, run.stderr
-    check_default_run(
-        run.stdout, "2, from torchrun", "ddp, 32 samples per step (2 ranks x batch size 16)", tmp_path / "out"
-    )
+    lines = run.stdout.splitlines()
+    assert lines[1] == "ranks   2, from torchrun"
+    assert lines[3] == "batch   ddp, 32 samples per step (2 ranks x batch size 16)"
+    assert lines[-1].endswith("model in out/model.pt")
+    assert (tmp_path / "out" / "model.pt").exists()
 
 
 ENDLESS = ["-m", "launcher.trainer", "--epochs", "1000", "--steps-per-epoch", "0", "--save-dir", "out"]
