@@ -20,7 +20,7 @@ LINES = 10_000  # of 100 bytes, from each host
 FEW_HOSTS = 2
 MANY_LINES = 500_000
 TURNS = 3
-IDLE_S = 12.0  # two beats each way
+IDLE_S = 24.0  # four beats each way
 
 Turn = Mapping[str, float]  # figures by name
 
