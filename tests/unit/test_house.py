@@ -30,7 +30,7 @@ LAYERS = (
     "conversation",
     "fleet",
     "session",
-    "survey report failures",
+    "survey report failures unreachable",
     "hangs",
     "run execution checking cleaning sandbox",
     "cli",
