@@ -28,14 +28,15 @@ TIMES = ("--silence", "10", "--stop-timeout", f"{STOP_TIMEOUT_S:g}")
 SHORT_SILENCE = ("--silence", f"{SILENCE_S:g}")
 SHORT_CONNECT = ("--connect-timeout", f"{CONNECT_S:g}")
 
-# What a rank does, in a shell's words, once it has said that it is ready.
-OBEYS = "exec sleep 300"
-IGNORES = "trap '' TERM INT HUP; while :; do sleep 300; done"
+# What a rank does, in a shell's words; it is ready when its traps are set.
+READY = 'echo "ready $RANK"'
+OBEYS = f"{READY}; exec sleep 300"
+IGNORES = f"trap '' TERM INT HUP; {READY}; while :; do sleep 300; done"
 # Children in sessions of their own, one of them without environment, and a daemon that ignores SIGTERM.
-HIDES = "setsid sleep 300 & env -i setsid sleep 300 & (trap '' TERM; setsid sleep 300 &); exec sleep 300"
+HIDES = f"setsid sleep 300 & env -i setsid sleep 300 & (trap '' TERM; setsid sleep 300 &); {OBEYS}"
 HIDES_WITH_MARK = HIDES.replace("env -i ", "")
-SAVES = "trap 'sleep 0.1; echo saved $RANK; exit' TERM; while :; do sleep 0.05; done"
-AT_GO = "until [ -e go ]; do sleep 0.02; done"
+SAVES = f"trap 'sleep 0.1; echo saved $RANK; exit' TERM; {READY}; while :; do sleep 0.05; done"
+AT_GO = f"{READY}; until [ -e go ]; do sleep 0.02; done"
 FAILS = f"{AT_GO}; echo 'no such data' >&2; exit 7"
 IS_KILLED = f"{AT_GO}; kill -KILL $$"
 
@@ -49,9 +50,9 @@ _NOT_OURS = r"\[|launch: hosts of Slurm job \d+: "
 
 
 def ranks(default: str = OBEYS, **others: str) -> list[str]:
-    """Return the words that make each rank say `ready` and do this; `r3=FAILS` is for rank 3 alone."""
+    """Return the words that make each rank do this; `r3=FAILS` is for rank 3 alone."""
     cases = " ".join(f"{name[1:]}) {script};;" for name, script in others.items())
-    return shell(f'echo "ready $RANK"; case $RANK in {cases} *) {default};; esac')
+    return shell(f"case $RANK in {cases} *) {default};; esac")
 
 
 @dataclass

@@ -11,6 +11,7 @@ from fault_launch import (
     CONNECT_S,
     LADDER_S,
     PROMPT_S,
+    READY,
     SHORT_CONNECT,
     SHORT_SILENCE,
     SILENCE_S,
@@ -109,8 +110,8 @@ def test_a_short_pause_does_no_harm(
     launch: FaultLaunch, pause: Callable[[Host], None], resume: Callable[[Host], None]
 ) -> None:
     """For half a second, in which the other host goes on; no line is lost, none comes twice."""
-    count = "until [ -e go ]; do echo $((n += 1)); sleep 0.02; done"
-    running = launch.start_ready(*ranks("exec sleep 300", r0=count, r3=count))
+    count = f"{READY}; until [ -e go ]; do echo $((n += 1)); sleep 0.02; done"
+    running = launch.start_ready(*ranks(r0=count, r3=count))
     pause(launch.last)
     before = last_number(running.stdout, "node2:3")
     running.wait_for(rf"^\[node1:0\] {last_number(running.stdout, 'node1:0') + 20}$")

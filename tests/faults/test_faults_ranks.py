@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from fault_launch import FAILS, IS_KILLED, LADDER_S, OF_EVERY_KIND, PROMPT_S, FaultLaunch, ranks, said
+from fault_launch import FAILS, IS_KILLED, LADDER_S, OF_EVERY_KIND, PROMPT_S, READY, FaultLaunch, ranks, said
 from ways import Promise, over_ways
 
 
@@ -47,8 +47,9 @@ def test_a_rank_is_killed(launch: FaultLaunch) -> None:
 @over_ways(Promise.RANK)
 def test_a_rank_that_ends_well_ends_nobody_but_its_daemon(launch: FaultLaunch) -> None:
     watch = "while kill -0 $1 2>/dev/null; do sleep 0.02; done; touch ended; exec sleep 300"
-    daemon = f"setsid sh -c '{watch}' sh $$ >/dev/null 2>&1 & exit"
-    running = launch.start_ready(*ranks("until [ -e ended ]; do sleep 0.02; done; echo still here", r0=daemon))
+    daemon = f"setsid sh -c '{watch}' sh $$ >/dev/null 2>&1 & {READY}; exit"
+    others = f"{READY}; until [ -e ended ]; do sleep 0.02; done; echo still here"
+    running = launch.start_ready(*ranks(others, r0=daemon))
     done = launch.finish(running, PROMPT_S)
     assert done.exit_code == 0, str(done)
     assert sorted(line for line in done.lines if "still" in line) == [

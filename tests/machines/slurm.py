@@ -157,8 +157,10 @@ class Slurm:
         folders = [path for host in self.cluster for path in host.tmpdir.iterdir()]
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
-        assert not left, "processes are left on hosts that could be reached"
-        assert not left_after_all, "processes are left after every job was ended and every fault undone"
+        assert not left, f"left on hosts that could be reached: {left}"
+        assert not left_after_all, (
+            f"processes are left after every job was ended and every fault undone: {left_after_all}"
+        )
         assert not [path for path in folders if path.name != kept], f"folders are left: {folders}"
 
     def heal(self) -> None:

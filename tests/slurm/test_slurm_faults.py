@@ -21,7 +21,8 @@ def test_launcher_and_srun_are_killed(launch: SlurmLaunch) -> None:
     running.wait_for(r"\] ready", 2)
     launcher = launch.find("bin/launch")
     os.kill(launcher.pid, signal.SIGSTOP)  # it would start another srun
-    for process in (*launch.processes(LOGIN, "srun --jobid"), launcher):
+    # srun's child first: it would see the end of srun, and have Slurm kill all.
+    for process in (*reversed(launch.processes(LOGIN, "srun --jobid")), launcher):
         process.kill()
     assert wait_until(lambda: not launch.slurm.cluster.ranks(), SILENCE_S + SLACK_S)
     # When the shell ends, Slurm kills what is left, and the supervisors would not come to remove the run's folders.
