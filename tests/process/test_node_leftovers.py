@@ -18,7 +18,7 @@ from launcher.node import leftovers, messages
 
 NOBODY = 65534
 # A rank that outlives its keepers: they let it get a SIGTERM when they die. Its child has no environment.
-HARDY = "trap '' TERM; env -i sleep 300 & echo ready pids $$ $!; wait"
+HARDY = "trap '' TERM; env -i sh -c 'echo ready pids $0 $$; exec sleep 300' $$ & wait"
 
 
 @pytest.fixture
