@@ -49,15 +49,19 @@ def _folder(nodeid: str) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give each worker a PID namespace; nothing to do in a worker itself, or with nothing side by side."""
-    # What is ignored from the start, under nohup or behind a shell's `&`, every launcher would rightly go on ignoring.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
+    _ignore_no_signal()
     workers = getattr(config.option, "tx", None) or []
     if set(workers) == {"popen"} and shutil.which(ALONE[0]) is not None:
         tried = subprocess.run([*ALONE, "true"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
         if tried.returncode == 0:
             config.option.tx = [f"popen//python={shlex.join([*ALONE, sys.executable])}"] * len(workers)
+
+
+def _ignore_no_signal() -> None:
+    """Undo what nohup and a shell's `&` do: what is ignored from the start, a launcher rightly goes on ignoring."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -36,7 +36,7 @@ def read_paths(value: str) -> list[Path]:
         words = [value]
     else:
         words = _BEFORE_A_PATH.split(value) if value.startswith(("/", "~")) else value.split()
-    return [_path(word) for word in words if word not in ("", "none")]
+    return [_path(word) for word in map(str.strip, words) if word not in ("", "none")]
 
 
 def first_path(value: str | None) -> str | None:

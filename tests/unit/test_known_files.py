@@ -8,7 +8,7 @@ from pathlib import Path
 
 import paramiko
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from launcher.transports.known_files import first_path, may_be_made, read_paths
@@ -83,6 +83,8 @@ def test_no_file_is_made_where_the_meaning_is_in_doubt(folder: Path) -> None:
     assert [name for name in names if may_be_made(folder / name)] == ["kh", "a b/kh", "no/such", "50%"]
 
 
+@example('" "')
+@example('" /')
 @given(st.lists(st.sampled_from(['"', "'", "\\", " ", "/", "~", "a", "\0", "none", "%d"]), max_size=12).map("".join))
 def test_no_text_is_an_error(value: str) -> None:
     assert all(str(path).strip() for path in read_paths(value))
