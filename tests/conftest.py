@@ -24,7 +24,8 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 THIS_MACHINE = ("process", "ssh")
 # Those that wait go beside those that compute, and the short ones last.
-ORDER = ("faults", "train", "cluster", "slurm", "ssh", "process", "unit")
+WAITING = "faults"
+ORDER = ("train", "cluster", "slurm", "ssh", "process", "unit")
 
 # A shell is the first process there, since Python would not reap the orphans; all end with the one that stays outside.
 ALONE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", '"$@"; exit $?', "sh")
@@ -65,7 +66,14 @@ def _ignore_no_signal() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files that wait in every third place, and the others in order between them."""
     items.sort(key=lambda item: (*ORDER, _folder(item.nodeid)).index(_folder(item.nodeid)))
+    files = list(dict.fromkeys(item.path for item in items))
+    waiting = [file for file in files if file.parent.name == WAITING]
+    others = [file for file in files if file.parent.name != WAITING]
+    place = {file: 2.0 * number for number, file in enumerate(waiting)}
+    place |= {file: number + 0.5 for number, file in enumerate(others)}
+    items.sort(key=lambda item: place[item.path])
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 
-from fault_launch import AT_GO, PROMPT_S, FaultLaunch, ranks, said
+from fault_launch import AT_GO, PROMPT_S, READY, FaultLaunch, ranks, said
 from machines.processes import read_command, wait_until
 from ways import Promise, over_ways
 
@@ -18,13 +18,13 @@ DEADLINE_S = 40.0  # for what takes two seconds on an idle machine
 def test_bytes_of_any_kind(launch: FaultLaunch) -> None:
     """No UTF-8, carriage returns, two streams, nothing at all but a newline, and no newline at the end."""
     script = r"printf '\303'; sleep 0.05; printf '\251\n\377\376\n10%%\r20%%\n\n'; printf 'oops\nlast' >&2; printf end"
-    running = launch.start(*ranks("exit", r3=script))
+    running = launch.start(*ranks(f"{READY}; exit", r3=f"{READY}; {script}"))
     done = launch.finish(running, DEADLINE_S)
     assert done.exit_code == 0, str(done)
     log = (done.logs / f"node_{len(launch.hosts) - 1}.log").read_bytes()
     own = [line for line in log.split(b"\n") if line.startswith(f"[{launch.name(3)}]".encode())]
     out, err = f"[{launch.name(3)}] ".encode(), f"[{launch.name(3)}]! ".encode()
-    texts = [b"\xc3\xa9", b"\xff\xfe", b"10%", b"20%", b"", b"end"]
+    texts = [b"ready 3", b"\xc3\xa9", b"\xff\xfe", b"10%", b"20%", b"", b"end"]
     assert [line for line in own if line.startswith(out)] == [out + text for text in texts]
     assert [line for line in own if line.startswith(err)] == [err + b"oops", err + b"last"]
 
