@@ -9,7 +9,7 @@ import errno
 import os
 import time
 
-from launcher.node import messages, notation, signals, workers
+from launcher.node import messages, notation, workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Inquiry:
         self._held_port: socket | None = None
         self._listeners: list[socket] = []
         self._answered: list[socket] = []
+        self._is_over = False
 
     def gather_facts(self, wanted: dict[str, Any], env: dict[str, str], folder: str) -> None:
         """Answer `wanted` (the launcher's PREPARE) with one message: facts, and the Python that was found.
@@ -54,9 +55,7 @@ class Inquiry:
         from launcher.node import facts
 
         facts_read, facts_write = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            signals.set_wakeup_fd(-1)
+        if workers.fork() == 0:
             facts.write_facts_and_exit(facts_write, wanted)
         os.close(facts_write)
         # On a dead file system or GPU driver the child hangs in state D, and can't even be killed.
@@ -76,7 +75,8 @@ class Inquiry:
         self._setup.run_next()
 
     def cancel(self) -> None:
-        """Begin nothing more: the run is being ended."""
+        """Begin nothing more, and tell nothing of what is ended before it has an answer: the run is being ended."""
+        self._is_over = True
         if self._setup is not None:
             self._setup.cancel()
 
@@ -115,7 +115,7 @@ class Inquiry:
         self._send_facts()
 
     def _send_facts(self) -> None:
-        if self._facts is not None and self._python is not None:
+        if self._facts is not None and self._python is not None and not self._is_over:
             self._outlet.send(messages.FACTS, **dict(self._facts, search=self._python, setup=self._made))
 
     # ---- the network --------------------------------------------------------------------------------------------
@@ -250,11 +250,8 @@ def _fork(find: Callable[[], dict[str, Any]]) -> tuple[workers.Child, int]:
 
     answer_read, answer_write = os.pipe()
     try:
-        pid = os.fork()
+        pid = workers.fork()
         if pid == 0:
-            signals.set_wakeup_fd(-1)
-            for number in (signals.SIGTERM, signals.SIGHUP):  # which we catch; it shall end of them
-                signals.signal(number, signals.SIG_DFL)
             network.write_and_exit(answer_write, find)
     except OSError:
         os.close(answer_read)

@@ -31,6 +31,21 @@ class Child:
         self.process = processes.read_process(pid)
 
 
+def fork() -> int:
+    """Fork; what we catch ends the child, and is never written into our wake-up pipe, however early it comes."""
+    signals.pthread_sigmask(signals.SIG_BLOCK, _CAUGHT)
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid == 0:
+            signals.set_wakeup_fd(-1)
+            for number in _CAUGHT:
+                signals.signal(number, signals.SIG_DFL)
+        signals.pthread_sigmask(signals.SIG_UNBLOCK, _CAUGHT)
+    return pid
+
+
 def spawn(argv: list[str], env: dict[str, str], cwd: str | None, fds: dict[int, int]) -> Child:
     """Start `argv` in a session of its own; `fds` maps the child's descriptors to ours.
 
@@ -38,14 +53,7 @@ def spawn(argv: list[str], env: dict[str, str], cwd: str | None, fds: dict[int, 
     A program that can't be started is told on the child's stderr, with exit code 127, as a shell does.
     """
     parent = os.getpid()
-    # Until the child has its own handlers, a signal to it would be written into our wake-up pipe.
-    signals.pthread_sigmask(signals.SIG_BLOCK, _CAUGHT)
-    pid = -1
-    try:
-        pid = os.fork()
-    finally:
-        if pid:
-            signals.pthread_sigmask(signals.SIG_UNBLOCK, _CAUGHT)
+    pid = fork()
     if pid:
         return Child(pid)
     subject = argv[0] if argv else "nothing"
@@ -57,10 +65,8 @@ def spawn(argv: list[str], env: dict[str, str], cwd: str | None, fds: dict[int, 
         kept = {target: _move_up(fd) for target, fd in kept.items()}
         for target, fd in kept.items():
             os.dup2(fd, target)
-        signals.set_wakeup_fd(-1)
-        for number in (signals.SIGPIPE, signals.SIGXFSZ, signals.SIGINT, *_CAUGHT):
+        for number in (signals.SIGPIPE, signals.SIGXFSZ, signals.SIGINT):
             signals.signal(number, signals.SIG_DFL)
-        signals.pthread_sigmask(signals.SIG_UNBLOCK, _CAUGHT)
         if cwd is not None:
             _enter(cwd)
         os.execvpe(argv[0], argv, env)

@@ -195,6 +195,17 @@ def test_the_end_does_not_wait_for_a_gpu_tool_that_hangs(nodes: Nodes, tmp_path:
     assert node.stop(timeout_s=5, within_s=PROMPT_S) == []
 
 
+def test_who_asks_for_facts_ends_when_it_is_told(nodes: Nodes, tmp_path: Path) -> None:
+    """Not after its tool, which here ends for nobody else."""
+    tool = f"trap '' TERM; touch {tmp_path}/begun; while kill -0 $PPID; do sleep 0.01; done"
+    write_program(tmp_path / "bin" / "nvidia-smi", tool)
+    node = nodes.start(env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"})
+    node.prepare(facts=True, pythons=[])
+    node.wait_until((tmp_path / "begun").exists)
+    assert node.stop(timeout_s=5, within_s=PROMPT_S) == []
+    assert not node.find(messages.FACTS)
+
+
 def test_pythons_are_tried_in_order(nodes: Nodes, tmp_path: Path) -> None:
     bare = write_program(tmp_path / "bare", f'exec {sys.executable} -ES "$@"')
     broken = write_program(tmp_path / "broken", "exit 1")
