@@ -38,11 +38,16 @@ _NO_SSH = re.compile(
     r"|(?P<packet>Bad packet length \d+)\.)\r?$",
     re.MULTILINE,
 )
+# Its way was closed before it had written a word.
+_UNWRITTEN = r"banner exchange: Connection to \S+ port \d+: (?:Broken pipe|Connection reset by peer)"
 # What the ssh to each hop behind the one that has failed says, and the ssh to the host.
-_CLOSED_WAY = re.compile(r"^kex_exchange_identification: (?:read: )?Connection (?:closed|reset) ", re.MULTILINE)
+_CLOSED_WAY = re.compile(
+    rf"^(?:kex_exchange_identification: (?:read: )?Connection (?:closed|reset) |{_UNWRITTEN})", re.MULTILINE
+)
 _NAMED_PORT = re.compile(r"\[(.+)\]:(\d+)")
 _DROPPED = re.compile(
-    r"^(?:kex_exchange_identification: |Connection (?:closed|reset) by |.*Connection reset by peer)", re.MULTILINE
+    rf"^(?:kex_exchange_identification: |{_UNWRITTEN}|Connection (?:closed|reset) by |.*Connection reset by peer)",
+    re.MULTILINE,
 )
 
 

@@ -13,6 +13,7 @@ KNOWN_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGeR4Pq2h4ZQqYh3Tt1SRV6c1eXoCzZ
 CLOSED_WAY = (
     "kex_exchange_identification: Connection closed by remote host\r\nConnection closed by UNKNOWN port 65535\r\n"
 )
+UNWRITTEN = "banner exchange: Connection to UNKNOWN port 65535: Broken pipe\r\n"  # where it was closed even earlier
 CHANGED = """\
 @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@\r
 @    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\r
@@ -156,6 +157,12 @@ SAID = [
         [FIRST, HOP], "host key unknown", "its host key is not known", "hop",
     ),
     (
+        "Host key verification failed.\r\n" + UNWRITTEN + CLOSED_WAY,
+        [FIRST, HOP], "host key unknown", "its host key is not known", "first",
+    ),
+    ("banner exchange: Connection to 10.0.0.2 port 2222: Broken pipe\r\n",
+     [], "dropped", "sshd dropped the connection before its banner", None),
+    (
         "Received disconnect from 10.0.0.8 port 22:2: Too many authentication failures\r\n" + CLOSED_WAY * 2,
         [FIRST, HOP], "login refused", "login refused for user ann (tried nothing: there is no key)", "first",
     ),
@@ -181,14 +188,15 @@ def test_what_ssh_says_has_a_class(said, hops, kind, text, gateway):
     assert judgement.hint
 
 
-def test_a_proxy_command_is_quoted():
+@pytest.mark.parametrize("closed", [CLOSED_WAY, UNWRITTEN])
+def test_a_proxy_command_is_quoted(closed):
     behind = answer("node", "10.0.0.2", 2222, "proxycommand nosuch 10.0.0.2")
-    judgement, _ = judge("/bin/sh: 1: exec: nosuch: not found\n" + CLOSED_WAY, behind, [], is_late=False)
+    judgement, _ = judge("/bin/sh: 1: exec: nosuch: not found\n" + closed, behind, [], is_late=False)
     assert (judgement.kind, judgement.text) == (
         "cut off",
         "its ProxyCommand ended: /bin/sh: 1: exec: nosuch: not found",
     )
-    assert judge(CLOSED_WAY, behind, [], is_late=False)[0].kind == "dropped"
+    assert judge(closed, behind, [], is_late=False)[0].kind == "dropped"
 
 
 @pytest.mark.parametrize(
