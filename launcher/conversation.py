@@ -105,8 +105,11 @@ class Conversation:
             self.send(messages.BEAT)
 
     def noise_text(self) -> str:
-        """Return what the login shell and the supervisor said besides messages."""
-        return self.noise.decode("utf-8", "replace").strip("\n")
+        """Return what the login shell and the supervisor said besides messages, and the way to them."""
+        text = self.noise.decode("utf-8", "replace").strip("\n")
+        # Slurm says why it ends a step on a way of its own, which may be slower than the supervisor's last word.
+        late = [line for line in self._transport.last_words(self.host) if line not in text]
+        return "\n".join(filter(None, [text, *late]))
 
     def admit_standstill(self, gap_s: float) -> None:
         """Hang up where the node has heard nothing for so long, and has ended the run."""

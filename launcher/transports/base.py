@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from launcher.errors import HostFailure
@@ -47,3 +48,6 @@ class Transport(Protocol):
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         """Start `command` (a shell's command line) on `host`; block, and raise TransportError."""
+
+    def last_words(self, host: Host) -> Sequence[str]:
+        """Return the lines that the way to a host has said itself, also after the end of a process there."""

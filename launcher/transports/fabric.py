@@ -11,7 +11,7 @@ import logging
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,9 @@ class FabricTransport:
             return self._log_in(prepared.pop() if prepared else self.prepare(host), command, try_s)
 
         return keep_trying(host.name, gate, log_in, own_limit_s or timeout_s, may_boot=self._may_boot)
+
+    def last_words(self, host: Host) -> Sequence[str]:
+        return ()
 
     def _log_in(self, connection: fabric.Connection, command: str, timeout_s: float) -> Channel:
         hop = connection

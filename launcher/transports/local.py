@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import socket
+from collections.abc import Sequence
 
 from launcher.hosts import Host
 from launcher.transports.processes import ProcessChannel, start_process
@@ -20,6 +21,9 @@ class LocalTransport:
 
     def open(self, host: Host, command: str, timeout_s: float) -> ProcessChannel:
         return ProcessChannel(start_process(["/bin/sh", "-c", command]))
+
+    def last_words(self, host: Host) -> Sequence[str]:
+        return ()
 
 
 def is_this_machine(hostname: str, port: int, user: str) -> bool:

@@ -138,6 +138,9 @@ class OpenSSHTransport:
             host.name, gate, lambda try_s: self._log_in(argv, answer, try_s), limit_s, may_boot=self._may_boot
         )
 
+    def last_words(self, host: Host) -> Sequence[str]:
+        return ()
+
     def _argv(self, answer: Answer) -> list[str]:
         """Return the start of the command line: what is the same for every host but for its host key."""
         options = dict(_OPTIONS)

@@ -83,6 +83,9 @@ class PdshTransport:
             host.name, self._again, lambda try_s: self._open_once(host, command, try_s), left_s, may_boot=self._may_boot
         )
 
+    def last_words(self, host: Host) -> Sequence[str]:
+        return ()
+
     def _is_crowded(self, host: Host, judgement: Judgement) -> bool:
         """Whether our other hosts are to blame: pdsh has all log in at once, also through one gateway."""
         if judgement.kind not in (DROPPED, SLOW_LOGIN):

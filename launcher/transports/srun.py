@@ -42,6 +42,10 @@ class SrunTransport:
             raise TransportError(failure) from None
         return channel
 
+    def last_words(self, host: Host) -> Sequence[str]:
+        step = self._steps.get(host.name)
+        return () if step is None else step.last_words(host.name)
+
     def _find_step(self, host: str) -> Step:
         """Return the step to a host: the one for all, or after a loss another one for this host alone."""
         with self._lock:

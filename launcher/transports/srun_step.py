@@ -97,7 +97,7 @@ class Step:
 
     def _open(self, relay: Relay, here: Here, command: str) -> RelayChannel:
         channel = self._relays.add_channel(relay, self)
-        for line in self._words.lines:
+        for line in self._words.lines(relay.host):
             channel.deliver(STDERR, as_noise(line))
         if relay.host in self._lost:
             self._orders.put(hang_line(here.task, self._lost[relay.host]))
@@ -111,6 +111,10 @@ class Step:
     def present(self) -> dict[str, Here]:
         """Return the relays that run, or have run, by host."""
         return self._relays.present()
+
+    def last_words(self, host: str) -> tuple[str, ...]:
+        """Return what srun has said of a host so far."""
+        return self._words.lines(host)
 
     def abandon(self) -> None:
         """End srun, which waits for nodes that don't come."""

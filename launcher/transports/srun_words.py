@@ -36,19 +36,22 @@ class SrunWords:
     def __init__(self, hosts: Sequence[str], pythons: Sequence[str]) -> None:
         self._hosts = tuple(hosts)
         self._pythons = tuple(pythons)
-        self._lines: list[str] = []
+        self._lines: list[tuple[str, tuple[str, ...]]] = []  # and the hosts that each is about, none for all
         self._endings: dict[str, str] = {}
         self._cancelled = ""
 
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """Return what was said so far, the last of it."""
-        return tuple(self._lines)
+    def lines(self, host: str) -> tuple[str, ...]:
+        """Return what was said of a host so far, or of all, the last of it."""
+        return tuple(line for line, hosts in self._lines if not hosts or host in hosts)
 
     def take(self, line: str) -> tuple[str, ...]:
         """Keep a line that says something; return the hosts that it says are gone."""
+        gone = self._find_gone(line)
         if says_something(line):
-            self._lines = [*self._lines, line][-_LIMIT:]
+            self._lines = [*self._lines, (line, gone)][-_LIMIT:]
+        return gone
+
+    def _find_gone(self, line: str) -> tuple[str, ...]:
         found = _CANCELLED.search(line)
         if found is not None:
             why = f" {found['why'].lower()}" if found["why"] else ""
@@ -88,7 +91,7 @@ class SrunWords:
 
     def _last_word(self) -> str:
         """Return the last line that says something, with a colon before it."""
-        return f": {_SPEAKER.sub('', self._lines[-1])[:_LIMIT]}" if self._lines else ""
+        return f": {_SPEAKER.sub('', self._lines[-1][0])[:_LIMIT]}" if self._lines else ""
 
 
 def says_something(line: str) -> bool:

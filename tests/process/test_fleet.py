@@ -136,6 +136,20 @@ def test_a_conversation_from_hello_to_census() -> None:
     assert all(event.index == 0 and began <= event.at <= time.time() for event in talk.events)
 
 
+def test_what_the_way_to_it_says_late_is_noise_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalTransport, "last_words", lambda transport, host: ("once", f"{host.name} is cancelled"))
+
+    async def scene(talk: Talk) -> None:
+        await talk.wait_for(READY)
+        os.kill((await talk.wait_for(messages.HELLO)).fields["pid"], signal.SIGTERM)
+        await talk.wait_for(messages.CENSUS)
+
+    talk = talking(scene)
+    talk.conversation.noise += b"once\n"
+    said = "ending the run: its supervisor got signal 15"
+    assert talk.conversation.noise_text().splitlines() == [said, "once", "here is cancelled"]
+
+
 def test_what_was_said_before_the_node_was_ready_is_sent() -> None:
     async def scene(talk: Talk) -> None:
         talk.run("echo early")

@@ -352,6 +352,19 @@ def test_what_is_said_before_is_the_host_s_noise(cluster: Cluster) -> None:
     assert streams == {STDOUT: b"on", STDERR: b"\nsrun: a word\noff"}
 
 
+def test_what_srun_says_after_the_end_of_a_process_is_kept(cluster: Cluster) -> None:
+    transport = cluster.reach(A, B)
+    lost = transport.open(B, "echo $PPID; cat", DEADLINE_S)
+    relay_pid = int(read_line(lost))
+    run(transport, A, "true")
+    assert (transport.last_words(A), transport.last_words(B)) == ((), ())
+    os.kill(relay_pid, signal.SIGKILL)
+    wait_until(lambda: transport.last_words(B), DEADLINE_S)
+    assert transport.last_words(B) == ("srun: error: n2: task 1: Killed",)
+    assert transport.last_words(A) == ()
+    lost.close()
+
+
 def test_a_relay_ends_though_somebody_holds_the_pipe_of_what_has_ended(cluster: Cluster) -> None:
     """A daemon of a command, here: the end of the command was told before that of its output, which never comes."""
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom launcher.node import relay\nrelay.main('n', 1, 1)"

@@ -90,4 +90,7 @@ def test_a_step_that_does_not_begin() -> None:
 
 
 def test_what_srun_always_says_is_not_kept() -> None:
-    assert make_words(*IDLE, "a word", "another").lines == ("a word", "another")
+    killed = "srun: error: node2: task 1: Killed"
+    words = make_words(*IDLE, "a word", killed, "another")
+    assert words.lines("node2") == ("a word", killed, "another")
+    assert words.lines("node1") == ("a word", "another"), "it is about another host"
