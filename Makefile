@@ -2,13 +2,13 @@
 #
 # PYTHON           the interpreter that .venv is made from; one that already has torch keeps its torch
 # PYTEST_ARGS      goes to pytest as it stands, e.g. PYTEST_ARGS='tests/unit -x'
-# PYTEST_WORKERS   tests in that many processes at once, 3 by default, since many wait; 0 is one after the other
+# PYTEST_WORKERS   tests in that many processes at once, 4 by default, since many wait; 0 is one after the other
 # DEMO_ARGS        goes to `launch demo` as it stands, e.g. DEMO_ARGS='--nodes 3 --nproc 1'
 # BENCH_ARGS       goes to `python -m bench` as it stands
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-PYTEST_WORKERS ?= 3
+PYTEST_WORKERS ?= 4
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 
