@@ -20,6 +20,7 @@ _KEYGEN_TIMEOUT_S = 5
 _LINE_LENGTH = 200
 
 # "Connection closed" alone says little, and follows on most of the others: it is looked for last.
+_NEGOTIATE = re.compile(r"^Unable to negotiate with (\S+) port (\d+): .*?(?=\r?$)", re.MULTILINE)
 _CONNECT = re.compile(r"^ssh: connect to host (\S+) port (\d+): (.*?)\r?$", re.MULTILINE)
 _RESOLVE = re.compile(r"^ssh: Could not resolve hostname (\S+): ", re.MULTILINE)
 _FORWARD = re.compile(r"^channel \d+: open failed: (.*?)\r?$", re.MULTILINE)
@@ -44,6 +45,7 @@ _UNWRITTEN = r"banner exchange: Connection to \S+ port \d+: (?:Broken pipe|Conne
 _CLOSED_WAY = re.compile(
     rf"^(?:kex_exchange_identification: (?:read: )?Connection (?:closed|reset) |{_UNWRITTEN})", re.MULTILINE
 )
+_UNNAMED = "UNKNOWN"  # at the other end of a pipe
 _NAMED_PORT = re.compile(r"\[(.+)\]:(\d+)")
 _DROPPED = re.compile(
     rf"^(?:kex_exchange_identification: |{_UNWRITTEN}|Connection (?:closed|reset) by |.*Connection reset by peer)",
@@ -53,12 +55,13 @@ _DROPPED = re.compile(
 
 def judge(text: str, answer: Answer, hops: Sequence[Answer], *, is_late: bool) -> tuple[Judgement, str | None]:
     """Return the class of a failure, and the gateway to blame; is_late: ssh had not ended in time."""
-    for find in (_connect, _host_key, _login):
+    for find in (_connect, _talk, _host_key, _login):
         found = find(text, answer, hops)
         if found is not None:
             judgement, place = found
             return judgement, place.name if place.name != answer.place.name else None
-    return _judge_the_rest(text, answer, hops, is_late=is_late), None
+    judgement, place = _judge_the_rest(text, answer, hops, is_late=is_late)
+    return judgement, place.name if place.name != answer.place.name else None
 
 
 _Found = tuple[Judgement, Place] | None
@@ -90,6 +93,17 @@ def _judge_errno(words: str, place: Place) -> Judgement:
         if said in words:
             return judge_it()
     return place.other(words)
+
+
+def _talk(text: str, answer: Answer, hops: Sequence[Answer]) -> _Found:
+    """Find out who answers, and can't be talked to."""
+    if found := _NEGOTIATE.search(text):
+        place = _blame(f"[{found[1]}]:{found[2]}" if found[1] != _UNNAMED else None, text, answer, hops).place
+        return place.other(found[0]), place
+    if found := _NO_SSH.search(text):
+        place = _blame(None, text, answer, hops).place
+        return place.no_ssh(found["banner"] or found["packet"]), place
+    return None
 
 
 def _host_key(text: str, answer: Answer, hops: Sequence[Answer]) -> _Found:
@@ -130,7 +144,7 @@ def _login(text: str, answer: Answer, hops: Sequence[Answer]) -> _Found:
     files = blamed.key_files
     if files and all(map(_has_passphrase, files)):
         return place.key_encrypted(), place
-    return place.login_refused(_tried(text, blamed), _login_hint(text)), place
+    return place.login_refused(_tried(text, blamed), _login_hint(text, blamed)), place
 
 
 def _tried(text: str, blamed: Answer) -> list[str]:
@@ -149,9 +163,10 @@ def _tried(text: str, blamed: Answer) -> list[str]:
     return [*agent, *files]
 
 
-def _login_hint(text: str) -> str:
+def _login_hint(text: str, blamed: Answer) -> str:
+    own = {str(Path(path).expanduser()) for path in blamed.key_files}
     for path, why in _UNREAD_KEY.findall(text):
-        if why == "bad permissions":
+        if why == "bad permissions" and (path in own or not blamed.options):  # another hop may do without its key
             return f"chmod 600 {shlex.quote(path)}"
     return LET_IT_SIGN if _UNSIGNED.search(text) else ""
 
@@ -171,18 +186,19 @@ def _has_passphrase(path: str) -> bool:
     return done.returncode != 0 and "passphrase" in done.stderr
 
 
-def _judge_the_rest(text: str, answer: Answer, hops: Sequence[Answer], *, is_late: bool) -> Judgement:
+def _judge_the_rest(text: str, answer: Answer, hops: Sequence[Answer], *, is_late: bool) -> tuple[Judgement, Place]:
     place = answer.place
     if _SILENT.search(text):
-        return place.timed_out(", ".join(hop.place.name for hop in hops))
+        return place.timed_out(", ".join(hop.place.name for hop in hops)), place
     if is_late:
-        return place.slow_login()
-    if found := _NO_SSH.search(text):
-        return place.no_ssh(found["banner"] or found["packet"])
+        return place.slow_login(), place
     if found := _DROPPED.search(text):
+        way = [*hops, answer]
+        dropped = way[-min(max(1, len(_CLOSED_WAY.findall(text))), len(way))]  # its own way was closed as well
         said = _last_line(text[: found.start()])
-        return place.cut_off(said) if answer.option("proxycommand") else place.dropped()
-    return place.other(_last_line(text)) if text.strip() else place.lost()
+        place = dropped.place
+        return place.cut_off(said) if dropped.option("proxycommand") else place.dropped(), place
+    return place.other(_last_line(text)) if text.strip() else place.lost(), place
 
 
 def _last_line(text: str) -> str:

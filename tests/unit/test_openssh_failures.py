@@ -160,6 +160,28 @@ SAID = [
         "Host key verification failed.\r\n" + UNWRITTEN + CLOSED_WAY,
         [FIRST, HOP], "host key unknown", "its host key is not known", "first",
     ),
+    (
+        "Unable to negotiate with 10.0.0.9 port 22: no matching cipher found. Their offer: 3des-cbc\r\n" + CLOSED_WAY,
+        [HOP], "ssh",
+        "Unable to negotiate with 10.0.0.9 port 22: no matching cipher found. Their offer: 3des-cbc", "hop",
+    ),
+    (
+        "Unable to negotiate with UNKNOWN port 65535: no matching cipher found. Their offer: 3des-cbc\r\n",
+        [HOP], "ssh",
+        "Unable to negotiate with UNKNOWN port 65535: no matching cipher found. Their offer: 3des-cbc", None,
+    ),
+    (
+        "kex_exchange_identification: banner line contains invalid characters\r\n" + CLOSED_WAY,
+        [HOP], "no ssh",
+        "what answers at 10.0.0.9 port 22 is no SSH server: banner line contains invalid characters", "hop",
+    ),
+    (
+        "kex_exchange_identification: Connection closed by remote host\r\nConnection closed by 10.0.0.9 port 22\r\n"
+        + CLOSED_WAY,
+        [HOP], "dropped", "sshd dropped the connection before its banner", "hop",
+    ),
+    (CLOSED_WAY, [HOP], "dropped", "sshd dropped the connection before its banner", None),
+    (CLOSED_WAY * 2, [FIRST, HOP], "dropped", "sshd dropped the connection before its banner", "hop"),
     ("banner exchange: Connection to 10.0.0.2 port 2222: Broken pipe\r\n",
      [], "dropped", "sshd dropped the connection before its banner", None),
     (
@@ -265,6 +287,7 @@ def test_keys_with_a_passphrase_are_told_from_refused_ones(tmp_path):
         ('Load key "KEY": bad permissions', "KEY: bad permissions", "chmod 600 KEY"),
         ('Load key "KEY": error in libcrypto', "KEY: error in libcrypto", "copy a key there: ssh-copy-id WHERE"),
         ('Load key "/of/a/hop": error in libcrypto', "KEY", "copy a key there: ssh-copy-id WHERE"),
+        ('Load key "/of/a/hop": bad permissions', "KEY", "copy a key there: ssh-copy-id WHERE"),
         (
             'sign_and_send_pubkey: signing failed for ED25519 "KEY" from agent: agent refused operation',
             "KEY (agent), which would not sign",
