@@ -39,7 +39,7 @@ _LOST = re.compile(
     re.MULTILINE,
 )
 _EXIT_OF_SSH = 255
-_MARGIN_S = 0.5  # our own clock ends a login that is slow; ssh's, which ends before, knows who does not answer
+_MARGIN_S = 2.0  # our own clock ends a login that is slow; ssh's, which ends before, knows who does not answer
 _STDERR_KEPT = 64 << 10
 
 
@@ -119,20 +119,18 @@ class OpenSSHTransport:
 
     def ask_first(self, hosts: Sequence[Host]) -> None:
         """Raise UsageError for an ssh_config that ssh would refuse for every host."""
-        for host in hosts[:1]:
-            self._answers.of(host.name, login_words(host))
+        self._answers.ask_first((host.name, login_words(host)) for host in hosts)
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         words = login_words(host)
         answer = self._answers.of(host.name, words)
-        place, jumps, proxy = answer.place, answer.jumps, answer.option("proxycommand")
         if answer.is_this_machine:
             if self._on_local is not None:
                 self._on_local(host.name)
             return self._local.open(host, command, timeout_s)
         own_limit_s = None if self._may_boot else read_seconds(answer.option("connecttimeout"))
         limit_s = own_limit_s or timeout_s
-        gate = self._gates[jumps[0] if jumps else proxy or f"{place.host}:{place.port}"]
+        gate = self._gates[answer.gate_name]
         argv = [*self._argv(answer), *words, command]
         return keep_trying(
             host.name, gate, lambda try_s: self._log_in(argv, answer, try_s), limit_s, may_boot=self._may_boot

@@ -15,10 +15,10 @@ from launcher.hosts import Host
 from launcher.transports import openssh_failures
 from launcher.transports.base import Channel, TransportError
 from launcher.transports.local import SSH_PORT, LocalTransport, is_this_machine
-from launcher.transports.logins import Gate, LoginError, keep_trying
+from launcher.transports.logins import Gates, LoginError, keep_trying
 from launcher.transports.pdsh_call import Pdsh, own_words
 from launcher.transports.pdsh_step import NotStartedError, Step
-from launcher.transports.ssh_answers import Answers, login_words
+from launcher.transports.ssh_answers import Answer, Answers, login_words
 from launcher.transports.ssh_failures import DROPPED, SLOW_LOGIN, Judgement
 
 _NO_PYTHON = 127
@@ -60,7 +60,7 @@ class PdshTransport:
         self._may_boot = may_boot
         self._on_local = on_local
         self._local = LocalTransport()
-        self._again = Gate()  # pdsh does not say which hosts have a gateway in common
+        self._gates = Gates()  # of second tries
         self._steps: dict[str, Step] = {}  # by host, the one by which it was reached last
         self._lock = threading.Lock()
 
@@ -79,8 +79,9 @@ class PdshTransport:
                 left_s = timeout_s
             elif left_s <= 0 or not error.judgement.is_passing(may_boot=self._may_boot):
                 raise TransportError(error.judgement.of(host.name, error.gateway)) from error
+        gate = self._gates[self._answer(host).gate_name]
         return keep_trying(
-            host.name, self._again, lambda try_s: self._open_once(host, command, try_s), left_s, may_boot=self._may_boot
+            host.name, gate, lambda try_s: self._open_once(host, command, try_s), left_s, may_boot=self._may_boot
         )
 
     def last_words(self, host: Host) -> Sequence[str]:
@@ -90,7 +91,11 @@ class PdshTransport:
         """Whether our other hosts are to blame: pdsh has all log in at once, also through one gateway."""
         if judgement.kind not in (DROPPED, SLOW_LOGIN):
             return False
-        return not self._answers.of(host.name, self._pdsh.login_words(host)).is_direct
+        return not self._answer(host).is_direct
+
+    def _answer(self, host: Host) -> Answer:
+        """Return what ssh makes of a host; it was asked before, when the login had failed."""
+        return self._answers.of(host.name, self._pdsh.login_words(host))
 
     def _open_once(self, host: Host, command: str, timeout_s: float) -> Channel:
         """Start a process; raise LoginError where SSH does not lead there, or TransportError."""
@@ -127,7 +132,7 @@ class PdshTransport:
             text = f"its login shell ended (exit code {error.exit_code}){word and f': {word[:200]}'}"
             return TransportError(HostFailure(host.name, "shell", text))
         try:
-            answer = self._answers.of(host.name, self._pdsh.login_words(host))
+            answer = self._answer(host)
             judgement, gateway = openssh_failures.judge(
                 error.said, answer, self._answers.of_jumps(answer), is_late=error.is_late
             )
@@ -138,8 +143,7 @@ class PdshTransport:
     def _ask_first(self) -> None:
         """Raise UsageError for what ssh would refuse of every host: its options, and those of ssh_config."""
         with contextlib.suppress(OSError):  # no ssh
-            for host in list(self._hosts.values())[:1]:
-                self._answers.of(host.name, self._pdsh.login_words(host))
+            self._answers.ask_first((host.name, self._pdsh.login_words(host)) for host in self._hosts.values())
 
     def _is_here(self, host: Host, words: Sequence[str]) -> bool:
         """Tell whether a host is this machine; ssh is asked about those alone whose name looks so."""

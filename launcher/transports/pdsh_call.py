@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import tempfile
@@ -25,6 +26,7 @@ _TO_SSH = "--transport ssh has no such limit"
 _WITH_US = (
     '"$@" </dev/null & exec >/dev/null 2>&1; read -r _; kill $! $(pgrep -P $!); wait $!; [ -z "$0" ] || rm -rf -- "$0"'
 )
+_LETTERS = re.compile(r"-[46AaCGgKkMNnqsTtVvXxYy]+")  # options of ssh that take no value
 _OPTIONS = {
     "BatchMode": "yes",  # a question would wait for nobody
     "ClearAllForwardings": "yes",
@@ -103,7 +105,9 @@ class Pdsh:
 
 def own_words(environ: Mapping[str, str]) -> list[str]:
     """Return what the user has pdsh say to ssh, but for the wish that it be quiet."""
-    return [word for word in environ.get(_APPEND, "").split() if word != "-q"]
+    words = environ.get(_APPEND, "").split()
+    said = (word.replace("q", "") if _LETTERS.fullmatch(word) else word for word in words)
+    return [word for word in said if word != "-"]
 
 
 def make_folder() -> str:

@@ -67,6 +67,7 @@ class Step:
             if relay.here is not None and relay.failure is None:
                 return self._open(relay, command)
             relay.failure = relay.failure or self._lost(host)
+            self._relays.changed.notify_all()
             self._end_if_unused()
         raise NotStartedError(self._words.said(host), self._words.exit_code(host), is_late=not is_known)
 

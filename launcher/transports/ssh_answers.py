@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from launcher.errors import UsageError
@@ -42,6 +43,13 @@ class Answer:
     def is_direct(self) -> bool:
         """Tell whether nothing stands between."""
         return not self.jumps and self.option("proxycommand") is None
+
+    @property
+    def gate_name(self) -> str:
+        """Return a name for the sshd that lets us in first, which many hosts may have in common."""
+        if self.jumps:
+            return self.jumps[0]
+        return self.option("proxycommand") or f"{self.place.host}:{self.place.port}"
 
     @property
     def is_this_machine(self) -> bool:
@@ -106,6 +114,23 @@ class Answers:
         if key not in self._answers:
             self._answers[key] = read_answer(name, ask_ssh(self._ssh, self._named, words))
         return self._answers[key]
+
+    def ask_first(self, logins: Iterable[tuple[str, Sequence[str]]]) -> None:
+        """Raise UsageError where ssh would refuse all; where it is well with one of two, each host has its own."""
+        refusal = None
+        for name, words in islice(logins, 2):
+            refusal = self._find_refusal(name, words)
+            if refusal is None:
+                return
+        if refusal is not None:
+            raise refusal
+
+    def _find_refusal(self, name: str, words: Sequence[str]) -> UsageError | None:
+        try:
+            self.of(name, words)
+        except UsageError as error:
+            return error
+        return None
 
     def of_jumps(self, answer: Answer) -> list[Answer]:
         """Return what it says of each hop on the way, in the order of the logins; raise UsageError.
