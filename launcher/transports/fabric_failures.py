@@ -52,7 +52,9 @@ def _host_key(error: Exception, hop: fabric.Connection, place: Place) -> Judgeme
         return place.key_changed(error.fingerprint, error.known_fingerprint)
     if isinstance(error, RevokedHostKey):
         return place.key_revoked(error.fingerprint)
-    return place.key_unknown(error.kind_and_fingerprint) if isinstance(error, UnknownHostKey) else None
+    if isinstance(error, UnknownHostKey):
+        return place.key_unknown(error.kind_and_fingerprint, doubt=error.doubt)
+    return None
 
 
 def _login(error: Exception, hop: fabric.Connection, place: Place) -> Judgement | None:

@@ -20,7 +20,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from launcher.transports.key_files import CERTIFICATE
-from launcher.transports.known_files import may_be_made, read_paths
+from launcher.transports.known_files import find_doubt, read_paths
 from launcher.transports.known_hosts import AUTHORITY, REVOKED, KnownKey, fingerprint, matches, parse_known_hosts
 from launcher.transports.packets import BoundedPacketizer
 
@@ -43,10 +43,11 @@ class HostKeyRefused(paramiko.SSHException):
 
 
 class UnknownHostKey(HostKeyRefused):
-    """The host has no key in known_hosts."""
+    """The host has no key in known_hosts; doubt: why none can be written there."""
 
-    def __init__(self, key: paramiko.PKey) -> None:
+    def __init__(self, key: paramiko.PKey, doubt: str) -> None:
         super().__init__("unknown", key)
+        self.doubt = doubt
 
 
 class RevokedHostKey(HostKeyRefused):
@@ -84,10 +85,11 @@ class KnownHosts:
         about = [line for line in lines if line.is_of(name)]
         # A key that is known of the host alone is good for each of its ports.
         elsewhere = [line for line in lines if line.is_of(host) and line not in about]
-        can_write = bool(own) and may_be_made(own[0])
+        doubt = find_doubt(own[0]) if own else ""
+        can_write = bool(own) and not doubt
         wish = str(settings.get("stricthostkeychecking", "ask")).lower()
         policy = _Policy(
-            host, name, about, elsewhere,
+            host, name, about, elsewhere, doubt,
             on_untrusted=on_untrusted if wish in _ACCEPT_ANY else None,
             on_new=partial(self._write, own[0]) if can_write and (self._accept_new or wish == _ACCEPT_NEW) else None,
         )  # fmt: skip
@@ -108,8 +110,11 @@ class KnownHosts:
         known = self._read(path)
         with self._lock:
             # Many hosts have one gateway, and each has looked before the first of them came here.
-            if any(line.blob == new.blob and line.marker is None and line.is_of(name) for line in known):
-                return
+            for line in known:
+                if line.marker is None and line.is_of(name):
+                    if line.blob != new.blob:
+                        raise ChangedHostKey(key, line)
+                    return
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as file:
                 file.write(f"{name} {key.get_name()} {key.get_base64()}\n")
@@ -120,13 +125,14 @@ class _Policy(paramiko.MissingHostKeyPolicy):
     """Decides about one host's key; paramiko is given no keys, so that it asks here about each."""
 
     def __init__(
-        self, host: str, name: str, about: Sequence[KnownKey], elsewhere: Sequence[KnownKey], *,
+        self, host: str, name: str, about: Sequence[KnownKey], elsewhere: Sequence[KnownKey], doubt: str, *,
         on_untrusted: Callable[[], None] | None, on_new: Callable[[str, paramiko.PKey], None] | None,
     ) -> None:  # fmt: skip
         self._host = host
         self._name = name
         self._about = about
         self._elsewhere = elsewhere
+        self._doubt = doubt
         self._on_untrusted = on_untrusted
         self._on_new = on_new
 
@@ -149,7 +155,7 @@ class _Policy(paramiko.MissingHostKeyPolicy):
         elif self._on_new is not None:
             self._on_new(self._name, key)
         elif self._on_untrusted is None:
-            raise UnknownHostKey(key)
+            raise UnknownHostKey(key, self._doubt)
 
 
 def read_signer(certificate: bytes, host: str) -> bytes | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 _OUTER_QUOTES_LOST = re.compile(r'[^"\s][^"]*"(?:\s.*)?\s"[^"]*[^"\s]')
 _HAS_QUOTES = re.compile(r"""(?:^|\s)["']|\\\s""")  # an apostrophe within a word is one
 _WORD = re.compile(r""""([^"]*)(?:"|$)|'([^']*)(?:'|$)|((?:\\\s|\S)+)""")
-_BEFORE_A_PATH = re.compile(r"\s+(?=[/~])")
+_BEFORE_A_PATH = re.compile(r"\s+(?=[/~%$])")
 
 
 def read_paths(value: str) -> list[Path]:
@@ -44,11 +44,14 @@ def first_path(value: str | None) -> str | None:
     return next(map(str, read_paths(value or "")), None)
 
 
-def may_be_made(path: Path) -> bool:
-    """Tell whether a key may be written there: not where nobody knows what the path means, and it is not there yet."""
+def find_doubt(path: Path) -> str:
+    """Return why no key may be written there, since nobody knows which file is meant; nothing where that is clear."""
     text = str(path)
-    has_token = "%" in text or "${" in text  # paramiko expands none here
-    return _is_there(path) or not (has_token or (" " in text and not _is_one(text)))
+    if _is_there(path):
+        return ""
+    if "%" in text or "${" in text:  # paramiko expands none here
+        return "has what only ssh itself expands: --transport ssh, or a path without % and ${}"
+    return "may be one file or two: make the one that is meant first" if " " in text and not _is_one(text) else ""
 
 
 def _is_there(path: Path) -> bool:
@@ -59,8 +62,10 @@ def _is_there(path: Path) -> bool:
 
 
 def _is_one(text: str) -> bool:
-    path = _path(text)
-    return _is_there(path) or (path.is_absolute() and _is_there(path.parent))
+    """Tell whether a text with blanks is one path: that file is there, or may come into a folder that is."""
+    path, first = _path(text), _path(text.partition(" ")[0])
+    begins_with_a_file = _is_there(first) and not first.is_dir()
+    return _is_there(path) or (path.is_absolute() and _is_there(path.parent) and not begins_with_a_file)
 
 
 def _path(text: str) -> Path:

@@ -114,13 +114,17 @@ class Place:
             f"someone may have stolen it; who wrote @revoked into {self.known_file or 'known_hosts'} knows more",
         )
 
-    def key_unknown(self, fingerprint: str = "", *, can_accept: bool = True) -> Judgement:
+    def key_unknown(self, fingerprint: str = "", *, can_accept: bool = True, doubt: str = "") -> Judgement:
+        """doubt: why nobody knows to which file it would be added."""
         port = f"-p {self.port} " if self.port != 22 else ""
         file = shlex.quote(self.known_file) if self.known_file else "~/.ssh/known_hosts"
+        said = f"its host key is not known{fingerprint and f': {fingerprint}'}"
+        if doubt:
+            return self._says("host key unknown", said, f"UserKnownHostsFile {file} {doubt}")
         rename = f" | sed {shlex.quote(f's/^[^ #]*/{self.alias}/')}" if self.alias else ""
         return self._says(
             "host key unknown",
-            f"its host key is not known{fingerprint and f': {fingerprint}'}",
+            said,
             f"check it and add it: ssh-keyscan {port}{self.host}{rename} >> {file}"
             + ("; or trust it now: --accept-new-host-keys" if can_accept else ""),
         )

@@ -114,9 +114,18 @@ def test_no_file_is_made_where_its_path_is_in_doubt(launch: Launch, hosts: SshHo
     """A blank in a path whose folder is not there may as well stand between two files."""
     known = launch.folder / "no such" / "known"
     done = run_with(launch, hosts, UserKnownHostsFile=f'"{known}"', StrictHostKeyChecking="accept-new")
-    check_refused(launch, done, r"its host key is not known: ssh-ed25519 SHA256:\S+", f">> '{known}'")
+    check_refused(launch, done, r"its host key is not known: ssh-ed25519 SHA256:\S+", "may be one file or two")
     assert not known.parent.exists()
     assert not (launch.folder / "no").exists()
+
+
+@pytest.mark.parametrize("transport", ["ssh", "pdsh"])
+def test_a_host_that_ssh_refuses_alone_ends_no_other(launch: Launch, hosts: SshHosts) -> None:
+    """Though it comes first."""
+    config = hosts.write_config(launch.folder / "config", typo={"ProxyJump": "typo"})
+    done = launch.exec("--hosts", "typo,node1", "--ssh-config", str(config), "--", "true")
+    assert done.exit_code == 69
+    assert re.search(r"^  typo: jumphost loop via typo$", done.stderr, re.MULTILINE), done.stderr
 
 
 def test_a_gateway_s_new_host_key_is_written_once(launch: Launch, hosts: SshHosts) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from launcher.transports.known_files import first_path, may_be_made, read_paths
+from launcher.transports.known_files import find_doubt, first_path, read_paths
 from launcher.transports.ssh_answers import read_answer
 
 # What stands in ssh_config, and what it names, below a folder with the folder `a b` in it.
@@ -69,6 +69,12 @@ def test_what_is_there_decides_what_a_blank_is(folder: Path) -> None:
     (folder / "a " / "b").mkdir(parents=True)
     assert read_paths(one) == [Path(one)]
     assert read_paths("kh kh2") == [Path("kh"), Path("kh2")]
+    for second in ("%d/kh2", "${HOME}/kh2"):
+        assert read_paths(f"{folder}/kh {second}") == [folder / "kh", Path(second)]
+    both = f"{folder}/kh kh2"
+    assert read_paths(both) == [Path(both)]
+    (folder / "kh").touch()
+    assert find_doubt(Path(both)) == "may be one file or two: make the one that is meant first"
 
 
 def test_the_home_stands_for_its_sign() -> None:
@@ -79,8 +85,9 @@ def test_the_home_stands_for_its_sign() -> None:
 
 def test_no_file_is_made_where_the_meaning_is_in_doubt(folder: Path) -> None:
     (folder / "50%").touch()
+    (folder / "a").mkdir()
     names = ["kh", "a b/kh", "no/such", "50%", "no such/kh", "%h", "${HOME}"]
-    assert [name for name in names if may_be_made(folder / name)] == ["kh", "a b/kh", "no/such", "50%"]
+    assert [name for name in names if not find_doubt(folder / name)] == ["kh", "a b/kh", "no/such", "50%"]
 
 
 @example('" "')
@@ -88,4 +95,4 @@ def test_no_file_is_made_where_the_meaning_is_in_doubt(folder: Path) -> None:
 @given(st.lists(st.sampled_from(['"', "'", "\\", " ", "/", "~", "a", "\0", "none", "%d"]), max_size=12).map("".join))
 def test_no_text_is_an_error(value: str) -> None:
     assert all(str(path).strip() for path in read_paths(value))
-    assert all(may_be_made(path) in (True, False) for path in read_paths(value))
+    assert all(isinstance(find_doubt(path), str) for path in read_paths(value))
