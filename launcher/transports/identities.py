@@ -39,7 +39,7 @@ class LoginRefused(paramiko.AuthenticationException):
 
 
 class HeldKey(AgentKey):
-    """A key that an agent holds, which may decline to sign with it: its card is gone, or its user said no.
+    """A key that an agent holds, which may decline to sign with it: its card is gone, its user said no or nothing.
 
     paramiko ends the connection then. A signature of nothing is refused as a key is, and the next one is tried.
     """
@@ -49,7 +49,9 @@ class HeldKey(AgentKey):
     def sign_ssh_data(self, data: Any, algorithm: str | None = None) -> Any:  # bytes, whatever its stub says
         try:
             return super().sign_ssh_data(data, algorithm)
-        except paramiko.SSHException:
+        except (paramiko.SSHException, OSError) as error:
+            if isinstance(error, OSError):  # what it says too late would pass for its next answer
+                self.agent._conn.close()  # type: ignore[attr-defined]
             self.has_declined = True
             return b""
 
