@@ -31,5 +31,6 @@ def _generic(words: str, failure: HostFailure) -> str:
 def _example(hint: str, alike: Sequence[HostFailure]) -> str:
     """Name the first address alone: what is to be typed must be a line that can be."""
     addresses = list(dict.fromkeys(failure.address for failure in alike))
-    others = f" (and so for {len(addresses) - 1} more)" if _ADDRESS in hint and len(addresses) > 1 else ""
-    return hint.replace(_ADDRESS, addresses[0]) + others
+    if len(addresses) > 1:
+        hint = re.sub(rf"({_ADDRESS}[^;]*)", rf"\1 (and so for {len(addresses) - 1} more)", hint, count=1)
+    return hint.replace(_ADDRESS, addresses[0])

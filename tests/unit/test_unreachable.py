@@ -30,6 +30,15 @@ def test_what_differs_in_the_addresses_alone_is_one_reason() -> None:
     ]
 
 
+def test_what_need_not_be_repeated_is_not_counted() -> None:
+    unknown = [place(name, name).key_unknown().of(name) for name in ("a", "b")]
+    ((_, _, hint),) = fold_failures(unknown)
+    assert hint == (
+        "check it and add it: ssh-keyscan a >> ~/.ssh/known_hosts (and so for 1 more); "
+        "or trust it now: --accept-new-host-keys"
+    )
+
+
 def test_what_differs_in_more_stays_apart() -> None:
     changed = [place(name, name).key_changed(f"SHA256:{name}x", "SHA256:old").of(name) for name in ("a", "b")]
     ports = [Place(name, name, port, "me").refused().of(name) for name, port in (("a", 22), ("b", 2222))]
