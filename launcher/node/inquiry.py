@@ -187,7 +187,10 @@ class Inquiry:
     def _ask_child(
         self, find: Callable[[], dict[str, Any]], on_found: Callable[[dict[str, Any] | None], object], timeout_s: float
     ) -> None:
-        """Run `find` in a fork, which may block; `on_found` gets what it returned, or None where nothing came."""
+        """Run `find` in a fork, which may block; `on_found` gets what it returned, or None where nothing came in time.
+
+        Where the run is being ended before, nobody gets anything.
+        """
         from launcher.node import network
 
         try:
@@ -195,9 +198,12 @@ class Inquiry:
         except OSError as error:
             on_found({"error": network.describe_error(error)})
             return
-        self._loop.read_all(
-            answer_fd, lambda data: on_found(_read_answer(data)), timeout_s, lambda: workers.kill(child)
-        )
+
+        def take(data: bytes) -> None:
+            if not self._is_over:
+                on_found(_read_answer(data))
+
+        self._loop.read_all(answer_fd, take, timeout_s, lambda: workers.kill(child))
 
     def _listen(self, listener: socket) -> int:
         """Answer whoever connects until the run starts; return the port."""
