@@ -228,10 +228,8 @@ def known(hosts: SshHosts, tmp_path: Path) -> Callable[[str], dict[str, object]]
     }
 
     def write(text: str) -> dict[str, object]:
-        for word, key in keys.items():
-            text = text.replace(word, key)
         path = tmp_path / "known_hosts"
-        path.write_text(text)
+        path.write_text(re.sub("|".join(keys), lambda found: keys[found[0]], text))  # at once: a key may hold `CA`
         return {"UserKnownHostsFile": path}
 
     return write
