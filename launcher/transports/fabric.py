@@ -28,7 +28,7 @@ from launcher.transports.local import LocalTransport, is_this_machine
 from launcher.transports.logins import Gates, LoginError, keep_trying
 from launcher.transports.packets import BoundedPipe
 from launcher.transports.proxies import Proxy
-from launcher.transports.ssh_answers import read_seconds, split_jump
+from launcher.transports.ssh_answers import jump_circle, read_seconds, split_jump
 from launcher.transports.ssh_config import ConfigFiles
 
 # What paramiko logs of a broken connection is a traceback; what we raise says it in one line.
@@ -145,16 +145,20 @@ class FabricTransport:
             raise LoginError(judgement, gateway) from error
 
     def prepare(self, host: Host) -> fabric.Connection:
-        """Return the connection to `host`, with its gateways, not opened yet."""
+        """Return the connection to `host`, with its gateways, not opened yet; raise UsageError."""
         # A configuration each: making a connection writes to its own, and hosts connect in threads.
         config = fabric.Config(ssh_config=self._files.lookup(host.name))
-        connection = fabric.Connection(
-            host.name,
-            user=host.user,
-            port=host.port,
-            config=config,
-            gateway=self._jump_chain(host, config),
-        )
+        try:
+            connection = fabric.Connection(
+                host.name,
+                user=host.user,
+                port=host.port,
+                config=config,
+                gateway=self._jump_chain(host, config),
+            )
+        except RecursionError:
+            jump, *_ = config.base_ssh_config.lookup(host.name)["proxyjump"].split(",")
+            raise jump_circle(host.name, jump) from None
         for hop in _hops(connection):
             login = hop.connect_kwargs["auth_strategy"] = Login(hop.user, hop.ssh_config, self._secrets)
             self._known_hosts.guard(hop, on_untrusted=login.keep_password)

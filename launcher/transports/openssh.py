@@ -128,6 +128,7 @@ class OpenSSHTransport:
             if self._on_local is not None:
                 self._on_local(host.name)
             return self._local.open(host, command, timeout_s)
+        self._answers.of_jumps(answer)  # ssh itself would go round in a circle
         own_limit_s = None if self._may_boot else read_seconds(answer.option("connecttimeout"))
         limit_s = own_limit_s or timeout_s
         gate = self._gates[answer.gate_name]

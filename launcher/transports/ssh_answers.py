@@ -127,7 +127,7 @@ class Answers:
 
     def _find_refusal(self, name: str, words: Sequence[str]) -> UsageError | None:
         try:
-            self.of(name, words)
+            self.of_jumps(self.of(name, words))
         except UsageError as error:
             return error
         return None
@@ -136,15 +136,26 @@ class Answers:
         """Return what it says of each hop on the way, in the order of the logins; raise UsageError.
 
         ssh reaches the first hop as its ssh_config says, so by way of others, and each further one from that before it.
+        Where that leads round in a circle it starts itself for ever: that is a UsageError as well.
         """
         hops: list[Answer] = []
         asked: set[str] = set()
         jumps = answer.jumps
-        while jumps and jumps[0] not in asked:  # ssh itself would go round for ever
+        while jumps:
+            if jumps[0] in asked:
+                raise jump_circle(answer.place.name, jumps[0])
             asked.add(jumps[0])
             hops = [self.of(jump, _jump_words(jump)) for jump in jumps] + hops
             jumps = hops[0].jumps
         return hops
+
+
+def jump_circle(name: str, jump: str) -> UsageError:
+    """Return what is wrong with a host's ProxyJump that leads to a hop which is reached by way of itself."""
+    return UsageError(
+        f"the way to {name} leads round in a circle: {jump} is reached by way of itself",
+        f"does a `Host *` with ProxyJump mean {jump} too? `Host * !{jump}` leaves it out",
+    )
 
 
 def login_words(host: Host) -> list[str]:

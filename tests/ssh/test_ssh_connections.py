@@ -128,6 +128,26 @@ def test_a_host_that_ssh_refuses_alone_ends_no_other(launch: Launch, hosts: SshH
     assert re.search(r"^  typo: jumphost loop via typo$", done.stderr, re.MULTILINE), done.stderr
 
 
+@pytest.mark.parametrize("transport", ["fabric", "ssh"])
+def test_a_way_that_leads_round_in_a_circle(launch: Launch, hosts: SshHosts) -> None:
+    """ssh itself would start another ssh for ever."""
+    round_trip = {"HostName": "127.0.0.2", "ProxyJump": "gate"}
+    config = hosts.write_config(launch.folder / "config", gate=round_trip, far=round_trip)
+    done = launch.exec("--hosts", "node1,far", "--ssh-config", str(config), "--", "echo fine")
+    assert (done.exit_code, done.lines) == (69, ["[node1] fine"])
+    said = "  far: the way to far leads round in a circle: gate is reached by way of itself"
+    assert said in done.words
+
+
+@pytest.mark.parametrize("transport", ["pdsh"])
+def test_a_circle_for_all_ends_pdsh_before_it_begins(launch: Launch, hosts: SshHosts) -> None:
+    round_trip = {"HostName": "127.0.0.2", "ProxyJump": "gate"}
+    config = hosts.write_config(launch.folder / "config", gate=round_trip, far=round_trip)
+    done = launch.exec("--hosts", "far", "--ssh-config", str(config), "--", "true")
+    said = "launch: the way to far leads round in a circle: gate is reached by way of itself"
+    assert (done.exit_code, done.words[0]) == (2, said)
+
+
 def test_a_gateway_s_new_host_key_is_written_once(launch: Launch, hosts: SshHosts) -> None:
     """Each host behind it looks before any of them has written."""
     known = launch.folder / "known_hosts"
