@@ -60,8 +60,11 @@ def _ticks(pid: int) -> tuple[int, int]:
 
 def _scheduled_seconds(pid: int) -> float:
     """Return the CPU seconds of the threads that live, to the nanosecond (Documentation/scheduler/sched-stats)."""
-    files = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(file.read_text().split()[0]) for file in files) / 1e9
+    nanoseconds = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            nanoseconds += int((thread / "schedstat").read_text().split()[0])
+    return nanoseconds / 1e9
 
 
 def _kib(path: str, name: str) -> int:

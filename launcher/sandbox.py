@@ -342,8 +342,9 @@ class _Session:
 
 def _find_descendants(pid: int) -> Iterator[int]:
     """Walk /proc downwards from `pid`; nothing where there is no /proc."""
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            for child in map(int, children.read_text().split()):
-                yield child
-                yield from _find_descendants(child)
+    with suppress(OSError):  # it has ended, and so may each thread
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                for child in map(int, (thread / "children").read_text().split()):
+                    yield child
+                    yield from _find_descendants(child)

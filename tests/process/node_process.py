@@ -306,13 +306,13 @@ def read_status(pid: int, name: str) -> str:
 def find_marked(mark: str) -> set[int]:
     """Return the living processes with this mark in their environment."""
     found = set()
-    for path in Path("/proc").glob("[0-9]*/environ"):
+    for path in Path("/proc").glob("[0-9]*"):  # of `[0-9]*/environ` it would look whether that is there, and fail
         try:
-            env = path.read_bytes().split(b"\0")
+            env = (path / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if f"LAUNCH_MARK={mark}".encode() in env and is_alive(int(path.parent.name)):
-            found.add(int(path.parent.name))
+        if f"LAUNCH_MARK={mark}".encode() in env and is_alive(int(path.name)):
+            found.add(int(path.name))
     return found
 
 

@@ -25,9 +25,9 @@ SHOW_SECRETS = """
 import json, os, pathlib
 values = [os.environ[name] for name in ("FROM_HERE", "FROM_FILE")]
 shown = []
-for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+for path in pathlib.Path("/proc").glob("[0-9]*"):
     try:
-        words = path.read_text(errors="replace")
+        words = (path / "cmdline").read_text(errors="replace")
     except OSError:
         continue
     shown += [words for value in values if value in words]
