@@ -27,6 +27,7 @@ def command(python: str | None, dry_run: bool, **options: Any) -> int:
 
     Left behind is a process with the mark of a run whose supervisor is gone.
     A run that goes on is named and left alone, and other users' processes are never touched.
+    Jobs that a run submitted (sbatch, at) aren't part of it and are left alone.
     """
     from launcher.cleaning import clean
     from launcher.cli.console import Console

@@ -136,7 +136,8 @@ def _clean_up(nonce: str, ledger: dict[str, Any], status: int) -> None:
                 owned.add_rank(entry["rank"], process)
         beat = messages.encode(messages.BEAT)
         left = _descend(ladder.descend(owned, processes, ledger["stop_timeout_s"]), lambda: _say(nonce, beat))
-        workers.remove_folder(ledger["folder"])
+        if not left:  # else `launch clean` goes by it
+            workers.remove_folder(ledger["folder"])
     found = [[process.pid, process.name, process.state] for process in left]
     _say(nonce, messages.encode(messages.CENSUS, left=found, supervisor=ending))
 

@@ -27,7 +27,9 @@ def find_runs(own_mark: str) -> list[dict[str, Any]]:
             found.append((process, mark))
     owned = {mark for process, mark in found if _has_keeper(process, everything)}
     return [
-        {"pid": process.pid, "name": process.name, "mark": mark, "is_owned": mark in owned} for process, mark in found
+        {"pid": process.pid, "name": process.name, "mark": mark, "is_owned": mark in owned}
+        for process, mark in found
+        if mark in owned or _has_folder(process.pid, mark)
     ]
 
 
@@ -56,6 +58,19 @@ def _is_of_this_machine(pid: int) -> bool:
         return os.readlink("/proc/%d/ns/pid" % pid) == os.readlink("/proc/self/ns/pid")
     except OSError:  # it may not be looked into
         return True
+
+
+def _has_folder(pid: int, mark: str) -> bool:
+    """Whether its run's folder is here, which is removed at the census that finds nothing left.
+
+    The mark alone proves nothing: what a run hands to a scheduler (at, qsub) carries it to other times and machines.
+    """
+    files = processes.read_environment(pid, processes.FILES).get(processes.FILES, "")
+    folder = os.path.dirname(files)
+    if os.path.basename(folder).rpartition("-")[0] != "launch-" + mark.partition(".")[0]:
+        return False
+    # As the process sees it: a Slurm job may have a /tmp of its own.
+    return any(map(_is_own_folder, ("/proc/%d/root%s" % (pid, folder), folder)))
 
 
 def _has_keeper(process: processes.Process, everything: dict[int, processes.Process]) -> bool:

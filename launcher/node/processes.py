@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from typing import Iterable
 
 MARK = "LAUNCH_MARK"
+SLURM_JOB = "LAUNCH_SLURM_JOB"  # the Slurm job that the run itself is in; empty outside of Slurm
+FILES = "LAUNCH_FILES"  # a directory in the run's own on this machine
+_SLURM_S_OWN = "SLURM_JOB_ID"
 _GONE = "ZX"  # a zombie holds no memory and no GPU; it only waits to be reaped
 
 
@@ -56,15 +59,37 @@ def read_all() -> dict[int, Process]:
     return found
 
 
+def mark_environment(env: dict[str, str], mark: str) -> None:
+    """Mark all that will be started with `env` as part of a run, and of the Slurm job that `env` names."""
+    env[MARK] = mark
+    env[SLURM_JOB] = env.get(_SLURM_S_OWN, "")
+
+
 def read_mark(pid: int) -> str | None:
-    """Return the mark of the run that a process belongs to, or None where it has none or is not ours to look into."""
-    start = (MARK + "=").encode()
+    """Return the mark of the run that a process belongs to, or None where it has none or is not ours to look into.
+
+    A Slurm job inherits the environment in which it was submitted: one that a run has submitted is no part of it.
+    """
+    env = read_environment(pid, MARK, SLURM_JOB, _SLURM_S_OWN)
+    if env.get(_SLURM_S_OWN, "") not in ("", env.get(SLURM_JOB, "")):
+        return None
+    mark = env.get(MARK)
+    return mark and mark.encode("utf-8", "replace").decode()  # any process may carry any bytes
+
+
+def read_environment(pid: int, *names: str) -> dict[str, str]:
+    """Return those of these variables that a process was started with; none where it is not ours to look into."""
+    starts = tuple((name + "=").encode() for name in names)
     try:
         with open("/proc/%d/environ" % pid, "rb") as file:
-            found = [entry for entry in file.read().split(b"\0") if entry.startswith(start)]
+            found = [entry for entry in file.read().split(b"\0") if entry.startswith(starts)]
     except OSError:
-        return None
-    return found[0][len(start) :].decode("utf-8", "replace") if found else None
+        return {}
+    env: dict[str, str] = {}
+    for entry in found:
+        name, _, value = os.fsdecode(entry).partition("=")
+        env.setdefault(name, value)
+    return env
 
 
 def read_command_line(pid: int) -> bytes:

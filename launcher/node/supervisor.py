@@ -163,8 +163,9 @@ class Supervisor:
         self._ledger.note(mark=header["mark"], folder=self._folder, stop_timeout_s=self._stop_timeout_s)
         self._env.update(header["env"])
         # setproctitle overwrites the environment, where the mark is, unless it is told not to.
-        self._env.update({processes.MARK: header["mark"], "SPT_NOENV": "1"})
-        self._env["LAUNCH_FILES"] = os.path.join(self._folder, workers.FILES)
+        processes.mark_environment(self._env, header["mark"])
+        self._env["SPT_NOENV"] = "1"
+        self._env[processes.FILES] = os.path.join(self._folder, workers.FILES)
         self._loop.cancel(self._lease_timer)
         self._check_lease()
         self._beat()
@@ -277,8 +278,10 @@ class Supervisor:
 
             leftovers.remove_folders(self._adopted_runs)
         files = workers.read_files(os.path.join(self._folder, workers.FILES)) if self._folder is not None else []
+        # `launch clean` goes by the folder of a run of which something is left; none points to the folder of a cleaner.
+        kept = (self._lost_folder or self._folder) if left and not self._adopted_runs else None
         for folder in (self._folder, self._lost_folder):
-            if folder is not None:
+            if folder not in (None, kept):
                 workers.remove_folder(folder)
         found = [[process.pid, process.name, process.state] for process in left]
         self._outlet.send(messages.CENSUS, left=found, reason=self._reason, files=len(files))

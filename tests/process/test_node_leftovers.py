@@ -7,12 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
-from node_process import FORKS, IGNORES, WAITS, Message, Node, Nodes, find_marked, is_alive, python, shell, wait_until
+from node_process import (
+    DEADLINE_S, FORKS, IGNORES, STDOUT, WAITS, Message, Node, Nodes, find_marked, is_alive, python, shell, wait_until,
+)  # fmt: skip
 
 from launcher.node import leftovers, messages
 
@@ -23,11 +27,19 @@ HARDY = "trap '' TERM; env -i sh -c 'echo ready pids $0 $$; exec sleep 300' $$ &
 
 @pytest.fixture
 def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start a process that waits, with a run's mark in its environment; all end with the test."""
-    with ExitStack() as ends:
+    """Start a process that waits, with what a run sets in its environment; all end with the test."""
+    with TemporaryDirectory() as path, ExitStack() as ends:
+        base = Path(path)
+        base.chmod(0o755)  # for other users
 
-        def start(mark: str, argv: tuple[str, ...] = ("sleep", "300"), **how: object) -> subprocess.Popen[bytes]:
-            process = subprocess.Popen(argv, env={"PATH": os.defpath, "LAUNCH_MARK": mark}, **how)
+        def start(
+            mark: str, argv: tuple[str, ...] = ("sleep", "300"), env: Mapping[str, str] | None = None, **how: Any
+        ) -> subprocess.Popen[bytes]:
+            folder = base / f"launch-{mark.partition('.')[0]}-ab12cd34"
+            (folder / "files").mkdir(parents=True, exist_ok=True)
+            os.chown(folder, how.get("user", os.geteuid()), -1)
+            marks = {"LAUNCH_MARK": mark, "LAUNCH_SLURM_JOB": "", "LAUNCH_FILES": str(folder / "files")}
+            process = subprocess.Popen(argv, env={"PATH": os.defpath, **marks, **(env or {})}, **how)
             ends.callback(process.wait)
             ends.callback(process.kill)
             return process
@@ -102,6 +114,62 @@ def test_only_what_was_adopted_is_ended(nodes: Nodes, spawn: Callable[..., subpr
     assert cleaner.stop() == []
     assert adopted.wait(1) == -signal.SIGKILL
     assert [is_alive(pid) for pid in (other.pid, bare.pid, *live.told_pids)] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("job", "env", "is_left"),
+    [
+        ("", {"SLURM_JOB_ID": "78"}, False),  # submitted from a host that is in no job
+        ("77", {"SLURM_JOB_ID": "78"}, False),  # a job that submitted itself again
+        ("77", {"SLURM_JOB_ID": "77"}, True),
+        ("77", {}, True),  # a script that clears Slurm's variables
+        ("", {}, True),
+    ],
+)
+def test_what_is_in_another_slurm_job_has_only_inherited_the_mark(
+    nodes: Nodes, spawn: Callable[..., subprocess.Popen[bytes]], job: str, env: Mapping[str, str], is_left: bool
+) -> None:
+    """Though a left-over of that very run, with the same mark, is ended."""
+    left = spawn("old.1.0", env={"LAUNCH_SLURM_JOB": job, "SLURM_JOB_ID": job} if job else {})
+    other = spawn("old.1.0", env={"LAUNCH_SLURM_JOB": job, **env})
+    cleaner, runs = found_by(nodes, of="old.1.0")
+    assert {run["pid"] for run in runs} == {left.pid, other.pid} if is_left else {left.pid}
+    cleaner.send(messages.ADOPT, marks=["old.1.0"])
+    assert cleaner.stop() == []
+    left.wait(DEADLINE_S)
+    assert is_alive(other.pid) != is_left
+
+
+@pytest.mark.parametrize("files", ["", "files", "/nowhere/launch-old-ab12cd34/files", "{tmp}/files", "{tmp}/x/files"])
+def test_what_has_no_folder_of_its_run_here_has_only_inherited_the_mark(
+    nodes: Nodes, spawn: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, files: str
+) -> None:
+    """As a job that at(1) starts when the run is over, or qsub on another machine."""
+    (tmp_path / "x" / "files").mkdir(parents=True)
+    other = spawn("old.1.0", env={"LAUNCH_FILES": files.format(tmp=tmp_path)})
+    cleaner, runs = found_by(nodes, of="old.1.0")
+    assert runs == []
+    assert cleaner.stop() == []
+    assert is_alive(other.pid)
+
+
+def test_a_run_in_a_slurm_job_submits_another(nodes: Nodes) -> None:
+    """What begins on the same node while the run lasts is none of the run's, at its end either."""
+    node = nodes.start(env={"SLURM_JOB_ID": "77"})
+    node.prepare()
+    # Its parent is Slurm's daemon, as here the test.
+    node.start(shell("env; echo ready; exec sleep 300"))
+    node.wait_for_output("ready")
+    lines = bytes(node.output[0, STDOUT]).decode().splitlines()
+    env = {name: value for name, _, value in (line.partition("=") for line in lines)}
+    assert (env["LAUNCH_SLURM_JOB"], env["SLURM_JOB_ID"]) == ("77", "77")
+    with subprocess.Popen(["sleep", "300"], env={**env, "SLURM_JOB_ID": "78"}) as submitted:
+        try:
+            node.send(messages.STOP, timeout_s=0)
+            assert node.wait_for(messages.CENSUS)["left"] == []
+            assert is_alive(submitted.pid)
+        finally:
+            submitted.kill()
 
 
 def test_without_an_order_nothing_is_ended(nodes: Nodes, spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
