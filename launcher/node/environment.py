@@ -22,18 +22,23 @@ TAIL_BYTES = 4096  # of what a step prints: enough for its last lines
 TAIL_LINES = 5
 _DRAIN_PIECES = 64  # a process that it left may print without end
 
-# The command is read from a file and stands in no argv. `eval` can take what it may end with (a comment, an open quote,
-# a here-document), and stands on the first line, so that bash counts the user's lines. With `eval ... || exit` his own
-# `set -e` would not count.
-# The environment goes to a file, of which neither what it prints nor a process that it leaves behind knows anything.
+# The command is read from a pipe: it stands in no argv, and may hold a secret, which no disk shall keep. `eval` can take
+# what it may end with (a comment, an open quote, a here-document), and stands on the first line, so that bash counts the
+# user's lines. With `eval ... || exit` his own `set -e` would not count.
+# The environment goes to a FIFO, of which neither what it prints nor a process that it leaves behind knows anything.
 _DRIVER = """\
-_launch_folder=$1; cd -- "$2" 2>/dev/null; set --; eval "$(<"$_launch_folder/setup")"
+_launch_fifo=$1; cd -- "$2" 2>/dev/null; set --; eval "$(</dev/fd/3)" 3<&-
 _launch_code=$?
 [ "$_launch_code" = 0 ] || exit "$_launch_code"
-exec /usr/bin/env -0 >|"$_launch_folder/setup.env"
+[ -p "$_launch_fifo" ] || exit 0
+exec /usr/bin/env -0 >|"$_launch_fifo"
 """
+_COMMAND_FD = 3
+# What a shell executes, or reads its lines from, before or between those of the setup (bash(1), zshall(1)); of these
+# the setup sees the node's own: `--env-file` is parsed, never executed. ENV is none: interactive shells alone read it.
+_CODE_OF_SHELLS = ("BASH_ENV", "PS4", "PROMPT_COMMAND", "ZDOTDIR")
 _BASH_S_OWN = ("_", "SHLVL", "PWD", "OLDPWD")
-_OURS = (processes.MARK, "SPT_NOENV", "LAUNCH_FILES")
+_OURS = (processes.MARK, "SPT_NOENV", processes.FILES)
 _CONDA = "LAUNCH_CONDA"  # in which the launcher's lines for --conda say what they have found
 
 
@@ -58,6 +63,7 @@ class Setup:
         self._on_done = on_done
         self._timer: Timer | None = None
         self._printed = b""  # its end
+        self._found = b""  # the environment that it ends with
         self._is_over = False
         # With a terminal somebody has logged in, and all below him has that environment; a command over SSH has not
         # seen /etc/profile.d, where `module` is made and PATH is completed. Reading that costs 70 to 130 ms.
@@ -73,25 +79,48 @@ class Setup:
         if find_program("bash", self._env) is None:
             self._fail(step["name"], "there is no bash")
             return
-        self._printed = b""
+        self._printed = self._found = b""
         try:
-            child, noise_read = self._start(step["command"])
+            child, noise_read, found_read = self._start(step["command"])
         except OSError as error:  # the disk is full, or no process is left: in a callback it would end the supervisor
             self._fail(step["name"], "it can't be started (%s)" % error.strerror)
             return
-        os.set_blocking(noise_read, False)
         # Read to its end, which a process that the step has left in the background may delay: it shall not hang.
+        os.set_blocking(noise_read, False)
         self._loop.watch(noise_read, lambda: self._read(noise_read))
-        self._await_exit(child, lambda status: self._judge(step["name"], noise_read, status))
+        self._loop.watch(found_read, lambda: self._read_environment(found_read))
+        self._await_exit(child, lambda status: self._judge(step["name"], (noise_read, found_read), status))
         self._timer = self._loop.call_later(self._timeout_s, lambda: self._give_up(step["name"], child))
 
-    def _start(self, command: str) -> tuple[workers.Child, int]:
-        for name, content in (("setup", command.encode("utf-8", "surrogateescape")), ("setup.env", b"")):
-            with open(os.path.join(self._folder, name), "wb") as file:
-                file.write(content)
-        argv = ["bash", self._flags, _DRIVER, "bash", self._folder, self._workdir]
+    def _start(self, command: str) -> tuple[workers.Child, int, int]:
+        """Start bash; return it, and where what it prints and the environment that it ends with come."""
+        fifo = os.path.join(self._folder, "setup.env")
+        if os.path.lexists(fifo):  # of the step before, which may have put anything there
+            os.unlink(fifo)
+        os.mkfifo(fifo, 0o600)
+        argv = ["bash", self._flags, _DRIVER, "bash", fifo, self._workdir]
         self._flags = "-c"  # the environment of a login is there now
-        return workers.spawn_piped(argv, self._env)
+        found_read = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        command_read, command_write = os.pipe()
+        try:
+            child, noise_read = workers.spawn_piped(argv, self._env_of_bash(), {_COMMAND_FD: command_read})
+        except OSError:
+            os.close(found_read)
+            os.close(command_write)
+            raise
+        finally:
+            os.close(command_read)
+        self._loop.write_all(command_write, command.encode("utf-8", "surrogateescape"))
+        return child, noise_read, found_read
+
+    def _env_of_bash(self) -> dict[str, str]:
+        """Return the environment, but that of what the user has named none is executed."""
+        env = dict(self._env)
+        for name in set(_CODE_OF_SHELLS).intersection(self._named):
+            env.pop(name, None)
+            if name in os.environ:
+                env[name] = os.environ[name]
+        return env
 
     def cancel(self) -> None:
         """Start nothing more, and tell nothing: the run is being ended."""
@@ -109,13 +138,25 @@ class Setup:
         self._printed = (self._printed + data)[-TAIL_BYTES:]
         return len(data)
 
-    def _judge(self, name: str, noise: int, status: int) -> None:
+    def _read_environment(self, fd: int) -> int:
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return 0
+        self._found += data
+        if not data:
+            self._loop.forget(fd)
+            os.close(fd)
+        return len(data)
+
+    def _judge(self, name: str, fds: tuple[int, int], status: int) -> None:
         if self._is_over:
             return
         self._loop.cancel(self._timer)
-        for _ in range(_DRAIN_PIECES):
-            if not self._loop.is_watching(noise) or not self._read(noise):
-                break
+        for fd, read in zip(fds, (self._read, self._read_environment)):
+            for _ in range(_DRAIN_PIECES):
+                if not self._loop.is_watching(fd) or not read(fd):
+                    break
         end = workers.describe_status(status)
         if end["signal"] is not None:
             self._fail(name, "killed by signal %d" % end["signal"])
@@ -125,17 +166,10 @@ class Setup:
             self._take_environment(name)
 
     def _take_environment(self, name: str) -> None:
-        try:
-            with open(os.path.join(self._folder, "setup.env"), "rb") as file:
-                found = file.read()
-            os.unlink(file.name)
-        except OSError as error:  # removed, by the step itself or by who tidies /tmp
-            self._fail(name, "its environment can't be read (%s)" % error.strerror)
-            return
-        if not found:
+        if not self._found:
             self._fail(name, "it ended before its environment could be read: an exit or exec in it?")
             return
-        self._adopt(found)
+        self._adopt(self._found)
         for line in self._last_lines():
             workers.complain("%s: %s" % (name, line))
         self.run_next()
@@ -154,6 +188,8 @@ class Setup:
         found = {name: value for name, _, value in entries if name not in _BASH_S_OWN}
         kept = [*self._named, *_BASH_S_OWN]
         found.update((name, self._before[name]) for name in kept if name in self._before)
+        if processes.MARK in found:  # with the Slurm job that processes will show from now on
+            processes.mark_environment(found, found[processes.MARK])
         self._env.clear()
         self._env.update(found)
 

@@ -91,6 +91,26 @@ class Loop:
         if timeout_s is not None:
             timer = self.call_later(timeout_s, give_up)
 
+    def write_all(self, fd: int, data: bytes) -> None:
+        """Write `data` as the other end takes it, then close `fd`; where nobody reads any more, it is dropped."""
+        os.set_blocking(fd, False)
+        rest = memoryview(data)
+
+        def write() -> None:
+            nonlocal rest
+            try:
+                rest = rest[os.write(fd, rest) :]
+            except BlockingIOError:
+                return
+            except OSError:
+                rest = rest[:0]
+            if not rest:
+                self.forget(fd)
+                os.close(fd)
+
+        self.watch(fd, write, WRITABLE)
+        write()
+
     def run_once(self) -> None:
         """Wait for the next event or timer and serve it."""
         wait_ms = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from launcher.node import messages, workers
+from launcher.node import messages, processes, workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ if version is None or "torchrun" not in sys.argv:
 from torch.distributed import run
 order = sys.stdin.readline()
 if order:
-    order = json.load(open(order.rstrip("\\n")))
+    order = json.loads(order)
     os.environ.clear()
     os.environ.update(order["env"])
     os.chdir(order["cwd"])
@@ -105,19 +105,17 @@ class Search:
         else:
             self._start_stub(candidate)
 
-    def give_order(self, order: dict[str, Any], path: str) -> None:
-        """Tell the waiting torchrun what to do: its argv, env and cwd, by way of a new file at `path`."""
+    def give_order(self, order: dict[str, Any]) -> None:
+        """Tell the waiting torchrun what to do: its argv, env and cwd.
+
+        Over the pipe alone: the environment holds secrets, which no disk shall keep.
+        """
         import json
 
         assert self.order_fd is not None  # opened with the stub
-        # Through a file, and only its name through the pipe: a large environment would fill it and block us.
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(order, file)
-        try:
-            os.write(self.order_fd, path.encode() + b"\n")
-        except OSError:
-            pass  # it died of its import; its end is reported as torchrun's
-        os.close(self.order_fd)
+        # Where it died of its import nobody reads this; its end is reported as torchrun's.
+        self._loop.write_all(self.order_fd, json.dumps(order).encode() + b"\n")
+        self.order_fd = None
 
     def _start_stub(self, python: str) -> None:
         order_read, self.order_fd = os.pipe()
@@ -146,7 +144,10 @@ class Search:
         answer_read, answer_write = os.pipe()
         null = os.open(os.devnull, os.O_RDWR)
         command = [shell, "-lc", "command -v python3 || command -v python"]
-        child = workers.spawn(command, self._env, None, {0: null, 1: answer_write, 2: null})
+        # As at a login: what the user has named (ZDOTDIR, BASH_ENV) may be code for a shell, and is not executed.
+        env = dict(os.environ)
+        processes.mark_environment(env, self._env.get(processes.MARK, ""))
+        child = workers.spawn(command, env, None, {0: null, 1: answer_write, 2: null})
         os.close(answer_write)
         os.close(null)
         self._loop.read_all(answer_read, self._judge_login_shell, LOGIN_SHELL_TIMEOUT_S, lambda: workers.kill(child))

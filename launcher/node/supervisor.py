@@ -213,7 +213,7 @@ class Supervisor:
         assert self._folder is not None and self._inquiry.search is not None  # the plan names the Python, which waits
         self._ranks.await_torchrun(self._folder, header["local_ranks"], self._inquiry.release_port)
         order = {"argv": header["torchrun_args"], "env": dict(self._env, **header["env"]), "cwd": header["cwd"]}
-        self._inquiry.search.give_order(order, os.path.join(self._folder, "order"))
+        self._inquiry.search.give_order(order)
 
     def _arm_stacks(self) -> None:
         from launcher.node import stacks

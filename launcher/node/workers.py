@@ -78,13 +78,16 @@ def spawn(argv: list[str], env: dict[str, str], cwd: str | None, fds: dict[int, 
         os._exit(_EXEC_FAILED)
 
 
-def spawn_piped(argv: list[str], env: dict[str, str]) -> tuple[Child, int]:
-    """Start `argv` with all that it prints in a pipe; return it and the end to read, or raise and leave none open."""
+def spawn_piped(argv: list[str], env: dict[str, str], fds: dict[int, int] | None = None) -> tuple[Child, int]:
+    """Start `argv` with all that it prints in a pipe; return it and the end to read, or raise and leave none open.
+
+    fds: more descriptors of the child, mapped to ours.
+    """
     read_end, write_end = os.pipe()
     try:
         null = os.open(os.devnull, os.O_RDONLY)
         try:
-            return spawn(argv, env, None, {0: null, 1: write_end, 2: write_end}), read_end
+            return spawn(argv, env, None, {0: null, 1: write_end, 2: write_end, **(fds or {})}), read_end
         finally:
             os.close(null)
     except OSError:

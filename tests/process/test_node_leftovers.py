@@ -15,7 +15,19 @@ from typing import Any
 
 import pytest
 from node_process import (
-    DEADLINE_S, FORKS, IGNORES, STDOUT, WAITS, Message, Node, Nodes, find_marked, is_alive, python, shell, wait_until,
+    DEADLINE_S,
+    FORKS,
+    IGNORES,
+    STDOUT,
+    WAITS,
+    Message,
+    Node,
+    Nodes,
+    find_marked,
+    is_alive,
+    python,
+    shell,
+    wait_until,
 )  # fmt: skip
 
 from launcher.node import leftovers, messages

@@ -42,6 +42,11 @@ def ask_for(node: Node, **activation: str) -> Message:
     return node.wait_for(messages.FACTS)
 
 
+def find_files(folder: Path) -> list[Path]:
+    """Return the regular files below a folder."""
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
 def read_environment(node: Node) -> dict[bytes, bytes]:
     """Return the environment that a rank gets."""
     node.start(SHOW_ENVIRONMENT)
@@ -175,10 +180,14 @@ def test_a_failure_says_how_and_with_which_last_lines(fresh: Node, command: str,
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ('rm "$_launch_folder/setup.env"; exit 0', "its environment can't be read (No such file or directory)"),
-        ('rm "$_launch_folder/setup"; mkdir "$_launch_folder/setup"', "it can't be started (Is a directory)"),
+        ('rm "$_launch_fifo"', NO_ENVIRONMENT),
+        ('rm "$_launch_fifo"; touch "$_launch_fifo"', NO_ENVIRONMENT),
+        (
+            'exec 9>"$_launch_fifo"; rm "$_launch_fifo"; mkdir "$_launch_fifo"; env -0 >&9; exit 0',
+            "it can't be started (Is a directory)",
+        ),
     ],
-    ids=["read", "write"],
+    ids=["gone", "a file", "a folder"],
 )
 def test_a_disk_that_refuses_is_a_failure_of_the_step(fresh: Node, command: str, reason: str) -> None:
     """The supervisor lives on, and says so."""
@@ -238,6 +247,34 @@ def test_the_supervisor_is_killed_while_it_runs(fresh: Node, tmp_path: Path) -> 
     os.kill(fresh.supervisor, signal.SIGKILL)
     assert fresh.wait_for_guardian(DEADLINE_S)["left"] == []
     fresh.wait_until_gone(PROMPT_S)
+
+
+# Each is executed by a shell: by bash before the lines of the setup (the value itself too), by bash that traces them,
+# and by the login shell that is asked for a Python. Interactive shells alone execute the others.
+CODE = ["BASH_ENV", "ENV", "PS4", "PROMPT_COMMAND", "ZDOTDIR"]
+
+
+@pytest.mark.parametrize("ssh", [{}, LOGIN], ids=["at the machine", "over SSH"])
+def test_no_value_is_executed(nodes: Nodes, tmp_path: Path, ssh: Mapping[str, str]) -> None:
+    """The ranks get each as it is; the node's own is obeyed, as the module command of some sites needs it."""
+    own, canary = tmp_path / "own.sh", tmp_path / "executed"
+    own.write_text("export OF_THE_NODE=1")
+    node = nodes.start(env={"BASH_ENV": str(own), "SHELL": "/bin/bash", **ssh})
+    given = dict.fromkeys(CODE, f"$(touch {canary})")
+    command = "set -x; bash -c :; export SEEN=$OF_THE_NODE"
+    facts = ask(node, command, command, env=given, named=CODE, pythons=["/nowhere/python", messages.LOGIN_SHELL])
+    assert facts["setup"]["failure"] is None
+    assert not canary.exists()
+    env = read_environment(node)
+    assert (env[b"SEEN"], {name: env[name.encode()].decode() for name in CODE}) == (b"1", given)
+
+
+def test_no_file_holds_a_secret(fresh: Node, tmp_path: Path) -> None:
+    """Neither the command of the setup nor the environment: a machine that loses power would keep it."""
+    find = f"cp -r '{fresh.tmpdir}' {tmp_path}/seen"
+    ask(fresh, f"export SECRET=$(echo hush); {find}", env={"NAMED": "hush"}, named=["NAMED"])
+    seen = [path for path in (tmp_path / "seen").rglob("*") if path.is_file()]
+    assert [path for path in (*seen, *find_files(fresh.folder)) if b"hush" in path.read_bytes()] == []
 
 
 def test_the_command_stands_in_no_argv(fresh: Node) -> None:

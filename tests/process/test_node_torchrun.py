@@ -83,6 +83,19 @@ def find_torchrun(node: Node) -> int:
     return int(stat.rpartition(") ")[2].split()[1])
 
 
+def test_the_environment_is_in_no_file(nodes: Nodes, tmp_path: Path) -> None:
+    """Though it is larger than a pipe: a machine that loses power would keep it."""
+    node = nodes.start()
+    secrets = {f"SECRET_{number}": f"hush{number}" * 10_000 for number in range(20)}
+    node.import_torchrun(**secrets)
+    code = "import os; print('ready', sum(map(len, os.environ.values())) > 1_000_000, flush=True)" + WAITS
+    start_ready(node, write_script(tmp_path, code), 1)
+    assert node.output[0, STDOUT].startswith(b"ready True")
+    files = [path for path in node.folder.rglob("*") if path.is_file()]
+    assert [path for path in files if b"hush" in path.read_bytes()] == []
+    assert node.stop() == []
+
+
 # ---- the real one ---------------------------------------------------------------------------------------------------
 
 
