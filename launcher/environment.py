@@ -30,9 +30,22 @@ FORWARDED = (
 NEVER_FORWARDED = ("TORCHELASTIC_*",)
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_SECRET = re.compile(
-    r"TOKEN(?!IZER)|SECRET|PASS(W|PHRASE|$)|PWD$|WEBHOOK|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY", re.IGNORECASE
+_SECRET_NAME = re.compile(
+    r"TOKEN(?!IZER)|SECRET|PASS(W|PHRASE|$)|PWD$|WEBHOOK|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY"
+    r"|_(KEYS?|AUTH|DSN|PAT|COOKIE)$|AUTHORIZATION|CONN(ECTION)?_?STR",
+    re.IGNORECASE,
 )
+# Every part has a bound: a value may be long, and is looked at from each of its characters on.
+_SECRET_VALUE = re.compile(
+    r"[a-z][a-z0-9+.-]{0,30}://[^\s/@]{0,300}:[^\s@]{1,300}@"  # a URL with a password, which may hold a bare /
+    r"|https?://[^\s/@]{1,300}@"  # a token in the user's place
+    r"|(PASSW(OR)?D|PWD|TOKEN|SECRET|(API|ACCESS|ACCOUNT)_?KEY|\bSIG)=[^\s;&]"  # of a query, or libpq's
+    r"|BEARER\s{1,9}[\w.~+/-]{8}"
+    r"|PRIVATE KEY-----",
+    re.IGNORECASE,
+)
+# bash takes its options from these wherever it is started, and with `xtrace` it executes PS4.
+_REFUSED = ("SHELLOPTS", "BASHOPTS")
 
 
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
@@ -49,7 +62,7 @@ def parse_settings(settings: Iterable[str], environ: Mapping[str, str]) -> dict[
     found = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
-        _check_name(name, f"--env {setting!r}")
+        _check_name(name, f"--env {_hide_value(setting)!r}")
         if not equals and name not in environ:
             raise UsageError(f"--env {name}: {name} is not set here", f"give its value: --env {name}=VALUE")
         found[name] = value if equals else environ[name]
@@ -68,7 +81,7 @@ def read_env_file(path: Path) -> dict[str, str]:
     for binding in parse_stream(io.StringIO(text)):
         where = f"{path}:{_line_number(binding)}"
         if binding.error or (binding.key is not None and binding.value is None):
-            line = binding.original.string.strip()
+            line = _hide_value(binding.original.string.strip())
             raise UsageError(f"{where}: want NAME=VALUE, got {line[:60]!r}")
         if binding.key is not None and binding.value is not None:
             _check_name(binding.key, where)
@@ -83,15 +96,16 @@ def _line_number(binding: Binding) -> int:
     return binding.original.line + blank.count("\n")
 
 
-def is_secret(name: str) -> bool:
-    """Tell whether a variable's name says that its value is to be shown to nobody."""
-    return bool(_SECRET.search(name))
+def is_secret(name: str, value: str) -> bool:
+    """Tell whether a variable's name, or what its value looks like, says that the value is to be shown to nobody."""
+    return bool(_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
 
 
 def shell_assignments(env: Mapping[str, str]) -> list[str]:
     """Return `NAME=value` words for a shell; a secret is taken from the reader's own environment."""
     return [
-        f'{name}="${{{name}}}"' if is_secret(name) else f"{name}={shlex.quote(value)}" for name, value in env.items()
+        f'{name}="${{{name}}}"' if is_secret(name, value) else f"{name}={shlex.quote(value)}"
+        for name, value in env.items()
     ]
 
 
@@ -106,6 +120,15 @@ def refuse_rank(environ: Mapping[str, str]) -> None:
 def _check_name(name: str, where: str) -> None:
     if not _NAME.match(name):
         raise UsageError(f"{where}: {name!r} is no name of an environment variable")
+    if name in _REFUSED:
+        text = f"{where}: {name} would change every shell on the hosts, also those that launch runs itself"
+        raise UsageError(text, "use set or shopt in your script")
+
+
+def _hide_value(setting: str) -> str:
+    """Keep what may be a secret out of a message: whatever is wrong with a setting, it is no use to show its value."""
+    name, equals, _ = setting.partition("=")
+    return f"{name}{equals}..." if equals else setting
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

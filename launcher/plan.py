@@ -351,7 +351,7 @@ def as_record(plan: LaunchPlan) -> dict[str, object]:
                 "nproc": node.nproc,
                 "cwd": node.cwd,
                 "argv": list(node.argv or node.processes[0].argv),
-                "env": {name: "***" if is_secret(name) else value for name, value in node.env.items()},
+                "env": {name: "***" if is_secret(name, value) else value for name, value in node.env.items()},
             }
             for node in plan.nodes
         ],

@@ -115,7 +115,8 @@ def _open_pdsh(
 
 def _refuse_secrets(options: Mapping[str, Any]) -> None:
     """Raise UsageError where a value would be seen that is to be shown to nobody."""
-    secrets = [name for name in read_env(options) if is_secret(name)] if "env_file" in options else []
+    env = read_env(options) if "env_file" in options else {}
+    secrets = [name for name, value in env.items() if is_secret(name, value)]
     if secrets:
         raise UsageError(
             f"--transport pdsh: {secrets[0]} would stand in command lines, which everybody on the hosts can read",

@@ -126,13 +126,13 @@ def _launch_options(options: Mapping[str, Any]) -> list[str]:
 
 def _shown(option: str, value: str) -> str:
     """Keep the value of a secret out of the text: `--env NAME` takes it from the job's environment."""
-    variable = value.partition("=")[0]
-    return variable if option == "env" and is_secret(variable) else value
+    variable, _, content = value.partition("=")
+    return variable if option == "env" and is_secret(variable, content) else value
 
 
 def _secrets(options: Mapping[str, Any]) -> dict[str, str]:
     settings = parse_settings(options["env"], os.environ)
-    return {name: value for name, value in settings.items() if is_secret(name)}
+    return {name: value for name, value in settings.items() if is_secret(name, value)}
 
 
 def _program_words(words: tuple[str, ...], job: Job, *, requeue: bool) -> tuple[str, ...]:

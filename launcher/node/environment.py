@@ -22,9 +22,9 @@ TAIL_BYTES = 4096  # of what a step prints: enough for its last lines
 TAIL_LINES = 5
 _DRAIN_PIECES = 64  # a process that it left may print without end
 
-# The command is read from a pipe: it stands in no argv, and may hold a secret, which no disk shall keep. `eval` can take
-# what it may end with (a comment, an open quote, a here-document), and stands on the first line, so that bash counts the
-# user's lines. With `eval ... || exit` his own `set -e` would not count.
+# The command is read from a pipe: it stands in no argv, and may hold a secret, which no disk shall keep. `eval` can
+# take what it may end with (a comment, an open quote, a here-document), and stands on the first line, so that bash
+# counts the user's lines. With `eval ... || exit` his own `set -e` would not count.
 # The environment goes to a FIFO, of which neither what it prints nor a process that it leaves behind knows anything.
 _DRIVER = """\
 _launch_fifo=$1; cd -- "$2" 2>/dev/null; set --; eval "$(</dev/fd/3)" 3<&-

@@ -51,12 +51,20 @@ def test_settings_of_the_command_line():
     [
         ("NO", "--env NO: NO is not set here", "give its value: --env NO=VALUE"),
         ("", "--env '': '' is no name of an environment variable", ""),
-        ("=1", "--env '=1': '' is no name of an environment variable", ""),
-        ("A B=1", "--env 'A B=1': 'A B' is no name of an environment variable", ""),
-        ("1A=1", "--env '1A=1': '1A' is no name of an environment variable", ""),
-        ("A\n=1", "--env 'A\\n=1': 'A\\n' is no name of an environment variable", ""),
-        ("A;id=1", "--env 'A;id=1': 'A;id' is no name of an environment variable", ""),
-        ("É=1", "--env 'É=1': 'É' is no name of an environment variable", ""),
+        ("=1", "--env '=...': '' is no name of an environment variable", ""),
+        ("A B=1", "--env 'A B=...': 'A B' is no name of an environment variable", ""),
+        ("1A=1", "--env '1A=...': '1A' is no name of an environment variable", ""),
+        ("A\n=1", "--env 'A\\n=...': 'A\\n' is no name of an environment variable", ""),
+        ("A;id=1", "--env 'A;id=...': 'A;id' is no name of an environment variable", ""),
+        ("É=1", "--env 'É=...': 'É' is no name of an environment variable", ""),
+        *(
+            (
+                f"{name}=xtrace",
+                f"--env '{name}=...': {name} would change every shell on the hosts, also those that launch runs itself",
+                "use set or shopt in your script",
+            )
+            for name in ("SHELLOPTS", "BASHOPTS")
+        ),
     ],
 )
 def test_a_bad_setting_is_refused(setting, message, hint):
@@ -108,7 +116,7 @@ def env_file_error(path):
     [
         ("A=1\nthis is no setting\n", 2, "want NAME=VALUE, got 'this is no setting'"),
         ("A=1\n# comment\nNAME\n", 3, "want NAME=VALUE, got 'NAME'"),
-        ("A='open\n", 1, 'want NAME=VALUE, got "A=\'open"'),
+        ("A='open\n", 1, "want NAME=VALUE, got 'A=...'"),
         ("A-B=1\n", 1, "'A-B' is no name of an environment variable"),
         ("A=1\r\nB\r\n", 2, "want NAME=VALUE, got 'B'"),
         ("x y " * 40, 1, f"want NAME=VALUE, got {('x y ' * 15)!r}"),
@@ -139,21 +147,62 @@ def test_a_file_that_can_not_be_read_is_refused(tmp_path):
         ("MY_APIKEY", True),
         ("GOOGLE_APPLICATION_CREDENTIALS", True),
         ("SSH_PRIVATE_KEY", True),
+        ("ENCRYPTION_KEY", True),
+        ("REGISTRY_AUTH", True),
+        ("SENTRY_DSN", True),
+        ("GITHUB_PAT", True),
         ("NCCL_DEBUG", False),
         ("KEY", False),
         ("MONKEY_API", False),
+        ("MONKEY", False),
         ("TOKENIZERS_PARALLELISM", False),
+        ("KEY_FILE", False),
+        ("PATH", False),
     ],
 )
 def test_secrets_are_known_by_their_names(name, secret):
-    assert is_secret(name) is secret
+    assert is_secret(name, "1") is secret
+
+
+@pytest.mark.parametrize(
+    ("value", "secret"),
+    [
+        ("https://u:p@h", True),
+        ("https://u:p@h/path?x=1", True),
+        ("postgresql+psycopg2://u:p/w@h:5432/db", True),
+        ("redis://:p@h", True),
+        ("a http://proxy:3128,HTTP://u:p@proxy:3128", True),
+        ("https://ghp_token@github.com/x.git", True),
+        ("https://h/x?user=a&password=p", True),
+        ("host=h user=u password=p", True),
+        ("https://h/x?sv=1&sig=ab%3D", True),
+        ("Endpoint=h;AccountKey=ab==", True),
+        ("Bearer abcdefgh12", True),
+        ("-----BEGIN OPENSSH PRIVATE KEY-----", True),
+        ("https://h:8080/path", False),
+        ("http://[::1]:8080", False),
+        ("ssh://git@github.com/x.git", False),
+        ("git@github.com:x.git", False),
+        ("tcp://10.0.0.1:29500", False),
+        ("/usr/lib:/opt/x@2/lib", False),
+        ("expandable_segments:True", False),
+        ("password", False),
+        ("config=x", False),
+        ("", False),
+        ("a" * 1_000_000, False),
+        ("a://:" * 20_000, False),
+    ],
+)
+def test_secrets_are_known_by_their_values(value, secret):
+    assert is_secret("MLFLOW_TRACKING_URI", value) is secret
 
 
 def test_a_secret_stands_in_no_line():
-    assert shell_assignments({"A": "", "B": "it's", "HF_TOKEN": "hunter2"}) == [
+    assert shell_assignments({"A": "", "B": "it's", "HF_TOKEN": "hunter2", "URI": "https://u:hunter2@h"}) == [
         "A=''",
         "B='it'\"'\"'s'",
         'HF_TOKEN="${HF_TOKEN}"',
+        'URI="${URI}"',
     ]
 
 

@@ -93,12 +93,17 @@ def test_what_launcher_toml_says_is_asked_of_slurm_and_left_to_the_job(sbatch: L
 
 def test_a_secret_is_not_in_the_text(sbatch: Launch, folder: Path) -> None:
     code, out, err = sbatch(
-        "--gpus", "1", "--cpus-per-task", "8", "--env", "WANDB_API_KEY=hunter2", "--env", "A=1", "train.py"
-    )
+        "--gpus", "1", "--cpus-per-task", "8", "--env", "WANDB_API_KEY=hunter2", "--env", "URI=https://u:hunter2@h",
+        "--env", "A=1", "train.py",
+    )  # fmt: skip
     assert code == 0
     assert "hunter2" not in out + err
-    assert last_line(out) == "exec /opt/bin/launch --transport srun --gpus 1 --env WANDB_API_KEY --env A=1 train.py"
-    assert err == "launch: WANDB_API_KEY is a secret and not in the script: set it where you type sbatch\n"
+    words = "--gpus 1 --env WANDB_API_KEY --env URI --env A=1 train.py"
+    assert last_line(out) == f"exec /opt/bin/launch --transport srun {words}"
+    assert err == "".join(
+        f"launch: {name} is a secret and not in the script: set it where you type sbatch\n"
+        for name in ("WANDB_API_KEY", "URI")
+    )
 
 
 @pytest.mark.parametrize(
