@@ -17,10 +17,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from launcher.escapes import clean
+from launcher.private_files import make_private, open_private
 
 STDOUT, STDERR = 1, 2
 QUEUE_BYTES = 8 << 20
@@ -269,13 +271,13 @@ class NodeLog:
     def __init__(self, path: Path, complain: Callable[[Path, OSError], None]) -> None:
         self._path = path
         self._complain = complain
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
 
     def write(self, block: bytes) -> None:
         """Append whole lines."""
         try:
             if self._file is None:
-                self._file = self._path.open("ab", buffering=0)
+                self._file = FileIO(self._path, "ab", opener=open_private)
             view = memoryview(block)
             while view:
                 view = view[self._file.write(view) or 0 :]
@@ -286,8 +288,10 @@ class NodeLog:
         """Put a file of the node's ranks beside the log: files/node_0/NAME."""
         path = self._path.parent / "files" / self._path.stem / name
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+            if not path.parent.is_dir():
+                make_private(path.parent)
+            with open(path, "wb", opener=open_private) as file:
+                file.write(content)
         except OSError as error:
             self._complain(path, error)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
+from launcher.private_files import make_private, open_private
 
 Complaint = Callable[[Path, OSError], None]
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -34,7 +35,7 @@ class RunRecord:
         """Write a text of ours beside the logs, and return where; a disk that is full is said."""
         path = self.folder / name
         try:
-            path.write_text(text, "utf-8", errors="backslashreplace")
+            _write_text(path, text)
         except OSError as error:
             self._complain(path, error)
         return path
@@ -63,7 +64,7 @@ class RunRecord:
         try:
             _replace_link(base / "latest", self.folder.name)
             for node_rank in node_ranks:
-                self.log_path(node_rank).touch()  # a node that says nothing has an empty log
+                self.log_path(node_rank).touch(mode=0o600)  # a node that says nothing has an empty log
                 _replace_link(base / f"node_{node_rank}.log", f"latest/node_{node_rank}.log")
             for path in base.glob("node_*.log"):  # of a run with other nodes
                 number = path.stem[len("node_") :]
@@ -76,13 +77,14 @@ class RunRecord:
 def create_record(base: Path, now: datetime, complain: Complaint) -> RunRecord:
     """Make the folder of a new run, named by its start; raise UsageError where that can't be.
 
+    It is the user's alone: ranks print what they like. A `base` that is there already keeps its mode.
     A full disk is no such case: a run that could go on without its logs shall go on.
     """
     stamp = now.strftime("%Y%m%d-%H%M%S")
     for number in range(1, 100):
         run_id = stamp if number == 1 else f"{stamp}-{number}"
         try:
-            (base / run_id).mkdir(parents=True)
+            make_private(base / run_id)
         except OSError as error:
             if isinstance(error, FileExistsError) and os.path.lexists(base / run_id):
                 continue
@@ -96,9 +98,14 @@ def create_record(base: Path, now: datetime, complain: Complaint) -> RunRecord:
 
 def _replace_file(path: Path, text: str) -> None:
     fresh = path.with_name(path.name + ".new")
-    # An argument that is no text holds lone surrogates; as `\\udce9` they are JSON again.
-    fresh.write_text(text, "utf-8", errors="backslashreplace")
+    _write_text(fresh, text)
     fresh.replace(path)
+
+
+def _write_text(path: Path, text: str) -> None:
+    # An argument that is no text holds lone surrogates; as `\\udce9` they are JSON again.
+    with open(path, "w", encoding="utf-8", errors="backslashreplace", opener=open_private) as file:
+        file.write(text)
 
 
 def _replace_link(path: Path, target: str) -> None:

@@ -31,6 +31,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from paramiko import common
 
+from launcher.private_files import lock_directory
+
 CHUNK_BYTES = 65536
 LOGIN_TIMEOUT_S = 15.0
 END_TIMEOUT_S = 3.0
@@ -69,7 +71,7 @@ class Sandbox:
 def sandbox(count: int, names: str = "node") -> Iterator[Sandbox]:
     """Run `count` hosts, `names`1 to `names`N, until the block ends; OSError if none can be bound."""
     account = _find_account()
-    with tempfile.TemporaryDirectory(prefix="launch-sandbox-") as path:  # made with mode 0700
+    with tempfile.TemporaryDirectory(prefix="launch-sandbox-") as path, lock_directory(path):  # made with mode 0700
         folder = Path(path)
         key_text, client_key = _new_key()
         (folder / "id_ed25519").touch(mode=0o600)

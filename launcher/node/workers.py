@@ -204,7 +204,7 @@ def folder_places() -> list[str]:
 
 
 def make_folder(name: str) -> str:
-    """Make the run's private folder on this node, in the first place that lets us."""
+    """Make the run's private folder on this node, in the first place that lets us, and lock it while we live."""
     error = OSError("no place for the run's folder")
     for base in folder_places():
         path = os.path.join(base, "launch-%s-%s" % (name, os.urandom(4).hex()))
@@ -213,8 +213,23 @@ def make_folder(name: str) -> str:
         except OSError as reason:
             error = reason
         else:
+            _lock_folder(path)
             return path
     raise error
+
+
+def _lock_folder(path: str) -> None:
+    """Keep systemd-tmpfiles out, which removes what is ten days old in /tmp, but nothing below a folder that is locked.
+
+    See https://systemd.io/TEMPORARY_DIRECTORIES.
+    """
+    import fcntl
+
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # never closed, and not inherited by what we start
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        pass  # a file system without locks
 
 
 def read_files(folder: str) -> list[tuple[str, bytes]]:

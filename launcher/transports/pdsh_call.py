@@ -14,6 +14,7 @@ from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.hosts import Host
+from launcher.private_files import lock_directory
 
 RANK = "%n"  # pdsh puts the host's place in -w there
 _APPEND = "PDSH_SSH_ARGS_APPEND"
@@ -44,10 +45,11 @@ class Call:
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], folder: str, stderr: int) -> None:
         """Start it; folder: is removed when it ends; stderr: as for Popen."""
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(
-            ["/bin/sh", "-c", _WITH_US, folder, *argv], stdin=pipe, stdout=pipe, stderr=stderr, bufsize=0,
-            start_new_session=True, env=env,
-        )  # fmt: skip
+        with lock_directory(folder) as lock_fds:  # the shell keeps the lock until it has removed the folder
+            self.process = subprocess.Popen(
+                ["/bin/sh", "-c", _WITH_US, folder, *argv], stdin=pipe, stdout=pipe, stderr=stderr, bufsize=0,
+                start_new_session=True, env=env, pass_fds=lock_fds,
+            )  # fmt: skip
 
     def end(self) -> None:
         """End it; its ssh sees end of file then, and ends when the host does or does not answer."""

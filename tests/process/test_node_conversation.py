@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import platform
 import re
@@ -99,6 +100,21 @@ def test_the_folder_goes_where_there_is_room(nodes: Nodes, tmp_path: Path) -> No
     node = nodes.start(env={"TMPDIR": str(tmp_path / "missing")})
     node.prepare()
     assert node.folder.parent == Path("/tmp")
+
+
+def test_the_folder_is_locked_as_long_as_the_run_lasts(node: Node) -> None:
+    """systemd-tmpfiles tries this very lock, and passes over a folder of which another has one (dir_cleanup)."""
+    node.start_ready(shell(WAITS))
+    folder = os.open(node.folder, os.O_RDONLY)
+    try:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert node.stop() == []
+        node.hang_up()
+        node.wait_until_gone()
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(folder)
 
 
 def test_no_room_for_the_folder_is_told(nodes: Nodes) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import EXIT_USAGE, UsageError
+from launcher.output import NodeLog
 from launcher.records import create_record
 
 NOW = datetime(2026, 11, 20, 9, 12, 33)
@@ -144,6 +145,45 @@ def test_a_run_goes_on_without_its_logs_where_the_disk_is_full(tmp_path, monkeyp
     record.discard()
     folder = tmp_path / "logs" / "20261120-091233"
     assert heard == [(folder, number), (folder / "run.json", errno.ENOENT), (tmp_path / "logs/latest", errno.ENOENT)]
+
+
+def test_a_run_is_its_user_s_alone(tmp_path):
+    """Whatever the umask is; a folder that was there before may be shared on purpose, and keeps its mode."""
+    (tmp_path / "shared").mkdir(mode=0o755)
+    before = os.umask(0o002)
+    try:
+        for base in (tmp_path / "shared", tmp_path / "deep" / "logs"):
+            record = make_record(base)
+            log = NodeLog(record.log_path(1), unexpected)
+            log.write(b"words\n")
+            log.close()
+            log.keep_file("trace_0", b"content")
+            record.keep_text("stacks-1.txt", "text")
+            record.update({"a": 1})
+            record.link([0, 1])
+    finally:
+        os.umask(before)
+    assert find_modes(tmp_path / "shared") == {
+        ".": 0o755,
+        "20261120-091233": 0o700,
+        "20261120-091233/files": 0o700,
+        "20261120-091233/files/node_1": 0o700,
+        "20261120-091233/files/node_1/trace_0": 0o600,
+        "20261120-091233/node_0.log": 0o600,
+        "20261120-091233/node_1.log": 0o600,
+        "20261120-091233/run.json": 0o600,
+        "20261120-091233/stacks-1.txt": 0o600,
+    }
+    assert find_modes(tmp_path / "deep") == {
+        ".": 0o700,
+        "logs": 0o700,
+        **{f"logs/{name}": mode for name, mode in find_modes(tmp_path / "shared").items() if name != "."},
+    }
+
+
+def find_modes(folder):
+    found = [path for path in (folder, *folder.rglob("*")) if not path.is_symlink()]
+    return {str(path.relative_to(folder)): path.stat().st_mode & 0o7777 for path in found}
 
 
 def test_a_disk_that_fills_up_later_is_told_and_keeps_what_was_written(tmp_path):

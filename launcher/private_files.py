@@ -1,0 +1,41 @@
+"""Files and directories that may hold secrets: for the user alone, whatever the umask says."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+def open_private(path: str, flags: int) -> int:
+    """Open a file as `opener` of open(); a new one gets mode 0600, an existing one keeps its own."""
+    return os.open(path, flags, 0o600)
+
+
+def make_private(folder: Path) -> None:
+    """Make a directory with mode 0700, and those above it that are missing; raise OSError if it exists."""
+    if not os.path.lexists(folder.parent):
+        make_private(folder.parent)
+    folder.mkdir(mode=0o700)
+
+
+@contextmanager
+def lock_directory(path: str) -> Iterator[tuple[int, ...]]:
+    """Keep systemd-tmpfiles, which removes what is ten days old in /tmp, out of a directory.
+
+    The lock lives as long as the block, or as long as a process that inherits the descriptors that this yields.
+    See https://systemd.io/TEMPORARY_DIRECTORIES.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield ()
+        return
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield (fd,)
+    finally:
+        os.close(fd)
