@@ -109,9 +109,11 @@ def main_test_distributed(argv: list[str] | None = None) -> None:
 
 def _call(command: click.Command, name: str, argv: list[str] | None) -> None:
     """Run a command; an error of ours is one clear line, a hint, and its exit code."""
+    from launcher.cli.account import complete_environment
     from launcher.cli.defaults import read_defaults
 
     open_closed_streams()
+    complete_environment(os.environ)
     arguments = sys.argv[1:] if argv is None else argv
     try:
         options: dict[str, Any] = {"default_map": read_defaults(Path.cwd())}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
-import pwd
 import re
 import shutil
 import subprocess
@@ -143,7 +143,7 @@ def _check_users(hosts: Sequence[Host]) -> None:
     named = [host for host in hosts if host.user is not None]
     if len(named) in (0, len(hosts)):
         return
-    own = pwd.getpwuid(os.getuid()).pw_name
+    own = getpass.getuser()
     for host in named:
         if host.user == own:
             raise UsageError(

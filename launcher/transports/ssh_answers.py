@@ -17,6 +17,7 @@ from launcher.transports.local import is_this_machine
 from launcher.transports.ssh_failures import Place
 
 _TIMEOUT_S = 10
+_NO_ENTRY = "No user exists for uid"  # of passwd, which ssh needs even for -G
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _PART = re.compile(r"(\d+)([smhdw]?)", re.IGNORECASE)
 _TIME = re.compile(rf"(?:{_PART.pattern})+", re.IGNORECASE)
@@ -77,7 +78,9 @@ def ask_ssh(ssh: str, named: Path | None, words: Sequence[str]) -> list[str]:
     except subprocess.TimeoutExpired:
         raise UsageError(f"{shlex.join(argv)}: no answer in {_TIMEOUT_S} s", "a `Match exec` that waits?") from None
     if done.returncode != 0:
-        raise UsageError(_refusal(done.stderr) or f"{shlex.join(argv)}: failed", "`ssh -G HOST` says more")
+        is_unknown = done.stderr.startswith(_NO_ENTRY)
+        hint = "--transport fabric works without an entry in passwd" if is_unknown else "`ssh -G HOST` says more"
+        raise UsageError(_refusal(done.stderr) or f"{shlex.join(argv)}: failed", hint)
     return done.stdout.splitlines()
 
 

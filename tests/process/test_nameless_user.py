@@ -1,0 +1,61 @@
+"""`launch` as a user id without an entry in passwd, as a container may have: it works, or says why in one line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import EXIT_USAGE
+
+UID = 12345
+AS_NOBODY_KNOWN = ("unshare", "--user", f"--map-user={UID}")
+DEADLINE_S = 60.0
+NO_SSH = "launch: localhost is this machine, no SSH to it\n"
+
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Launch:
+    """Run `launch` with a folder of its own, where its logs go."""
+    if subprocess.run([*AS_NOBODY_KNOWN, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no user namespace: apt-get install util-linux, and allow kernel.unprivileged_userns_clone")
+    unknown = {name: value for name, value in os.environ.items() if name not in ("HOME", "USER", "LOGNAME", "USERNAME")}
+    program = Path(sys.executable).with_name("launch")
+
+    def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        argv = [*AS_NOBODY_KNOWN, str(program), *words]
+        return subprocess.run(
+            argv, cwd=tmp_path, env={**unknown, **env}, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(("env", "home"), [({}, "/"), ({"HOME": "/tmp"}, "/tmp")])
+def test_this_machine_is_reached(launch: Launch, env: dict[str, str], home: str) -> None:
+    done = launch("exec", "--hosts", "localhost", "--", 'id -u; cd; pwd; echo "$LOGNAME"', **env)
+    assert (done.returncode, done.stderr) == (0, NO_SSH)
+    assert done.stdout.splitlines() == [f"[localhost] {line}" for line in (UID, home, f"uid{UID}")]
+
+
+@pytest.mark.parametrize("transport", ["ssh", "pdsh"])
+@pytest.mark.parametrize("hosts", ["localhost", "a@localhost,b"])
+def test_openssh_refuses_in_one_line(launch: Launch, transport: str, hosts: str) -> None:
+    if shutil.which(transport) is None:
+        pytest.skip(f"no {transport}: apt-get install openssh-client pdsh")
+    done = launch("exec", "--transport", transport, "--hosts", hosts, "--", "true")
+    hint = "--transport fabric works without an entry in passwd"
+    assert done.stderr == f"launch: No user exists for uid {UID}\n  hint: {hint}\n"
+    assert done.returncode == EXIT_USAGE
+
+
+@pytest.mark.parametrize("words", [["--help"], ["clean", "--hosts", "localhost"], ["hosts", "--hosts", "a"]])
+def test_other_commands_work(launch: Launch, words: Sequence[str]) -> None:
+    assert launch(*words).returncode == 0
