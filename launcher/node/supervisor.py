@@ -51,6 +51,8 @@ class Supervisor:
         self._adopted_runs: set[str] = set()  # earlier ones, whose left-overs we end
         self._lost_folder: str | None = None  # of the supervisor whose run we sweep up
         self._lost_keepers: list[list[int]] = []  # itself and its guardian
+        if os.path.expanduser("~") == "~":  # neither HOME nor passwd tells, as in some containers
+            os.environ["HOME"] = "/"
         self._env = dict(os.environ)
         self._reason: str | None = None  # why the run is being ended, where the launcher did not say so
         self._steps: Ladder | None = None  # once the run is being ended

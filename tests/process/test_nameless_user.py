@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from node_process import Nodes, shell
 
 from launcher.errors import EXIT_USAGE
+from launcher.node import messages
 
 UID = 12345
 AS_NOBODY_KNOWN = ("unshare", "--user", f"--map-user={UID}")
@@ -21,11 +23,16 @@ NO_SSH = "launch: localhost is this machine, no SSH to it\n"
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def namespace() -> None:
+    """Skip where nobody can have another user id."""
+    if subprocess.run([*AS_NOBODY_KNOWN, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no user namespace: apt-get install util-linux, and allow kernel.unprivileged_userns_clone")
+
+
 @pytest.fixture
 def launch(tmp_path: Path) -> Launch:
     """Run `launch` with a folder of its own, where its logs go."""
-    if subprocess.run([*AS_NOBODY_KNOWN, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no user namespace: apt-get install util-linux, and allow kernel.unprivileged_userns_clone")
     unknown = {name: value for name, value in os.environ.items() if name not in ("HOME", "USER", "LOGNAME", "USERNAME")}
     program = Path(sys.executable).with_name("launch")
 
@@ -59,3 +66,15 @@ def test_openssh_refuses_in_one_line(launch: Launch, transport: str, hosts: str)
 @pytest.mark.parametrize("words", [["--help"], ["clean", "--hosts", "localhost"], ["hosts", "--hosts", "a"]])
 def test_other_commands_work(launch: Launch, words: Sequence[str]) -> None:
     assert launch(*words).returncode == 0
+
+
+def test_a_host_without_home_has_one(nodes: Nodes, tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nexec {" ".join(AS_NOBODY_KNOWN)} env -u HOME {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    node = nodes.start(python=str(program))
+    node.prepare(facts=True, gpus=False, pythons=[])
+    assert node.wait_for(messages.FACTS)["home"] == "/"
+    node.start(shell('cd; pwd; id -u; echo "ready $HOME"'), cwd="~")
+    node.wait_for_output(f"/\n{UID}\nready /\n")
+    assert node.stop() == []
