@@ -88,9 +88,8 @@ def test_the_environment_is_in_no_file(nodes: Nodes, tmp_path: Path) -> None:
     node = nodes.start()
     secrets = {f"SECRET_{number}": f"hush{number}" * 10_000 for number in range(20)}
     node.import_torchrun(**secrets)
-    code = "import os; print('ready', sum(map(len, os.environ.values())) > 1_000_000, flush=True)" + WAITS
+    code = "import os; assert sum(map(len, os.environ.values())) > 1_000_000" + WAITS
     start_ready(node, write_script(tmp_path, code), 1)
-    assert node.output[0, STDOUT].startswith(b"ready True")
     files = [path for path in node.folder.rglob("*") if path.is_file()]
     assert [path for path in files if b"hush" in path.read_bytes()] == []
     assert node.stop() == []

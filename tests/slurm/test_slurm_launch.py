@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
+from machines.processes import wait_until
 from machines.runs import shell
 from machines.slurm import GPUS, NODES
 from slurm_launch import SlurmLaunch, words_of
 
+JOB_START_S = 60.0
 SHOW_GPUS = shell('echo "$LOCAL_RANK/$LOCAL_WORLD_SIZE GPUs $CUDA_VISIBLE_DEVICES"')
 
 
@@ -128,6 +130,22 @@ def test_every_command_reaches_the_nodes(launch: SlurmLaunch) -> None:
         "---- node[1-2] ----", "2", "2", "2 hosts answer (N s)", "launch: nothing is left behind on 2 hosts",
         "---- node[1-2] ----", "one task may",
     ]  # fmt: skip
+
+
+def test_a_job_that_a_run_has_submitted_is_none_of_its_own(launch: SlurmLaunch) -> None:
+    """It has the run's mark, and `launch clean` on its node leaves it alone."""
+    script = "echo $LAUNCH_MARK >mark; exec sleep 300"
+    submit = ("sbatch", "--parsable", "--nodelist=node1", f"--chdir={launch.folder}", f"--wrap={script}")
+    done = launch.type("launch", "exec", "--", *submit, job=("--nodes=1", "--nodelist=node1")).finish()
+    assert done.exit_code == 0
+    assert wait_until((launch.folder / "mark").exists, JOB_START_S)
+    job = launch.find("sleep 300", "node1")
+    ssh = ("--transport", "fabric", "--ssh-config", str(launch.slurm.cluster.ssh_config))
+    said = launch.slurm.run("launch", "clean", "--hosts", "node1", *ssh).stderr
+    assert said.splitlines()[-1] == "launch: nothing is left behind on 1 host"
+    assert job in launch.processes("node1", "sleep 300")
+    launch.slurm.run("scancel", "--nodelist=node1")
+    assert (launch.folder / "mark").read_text().startswith("exec-")
 
 
 def test_by_ssh(launch: SlurmLaunch) -> None:
