@@ -288,8 +288,7 @@ class NodeLog:
         """Put a file of the node's ranks beside the log: files/node_0/NAME."""
         path = self._path.parent / "files" / self._path.stem / name
         try:
-            if not path.parent.is_dir():
-                make_private(path.parent)
+            make_private(path.parent, exist_ok=True)
             with open(path, "wb", opener=open_private) as file:
                 file.write(content)
         except OSError as error:

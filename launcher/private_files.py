@@ -14,11 +14,11 @@ def open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def make_private(folder: Path) -> None:
-    """Make a directory with mode 0700, and those above it that are missing; raise OSError if it exists."""
+def make_private(folder: Path, *, exist_ok: bool = False) -> None:
+    """Make a directory with mode 0700, and those above it that are missing; what exists keeps its mode."""
     if not os.path.lexists(folder.parent):
-        make_private(folder.parent)
-    folder.mkdir(mode=0o700)
+        make_private(folder.parent, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=exist_ok)
 
 
 @contextmanager

@@ -161,8 +161,7 @@ def _check_script(program: Program, workdir: str | None) -> None:
 def _make_folder(path: Path) -> None:
     """Make the folder of Slurm's logs: a job whose log can't be opened ends without a word."""
     try:
-        if not path.is_dir():
-            make_private(path)
+        make_private(path, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", "--log-dir names another folder") from None
 

@@ -188,8 +188,7 @@ class Setup:
         found = {name: value for name, _, value in entries if name not in _BASH_S_OWN}
         kept = [*self._named, *_BASH_S_OWN]
         found.update((name, self._before[name]) for name in kept if name in self._before)
-        if processes.MARK in found:  # with the Slurm job that processes will show from now on
-            processes.mark_environment(found, found[processes.MARK])
+        processes.mark_environment(found, found[processes.MARK])  # a step may have changed Slurm's variables
         self._env.clear()
         self._env.update(found)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
+import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -142,7 +143,10 @@ def _check_users(hosts: Sequence[Host]) -> None:
     named = [host for host in hosts if host.user is not None]
     if len(named) in (0, len(hosts)):
         return
-    own = getpass.getuser()
+    try:
+        own = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # ssh will say so
+        return
     for host in named:
         if host.user == own:
             raise UsageError(

@@ -140,6 +140,13 @@ def test_every_form_of_command(fresh: Node, command: str) -> None:
     assert read_environment(fresh)[b"A"] == b"1"
 
 
+def test_a_step_may_change_the_slurm_job(nodes: Nodes) -> None:
+    """Else all that runs after it would count as another job's, which has only inherited the mark."""
+    node = nodes.start(env={"SLURM_JOB_ID": "77"})
+    ask(node, "export SLURM_JOB_ID=78")
+    assert read_environment(node)[b"LAUNCH_SLURM_JOB"] == b"78"
+
+
 def test_it_runs_in_the_working_folder(fresh: Node, tmp_path: Path) -> None:
     (tmp_path / "a folder").mkdir()
     (tmp_path / "a folder" / "here.sh").write_text("export A=1")
