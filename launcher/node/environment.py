@@ -64,6 +64,7 @@ class Setup:
         self._timer: Timer | None = None
         self._printed = b""  # its end
         self._found = b""  # the environment that it ends with
+        self._open: set[int] = set()  # where both come; a number that was closed may be another's by now
         self._is_over = False
         # With a terminal somebody has logged in, and all below him has that environment; a command over SSH has not
         # seen /etc/profile.d, where `module` is made and PATH is completed. Reading that costs 70 to 130 ms.
@@ -89,6 +90,7 @@ class Setup:
         os.set_blocking(noise_read, False)
         self._loop.watch(noise_read, lambda: self._read(noise_read))
         self._loop.watch(found_read, lambda: self._read_environment(found_read))
+        self._open = {noise_read, found_read}
         self._await_exit(child, lambda status: self._judge(step["name"], (noise_read, found_read), status))
         self._timer = self._loop.call_later(self._timeout_s, lambda: self._give_up(step["name"], child))
 
@@ -133,8 +135,7 @@ class Setup:
         except BlockingIOError:
             return 0
         if not data:
-            self._loop.forget(fd)
-            os.close(fd)
+            self._close(fd)
         self._printed = (self._printed + data)[-TAIL_BYTES:]
         return len(data)
 
@@ -145,9 +146,13 @@ class Setup:
             return 0
         self._found += data
         if not data:
-            self._loop.forget(fd)
-            os.close(fd)
+            self._close(fd)
         return len(data)
+
+    def _close(self, fd: int) -> None:
+        self._loop.forget(fd)
+        os.close(fd)
+        self._open.discard(fd)
 
     def _judge(self, name: str, fds: tuple[int, int], status: int) -> None:
         if self._is_over:
@@ -155,7 +160,7 @@ class Setup:
         self._loop.cancel(self._timer)
         for fd, read in zip(fds, (self._read, self._read_environment)):
             for _ in range(_DRAIN_PIECES):
-                if not self._loop.is_watching(fd) or not read(fd):
+                if fd not in self._open or not read(fd):
                     break
         end = workers.describe_status(status)
         if end["signal"] is not None:

@@ -58,7 +58,7 @@ if version is None or "torchrun" not in sys.argv:
     sys.exit(0)
 from torch.distributed import run
 order = sys.stdin.readline()
-if order:
+if order.endswith("\\n"):  # else it was cut short: the supervisor is gone
     order = json.loads(order)
     os.environ.clear()
     os.environ.update(order["env"])
