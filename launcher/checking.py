@@ -11,7 +11,7 @@ from launcher.hosts import fold_names
 from launcher.job import Job
 from launcher.preflight.findings import WARNING
 from launcher.preflight.summary import common_traits
-from launcher.session import Session
+from launcher.session import Interrupted, Session
 from launcher.survey import Survey, Surveyor
 from launcher.unreachable import fold_failures
 from launcher.wording import count, duration
@@ -21,10 +21,13 @@ _TEXT_WIDTH = 70
 
 
 async def check(job: Job, session: Session, pythons: Sequence[str]) -> Survey:
-    """Ask all hosts and hang up; raise Interrupted at a signal."""
+    """Ask all hosts and hang up; at a signal say which have failed so far, and raise Interrupted."""
     with session.catch_signals():
         try:
             return await Surveyor(job, session, pythons, with_checks=True).ask()
+        except Interrupted:
+            session.say_failures()
+            raise
         finally:
             await session.stop_all(timeout_s=0)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, HostFailure
 from launcher.facts import RunProcess
 from launcher.node import messages
-from launcher.session import Census, Session
+from launcher.session import Census, Interrupted, Session
 from launcher.wording import count
 
 
@@ -34,14 +34,19 @@ class Cleaning:
 
 
 async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool) -> Cleaning:
-    """Name what is left on all hosts, and end it unless `is_dry`; raise Interrupted at a signal before that."""
+    """Name what is left on all hosts, and end it unless `is_dry`.
+
+    At a signal before that, say which hosts have failed so far, and raise Interrupted.
+    """
     with session.catch_signals():
         try:
             found = await _find(session)
             for line in found_lines(found):
                 say(line)
             adopted = _adopt(session) if found and not is_dry else False
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Interrupted):
+                session.say_failures()
             await session.stop_all(timeout_s=0)
             raise
         census = await session.stop_all(session.stop_timeout_s if adopted else 0)

@@ -17,6 +17,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from launcher import shipping
+from launcher.clock import boottime
+from launcher.concurrency import start_thread
 from launcher.dues import Dues, UnaskedMessage
 from launcher.errors import HostFailure, LauncherError
 from launcher.hosts import Host
@@ -34,12 +36,12 @@ READY = "ready"
 OnOutput = Callable[[int, int | None, int, bytes], None]
 
 
-_EPOCH = time.time() - time.monotonic()
+_EPOCH = time.time() - boottime()
 
 
 def now() -> float:
     """Return wall-clock seconds that never step back: failures are put in order by them."""
-    return _EPOCH + time.monotonic()
+    return _EPOCH + boottime()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Conversation:
         self.host = host
         self.noise = b""  # what came before the marker, and on stderr
         self.heard_at = time.monotonic()
+        self.sleeps_along = False  # the node is on this very machine
         self.is_ready = False
         self.is_over = False
         self._transport = transport
@@ -76,8 +79,9 @@ class Conversation:
         self._rest = b""  # of a line of stderr
         self._channel: Channel | None = None
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
-        self._writer: threading.Thread | None = None
+        self._may_write = threading.Event()  # the node's code comes first
         self._lock = threading.Lock()
+        self._has_orders = False
         self._is_busy = False
         self._is_closed = False
         self._opened_at: float | None = None
@@ -87,9 +91,10 @@ class Conversation:
         """Connect in a thread of its own; READY or LOST follows."""
         for header, _ in messages.Decoder(max_header_bytes=len(first_message)).feed(first_message):
             self._dues.ask(header)
-        threading.Thread(
-            target=self._converse, args=(window, first_message), name=f"read {self.host.name}", daemon=True
-        ).start()
+        try:
+            start_thread(lambda: self._converse(window, first_message), f"read {self.host.name}", self._break)
+        except LauncherError as error:
+            self._lose(HostFailure(self.host.name, "threads", error.message, error.hint))
 
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
         """Queue a message; one for a node that is gone is dropped."""
@@ -97,7 +102,6 @@ class Conversation:
             return
         self._dues.ask({"type": kind, **fields})
         self._outbox.put(messages.encode(kind, payload, **fields))
-        self._start_writer()
 
     def beat(self) -> None:
         """Renew the node's lease, unless beats pile up already, or it knows of none."""
@@ -136,10 +140,19 @@ class Conversation:
             self._failure = HostFailure(self.host.name, kind, text, hint)
         self.close()
 
+    def recall(self) -> bool:
+        """Return whether the node may have its first message; one that has not gets none any more."""
+        with self._lock:
+            self._is_closed = self._is_closed or not self._has_orders
+        if not self._has_orders:
+            self.close()
+        return self._has_orders
+
     def close(self) -> None:
         """Hang up; the node ends by itself whatever still runs there."""
         self._is_closed = True
         self._outbox.put(None)
+        self._may_write.set()
         if self._channel is not None:
             with contextlib.suppress(Exception):  # a connection that is broken already
                 self._channel.close()
@@ -148,6 +161,8 @@ class Conversation:
 
     def _converse(self, window: threading.Semaphore, first_message: bytes) -> None:
         try:
+            # Before anything is sent: where no thread is left, nothing has begun.
+            start_thread(self._write, f"write {self.host.name}", self._break_writing)
             with window:
                 rest = self._open(first_message)
             self._post(READY, {})
@@ -162,10 +177,12 @@ class Conversation:
             self._lose(HostFailure(self.host.name, "protocol", f"it sent what is no message: {error}"))
         except LauncherError as error:
             self._lose(HostFailure(self.host.name, "configuration", error.message, error.hint))
-        except Exception as error:  # noqa: BLE001 - a host's failure becomes a value, whatever it is
-            self._lose(HostFailure(self.host.name, "connection", f"the connection was lost: {error!r}"))
         finally:
             self.close()
+
+    def _break(self, error: Exception) -> None:
+        """A host's failure becomes a value, whatever it is."""
+        self._lose(HostFailure(self.host.name, "connection", f"the connection was lost: {error!r}"))
 
     def _open(self, first_message: bytes) -> bytes:
         """Connect and start the node's side; return what came after its marker."""
@@ -184,9 +201,10 @@ class Conversation:
                     self._send_code(magic, first_message)
                 self.heard_at = time.monotonic()
                 self.is_ready = True
-                self._start_writer()  # somebody may have had something to say before
+                self._may_write.set()  # somebody may have had something to say before
                 return rest
             has_no_python = self._channel.exit_code() == _EXIT_NOT_FOUND
+            self._has_orders = self._has_orders and not has_no_python  # nobody was there to read them
             self._channel.close()
             if not has_no_python:
                 break
@@ -194,6 +212,10 @@ class Conversation:
 
     def _send_code(self, magic: str, first_message: bytes) -> None:
         assert self._channel is not None  # it was opened just now
+        with self._lock:
+            if self._is_closed:
+                raise TransportError(self._failure or self._no_marker())
+            self._has_orders = True
         self._channel.write(shipping.node_code(self._nonce, magic))
         self._channel.write(first_message)  # by itself: srun sends the code once for all, where it ends alike
 
@@ -221,7 +243,7 @@ class Conversation:
                 )
 
     def _no_marker(self) -> HostFailure:
-        if self._is_closed and self._channel is None:
+        if self._is_closed and not self._has_orders:
             return HostFailure(self.host.name, "closed", "the launch ended before it was reached")
         code = self._channel.exit_code() if self._channel is not None else None
         if code == _EXIT_NOT_FOUND:
@@ -256,6 +278,7 @@ class Conversation:
             elif header["type"] in (messages.FILE, messages.STACK):
                 events.append(Event(self.index, header["type"], {**header, "content": payload}, now()))
             elif header["type"] != messages.BEAT:
+                self.sleeps_along = self.sleeps_along or header.get("sleeps_along") is True
                 events.append(Event(self.index, header["type"], header, now()))
         if events:
             self._on_events(events)
@@ -313,15 +336,13 @@ class Conversation:
 
     # ---- in the writer thread -----------------------------------------------------------------------------------
 
-    def _start_writer(self) -> None:
-        """Start the writer with the first message; a short command never needs one."""
-        with self._lock:
-            if self._writer is None and self.is_ready and not self._outbox.empty():
-                self._writer = threading.Thread(target=self._write, name=f"write {self.host.name}", daemon=True)
-                self._writer.start()
-
     def _write(self) -> None:
-        assert self._channel is not None  # there is something to write to
-        with contextlib.suppress(Exception):  # the reader meets the end of the connection and reports it
-            while (data := self._outbox.get()) is not None:
+        self._may_write.wait()
+        with contextlib.suppress(OSError):  # the reader meets the end of the connection and reports it
+            while self.is_ready and (data := self._outbox.get()) is not None:
+                assert self._channel is not None  # the node has answered
                 self._channel.write(data)
+
+    def _break_writing(self, error: Exception) -> None:
+        """Nothing reaches the node any more, its heartbeats neither."""
+        self.give_up("connection", f"the connection was lost: {error!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from launcher import report
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, HostFailure
@@ -20,6 +20,7 @@ class Execution:
     failures: Sequence[HostFailure]  # of those where it could not
     census: Census
     interrupted_by: int | None = None
+    own_codes: Mapping[str, int] = field(default_factory=dict)  # of the hosts where it had ended before any signal
 
     @property
     def exit_code(self) -> int:
@@ -53,10 +54,14 @@ async def execute(session: Session, argv: Sequence[str], workdir: str | None, sa
             interrupted_by = interruption.number
             timeout_s = session.stop_timeout_s
             say(f"launch: stopping {count(len(session.hosts), 'node')} (Ctrl-C again: at once)")
+        except BaseException:
+            await session.stop_all(timeout_s=0)
+            raise
+        own_codes = _exit_codes(session)
         census = await session.stop_all(timeout_s)
     if interrupted_by is not None:
         say(f"launch: stopped, {report.census_words(census)}")
-    return Execution(_exit_codes(session), session.failures(), census, interrupted_by)
+    return Execution(_exit_codes(session), session.failures(), census, interrupted_by, own_codes)
 
 
 def _exit_codes(session: Session) -> dict[str, int]:

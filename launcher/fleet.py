@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from launcher.clock import boottime
+from launcher.concurrency import start_task
 from launcher.conversation import Conversation, Event, OnOutput, now
 from launcher.hosts import Host
 from launcher.transports.base import Transport
@@ -18,6 +20,7 @@ BEATS_PER_SILENCE = 2.5  # two may be lost
 
 INTERRUPT = "interrupt"
 WAKE = "wake"
+BROKEN = "broken"
 
 
 class Fleet:
@@ -25,11 +28,13 @@ class Fleet:
 
     def __init__(
         self, hosts: Sequence[Host], transports: Sequence[Transport], *, pythons: Sequence[str],
-        connect_timeout_s: float, silence_s: float, on_output: OnOutput,
+        connect_timeout_s: float, silence_s: float, on_output: OnOutput, clock: Callable[[], float] = boottime,
     ) -> None:  # fmt: skip
+        """clock: seconds that count what this machine sleeps."""
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.silence_s = silence_s
         self._window = threading.Semaphore(CONNECT_WINDOW)
+        self._clock = clock
         self._loop = asyncio.get_running_loop()
         self.conversations = [
             Conversation(index, host, transport, pythons, connect_timeout_s, self.post, on_output)
@@ -41,7 +46,7 @@ class Fleet:
         """Connect to all hosts at once; each posts READY or LOST."""
         for conversation, first_message in zip(self.conversations, first_messages, strict=True):
             self.start_one(conversation, first_message)
-        self._keeper = asyncio.create_task(self._keep_leases())
+        self._keeper = self.watch(self._keep_leases())
 
     def start_one(self, conversation: Conversation, first_message: bytes) -> None:
         """Connect to one host."""
@@ -54,6 +59,10 @@ class Fleet:
     def wake(self) -> None:
         """Let who waits for events look again: something beside the nodes has changed."""
         self.events.put_nowait(Event(-1, WAKE, {}, now()))
+
+    def watch(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a task that the job hangs on: its failure is queued, and raised where events are waited for."""
+        return start_task(work, lambda error: self.events.put_nowait(Event(-1, BROKEN, {"error": error}, now())))
 
     def broadcast(self, kind: str, **fields: Any) -> None:
         """Send one message to every node that is there."""
@@ -77,26 +86,31 @@ class Fleet:
             self.events.put_nowait(event)
 
     async def _keep_leases(self) -> None:
-        beat_at = looked_at = time.monotonic()
         wait_s = min(1.0, self.silence_s / 10)
+        beat_at = looked_at = self._clock()
+        awake_at = time.monotonic()
         while True:
             await asyncio.sleep(wait_s)
-            gap_s, looked_at = time.monotonic() - looked_at, time.monotonic()
-            if gap_s > self.silence_s:
-                self._admit_standstill(gap_s)
-            for conversation in self.conversations:
-                conversation.heard_at += gap_s - wait_s  # while we stood still ourselves nobody was silent
-            is_time_to_beat = time.monotonic() >= beat_at
+            gap_s, looked_at = self._clock() - looked_at, self._clock()
+            awake_s, awake_at = time.monotonic() - awake_at, time.monotonic()
+            self._admit_standstill(gap_s, awake_s)
+            for conversation in self.conversations:  # while we stood still ourselves nobody was silent
+                conversation.heard_at = min(awake_at, conversation.heard_at + awake_s - wait_s)
+            is_time_to_beat = looked_at >= beat_at
             if is_time_to_beat:
-                beat_at = time.monotonic() + self.silence_s / BEATS_PER_SILENCE
+                beat_at = looked_at + self.silence_s / BEATS_PER_SILENCE
             for conversation in self.conversations:
                 if not conversation.is_over:
                     conversation.check_time(self.silence_s)
                     if is_time_to_beat and conversation.is_ready:
                         conversation.beat()
 
-    def _admit_standstill(self, gap_s: float) -> None:
-        """A laptop that slept must not blame its hosts: they heard nothing, and ended the run."""
+    def _admit_standstill(self, gap_s: float, awake_s: float) -> None:
+        """A laptop that slept must not blame its hosts: they heard nothing, and ended the run.
+
+        awake_s: the same gap without the sleep, which is all that a node on this very machine has noticed.
+        """
         for conversation in self.conversations:
-            if conversation.is_ready and not conversation.is_over:
-                conversation.admit_standstill(gap_s)
+            stood_s = awake_s if conversation.sleeps_along else gap_s
+            if stood_s > self.silence_s and conversation.is_ready and not conversation.is_over:
+                conversation.admit_standstill(stood_s)

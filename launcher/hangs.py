@@ -88,8 +88,18 @@ class StackTaker:
             self._finish()
 
     def _finish(self) -> None:
-        assert self._result is not None and self._plan is not None  # the timer runs while it is allowed
+        """End the question, whatever becomes of showing the answers: the next one, and a hang, wait for that."""
+        assert self._result is not None  # somebody has asked
         self._timer = None
+        picture = None
+        try:
+            picture = self._show()
+        except Exception as error:  # noqa: BLE001 - the run goes on, whatever its stacks look like
+            self._session.say(f"launch: can't show the stacks: {error!r}")
+        self._result.set_result(picture)
+
+    def _show(self) -> Picture:
+        assert self._plan is not None  # the timer runs while it is allowed
         living = self._living()
         found = [
             (self._plan.nodes[index], local_rank, self._answers.get((index, local_rank)))
@@ -103,7 +113,7 @@ class StackTaker:
         for line in [f"launch: {first}", *rest, f"launch: full text in {path}"]:
             self._session.say(line)
         self._screen.emit("stacks", run=self._record.run_id, file=path, **_as_record(picture))
-        self._result.set_result(picture)
+        return picture
 
 
 def _stack(node: NodePlan, local_rank: int, answer: Event | None) -> Stack:
@@ -155,7 +165,7 @@ class HangWatch:
 
     def __enter__(self) -> HangWatch:
         if self._timeout_s is not None:
-            self._task = asyncio.create_task(self._watch(self._timeout_s))
+            self._task = self._session.fleet.watch(self._watch(self._timeout_s))
         return self
 
     def __exit__(self, *exc_info: object) -> None:

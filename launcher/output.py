@@ -21,6 +21,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
+from launcher.concurrency import start_thread
 from launcher.escapes import clean
 from launcher.private_files import make_private, open_private
 
@@ -53,8 +54,7 @@ class Terminal:
         self._closed_fds: set[int] = set()
         self._is_closing = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._write_all, name="terminal", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._write_all, "terminal", self._break)
 
     def put(self, fd: int, block: bytes) -> None:
         """Queue whole lines; dropped and counted once the terminal stands still and the queue is full."""
@@ -85,6 +85,13 @@ class Terminal:
                 with contextlib.suppress(OSError):
                     os.write(STDERR, text.encode())
                 return
+
+    def _break(self, error: Exception) -> None:
+        """Nothing is written any more; the run goes on, and what comes is dropped."""
+        self._patience_s = 0.0
+        text = f"launch: can't write our output any more ({error!r}); the run goes on\n"
+        with contextlib.suppress(OSError):
+            os.write(STDERR, text.encode())
 
     def _farewell_s(self) -> float:
         """How long a reader may stand still at the end: our own words, the cause above all, are worth a wait."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -74,7 +75,8 @@ class Run:
         self._is_last_try = is_last_try
         self._stacks = StackTaker(session, record, screen)
         self._plan: LaunchPlan | None = None
-        self._began_at = time.monotonic()
+        self._began_at = now()
+        self._hang: HangWatch | None = None
         self._stopped_at: float | None = None  # wall-clock: what ends later was ended by us
 
     async def execute(self) -> Result:
@@ -88,6 +90,9 @@ class Run:
                 await self._start()
                 cause = await self._watch()
             except Interrupted as interruption:
+                cause = self._known_cause(interruption.number)
+                if cause is not None:
+                    return await self._finish(cause, interruption.number)
                 return await self._stop_interrupted(interruption.number)
             except BaseException:
                 await session.stop_all(timeout_s=0)
@@ -168,6 +173,7 @@ class Run:
             self._stacks.allowed(self._plan),
             HangWatch(session, self._plan, self._outputs, self._stacks, self._job.hang_timeout_s) as watch,
         ):
+            self._hang = watch
             await session.pump(
                 lambda: bool(self._failures()) or all(state.ended for state in session.states) or bool(watch.failure)
             )
@@ -177,6 +183,18 @@ class Run:
         if failures and not self._has_final():
             await session.pump(self._has_final, time.monotonic() + SETTLE_S)
         return find_cause(self._failures(), self._all_ranks())
+
+    def _known_cause(self, number: int) -> Cause | None:
+        """Return why the run had failed before a signal came, or None."""
+        if self._plan is None:
+            return None
+        failures = self._failures()
+        if number == signal.SIGTERM and any(map(_is_terminated, failures)):
+            # Slurm tells supervisors, ranks and us to end at once: what follows from that is no cause.
+            failures = [failure for failure in failures if failure.is_final]
+        if not failures and self._hang is not None and self._hang.failure is not None:
+            failures = [self._hang.failure]
+        return find_cause(failures, self._all_ranks())
 
     def _all_ranks(self) -> range:
         """All ranks of the run, or none where other launchers started some of them."""
@@ -202,9 +220,12 @@ class Run:
 
     async def _stop_interrupted(self, number: int) -> Result:
         if self._plan is None:
+            self._session.say_failures()
             census = await self._end(timeout_s=0)
             self._record.discard()
-            self._say(f"launch: stopped by {_who(number)}, nothing was started")
+            # No rank was; what a --setup may have left is told.
+            left = "nothing was started" if census.is_clean else report.census_words(census)
+            self._say(f"launch: stopped by {_who(number)}, {left}")
             return Result(EXIT_SIGNAL_BASE + number, self._seconds(), census, interrupted_by=number)
         timeout_s = self._job.stop_timeout_s
         nodes = count(len(self._session.hosts), "node")
@@ -215,11 +236,12 @@ class Run:
         return self._conclude(Result(EXIT_SIGNAL_BASE + number, self._seconds(), census, interrupted_by=number))
 
     def _seconds(self) -> float:
-        return time.monotonic() - self._began_at
+        return now() - self._began_at
 
-    async def _finish(self, cause: Cause | None) -> Result:
+    async def _finish(self, cause: Cause | None, interrupted_by: int | None = None) -> Result:
         session = self._session
-        if cause is not None and self._has_lost_port(cause) and not self._is_last_try:
+        may_retry = interrupted_by is None and not self._is_last_try
+        if cause is not None and may_retry and self._has_lost_port(cause):
             census = await self._end(timeout_s=0)
             self._say(f"launch: somebody took port {self._plan_port()} of node 0 in between, once more with another")
             return Result(cause.failure.exit_code, self._seconds(), census, cause, has_lost_port=True)
@@ -239,7 +261,7 @@ class Run:
             self._say(line)
         code = cause.failure.exit_code
         self._say(f"launch: {report.census_words(census)}, exit code {code}")
-        return self._conclude(Result(code, seconds, census, cause))
+        return self._conclude(Result(code, seconds, census, cause, interrupted_by))
 
     def _has_lost_port(self, cause: Cause) -> bool:
         """Whether torchrun found the port taken that we chose and held for it."""
@@ -299,6 +321,10 @@ def start_fields(node: NodePlan) -> dict[str, Any]:
             {"rank": process.local_rank, "argv": process.argv, "env": dict(process.env)} for process in node.processes
         ],
     }
+
+
+def _is_terminated(failure: Failure) -> bool:
+    return failure.signal == signal.SIGTERM or failure.text == messages.TERMINATED
 
 
 def _who(number: int) -> str:

@@ -31,6 +31,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from paramiko import common
 
+from launcher.concurrency import start_thread
 from launcher.private_files import lock_directory
 
 CHUNK_BYTES = 65536
@@ -118,7 +119,8 @@ class _Server:
         self._accept_until, self._end_accepting = os.pipe()
         self.read_until, self._end_reading = os.pipe()
         self._selector.register(self._accept_until, selectors.EVENT_READ)
-        self._acceptor = threading.Thread(target=self._accept, name="sandbox-accept", daemon=True)
+        self._acceptor: threading.Thread | None = None
+        self._failures: list[Exception] = []
         self._logins: list[_Login] = []
         self.sessions: list[_Session] = []
 
@@ -136,12 +138,12 @@ class _Server:
 
     def start(self) -> None:
         """Let clients in."""
-        self._acceptor.start()
+        self._acceptor = start_thread(self._accept, "sandbox-accept", self._failures.append)
 
     def stop(self) -> None:
         """Refuse new clients, drop the others, let their commands clean up, end what is left."""
         os.close(self._end_accepting)
-        if self._acceptor.ident is not None:
+        if self._acceptor is not None:
             self._acceptor.join()
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
@@ -161,6 +163,8 @@ class _Server:
             session.join(time.monotonic() + 1.0)
         os.close(self._accept_until)
         os.close(self.read_until)
+        if self._failures:  # nobody was let in any more
+            raise self._failures[0]
 
     def _accept(self) -> None:
         while True:
@@ -289,8 +293,11 @@ class _Session:
 
     def start(self) -> None:
         for target in (self._feed_input, self._send_output):
-            self.threads.append(threading.Thread(target=target, name="sandbox-session", daemon=True))
-            self.threads[-1].start()
+            self.threads.append(start_thread(target, "sandbox-session", self._break))
+
+    def _break(self, error: Exception) -> None:
+        """The client sees that its command is not served any more."""
+        self.channel.close()
 
     def join(self, deadline: float) -> None:
         for thread in self.threads:

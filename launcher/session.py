@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.clock import boot_id
 from launcher.conversation import Conversation, Event
 from launcher.errors import HostFailure, LauncherError
 from launcher.facts import NodeFacts, Route, read_facts, read_route
-from launcher.fleet import INTERRUPT, Fleet
+from launcher.fleet import BROKEN, INTERRUPT, Fleet
 from launcher.hosts import Host, fold_names
 from launcher.node import messages
 from launcher.output import NodeOutput
 from launcher.transports.base import Transport
+from launcher.unreachable import failure_lines
 
 NOTICE_S = 20.0  # waiting is never silent for longer
 SWEEP_CONNECT_S = 5.0
@@ -42,6 +44,8 @@ class NodeState:
 
     stage: str = "connecting"
     failure: HostFailure | None = None
+    has_orders: bool = False  # it may have our first message; known once all are being ended
+    has_refused: bool = False  # it could do nothing with that
     folder: str | None = None
     keepers: Sequence[Sequence[int]] = ()  # process id and start time of supervisor and guardian
     facts: NodeFacts | None = None
@@ -56,6 +60,11 @@ class NodeState:
     is_lost: bool = False  # the connection broke
     is_hung_up: bool = False  # it ended after the census, and what came before that was taken
     is_swept: bool = False  # a second connection looked after the first was lost
+
+    @property
+    def may_run(self) -> bool:
+        """Whether something of ours may be there: what a node does before its first word nobody knows."""
+        return self.folder is not None or (self.has_orders and not self.has_refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +150,7 @@ class Session:
             mark=f"{self._mark}.{index}",
             silence_s=self.fleet.silence_s,
             beats=not self._transports[index].is_terse,
+            boot_id=boot_id(),
             stop_timeout_s=self.stop_timeout_s,
             env=self._env,
             **wanted,
@@ -171,9 +181,16 @@ class Session:
         """Return what went wrong with hosts so far."""
         return [state.failure for state in self.states if state.failure is not None]
 
+    def say_failures(self) -> None:
+        """Say which hosts have failed so far, before an end that would be blamed for it."""
+        for line in failure_lines(self.failures()):
+            self.say(line)
+
     def _take(self, event: Event) -> None:
         if event.kind == INTERRUPT:
             raise Interrupted(event.fields["signal"])
+        if event.kind == BROKEN:
+            raise event.fields["error"]
         state = self.states[event.index]
         handler = getattr(self, f"_take_{event.kind}", None)
         if handler is not None:
@@ -223,6 +240,9 @@ class Session:
         state.ended = event
 
     def _take_failed(self, state: NodeState, event: Event) -> None:
+        # It says so of a message that it could not serve, and without a folder it starts nothing.
+        is_refusal = event.fields["text"].startswith(f"{messages.PREPARE}: ") and not state.is_swept
+        state.has_refused = state.has_refused or is_refusal
         self._blame_supervisor(state, event, event.fields["text"])
 
     def _take_census(self, state: NodeState, event: Event) -> None:
@@ -273,9 +293,18 @@ class Session:
         A host whose connection was lost is asked over a new one: its own supervisor is ending the run there.
         A signal meanwhile means: at once.
         """
-        self.fleet.broadcast(messages.STOP, timeout_s=timeout_s)
-        for state in self.states:
+        for state, conversation in zip(self.states, self.fleet.conversations, strict=True):
+            state.has_orders = conversation.recall()
             state.stage = "ending what runs there"
+        self.fleet.broadcast(messages.STOP, timeout_s=timeout_s)
+        try:
+            await self._await_censuses(timeout_s)
+            await self._see_them_off()
+        finally:
+            self.fleet.close()
+        return self._census()
+
+    async def _await_censuses(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s + CENSUS_SLACK_S
         is_hurried = False
         while True:
@@ -292,9 +321,6 @@ class Session:
                 continue
             if not is_settled or not self._has_lost():
                 break
-        await self._see_them_off()
-        self.fleet.close()
-        return self._census()
 
     async def _see_them_off(self) -> None:
         """Wait for the files that the ranks left for us, and a moment for the guardians to be gone as well."""
@@ -312,7 +338,7 @@ class Session:
     def _needs_nobody(self) -> bool:
         """Whether each node has sent its census, can't be asked, or is to be asked over a new connection."""
         return self._has_lost() or all(
-            state.census is not None or state.stage == "unreachable" or state.folder is None for state in self.states
+            state.census is not None or state.stage == "unreachable" or not state.may_run for state in self.states
         )
 
     def _sweep_wait_s(self) -> float:
@@ -332,7 +358,8 @@ class Session:
             )  # fmt: skip
             self.fleet.conversations[index] = sweeper
             order = messages.encode(messages.STOP, timeout_s=0, wait_s=self._sweep_wait_s())
-            prepare = self.prepare_message(index, lost_folder=state.folder, lost_keepers=state.keepers)
+            # "": lost before it could name one; what it has started is found by its mark.
+            prepare = self.prepare_message(index, lost_folder=state.folder or "", lost_keepers=state.keepers)
             self.fleet.start_one(sweeper, prepare + order)
         return bool(lost)
 
@@ -341,7 +368,7 @@ class Session:
         for host, state in zip(self.hosts, self.states, strict=True):
             if state.census is not None:
                 left[host.name] = list(state.census.get("left", ()))
-            elif state.folder is not None:
+            elif state.may_run:
                 unasked[host.name] = len(state.started) - len(state.exits)
         return Census(left, unasked)
 
@@ -356,4 +383,4 @@ def _take_signal(number: int) -> None:
 
 def _is_to_sweep(state: NodeState) -> bool:
     """Whether something of ours may run on a node that nobody has looked at since its connection broke."""
-    return state.is_lost and state.census is None and not state.is_swept and state.folder is not None
+    return state.is_lost and state.census is None and not state.is_swept and state.may_run

@@ -7,8 +7,19 @@ from collections.abc import Iterator, Sequence
 
 from launcher.errors import HostFailure
 from launcher.hosts import fold_names
+from launcher.wording import count
 
 _ADDRESS = "\0"
+
+
+def failure_lines(failures: Sequence[HostFailure]) -> list[str]:
+    """Say why hosts can't be used."""
+    if not failures:
+        return []
+    lines = [f"launch: {count(len(failures), 'host')} can't be used:"]
+    for names, text, hint in fold_failures(failures):
+        lines += [f"  {fold_names(names)}: {text}"] + ([f"    {hint}"] if hint else [])
+    return lines
 
 
 def fold_failures(failures: Sequence[HostFailure]) -> Iterator[tuple[list[str], str, str]]:

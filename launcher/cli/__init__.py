@@ -147,7 +147,7 @@ def show_error(error: LauncherError) -> None:
     from launcher.errors import PreflightError, UnreachableError
 
     if isinstance(error, UnreachableError):
-        from launcher.cli.console import failure_lines
+        from launcher.unreachable import failure_lines
 
         lines = [*failure_lines(error.failures), "launch: nothing was started"]
     elif isinstance(error, PreflightError):

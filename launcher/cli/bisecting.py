@@ -38,8 +38,10 @@ class StoppedError(Exception):
 
 
 def is_to_bisect(result: Result) -> bool:
-    """Whether ranks failed and nobody knows on which host; a host that was lost is known."""
-    return result.cause is not None and result.cause.failure.what in ("rank", "torchrun")
+    """Whether ranks failed and nobody knows on which host; a host that was lost is known, and Ctrl-C means an end."""
+    return (
+        result.interrupted_by is None and result.cause is not None and result.cause.failure.what in ("rank", "torchrun")
+    )
 
 
 def find_culprits(

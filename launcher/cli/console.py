@@ -9,13 +9,10 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from launcher.errors import HostFailure
 from launcher.escapes import clean
 from launcher.hosts import Host, fold_names
 from launcher.output import STDERR, STDOUT, Display, JsonDisplay, NodeLog, NodeOutput, PrefixDisplay, Terminal
 from launcher.records import RunRecord
-from launcher.unreachable import fold_failures
-from launcher.wording import count
 
 
 class Console:
@@ -134,13 +131,3 @@ def _open_terminals(patience_s: float | None) -> dict[int, Terminal]:
     if os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR)):
         return {STDOUT: shared, STDERR: shared}
     return {STDOUT: shared, STDERR: Terminal(is_terminal=os.isatty(STDERR), patience_s=patience_s)}
-
-
-def failure_lines(failures: Sequence[HostFailure]) -> list[str]:
-    """Say why hosts can't be used."""
-    if not failures:
-        return []
-    lines = [f"launch: {count(len(failures), 'host')} can't be used:"]
-    for names, text, hint in fold_failures(failures):
-        lines += [f"  {fold_names(names)}: {text}"] + ([f"    {hint}"] if hint else [])
-    return lines

@@ -71,14 +71,14 @@ async def _run(
 
 
 def _report(console: Console, done: Execution) -> None:
-    from launcher.cli.console import failure_lines
     from launcher.hosts import fold_names
+    from launcher.unreachable import failure_lines
 
     by_code: dict[int, list[str]] = {}
-    for host, code in done.exit_codes.items():
+    for host, code in done.own_codes.items():  # later ones are of the signal that we sent
         by_code.setdefault(code, []).append(host)
     for code, names in sorted(by_code.items()):
-        if code and done.interrupted_by is None:  # else it is the signal that we sent
+        if code:
             console.say(f"launch: {fold_names(names)}: exit code {code}")
     for line in failure_lines(done.failures):
         console.say(line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from torch.distributed.distributed_c10d import Store, _get_default_store
 
@@ -71,7 +71,8 @@ class Watch:
 def _give_up(text: str, find_late: Callable[[], str]) -> None:
     found = [""]
     asking = threading.Thread(target=lambda: found.append(find_late()), daemon=True)
-    asking.start()
-    asking.join(ASK_S)
+    with suppress(RuntimeError):  # no thread can be started: the end must come all the same
+        asking.start()
+        asking.join(ASK_S)
     print(text + found[-1], file=sys.stderr, flush=True)
     distributed.leave(1)

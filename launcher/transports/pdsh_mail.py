@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from launcher import shipping
+from launcher.concurrency import start_thread
+from launcher.errors import LauncherError
 from launcher.hosts import Host
 from launcher.transports.pdsh_call import RANK, Call, Pdsh
 from launcher.transports.pdsh_lines import whole_lines
@@ -49,15 +52,12 @@ class Mail:
         self._calls: set[Call] = set()
         self._changed = threading.Condition()
         self._is_closed = False
-        self._thread: threading.Thread | None = None
+        start_thread(self._send_all, "mail pdsh", self._break)
 
     def post(self, task: int, lines: Sequence[Line]) -> None:
         """Queue lines for a task."""
         with self._changed:
             self._waiting.setdefault(task, []).extend(lines)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._send_all, name="mail pdsh", daemon=True)
-                self._thread.start()
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -72,10 +72,21 @@ class Mail:
 
     def _send_all(self) -> None:
         while (mails := self._collect()) is not None:
-            for part in self._split(mails):
-                threading.Thread(target=self._carry, args=part, name="carry pdsh", daemon=True).start()
+            for tasks, command in self._split(mails):
+                self._start_carrying(tasks, command)
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed or not self._on_the_way, _PATIENCE_S)
+
+    def _start_carrying(self, tasks: Sequence[int], command: str) -> None:
+        lose = partial(self._lose, set(tasks))
+        try:
+            start_thread(partial(self._carry, tasks, command), "carry pdsh", lambda error: lose(repr(error)))
+        except LauncherError as error:
+            lose(error.message)
+
+    def _break(self, error: Exception) -> None:
+        """Nothing can be sent any more, to nobody."""
+        self._lose(set(range(len(self._hosts))), repr(error))
 
     def _collect(self) -> dict[int, list[Line]] | None:
         """Return all that can go now, or None at the end."""

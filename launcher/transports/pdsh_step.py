@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Sequence
+from functools import partial
 
 from launcher import shipping
-from launcher.errors import HostFailure
+from launcher.concurrency import start_thread, start_timer
+from launcher.errors import HostFailure, LauncherError
 from launcher.hosts import Host
 from launcher.transports.base import STDERR
 from launcher.transports.pdsh_call import RANK, Pdsh, make_folder
@@ -53,11 +54,13 @@ class Step:
         folder = make_folder()
         command = shipping.relay_line(pythons, self._nonce, RANK, silence_s)
         self._call = pdsh.call(hosts, command, timeout_s, folder)
-        self._mail = Mail(pdsh, hosts, pythons, self._nonce, folder, timeout_s, self._lose_mail)
-        self._hearing = threading.Thread(target=self._hear, name="hear pdsh", daemon=True)
-        self._hearing.start()
-        self._reading = threading.Thread(target=self._read, name="read pdsh", daemon=True)
-        self._reading.start()
+        try:
+            self._mail = Mail(pdsh, hosts, pythons, self._nonce, folder, timeout_s, self._lose_mail)
+            self._hearing = start_thread(self._hear, "hear pdsh", self._break)
+            self._reading = start_thread(self._read, "read pdsh", self._break)
+        except LauncherError:
+            self._call.end()
+            raise
 
     def open(self, host: str, command: str) -> RelayChannel:
         """Start a process on a host, once its relay is there; raise NotStartedError."""
@@ -155,9 +158,16 @@ class Step:
             for line in whole_lines(stderr):
                 gone = self._words.find_ended(line)
                 if gone:
-                    threading.Timer(_SETTLE_S, self._lose, [gone]).start()
+                    start_timer(_SETTLE_S, partial(self._lose, gone), self._break)
                 else:
                     self._take_words(*self._words.split(line))
+
+    def _break(self, error: Exception) -> None:
+        """Nobody reads any more what the hosts say."""
+        self._relays.lose(
+            [HostFailure(host.name, "connection", f"pdsh is not read: {error!r}") for host in self._hosts]
+        )
+        self._call.end()
 
     def _lose(self, hosts: Sequence[str]) -> None:
         self._relays.lose(map(self._lost, hosts))

@@ -18,6 +18,8 @@ from functools import partial
 from queue import SimpleQueue
 
 from launcher import shipping
+from launcher.concurrency import start_thread, start_timer
+from launcher.errors import HostFailure, LauncherError
 from launcher.transports.base import READ_BYTES, STDERR, TransportError
 from launcher.transports.relay_channel import RelayChannel
 from launcher.transports.relay_lines import (
@@ -72,10 +74,13 @@ class Step:
             argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True, env=environ
         )
         self._orders.put(shipping.relay_code(self._nonce, BLOCK_BYTES, KEPT_BLOCKS))
-        self._hearing = threading.Thread(target=self._hear, name="hear srun", daemon=True)
-        self._hearing.start()
-        for target in (self._write, self._read):
-            threading.Thread(target=target, name=f"{target.__name__} srun", daemon=True).start()
+        try:
+            self._hearing = start_thread(self._hear, "hear srun", self._break)
+            start_thread(self._write, "write srun", self._break)
+            start_thread(self._read, "read srun", self._break)
+        except LauncherError:
+            self._process.terminate()
+            raise
 
     def open(self, host: str, command: str, timeout_s: float) -> RelayChannel | None:
         """Start a process on a node, once all relays are there: srun reads nothing before; raise TransportError.
@@ -200,10 +205,15 @@ class Step:
             if says_something(line):
                 self._relays.deliver_noise(line, gone)
         if gone:
-            threading.Timer(_SETTLE_S, self._lose, [gone]).start()
+            start_timer(_SETTLE_S, partial(self._lose, gone), self._break)
 
     def _lose(self, hosts: Sequence[str], exit_code: int | None = None) -> None:
         self._relays.lose([self._words.gone(host, exit_code) for host in hosts])
+
+    def _break(self, error: Exception) -> None:
+        """Nobody reads any more what the hosts say, or brings them a word."""
+        self._relays.lose([HostFailure(host, "connection", f"srun is not heard: {error!r}") for host in self._hosts])
+        self._process.terminate()
 
     def _finish(self) -> None:
         """After the end of srun's stdout: nobody can be talked to any more."""

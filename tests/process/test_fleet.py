@@ -16,6 +16,7 @@ import pytest
 from node_process import PROMPT_S, WAITS, find_marked, is_alive, shell, wait_until
 
 from launcher import conversation
+from launcher.clock import boot_id, boottime
 from launcher.conversation import LOST, READY, Conversation, Event
 from launcher.errors import HostFailure
 from launcher.fleet import Fleet
@@ -33,12 +34,14 @@ SILENCE_S = 0.6
 class Talk:
     """A fleet of this machine alone."""
 
-    def __init__(self, *pythons: str, silence_s: float = 15) -> None:
+    def __init__(
+        self, *pythons: str, silence_s: float = 15, clock: Callable[[], float] = boottime,
+    ) -> None:  # fmt: skip
         self.events: list[Event] = []
         self.output: dict[tuple[int | None, int], bytes] = defaultdict(bytes)
         self._fleet = Fleet(
             [Host("here")], [LocalTransport()], pythons=pythons or [sys.executable], connect_timeout_s=TIMEOUT_S,
-            silence_s=silence_s, on_output=self._keep,
+            silence_s=silence_s, on_output=self._keep, clock=clock,
         )  # fmt: skip
 
     def _keep(self, index: int, local_rank: int | None, stream: int, data: bytes) -> None:
@@ -73,11 +76,14 @@ class Talk:
         self._fleet.close()
 
 
-def talking(scene: Callable[[Talk], object], *pythons: str, silence_s: float = 15, **fields: object) -> Talk:
+def talking(
+    scene: Callable[[Talk], object], *pythons: str, silence_s: float = 15, clock: Callable[[], float] = boottime,
+    **fields: object,
+) -> Talk:  # fmt: skip
     """Play a scene with a fleet that was started; then nothing of it may be left, in this process or another."""
 
     async def play() -> Talk:
-        talk = Talk(*pythons, silence_s=silence_s)
+        talk = Talk(*pythons, silence_s=silence_s, clock=clock)
         talk.start(**fields)
         try:
             await scene(talk)  # type: ignore[misc]
@@ -203,6 +209,101 @@ def test_a_killed_guardian_is_told_by_the_supervisor() -> None:
         assert (census.fields["left"], census.fields["reason"]) == ([], "its guardian was killed")
 
     talking(scene)
+
+
+# ---- a machine that sleeps ------------------------------------------------------------------------------------------
+
+
+class SleepyClock:
+    """A clock that counts sleep, on a machine that falls asleep when it is told to."""
+
+    slept_s = 0.0
+
+    def __call__(self) -> float:
+        return boottime() + self.slept_s
+
+
+def test_a_launch_host_that_slept_blames_no_node() -> None:
+    clock = SleepyClock()
+
+    async def scene(talk: Talk) -> None:
+        await talk.wait_for(messages.HELLO)
+        clock.slept_s = 3600
+        failure = await talk.wait_for_failure()
+        assert failure.kind == "standstill"
+        assert failure.text.startswith("this machine stood still for 36")
+
+    talking(scene, clock=clock)
+
+
+def test_a_node_on_this_very_machine_has_slept_as_well() -> None:
+    clock = SleepyClock()
+
+    async def scene(talk: Talk) -> None:
+        assert (await talk.wait_for(messages.HELLO)).fields["sleeps_along"] is True
+        talk.run(WAITS)
+        await talk.wait_for(messages.STARTED)
+        clock.slept_s = 3600
+        with pytest.raises(asyncio.TimeoutError):
+            await talk.wait_for(LOST, within_s=2 * SILENCE_S)
+
+    talking(scene, silence_s=SILENCE_S, clock=clock, boot_id=boot_id())
+
+
+def test_a_clock_that_steps_on_makes_nobody_silent_later() -> None:
+    """What was heard is never put into the future, where a node could be silent for as long as we slept."""
+    clock = SleepyClock()
+
+    async def scene(talk: Talk) -> None:
+        await talk.wait_for(messages.HELLO)
+        clock.slept_s = SILENCE_S / 2
+        with pytest.raises(asyncio.TimeoutError):
+            await talk.wait_for(LOST, within_s=SILENCE_S / 2)
+        assert talk.conversation.heard_at <= time.monotonic()
+
+    talking(scene, silence_s=SILENCE_S, clock=clock)
+
+
+# ---- a machine that has no thread left ------------------------------------------------------------------------------
+
+
+def refuse_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let no thread with this name be started, as where `ulimit -u` is reached."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+@pytest.mark.parametrize("name", ["read here", "write here"])
+def test_a_thread_that_can_t_be_started_costs_the_host_its_place_at_once(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    refuse_threads(monkeypatch, name)
+
+    async def scene(talk: Talk) -> None:
+        assert (
+            await talk.wait_for_failure()
+        ).text == "this machine can't start another thread (can't start new thread)"
+
+    assert [event.kind for event in talking(scene).events] == [LOST]
+
+
+def test_no_thread_is_started_for_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(talk: Talk) -> None:
+        await talk.wait_for(messages.HELLO)
+        monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail(f"{thread.name} was started"))
+        try:
+            with pytest.raises(asyncio.TimeoutError):
+                await talk.wait_for(LOST, within_s=2 * SILENCE_S)
+        finally:
+            monkeypatch.undo()
+
+    talking(scene, silence_s=SILENCE_S)
 
 
 # ---- what is no node ------------------------------------------------------------------------------------------------

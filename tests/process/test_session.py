@@ -71,3 +71,34 @@ def test_a_second_connection_leaves_the_words_for_the_others() -> None:
         return state.stage
 
     assert asyncio.run(run()).startswith("running its setup, and looking for a Python")
+
+
+def test_a_task_that_the_job_hangs_on_ends_the_waiting_when_it_fails() -> None:
+    async def fail() -> None:
+        raise OverflowError("no heartbeats any more")
+
+    async def run() -> None:
+        session = make_session()
+        task = session.fleet.watch(fail())
+        cancelled = session.fleet.watch(asyncio.sleep(60))
+        cancelled.cancel()
+        await session.pump(lambda: False, time.monotonic() + 60)
+        task.cancel()
+
+    with pytest.raises(OverflowError, match="no heartbeats any more"):
+        asyncio.run(run())
+
+
+def test_heartbeats_that_fail_end_the_waiting() -> None:
+    async def run() -> None:
+        session = make_session()
+        session.fleet.silence_s = 0.1
+        session.fleet._clock = lambda: 1 / 0
+        session.fleet.start([])
+        try:
+            await session.pump(lambda: False, time.monotonic() + 60)
+        finally:
+            session.fleet.close()
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(run())

@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[2]
 
 # From the ground up; a module imports from the lines below its own, and a package also from itself.
 LAYERS = (
-    "escapes private_files wording",
+    "clock escapes private_files wording",
     "errors",
-    "host_ranges",
+    "concurrency host_ranges",
     "hosts",
     "hostfiles",
     "batch bisection facts environment job pictures slurm stacks",
@@ -24,13 +24,13 @@ LAYERS = (
     "plan",
     "signatures tracebacks",
     "watchdogs endings",
-    "preflight diagnosis output records shipping",
+    "preflight diagnosis output records shipping unreachable",
     "transports replies",
     "dues",
     "conversation",
     "fleet",
     "session",
-    "survey report failures unreachable",
+    "survey report failures",
     "hangs",
     "run execution checking cleaning sandbox",
     "cli",
@@ -51,6 +51,11 @@ LIBRARIES = {
 }
 READ_ENVIRONMENT = {"cli", "node", "distributed"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb"}
+
+# What starts something that nobody looks at; launcher.concurrency does it so that somebody does.
+STARTERS = {"Thread", "Timer", "create_task", "ensure_future", "run_coroutine_threadsafe", "start_new_thread"}
+# On a node few imports matter, and a rank's threads are its own.
+START_UNSEEN = {"concurrency", "node", *" ".join(RANK_LAYERS).split()}
 
 NODE_PYTHON = (3, 8)
 STANDARD_SINCE_NODE_PYTHON = {"annotationlib", "compression", "graphlib", "tomllib", "zoneinfo"}
@@ -170,6 +175,16 @@ def find_environment_faults(module: Module) -> list[str]:
     return [f"{module.path}:{line}: reads the environment" for line in module.environment_reads()]
 
 
+def find_unseen_starts(module: Module) -> list[str]:
+    """Say which lines start a thread or task whose failure nobody would see."""
+    if module.part in START_UNSEEN:
+        return []
+    calls = [node for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
+    names = [(call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", ""), call.lineno)
+             for call in calls]  # fmt: skip
+    return [f"{module.path}:{line}: {name} is for launcher.concurrency" for name, line in names if name in STARTERS]
+
+
 def find_node_faults(module: Module) -> list[str]:
     """Say which imports of a module in node/ a bare Python 3.8 hasn't got."""
     if module.part != "node":
@@ -182,7 +197,9 @@ def find_node_faults(module: Module) -> list[str]:
     ]
 
 
-FIND_FAULTS = (find_layer_faults, find_library_faults, find_environment_faults, find_node_faults)
+FIND_FAULTS = (
+    find_layer_faults, find_library_faults, find_environment_faults, find_unseen_starts, find_node_faults,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -256,6 +273,12 @@ def test_a_read_of_the_environment_is_found(text: str) -> None:
     faults = find_environment_faults(parse_module("launcher.trainer.loop", "x.py", text))
     assert faults == [f"x.py:{text.count(chr(10)) + 1}: reads the environment"]
     assert find_environment_faults(parse_module("launcher.cli.run", "x.py", text)) == []
+
+
+@pytest.mark.parametrize("text", ["threading.Thread(target=f)", "asyncio.create_task(f())", "Timer(1, f)"])
+def test_a_thread_that_nobody_looks_at_is_found(text: str) -> None:
+    assert len(find_unseen_starts(parse_module("launcher.fleet", "x.py", text))) == 1
+    assert find_unseen_starts(parse_module("launcher.concurrency", "x.py", text)) == []
 
 
 def test_what_the_node_has_not_is_found() -> None:

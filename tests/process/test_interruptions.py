@@ -1,0 +1,281 @@
+"""Ctrl-C at a bad moment: before a node has answered, and when a failure is known already."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from node_process import is_alive, shell, wait_until
+
+from launcher import checking
+from launcher.execution import Execution, execute
+from launcher.hosts import Host
+from launcher.job import Job, Program, ProgramKind
+from launcher.output import NodeLog, NodeOutput
+from launcher.records import create_record
+from launcher.run import Result, Run
+from launcher.session import Interrupted, Session
+from launcher.shipping import MARKER
+from launcher.transports.base import Channel, Transport
+from launcher.transports.local import LocalTransport
+
+DEADLINE_S = 60.0
+WAITS = "echo $$ >{pid}; exec sleep 300"
+
+
+@dataclass
+class QuietChannel:
+    """A channel on which nothing but the marker comes until `may_speak`; `breaks`: then the connection is gone."""
+
+    channel: Channel
+    may_speak: threading.Event
+    breaks: bool
+    has_marker: bool = False
+
+    def read(self) -> tuple[int, bytes]:
+        if self.has_marker:
+            self.may_speak.wait(DEADLINE_S)
+            if self.breaks:
+                return 0, b""
+        stream, data = self.channel.read()
+        self.has_marker = self.has_marker or MARKER.encode() in data
+        return stream, data
+
+    def write(self, data: bytes) -> None:
+        self.channel.write(data)
+        if b'"type":"stop"' in data:
+            self.may_speak.set()
+
+    def close(self) -> None:
+        self.may_speak.set()
+        self.channel.close()
+
+    def exit_code(self) -> int | None:
+        return None if self.breaks else self.channel.exit_code()
+
+
+@dataclass
+class QuietTransport:
+    """This machine, whose first connection is quiet."""
+
+    breaks: bool = False
+    name: str = "quiet"
+    is_terse: bool = False
+    may_speak: threading.Event = field(default_factory=threading.Event)
+    opened: int = 0
+
+    def open(self, host: Host, command: str, timeout_s: float) -> Channel:
+        self.opened += 1
+        channel = LocalTransport().open(host, command, timeout_s)
+        return channel if self.opened > 1 else QuietChannel(channel, self.may_speak, self.breaks)
+
+    def last_words(self, host: Host) -> Sequence[str]:
+        return ()
+
+
+@dataclass
+class ClosedTransport:
+    """A way that leads nowhere before it is told to."""
+
+    may_open: threading.Event = field(default_factory=threading.Event)
+    was_asked: bool = False
+    name: str = "closed"
+    is_terse: bool = False
+    channels: list[Channel] = field(default_factory=list)
+
+    def open(self, host: Host, command: str, timeout_s: float) -> Channel:
+        self.was_asked = True
+        self.may_open.wait(DEADLINE_S)
+        self.channels.append(LocalTransport().open(host, command, timeout_s))
+        return self.channels[-1]
+
+    def last_words(self, host: Host) -> Sequence[str]:
+        return ()
+
+
+class Screen:
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.words.append(text)
+
+    def show(self, text: str) -> None:
+        self.words.append(text)
+
+    def emit(self, event: str, **values: object) -> None: ...
+
+
+def make_session(screen: Screen, outputs: Sequence[NodeOutput], **ways: Transport) -> Session:
+    return Session(
+        [Host(name) for name in ways], list(ways.values()), outputs, run_id="interrupted", env={},
+        pythons=[sys.executable], silence_s=15, stop_timeout_s=1, connect_timeout_s=5, say=screen.say,
+        progress=lambda text: None,
+    )  # fmt: skip
+
+
+async def interrupt_when(is_true: Callable[[], object]) -> None:
+    """Press Ctrl-C once something is true."""
+    while not is_true():
+        await asyncio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def has_text(path: Path) -> bool:
+    return path.exists() and bool(path.read_text())
+
+
+# ---- launch exec ----------------------------------------------------------------------------------------------------
+
+
+def interrupt_exec(folder: Path, when: Callable[[], object] | None = None, **ways: Transport) -> Execution:
+    """Run a command that waits, and press Ctrl-C once it runs."""
+    pid = folder / "pid"
+
+    async def run() -> Execution:
+        session = make_session(Screen(), [NodeOutput(name, None, None) for name in ways], **ways)
+        pressing = asyncio.create_task(interrupt_when(when or (lambda: has_text(pid))))
+        try:
+            return await asyncio.wait_for(execute(session, shell(WAITS.format(pid=pid)), None, print), DEADLINE_S)
+        finally:
+            pressing.cancel()
+
+    done = asyncio.run(run())
+    if has_text(pid):
+        wait_until(lambda: not is_alive(int(pid.read_text())), DEADLINE_S)
+    return done
+
+
+def test_a_command_that_runs_before_its_node_has_answered_is_in_the_census(tmp_path: Path) -> None:
+    done = interrupt_exec(tmp_path, n1=QuietTransport())
+    assert (done.exit_code, dict(done.census.left), dict(done.census.unasked)) == (130, {"n1": []}, {})
+
+
+def test_a_node_that_is_lost_before_its_answer_is_asked_again(tmp_path: Path) -> None:
+    way = QuietTransport(breaks=True)
+    done = interrupt_exec(tmp_path, n1=way)
+    assert (way.opened, dict(done.census.left), dict(done.census.unasked)) == (2, {"n1": []}, {})
+
+
+@pytest.mark.parametrize("is_terse", [False, True])
+def test_a_host_that_is_reached_too_late_gets_no_order(tmp_path: Path, *, is_terse: bool) -> None:
+    way = ClosedTransport(is_terse=is_terse)
+    done = interrupt_exec(tmp_path, lambda: way.was_asked, n1=way)
+    assert (dict(done.census.left), dict(done.census.unasked)) == ({}, {})
+    way.may_open.set()
+    wait_until(lambda: way.channels and way.channels[0].exit_code() is not None, DEADLINE_S)
+    assert not (tmp_path / "pid").exists()
+
+
+def test_an_exit_code_that_was_known_is_told(tmp_path: Path) -> None:
+    done = interrupt_exec(tmp_path, n1=LocalTransport())
+    assert (done.exit_code, done.own_codes) == (130, {})
+
+    async def run() -> Execution:
+        session = make_session(Screen(), [NodeOutput(name, None, None) for name in ("n1", "n2")],
+                               n1=LocalTransport(), n2=LocalTransport())  # fmt: skip
+        command = shell(f"mkdir {tmp_path}/first && exec sleep 300; exit 3")
+        pressing = asyncio.create_task(interrupt_when(lambda: any(state.exits for state in session.states)))
+        try:
+            return await asyncio.wait_for(execute(session, command, None, print), DEADLINE_S)
+        finally:
+            pressing.cancel()
+
+    done = asyncio.run(run())
+    assert (done.exit_code, list(done.own_codes.values())) == (130, [3])
+
+
+# ---- a run ----------------------------------------------------------------------------------------------------------
+
+
+def interrupt_run(folder: Path, script: str, when: Callable[[Session], object], **ways: Transport) -> tuple[
+    Result, list[str], Path
+]:  # fmt: skip
+    screen = Screen()
+    record = create_record(folder / "logs", datetime.now(), lambda path, error: None)
+    program = Program(ProgramKind.COMMAND, "/bin/sh", ("-c", script))
+    job = Job(program, nproc=2, cpu=True, silence_s=15, stop_timeout_s=1, connect_timeout_s=5)
+
+    async def run() -> Result:
+        outputs = [NodeOutput(name, NodeLog(record.log_path(index), lambda path, error: None), None)
+                   for index, name in enumerate(ways)]  # fmt: skip
+        session = make_session(screen, outputs, **ways)
+        run = Run(job, session, outputs, record, screen=screen, own_python=sys.executable, with_checks=False)
+        pressing = asyncio.create_task(interrupt_when(lambda: when(session)))
+        try:
+            return await asyncio.wait_for(run.execute(), DEADLINE_S)
+        finally:
+            pressing.cancel()
+
+    return asyncio.run(run()), screen.words, record.folder
+
+
+CONSEQUENCE = "torch.distributed.DistBackendError: Connection closed by peer"
+
+
+def test_a_failure_that_is_known_survives_ctrl_c(tmp_path: Path) -> None:
+    """It looks like the consequence of another, so the run waits for that one for a moment."""
+    script = f'[ $RANK = 1 ] || exec sleep 300; echo "{CONSEQUENCE}" >&2; exit 7'
+    result, words, folder = interrupt_run(
+        tmp_path, script, lambda session: session.states[0].exits, n1=LocalTransport()
+    )
+    assert (result.exit_code, result.interrupted_by) == (7, signal.SIGINT)
+    assert result.cause is not None and result.cause.failure.rank == 1
+    assert words[-1] == "launch: 0 processes left on 1 node, exit code 7"
+    assert any(line.startswith("launch: FAILED after") for line in words)
+    recorded = json.loads((folder / "run.json").read_text())["result"]
+    assert (recorded["cause"]["rank"], recorded["interrupted_by"]) == (1, signal.SIGINT)
+
+
+def test_ctrl_c_of_a_run_that_is_well_has_no_cause(tmp_path: Path) -> None:
+    result, words, _ = interrupt_run(
+        tmp_path, "exec sleep 300", lambda session: len(session.states[0].started) == 2, n1=LocalTransport()
+    )
+    assert (result.exit_code, result.cause) == (130, None)
+    assert words[-1].startswith("launch: stopped by you after")
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_a_host_that_is_known_to_fail_is_named_at_ctrl_c(tmp_path: Path, command: str) -> None:
+    class NoWay(LocalTransport):
+        def open(self, host: Host, command: str, timeout_s: float) -> Channel:  # type: ignore[override]
+            raise OSError("no route")
+
+    ways: dict[str, Transport] = {"n1": NoWay(), "n2": ClosedTransport()}
+
+    def knows(session: Session) -> bool:
+        return session.states[0].failure is not None
+
+    if command == "run":
+        words = interrupt_run(tmp_path, "true", knows, **ways)[1]
+        assert words[-1] == "launch: stopped by you, nothing was started"
+    else:
+        words = interrupt_check(knows, **ways)
+    assert "launch: 1 host can't be used:" in words
+    assert any(line.startswith("  n1: ") and "no route" in line for line in words)
+
+
+def interrupt_check(when: Callable[[Session], object], **ways: Transport) -> list[str]:
+    screen = Screen()
+
+    async def run() -> None:
+        session = make_session(screen, [NodeOutput(name, None, None) for name in ways], **ways)
+        pressing = asyncio.create_task(interrupt_when(lambda: when(session)))
+        job = Job(Program(ProgramKind.COMMAND, "true", ()), nproc=1, cpu=True)
+        try:
+            with pytest.raises(Interrupted):
+                await asyncio.wait_for(checking.check(job, session, []), DEADLINE_S)
+        finally:
+            pressing.cancel()
+
+    asyncio.run(run())
+    return screen.words
