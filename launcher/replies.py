@@ -87,6 +87,10 @@ def _is_local_rank_or_none(value: Any) -> bool:
     return value is None or _is_local_rank(value)
 
 
+def _is_flag_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, bool)
+
+
 def _is_stream(value: Any) -> bool:
     return value in (1, 2)
 
@@ -125,7 +129,7 @@ def _are_keepers(value: Any) -> bool:
 _ENDING: Mapping[str, _Test] = {"code": _is_code_or_none, "signal": _is_signal_or_none}
 _FORMS: Mapping[str, Mapping[str, _Test]] = {
     messages.BEAT: {},
-    messages.HELLO: {"folder": _is_text, "keepers": _are_keepers},
+    messages.HELLO: {"folder": _is_text, "keepers": _are_keepers, "sleeps_along": _is_flag_or_none},
     messages.FACTS: {},  # `facts.read_facts` knows their form
     messages.ROUTED: {"interface": _is_text_or_none, "address": _is_address_or_none, "port": _is_port_or_none,
                       "error": _is_text_or_none, "probe_port": _is_port_or_none, "clock": _is_clock},

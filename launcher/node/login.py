@@ -6,6 +6,11 @@ import sys
 import time
 
 
+def now() -> float:
+    """Return seconds that count suspend too, which time.monotonic() does not (clock_gettime(2))."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class Login:
     """The TCP connection of our login.
 
@@ -18,7 +23,7 @@ class Login:
         from socket import AF_INET, AF_INET6, inet_pton
 
         self._silence_s = silence_s
-        self._stalled_at: float | None = None  # monotonic seconds
+        self._stalled_at: float | None = None  # by `now`
         self._ends: set[tuple[bytes, bytes]] = set()  # ours and the client's, as /proc/net writes them
         if len(words) == 4 and "%" not in words[0] + words[2]:
             families = [(AF_INET6, "")] if ":" in words[0] else [(AF_INET, ""), (AF_INET6, "::ffff:")]
@@ -31,9 +36,9 @@ class Login:
         if not self._is_sending_again():
             self._stalled_at = None
             return False
-        now = time.monotonic()
-        self._stalled_at = self._stalled_at or now
-        return now - self._stalled_at >= self._silence_s
+        moment = now()
+        self._stalled_at = self._stalled_at or moment
+        return moment - self._stalled_at >= self._silence_s
 
     def _is_sending_again(self) -> bool:
         for path in ("/proc/net/tcp", "/proc/net/tcp6"):

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import select
-import time
 from binascii import a2b_base64, b2a_base64
 
 TYPE_CHECKING = False
@@ -124,7 +123,7 @@ class Relay:
         self._outgoing = bytearray()
         self._is_cut = False  # nobody is there any more
         self._patience_s = START_S
-        self._looked_at = time.monotonic()
+        self._looked_at = 0.0
         self._wake_read, wake_write = os.pipe()
         for fd in (self._wake_read, wake_write, _STDOUT):
             os.set_blocking(fd, False)
@@ -172,8 +171,12 @@ class Relay:
 
     def _look_at_login(self) -> None:
         """Where beats from the launcher would be missed, TCP's acknowledgements are."""
-        now = time.monotonic()
-        if self._login is None or self._is_cut or now - self._looked_at < self._look_s:
+        if self._login is None or self._is_cut:
+            return
+        from launcher.node import login
+
+        now = login.now()
+        if now - self._looked_at < self._look_s:
             return
         self._looked_at = now
         if self._login.is_dead():

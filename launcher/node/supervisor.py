@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Ladder = Generator[float, None, List[processes.Process]]
 
 BEATS_PER_SILENCE = 2.5  # two may be lost
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 COALESCE_S = 0.002  # a writer's small pieces gather in its pipe for so long, so a flood costs few messages
 
 
@@ -46,7 +47,8 @@ class Supervisor:
         self._silence_s = 15.0
         self._hears_beats = True  # else the end of file alone says that the launcher is gone
         self._stop_timeout_s = 15.0
-        self._heard_at = time.monotonic()
+        self._clock = _boottime
+        self._heard_at = self._clock()
         self._folder: str | None = None
         self._adopted_runs: set[str] = set()  # earlier ones, whose left-overs we end
         self._lost_folder: str | None = None  # of the supervisor whose run we sweep up
@@ -98,12 +100,13 @@ class Supervisor:
     def _check_lease(self) -> None:
         if not self._hears_beats:
             return
-        left = self._heard_at + self._silence_s - time.monotonic()
+        left = self._heard_at + self._silence_s - self._clock()
         if left <= 0:
             self._outlet.close()
             self._end_run("%s %g s" % (messages.NO_WORD, self._silence_s))
         else:
-            self._lease_timer = self._loop.call_later(left, self._check_lease)
+            # The loop's timers don't count what this machine sleeps: look more often than once.
+            self._lease_timer = self._loop.call_later(min(left, self._silence_s / BEATS_PER_SILENCE), self._check_lease)
 
     def _beat(self) -> None:
         period = self._silence_s / BEATS_PER_SILENCE
@@ -125,7 +128,7 @@ class Supervisor:
             self._outlet.close()
             self._end_run("the launcher is gone")
             return
-        self._heard_at = time.monotonic()
+        self._heard_at = self._clock()
         handlers = {
             messages.PREPARE: self._prepare,
             messages.ROUTE: self._find_route,
@@ -168,6 +171,10 @@ class Supervisor:
         processes.mark_environment(self._env, header["mark"])
         self._env["SPT_NOENV"] = "1"
         self._env[processes.FILES] = os.path.join(self._folder, workers.FILES)
+        sleeps_along = header.get("boot_id") is not None and header["boot_id"] == _read_boot_id()
+        if sleeps_along:  # the launcher is on this machine: nobody is silent while both of us sleep
+            self._clock = time.monotonic
+            self._heard_at = self._clock()
         self._loop.cancel(self._lease_timer)
         self._check_lease()
         self._beat()
@@ -177,6 +184,7 @@ class Supervisor:
             pid=os.getpid(),
             python="%d.%d.%d" % sys.version_info[:3],
             folder=self._folder,
+            sleeps_along=sleeps_along,
             keepers=[[keeper.pid, keeper.started] for keeper in map(processes.read_process, self._keepers) if keeper],
         )
         if header.get("facts"):
@@ -290,3 +298,16 @@ class Supervisor:
         for name, content in files:
             self._outlet.send(messages.FILE, content, name=name)
         self._is_done = True
+
+
+def _boottime() -> float:
+    """Count suspend too, which time.monotonic() does not (clock_gettime(2)): the launcher goes on meanwhile."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _read_boot_id() -> str | None:
+    try:
+        with open(_BOOT_ID) as file:
+            return file.read().strip()
+    except OSError:
+        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -113,6 +114,56 @@ def test_a_node_that_thaws_ends_what_the_launcher_has_given_up(nodes: Nodes) -> 
 def test_a_node_that_thaws_in_time_goes_on(node: Node) -> None:
     node.start_ready(shell(WAITS))
     freeze_and_thaw(node, [*node.living()], for_s=0.2)
+    assert node.stop() == []
+    assert node.stderr == ""
+
+
+# ---- a machine that sleeps ------------------------------------------------------------------------------------------
+
+# Stands for suspend: the clock that counts it jumps, time.monotonic() does not.
+SLEEPS = """\
+import os, sys, time
+read = time.clock_gettime
+def clock_gettime(clock):
+    return read(clock) + (3600 if clock == time.CLOCK_BOOTTIME and os.path.exists("{slept}") else 0)
+time.clock_gettime = clock_gettime
+exec(sys.argv[1])
+"""
+SLEEP_SILENCE_S = 10.0
+
+
+def make_sleeper(folder: Path) -> str:
+    """Return a Python whose machine has slept for an hour once the file `slept` is there."""
+    (folder / "sleeps.py").write_text(SLEEPS.format(slept=folder / "slept"))
+    program = folder / "sleeper"
+    # Called as `python -X utf8 -ISc CODE`.
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -X utf8 -IS {folder}/sleeps.py "$4"\n')
+    program.chmod(0o700)
+    return str(program)
+
+
+def test_a_node_that_slept_ends_the_run(nodes: Nodes, tmp_path: Path) -> None:
+    """Nobody has talked to it for an hour, though it was awake for less than the silence that it allows."""
+    node = nodes.start(python=make_sleeper(tmp_path))
+    assert node.prepare(silence_s=SLEEP_SILENCE_S)["sleeps_along"] is False
+    begin = time.monotonic()
+    node.start_ready(shell(WAITS))
+    (tmp_path / "slept").touch()
+    check_gone(node, SLEEP_SILENCE_S)
+    assert time.monotonic() - begin < SLEEP_SILENCE_S
+    assert node.stderr == "ending the run: no word from the launcher for 10 s\n"
+
+
+def test_a_node_that_slept_with_its_launcher_goes_on(nodes: Nodes, tmp_path: Path) -> None:
+    node = nodes.start(python=make_sleeper(tmp_path))
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert node.prepare(silence_s=0.5, boot_id=boot_id)["sleeps_along"] is True
+    node.start_ready(shell(WAITS))
+    (tmp_path / "slept").touch()
+    for _ in range(3):
+        beats = len(node.find(messages.BEAT))
+        node.send(messages.BEAT)
+        node.wait_until(lambda beats=beats: len(node.find(messages.BEAT)) > beats, 0.5, "a beat")
     assert node.stop() == []
     assert node.stderr == ""
 
