@@ -9,7 +9,7 @@ from typing import Any
 from launcher.errors import EXIT_PREFLIGHT, EXIT_UNREACHABLE
 from launcher.hosts import fold_names
 from launcher.job import Job
-from launcher.preflight.findings import WARNING
+from launcher.preflight.findings import PROBLEM, WARNING
 from launcher.preflight.summary import common_traits
 from launcher.session import Interrupted, Session
 from launcher.survey import Survey, Surveyor
@@ -43,7 +43,7 @@ def table(job: Job, survey: Survey) -> list[str]:
     rows = [("", "on all", ", ".join(traits), "")] if traits else []
     rows += [("!", fold_names(names), text, hint) for names, text, hint in fold_failures(survey.failures)]
     rows += [
-        ("!" if finding in survey.problems else "", fold_names(finding.hosts), finding.text, finding.hint)
+        ("!" if finding.severity is PROBLEM else "", fold_names(finding.hosts), finding.text, finding.hint)
         for finding in survey.findings
     ]
     answered, asked = len(survey.hosts), len(survey.hosts) + len(survey.failures)

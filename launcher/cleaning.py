@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ from launcher.facts import RunProcess
 from launcher.node import messages
 from launcher.session import Census, Interrupted, Session
 from launcher.wording import count
+
+_MOST_RUNS = 100  # of one host, that are named one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +86,17 @@ def found_lines(found: Sequence[tuple[str, RunProcess]]) -> list[str]:
     runs: dict[tuple[str, str, bool], list[RunProcess]] = {}
     for host, process in found:
         runs.setdefault((host, process.run_id, process.is_owned), []).append(process)
-    lines = []
+    lines: list[str] = []
+    named, more = Counter[str](), Counter[str]()
     for (host, run_id, is_owned), processes in runs.items():
+        named[host] += 1
+        if named[host] > _MOST_RUNS:
+            more[host] += len(processes)
+            continue
         names = ", ".join(f"{process.pid} ({process.name})" for process in processes[:4])
-        more = f" and {len(processes) - 4} more" if len(processes) > 4 else ""
+        rest = f" and {len(processes) - 4} more" if len(processes) > 4 else ""
         state = ", which goes on and is left alone" if is_owned else " left behind"
-        lines.append(f"  {host}: {count(len(processes), 'process')} of run {run_id}{state}: {names}{more}")
-    return lines
+        lines.append(f"  {host}: {count(len(processes), 'process')} of run {run_id}{state}: {names}{rest}")
+    words = "{} of {} more runs, those that go on are left alone"
+    return lines + [f"  {host}: {words.format(count(number, 'process'), named[host] - _MOST_RUNS)}"
+                    for host, number in more.items()]  # fmt: skip

@@ -10,6 +10,13 @@ from typing import Any
 from launcher.errors import LauncherError
 
 SLOW_DNS_S = 0.5
+MOST_PROCESSES = 20_000  # of one kind on a node: more than a system lets a user have, mostly
+# Longer than any machine's list; whoever sends more costs itself its place, and nobody else the time.
+MOST = {
+    "addresses": 4096, "networks": 4096, "GPUs": 256, "processes on a GPU": 4096, "Xids": 1024, "disks": 64,
+    "InfiniBand ports": 256, "processes of runs": MOST_PROCESSES, "Pythons": 64, "variables": 4096,
+    "lines of its setup": 64,
+}  # fmt: skip
 _MAX_NUMBER = 1 << 64  # some limits of the kernel's are almost that; a float still holds it
 
 
@@ -196,14 +203,18 @@ def read_facts(message: Mapping[str, Any], folder: str) -> NodeFacts:
             home=str(message["home"]),
             ssh_client=_address_or_none(message["ssh_client"]),
             ssh_address=_address_or_none(message["ssh_address"]),
-            addresses=tuple((str(name), str(address)) for name, address in message["addresses"] if is_address(address)),
+            addresses=tuple(
+                (str(name), str(address))
+                for name, address in _list(message["addresses"], "addresses")
+                if is_address(address)
+            ),
             workdir_found=bool(message["workdir_found"]),
             script_found=bool(message["script_found"]),
             venv_found=bool(message.get("venv_found", True)),
             setup_failure=_read_setup_failure(setup.get("failure")),
-            setup_names=tuple(map(str, setup.get("names", ()))),
+            setup_names=tuple(map(str, _list(setup.get("names", []), "variables"))),
             conda=_text_or_none(setup.get("conda")),
-            gpus=tuple(map(_read_gpu, message["gpus"])),
+            gpus=tuple(map(_read_gpu, _list(message["gpus"], "GPUs"))),
             gpu_error=_text_or_none(message["gpu_error"]),
             python=_text_or_none(search.get("python")),
             python_version=_text_or_none(search.get("version")),
@@ -213,7 +224,7 @@ def read_facts(message: Mapping[str, Any], folder: str) -> NodeFacts:
             hip_version=_text_or_none(search.get("hip")),
             nccl_version=_text_or_none(search.get("nccl")),
             numpy_version=_text_or_none(search.get("numpy")),
-            pythons_tried=tuple((str(path), str(why)) for path, why in search.get("tried", ())),
+            pythons_tried=tuple((str(path), str(why)) for path, why in _list(search.get("tried", []), "Pythons")),
             checks=_read_checks(message["checks"]) if "checks" in message else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -236,7 +247,7 @@ def _read_gpu(gpu: Mapping[str, Any]) -> Gpu:
                 _number_or_none(process["memory_mib"]),
                 *(_text_or_none(process[name]) for name in ("owner", "name", "mark")),
             )
-            for process in gpu["processes"]
+            for process in _list(gpu["processes"], "processes on a GPU")
         ),
         bus_id=str(gpu["bus_id"]),
     )
@@ -245,7 +256,9 @@ def _read_gpu(gpu: Mapping[str, Any]) -> Gpu:
 def _read_setup_failure(value: Mapping[str, Any] | None) -> SetupFailure | None:
     if value is None:
         return None
-    return SetupFailure(str(value["step"]), str(value["reason"]), tuple(map(str, value["lines"])))
+    return SetupFailure(
+        str(value["step"]), str(value["reason"]), tuple(map(str, _list(value["lines"], "lines of its setup")))
+    )
 
 
 def _read_checks(checks: Mapping[str, Any]) -> Checks:
@@ -254,19 +267,28 @@ def _read_checks(checks: Mapping[str, Any]) -> Checks:
             name: _number_or_none(checks[name])
             for name in ("memory_mib", "memory_free_mib", "shm_mib", "memlock_kib", "open_files")
         },
-        disks={str(path): _number_or_none(free) for path, free in checks["disks"].items()},
+        disks={str(path): _number_or_none(free) for path, free in _list([*checks["disks"].items()], "disks")},
         script_hash=_text_or_none(checks["script_hash"]),
         networks=tuple(
             Network(str(entry["interface"]), str(entry["network"]), _number_or_none(entry["speed_mbps"]))
-            for entry in checks["networks"]
+            for entry in _list(checks["networks"], "networks")
         ),
-        infiniband=tuple(map(str, checks["infiniband"])),
-        xids=tuple(Xid(str(entry["gpu"]), _count(entry["number"])) for entry in checks["xids"]),
+        infiniband=tuple(map(str, _list(checks["infiniband"], "InfiniBand ports"))),
+        xids=tuple(Xid(str(entry["gpu"]), _count(entry["number"])) for entry in _list(checks["xids"], "Xids")),
         runs=tuple(
             RunProcess(_count(run["pid"]), str(run["name"]), str(run["mark"]), bool(run["is_owned"]))
-            for run in checks["runs"]
+            for run in _list(checks["runs"], "processes of runs")
         ),
     )
+
+
+def _list(values: object, what: str) -> list[Any]:
+    """Return a list of a node's; raise LauncherError where it is longer than any machine's."""
+    if not isinstance(values, list):
+        raise TypeError(f"no list: {values!r:.80}")
+    if len(values) > MOST[what]:
+        raise LauncherError(f"it named {len(values)} {what}; at most {MOST[what]} are accepted")
+    return values
 
 
 def _typed(kind: type) -> Callable[[object], Any]:

@@ -105,6 +105,8 @@ def ipv6_name(text: str) -> str | None:
 def fold_names(names: Iterable[str]) -> str:
     """Fold names for display, sorted, as gpu[1-4]; names that ClusterShell would misread are only listed."""
     listed = list(names)
+    if len(listed) == 1:
+        return listed[0]
     # '@' and '*' would ask group sources, which can run commands; '!', '&' and '^' are operators.
     if not all(_FOLDABLE.fullmatch(name) for name in listed):
         return ",".join(listed)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.facts import is_address
+from launcher.facts import MOST_PROCESSES, is_address
 from launcher.node import messages
 
 MAX_LOCAL_RANK = 4095
@@ -154,5 +154,8 @@ def check_reply(header: Mapping[str, Any]) -> None:
     if form is None:
         raise messages.MalformedMessage(f"no message of a node's: {header['type']!r:.80}")
     for name, is_right in form.items():
+        if isinstance(header.get(name), list) and len(header[name]) > MOST_PROCESSES:
+            text = f"{header['type']} with {len(header[name])} entries in {name}; at most {MOST_PROCESSES} are accepted"
+            raise messages.MalformedMessage(text)
         if not is_right(header.get(name)):
             raise messages.MalformedMessage(f"{header['type']} with {name} {header.get(name)!r:.80}")

@@ -16,6 +16,7 @@ MAX_FRAMES = 8  # of a group, on the screen
 _INNERMOST = 3  # what it is at; then the user's own frames, which say why
 _MAX_NAMED = 3
 _MAX_GROUPS = 12
+_MAX_LINES = 20_000  # of a rank that are read: the event loop does it, and every host's heartbeats wait meanwhile
 _MAX_LINE = 1000  # what is longer is no frame of a program that runs; it came from another machine
 
 _THREAD = re.compile(r"^(?:Thread|Current thread) .*")
@@ -138,7 +139,10 @@ class Picture:
 def parse_stack(text: str, cwd: str = "") -> tuple[Frame, ...]:
     """Return the main thread's frames, innermost first, of what py-spy or faulthandler wrote; cwd: of the rank."""
     threads: list[tuple[str, list[Frame]]] = []
-    for line in text.splitlines():
+    lines = text.splitlines()
+    if len(lines) > _MAX_LINES:  # the main thread is the first or the last one
+        lines = [*lines[: _MAX_LINES // 2], *lines[-_MAX_LINES // 2 :]]
+    for line in lines:
         if _THREAD.match(line):
             threads.append((line, []))
             continue

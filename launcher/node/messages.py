@@ -84,6 +84,7 @@ class Decoder:
         self._max_header_bytes = max_header_bytes
         self._accept = accept
         self._buffer = bytearray()
+        self._searched = 0  # bytes of it, that hold no end of a header
         self._header: dict[str, Any] | None = None
         self._size = 0
 
@@ -103,7 +104,8 @@ class Decoder:
 
     def _read_header(self) -> dict[str, Any] | None:
         """Take the next header line, once all of it is there."""
-        end = self._buffer.find(b"\n")
+        end = self._buffer.find(b"\n", self._searched)
+        self._searched = len(self._buffer) if end < 0 else 0
         if (len(self._buffer) if end < 0 else end) > self._max_header_bytes:
             raise MalformedMessage("a header line of over %d bytes" % self._max_header_bytes)
         if end < 0:

@@ -36,12 +36,13 @@ def check(nodes: Sequence[Node]) -> Iterator[Finding]:
 
 def _compare(trait: _Trait, nodes: Sequence[Node]) -> Iterator[Finding]:
     values = {node.name: value for node in nodes if (value := trait.value_of(node)) is not None}
-    if len(set(values.values())) < 2:
+    different = len(set(values.values()))
+    if different < 2:
         return
     ((common, _),) = Counter(values.values()).most_common(1)  # of equals the first in host order
     for name, value in values.items():
         if value != common:
-            others = "the others" if len(set(values.values())) == 2 else "most"
+            others = "the others" if different == 2 else "most"
             yield Finding((name,), f"{trait.label}{value}, {others} {common}", trait.hint, trait.severity)
 
 

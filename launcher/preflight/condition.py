@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from launcher.facts import Checks
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Node, Severity
@@ -13,6 +14,8 @@ _LITTLE_MEMORY_MIB = 1024
 _LITTLE_DISK_MIB = 100
 _FEW_FILES = 1024  # the default of most systems, and enough for a node's own ranks
 _SMALL_MEMLOCK_KIB = 1 << 20
+_FEW_RUNS = 16  # that are named one by one
+_CLEAN = "launch clean ends them"
 
 _Found = Iterator[tuple[Severity, str, str]]
 
@@ -58,14 +61,23 @@ def _check_memlock(node: Node, checks: Checks) -> Iterator[Finding]:
 
 def _check_runs(checks: Checks) -> _Found:
     """Left-overs, by run; the processes of a run that goes on are its own business."""
-    for run_id in dict.fromkeys(run.run_id for run in checks.runs):
-        processes = [run for run in checks.runs if run.run_id == run_id]
-        left = [run for run in processes if not run.is_owned]
-        if left:
-            pids = ", ".join(str(run.pid) for run in left[:3]) + (", ..." if len(left) > 3 else "")
-            yield WARNING, f"{count(len(left), 'process')} left of run {run_id} (pid {pids})", "launch clean ends them"
-        if len(left) < len(processes):
-            yield NOTE, f"run {run_id} goes on there", ""
+    left: dict[str, list[int]] = {}
+    going_on: dict[str, None] = {}
+    for run in checks.runs:
+        if run.is_owned:
+            going_on[run.run_id] = None
+        else:
+            left.setdefault(run.run_id, []).append(run.pid)
+    for run_id in islice(going_on, _FEW_RUNS):
+        yield NOTE, f"run {run_id} goes on there", ""
+    if len(going_on) > _FEW_RUNS:
+        yield NOTE, f"{count(len(going_on) - _FEW_RUNS, 'more run')} in progress there", ""
+    for run_id, pids in islice(left.items(), _FEW_RUNS):
+        named = ", ".join(map(str, pids[:3])) + (", ..." if len(pids) > 3 else "")
+        yield WARNING, f"{count(len(pids), 'process')} left of run {run_id} (pid {named})", _CLEAN
+    more = [len(pids) for pids in islice(left.values(), _FEW_RUNS, None)]
+    if more:
+        yield WARNING, f"{count(sum(more), 'process')} left of {count(len(more), 'more run')}", _CLEAN
 
 
 def _check_names(node: Node) -> _Found:

@@ -12,6 +12,7 @@ from launcher.wording import count, listed
 
 _FULL = 0.5  # of a GPU's memory: with more in use a training run is bound to fail
 _FEW_PIDS = 3
+_FEW_JOBS = 32
 _IDLE_MIB = 1024  # a driver keeps some hundred MiB for itself
 
 
@@ -52,12 +53,12 @@ def _hardware_faults(node: Node, checks: Checks, gpus: list[Gpu]) -> dict[str, l
     """Return the faults of GPUs that the run uses; one that fell off the bus is no longer listed, and may be meant."""
     wanted, there = ({gpu.pci_address for gpu in some} for some in (gpus, node.fact.gpus))
     is_choice = len(node.host.gpus or ()) == len(gpus) and "" not in wanted  # and all that were chosen are there
-    faults: dict[str, list[int]] = {}
+    faults: dict[str, dict[int, None]] = {}
     for xid in checks.xids:
         is_left_out = xid.gpu not in wanted and (xid.gpu in there or is_choice)
         if xid.number in HARDWARE_XIDS and not is_left_out:
-            faults.setdefault(xid.gpu, []).append(xid.number)
-    return faults
+            faults.setdefault(xid.gpu, {})[xid.number] = None
+    return {gpu: list(numbers) for gpu, numbers in faults.items()}
 
 
 def wanted_gpus(node: Node) -> list[Gpu]:
@@ -77,13 +78,21 @@ def _check_busy(node: Node, gpus: list[Gpu]) -> Iterator[Finding]:
             text = f"GPU {gpu.index}: {gigabytes(used)} in use by a process that is not seen there"
             hint = "in a container, or dead: look on the machine itself, or reset the GPU"
             yield Finding((node.name,), text, hint, _severity(gpu))
-    for places in jobs.values():
+    for places in _few(jobs):
         memory = sum(process.memory_mib or 0 for _, process in places)
         size = f", {gigabytes(memory)}" if memory else ""
         indexes = listed(dict.fromkeys(gpu.index for gpu, _ in places))
-        text = f"GPU {indexes} busy: {_who([process for _, process in places])}{size}"
+        processes = [process for _, process in places]
+        text = f"GPU {indexes} busy: {_who(processes)}{size}"
         worst = min((_severity(gpu) for gpu, _ in places), key=lambda severity: severity.rank)
-        yield Finding((node.name,), text, _remedy(places[0][1]), worst)
+        yield Finding((node.name,), text, _remedy(processes), worst)
+
+
+def _few(jobs: dict[tuple[str | None, ...], list[tuple[Gpu, GpuProcess]]]) -> list[list[tuple[Gpu, GpuProcess]]]:
+    """Return the jobs that are named one by one, and last all others as one."""
+    named = list(jobs.values())
+    others = [place for places in named[_FEW_JOBS:] for place in places]
+    return [*named[:_FEW_JOBS], *([others] if others else [])]
 
 
 def _used_mib(gpu: Gpu) -> int:
@@ -96,9 +105,15 @@ def _severity(gpu: Gpu) -> Severity:
     return PROBLEM if gpu.memory_mib and _used_mib(gpu) > _FULL * gpu.memory_mib else WARNING
 
 
+def _is_mixed(processes: list[GpuProcess]) -> bool:
+    return len({(process.owner, process.name, process.mark) for process in processes}) > 1
+
+
 def _who(processes: list[GpuProcess]) -> str:
     pids = list(dict.fromkeys(process.pid for process in processes))
     first = processes[0]
+    if _is_mixed(processes):
+        return f"{count(len(pids), 'more process')} of other programs"
     name = f" ({first.name})" if first.name else ""
     owner = f" of {first.owner}" if first.owner else ""
     numbers = (
@@ -107,9 +122,10 @@ def _who(processes: list[GpuProcess]) -> str:
     return numbers + (name + owner or ", not seen there (another container's?)")
 
 
-def _remedy(process: GpuProcess) -> str:
-    if process.mark is not None:
-        return f"of run {process.mark.partition('.')[0]}; `launch clean` ends it if nobody looks after it any more"
+def _remedy(processes: list[GpuProcess]) -> str:
+    mark = processes[0].mark
+    if mark is not None and not _is_mixed(processes):
+        return f"of run {mark.partition('.')[0]}; `launch clean` ends it if nobody looks after it any more"
     return "other GPUs: --include; to start all the same: --no-check"
 
 

@@ -11,6 +11,7 @@ from launcher.node.messages import NOT_TRIED
 from launcher.preflight.findings import WARNING, Finding, Node
 
 _FEW = 4  # pairs that are named one by one
+_MOST_NAMES = 32  # of interfaces, in a hint
 _OPEN = "open TCP between the nodes"
 _OPEN_ALL = "some ports are open, but NCCL and gloo take any free one: open all TCP between the nodes"
 
@@ -71,7 +72,7 @@ def _check_interfaces(node: Node) -> Iterator[Finding]:
     there = list(dict.fromkeys(name for name, _ in node.fact.addresses))
     if not there:
         return
-    has = f"it has {', '.join(there)}"
+    has = f"it has {', '.join(there[:_MOST_NAMES])}" + (", ..." if len(there) > _MOST_NAMES else "")
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         value = node.job.env.get(variable)
         if not value:

@@ -201,6 +201,8 @@ BEFORE_THE_START = {
                           "it sent what is no message: no size: 1152921504606846976"),
     "values in one another": (instead("prepare", HELLO, b'{"type":"facts","gpus":' + b"[" * 500 + b"]" * 500 + b"}\n"),
                               "it sent what is no message: over 16 values in one another"),
+    "a list without end": (instead("prepare", HELLO, encode(messages.FACTS, **{**FACTS, "gpus": [{}] * 1_000_000})),
+                           "it named 1000000 GPUs; at most 256 are accepted"),
     "hostile words": (instead("prepare", encode(messages.FAILED, text=HOSTILE)),
                       "boom?[2J?]0;t??launch: 0 processes left on 2 nodes"),
     "a name for an address": (instead("route", encode(messages.ROUTED, clock=0, address="evil.example.com")),

@@ -32,6 +32,14 @@ def test_a_line_for_each_run_on_each_host():
     assert found_lines([]) == []
 
 
+def test_of_very_many_runs_the_first_are_named():
+    found = [("gpu1", left(pid, mark=f"2026-{pid // 2}.ab12.0")) for pid in range(20_000)] + [("gpu2", left(7))]
+    lines = found_lines(found)
+    assert len(lines) == 102
+    assert lines[0] == "  gpu1: 2 processes of run 2026-0 left behind: 0 (python), 1 (python)"
+    assert lines[-1] == "  gpu1: 19800 processes of 9900 more runs, those that go on are left alone"
+
+
 OFF = HostFailure("gpu4", "timeout", "does not answer")
 
 

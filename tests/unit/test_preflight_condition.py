@@ -69,6 +69,14 @@ def test_what_a_node_may_break_of(checks, findings):
     assert found(checked(**checks)) == findings
 
 
+def test_of_very_many_runs_the_first_are_named():
+    runs = tuple(run(pid, f"2026-{pid}.cd34.1", is_owned=pid % 2 == 0) for pid in range(10_000))
+    lines = found(checked(runs=runs))
+    assert len(lines) == 34
+    assert f"warning: gpu1: 4984 processes left of 4984 more runs ({CLEAN})" in lines
+    assert "note: gpu1: 4984 more runs in progress there" in lines
+
+
 LOCKED = (
     "problem: gpu1: 8192 KiB of memory may be locked, so NCCL can't use mlx5_0:1, mlx5_1:1 "
     f"(memlock unlimited {LIMITS}; or --env NCCL_IB_DISABLE=1)"

@@ -82,6 +82,13 @@ def found(*gpus, job=JOB, host=None):
             ],
         ),
         (
+            [gpu(0, *(process(pid, 1024, name=f"p{pid}") for pid in range(50)), used=100 << 10)],
+            [
+                *(f"problem: gpu1: GPU 0 busy: pid {pid} (p{pid}) of ann, 1.0 GB ({GO_ON})" for pid in range(32)),
+                f"problem: gpu1: GPU 0 busy: 18 more processes of other programs, 18 GB ({GO_ON})",
+            ],
+        ),
+        (
             [gpu(0, used=8000)],
             [
                 "warning: gpu1: GPU 0: 7.8 GB in use by a process that is not seen there "

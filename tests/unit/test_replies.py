@@ -95,6 +95,15 @@ def test_a_message_as_it_should_be_passes(header):
         ({"type": "census", "left": [[1, "python"]]}, "census with left [[1, 'python']]"),
         ({"type": "census", "left": {"n": 1}}, "census with left {'n': 1}"),
         ({"type": "census", "left": [[nan, "python", "D"]]}, "census with left [[nan, 'python', 'D']]"),
+        (
+            {"type": "census", "left": [[1, "a", "D"]] * 20_001},
+            "census with 20001 entries in left; at most 20000 are accepted",
+        ),
+        (
+            {"type": "probed", "errors": [None] * 20_001},
+            "probed with 20001 entries in errors; at most 20000 are accepted",
+        ),
+        ({"type": "hello", "folder": "/tmp/x", "keepers": [], "sleeps_along": 1}, "hello with sleeps_along 1"),
         ({"type": "census", "left": [], "reason": 1}, "census with reason 1"),
         ({"type": "census", "left": [], "supervisor": "x"}, "census with supervisor 'x'"),
         ({"type": "census", "left": [], "supervisor": {"code": 256}}, "census with supervisor {'code': 256}"),

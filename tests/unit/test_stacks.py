@@ -114,6 +114,14 @@ def test_what_is_no_stack_has_no_frames(text):
 # ---- the block ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("place", [0, -1])
+def test_of_a_text_without_end_the_first_and_last_threads_are_read(place):
+    threads = [f'Thread {number} "other"\n' + "    f (a.py:1)\n" * 30_000 for number in (1, 2)]
+    threads[place] = 'Thread 3 "MainThread"\n' + "    g (b.py:2)\n" * 5
+    assert [str(frame) for frame in parse_stack("".join(threads))] == ["b.py:2 in g"] * 5
+    assert len(parse_stack("Thread 1\n" + "    f (a.py:1)\n" * 50_000)) < 20_000
+
+
 def test_the_odd_rank_comes_first():
     others = [waiting(rank, "gpu1" if rank < 8 else "gpu2") for rank in range(16) if rank != 11]
     picture = fold([*others, at(11, "train.py:88 in load_batch", "train.py:119 in step", "train.py:140 in <module>")])

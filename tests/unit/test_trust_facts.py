@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from launcher import checking
 from launcher.dues import Dues
 from launcher.errors import LauncherError
-from launcher.facts import NodeFacts, read_facts, read_route
+from launcher.facts import MOST, NodeFacts, read_facts, read_route
 from launcher.hosts import Host
 from launcher.job import Job
 from launcher.node import messages
@@ -168,6 +169,42 @@ def test_the_honest_message_is_read() -> None:
 )
 def test_a_number_that_none_is_is_refused(way: tuple[Any, ...], value: object) -> None:
     assert read(put(MESSAGE, way, value)) is None
+
+
+RUN = CHECKS["runs"][0]
+# Where a node may name any number of things, what they are called, and one of them, each another one.
+LISTS = {
+    "addresses": (("addresses",), lambda number: [f"eth{number}", "10.0.0.1"]),
+    "GPUs": (("gpus",), lambda number: GPU | {"index": number, "processes": [], "compute_mode": "Prohibited"}),
+    "processes on a GPU": (("gpus", 0, "processes"), lambda number: PROCESS | {"pid": number, "name": f"p{number}"}),
+    "variables": (("setup", "names"), lambda number: f"A{number}"),
+    "lines of its setup": (("setup", "failure", "lines"), lambda number: f"line {number}"),
+    "Pythons": (("search", "tried"), lambda number: [f"/opt/python{number}", "not there"]),
+    "networks": (("checks", "networks"), lambda number: CHECKS["networks"][0] | {"network": f"10.0.{number}.0/24"}),
+    "InfiniBand ports": (("checks", "infiniband"), lambda number: f"mlx5_{number}:1"),
+    "Xids": (("checks", "xids"), lambda number: {"gpu": "0000:3b:00", "number": number}),
+    "processes of runs": (("checks", "runs"), lambda number: RUN | {"pid": number, "mark": f"{number}.ab12.0"}),
+}  # fmt: skip
+LINES = 16 * MOST["GPUs"]  # of all that is said of one node, as a table and line by line
+
+
+@pytest.mark.parametrize(("what", "way", "make"), [(what, *place) for what, place in LISTS.items()], ids=LISTS)
+def test_a_list_that_no_machine_has_costs_its_node_the_place(
+    what: str, way: tuple[Any, ...], make: Callable[[int], object]
+) -> None:
+    most = MOST[what]
+    lied = read(put(MESSAGE, way, [make(number) for number in range(most)]))
+    assert lied is not None
+    assert len(judge(Job(BUILTIN, env={"GLOO_SOCKET_IFNAME": "ib0"}), lied)) < LINES
+    with pytest.raises(LauncherError) as error:
+        read_facts(put(MESSAGE, way, [make(0)] * (most + 1)), "/tmp/x")
+    assert error.value.message == f"it named {most + 1} {what}; at most {most} are accepted"
+
+
+def test_disks_that_no_machine_has_are_refused() -> None:
+    disks = {f"/disk{number}": 1 for number in range(65)}
+    with pytest.raises(LauncherError, match="it named 65 disks; at most 64 are accepted"):
+        read_facts(put(MESSAGE, ("checks", "disks"), disks), "/tmp/x")
 
 
 @pytest.mark.parametrize("address", ["UNKNOWN", "evil.example.com", "10.0.0.1; id", ""])
