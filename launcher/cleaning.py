@@ -97,6 +97,6 @@ def found_lines(found: Sequence[tuple[str, RunProcess]]) -> list[str]:
         rest = f" and {len(processes) - 4} more" if len(processes) > 4 else ""
         state = ", which goes on and is left alone" if is_owned else " left behind"
         lines.append(f"  {host}: {count(len(processes), 'process')} of run {run_id}{state}: {names}{rest}")
-    words = "{} of {} more runs, those that go on are left alone"
+    words = "{} of {} more runs (runs in progress are left alone)"
     return lines + [f"  {host}: {words.format(count(number, 'process'), named[host] - _MOST_RUNS)}"
                     for host, number in more.items()]  # fmt: skip

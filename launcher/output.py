@@ -89,7 +89,7 @@ class Terminal:
     def _break(self, error: Exception) -> None:
         """Nothing is written any more; the run goes on, and what comes is dropped."""
         self._patience_s = 0.0
-        text = f"launch: can't write our output any more ({error!r}); the run goes on\n"
+        text = f"launch: printing failed ({error!r}); the run goes on\n"
         with contextlib.suppress(OSError):
             os.write(STDERR, text.encode())
 

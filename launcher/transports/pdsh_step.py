@@ -165,7 +165,10 @@ class Step:
     def _break(self, error: Exception) -> None:
         """Nobody reads any more what the hosts say."""
         self._relays.lose(
-            [HostFailure(host.name, "connection", f"pdsh is not read: {error!r}") for host in self._hosts]
+            [
+                HostFailure(host.name, "connection", f"launch can't read pdsh any more: {error!r}")
+                for host in self._hosts
+            ]
         )
         self._call.end()
 

@@ -212,7 +212,9 @@ class Step:
 
     def _break(self, error: Exception) -> None:
         """Nobody reads any more what the hosts say, or brings them a word."""
-        self._relays.lose([HostFailure(host, "connection", f"srun is not heard: {error!r}") for host in self._hosts])
+        self._relays.lose(
+            [HostFailure(host, "connection", f"launch can't talk to srun any more: {error!r}") for host in self._hosts]
+        )
         self._process.terminate()
 
     def _finish(self) -> None:

@@ -37,7 +37,7 @@ def test_of_very_many_runs_the_first_are_named():
     lines = found_lines(found)
     assert len(lines) == 102
     assert lines[0] == "  gpu1: 2 processes of run 2026-0 left behind: 0 (python), 1 (python)"
-    assert lines[-1] == "  gpu1: 19800 processes of 9900 more runs, those that go on are left alone"
+    assert lines[-1] == "  gpu1: 19800 processes of 9900 more runs (runs in progress are left alone)"
 
 
 OFF = HostFailure("gpu4", "timeout", "does not answer")
