@@ -60,7 +60,7 @@ async def execute(session: Session, argv: Sequence[str], workdir: str | None, sa
         own_codes = _exit_codes(session)
         census = await session.stop_all(timeout_s)
     if interrupted_by is not None:
-        say(f"launch: stopped, {report.census_words(census)}")
+        say(f"launch: stopped, {report.census_words(census) or 'nothing was started'}")
     return Execution(_exit_codes(session), session.failures(), census, interrupted_by, own_codes)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from concurrency_limits import refuse_threads
 from node_process import PROMPT_S, WAITS, find_marked, is_alive, shell, wait_until
 
 from launcher import conversation
@@ -265,18 +266,6 @@ def test_a_clock_that_steps_on_makes_nobody_silent_later() -> None:
 
 
 # ---- a machine that has no thread left ------------------------------------------------------------------------------
-
-
-def refuse_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Let no thread with this name be started, as where `ulimit -u` is reached."""
-    start = threading.Thread.start
-
-    def refuse(thread: threading.Thread) -> None:
-        if thread.name == name:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
 
 
 @pytest.mark.parametrize("name", ["read here", "write here"])

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from node_process import is_alive, shell, wait_until
+from screen import Screen
 
 from launcher import checking
 from launcher.execution import Execution, execute
@@ -102,19 +103,6 @@ class ClosedTransport:
         return ()
 
 
-class Screen:
-    def __init__(self) -> None:
-        self.words: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.words.append(text)
-
-    def show(self, text: str) -> None:
-        self.words.append(text)
-
-    def emit(self, event: str, **values: object) -> None: ...
-
-
 def make_session(screen: Screen, outputs: Sequence[NodeOutput], **ways: Transport) -> Session:
     return Session(
         [Host(name) for name in ways], list(ways.values()), outputs, run_id="interrupted", env={},
@@ -167,9 +155,12 @@ def test_a_node_that_is_lost_before_its_answer_is_asked_again(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("is_terse", [False, True])
-def test_a_host_that_is_reached_too_late_gets_no_order(tmp_path: Path, *, is_terse: bool) -> None:
+def test_a_host_that_is_reached_too_late_gets_no_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_terse: bool
+) -> None:
     way = ClosedTransport(is_terse=is_terse)
     done = interrupt_exec(tmp_path, lambda: way.was_asked, n1=way)
+    assert capsys.readouterr().out.splitlines()[-1] == "launch: stopped, nothing was started"
     assert (dict(done.census.left), dict(done.census.unasked)) == ({}, {})
     way.may_open.set()
     wait_until(lambda: way.channels and way.channels[0].exit_code() is not None, DEADLINE_S)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from node_process import PROMPT_S, is_alive, wait_until
+from screen import Screen
 
 from launcher.errors import LauncherError
 from launcher.execution import Execution, execute
@@ -117,19 +118,6 @@ class LyingTransport:
 
     def last_words(self, host: Host) -> Sequence[str]:
         return ()
-
-
-class Screen:
-    def __init__(self) -> None:
-        self.words: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.words.append(text)
-
-    def show(self, text: str) -> None:
-        self.words.append(text)
-
-    def emit(self, event: str, **values: object) -> None: ...
 
 
 def play(lie: Lie, folder: Path) -> list[str]:

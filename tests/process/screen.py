@@ -1,0 +1,18 @@
+"""A screen that keeps what is said."""
+
+from __future__ import annotations
+
+
+class Screen:
+    """Where the words of a run go, in a list."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.words.append(text)
+
+    def show(self, text: str) -> None:
+        self.words.append(text)
+
+    def emit(self, event: str, **values: object) -> None: ...

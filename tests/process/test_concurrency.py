@@ -1,0 +1,137 @@
+"""What nobody waits for: its failure, and a machine that has no thread left, are told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from concurrency_limits import refuse_threads
+from node_process import wait_until
+
+from launcher.concurrency import start_task, start_thread, start_timer
+from launcher.errors import LauncherError
+from launcher.hosts import Host
+from launcher.output import STDERR, Terminal
+from launcher.transports.base import TransportError
+from launcher.transports.pdsh_mail import Mail
+from launcher.transports.srun_step import Step
+
+DEADLINE_S = 60.0
+NO_THREAD = "this machine can't start another thread (can't start new thread)"
+
+
+def fail() -> None:
+    raise OverflowError("it broke")
+
+
+def test_the_failure_of_a_thread_is_told() -> None:
+    told: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+    start_thread(fail, "broken", told.put)
+    assert isinstance(told.get(timeout=DEADLINE_S), OverflowError)
+    start_timer(0.0, fail, told.put)
+    assert isinstance(told.get(timeout=DEADLINE_S), OverflowError)
+
+
+def test_where_no_thread_is_left_a_timer_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_threads(monkeypatch, "timer")
+    done: list[str] = []
+    start_timer(DEADLINE_S, lambda: done.append("at once"), print)
+    assert done == ["at once"]
+    refuse_threads(monkeypatch, "mine")
+    with pytest.raises(LauncherError) as error:
+        start_thread(fail, "mine", print)
+    assert error.value.message == NO_THREAD
+
+
+def test_the_failure_of_a_task_is_told_and_its_end_is_not() -> None:
+    async def run() -> list[BaseException]:
+        told: list[BaseException] = []
+
+        async def work(*, is_broken: bool) -> None:
+            if is_broken:
+                fail()
+
+        tasks = [start_task(work(is_broken=is_broken), told.append) for is_broken in (False, True)]
+        cancelled = start_task(asyncio.sleep(DEADLINE_S), told.append)
+        cancelled.cancel()
+        await asyncio.wait([*tasks, cancelled])
+        await asyncio.sleep(0)
+        return told
+
+    assert [str(error) for error in asyncio.run(run())] == ["it broke"]
+
+
+def test_a_terminal_that_breaks_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_end, write_end = os.pipe()
+    keep = os.dup(STDERR)
+    os.dup2(write_end, STDERR)
+    try:
+        monkeypatch.setattr("launcher.output._write_some", lambda fd, view: fail())
+        terminal = Terminal(is_terminal=False, patience_s=DEADLINE_S)
+        for _ in range(3):
+            terminal.put(STDERR, b"x" * (5 << 20) + b"\n")
+        terminal.close()
+    finally:
+        os.dup2(keep, STDERR)
+        os.close(write_end)
+    with os.fdopen(read_end, "rb") as said:
+        assert said.read().splitlines()[0] == b"launch: printing failed (OverflowError('it broke')); the run goes on"
+
+
+class NoPdsh:
+    def call(self, *args: Any, **kinds: Any) -> Any:
+        raise OverflowError("it broke")
+
+
+def post_mail(pdsh: object) -> str:
+    """Return what is said of a host that gets no mail."""
+    told: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+    mail = Mail(pdsh, [Host("n1")], ["python3"], "ab", "", 5.0, lambda *words: told.put(words))  # type: ignore[arg-type]
+    mail.post(0, [(b"shut 1", None)])
+    task, said = told.get(timeout=DEADLINE_S)
+    mail.close()
+    assert task == 0
+    return said
+
+
+def test_mail_that_nobody_carries_is_lost_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert post_mail(NoPdsh()) == "OverflowError('it broke')"
+    refuse_threads(monkeypatch, "carry pdsh")
+    assert post_mail(NoPdsh()) == NO_THREAD
+
+
+@pytest.fixture
+def srun(tmp_path: Path) -> Callable[[], Step]:
+    program = tmp_path / "srun"
+    program.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nexec cat >/dev/null\n")
+    program.chmod(0o700)
+    return lambda: Step(["n1"], [], ["python3"], {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, {})
+
+
+def test_an_srun_that_nobody_reads_is_told(srun: Callable[[], Step], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.transports.srun_step._widen", lambda pipe: fail())
+    with pytest.raises(TransportError) as error:
+        srun().open("n1", "true", DEADLINE_S)
+    assert error.value.failure.text == "launch can't talk to srun any more: OverflowError('it broke')"
+
+
+def test_an_srun_is_ended_where_no_thread_is_left(
+    srun: Callable[[], Step], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    refuse_threads(monkeypatch, "read srun")
+    with pytest.raises(LauncherError):
+        srun()
+    wait_until(lambda: not (tmp_path / "pid").exists() or "cat" not in _command(tmp_path / "pid"), DEADLINE_S)
+
+
+def _command(pid: Path) -> str:
+    text = pid.read_text().strip()
+    try:
+        return Path(f"/proc/{text}/cmdline").read_text() if text else "cat"
+    except OSError:
+        return ""
