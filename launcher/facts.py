@@ -13,7 +13,7 @@ SLOW_DNS_S = 0.5
 MOST_PROCESSES = 20_000  # of one kind on a node: more than a system lets a user have, mostly
 # Longer than any machine's list; whoever sends more costs itself its place, and nobody else the time.
 MOST = {
-    "addresses": 4096, "networks": 4096, "GPUs": 256, "processes on a GPU": 4096, "Xids": 1024, "disks": 64,
+    "addresses": 4096, "networks": 4096, "GPUs": 256, "processes on a GPU": MOST_PROCESSES, "Xids": 1024, "disks": 64,
     "InfiniBand ports": 256, "processes of runs": MOST_PROCESSES, "Pythons": 64, "variables": 4096,
     "lines of its setup": 64,
 }  # fmt: skip

@@ -46,6 +46,7 @@ def test_a_node_says_hello(nodes: Nodes, any_python: str, magic: str | None) -> 
         "pid": node.supervisor,
         "python": version,
         "folder": str(node.folder),
+        "sleeps_along": False,
     }
     assert re.fullmatch(rf"{node.tmpdir}/launch-test-\w+", str(node.folder))
     assert stat.S_IMODE(node.folder.stat().st_mode) == 0o700
