@@ -431,7 +431,7 @@ def warn_of_idle_tasks(place: Place, environ: Mapping[str, str]) -> None:
 
 def warn_of_idle_gpus(place: Place, environ: Mapping[str, str]) -> None:
     """Say once per node that Slurm gave it GPUs, and that torch is about to train without them."""
-    if place.local_rank or not place.job_id or environ.get("CUDA_VISIBLE_DEVICES") == "":
+    if place.local_rank or not place.job_id or environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return
     count = _first_of(environ, "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE") or ""
     if count.rpartition(":")[2] not in ("", "0"):  # `h100:8` has a type

@@ -26,8 +26,11 @@ FORWARDED = (
     "KMP_*", "PYTHONPATH", "PYTHONHASHSEED", "PYTHONWARNINGS", "PYTHONFAULTHANDLER", "HF_*", "HUGGINGFACE_*",
     "TRANSFORMERS_*", "TOKENIZERS_PARALLELISM", "WANDB_*", "MLFLOW_*", "COMET_*", "CLEARML_*",
 )  # fmt: skip
-# Set by the plan itself, or by a torchrun around us: forwarding them would start a wrong world.
-NEVER_FORWARDED = ("TORCHELASTIC_*",)
+# Set by a torchrun around us, which would start a wrong world; or what is right on one machine only: which GPUs (HIP's
+# and ROCm's beside CUDA's), and the name by which NCCL tells hosts apart.
+NEVER_FORWARDED = ("TORCHELASTIC_*", "*_VISIBLE_DEVICES", "NCCL_HOSTID")
+# By which a process is told its GPUs.
+VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SECRET_NAME = re.compile(

@@ -160,6 +160,7 @@ class NodeFacts:
     script_found: bool = True
     gpus: tuple[Gpu, ...] = ()
     gpu_error: str | None = None
+    visible_gpus: tuple[int, ...] | None = None  # indexes, as ranks see them; -1: unknown (MIG); None: all
     venv_found: bool = True
     setup_failure: SetupFailure | None = None
     setup_names: tuple[str, ...] = ()  # the variables that the setup has set or changed
@@ -216,6 +217,7 @@ def read_facts(message: Mapping[str, Any], folder: str) -> NodeFacts:
             conda=_text_or_none(setup.get("conda")),
             gpus=tuple(map(_read_gpu, _list(message["gpus"], "GPUs"))),
             gpu_error=_text_or_none(message["gpu_error"]),
+            visible_gpus=_read_visible(message.get("visible"), message["gpus"]),
             python=_text_or_none(search.get("python")),
             python_version=_text_or_none(search.get("version")),
             python_source=_text_or_none(search.get("candidate")),
@@ -251,6 +253,15 @@ def _read_gpu(gpu: Mapping[str, Any]) -> Gpu:
         ),
         bus_id=str(gpu["bus_id"]),
     )
+
+
+def _read_visible(indexes: Any, gpus: Any) -> tuple[int, ...] | None:
+    if indexes is None:
+        return None
+    found = tuple(map(_number_or_none, indexes))
+    if len(found) > len(gpus) or not set(found) <= {-1, *(gpu["index"] for gpu in gpus)}:
+        raise ValueError("more GPUs visible than there are")
+    return tuple(index for index in found if index is not None)
 
 
 def _read_setup_failure(value: Mapping[str, Any] | None) -> SetupFailure | None:

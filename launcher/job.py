@@ -57,6 +57,7 @@ class Job:
     program: Program
     nproc: int | None = None  # per node; None: slots= of the host, else the GPUs that it has
     cpu: bool = False
+    may_use_cpus: bool = False  # where no host has GPUs; else that is refused
     gpus: int | None = None  # what --gpus said, where it said a number
     workdir: str | None = None  # on the nodes; None: their home
     python: str | None = None

@@ -11,6 +11,7 @@ from launcher.environment import is_secret, shell_assignments
 from launcher.facts import Gpu, NodeFacts, Route
 from launcher.hosts import Host
 from launcher.job import Job, Program, ProgramKind
+from launcher.node import messages
 
 ARCHIVE_NAME = "launcher.pyz"
 TORCHRUN = ("-m", "torch.distributed.run")
@@ -84,15 +85,24 @@ def build_plan(
 
 def count_processes(job: Job, host: Host, fact: NodeFacts) -> int:
     """Return how many ranks `host` gets."""
-    return job.nproc or host.slots or len(visible_gpus(job, host, fact))
+    return job.nproc or host.slots or count_visible(host, fact)
 
 
-def visible_gpus(job: Job, host: Host, fact: NodeFacts) -> tuple[Gpu, ...]:
-    """Return the GPUs that ranks may see, in their order: chosen with --include, or CUDA_VISIBLE_DEVICES by numbers."""
-    chosen = host.gpus
-    numbers = job.env.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    if chosen is None and all(number.strip().isdecimal() for number in numbers):
-        chosen = tuple(map(int, numbers))
+def settle_device(job: Job, facts: Sequence[NodeFacts]) -> Job:
+    """Return the job on CPUs if it may run there and no host has GPUs; a tool that fails may still have some."""
+    has_none = all(not fact.gpus and fact.gpu_error == messages.NO_GPU_TOOL for fact in facts)
+    return replace(job, cpu=True) if job.may_use_cpus and facts and has_none else job
+
+
+def count_visible(host: Host, fact: NodeFacts) -> int:
+    """Return how many GPUs ranks may see, also of those that can't be named (MIG)."""
+    is_known = host.gpus is not None or fact.visible_gpus is None
+    return len(visible_gpus(host, fact)) if is_known else len(fact.visible_gpus or ())
+
+
+def visible_gpus(host: Host, fact: NodeFacts) -> tuple[Gpu, ...]:
+    """Return the GPUs that ranks may see, in their order: chosen with --include, else by CUDA_VISIBLE_DEVICES there."""
+    chosen = fact.visible_gpus if host.gpus is None else host.gpus
     if chosen is None:
         return fact.gpus
     there = {gpu.index: gpu for gpu in fact.gpus}
@@ -146,7 +156,7 @@ def _plan_node(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFa
     env = _node_env(job, world, node_rank, host, fact)
     command = _rank_command(job.program, fact)
     has_gpus = job.program.needs_torch and not job.cpu
-    gpus = tuple(gpu.index for gpu in visible_gpus(job, host, fact)) if has_gpus else ()
+    gpus = tuple(gpu.index for gpu in visible_gpus(host, fact)) if has_gpus else ()
     node = NodePlan(host, node_rank, world.first_rank(node_rank), world.sizes[node_rank], cwd, env, gpus=gpus)
     if not job.uses_torchrun:
         processes = _rank_processes(world, node_rank, command, env)

@@ -26,7 +26,7 @@ MARKER = "~launch"
 _NODE_MODULES = (
     "environment", "facts", "gpus", "guardian", "inquiry", "kernel_log", "kills", "ladder", "ledger", "leftovers",
     "loop", "machine", "messages", "network", "notation", "outlet", "processes", "pythons", "ranks", "signals", "slurm",
-    "stacks", "supervisor", "workers", "xids",
+    "stacks", "supervisor", "visible_gpus", "workers", "xids",
 )  # fmt: skip
 _LOCK = threading.Lock()
 _PACKAGES = ("launcher", "launcher.node")

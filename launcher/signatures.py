@@ -258,14 +258,14 @@ SIGNATURES: tuple[Signature, ...] = (
         "torch-for-cpu",
         r"Torch not compiled with CUDA enabled|Distributed package doesn't have NCCL",
         "this node's torch is a build for CPUs",
-        "install the CUDA build there, or name another --python; on CPUs: --nproc N --cpu",
+        "install the CUDA build there, or name another --python; on CPUs: --cpu (launch also needs --nproc N)",
         says="`Torch not compiled with CUDA enabled`, `Distributed package doesn't have NCCL`",
     ),
     Signature(
         "no-gpu",
         r"No CUDA GPUs are available|Found no NVIDIA driver|no CUDA-capable device is detected|no GPUs found!",
         "this rank sees no GPU: none there, hidden by CUDA_VISIBLE_DEVICES, or the container got none",
-        "`launch exec -- nvidia-smi`; on CPUs: --nproc N --cpu",
+        "`launch exec -- nvidia-smi`; on CPUs: --cpu (launch also needs --nproc N)",
         says="`No CUDA GPUs are available`, `Found no NVIDIA driver`",
     ),
     Signature(

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from launcher.cli import refuse_unknown_word
-from launcher.environment import forwarded, parse_settings, read_env_file
+from launcher.environment import VISIBLE_DEVICES, forwarded, parse_settings, read_env_file
 from launcher.errors import UsageError
 from launcher.hosts import Host
 from launcher.job import COLLECTIVES_MODULE, DEFAULT_PROGRAM, TRAINER_MODULE, Activation, Job, Program, ProgramKind
@@ -188,6 +188,7 @@ def read_job(options: Mapping[str, Any], words: Sequence[str], hosts: Sequence[H
     """Return the job that the options and the words after them describe."""
     options = settle_rivals(options)
     named_env = read_named_env(options)
+    refuse_second_choice(named_env, hosts)
     return Job(
         program=read_program(options, words),
         nproc=read_size(options, hosts),
@@ -208,6 +209,16 @@ def read_job(options: Mapping[str, Any], words: Sequence[str], hosts: Sequence[H
         with_stacks=options.get("stacks", False),
         hang_timeout_s=read_span("--hang-timeout", options.get("hang_timeout")),
     )
+
+
+def refuse_second_choice(env: Mapping[str, str], hosts: Sequence[Host]) -> None:
+    """Raise UsageError where GPUs are chosen twice: the ranks would run on others than those that are checked."""
+    for name in (name for name in VISIBLE_DEVICES if name in env):
+        for host in hosts:
+            if host.gpus is not None:
+                chosen = ",".join(map(str, host.gpus))
+                text = f"{name}={env[name]} is set for the ranks, and GPUs {chosen} of {host.name} are chosen"
+                raise UsageError(text, "give one of them: --include or --exclude with GPUs, or the variable")
 
 
 def read_program(options: Mapping[str, Any], words: Sequence[str]) -> Program:

@@ -7,6 +7,7 @@ Nothing needs to be installed there: `launcher.shipping` sends these modules ove
     inquiry      what the launcher asks before a run:
       facts        gathers what follows, in a child
       gpus         what the GPU tool says, and who is on the GPUs
+      visible_gpus which of them the ranks see
       xids         GPU faults in the kernel's log
       machine      memory, limits, disks
       network      addresses, routes, ports, probes

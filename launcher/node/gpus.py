@@ -7,6 +7,8 @@ import os
 import subprocess
 import time
 
+from launcher.node import messages
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -135,7 +137,7 @@ def _query_amd() -> dict[str, Any]:
     """Ask rocm-smi, whose JSON is {"card0": {"Card series": ..., "VRAM Total Memory (B)": ...}, "system": {...}}."""
     tool = _begin(_AMD_COMMAND)
     if tool is None:
-        return {"gpus": [], "gpu_error": "neither nvidia-smi nor rocm-smi is there"}
+        return {"gpus": [], "gpu_error": messages.NO_GPU_TOOL}
     answer = _finish(tool, time.monotonic() + TOOL_TIMEOUT_S)
     if answer.code is None:
         return {"gpus": [], "gpu_error": "rocm-smi gave no answer in %d s" % TOOL_TIMEOUT_S}
@@ -168,6 +170,7 @@ def _amd_gpu(index: int, card: dict[str, Any], driver: str) -> dict[str, Any]:
         "ecc_errors": None,
         "processes": [],
         "bus_id": "",
+        "is_amd": True,
     }
 
 

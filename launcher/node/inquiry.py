@@ -40,6 +40,7 @@ class Inquiry:
         self._await_exit = await_exit
         self._setup: Setup | None = None
         self._made: dict[str, Any] | None = None  # what became of the setup, where one was asked for
+        self._env: dict[str, str] = {}
         self._facts: dict[str, Any] | None = None
         self._python: dict[str, Any] | None = None
         self._held_port: socket | None = None
@@ -54,6 +55,7 @@ class Inquiry:
         """
         from launcher.node import facts
 
+        self._env = env
         facts_read, facts_write = os.pipe()
         if workers.fork() == 0:
             facts.write_facts_and_exit(facts_write, wanted)
@@ -116,7 +118,13 @@ class Inquiry:
 
     def _send_facts(self) -> None:
         if self._facts is not None and self._python is not None and not self._is_over:
-            self._outlet.send(messages.FACTS, **dict(self._facts, search=self._python, setup=self._made))
+            from launcher.node import visible_gpus
+
+            # Of the environment that the ranks will have: the login's, then that of the setup, then --env.
+            visible = visible_gpus.find_visible(self._facts.get("gpus", []), self._env)
+            self._outlet.send(
+                messages.FACTS, **dict(self._facts, visible=visible, search=self._python, setup=self._made)
+            )
 
     # ---- the network --------------------------------------------------------------------------------------------
 

@@ -52,6 +52,8 @@ FILE = "file"  # what a rank left in the folder that LAUNCH_FILES names, after t
 FAILED = "failed"
 
 
+# Why a node has no GPUs that is known to be built without.
+NO_GPU_TOOL = "neither nvidia-smi nor rocm-smi is there"
 # Of a probe that came to nothing by itself.
 NOT_TRIED = "could not be tried"
 # Of a supervisor that somebody has told to end; the second as Slurm tells all when it ends a job.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from launcher.node import network
+from launcher.node import network, visible_gpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,10 +27,13 @@ def count_cpus(allowed: int) -> int:
 
 def choose_gpus(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return those of the GPUs that are the job's; where Slurm counts none, all are."""
-    numbers = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    if not is_in_job() or not all(number.isdigit() for number in numbers):
+    if not is_in_job():
         return found
-    given = {int(number) for number in numbers}
+    # Not HIP's variable: its numbers are those of the GPUs that Slurm has left.
+    names = [name for name in (visible_gpus.CUDA, visible_gpus.ROCR) if name in os.environ]
+    given = visible_gpus.find_visible(found, {name: os.environ[name] for name in names})
+    if given is None or visible_gpus.UNKNOWN in given:
+        return found
     return [gpu for gpu in found if gpu["index"] in given]
 
 

@@ -59,6 +59,11 @@ class Finding:
         return f"{fold_names(self.hosts)}: {self.text}" + (f" ({self.hint})" if self.hint else "")
 
 
+def on_cpus(job: Job) -> str:
+    """Return how the same job runs without GPUs, as it may be typed: `test-distributed`, for one, knows no --nproc."""
+    return "on CPUs: --cpu" if job.nproc and job.gpus is None else "on CPUs: --nproc N --cpu"
+
+
 def fold(findings: Iterable[Finding]) -> list[Finding]:
     """Make one of those that differ in their hosts alone."""
     folded: dict[Finding, list[str]] = {}

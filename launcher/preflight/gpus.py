@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from launcher.facts import Checks, Gpu, GpuProcess
 from launcher.plan import count_processes, visible_gpus
-from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Node, Severity
+from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Node, Severity, on_cpus
 from launcher.signatures import HARDWARE_XIDS
 from launcher.wording import count, listed
 
@@ -21,7 +21,7 @@ def check(node: Node) -> Iterator[Finding]:
     if node.fact.checks is None or not node.job.wants_gpus:
         return
     if _is_built_for_cpus(node):
-        hint = "install one for its GPUs, or train on CPUs: --nproc N --cpu"
+        hint = f"install one for its GPUs, or run {on_cpus(node.job)}"
         yield Finding((node.name,), f"torch {node.fact.torch_version} is a build for CPUs", hint)
     gpus = wanted_gpus(node)
     if gpus and node.fact.gpu_error:
@@ -63,7 +63,7 @@ def _hardware_faults(node: Node, checks: Checks, gpus: list[Gpu]) -> dict[str, l
 
 def wanted_gpus(node: Node) -> list[Gpu]:
     """Return the GPUs that the plan would use there."""
-    gpus = list(visible_gpus(node.job, node.host, node.fact))
+    gpus = list(visible_gpus(node.host, node.fact))
     return gpus if node.host.gpus is not None else gpus[: count_processes(node.job, node.host, node.fact)]
 
 

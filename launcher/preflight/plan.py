@@ -6,10 +6,11 @@ import errno
 import os
 from collections.abc import Iterator
 
+from launcher.environment import VISIBLE_DEVICES
 from launcher.job import ProgramKind
-from launcher.plan import count_processes, visible_gpus
+from launcher.plan import count_processes, count_visible
 from launcher.preflight import activation
-from launcher.preflight.findings import Finding, Node
+from launcher.preflight.findings import Finding, Node, on_cpus
 
 
 def check(node: Node) -> Iterator[Finding]:
@@ -65,7 +66,7 @@ def _check_gpus(node: Node) -> _Found:
     host, fact = node.host, node.fact
     wanted = count_processes(node.job, host, fact)
     if not fact.gpus:
-        yield f"no GPU ({fact.gpu_error or 'nvidia-smi lists none'})", "on CPUs: --nproc N --cpu"
+        yield f"no GPU ({fact.gpu_error or 'nvidia-smi lists none'})", on_cpus(node.job)
         return
     if host.gpus is not None:
         indexes = [gpu.index for gpu in fact.gpus]
@@ -74,9 +75,15 @@ def _check_gpus(node: Node) -> _Found:
             is_whole = indexes == list(range(len(indexes)))  # a GPU that is lost leaves a gap
             there = f"0 to {len(indexes) - 1}" if is_whole else ", ".join(map(str, indexes))
             yield f"has no GPU {', '.join(map(str, missing))}", f"it has {there}"
-    elif wanted > len(visible := visible_gpus(node.job, host, fact)):
-        where = "there" if len(visible) == len(fact.gpus) else "visible (CUDA_VISIBLE_DEVICES)"
-        yield f"{wanted} GPUs wanted, {len(visible)} {where}", "one process a GPU; ask for fewer with --gpus"
+        return
+    visible = count_visible(host, fact)
+    variable = next((name for name in VISIBLE_DEVICES if name in node.job.env), VISIBLE_DEVICES[0])
+    if not visible:
+        hint = "the list ends at an entry that names no GPU, and a repeated entry hides all"
+        yield f"no GPU visible, {variable} hides all {len(fact.gpus)} of them", f"correct it, or unset it: {hint}"
+    elif wanted > visible:
+        where = "there" if visible == len(fact.gpus) else f"visible ({variable})"
+        yield f"{wanted} GPUs wanted, {visible} {where}", "one process a GPU; ask for fewer with --gpus"
 
 
 def _check_route(node: Node) -> _Found:

@@ -12,7 +12,8 @@ from launcher.facts import read_facts
 from launcher.node import messages, slurm
 
 STEP = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}
-GPUS = [{"index": index} for index in range(4)]
+CUDA = "CUDA_VISIBLE_DEVICES"
+GPUS = [{"index": index, "uuid": ""} for index in range(4)]
 
 
 @pytest.fixture
@@ -46,7 +47,9 @@ def test_cpus(set_env, env, count):
     [
         ({**STEP, "CUDA_VISIBLE_DEVICES": "2,3"}, [2, 3]),
         ({**STEP, "CUDA_VISIBLE_DEVICES": "0"}, [0]),
-        ({**STEP, "CUDA_VISIBLE_DEVICES": "GPU-1234"}, [0, 1, 2, 3]),
+        ({**STEP, "CUDA_VISIBLE_DEVICES": "GPU-1234"}, [0, 1, 2, 3]),  # an old tool, which tells no UUIDs
+        ({**STEP, "CUDA_VISIBLE_DEVICES": "NoDevFiles"}, []),  # as Slurm writes where a step gets none
+        ({**STEP, "CUDA_VISIBLE_DEVICES": "MIG-1234"}, [0, 1, 2, 3]),
         (STEP, [0, 1, 2, 3]),
         ({"CUDA_VISIBLE_DEVICES": "2,3"}, [0, 1, 2, 3]),
     ],
@@ -71,11 +74,33 @@ def test_no_way_is_known_outside_of_a_step(set_env, missing):
     assert slurm.find_ends() == (None, None)
 
 
-def test_a_node_tells_all_of_it(nodes: Nodes, tmp_path: Path, any_python: str) -> None:
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """Return a PATH with a GPU tool that lists two."""
     tool = tmp_path / "nvidia-smi"
     tool.write_text('#!/bin/sh\ncase $1 in *gpu=*) for i in 0 1; do echo "$i, Fake, 81559, 999.99"; done;; esac\n')
     tool.chmod(0o755)
-    env = {**STEP, "SLURM_CPUS_ON_NODE": "1", "CUDA_VISIBLE_DEVICES": "1", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    return f"{tmp_path}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(
+    ("login", "setup", "named", "visible"),
+    [({}, "", {}, None), ({CUDA: "-1"}, "", {}, ()), ({CUDA: "-1"}, "", {CUDA: "1,0"}, (1, 0)),
+     ({CUDA: "-1"}, f"export {CUDA}=1", {}, (1,))],
+)  # fmt: skip
+def test_the_environment_of_the_ranks_says_which_gpus_they_see(
+    nodes: Nodes, path: str, login: dict[str, str], setup: str, named: dict[str, str], visible: tuple[int, ...] | None
+) -> None:
+    node = nodes.start(env={"PATH": path, **login})
+    steps = [{"name": "--setup", "command": setup}] if setup else []
+    order = {"steps": steps, "named": list(named), "venv": None, "timeout_s": 60} if setup else None
+    node.prepare(facts=True, pythons=[], env=named, setup=order)
+    facts = read_facts(node.wait_for(messages.FACTS), "")
+    assert ([gpu.index for gpu in facts.gpus], facts.visible_gpus) == ([0, 1], visible)
+
+
+def test_a_node_tells_all_of_it(nodes: Nodes, path: str, any_python: str) -> None:
+    env = {**STEP, "SLURM_CPUS_ON_NODE": "1", "CUDA_VISIBLE_DEVICES": "1", "PATH": path}
     node = nodes.start(python=any_python, env=env)
     node.prepare(facts=True, pythons=[])
     facts = read_facts(node.wait_for(messages.FACTS), "")

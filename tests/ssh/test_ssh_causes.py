@@ -48,7 +48,7 @@ def test_a_known_line_is_explained_on_the_screen_and_in_the_record(launch: Launc
     line = "RuntimeError: No CUDA GPUs are available"
     done = launch.run(*shell(f'[ "$RANK" = 1 ] || exec sleep 300; echo "{line}" >&2; exit 3'))
     cause = "this rank sees no GPU: none there, hidden by CUDA_VISIBLE_DEVICES, or the container got none"
-    fix = "launch exec -- nvidia-smi; on CPUs: --nproc N --cpu"
+    fix = "launch exec -- nvidia-smi; on CPUs: --cpu (launch also needs --nproc N)"
     assert done.words[6:10] == [f"  why: {cause}", f"  fix: {fix}", "  its last lines:", f"    {line}"]
     record = done.record["result"]["cause"]
     assert record["explanation"] == {"name": "no-gpu", "cause": cause, "fix": fix}

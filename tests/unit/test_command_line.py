@@ -84,6 +84,11 @@ WRONG = [
     ("--hosts a --gpus 0 t.py", "--gpus: want a number from 1 on, or auto; got '0'", ""),
     ("--hosts a --gpus ² t.py", "--gpus: want a number from 1 on, or auto; got '²'", ""),
     ("--hosts a --gpus 2 --cpu t.py", "--gpus and --cpu are both given", "on CPUs: --nproc N --cpu"),
+    (
+        "--hosts a,b --include b:2,3 --env CUDA_VISIBLE_DEVICES=0,1 t.py",
+        "CUDA_VISIBLE_DEVICES=0,1 is set for the ranks, and GPUs 2,3 of b are chosen",
+        "give one of them: --include or --exclude with GPUs, or the variable",
+    ),
     ("--hosts a --gpus 2 --nproc 3 t.py", "--gpus 2 and --nproc 3 differ", "one process a GPU: give one of them"),
     ("--hosts a --cpu t.py", "--cpu needs a number of processes", "--nproc N, or slots=N in the hostfile"),
     ("--hostfile two --gpus 8 t.py", "two:2: node2 has 4 slots, --gpus says 8", "leave --gpus or slots= away"),
@@ -382,19 +387,14 @@ def test_slots_say_the_size_on_cpus_too(launch, jobs):
 
 def test_collectives_on_this_machine_or_on_hosts(launch, jobs):
     assert launch("2 --cpu", entry=cli.main_test_distributed) == (7, "", "test-distributed: gloo on CPUs\n")
-    assert launch("2 --hosts a,b", entry=cli.main_test_distributed) == (7, "", "test-distributed: NCCL on GPUs\n")
+    said = "test-distributed: NCCL on GPUs, or gloo on CPUs if no host has GPUs\n"
+    assert launch("2 --hosts a,b --max-size 8", entry=cli.main_test_distributed) == (7, "", said)
     assert [(job.nproc, job.cpu, job.program.target, transport) for job, _, transport, _ in jobs] == [
         (2, True, COLLECTIVES_MODULE, "LocalTransport"),
         (2, False, COLLECTIVES_MODULE, "FabricTransport"),
     ]
-    assert jobs[1][0].program.args == ("--names", "a,b")
-
-
-def test_a_machine_without_gpus_is_tested_on_its_cpus(launch, jobs):
-    said = "test-distributed: gloo on CPUs (this machine has no nvidia-smi)\n"
-    assert launch("2 --max-size 8", entry=cli.main_test_distributed) == (7, "", said)
-    assert jobs[0][0].cpu
-    assert jobs[0][0].program.args[2:] == ("--max-size", "8")
+    assert all(job.may_use_cpus for job, *_ in jobs)
+    assert jobs[1][0].program.args == ("--names", "a,b", "--max-size", "8")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ def test_only_what_the_list_allows_is_forwarded():
         "FI_PROVIDER": "efa",
         "GLOO_SOCKET_IFNAME": "eth0",
         "HF_HOME": "",
+        "HIP_LAUNCH_BLOCKING": "1",
         "HF_TOKEN": "t",
         "NCCL_DEBUG": "INFO",
         "OMP_NUM_THREADS": "4",
@@ -31,7 +32,8 @@ def test_only_what_the_list_allows_is_forwarded():
         "WANDB_API_KEY": "s",
     }
     unwanted = [
-        "PATH", "HOME", "SSH_CONNECTION", "CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "nccl_debug", "XNCCL_DEBUG",
+        "PATH", "HOME", "SSH_CONNECTION", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES", "NCCL_HOSTID", "LD_PRELOAD", "nccl_debug", "XNCCL_DEBUG",
         "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "MASTER_ADDR", "BASH_FUNC_x%%", "PYTHONHOME", "PYTHONSTARTUP",
     ]  # fmt: skip
     assert forwarded(dict.fromkeys(unwanted, "1") | wanted) == wanted

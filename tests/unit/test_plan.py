@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from launcher.facts import Gpu, NodeFacts, Probes, Route
 from launcher.hosts import Host, select_hosts
 from launcher.job import TRAINER_MODULE, Activation, Job, Program, ProgramKind
-from launcher.plan import LaunchPlan, as_record, build_plan, master_address, placeholder_facts
+from launcher.node import messages
+from launcher.plan import LaunchPlan, as_record, build_plan, master_address, placeholder_facts, settle_device
 from launcher.report import plan_lines
 
 unhurried = settings(deadline=None)  # a loaded machine is no bug
@@ -248,17 +249,34 @@ def test_chosen_gpus_are_the_visible_ones():
 
 
 @pytest.mark.parametrize(
-    ("host", "cpu", "env", "gpus"),
+    ("host", "cpu", "visible", "gpus"),
     [
-        (Host("gpu1"), False, {}, [0, 1]),
-        (Host("gpu1", gpus=(7, 2)), False, {}, [7, 2]),
-        (Host("gpu1"), True, {}, [None, None]),
-        (Host("gpu1"), False, {"CUDA_VISIBLE_DEVICES": "6,3"}, [6, 3]),
+        (Host("gpu1"), False, None, [0, 1]),
+        (Host("gpu1", gpus=(7, 2)), False, (6, 3), [7, 2]),
+        (Host("gpu1"), True, None, [None, None]),
+        (Host("gpu1"), False, (6, 3), [6, 3]),
+        (Host("gpu1"), False, (-1,), [None, None]),
     ],
 )
-def test_the_gpu_of_a_local_rank(host, cpu, env, gpus):
-    node = plan_of(Job(script(), nproc=2, cpu=cpu, env=env), facts_of("gpu1", gpus=8), gpu1=host).nodes[0]
+def test_the_gpu_of_a_local_rank(host, cpu, visible, gpus):
+    facts = facts_of("gpu1", gpus=8, visible_gpus=visible)
+    node = plan_of(Job(script(), nproc=2, cpu=cpu), facts, gpu1=host).nodes[0]
     assert [node.gpu_of(local_rank) for local_rank in range(2)] == gpus
+
+
+@pytest.mark.parametrize(
+    ("may_use_cpus", "errors", "cpu"),
+    [
+        (True, [messages.NO_GPU_TOOL, messages.NO_GPU_TOOL], True),
+        (False, [messages.NO_GPU_TOOL, messages.NO_GPU_TOOL], False),
+        (True, [messages.NO_GPU_TOOL, "nvidia-smi gave no answer in 5 s"], False),  # a GPU may be there
+        (True, [messages.NO_GPU_TOOL, None], False),
+        (True, [], False),
+    ],
+)
+def test_the_hosts_say_whether_a_job_runs_on_cpus(may_use_cpus, errors, cpu):
+    facts = [facts_of("gpu1", gpus=0 if error else 8, gpu_error=error) for error in errors]
+    assert settle_device(Job(script(), nproc=2, may_use_cpus=may_use_cpus), facts).cpu == cpu
 
 
 @pytest.mark.parametrize(

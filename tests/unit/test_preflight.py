@@ -24,6 +24,7 @@ from launcher.facts import (
 )
 from launcher.hosts import Host
 from launcher.job import Activation, Job
+from launcher.node import messages
 from launcher.preflight import find_all, find_problems
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Severity, fold
 
@@ -95,9 +96,20 @@ GPU_HINT = "one process a GPU; ask for fewer with --gpus"
         (Job(COMMAND), facts(gpus=()), "gpu1: no GPU (nvidia-smi lists none)\n  on CPUs: --nproc N --cpu"),
         (Job(SCRIPT, nproc=9), facts(), f"gpu1: 9 GPUs wanted, 8 there\n  {GPU_HINT}"),
         (
-            Job(SCRIPT, nproc=3, env={"CUDA_VISIBLE_DEVICES": "6,7"}),
-            facts(),
-            f"gpu1: 3 GPUs wanted, 2 visible (CUDA_VISIBLE_DEVICES)\n  {GPU_HINT}",
+            Job(SCRIPT, nproc=3, env={"HIP_VISIBLE_DEVICES": "6,7"}),
+            facts(visible_gpus=(6, 7)),
+            f"gpu1: 3 GPUs wanted, 2 visible (HIP_VISIBLE_DEVICES)\n  {GPU_HINT}",
+        ),
+        (
+            Job(SCRIPT),
+            facts(visible_gpus=()),
+            "gpu1: no GPU visible, CUDA_VISIBLE_DEVICES hides all 8 of them\n"
+            "  correct it, or unset it: the list ends at an entry that names no GPU, and a repeated entry hides all",
+        ),
+        (
+            Job(BUILTIN, nproc=2, may_use_cpus=True),
+            facts(gpus=(), gpu_error=messages.NO_GPU_TOOL),
+            f"gpu1: no GPU ({messages.NO_GPU_TOOL})\n  on CPUs: --cpu",
         ),
         (
             Job(SCRIPT),

@@ -1,0 +1,82 @@
+"""Which of a node's GPUs a process sees there, by CUDA_VISIBLE_DEVICES, or by the two variables of AMD's ROCm.
+
+The rules are the drivers' own, as `torch.cuda._parse_visible_devices` repeats them: a list of numbers, or of UUIDs or
+their beginnings, ends at the first entry that names no GPU, and an entry that comes twice hides all of them.
+"""
+
+from __future__ import annotations
+
+import re
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Mapping
+
+    Seen = Mapping[int, Dict[str, Any]]
+
+CUDA, HIP, ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
+UNKNOWN = -1  # the index of the GPU that a MIG device is part of
+_NUMBER = re.compile(r"\s*\+?([0-9]{1,9})")  # as strtoul reads it: `1gpu` is 1
+
+
+def find_visible(gpus: list[dict[str, Any]], env: Mapping[str, str]) -> list[int] | None:
+    """Return the indexes of the GPUs that a process with this environment sees, in its order.
+
+    None: all of them, or the tool doesn't tell enough of them.
+    """
+    seen = {gpu["index"]: gpu for gpu in gpus}
+    found = None
+    for name in _variables(gpus, env):
+        if name not in env or not seen:
+            continue
+        found = _choose(env[name], seen)
+        if found is None:
+            return None
+        by_index = {gpu["index"]: gpu for gpu in gpus}
+        seen = dict(enumerate(by_index[index] for index in found if index in by_index))
+    return found
+
+
+def _variables(gpus: list[dict[str, Any]], env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what counts, in order: ROCm's runtime hides GPUs and numbers the rest anew, and HIP chooses of those."""
+    if not any(gpu.get("is_amd") for gpu in gpus):
+        return (CUDA,)
+    if ROCR in env:
+        return (ROCR, HIP)
+    return (HIP,) if HIP in env else (CUDA,)
+
+
+def _choose(text: str, seen: Seen) -> list[int] | None:
+    """Return the indexes that a list names; `seen` has the GPUs by the number that the list gives them."""
+    entries = text.split(",")
+    if text.startswith("MIG-"):
+        return [_find_mig(entries[0], seen)]  # CUDA shows one MIG device to a process
+    has_uuids = text.startswith("GPU-")
+    if has_uuids and not all(gpu["uuid"] for gpu in seen.values()):
+        return None
+    chosen: list[int] = []
+    for entry in entries:
+        index = _find_uuid(entry.strip(), seen) if has_uuids else _find_number(entry, seen)
+        if index is None:
+            break
+        if index in chosen:
+            return []
+        chosen.append(index)
+    return chosen
+
+
+def _find_number(entry: str, seen: Seen) -> int | None:
+    number = _NUMBER.match(entry)
+    gpu = seen.get(int(number.group(1))) if number else None
+    return gpu["index"] if gpu else None
+
+
+def _find_uuid(entry: str, seen: Seen) -> int | None:
+    named = [gpu["index"] for gpu in seen.values() if entry.startswith("GPU-") and gpu["uuid"].startswith(entry)]
+    return named[0] if len(named) == 1 else None
+
+
+def _find_mig(entry: str, seen: Seen) -> int:
+    """Return the GPU of a MIG device, whose name holds that GPU's UUID up to driver 450 only."""
+    found = [gpu["index"] for gpu in seen.values() if len(seen) == 1 or (gpu["uuid"] and gpu["uuid"] in entry)]
+    return found[0] if len(found) == 1 else UNKNOWN
