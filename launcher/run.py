@@ -110,7 +110,10 @@ class Run:
             raise UnreachableError(list(survey.failures))
         if survey.problems:
             raise PreflightError("\n".join(map(str, survey.problems)))
-        self._plan = build_plan(job, session.hosts, survey.facts, self._share)
+        if surveyor.job != job:
+            self._say(f"launch: {count(len(survey.hosts), 'host')} without GPUs, running on CPUs")
+            self._job = surveyor.job
+        self._plan = build_plan(self._job, session.hosts, survey.facts, self._share)
         self._say_plan(survey)
 
     def _say_details(self) -> None:

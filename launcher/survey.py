@@ -16,7 +16,7 @@ from launcher.facts import NodeFacts, Probe, Probes
 from launcher.hosts import Host
 from launcher.job import Job, ProgramKind
 from launcher.node import messages
-from launcher.plan import master_address
+from launcher.plan import master_address, settle_device
 from launcher.preflight import find_all, find_problems
 from launcher.preflight.findings import PROBLEM, Finding, Severity
 from launcher.preflight.network import data_address, find_unreachable_master
@@ -47,7 +47,7 @@ class Surveyor:
     """Asks all nodes of a session, one step after the other."""
 
     def __init__(self, job: Job, session: Session, pythons: Sequence[str], *, with_checks: bool) -> None:
-        self._job = job
+        self.job = job  # on CPUs, once it is known that the hosts leave no choice
         self._session = session
         self._pythons = pythons  # candidates for a Python with torch
         self._with_checks = with_checks
@@ -60,7 +60,7 @@ class Surveyor:
         findings: list[Finding] = []
         if self._facts:
             hosts, facts = self._hosts(), list(self._facts.values())
-            master = self._job.master_addr or master_address(hosts[0], facts, alone=len(facts) == 1)
+            master = self.job.master_addr or master_address(hosts[0], facts, alone=len(facts) == 1)
             findings = find_unreachable_master(hosts, facts, master)
             if not findings:
                 await self._find_routes(master, has_master=has_master)
@@ -68,7 +68,7 @@ class Surveyor:
                     await self._probe(master)
         find = find_all if self._with_checks else find_problems
         facts = list(self._facts.values())
-        findings += find(self._job, self._hosts(), facts)
+        findings += find(self.job, self._hosts(), facts)
         failures = tuple(self._session.failures())
         return Survey(tuple(self._hosts()), tuple(facts), tuple(findings), failures, now() - self._began_at)
 
@@ -81,7 +81,7 @@ class Surveyor:
         return [(index, states[index]) for index in self._facts if states[index].failure is None]
 
     async def _gather_facts(self) -> None:
-        session, job = self._session, self._job
+        session, job = self._session, self.job
         script = job.program.target if job.program.kind is ProgramKind.SCRIPT else None
         wanted = {
             "facts": True, "gpus": job.wants_gpus, "pythons": list(self._pythons), "workdir": job.workdir,
@@ -95,13 +95,14 @@ class Surveyor:
             for index, state in enumerate(session.states)
             if state.facts is not None and state.failure is None
         }
+        self.job = settle_device(job, list(self._facts.values()))
 
     async def _find_routes(self, master: str, *, has_master: bool) -> None:
         first = min(self._facts) if has_master else None
         listens = self._with_checks and len(self._facts) > 1  # alone nobody tries it, but a torchrun by hand may
         for index, state in self._states():
             # Node 0 holds the port until torchrun has it: found free now, it could be taken a second later.
-            port = (self._job.master_port or 0) if index == first else None
+            port = (self.job.master_port or 0) if index == first else None
             state.asked_at = now()
             self._session.fleet.conversations[index].send(messages.ROUTE, master=master, port=port, listens=listens)
         await self._session.pump(lambda: all(state.route for _, state in self._states()))
@@ -134,7 +135,7 @@ class Surveyor:
         for index, following in zip(ring, [*ring[1:], *ring[:1]], strict=True):
             first, name = routes[ring[0]], self._session.hosts[following].name
             own = [Probe(self._session.hosts[ring[0]].name, master, first.port, is_master=True)] if first.port else []
-            address = data_address(self._job, self._facts[following])
+            address = data_address(self.job, self._facts[following])
             if following != index and address is not None:
                 own.append(Probe(name, address, routes[following].probe_port or 0, is_master=False))
             if own:

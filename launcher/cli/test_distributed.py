@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ RENDEZVOUS_S = 30
 @click.argument("processes", metavar="N", type=click.IntRange(min=1))
 @host_options
 @reach_options
-@click.option("--cpu", is_flag=True, help="Use gloo on CPUs; the default on a machine without nvidia-smi.")
+@click.option("--cpu", is_flag=True, help="Use gloo on CPUs; the default where no host has nvidia-smi or rocm-smi.")
 @click.option("--python", metavar="PATH", help="Python on the hosts; default: the first that has torch.")
 @activation_options
 @click.option(
@@ -52,11 +51,8 @@ def command(processes: int, **options: Any) -> int:
     hosts = read_hosts(options) if has_hosts else (Host(socket.gethostname().split(".")[0], source="this machine"),)
     open_transport: Opener = choose_opener(options, hosts) if has_hosts else lambda hosts, say: LocalTransport()
     refuse_plot(options["plot"], hosts)
-    if not has_hosts and not options["cpu"] and shutil.which("nvidia-smi") is None:
-        options["cpu"] = True
-        click.echo("test-distributed: gloo on CPUs (this machine has no nvidia-smi)", err=True)
-    else:
-        click.echo(f"test-distributed: {'gloo on CPUs' if options['cpu'] else 'NCCL on GPUs'}", err=True)
+    backend = "gloo on CPUs" if options["cpu"] else "NCCL on GPUs, or gloo on CPUs if no host has GPUs"
+    click.echo(f"test-distributed: {backend}", err=True)
     return run_tests(processes, hosts, open_transport, options)
 
 
@@ -96,6 +92,7 @@ def make_job(processes: int, options: Mapping[str, Any], names: Sequence[str], *
         program=Program(ProgramKind.BUILTIN, COLLECTIVES_MODULE, ("--names", ",".join(names), *words)),
         nproc=processes,
         cpu=options["cpu"],
+        may_use_cpus=True,
         python=options["python"],
         activation=read_activation(options),
         env=read_env({"env": (), "env_file": ()}),

@@ -35,11 +35,14 @@ for _ in peers[:own]:
     listener.accept()
 """
 
+BACKENDS = "test-distributed: NCCL on GPUs, or gloo on CPUs if no host has GPUs"
+
 
 def test_two_hosts_and_their_picture(launch: Launch) -> None:
-    done = launch.test(1, "--cpu", "--max-size", "1", "--plot", "pairs.png", hosts="node[1-2]").finish()
+    done = launch.test(1, "--max-size", "1", "--plot", "pairs.png", hosts="node[1-2]").finish()
     assert done.exit_code == 0, done
-    assert done.words[0] == "test-distributed: gloo on CPUs"
+    assert done.words[0] == BACKENDS
+    assert "launch: 2 hosts without GPUs, running on CPUs" in done.words
     assert done.words[-1] == "test-distributed: drawn in pairs.png"
     assert re.fullmatch(r"\[node1:0\] initialised in \d+\.\d s \(2 ranks of 2 hosts\)", done.lines[0])
     assert re.fullmatch(r"\[node1:0\] node1 <-> node2   latency \S+ [mu]s, \S+ [MG]B/s", done.lines[-2])
@@ -56,11 +59,19 @@ def test_more_processes_than_gpus(launch: Launch, cluster: Cluster) -> None:
     assert done.exit_code == 70
     # Where torch is a build for CPUs, a line says that too.
     assert done.words[:4] == [
-        "test-distributed: NCCL on GPUs",
+        BACKENDS,
         "launch: these would break the run, nothing was started:",
         "  node1: 4 GPUs wanted, 2 there",
         "    one process a GPU; ask for fewer with --gpus",
     ]
+
+
+def test_some_hosts_without_gpus(launch: Launch, cluster: Cluster) -> None:
+    cluster["node1"].set_gpus(2)
+    done = launch.test(1, hosts="node[1-2]").finish()
+    assert done.exit_code == 70
+    assert "  node2: no GPU (neither nvidia-smi nor rocm-smi is there)" in done.words
+    assert "    on CPUs: --cpu" in done.words
 
 
 @pytest.fixture
