@@ -153,7 +153,7 @@ _RIVALS = (
     *_PYTHONS,
 )  # fmt: skip
 _UNSAID = {"gpus": "auto", "cpu": False, "legacy": False}
-_CHOICE_OF_HOSTS = ("hosts", "hostfile", "include", "exclude", "num_nodes")  # those of --transport srun are the job's
+CHOICE_OF_HOSTS = ("hosts", "hostfile", "include", "exclude", "num_nodes")  # those of --transport srun are the job's
 _SPAN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)")
 
 
@@ -178,7 +178,7 @@ def settle_rivals(options: Mapping[str, Any]) -> dict[str, Any]:
             if is_default and is_on_command_line(name):
                 settled[rival] = _UNSAID.get(rival)
     if settled.get("transport") == SRUN and is_on_command_line("transport"):
-        for name in _CHOICE_OF_HOSTS:
+        for name in CHOICE_OF_HOSTS:
             if context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
                 settled[name] = None
     return settled

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.cli.asking import ask_secrets
-from launcher.cli.options import is_chosen, read_env, settle_rivals
+from launcher.cli.options import CHOICE_OF_HOSTS, is_chosen, is_on_command_line, read_env, settle_rivals
 from launcher.environment import is_secret, refuse_rank
 from launcher.errors import UsageError
 from launcher.hostfiles import parse_hosts, read_hostfile
@@ -62,6 +62,7 @@ def choose_opener(options: Mapping[str, Any], hosts: Sequence[Host]) -> Opener:
     chosen = choose_transport(options["transport"], hosts, allocation)
     if chosen == SRUN:
         assert allocation is not None  # or srun was refused
+        _refuse_ssh(hosts)
         return partial(_open_srun, options, allocation)
     settings = {
         "ssh_config": options["ssh_config"],
@@ -111,6 +112,35 @@ def _open_pdsh(
     return PdshTransport(
         hosts, pythons, os.environ, options["silence"], **settings, on_local=lambda name: say(_local_words(name))
     )
+
+
+def _refuse_ssh(hosts: Sequence[Host]) -> None:
+    """Raise UsageError for what SSH alone heeds; in launcher.toml it may stand for runs outside of a job."""
+    for name in ("ask_password", "ssh_config", "accept_new_host_keys"):
+        if is_on_command_line(name):
+            text = f"--{name.replace('_', '-')} is for SSH, and srun reaches the hosts without it"
+            raise UsageError(text, "leave it out, or name a transport over SSH: --transport fabric")
+    for host in hosts:
+        if host.user is not None and not _is_own_name(host.user):
+            text = f"{host.source}: {host.name} has the user {host.user}, and srun runs everything as you"
+            raise UsageError(text, "leave the user out, or log in as that user: --transport fabric")
+
+
+def _is_own_name(user: str) -> bool:
+    import pwd
+
+    try:
+        return pwd.getpwnam(user).pw_uid == os.getuid()
+    except KeyError:
+        return False
+
+
+def refuse_without_hosts() -> None:
+    """Raise UsageError for what says which hosts, or how to reach them, where this machine alone is meant."""
+    for name in (*CHOICE_OF_HOSTS, "colon", "ssh_config", "accept_new_host_keys", "ask_password", "connect_timeout"):
+        if is_on_command_line(name):
+            text = f"--{name.replace('_', '-')} is given, and no hosts are named"
+            raise UsageError(text, "name them with --hosts or --hostfile, or leave it out")
 
 
 def _refuse_secrets(options: Mapping[str, Any]) -> None:

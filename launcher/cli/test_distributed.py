@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.cli.options import activation_options, host_options, output_options, reach_options
-from launcher.cli.reaching import choose_opener, read_hosts
+from launcher.cli.reaching import choose_opener, read_hosts, refuse_without_hosts
 
 if TYPE_CHECKING:
     from launcher.cli.running import Opener
@@ -48,6 +48,8 @@ def command(processes: int, **options: Any) -> int:
 
     # Hosts of launcher.toml don't count: without any on its own line it looks at this machine alone.
     has_hosts = any(map(is_on_command_line, ("hosts", "hostfile", "transport")))
+    if not has_hosts:
+        refuse_without_hosts()
     hosts = read_hosts(options) if has_hosts else (Host(socket.gethostname().split(".")[0], source="this machine"),)
     open_transport: Opener = choose_opener(options, hosts) if has_hosts else lambda hosts, say: LocalTransport()
     refuse_plot(options["plot"], hosts)

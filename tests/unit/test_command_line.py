@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 from pathlib import Path
 
@@ -554,6 +555,15 @@ def test_a_python_that_is_typed_overrules_one_by_default(launch, jobs, line, act
     assert [job.activation for job, *_ in jobs] == [activation] * 2
 
 
+def test_collectives_on_this_machine_take_no_word_on_hosts(launch, jobs):
+    for option in ("--include n1", "--colon port", "--ask-password", "--accept-new-host-keys", "--ssh-config f"):
+        said = f"launch: {option.split()[0]} is given, and no hosts are named\n"
+        hint = "  hint: name them with --hosts or --hostfile, or leave it out\n"
+        assert launch(f"2 --cpu {option}", cli.main_test_distributed) == (EXIT_USAGE, "", said + hint)
+    write_defaults('hosts = "a"\nnum-nodes = 1\nssh-config = "f"\n')
+    assert launch("2 --cpu", cli.main_test_distributed)[0] == 7
+
+
 def test_collectives_in_an_environment(launch, jobs):
     assert launch("2 --cpu --venv d --setup lines", cli.main_test_distributed)[0] == 7
     assert jobs[0][0].activation == Activation(setup="lines", venv=str(Path.cwd() / "d"))
@@ -630,6 +640,11 @@ def test_srun_goes_to_the_nodes_of_the_job_whatever_hosts_a_file_names(in_alloca
     assert [job[1] for job in jobs] == [hosts]
 
 
+def test_what_a_file_says_for_ssh_does_not_hinder_srun(in_allocation, launch, jobs):
+    write_defaults('ssh-config = "f"\naccept-new-host-keys = true\nask-password = true\n')
+    assert launch(f"--transport srun --hosts {getpass.getuser()}@n1 t.py")[0] == 7
+
+
 def test_collectives_on_an_allocation(in_allocation, launch, jobs):
     for line in ("2 --cpu", "2 --cpu --transport srun"):
         launch(line, entry=cli.main_test_distributed)
@@ -643,6 +658,14 @@ def test_collectives_on_an_allocation(in_allocation, launch, jobs):
          "it has n[1-2]; any other host by --transport fabric"),
         ("--transport srun --hosts a t.py", {"SLURM_JOB_ID": ""}, "", "--transport srun: this is no Slurm allocation",
          "salloc or sbatch makes one"),
+        *(
+            (f"{option} t.py", {}, SLURM_LINE, f"{option.split()[0]} is for SSH, and srun reaches the hosts without it",
+             "leave it out, or name a transport over SSH: --transport fabric")
+            for option in ("--ask-password", "--ssh-config f", "--accept-new-host-keys")
+        ),
+        ("--transport srun --hosts n1,ann@n2 t.py", {}, "",
+         "--hosts: n2 has the user ann, and srun runs everything as you",
+         "leave the user out, or log in as that user: --transport fabric"),
         ("--gpus 8 t.py", {"SLURM_GPUS_PER_NODE": "2"}, SLURM_LINE.replace("8 CPUs", "8 CPUs and 2 GPUs"),
          "--gpus 8: Slurm job 7 has 2 GPUs on each node", "ask Slurm for more, or take fewer"),
         ("t.py", SLURM_TASK, "", "srun has started launch 2 times, and each would start a run of its own",
