@@ -34,6 +34,7 @@ LOST = "lost"
 READY = "ready"
 
 OnOutput = Callable[[int, int | None, int, bytes], None]
+OnFile = Callable[[int, str, bytes], None]  # index of the node, name, content
 
 
 _EPOCH = time.time() - boottime()
@@ -55,11 +56,11 @@ class Event:
 
 
 class Conversation:
-    """The talk with one supervisor; its events and output come in its own reader thread."""
+    """The talk with one supervisor; its events, output and files come in its own reader thread."""
 
     def __init__(
         self, index: int, host: Host, transport: Transport, pythons: Sequence[str], timeout_s: float,
-        on_events: Callable[[Sequence[Event]], None], on_output: OnOutput,
+        on_events: Callable[[Sequence[Event]], None], on_output: OnOutput, on_file: OnFile,
     ) -> None:  # fmt: skip
         self.index = index
         self.host = host
@@ -73,6 +74,7 @@ class Conversation:
         self._timeout_s = timeout_s
         self._on_events = on_events
         self._on_output = on_output
+        self._on_file = on_file
         self._nonce = secrets.token_hex(8)
         self._dues = Dues()
         self._decoder = messages.Decoder(accept=self._dues.accept)
@@ -189,6 +191,7 @@ class Conversation:
         for python in self._pythons:
             if self._is_closed:
                 break
+            self._opened_at = None  # of this try: reaching the host again may take its time
             command = shipping.loader_command(python, self._nonce)
             self._channel = self._transport.open(self.host, command, self._timeout_s)
             self._opened_at = time.monotonic()
@@ -271,11 +274,15 @@ class Conversation:
 
     def _handle(self, data: bytes) -> None:
         self._is_busy = True  # a disk of ours that is slow is not the node's silence
-        events = []
+        events: list[Event] = []
         for header, payload in self._decoder.feed(data):
             if header["type"] == messages.OUTPUT:
                 self._on_output(self.index, header["local_rank"], header["stream"], payload)
-            elif header["type"] in (messages.FILE, messages.STACK):
+            elif header["type"] == messages.FILE:  # 32 MiB of a node would hold up the loop
+                self._on_events(events)  # the census, above all, waits for no disk of ours
+                events = []
+                self._on_file(self.index, header["name"], payload)
+            elif header["type"] == messages.STACK:
                 events.append(Event(self.index, header["type"], {**header, "content": payload}, now()))
             elif header["type"] != messages.BEAT:
                 self.sleeps_along = self.sleeps_along or header.get("sleeps_along") is True

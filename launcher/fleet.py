@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.clock import boottime
 from launcher.concurrency import start_task
-from launcher.conversation import Conversation, Event, OnOutput, now
+from launcher.conversation import Conversation, Event, OnFile, OnOutput, now
 from launcher.hosts import Host
 from launcher.transports.base import Transport
 
@@ -28,7 +28,8 @@ class Fleet:
 
     def __init__(
         self, hosts: Sequence[Host], transports: Sequence[Transport], *, pythons: Sequence[str],
-        connect_timeout_s: float, silence_s: float, on_output: OnOutput, clock: Callable[[], float] = boottime,
+        connect_timeout_s: float, silence_s: float, on_output: OnOutput, on_file: OnFile,
+        clock: Callable[[], float] = boottime,
     ) -> None:  # fmt: skip
         """clock: seconds that count what this machine sleeps."""
         self.events: asyncio.Queue[Event] = asyncio.Queue()
@@ -37,7 +38,7 @@ class Fleet:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self.conversations = [
-            Conversation(index, host, transport, pythons, connect_timeout_s, self.post, on_output)
+            Conversation(index, host, transport, pythons, connect_timeout_s, self.post, on_output, on_file)
             for index, (host, transport) in enumerate(zip(hosts, transports, strict=True))
         ]
         self._keeper: asyncio.Task[None] | None = None

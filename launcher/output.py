@@ -296,8 +296,10 @@ class NodeLog:
         path = self._path.parent / "files" / self._path.stem / name
         try:
             make_private(path.parent, exist_ok=True)
-            with open(path, "wb", opener=open_private) as file:
+            part = path.with_name(f".{name}.part")  # a name that no node can give
+            with open(part, "wb", opener=open_private) as file:
                 file.write(content)
+            part.replace(path)  # whole, though the run's end may not wait for it
         except OSError as error:
             self._complain(path, error)
 

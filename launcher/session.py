@@ -15,7 +15,7 @@ from launcher.clock import boot_id
 from launcher.conversation import Conversation, Event
 from launcher.errors import HostFailure, LauncherError
 from launcher.facts import NodeFacts, Route, read_facts, read_route
-from launcher.fleet import BROKEN, INTERRUPT, Fleet
+from launcher.fleet import BROKEN, INTERRUPT, WAKE, Fleet
 from launcher.hosts import Host, fold_names
 from launcher.node import messages
 from launcher.output import NodeOutput
@@ -106,7 +106,7 @@ class Session:
         self._connect_timeout_s = connect_timeout_s
         self.fleet = Fleet(
             hosts, transports, pythons=pythons, connect_timeout_s=connect_timeout_s, silence_s=silence_s,
-            on_output=self._take_output,
+            on_output=self._take_output, on_file=self._keep_file,
         )  # fmt: skip
 
     @contextlib.contextmanager
@@ -144,7 +144,6 @@ class Session:
         """Return the first message to a node; `wanted` says which facts are asked for."""
         return messages.encode(
             messages.PREPARE,
-            version=messages.VERSION,
             run=self._run_id,
             # Two hosts may be one machine, and each supervisor ends its own share only.
             mark=f"{self._mark}.{index}",
@@ -191,6 +190,8 @@ class Session:
             raise Interrupted(event.fields["signal"])
         if event.kind == BROKEN:
             raise event.fields["error"]
+        if event.kind == WAKE:  # of no node: its index is none
+            return
         state = self.states[event.index]
         handler = getattr(self, f"_take_{event.kind}", None)
         if handler is not None:
@@ -255,13 +256,15 @@ class Session:
     def _take_stack(self, state: NodeState, event: Event) -> None:
         self.on_stack(event)
 
-    def _take_file(self, state: NodeState, event: Event) -> None:
-        self._outputs[event.index].keep_file(event.fields["name"], event.fields["content"])
-
     def _blame_supervisor(self, state: NodeState, event: Event, text: str) -> None:
         state.failure = state.failure or HostFailure(self.hosts[event.index].name, "supervisor", text)
         state.keeper_ending = state.keeper_ending or event.fields.get("supervisor")
         state.ended = state.ended or event
+
+    # Of the two below each node's reader thread is the caller: a slow disk holds up that node alone.
+
+    def _keep_file(self, index: int, name: str, content: bytes) -> None:
+        self._outputs[index].keep_file(name, content)
 
     def _take_output(self, index: int, local_rank: int | None, stream: int, data: bytes) -> None:
         self._outputs[index].feed(local_rank, stream, data)
@@ -327,6 +330,13 @@ class Session:
         has_files = any(state.census and state.census.get("files") for state in self.states)
         with contextlib.suppress(Interrupted):
             await self.pump(self._all_hung_up, time.monotonic() + (FILES_S if has_files else GOODBYE_S))
+        waiting = [
+            host.name
+            for host, state in zip(self.hosts, self.states, strict=True)
+            if state.census and state.census.get("files") and not state.is_hung_up
+        ]
+        if waiting:
+            self.say(f"launch: {fold_names(waiting)}: not all files of the ranks were copied back")
 
     def _all_hung_up(self) -> bool:
         # Not conversation.is_over: its thread is ahead of the events, and a file may still be among them.
@@ -354,7 +364,7 @@ class Session:
             self.fleet.conversations[index].close()
             sweeper = Conversation(
                 index, self.hosts[index], self._transports[index], self._pythons,
-                min(SWEEP_CONNECT_S, self._connect_timeout_s), self.fleet.post, self._take_output,
+                min(SWEEP_CONNECT_S, self._connect_timeout_s), self.fleet.post, self._take_output, self._keep_file,
             )  # fmt: skip
             self.fleet.conversations[index] = sweeper
             order = messages.encode(messages.STOP, timeout_s=0, wait_s=self._sweep_wait_s())

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     Header = dict[str, Any]
 
-VERSION = 1
 MAX_HEADER_BYTES = 4 << 20  # of a node's; the launcher's may hold large arguments for many ranks
 MAX_PAYLOAD_BYTES = 64 << 20
 MAX_OUTPUT_BYTES = 1 << 18  # in one message

@@ -180,7 +180,6 @@ class Supervisor:
         self._beat()
         self._outlet.send(
             messages.HELLO,
-            version=messages.VERSION,
             pid=os.getpid(),
             python="%d.%d.%d" % sys.version_info[:3],
             folder=self._folder,

@@ -136,7 +136,7 @@ class Node:
         """Open the conversation; return the answer."""
         order = {"silence_s": 15, "stop_timeout_s": STOP_TIMEOUT_S, "env": {}, **fields}
         run = self.mark.partition(".")[0]
-        self.send(messages.PREPARE, version=messages.VERSION, run=run, mark=self.mark, **order)
+        self.send(messages.PREPARE, run=run, mark=self.mark, **order)
         hello = self.wait_for(messages.HELLO)
         self.supervisor, self.folder = hello["pid"], Path(hello["folder"])
         return hello

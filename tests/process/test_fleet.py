@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from concurrency_limits import refuse_threads
-from node_process import PROMPT_S, WAITS, find_marked, is_alive, shell, wait_until
+from node_process import DEADLINE_S, PROMPT_S, WAITS, find_marked, is_alive, shell, wait_until
 
 from launcher import conversation
 from launcher.clock import boot_id, boottime
@@ -24,6 +24,7 @@ from launcher.fleet import Fleet
 from launcher.hosts import Host
 from launcher.node import messages
 from launcher.transports.local import LocalTransport
+from launcher.transports.processes import ProcessChannel
 
 MARK = f"fleet-test.{os.getpid()}"
 EVENT_S = 5.0
@@ -39,14 +40,21 @@ class Talk:
         self, *pythons: str, silence_s: float = 15, clock: Callable[[], float] = boottime,
     ) -> None:  # fmt: skip
         self.events: list[Event] = []
+        self.disk = threading.Event()
+        self.files: dict[str, bytes] = {}
         self.output: dict[tuple[int | None, int], bytes] = defaultdict(bytes)
         self._fleet = Fleet(
             [Host("here")], [LocalTransport()], pythons=pythons or [sys.executable], connect_timeout_s=TIMEOUT_S,
-            silence_s=silence_s, on_output=self._keep, clock=clock,
+            silence_s=silence_s, on_output=self._keep, on_file=self._keep_file, clock=clock,
         )  # fmt: skip
 
     def _keep(self, index: int, local_rank: int | None, stream: int, data: bytes) -> None:
         self.output[local_rank, stream] += data
+
+    def _keep_file(self, index: int, name: str, content: bytes) -> None:
+        if name == "slow":  # as a disk may be
+            assert self.disk.wait(DEADLINE_S)
+        self.files[name] = content
 
     @property
     def conversation(self) -> Conversation:
@@ -141,6 +149,20 @@ def test_a_conversation_from_hello_to_census() -> None:
     kinds = [READY, messages.HELLO, messages.STARTED, messages.EXIT, messages.ENDED, messages.CENSUS]
     assert [event.kind for event in talk.events] == kinds
     assert all(event.index == 0 and began <= event.at <= time.time() for event in talk.events)
+
+
+def test_a_disk_that_is_slow_holds_up_neither_the_loop_nor_a_file() -> None:
+    async def scene(talk: Talk) -> None:
+        await talk.wait_for(messages.HELLO)
+        talk.run('cd "$LAUNCH_FILES"; echo 1 >slow; echo 2 >trace')
+        await talk.wait_for(messages.EXIT)
+        talk.conversation.send(messages.STOP, timeout_s=0)
+        assert (await talk.wait_for(messages.CENSUS)).fields["files"] == 2
+        talk.disk.set()
+        await talk.wait_for(LOST)
+        assert talk.files == {"slow": b"1\n", "trace": b"2\n"}
+
+    talking(scene)
 
 
 def test_what_the_way_to_it_says_late_is_noise_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,6 +344,23 @@ def test_the_second_python_is_taken() -> None:
         await talk.wait_for(messages.HELLO)
 
     talking(scene, "nonexistent-python", sys.executable)
+
+
+def test_a_second_connection_that_is_slow_is_no_shell_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "MARKER_TIMEOUT_S", TIMEOUT_S)
+    open_at_once = LocalTransport.open
+
+    def open_slowly(transport: LocalTransport, host: Host, command: str, timeout_s: float) -> ProcessChannel:
+        if "nonexistent" not in command:
+            time.sleep(5 * TIMEOUT_S)  # as a login that another one delays: `timeout_s` is the transport's to keep
+        return open_at_once(transport, host, command, timeout_s)
+
+    monkeypatch.setattr(LocalTransport, "open", open_slowly)
+
+    async def scene(talk: Talk) -> None:
+        await talk.wait_for(messages.HELLO)
+
+    talking(scene, "nonexistent-python", sys.executable, silence_s=2)
 
 
 def test_a_shell_that_ends(fake: Callable[[str], str]) -> None:

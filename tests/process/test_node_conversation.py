@@ -42,7 +42,6 @@ def test_a_node_says_hello(nodes: Nodes, any_python: str, magic: str | None) -> 
     assert [pid for pid, _ in hello.pop("keepers")] == [node.supervisor, node.guardian.pid]
     assert hello == {
         "type": "hello",
-        "version": 1,
         "pid": node.supervisor,
         "python": version,
         "folder": str(node.folder),

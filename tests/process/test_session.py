@@ -60,6 +60,15 @@ def test_the_last_session_gives_the_signals_back() -> None:
         asyncio.run(run())
 
 
+def test_a_wake_is_of_no_node() -> None:
+    async def run() -> bool:
+        session = make_session()
+        session.fleet.wake()
+        return await session.pump(session.fleet.events.empty, time.monotonic() + 60)
+
+    assert asyncio.run(run())
+
+
 def test_a_second_connection_leaves_the_words_for_the_others() -> None:
     """It is prepared without a setup, while other nodes may still run theirs."""
 

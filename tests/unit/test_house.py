@@ -245,7 +245,7 @@ def test_an_import_that_goes_up_is_found(name: str, text: str, fault: str) -> No
     ("name", "text"),
     [
         ("launcher.plan", "from launcher import __version__, job"),
-        ("launcher.fleet", "from launcher.node.messages import VERSION"),
+        ("launcher.fleet", "from launcher.node.messages import STOP"),
         ("launcher.fleet", "from launcher.node import messages"),
         ("launcher.node.loop", "from launcher.node import processes"),
         ("launcher.cli.run", "from launcher.cli.options import read_job"),
