@@ -1,17 +1,20 @@
-"""The nodes against each other: whoever differs from most is named, with both values."""
+"""The nodes against each other: whoever differs from most is named, or without a majority who has what."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from launcher.facts import Checks, Network
+from launcher.hosts import fold_names
 from launcher.plan import count_processes
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Node, Severity
+from launcher.wording import count, listed
 
 _CLOCK_S = 2.0
+_MAX_VALUES = 5
 _VIRTUAL = ("lo", "docker", "veth", "virbr", "br-", "cni", "flannel")
 
 
@@ -36,14 +39,28 @@ def check(nodes: Sequence[Node]) -> Iterator[Finding]:
 
 def _compare(trait: _Trait, nodes: Sequence[Node]) -> Iterator[Finding]:
     values = {node.name: value for node in nodes if (value := trait.value_of(node)) is not None}
-    different = len(set(values.values()))
-    if different < 2:
+    counted = Counter(values.values()).most_common()  # of equals the first in host order comes first
+    if len(counted) < 2:
         return
-    ((common, _),) = Counter(values.values()).most_common(1)  # of equals the first in host order
+    common, times = counted[0]
+    if len(counted) > 2 and times * 2 <= len(values):
+        listing = _list_values(values, [value for value, _ in counted])
+        yield Finding(tuple(values), f"{trait.label}{listing}", trait.hint, trait.severity)
+        return
+    others = "the others" if len(counted) == 2 else "most"
     for name, value in values.items():
         if value != common:
-            others = "the others" if different == 2 else "most"
             yield Finding((name,), f"{trait.label}{value}, {others} {common}", trait.hint, trait.severity)
+
+
+def _list_values(values: Mapping[str, str], ordered: Sequence[str]) -> str:
+    """`2.1 on gpu1, 2.2 on gpu[2-3] and 2.3 on gpu4`; of very many values the first ones."""
+    names: dict[str, list[str]] = {}
+    for name, value in values.items():
+        names.setdefault(value, []).append(name)
+    words = [f"{value} on {fold_names(names[value])}" for value in ordered[:_MAX_VALUES]]
+    more = len(ordered) - _MAX_VALUES
+    return listed([*words, count(more, "more value")] if more > 0 else words)
 
 
 def _compare_releases(nodes: Sequence[Node]) -> Iterator[Finding]:

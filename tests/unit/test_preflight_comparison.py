@@ -60,6 +60,19 @@ def clock(offset_s, error_s=0.01):
             [torch("2.13.0+cu130"), torch("2.13.0+cu126"), torch("2.13.0+cu130")],
             [f"warning: gpu2: torch 2.13.0+cu126, the others 2.13.0+cu130 ({NEAR})"],
         ),
+        (
+            [torch("2.11.0"), torch("2.12.0"), torch("2.13.0")],
+            [f"problem: gpu[1-3]: torch 2.11 on gpu1, 2.12 on gpu2 and 2.13 on gpu3 ({APART})"],
+        ),
+        (
+            [torch("2.11.0"), torch("2.13.0"), torch("2.12.0"), torch("2.13.0"), torch("2.13.0")],
+            [f"problem: gpu1: torch 2.11, most 2.13 ({APART})", f"problem: gpu3: torch 2.12, most 2.13 ({APART})"],
+        ),
+        (
+            [torch(f"2.{minor}.0") for minor in range(1, 9)],
+            ["problem: gpu[1-8]: torch 2.1 on gpu1, 2.2 on gpu2, 2.3 on gpu3, 2.4 on gpu4, 2.5 on gpu5 "
+             f"and 3 more values ({APART})"],
+        ),
         ([torch("2.13.0"), torch(None)], []),  # that one has a finding of its own
         # Python
         (
@@ -79,7 +92,7 @@ def clock(offset_s, error_s=0.01):
         ([gpus(8), gpus(8), gpus(4)], [f"warning: gpu3: 4 GPUs, the others 8 GPUs ({COUNTS})"]),
         (
             [gpus(8), gpus(4), gpus(8), gpus(4), gpus(2)],
-            [f"warning: gpu[2,4]: 4 GPUs, most 8 GPUs ({COUNTS})", f"warning: gpu5: 2 GPUs, most 8 GPUs ({COUNTS})"],
+            [f"warning: gpu[1-5]: 8 GPUs on gpu[1,3], 4 GPUs on gpu[2,4] and 2 GPUs on gpu5 ({COUNTS})"],
         ),
         ([gpus(8), gpus(0)], []),  # that one has a finding of its own
         (
