@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 FACTS_TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 6.0  # of the child that tries them, which has shorter ones of its own
 LOOK_UP_TIMEOUT_S = 8.0  # of node 0's name: one server that is dead costs 5 s, and the next may answer
+MAX_ANSWERED = 64  # connections that are kept open: a prober hangs up at once, a stranger may not
 HOLDER_TIMEOUT_S = 3.0  # a large machine has many descriptors to look at
 
 
@@ -230,6 +231,20 @@ class Inquiry:
             return  # it has gone again
         # The prober hangs up first, so that the port is not left in TIME_WAIT here.
         self._answered.append(sock)
+        self._loop.watch(sock.fileno(), lambda: self._hang_up(sock))
+        if len(self._answered) > MAX_ANSWERED:
+            self._hang_up(self._answered[0])
+
+    def _hang_up(self, sock: socket) -> None:
+        """Close a connection that was answered: its end has come, or words, which are no prober's."""
+        self._loop.forget(sock.fileno())
+        self._answered.remove(sock)
+        try:
+            sock.setblocking(False)
+            sock.recv(4096)  # unread, they would become a reset, and the answer might be lost
+        except OSError:
+            pass  # nothing came, or a reset
+        sock.close()
 
     def probe(self, header: dict[str, Any]) -> None:
         """Answer a PROBE: whether each [address, port] of `targets` can be reached, and what name look-ups cost."""
@@ -245,9 +260,8 @@ class Inquiry:
 
     def stop_listening(self) -> None:
         """Close what was open for probes; the master port stays held."""
-        for listener in self._listeners:
-            self._loop.forget(listener.fileno())
         for sock in self._listeners + self._answered:
+            self._loop.forget(sock.fileno())
             sock.close()
         self._listeners, self._answered = [], []
 

@@ -276,6 +276,22 @@ def test_who_comes_and_goes_is_no_harm(node: Node) -> None:
     node.wait_until(lambda: refuses(way["port"]), what="closed")
 
 
+def test_strangers_who_stay_take_no_descriptors(node: Node) -> None:
+    way = ask_route(node)
+    before = descriptors(node)
+    with ExitStack() as strangers:
+        for _ in range(3 * inquiry.MAX_ANSWERED):
+            sock = strangers.enter_context(socket.create_connection((HERE, way["port"]), timeout=60))
+            assert sock.recv(len(network.TOKEN)) == network.TOKEN
+        assert probe(node, [HERE, way["port"]])["errors"] == [None]
+        assert descriptors(node) <= before + inquiry.MAX_ANSWERED + 1  # the child that has just tried
+        talker = strangers.enter_context(socket.create_connection((HERE, way["probe_port"]), timeout=60))
+        talker.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        while talker.recv(4096):
+            pass
+    node.wait_until(lambda: descriptors(node) <= before, what="closed connections")
+
+
 def descriptors(node: Node) -> int:
     return len(list(Path(f"/proc/{node.supervisor}/fd").iterdir()))
 
