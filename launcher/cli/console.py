@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from launcher.escapes import clean
+from launcher.folding import group, make_folds
 from launcher.hosts import Host, fold_names
 from launcher.output import STDERR, STDOUT, Display, JsonDisplay, NodeLog, NodeOutput, PrefixDisplay, Terminal
 from launcher.records import RunRecord
@@ -36,8 +37,7 @@ class Console:
         self._is_mute = is_mute  # one of several runs, of which our caller tells
         self._as_json = as_json
         self._ranks = ranks
-        # In host order, whoever is the first to say something.
-        self._folded: dict[str, list[bytes]] | None = {name: [] for name in names} if is_folding else None
+        self._folds = make_folds(names) if is_folding else {}
         self._shows_progress = sys.stderr.isatty() and not is_mute
         self._progress = ""
         self._said_disk = False
@@ -68,13 +68,14 @@ class Console:
 
     def show_folded(self) -> None:
         """Show equal output of several hosts once."""
-        groups: dict[bytes, list[str]] = {}
-        for host, blocks in (self._folded or {}).items():
-            if blocks:
-                groups.setdefault(b"".join(blocks), []).append(host)
-        for text, names in groups.items():
-            shown = clean(text) if os.isatty(STDOUT) else text
-            self._terminals[STDOUT].put(STDOUT, f"---- {fold_names(names)} ----\n".encode() + shown)
+        groups = group(self._folds)
+        for each in groups:
+            shown = clean(each.text) if os.isatty(STDOUT) else each.text
+            self._terminals[STDOUT].put(STDOUT, f"---- {fold_names(each.hosts)} ----\n".encode() + shown)
+        cut = [host for each in groups if each.left_out for host in each.hosts]
+        if cut:
+            self.say(f"launch: {fold_names(cut)} printed too much for --fold, lines in the middle were left out")
+            self.say("  fix: run the command without --fold, which shows every line")
 
     def outputs(
         self, hosts: Sequence[Host], record: RunRecord | None, *, has_ranks: bool = True, first_node: int = 0
@@ -105,8 +106,8 @@ class Console:
     def _show(self, host: str, rank: int | None, stream: int, lines: bytes) -> None:
         if self._ranks is not None and rank is not None and rank not in self._ranks:
             return
-        if self._folded is not None:
-            self._folded[host].append(lines)
+        if self._folds:
+            self._folds[host].add(lines)
             return
         self.progress("")
         # JSON names the stream, and a reader wants one order.

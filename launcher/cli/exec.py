@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 @life_options
 @click.option("--workdir", metavar="DIR", help="Folder on the hosts; default: where a login starts.")
 @click.option("--python", metavar="PATH", help="Python 3.8 or newer for our side there; default: python3.")
-@click.option("-b", "--fold", is_flag=True, help="Show equal output of several hosts once, at the end.")
+@click.option(
+    "-b",
+    "--fold",
+    is_flag=True,
+    help="Show equal output of several hosts once, at the end (the first and last lines of very much).",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
 @click.argument("words", metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED)
 def command(words: tuple[str, ...], workdir: str | None, fold: bool, as_json: bool, **options: Any) -> int:

@@ -1,0 +1,87 @@
+"""Output that is shown at the end, equal output of several hosts once: its memory has a bound, whatever a host prints.
+
+Of a host that prints more than its share the first and the last lines are kept, and a digest of all of it: hosts are
+folded only where everything was equal, what was left out as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.wording import count
+
+MOST_BYTES = 64 << 20  # of all hosts together
+_LEAST_BYTES = 16 << 10  # of each, however many there are
+
+
+class FoldedOutput:
+    """What one host has printed: all of it, or its head and its tail."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.left_out = 0  # lines
+        self._half_bytes = most_bytes // 2
+        self._head = bytearray()
+        self._tail = bytearray()  # grows to twice its half before it is cut, so that little is moved
+        self._is_head_full = False
+        self._digest = hashlib.blake2b()
+
+    def add(self, lines: bytes) -> None:
+        """Take whole lines."""
+        self._digest.update(lines)
+        if not self._is_head_full:
+            room = self._half_bytes - len(self._head)
+            self._is_head_full = len(lines) > room
+            end = lines.rfind(b"\n", 0, room) + 1 if self._is_head_full else len(lines)
+            self._head += lines[:end]
+            lines = lines[end:]
+        self._tail += lines
+        if len(self._tail) > 2 * self._half_bytes:
+            self._cut_tail()
+
+    def digest(self) -> bytes:
+        """Return what is equal for equal output only; empty where there was none."""
+        return self._digest.digest() if self._head or self._tail or self.left_out else b""
+
+    def text(self) -> bytes:
+        """Return what is shown, with a line where others were left out."""
+        self._cut_tail()
+        mark = f"launch: {count(self.left_out, 'line')} left out here\n".encode() if self.left_out else b""
+        return bytes(self._head) + mark + bytes(self._tail)
+
+    def _cut_tail(self) -> None:
+        over = len(self._tail) - self._half_bytes
+        if over <= 0:
+            return
+        start = (self._tail.find(b"\n", over - 1) + 1) or len(self._tail)
+        self.left_out += self._tail.count(b"\n", 0, start)
+        del self._tail[:start]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Hosts that have printed the same."""
+
+    hosts: tuple[str, ...]
+    text: bytes
+    left_out: int  # lines
+
+
+def make_folds(hosts: Sequence[str]) -> dict[str, FoldedOutput]:
+    """Return where the output of each host goes, in host order; all of it together has a bound."""
+    share = max(_LEAST_BYTES, MOST_BYTES // max(1, len(hosts)))
+    return {host: FoldedOutput(share) for host in hosts}
+
+
+def group(folds: Mapping[str, FoldedOutput]) -> list[Group]:
+    """Return who has printed the same, by their first host; who has printed nothing is left away."""
+    hosts: dict[bytes, list[str]] = {}
+    for host, output in folds.items():
+        if digest := output.digest():
+            hosts.setdefault(digest, []).append(host)
+    found = []
+    for names in hosts.values():
+        first = folds[names[0]]
+        found.append(Group(tuple(names), first.text(), first.left_out))
+    return found
