@@ -72,7 +72,11 @@ async def _run(
     terms = Terms.of_options(options, run_id, options["python"])
     outputs = console.outputs(hosts, None, has_ranks=False)
     session = make_session(terms, hosts, open_transport(hosts, console.say), outputs, console)
-    return await execute(session, argv, workdir, console.say)
+    try:
+        return await execute(session, argv, workdir, console.say)
+    finally:
+        for output in outputs:
+            output.finish()  # a last line may have no newline
 
 
 def _report(console: Console, done: Execution) -> None:
