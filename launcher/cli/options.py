@@ -217,8 +217,8 @@ def refuse_second_choice(env: Mapping[str, str], hosts: Sequence[Host]) -> None:
         for host in hosts:
             if host.gpus is not None:
                 chosen = ",".join(map(str, host.gpus))
-                text = f"{name}={env[name]} is set for the ranks, and GPUs {chosen} of {host.name} are chosen"
-                raise UsageError(text, "give one of them: --include or --exclude with GPUs, or the variable")
+                text = f"{name}={env[name]} and {host.name}:{chosen} (--include or --exclude) both choose GPUs"
+                raise UsageError(text, "choose them in one way")
 
 
 def read_program(options: Mapping[str, Any], words: Sequence[str]) -> Program:

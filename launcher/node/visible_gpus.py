@@ -6,8 +6,6 @@ their beginnings, ends at the first entry that names no GPU, and an entry that c
 
 from __future__ import annotations
 
-import re
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Mapping
@@ -16,7 +14,6 @@ if TYPE_CHECKING:
 
 CUDA, HIP, ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 UNKNOWN = -1  # the index of the GPU that a MIG device is part of
-_NUMBER = re.compile(r"\s*\+?([0-9]{1,9})")  # as strtoul reads it: `1gpu` is 1
 
 
 def find_visible(gpus: list[dict[str, Any]], env: Mapping[str, str]) -> list[int] | None:
@@ -66,8 +63,10 @@ def _choose(text: str, seen: Seen) -> list[int] | None:
 
 
 def _find_number(entry: str, seen: Seen) -> int | None:
-    number = _NUMBER.match(entry)
-    gpu = seen.get(int(number.group(1))) if number else None
+    text = entry.strip()
+    text = text[1:] if text.startswith("+") else text
+    digits = text[: len(text) - len(text.lstrip("0123456789"))]  # as strtoul reads it: `1gpu` is 1
+    gpu = seen.get(int(digits)) if 0 < len(digits) < 10 else None
     return gpu["index"] if gpu else None
 
 

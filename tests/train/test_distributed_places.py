@@ -199,7 +199,8 @@ def test_what_slurm_gave_and_nobody_uses_is_said(caplog: pytest.LogCaptureFixtur
         for gpus in ("", "0", "h100:8"):
             environ = SLURM_TASK | {"SLURM_GPUS_ON_NODE": gpus, "SLURMD_NODENAME": "gpu08"}
             distributed.warn_of_idle_gpus(task, environ)
-            distributed.warn_of_idle_gpus(task, environ | {"CUDA_VISIBLE_DEVICES": ""})
+            for none in ("", "-1"):
+                distributed.warn_of_idle_gpus(task, environ | {"CUDA_VISIBLE_DEVICES": none})
     version = distributed.torch.__version__
     assert caplog.messages == [
         "one process trains, though this Slurm job has 4 tasks: start it with srun",

@@ -87,8 +87,8 @@ WRONG = [
     ("--hosts a --gpus 2 --cpu t.py", "--gpus and --cpu are both given", "on CPUs: --nproc N --cpu"),
     (
         "--hosts a,b --include b:2,3 --env CUDA_VISIBLE_DEVICES=0,1 t.py",
-        "CUDA_VISIBLE_DEVICES=0,1 is set for the ranks, and GPUs 2,3 of b are chosen",
-        "give one of them: --include or --exclude with GPUs, or the variable",
+        "CUDA_VISIBLE_DEVICES=0,1 and b:2,3 (--include or --exclude) both choose GPUs",
+        "choose them in one way",
     ),
     ("--hosts a --gpus 2 --nproc 3 t.py", "--gpus 2 and --nproc 3 differ", "one process a GPU: give one of them"),
     ("--hosts a --cpu t.py", "--cpu needs a number of processes", "--nproc N, or slots=N in the hostfile"),
