@@ -9,7 +9,6 @@ import importlib
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -56,7 +55,9 @@ class CommandGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = ("--help", "-h", "--version")
-        if args and args[0] not in own and args[0] not in COMMANDS:
+        if not args:
+            args = [DEFAULT_COMMAND]
+        elif args[0] not in own and args[0] not in COMMANDS:
             refuse_unknown_word(args[0])
             args = [DEFAULT_COMMAND, *args]
         return super().parse_args(ctx, args)
@@ -77,22 +78,15 @@ def refuse_unknown_word(word: str) -> None:
 
 @click.group(
     cls=CommandGroup,
-    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog=_EPILOG,
 )
 @click.version_option(__version__, prog_name="launch")
-@click.pass_context
-def launch(ctx: click.Context) -> Any:
+def launch() -> None:
     """Start PyTorch training on several machines over SSH, without a scheduler.
 
     `launch [OPTIONS] SCRIPT [ARGS]...` runs SCRIPT on every host; its options: `launch run --help`.
     """
-    if ctx.invoked_subcommand is None:
-        command = launch.get_command(ctx, DEFAULT_COMMAND)
-        assert command is not None
-        return ctx.invoke(command)
-    return None
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -110,14 +104,12 @@ def main_test_distributed(argv: list[str] | None = None) -> None:
 def _call(command: click.Command, name: str, argv: list[str] | None) -> None:
     """Run a command; an error of ours is one clear line, a hint, and its exit code."""
     from launcher.cli.account import complete_environment
-    from launcher.cli.defaults import read_defaults
 
     open_closed_streams()
     complete_environment(os.environ)
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        options: dict[str, Any] = {"default_map": read_defaults(Path.cwd())}
-        code = command.main(arguments, prog_name=name, standalone_mode=False, **options)
+        code = command.main(arguments, prog_name=name, standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.Exit as end:
         sys.exit(end.exit_code)

@@ -9,11 +9,12 @@ from typing import Any
 
 import click
 
-from launcher.cli.options import host_options, job_options, reach_options, read_job
+from launcher.cli.options import config_option, host_options, job_options, reach_options, read_job
 from launcher.cli.reaching import choose_opener, read_hosts
 
 
 @click.command("check", context_settings={"allow_interspersed_args": False})
+@config_option
 @host_options
 @job_options
 @click.option("--master-addr", metavar="ADDR", help="Default: addr= of the first host, else the one SSH reaches.")

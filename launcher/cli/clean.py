@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.options import host_options, life_options, reach_options
+from launcher.cli.options import config_option, host_options, life_options, reach_options
 from launcher.cli.reaching import choose_opener, read_hosts
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command("clean")
+@config_option
 @host_options
 @reach_options
 @life_options

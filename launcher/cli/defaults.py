@@ -1,14 +1,28 @@
-"""launcher.toml, or [tool.launcher] in pyproject.toml: defaults for the options of every command."""
+"""launcher.toml, or [tool.launcher] in pyproject.toml: defaults for the options of every command.
+
+The file lies in the current directory, which may be anybody's: /tmp, a shared directory, a cloned repository.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import reprlib
+import stat
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
+from launcher.cli.trust import find_home, find_other_writer
 from launcher.errors import UsageError
+from launcher.host_ranges import shown
 
 FILE = "launcher.toml"
+PYPROJECT = "pyproject.toml"
+MAX_FILE_BYTES = 1 << 20
 _KEYS = (
     "hosts", "hostfile", "colon", "include", "exclude", "num_nodes", "gpus", "nproc", "cpu", "script", "workdir",
     "python", "setup", "venv", "conda", "env", "env_file", "legacy", "master_addr", "master_port", "rdzv_timeout",
@@ -16,43 +30,160 @@ _KEYS = (
     "stacks", "hang_timeout", "no_check", "quiet", "ranks", "log_dir",
     "nodes", "time", "partition", "mem", "cpus_per_task", "account", "qos", "constraint", "requeue",
 )  # fmt: skip
+# What these say is run, decides what is run (LD_PRELOAD, PYTHONPATH), or loosens whom the run trusts with a password,
+# with its ranks' connections or with an unknown host key.
+RISKY = (
+    "script", "workdir", "python", "setup", "venv", "conda", "env", "env_file", "transport", "ssh_config",
+    "accept_new_host_keys", "ask_password", "master_addr",
+)  # fmt: skip
 _WHOLE = ("num_nodes", "nodes", "cpus_per_task", "gpus", "nproc", "master_port", "rdzv_timeout")
 _LISTS = ("hosts", "env", "env_file")
+_TABLE = re.compile(rb"^[ \t]*\[[ \t]*tool[ \t]*\.[ \t]*launcher[ \t]*[.\]]", re.MULTILINE)
 
 
-def read_defaults(folder: Path) -> dict[str, Any]:
-    """Return click's default map: the file's values for each command, or nothing where there is no file."""
-    values: dict[str, Any] = {}
-    for path, table in ((folder / "pyproject.toml", ("tool", "launcher")), (folder / FILE, ())):
-        if path.is_file():
-            values |= _read(path, table)
-    if not values:
-        return {}
-    from launcher.cli import COMMANDS
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What one file says, by the names of the options."""
 
-    return {**values, **dict.fromkeys(COMMANDS, values)}
+    source: str
+    values: dict[str, Any]
 
 
-def _read(path: Path, table: tuple[str, ...]) -> dict[str, Any]:
+def use_defaults(ctx: click.Context, _: click.Parameter, named: Path | None) -> Path | None:
+    """Give a command its defaults, as the callback of --config, and say which file they are from."""
+    from launcher.cli import tell
+
+    if ctx.resilient_parsing:
+        return named
+    found = [_read_named(named)] if named is not None else _find_defaults()
+    found = [defaults for defaults in found if defaults.values]
+    if found:
+        files = (f"{each.source} ({', '.join(name.replace('_', '-') for name in each.values)})" for each in found)
+        tell(f"launch: using {' and '.join(files)}")
+    ctx.default_map = {name: value for defaults in found for name, value in defaults.values.items()}
+    return named
+
+
+def _read_named(path: Path) -> Defaults:
+    """Read the file of --config, whoever wrote it and wherever it lies."""
+    source = str(path) if str(path).isprintable() else repr(str(path))
+    content = _parse(_read(path, source), source)
+    if path.name != PYPROJECT:
+        return _check_all(source, content)
+    table = _find_table(content, source)
+    if table is None:
+        raise UsageError(f"{source}: no [tool.launcher] in it")
+    return _check_all(source, table)
+
+
+def _find_defaults() -> list[Defaults]:
+    """Return what the files of the current directory say; of two that say the same the last one counts."""
+    try:
+        folder = Path.cwd()
+    except OSError as error:
+        raise UsageError(f"the current directory can't be read: {error.strerror}", "cd to another one") from None
+    return [*_find_pyproject(folder / PYPROJECT), *_find_own(folder / FILE)]
+
+
+def _find_own(path: Path) -> list[Defaults]:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return []
+        doubt, is_at_home = _judge(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise UsageError(f"{FILE}: can't be read: {error.strerror}") from None
+    if doubt:
+        raise _refused(FILE, doubt)
+    return [_limit(_check_all(FILE, _parse(_read(path, FILE), FILE)), is_at_home=is_at_home)]
+
+
+def _find_pyproject(path: Path) -> list[Defaults]:
+    """Return what its table says; a pyproject.toml without one, or that is broken, is somebody else's matter."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return []
+        doubt, is_at_home = _judge(path)
+        content = _read(path, PYPROJECT)
+        # What a stranger wrote is not even parsed: a megabyte of TOML can take hours.
+        parsed = _parse(content, PYPROJECT) if not doubt else {}
+    except (OSError, UsageError):
+        return []
+    if doubt and _TABLE.search(content):
+        raise _refused(PYPROJECT, doubt)
+    table = _find_table(parsed, PYPROJECT)
+    return [_limit(_check_all(PYPROJECT, table), is_at_home=is_at_home)] if table is not None else []
+
+
+def _judge(path: Path) -> tuple[str, bool]:
+    """Return who else may have written a file that was found, and whether it lies below the home directory.
+
+    A symlink is looked at twice: where it lies, for whoever may write there, and where it leads.
+    """
+    home, uid = find_home(), os.geteuid()
+    places = dict.fromkeys((path.resolve(), path.parent.resolve() / path.name))
+    doubts = [find_other_writer(place, home, uid) for place in places]
+    return next(filter(None, doubts), ""), all(home in place.parents for place in places)
+
+
+def _refused(source: str, doubt: str) -> UsageError:
+    return UsageError(
+        f"{source} is not used: {doubt}",
+        f"pass --config {source} if you trust it, or --config /dev/null to go without",
+    )
+
+
+def _limit(defaults: Defaults, *, is_at_home: bool) -> Defaults:
+    """Return the defaults; raise UsageError if they hold what only a file of the user's own may say."""
+    risky = [name.replace("_", "-") for name in defaults.values if name in RISKY]
+    if risky and not is_at_home:
+        raise UsageError(
+            f"{defaults.source}: {', '.join(risky)}: only from a file below your home directory",
+            f"pass --config {defaults.source} if you trust it, or --config /dev/null to go without",
+        )
+    return defaults
+
+
+def _read(path: Path, source: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{source}: can't be read: {error.strerror}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise UsageError(f"{source}: more than {MAX_FILE_BYTES >> 20} MiB, which no file of options has")
+    return content
+
+
+def _parse(content: bytes, source: str) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     try:
-        content: Any = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        if table:
-            return {}  # a pyproject.toml of somebody else's that is broken is theirs to mend
-        raise UsageError(f"{path.name}: {error}") from None
-    for key in table:
-        content = content.get(key, {}) if isinstance(content, dict) else {}
-    if not isinstance(content, dict):
-        raise UsageError(f"{path.name}: [{'.'.join(table)}] must be a table, got {content!r}")
-    return {name: _check(path.name, name, value) for name, value in _normalized(content).items()}
+        parsed: dict[str, Any] = tomllib.loads(content.decode("utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{source}: {error}") from None
+    except RecursionError:
+        raise UsageError(f"{source}: too many nested brackets") from None
+    return parsed
 
 
-def _normalized(content: dict[str, Any]) -> dict[str, Any]:
-    return {key.replace("-", "_"): value for key, value in content.items()}
+def _find_table(content: dict[str, Any], source: str) -> dict[str, Any] | None:
+    table: Any = content
+    for key in ("tool", "launcher"):
+        table = table.get(key) if isinstance(table, dict) else {}
+        if table is None:
+            return None
+    if not isinstance(table, dict):
+        raise UsageError(f"{source}: [tool.launcher] must be a table, got {reprlib.repr(table)}")
+    return table
+
+
+def _check_all(source: str, content: dict[str, Any]) -> Defaults:
+    values = {key.replace("-", "_"): value for key, value in content.items()}
+    return Defaults(source, {name: _check(source, name, value) for name, value in values.items()})
 
 
 def _check(file: str, name: str, value: Any) -> Any:
@@ -62,7 +193,7 @@ def _check(file: str, name: str, value: Any) -> Any:
 
         guesses = difflib.get_close_matches(name, _KEYS, 1)
         guess = f"; did you mean {guesses[0]!r}?" if guesses else ""
-        raise UsageError(f"{file}: no option {name!r}{guess}")
+        raise UsageError(f"{file}: no option {shown(name)}{guess}")
     is_list = isinstance(value, list) and all(isinstance(entry, str) for entry in value)
     if name in _LISTS and is_list:
         return ",".join(value) if name == "hosts" else value
@@ -70,5 +201,5 @@ def _check(file: str, name: str, value: Any) -> Any:
         raise UsageError(f"{file}: {name} must be a whole number, got {value!r}")
     if not isinstance(value, str | int | float | bool):
         wanted = "a text or a list of texts" if name in _LISTS else "one value"
-        raise UsageError(f"{file}: {name} must be {wanted}, got {value!r}")
+        raise UsageError(f"{file}: {name} must be {wanted}, got {reprlib.repr(value)}")
     return [value] if name in ("env", "env_file") else value

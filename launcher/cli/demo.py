@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from launcher.cli.options import output_options
+from launcher.cli.options import config_option, output_options
 
 
 @click.command("demo")
+@config_option
 @click.option("--nodes", metavar="N", type=click.IntRange(1, 16), default=2, show_default=True, help="SSH hosts.")
 @click.option(
     "--nproc",

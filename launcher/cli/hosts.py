@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.options import host_options
+from launcher.cli.options import config_option, host_options
 from launcher.cli.reaching import read_hosts
 from launcher.errors import UsageError
 from launcher.hostfiles import TARGETS, write_hosts
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command("hosts")
+@config_option
 @host_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON list on stdout.")
 @click.option("--to", "target", type=click.Choice(list(TARGETS)), help="Write them as this one's hostfile to stdout.")

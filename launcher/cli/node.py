@@ -7,13 +7,14 @@ from typing import Any
 
 import click
 
-from launcher.cli.options import check_options, hang_options, job_options, output_options, read_job
+from launcher.cli.options import check_options, config_option, hang_options, job_options, output_options, read_job
 from launcher.errors import UsageError
 
 DEFAULT_MASTER_PORT = 29500  # torchrun's own: every node must name the same
 
 
 @click.command("node", context_settings={"allow_interspersed_args": False})
+@config_option
 @click.option("--nnodes", metavar="N", type=click.IntRange(min=1), required=True, help="How many nodes in all.")
 @click.option("--node-rank", metavar="R", type=click.IntRange(min=0), required=True, help="Which one this is, from 0.")
 @click.option("--master-addr", metavar="ADDR", required=True, help="The address of node 0.")

@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from launcher.cli import refuse_unknown_word
+from launcher.cli.defaults import use_defaults
 from launcher.environment import VISIBLE_DEVICES, forwarded, parse_settings, read_env_file
 from launcher.errors import UsageError
 from launcher.hosts import Host
@@ -136,6 +137,10 @@ def _group(*options: Callable[[Function], Function]) -> Callable[[Function], Fun
     return decorate
 
 
+config_option = click.option(
+    "--config", metavar="FILE", type=click.Path(path_type=Path), is_eager=True, callback=use_defaults,
+    help="Take defaults for the options from FILE; default: launcher.toml or pyproject.toml, if it is yours.",
+)  # fmt: skip
 host_options = _group(*_HOSTS)
 reach_options = _group(*_REACH)
 job_options = _group(*_SIZE, *_PROGRAM, *_ACTIVATION, *_LIFE)

@@ -9,6 +9,7 @@ import click
 
 from launcher.cli.options import (
     check_options,
+    config_option,
     hang_options,
     host_options,
     job_options,
@@ -22,6 +23,7 @@ from launcher.job import Job
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
+@config_option
 @host_options
 @job_options
 @click.option("--master-addr", metavar="ADDR", help="Default: addr= of the first host, else the one SSH reaches.")

@@ -132,7 +132,7 @@ def show_sources(options: Sequence[str]) -> None:
     """Say where the values of options came from, those that are not defaults of ours."""
     places = {
         ParameterSource.COMMANDLINE: "the command line",
-        ParameterSource.DEFAULT_MAP: "launcher.toml or pyproject.toml",
+        ParameterSource.DEFAULT_MAP: "the configuration file",
     }
     ctx = click.get_current_context()
     for name in options:

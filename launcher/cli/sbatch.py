@@ -15,6 +15,7 @@ import click
 from launcher.batch import Batch, batch_text, check_batch, log_folder
 from launcher.cli.options import (
     check_options,
+    config_option,
     hang_options,
     is_on_command_line,
     job_options,
@@ -36,6 +37,7 @@ _OWN = (
 
 
 @click.command("sbatch", context_settings={"allow_interspersed_args": False})
+@config_option
 @click.option("--nodes", metavar="N", type=int, default=1, show_default=True, help="Nodes of the job.")
 @click.option("--time", metavar="TIME", help="Time limit: minutes, H:M:S or D-H.")
 @click.option("--partition", metavar="NAME", help="Partition.")

@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from launcher.cli.options import check_options, hang_options, job_options, output_options, read_job
+from launcher.cli.options import check_options, config_option, hang_options, job_options, output_options, read_job
 
 
 @click.command("singlenode", context_settings={"allow_interspersed_args": False})
+@config_option
 @job_options
 @hang_options
 @check_options

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.options import activation_options, host_options, output_options, reach_options
+from launcher.cli.options import activation_options, config_option, host_options, output_options, reach_options
 from launcher.cli.reaching import choose_opener, read_hosts, refuse_without_hosts
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ RENDEZVOUS_S = 30
 
 
 @click.command("test-distributed")
+@config_option
 @click.argument("processes", metavar="N", type=click.IntRange(min=1))
 @host_options
 @reach_options

@@ -31,7 +31,7 @@ TWO = "node1 slots=8\nnode2 slots=4\n"
 def folder(tmp_path, monkeypatch):
     """Work in an empty folder, in an environment of which nothing is forwarded."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("os.environ", {"COLUMNS": "100", "HOME": "/root"})
+    monkeypatch.setattr("os.environ", {"COLUMNS": "100", "HOME": str(tmp_path)})
     (tmp_path / "two").write_text(TWO)
     return tmp_path
 
@@ -466,7 +466,7 @@ def test_a_typed_no_python_wins_over_legacy_in_the_file(launch, jobs):
 
 def test_every_option_of_a_run_can_have_a_default():
     options = {parameter.name for parameter in (*run_command.params, *sbatch_command.params)} - {"words"}
-    of_one_call = {"is_module", "no_python", "as_json", "dry_run", "check", "verbose"}
+    of_one_call = {"config", "is_module", "no_python", "as_json", "dry_run", "check", "verbose"}
     of_one_call |= {"job_name", "directive", "output", "submit"}
     assert {*defaults._KEYS} == options - of_one_call | {"script"}
 
@@ -484,8 +484,9 @@ def test_the_source_of_a_value_is_shown(launch):
     code, _, err = launch("--dry-run -v --python /p t.py")
     assert code == 0
     assert set(err.splitlines()) == {
-        "launch: hosts = a (from launcher.toml or pyproject.toml)",
-        "launch: gpus = 4 (from launcher.toml or pyproject.toml)",
+        "launch: using launcher.toml (hosts, gpus)",
+        "launch: hosts = a (from the configuration file)",
+        "launch: gpus = 4 (from the configuration file)",
         "launch: python = /p (from the command line)",
         "launch: verbose = True (from the command line)",
     }
@@ -534,7 +535,8 @@ def test_the_entry_point_of_test_distributed_stays_a_function(launch):
 )
 def test_the_command_line_overrules_a_default_that_contradicts_it(launch, text, line):
     write_defaults(text)
-    assert launch(line)[::2] == (0, "")
+    code, _, err = launch(line)
+    assert (code, err.count("\n")) == (0, 1), err
 
 
 @pytest.mark.parametrize(
@@ -551,7 +553,7 @@ def test_a_python_that_is_typed_overrules_one_by_default(launch, jobs, line, act
     write_defaults('venv = "/default"\nsetup = "lines"\n')
     for words in (f"--hosts a {line} train.py", f"singlenode {line} train.py"):
         Path("train.py").touch()
-        assert launch(f"{words} --nproc 1")[2] == ""
+        assert launch(f"{words} --nproc 1")[2] == "launch: using launcher.toml (venv, setup)\n"
     assert [job.activation for job, *_ in jobs] == [activation] * 2
 
 
@@ -596,9 +598,9 @@ SLURM_TASK = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS":
 
 
 @pytest.fixture
-def in_allocation(monkeypatch):
+def in_allocation(monkeypatch, folder):
     def enter(**more):
-        monkeypatch.setattr("os.environ", {"COLUMNS": "100", "HOME": "/root", **SLURM_JOB, **more})
+        monkeypatch.setattr("os.environ", {"COLUMNS": "100", "HOME": str(folder), **SLURM_JOB, **more})
 
     enter()
     return enter
@@ -624,9 +626,9 @@ def test_an_allocation_gives_the_hosts_that_are_not_named(in_allocation, launch,
 
 def test_a_file_may_say_the_transport_and_goes_before_the_allocation(in_allocation, launch, jobs):
     write_defaults('transport = "fabric"\n')
-    assert launch("t.py") == (7, "", SLURM_LINE)
+    assert launch("t.py") == (7, "", f"launch: using launcher.toml (transport)\n{SLURM_LINE}")
     write_defaults('hosts = "a"\n')
-    assert launch("t.py") == (7, "", "")
+    assert launch("t.py") == (7, "", "launch: using launcher.toml (hosts)\n")
     assert [job[1:3] for job in jobs] == [(["n1", "n2"], "FabricTransport"), (["a"], "FabricTransport")]
 
 

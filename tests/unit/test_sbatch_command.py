@@ -18,7 +18,7 @@ CPUS_NOTE = "launch: without --cpus-per-task the ranks of a node may have to sha
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work in a folder with a script, in an environment without a PATH."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("os.environ", {"COLUMNS": "100", "HOME": "/root", "PATH": str(tmp_path)})
+    monkeypatch.setattr("os.environ", {"COLUMNS": "100", "HOME": str(tmp_path), "PATH": str(tmp_path)})
     monkeypatch.setattr("sys.argv", ["/opt/bin/launch"])
     (tmp_path / "train.py").touch()
     return tmp_path

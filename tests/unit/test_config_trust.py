@@ -1,0 +1,262 @@
+"""Whose launcher.toml is obeyed: a file that somebody else could have written runs nothing."""
+
+from __future__ import annotations
+
+import grp
+import json
+import os
+import pwd
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher import cli
+from launcher.cli.defaults import RISKY
+from launcher.cli.trust import find_home, find_other_writer
+from launcher.errors import EXIT_USAGE
+
+Launch = Callable[..., tuple[int, str, str]]
+ANN, EVE = 54321, 54322  # no account has these numbers
+TEAM = 54323
+HOME = Path("/home/ann")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a directory of one's own below the home directory."""
+    project = tmp_path / "home" / "project"
+    project.mkdir(parents=True)
+    monkeypatch.chdir(project)
+    monkeypatch.setattr("os.environ", {"COLUMNS": "200", "HOME": str(tmp_path / "home")})
+    return project
+
+
+@pytest.fixture
+def launch(capsys: pytest.CaptureFixture[str]) -> Launch:
+    """Return a function that calls a command and gives (exit code, stdout, stderr)."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            cli.main([*words])
+        assert isinstance(end.value.code, int)
+        return end.value.code, *capsys.readouterr()
+
+    return call
+
+
+def remedy(name: str) -> str:
+    return f"  hint: pass --config {name} if you trust it, or --config /dev/null to go without\n"
+
+
+# who can write a file
+
+Entry = tuple[int, int, int]  # owner, group, mode
+ROOT: dict[str, Entry] = {"/": (0, 0, 0o755), "/home": (0, 0, 0o755), "/tmp": (0, 0, 0o1777), "/data": (0, 0, 0o1777)}
+OWN: dict[str, Entry] = {**ROOT, "/home/ann": (ANN, ANN, 0o755), "/home/ann/p": (ANN, ANN, 0o755)}
+
+
+@pytest.mark.parametrize(
+    ("file", "entries", "doubt"),
+    [
+        ("/home/ann/p/f", {"/home/ann/p/f": (ANN, ANN, 0o644)}, ""),
+        ("/home/ann/p/f", {"/home/ann/p/f": (0, 0, 0o644)}, ""),
+        ("/home/ann/p/f", {"/home/ann/p/f": (EVE, EVE, 0o644)}, "/home/ann/p/f belongs to uid 54322"),
+        ("/home/ann/p/f", {"/home/ann/p/f": (ANN, ANN, 0o666)}, "every user can write /home/ann/p/f"),
+        # One group per user and umask 002, against a group of several.
+        ("/home/ann/p/f", {"/home/ann/p/f": (ANN, ANN, 0o664), "/home/ann/p": (ANN, ANN, 0o775)}, ""),
+        ("/home/ann/p/f", {"/home/ann/p/f": (ANN, TEAM, 0o664)}, "group 54323 can write /home/ann/p/f"),
+        ("/home/ann/p/f", {"/home/ann/p/f": (ANN, TEAM, 0o644), "/home/ann/p": (ANN, TEAM, 0o2775)},
+         "group 54323 can write /home/ann/p"),
+        # What is above the home directory is the administrator's matter, the home directory itself is not.
+        ("/home/ann/p/f", {"/home/ann/p/f": (ANN, ANN, 0o644), "/home": (EVE, EVE, 0o777)}, ""),
+        ("/home/ann/p/f", {"/home/ann/p/f": (ANN, ANN, 0o644), "/home/ann": (ANN, ANN, 0o777)},
+         "every user can write /home/ann"),
+        # In /tmp a stranger can leave the file, or a symlink; a directory of one's own there is safe.
+        ("/tmp/f", {"/tmp/f": (EVE, EVE, 0o644)}, "/tmp/f belongs to uid 54322"),
+        ("/tmp/f", {"/tmp/f": (ANN, ANN, 0o644)}, "every user can write /tmp"),
+        ("/tmp/p/f", {"/tmp/p/f": (ANN, ANN, 0o644), "/tmp/p": (ANN, ANN, 0o755)}, ""),
+        ("/tmp/p/f", {"/tmp/p/f": (ANN, ANN, 0o644), "/tmp/p": (EVE, EVE, 0o755)}, "/tmp/p belongs to uid 54322"),
+        ("/tmp/p/q/f", {"/tmp/p/q/f": (ANN, ANN, 0o644), "/tmp/p/q": (ANN, ANN, 0o755), "/tmp/p": (EVE, EVE, 0o755)},
+         "/tmp/p belongs to uid 54322"),
+        ("/data/f", {"/data/f": (ANN, ANN, 0o644), "/data": (0, 0, 0o777)}, "every user can write /data"),
+    ],
+)  # fmt: skip
+def test_who_else_can_write_a_file(file: str, entries: dict[str, Entry], doubt: str) -> None:
+    table = {**OWN, **entries}
+
+    def read_stat(path: Path) -> os.stat_result:
+        owner, group, mode = table[str(path)]
+        return os.stat_result((mode, 0, 0, 0, owner, group, 0, 0, 0, 0))
+
+    said = find_other_writer(Path(file), HOME, ANN, read_stat=read_stat, is_own_group=lambda _, gid: gid == ANN)
+    assert said == doubt
+
+
+def test_root_obeys_no_file_of_a_user(tmp_path: Path) -> None:
+    file = tmp_path / "launcher.toml"
+    file.touch()
+    entries = {file: ANN}
+
+    def read_stat(path: Path) -> os.stat_result:
+        return os.stat_result((0o755, 0, 0, 0, entries.get(path, 0), 0, 0, 0, 0, 0))
+
+    assert find_other_writer(file, tmp_path, 0, read_stat=read_stat) == f"{file} belongs to uid {ANN}"
+
+
+@pytest.mark.parametrize(
+    ("primary", "name", "members", "is_alone"),
+    [
+        (TEAM, "ann", [], True),
+        (TEAM, "ann", ["ann"], True),
+        (TEAM, "ann", ["ann", "eve"], False),
+        (TEAM, "users", [], False),
+        (ANN, "ann", [], False),
+    ],
+)
+def test_the_group_of_one_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, primary: int, name: str, members: list[str], is_alone: bool
+) -> None:
+    account = pwd.struct_passwd(("ann", "x", ANN, primary, "", "/home/ann", "/bin/sh"))
+    monkeypatch.setattr("pwd.getpwuid", lambda _: account)
+    monkeypatch.setattr("grp.getgrgid", lambda gid: grp.struct_group((name, "x", gid, members)))
+
+    def read_stat(path: Path) -> os.stat_result:
+        return os.stat_result((0o770, 0, 0, 0, ANN, TEAM, 0, 0, 0, 0))
+
+    doubt = "" if is_alone else f"group {name} can write {tmp_path / 'f'}"
+    assert find_other_writer(tmp_path / "f", tmp_path, ANN, read_stat=read_stat) == doubt
+
+
+@pytest.mark.parametrize(
+    ("home", "is_found"), [("{}", True), ("/", False), ("", False), ("{}/none", False), (".", False)]
+)
+def test_a_home_directory_that_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str, is_found: bool
+) -> None:
+    monkeypatch.setattr("os.environ", {"HOME": home.format(tmp_path)})
+    assert find_home() == (tmp_path.resolve() if is_found else None)
+
+
+# launcher.toml and pyproject.toml
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("launcher.toml", 'hosts = "a"\n'),
+        ("launcher.toml", "not TOML"),
+        ("pyproject.toml", '[tool.launcher]\nhosts = "a"\n'),
+        ("pyproject.toml", '[project]\n[ tool . launcher ]\nhosts = "a"\n'),
+    ],
+)
+def test_a_file_where_anybody_can_write_is_refused(launch: Launch, folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    folder.chmod(0o1777)
+    said = f"launch: {name} is not used: every user can write {folder}\n{remedy(name)}"
+    assert launch("hosts", "--hosts", "b", "--json") == (EXIT_USAGE, "", said)
+    assert launch("hosts", "--help")[::2] == (0, "")
+    assert launch("hosts", "--hosts", "b", "--json", "--config", "/dev/null")[::2] == (0, "")
+
+
+def test_a_stranger_s_pyproject_without_our_table_is_not_looked_at(launch: Launch, folder: Path) -> None:
+    (folder / "pyproject.toml").write_text("[project]\nname = 'x'\n[tool]\nlauncher.setup = 'touch pwned'\n")
+    folder.chmod(0o1777)
+    assert launch("hosts", "--hosts", "b", "--json")[::2] == (0, "")
+
+
+def test_a_symlink_counts_where_it_leads_and_where_it_lies(launch: Launch, folder: Path) -> None:
+    shared = folder.parent / "shared"
+    shared.mkdir()
+    (shared / "own.toml").write_text('hosts = "a"\n')
+    (folder / "launcher.toml").symlink_to(shared / "own.toml")
+    assert launch("hosts", "--json")[::2] == (0, "launch: using launcher.toml (hosts)\n")
+    shared.chmod(0o777)
+    said = f"launch: launcher.toml is not used: every user can write {shared}\n{remedy('launcher.toml')}"
+    assert launch("hosts") == (EXIT_USAGE, "", said)
+    shared.chmod(0o755)
+    folder.chmod(0o777)
+    assert launch("hosts")[2] == said.replace(str(shared), str(folder))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_file_of_somebody_else_is_refused(launch: Launch, folder: Path) -> None:
+    (folder / "launcher.toml").write_text('ssh-config = "theirs"\n')
+    os.chown(folder / "launcher.toml", EVE, EVE)
+    said = f"launch: launcher.toml is not used: {folder}/launcher.toml belongs to uid {EVE}\n"
+    assert launch("exec", "--hosts", "b", "--", "true") == (EXIT_USAGE, "", said + remedy("launcher.toml"))
+
+
+@pytest.mark.parametrize("home", ["{}/elsewhere", "/", "{}/none"])
+@pytest.mark.parametrize("name", ["launcher.toml", "pyproject.toml"])
+def test_what_runs_something_is_taken_from_below_home_alone(
+    launch: Launch, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, home: str
+) -> None:
+    (folder / "elsewhere").mkdir()
+    monkeypatch.setattr("os.environ", {"COLUMNS": "200", "HOME": home.format(folder)})
+    table = "[tool.launcher]\n" if name == "pyproject.toml" else ""
+    (folder / name).write_text(f'{table}hosts = "a"\nnproc = 1\n')
+    assert launch("hosts", "--json")[::2] == (0, f"launch: using {name} (hosts, nproc)\n")
+    (folder / name).write_text(f'{table}hosts = "a"\nsetup = "touch pwned"\nssh-config = "x"\n')
+    said = f"launch: {name}: setup, ssh-config: only from a file below your home directory\n{remedy(name)}"
+    assert launch("hosts", "--json") == (EXIT_USAGE, "", said)
+    assert launch("hosts", "--json", "--config", name)[::2] == (0, f"launch: using {name} (hosts, setup, ssh-config)\n")
+
+
+def test_every_option_that_runs_something_is_kept_to_home(launch: Launch, folder: Path) -> None:
+    """A new option needs a decision: it may stand in any file of the user's, or it is risky."""
+    from launcher.cli.defaults import _KEYS
+
+    assert {*_KEYS} - {*RISKY} == {
+        "hosts", "hostfile", "colon", "include", "exclude", "num_nodes", "gpus", "nproc", "cpu", "legacy",
+        "master_port", "rdzv_timeout", "connect_timeout", "silence", "stop_timeout", "stacks", "hang_timeout",
+        "no_check", "quiet", "ranks", "log_dir", "nodes", "time", "partition", "mem", "cpus_per_task", "account",
+        "qos", "constraint", "requeue",
+    }  # fmt: skip
+
+
+# --config
+
+
+def test_a_named_file_goes_in_place_of_those_that_are_found(launch: Launch, folder: Path) -> None:
+    (folder / "launcher.toml").write_text('hosts = "a"\nnum-nodes = 1\n')
+    (folder / "other.toml").write_text('hosts = "b,c"\n')
+    (folder / "other.toml").chmod(0o666)
+    code, out, err = launch("hosts", "--config", "other.toml", "--json")
+    assert (code, [row["host"] for row in json.loads(out)]) == (0, ["b", "c"])
+    assert err == "launch: using other.toml (hosts)\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("none.toml", None, "none.toml: can't be read: No such file or directory"),
+        (".", None, ".: can't be read: Is a directory"),
+        ("pyproject.toml", "[project]\n", "pyproject.toml: no [tool.launcher] in it"),
+        ("d.toml", "x" * (1 << 20) + " = 1", "d.toml: more than 1 MiB, which no file of options has"),
+        ("d.toml", "a = " + "[" * 5000 + "]" * 5000, "d.toml: too many nested brackets"),
+        ("d.toml", "hosts" + ".a" * 2000 + " = 1", "d.toml: hosts must be a text or a list of texts, got {'a': {'a': "
+         "{'a': {'a': {'a': {'a': {...}}}}}}}"),
+        ("d.toml", b"hosts = '\xff'", "d.toml: 'utf-8' codec can't decode byte 0xff in position 9: invalid start byte"),
+        ("d.toml", "k" * 500 + " = 1", f"d.toml: no option {'k' * 97 + '...'!r}"),
+    ],
+)  # fmt: skip
+def test_a_named_file_that_can_not_be_used(
+    launch: Launch, folder: Path, name: str, text: str | bytes | None, message: str
+) -> None:
+    if text is not None:
+        (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert launch("hosts", "--hosts", "a", "--config", name) == (EXIT_USAGE, "", f"launch: {message}\n")
+
+
+def test_a_directory_that_is_gone(launch: Launch, folder: Path) -> None:
+    folder.rmdir()
+    said = "launch: the current directory can't be read: No such file or directory\n  hint: cd to another one\n"
+    assert launch("hosts", "--hosts", "a") == (EXIT_USAGE, "", said)
+
+
+def test_a_batch_job_reads_the_same_file(launch: Launch, folder: Path) -> None:
+    (folder / "two.toml").write_text("gpus = 4\n")
+    (folder / "train.py").touch()
+    _, out, _ = launch("sbatch", "--config", "two.toml", "--cpus-per-task", "8", "train.py")
+    assert out.splitlines()[-1].endswith(" --transport srun --config two.toml train.py")
