@@ -41,8 +41,8 @@ class RunRecord:
         return path
 
     def find_files(self, prefix: str) -> list[Path]:
-        """Return the files that came home from the ranks and whose names begin so."""
-        return sorted((self.folder / "files").glob(f"*/{prefix}*"))
+        """Return the ranks' files that torchfrtrace reads when it is given this prefix."""
+        return sorted((self.folder / "files").rglob(f"*{prefix}*"))
 
     def update(self, values: Mapping[str, Any]) -> None:
         """Add to run.json and write it; a disk that is full is said and does not end the run."""

@@ -161,12 +161,17 @@ def _by_host(counts: Mapping[str, int]) -> str:
     )
 
 
-def flight_recorder_lines(files: Sequence[Path]) -> list[str]:
-    """Say where the files of NCCL's flight recorder are that came home, and what reads them (it comes with torch)."""
+def flight_recorder_lines(files: Sequence[Path], unsafe: Mapping[Path, str], hosts: Mapping[str, str]) -> list[str]:
+    """Say where the files of NCCL's flight recorder are, and what reads them (it comes with torch), if that is safe.
+
+    `hosts` has the host of each node's folder.
+    """
     if not files:
         return []
     place = files[0].parent.parent  # above the nodes' folders
-    return [
-        f"  NCCL's flight recorder of {count(len(files), 'rank')}: {place}",
-        f"    which rank misses in which collective: torchfrtrace --prefix {FLIGHT_RECORDER_PREFIX} {place}",
-    ]
+    advice = f"which rank misses in which collective: torchfrtrace --prefix {FLIGHT_RECORDER_PREFIX} {place}"
+    if unsafe:
+        path, reason = next(iter(unsafe.items()))
+        more = f" and {count(len(unsafe) - 1, 'more file')}" if len(unsafe) > 1 else ""
+        advice = f"don't run torchfrtrace before you remove {path}{more}: from {hosts[path.parent.name]}, {reason}"
+    return [f"  NCCL's flight recorder of {count(len(files), 'rank')}: {place}", f"    {advice}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ from launcher.conversation import now
 from launcher.diagnosis import SETTLE_S, Cause, Failure, find_cause
 from launcher.errors import EXIT_SIGNAL_BASE, PreflightError, UnreachableError
 from launcher.failures import find_failures
+from launcher.flight_recorder import find_unsafe
 from launcher.hangs import HangWatch, StackTaker
 from launcher.job import Job, ProgramKind
 from launcher.node import messages
@@ -260,11 +262,19 @@ class Run:
         log = self._record.log_path(cause.failure.node_rank)
         for line in report.cause_block(cause, self._others(cause, census), log):
             self._say(line)
-        for line in report.flight_recorder_lines(self._record.find_files(FLIGHT_RECORDER_PREFIX)):
+        for line in await self._flight_recorder_lines():
             self._say(line)
         code = cause.failure.exit_code
         self._say(f"launch: {report.census_words(census)}, exit code {code}")
         return self._conclude(Result(code, seconds, census, cause, interrupted_by))
+
+    async def _flight_recorder_lines(self) -> list[str]:
+        """What the ranks left for torchfrtrace, looked at before it is named: it runs what stands in these files."""
+        assert self._plan is not None
+        files = self._record.find_files(FLIGHT_RECORDER_PREFIX)
+        unsafe = await asyncio.to_thread(find_unsafe, files)  # some seconds for files that were made to be slow
+        hosts = {f"node_{node.node_rank}": node.host.name for node in self._plan.nodes}
+        return report.flight_recorder_lines(files, unsafe, hosts)
 
     def _has_lost_port(self, cause: Cause) -> bool:
         """Whether torchrun found the port taken that we chose and held for it."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
+import pickle
 import signal
 import socket
 import sys
 import textwrap
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 from launching import DEADLINE_S, KEEPER_S, PROMPT_S, Launch, Running, shell
@@ -45,6 +48,16 @@ BLOCK = [
     "    hang.py:3 in wait_for_go",
     "launch: full text in logs/RUN/stacks-1.txt",
 ]
+
+
+class Trap:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str, int]]:
+        return os.mkdir, (self._path, 0o700)
 
 
 @pytest.fixture
@@ -201,7 +214,7 @@ def test_ctrl_backslash_in_a_plain_command_ends_the_launcher_and_leaves_nothing(
 
 def test_files_of_the_flight_recorder_come_home_and_are_named(launch: Launch) -> None:
     """NCCL writes them into a folder that the plan names, before a watchdog's time-out ends the process."""
-    script = 'echo dump >"$LAUNCH_FILES/nccl_trace_rank_$RANK"; exec sleep 300'
+    script = r'printf "\200\002}." >"$LAUNCH_FILES/nccl_trace_rank_$RANK"; exec sleep 300'
     done = launch.run("--hang-timeout", SHELL_S, *shell(script))
     start = done.words.index("  NCCL's flight recorder of 4 ranks: logs/RUN/files")
     assert done.words[start + 1] == (
@@ -211,3 +224,17 @@ def test_files_of_the_flight_recorder_come_home_and_are_named(launch: Launch) ->
     assert [os.fspath(path) for path in files] == [
         f"files/node_{number // 2}/nccl_trace_rank_{number}" for number in range(4)
     ]
+
+
+def test_a_file_of_the_flight_recorder_that_would_run_code_is_named(launch: Launch, tmp_path: Path) -> None:
+    """torchfrtrace finds it by a part of its name, and unpickles it on the launch host."""
+    trap = base64.b64encode(pickle.dumps(Trap(str(tmp_path / "pwned")), protocol=2)).decode()
+    script = f'[ "$RANK" = 0 ] && echo {trap} | base64 -d >"$LAUNCH_FILES/x.nccl_trace_rank_9"; exec sleep 300'
+    done = launch.run("--hang-timeout", SHELL_S, *shell(script))
+    start = done.words.index("  NCCL's flight recorder of 1 rank: logs/RUN/files")
+    assert done.words[start + 1] == (
+        "    don't run torchfrtrace before you remove logs/RUN/files/node_0/x.nccl_trace_rank_9: from node1, "
+        "holds more than plain data (byte 2) and could run code here"
+    )
+    assert not any("torchfrtrace --prefix" in line for line in done.words)
+    assert not (tmp_path / "pwned").exists()

@@ -24,7 +24,7 @@ LAYERS = (
     "plan",
     "signatures tracebacks",
     "watchdogs endings",
-    "preflight diagnosis folding output records shipping unreachable",
+    "preflight diagnosis flight_recorder folding output records shipping unreachable",
     "transports replies",
     "dues",
     "conversation",

@@ -238,8 +238,14 @@ def test_warnings_are_a_line_each_and_not_too_many(number, more):
 
 def test_files_of_the_flight_recorder_are_named_with_what_reads_them():
     files = [Path(f"logs/r/files/node_{rank // 2}/nccl_trace_rank_{rank}") for rank in range(3)]
-    assert flight_recorder_lines(files) == [
-        "  NCCL's flight recorder of 3 ranks: logs/r/files",
+    hosts = {"node_0": "gpu1", "node_1": "gpu2"}
+    first = "  NCCL's flight recorder of 3 ranks: logs/r/files"
+    assert flight_recorder_lines(files, {}, hosts) == [
+        first,
         "    which rank misses in which collective: torchfrtrace --prefix nccl_trace_rank_ logs/r/files",
     ]
-    assert flight_recorder_lines([]) == []
+    assert flight_recorder_lines([], {}, hosts) == []
+    refused = "    don't run torchfrtrace before you remove logs/r/files/node_1/nccl_trace_rank_2"
+    assert flight_recorder_lines(files, {files[2]: "is cut off"}, hosts) == [first, f"{refused}: from gpu2, is cut off"]
+    unsafe = dict.fromkeys(reversed(files), "is cut off")
+    assert flight_recorder_lines(files, unsafe, hosts)[1] == f"{refused} and 2 more files: from gpu2, is cut off"
