@@ -181,14 +181,15 @@ class Checkpoints:
     def _read(self, path: Path, state: dict[str, Any], *, shared: bool) -> None:
         """Fill `state`; what one rank can't read ends all of them, so that none is left waiting for it."""
         from torch.distributed.checkpoint.api import CheckpointException
-        from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.state_dict_loader import load
+
+        from launcher.trainer.reading import PlainPlanner, PlainReader
 
         reason = ""
         if shared or self._world.is_main:
             try:
                 group = None if shared else self._alone
-                load(state, storage_reader=FileSystemReader(path), process_group=group)
+                load(state, storage_reader=PlainReader(path), planner=PlainPlanner(), process_group=group)
             except CheckpointException as error:  # no Exception: nobody above would catch it
                 reason = explain(error)
         if not agree(not reason, self._world):
@@ -240,10 +241,10 @@ def agree(fact: bool, world: World) -> bool:
 
 def check_metadata(path: Path) -> None:
     """Read what says where each tensor lies: of a cut-off one torch itself would log two tracebacks."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from launcher.trainer.reading import PlainReader
 
     try:
-        FileSystemReader(path).read_metadata()
+        PlainReader(path).read_metadata()
     except Exception as error:  # noqa: BLE001  # a pickle that was cut off raises anything
         raise unreadable(path, explain(error)) from None
 

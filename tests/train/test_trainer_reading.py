@@ -1,0 +1,147 @@
+"""Checkpoints are read as data: whatever code somebody hides in one doesn't run, and real ones still load."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, BytesStorageMetadata
+
+from launcher.trainer import __main__ as trainer
+
+SHORT = ["--data-size", "100", "--steps-per-epoch", "2", "--layers", "1", "--batch-size", "2"]
+STEP = Path("outputs/checkpoints/step_2")
+DATA = "__0_0.distcp"
+REFUSED = f"{STEP}: can't be read: UnpicklingError: "
+
+
+class Trap:
+    """Leaves a file when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("pwned",)
+
+
+class Hooked:
+    """Calls methods of what may be named, to get from there to everything."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (BytesStorageMetadata, "__init__")
+
+
+@pytest.fixture
+def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """Train two steps, and return the checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    assert trainer.main([*SHORT, "--epochs", "1"]) == 0
+    capsys.readouterr()
+    return STEP
+
+
+def read_metadata(step: Path) -> Any:
+    return pickle.loads((step / ".metadata").read_bytes())
+
+
+def put(value: object) -> Callable[[Path], None]:
+    """Return what writes a value in the place of the metadata."""
+    return lambda step: (step / ".metadata").write_bytes(pickle.dumps(value)) and None
+
+
+def hide_in_planner_data(step: Path) -> None:
+    metadata = read_metadata(step)
+    metadata.planner_data["x"] = Trap()
+    (step / ".metadata").write_bytes(pickle.dumps(metadata, protocol=2))
+
+
+def point_elsewhere(step: Path) -> None:
+    metadata = read_metadata(step)
+    for place in metadata.storage_data.values():
+        place.relative_path = f"../{step.name}/{DATA}"
+    (step / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+def replace_items(step: Path, ending: str, content: bytes) -> None:
+    """Let the items of this name lead to other content at the end of the data."""
+    metadata = read_metadata(step)
+    offset = (step / DATA).stat().st_size
+    with (step / DATA).open("ab") as file:
+        file.write(content)
+    found = [place for index, place in metadata.storage_data.items() if index.fqn.endswith(ending)]
+    assert found
+    for place in found:
+        place.offset, place.length = offset, len(content)
+    (step / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+def archive(value: object, **options: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file, **options)
+    return file.getvalue()
+
+
+def script() -> bytes:
+    """Return what torch.load takes for TorchScript, which torch before 2.6 runs."""
+    file = io.BytesIO()
+    writer = torch._C.PyTorchFileWriter(file)
+    writer.write_record("constants.pkl", b"x", 1)
+    writer.write_end_of_file()
+    return file.getvalue()
+
+
+def in_item(ending: str, make: Callable[[], bytes]) -> Callable[[Path], None]:
+    return lambda step: replace_items(step, ending, make())
+
+
+@pytest.mark.parametrize("how", ["auto", "path"])
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (put(Trap()), ".metadata holds posix.mkdir, which no checkpoint needs"),
+        (hide_in_planner_data, ".metadata holds posix.mkdir, which no checkpoint needs"),
+        (put(Hooked()), f".metadata asks for '__init__' of {BytesStorageMetadata!r}"),
+        (put({"state_dict_metadata": {}}), ".metadata holds no metadata"),
+        (point_elsewhere, ".metadata names a file outside of the checkpoint"),
+        (in_item(".lr", lambda: archive(Trap())), "it holds more than tensors and plain values"),
+        (in_item("weight", lambda: archive(Trap())), "it holds more than tensors and plain values"),
+        (in_item(".lr", lambda: pickle.dumps(Trap())), "it holds something that torch.save doesn't write"),
+        (in_item(".lr", lambda: archive(Trap(), _use_new_zipfile_serialization=False)),
+         "it holds something that torch.save doesn't write"),
+        (in_item("weight", script), "it holds something that torch.save doesn't write"),
+    ],
+)  # fmt: skip
+def test_code_in_a_checkpoint_does_not_run(
+    saved: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Path], None], said: str, how: str
+) -> None:
+    spoil(saved)
+    assert trainer.main([*SHORT, "--epochs", "2", "--resume", "auto" if how == "auto" else str(saved)]) == 2
+    assert capsys.readouterr().err == f"{REFUSED}{said}; another one: --resume PATH\n"
+    assert not Path("pwned").exists()
+
+
+class OldPickler(pickle._Pickler):
+    """Writes a member of an enumeration as Python 3.11.0 did."""
+
+    def reducer_override(self, value: object) -> Any:
+        if isinstance(value, _MEM_FORMAT_ENCODING):
+            return getattr, (_MEM_FORMAT_ENCODING, value.name)
+        return NotImplemented
+
+
+def test_a_checkpoint_of_torch_2_4_still_loads(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its metadata has fewer fields; the layout is the same."""
+    metadata = read_metadata(saved)
+    for name in ("version", "storage_meta"):
+        vars(metadata).pop(name, None)
+    for place in metadata.storage_data.values():
+        vars(place).pop("transform_descriptors", None)
+    with (saved / ".metadata").open("wb") as file:
+        OldPickler(file, 4).dump(metadata)
+    assert b"getattr" in (saved / ".metadata").read_bytes()
+    assert trainer.main([*SHORT, "--epochs", "2", "--resume", "auto"]) == 0
+    assert f"resume  {saved}, step 2 of epoch 2" in capsys.readouterr().out.splitlines()
