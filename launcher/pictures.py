@@ -20,6 +20,7 @@ NUMBERS_UP_TO = 16  # hosts; in a larger picture colours must do
 NAMES_UP_TO = 64
 _CELL_INCHES = 0.62
 _LEAST_INCHES, _MOST_INCHES = 3.2, 10.0
+_MOST_LETTERS = 255  # of a name in DNS
 _GREY = "#dddddd"
 
 _Value = TypeVar("_Value")
@@ -56,11 +57,14 @@ def refuse_picture(path: Path) -> None:
         raise UsageError("--plot needs matplotlib", "pip install 'ssh-torch-launcher[plot]'")
 
 
-def read_pairs(path: Path) -> PairResults:
-    """Read rank 0's results.json, which a node has sent; raise LauncherError where it has not the right form."""
+def read_pairs(path: Path, most_hosts: int) -> PairResults:
+    """Read rank 0's results.json, which a node has sent; raise LauncherError where it has not the right form.
+
+    The picture is a square of hosts: more of them than the run has would fill this machine's memory.
+    """
     try:
         content = json.loads(path.read_text("utf-8"))
-        hosts = _names(content["hosts"])
+        hosts = _names(content["hosts"], most_hosts)
         return PairResults(
             hosts,
             _typed(content["ranks"], int),
@@ -134,16 +138,16 @@ def _typed(value: object, kind: type[_Value]) -> _Value:
     return value
 
 
-def _names(values: Iterable[object]) -> tuple[str, ...]:
+def _names(values: Iterable[object], most: int) -> tuple[str, ...]:
     names = tuple(map(_name, values))
-    if not names:
-        raise ValueError("no hosts")
+    if not 1 <= len(names) <= most:
+        raise ValueError(f"{len(names)} hosts")
     return names
 
 
 def _name(value: object) -> str:
     name = _typed(value, str)
-    if not name.isprintable():
+    if not name.isprintable() or len(name) > _MOST_LETTERS:
         raise ValueError(f"no name: {name!r:.60}")
     return name
 

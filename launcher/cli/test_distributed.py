@@ -82,7 +82,7 @@ def run_tests(processes: int, hosts: Sequence[Host], open_transport: Opener, opt
     if is_to_bisect(result) and len(hosts) > 1:
         find_culprits(partial(make_job, processes, options), hosts, open_transport, options, folder / "bisection")
     if options["plot"] is not None:
-        draw(folder / "files" / "node_0" / "results.json", options["plot"])
+        draw(folder / "files" / "node_0" / "results.json", options["plot"], len(hosts))
     return result.exit_code
 
 
@@ -104,7 +104,7 @@ def make_job(processes: int, options: Mapping[str, Any], names: Sequence[str], *
     )
 
 
-def draw(results: Path, picture: Path) -> None:
+def draw(results: Path, picture: Path, hosts: int) -> None:
     """Draw what rank 0 has brought home, if the run came so far; without a picture the run is still what it is."""
     from launcher.errors import LauncherError
     from launcher.pictures import draw_pairs, read_pairs
@@ -113,7 +113,7 @@ def draw(results: Path, picture: Path) -> None:
         click.echo("test-distributed: no picture, the run did not come to the pairs of hosts", err=True)
         return
     try:
-        draw_pairs(read_pairs(results), picture)
+        draw_pairs(read_pairs(results, hosts), picture)
     except (LauncherError, OSError) as error:
         click.echo(f"test-distributed: no picture: {error}", err=True)
         return

@@ -17,7 +17,9 @@ from typing import Any, NoReturn
 
 Fields = Mapping[str, "Field[Any]"]
 
+MAX_FILE_BYTES = 128 << 10  # PyYAML takes seconds for a megabyte
 INT_LIMIT = 2**31  # far beyond any sensible count, and sums of such numbers still fit into torch's 64 bits
+_SHOWN_LENGTH = 100
 _NO_VALUES = "a value in it can't be read: a date, or too many digits or brackets"
 
 
@@ -83,9 +85,14 @@ def parse_flags(fields: Fields, argv: list[str], about: str) -> dict[str, Any]:
 def read_file(fields: Fields, path: str) -> dict[str, Any]:
     """Read a YAML or JSON file of `key: value` lines; errors begin with the file's name."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with Path(path).open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise UnreadableFileError(f"{path}: {error.strerror}") from None
+    if len(raw) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: more than {MAX_FILE_BYTES >> 10} KiB, which no configuration has")
+    try:
+        text = raw.decode("utf-8")
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not UTF-8 text") from None
     content = _parse_json(path, text) if path.endswith(".json") else _parse_yaml(path, text)
@@ -97,7 +104,7 @@ def read_file(fields: Fields, path: str) -> dict[str, Any]:
     for key, value in content.items():
         name = str(key).replace("-", "_")
         if name not in fields:
-            raise ConfigError(f"{path}: unknown key {str(key)!r}{_guess(name, list(fields))}")
+            raise ConfigError(f"{path}: unknown key {_shown(str(key))}{_guess(name, list(fields))}")
         values[name] = convert(fields[name], f"{path}: {key}", value)
     return values
 
@@ -110,21 +117,21 @@ def convert(described: Field[Any], where: str, value: object) -> object:
     default, rules = described.default, described.metadata
     if isinstance(default, bool):
         if not isinstance(value, bool):
-            raise ConfigError(f"{where} must be true or false, got {value!r}")
+            raise ConfigError(f"{where} must be true or false, got {_shown(value)}")
         return value
     if isinstance(default, str):
         if value is False and "off" in rules["choices"]:
             return "off"  # as YAML 1.1 reads it
         if not isinstance(value, str):
-            raise ConfigError(f"{where} must be text, got {value!r}")
+            raise ConfigError(f"{where} must be text, got {_shown(value)}")
         if rules["choices"] and value not in rules["choices"]:
-            raise ConfigError(f"{where} must be one of {', '.join(rules['choices'])}, got {value!r}")
+            raise ConfigError(f"{where} must be one of {', '.join(rules['choices'])}, got {_shown(value)}")
         return value
     wanted: type[int] | type[float] = int if isinstance(default, int) else float
     number = _number(value, wanted)
     if number is None:
         kind = "a whole number" if wanted is int else "a number"
-        raise ConfigError(f"{where} must be {kind}, got {value!r}")
+        raise ConfigError(f"{where} must be {kind}, got {_shown(value)}")
     if number < rules["minimum"]:
         raise ConfigError(f"{where} must be at least {rules['minimum']}, got {value}")
     if number >= rules["below"]:
@@ -183,7 +190,9 @@ def _parse_yaml(path: str, text: str) -> Any:
             f"{path}: this Python has no PyYAML: `pip install pyyaml`, or write the file as JSON (.json)"
         ) from None
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _plain_loader(yaml, path))
+    except ConfigError:
+        raise
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{path}:{line}: not YAML: {error.problem}") from None
@@ -191,6 +200,25 @@ def _parse_yaml(path: str, text: str) -> Any:
         raise ConfigError(f"{path}: not YAML: it holds characters that no text has") from None
     except (ValueError, RecursionError):  # a 13th month, thousands of digits, thousands of brackets
         raise ConfigError(f"{path}: {_NO_VALUES}") from None
+
+
+def _plain_loader(yaml: Any, path: str) -> Any:
+    """Return a SafeLoader that refuses aliases: ten lines, each with nine of the line above, make a billion values."""
+
+    class PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                event = self.peek_event()
+                line = event.start_mark.line + 1
+                raise ConfigError(f"{path}:{line}: *{event.anchor} stands for another value; write it out")
+            return super().compose_node(parent, index)
+
+    return PlainLoader
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_LENGTH else text[: _SHOWN_LENGTH - 3] + "..."
 
 
 def _number(value: object, wanted: type[int] | type[float]) -> int | float | None:

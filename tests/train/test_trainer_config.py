@@ -138,6 +138,15 @@ def test_wrong_flags(argv: list[str], message: str) -> None:
     assert error_of(*argv) == message
 
 
+def laughs(first: str, open_line: str, close_line: str) -> str:
+    lines = [f"lr{n}: &a{n} {open_line}{','.join([f'*a{n - 1}'] * 9)}{close_line}" for n in range(1, 10)]
+    return "\n".join([f"lr: &a0 {first}", *lines])
+
+
+BILLION_LAUGHS = laughs("[x,x,x,x,x,x,x,x,x]", "[", "]")
+MERGED_LAUGHS = laughs("{x: 1}", "{<<: [", "]}")
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -155,6 +164,13 @@ def test_wrong_flags(argv: list[str], message: str) -> None:
         ("c.yaml", "- lr", "c.yaml: expected lines like 'lr: 0.003', got a list"),
         ("c.yaml", "lr: 1\nepochs: [1", "c.yaml:2: not YAML: expected ',' or ']', but got '<stream end>'"),
         ("c.yaml", "lr: \x00", "c.yaml: not YAML: it holds characters that no text has"),
+        # Aliases: each line holds nine of the one above, and a merge key copies them.
+        ("c.yaml", BILLION_LAUGHS, "c.yaml:2: *a0 stands for another value; write it out"),
+        ("c.yaml", MERGED_LAUGHS, "c.yaml:2: *a0 stands for another value; write it out"),
+        ("c.yaml", "lr: &x 1\nseed: *x", "c.yaml:2: *x stands for another value; write it out"),
+        ("c.yaml", "x" * 200 + ": 1", f"c.yaml: unknown key '{'x' * 96}..."),
+        ("c.yaml", f"lr: {'x' * 200}", f"c.yaml: lr must be a number, got '{'x' * 96}..."),
+        ("c.yaml", "#" * (128 << 10) + "\nlr: 1", "c.yaml: more than 128 KiB, which no configuration has"),
         ("c.json", '{\n"lr": }', "c.json:2: not JSON: Expecting value"),
         ("c.yaml", "lr: 2024-13-45", "c.yaml: a value in it can't be read: a date, or too many digits or brackets"),
         ("c.yaml", "a: " + "[" * 5000, "c.yaml: a value in it can't be read: a date, or too many digits or brackets"),

@@ -79,8 +79,8 @@ WRITTEN = {
 def test_what_rank_0_wrote_is_read_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results, picture = tmp_path / "results.json", tmp_path / "p.svg"
     results.write_text(json.dumps(WRITTEN))
-    assert read_pairs(results) == PairResults(("a$_{", "b$^$"), 2, "gloo", "cpu", (Pair(0, 1, 1e-5, 1e9),))
-    draw(results, picture)
+    assert read_pairs(results, 2) == PairResults(("a$_{", "b$^$"), 2, "gloo", "cpu", (Pair(0, 1, 1e-5, 1e9),))
+    draw(results, picture, 2)
     assert capsys.readouterr().err == f"test-distributed: drawn in {picture}\n"
     assert "a$_{" in read_texts(picture)
 
@@ -90,7 +90,8 @@ def test_what_rank_0_wrote_is_read_and_drawn(tmp_path: Path, capsys: pytest.Capt
     [
         "{", "[]", "null", "{}", "\x00", "[" * 100_000,
         *(json.dumps({**WRITTEN, **change}) for change in (
-            {"hosts": 2}, {"hosts": [], "pairs": []}, {"hosts": ["a", "\ud800"]},
+            {"hosts": 2}, {"hosts": [], "pairs": []}, {"hosts": ["a", "\ud800"]}, {"hosts": ["a"] * 10**6},
+            {"hosts": ["a", "b" * 256]},
             {"hosts": [1, 2]}, {"ranks": "2"}, {"backend": None}, {"pairs": [3]}, {"pairs": None},
         )),
         *(json.dumps({**WRITTEN, "pairs": [{**WRITTEN["pairs"][0], **change}]}) for change in (  # type: ignore[index]
@@ -104,8 +105,8 @@ def test_results_in_another_form_are_one_line(text: str, tmp_path: Path, capsys:
     results = tmp_path / "results.json"
     results.write_text(text)
     with pytest.raises(LauncherError, match=r"results\.json: can't be read: \w+Error"):
-        read_pairs(results)
-    draw(results, tmp_path / "p.svg")
+        read_pairs(results, 2)
+    draw(results, tmp_path / "p.svg", 2)
     said = capsys.readouterr().err
     assert said.startswith("test-distributed: no picture: ") and said.count("\n") == 1
     assert not (tmp_path / "p.svg").exists()
@@ -114,5 +115,5 @@ def test_results_in_another_form_are_one_line(text: str, tmp_path: Path, capsys:
 def test_a_picture_that_can_not_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = tmp_path / "results.json"
     results.write_text(json.dumps(WRITTEN))
-    draw(results, tmp_path / "gone" / "p.svg")
+    draw(results, tmp_path / "gone" / "p.svg", 2)
     assert capsys.readouterr().err.startswith("test-distributed: no picture: [Errno 2]")
