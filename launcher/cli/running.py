@@ -15,7 +15,8 @@ import click
 from click.core import ParameterSource
 
 from launcher.cli.console import Console
-from launcher.cli.options import read_ranks
+from launcher.cli.options import is_chosen, read_ranks
+from launcher.cli.trust import refuse_strange_folder
 from launcher.environment import refuse_rank
 from launcher.errors import LauncherError
 from launcher.hosts import Host
@@ -63,6 +64,8 @@ def run_recorded(
 ) -> tuple[Result, Path]:
     """Run the job to its end; return how it ended, and its folder of logs."""
     refuse_rank(os.environ)
+    if not is_chosen("log_dir"):
+        refuse_strange_folder(options["log_dir"])
     console = make_console(hosts, options)
     try:
         return asyncio.run(execute_recorded(job, hosts, open_transport, options, console, **kinds))

@@ -17,11 +17,13 @@ from launcher.cli.options import (
     check_options,
     config_option,
     hang_options,
+    is_chosen,
     is_on_command_line,
     job_options,
     output_options,
     read_job,
 )
+from launcher.cli.trust import refuse_strange_folder
 from launcher.environment import is_secret, parse_settings
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts import Host
@@ -73,6 +75,8 @@ def command(words: tuple[str, ...], **options: Any) -> int:
         _write(options["output"], text)
     secrets = _secrets(options)
     if options["submit"]:
+        if not is_chosen("log_dir"):
+            refuse_strange_folder(options["log_dir"])
         _make_folder(Path(log_folder(batch)))
         job_id = submit(text, {**os.environ, **secrets})
         click.echo(job_id)

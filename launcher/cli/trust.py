@@ -17,6 +17,8 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+from launcher.errors import UsageError
+
 _GROUP, _EVERYBODY = stat.S_IWGRP, stat.S_IWOTH
 
 
@@ -54,6 +56,25 @@ def find_other_writer(
         if path == home:
             break
     return ""
+
+
+def refuse_strange_folder(folder: Path) -> None:
+    """Raise UsageError for a log directory that somebody made where everybody can, such as /tmp/logs.
+
+    Its owner could replace what a run writes there by symlinks to this user's files. A directory that a colleague made
+    in a project of a group is no such case: its members can change the script as well.
+    """
+    try:
+        owners = {folder.stat().st_uid, folder.lstat().st_uid} - {0, os.geteuid()}
+        places = [folder.parent, folder.resolve().parent]
+        is_anybodys = any(place.stat().st_mode & _EVERYBODY for place in places)
+    except OSError:
+        return  # not there yet, or what is wrong is said when it is used
+    if owners and is_anybodys:
+        raise UsageError(
+            f"{folder} belongs to {_user_name(owners.pop())} and is in a directory that every user can write",
+            "name another with --log-dir",
+        )
 
 
 def _is_own_group(path: Path, gid: int, uid: int) -> bool:

@@ -13,7 +13,7 @@ import pytest
 
 from launcher import cli
 from launcher.cli.defaults import RISKY
-from launcher.cli.trust import find_home, find_other_writer
+from launcher.cli.trust import find_home, find_other_writer, refuse_strange_folder
 from launcher.errors import EXIT_USAGE
 
 Launch = Callable[..., tuple[int, str, str]]
@@ -213,6 +213,24 @@ def test_every_option_that_runs_something_is_kept_to_home(launch: Launch, folder
         "no_check", "quiet", "ranks", "log_dir", "nodes", "time", "partition", "mem", "cpus_per_task", "account",
         "qos", "constraint", "requeue",
     }  # fmt: skip
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_log_directory_that_a_stranger_made(launch: Launch, folder: Path) -> None:
+    (folder / "train.py").touch()
+    (folder / "logs").mkdir()
+    os.chown(folder / "logs", EVE, EVE)
+    refuse_strange_folder(Path("logs"))  # of a colleague, in a directory of the project
+    folder.chmod(0o1777)
+    said = f"launch: logs belongs to uid {EVE} and is in a directory that every user can write\n"
+    hint = "  hint: name another with --log-dir\n"
+    for words in (["singlenode", "--nproc", "1"], ["sbatch", "--submit", "--nproc", "1"]):
+        assert launch(*words, "--cpu", "train.py") == (EXIT_USAGE, "", said + hint)
+    assert [*(folder / "logs").iterdir()] == []
+    (folder / "logs").rmdir()
+    (folder / "logs").symlink_to(folder.parent)
+    os.lchown(folder / "logs", EVE, EVE)
+    assert launch("singlenode", "--nproc", "1", "--cpu", "train.py")[2] == said + hint
 
 
 # --config
