@@ -173,5 +173,7 @@ def flight_recorder_lines(files: Sequence[Path], unsafe: Mapping[Path, str], hos
     if unsafe:
         path, reason = next(iter(unsafe.items()))
         more = f" and {count(len(unsafe) - 1, 'more file')}" if len(unsafe) > 1 else ""
-        advice = f"don't run torchfrtrace before you remove {path}{more}: from {hosts[path.parent.name]}, {reason}"
+        advice = (
+            f"don't run torchfrtrace before you remove {path}{more}: from {hosts.get(path.parent.name, '?')}, {reason}"
+        )
     return [f"  NCCL's flight recorder of {count(len(files), 'rank')}: {place}", f"    {advice}"]

@@ -31,7 +31,7 @@ _KEYS = (
     "nodes", "time", "partition", "mem", "cpus_per_task", "account", "qos", "constraint", "requeue",
 )  # fmt: skip
 # What these say is run, decides what is run (LD_PRELOAD, PYTHONPATH), or loosens whom the run trusts with a password,
-# with its ranks' connections or with an unknown host key.
+# with its ranks' connections or with an unknown host key. `hosts` is none of them: each must prove itself by its key.
 RISKY = (
     "script", "workdir", "python", "setup", "venv", "conda", "env", "env_file", "transport", "ssh_config",
     "accept_new_host_keys", "ask_password", "master_addr",
@@ -93,7 +93,7 @@ def _find_own(path: Path) -> list[Defaults]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise UsageError(f"{FILE}: can't be read: {error.strerror}") from None
+        raise UsageError(f"{FILE}: can't be read: {error.strerror}", "to go without: --config /dev/null") from None
     if doubt:
         raise _refused(FILE, doubt)
     return [_limit(_check_all(FILE, _parse(_read(path, FILE), FILE)), is_at_home=is_at_home)]

@@ -26,7 +26,8 @@ def find_home() -> Path | None:
     """Return the home directory without symlinks; None if there is none, or if it is `/`, where everything is below."""
     home = os.path.expanduser("~")  # noqa: PTH111 - stays '~' where pathlib would raise
     path = Path(os.path.realpath(home))
-    return path if home.startswith("/") and path.is_dir() and path != path.parent else None
+    is_there = os.path.isdir(path)  # noqa: PTH112 - false where pathlib would raise, on NFS with root squash
+    return path if home.startswith("/") and is_there and path != path.parent else None
 
 
 def find_other_writer(

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import torch
 import torch.serialization
 from torch.distributed._shard._utils import narrow_tensor_by_index
-from torch.distributed.checkpoint import metadata as format
+from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
@@ -26,23 +26,23 @@ from torch.futures import Future
 METADATA = ".metadata"
 _ZIP = b"PK\x03\x04"
 _FORMAT = (
-    format.Metadata,
-    format.MetadataIndex,
-    format.StorageMeta,
-    format.TensorStorageMetadata,
-    format.ChunkStorageMetadata,
-    format.BytesStorageMetadata,
-    format.TensorProperties,
-    format._MEM_FORMAT_ENCODING,
+    dcp.Metadata,
+    dcp.MetadataIndex,
+    dcp.StorageMeta,
+    dcp.TensorStorageMetadata,
+    dcp.ChunkStorageMetadata,
+    dcp.BytesStorageMetadata,
+    dcp.TensorProperties,
+    dcp._MEM_FORMAT_ENCODING,
     _StorageInfo,
 )
 
 
 def _get_member(kind: object, name: str) -> object:
     """Stand in for getattr, by which Python 3.11.0 writes the member of an enumeration."""
-    if kind is not format._MEM_FORMAT_ENCODING:
+    if kind is not dcp._MEM_FORMAT_ENCODING:
         raise pickle.UnpicklingError(f"{METADATA} asks for {name!r} of {kind!r}")
-    return format._MEM_FORMAT_ENCODING[name]
+    return dcp._MEM_FORMAT_ENCODING[name]
 
 
 # All that torch 2.4 to 2.14 write, on Python 3.8 to 3.14, beside plain values and the dtypes.
@@ -71,15 +71,15 @@ class _MetadataUnpickler(pickle.Unpickler):
 class PlainReader(FileSystemReader):
     """Reads the files of a checkpoint, and builds nothing but tensors and plain values."""
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> format.Metadata:
+    def read_metadata(self, *args: Any, **kwargs: Any) -> dcp.Metadata:
         """Return what says where each tensor lies; raise UnpicklingError if it says anything else."""
         with (Path(self.path) / METADATA).open("rb") as file:
             metadata = _MetadataUnpickler(file).load()
-        if not isinstance(metadata, format.Metadata) or not isinstance(metadata.storage_data, dict):
+        if not isinstance(metadata, dcp.Metadata) or not isinstance(metadata.storage_data, dict):
             raise pickle.UnpicklingError(f"{METADATA} holds no metadata")
         for place in metadata.storage_data.values():
             _check_place(place)
-        meta = getattr(metadata, "storage_meta", None) or format.StorageMeta()  # torch before 2.4 wrote none
+        meta = getattr(metadata, "storage_meta", None) or dcp.StorageMeta()  # torch before 2.4 wrote none
         meta.load_id = self.load_id
         metadata.storage_meta = meta
         return metadata
