@@ -9,7 +9,7 @@ import fabric
 import paramiko
 from paramiko.ssh_exception import NoValidConnectionsError
 
-from launcher.transports.host_keys import ChangedHostKey, RevokedHostKey, UnknownHostKey
+from launcher.transports.host_keys import ChangedHostKey, RevokedHostKey, UnknownHostKey, UnrecordedHostKey
 from launcher.transports.identities import LoginRefused
 from launcher.transports.known_files import first_path
 from launcher.transports.packets import OversizedError
@@ -52,6 +52,8 @@ def _host_key(error: Exception, hop: fabric.Connection, place: Place) -> Judgeme
         return place.key_changed(error.fingerprint, error.known_fingerprint)
     if isinstance(error, RevokedHostKey):
         return place.key_revoked(error.fingerprint)
+    if isinstance(error, UnrecordedHostKey):
+        return place.key_unrecorded(error.reason)
     if isinstance(error, UnknownHostKey):
         return place.key_unknown(error.kind_and_fingerprint, doubt=error.doubt)
     return None

@@ -6,9 +6,7 @@ paramiko's own reader knows neither wildcards, nor authorities, nor what is revo
 
 from __future__ import annotations
 
-import base64
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,21 +14,18 @@ from typing import Any
 
 import fabric
 import paramiko
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
 
+from launcher.transports.host_certificates import read_signer
 from launcher.transports.key_files import CERTIFICATE
-from launcher.transports.known_files import find_doubt, read_paths
-from launcher.transports.known_hosts import AUTHORITY, REVOKED, KnownKey, fingerprint, matches, parse_known_hosts
+from launcher.transports.known_files import find_doubt, find_files
+from launcher.transports.known_hosts import AUTHORITY, KnownKey, fingerprint, is_revoked, is_vouched_for
+from launcher.transports.known_hosts_file import KnownHostsFile
 from launcher.transports.packets import BoundedPacketizer
 
-_DEFAULT_FILES = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
-_DEFAULT_GLOBAL_FILES = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
 _ACCEPT_ANY = ("no", "off", "false")
 _ACCEPT_NEW = "accept-new"
 # Seals a packet in one call, and OpenSSH prefers it too; paramiko begins with CTR and an HMAC, at 1.4 times the CPU.
 _CIPHER = "aes128-gcm@openssh.com"
-_OPENSSH = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
 
 
 class HostKeyRefused(paramiko.SSHException):
@@ -65,26 +60,32 @@ class ChangedHostKey(HostKeyRefused):
         self.known_fingerprint = fingerprint(known.blob)
 
 
+class UnrecordedHostKey(HostKeyRefused):
+    """The host's key is new and was to be recorded, which failed: the next one would be new again."""
+
+    def __init__(self, key: paramiko.PKey, path: Path, error: OSError) -> None:
+        super().__init__("not recorded", key)
+        self.reason = f"{path}: {error.strerror}"
+
+
 class KnownHosts:
     """The known_hosts files, each read once for all hosts."""
 
     def __init__(self, *, accept_new: bool) -> None:
         self._accept_new = accept_new
-        self._files: dict[Path, list[KnownKey]] = {}
+        self._files: dict[Path, KnownHostsFile] = {}
         self._lock = threading.Lock()
 
     def guard(self, connection: fabric.Connection, on_untrusted: Callable[[], None]) -> None:
         """Let the connection check its host's key; on_untrusted: a changed one is borne with, but gets no password."""
         settings = connection.ssh_config
-        own = read_paths(settings.get("userknownhostsfile", _DEFAULT_FILES))
+        own, others = find_files(settings)
         alias = settings.get("hostkeyalias")
         host = alias or connection.host
         name = host if alias or connection.port == 22 else f"[{host}]:{connection.port}"
-        paths = own + read_paths(settings.get("globalknownhostsfile", _DEFAULT_GLOBAL_FILES))
-        lines = [line for path in paths for line in self._read(path)]
+        lines = [line for path in own + others for line in self._read(path)]
         about = [line for line in lines if line.is_of(name)]
-        # A key that is known of the host alone is good for each of its ports.
-        elsewhere = [line for line in lines if line.is_of(host) and line not in about]
+        elsewhere = [line for line in lines if line.is_of(host)] if name != host else []
         doubt = find_doubt(own[0]) if own else ""
         can_write = bool(own) and not doubt
         wish = str(settings.get("stricthostkeychecking", "ask")).lower()
@@ -94,31 +95,27 @@ class KnownHosts:
             on_new=partial(self._write, own[0]) if can_write and (self._accept_new or wish == _ACCEPT_NEW) else None,
         )  # fmt: skip
         connection.client.set_missing_host_key_policy(policy)
-        connection.connect_kwargs["transport_factory"] = partial(_make_transport, [*about, *elsewhere])
+        connection.connect_kwargs["transport_factory"] = partial(_make_transport, policy.lines)
 
     def _read(self, path: Path) -> list[KnownKey]:
         with self._lock:
             if path not in self._files:
-                try:
-                    self._files[path] = list(parse_known_hosts(path.read_text("utf-8", "replace")))
-                except (OSError, ValueError):  # a file that is not there, or that can't be, knows no host
-                    self._files[path] = []
-            return self._files[path]
+                self._files[path] = KnownHostsFile.read(path)
+            return self._files[path].keys
 
     def _write(self, path: Path, name: str, key: paramiko.PKey) -> None:
-        new = KnownKey(name, key.get_name(), key.asbytes(), None)
-        known = self._read(path)
+        """Record a key; raise ChangedHostKey where another one was recorded since the files were read.
+
+        Many hosts have one gateway, and each has looked before the first of them came here.
+        """
+        self._read(path)
         with self._lock:
-            # Many hosts have one gateway, and each has looked before the first of them came here.
-            for line in known:
-                if line.marker is None and line.is_of(name):
-                    if line.blob != new.blob:
-                        raise ChangedHostKey(key, line)
-                    return
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(f"{name} {key.get_name()} {key.get_base64()}\n")
-            known.append(new)
+            try:
+                known = self._files[path].record(KnownKey(name, key.get_name(), key.asbytes(), None))
+            except OSError as error:
+                raise UnrecordedHostKey(key, path, error) from error
+        if known is not None and known.blob != key.asbytes():
+            raise ChangedHostKey(key, known)
 
 
 class _Policy(paramiko.MissingHostKeyPolicy):
@@ -131,50 +128,35 @@ class _Policy(paramiko.MissingHostKeyPolicy):
         self._host = host
         self._name = name
         self._about = about
-        self._elsewhere = elsewhere
+        self._known = next((line for line in about if line.marker is None), None)
+        # As OpenSSH has it, a key of the host at its usual port is good for a port of which no key is known. OpenSSH
+        # 9.2 forgets that one is known where the server shows a certificate of nobody's; here nothing gets around it.
+        self._elsewhere = [line for line in elsewhere if line.marker is not None or self._known is None]
         self._doubt = doubt
         self._on_untrusted = on_untrusted
         self._on_new = on_new
 
+    @property
+    def lines(self) -> list[KnownKey]:
+        """Return all that a key may be held against."""
+        return [*self._about, *self._elsewhere]
+
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
-        lines = [*self._about, *self._elsewhere]
         certificate = key.public_blob.key_blob if key.public_blob is not None else None
         signer = read_signer(certificate, self._host) if certificate else None
-        shown = [key.asbytes(), *([signer] if signer else [])]
-        if any(line.marker == REVOKED and line.blob in shown for line in lines):
-            raise RevokedHostKey(key)
-        if signer is not None and any(line.marker == AUTHORITY and line.blob == signer for line in lines):
-            return
-        if any(line.marker is None and line.blob == key.asbytes() for line in lines):
-            return
-        known = next((line for line in self._about if line.marker is None), None)
-        if known is not None:
+        for lines in (self._about, self._elsewhere):
+            if is_revoked(lines, [key.asbytes(), *([signer] if signer else [])]):
+                raise RevokedHostKey(key)
+            if is_vouched_for(lines, key.asbytes(), signer):
+                return
+        if self._known is not None:
             if self._on_untrusted is None:
-                raise ChangedHostKey(key, known)
+                raise ChangedHostKey(key, self._known)
             self._on_untrusted()
         elif self._on_new is not None:
             self._on_new(self._name, key)
         elif self._on_untrusted is None:
             raise UnknownHostKey(key, self._doubt)
-
-
-def read_signer(certificate: bytes, host: str) -> bytes | None:
-    """Return the public key that has signed a host's certificate; None where that is not good for this host now."""
-    kind = paramiko.Message(certificate).get_text()
-    try:
-        identity = serialization.load_ssh_public_identity(f"{kind} {base64.b64encode(certificate).decode()}".encode())
-        assert isinstance(identity, serialization.SSHCertificate)  # by its type
-        identity.verify_cert_signature()
-    except (ValueError, UnsupportedAlgorithm, InvalidSignature):
-        return None
-    principals = [name.decode("utf-8", "replace").lower() for name in identity.valid_principals]
-    is_good = (
-        identity.type is serialization.SSHCertificateType.HOST
-        and identity.valid_after <= time.time() < identity.valid_before
-        and not identity.critical_options
-        and (not principals or any(matches(host.lower(), principal) for principal in principals))
-    )
-    return base64.b64decode(identity.signature_key().public_bytes(*_OPENSSH).split()[1]) if is_good else None
 
 
 def _make_transport(lines: Iterable[KnownKey], sock: Any, **settings: Any) -> paramiko.Transport:

@@ -13,12 +13,21 @@ r"""UserKnownHostsFile and GlobalKnownHostsFile: from the option's value to the 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
+_DEFAULT_FILES = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
+_DEFAULT_GLOBAL_FILES = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
 _OUTER_QUOTES_LOST = re.compile(r'[^"\s][^"]*"(?:\s.*)?\s"[^"]*[^"\s]')
 _HAS_QUOTES = re.compile(r"""(?:^|\s)["']|\\\s""")  # an apostrophe within a word is one
 _WORD = re.compile(r""""([^"]*)(?:"|$)|'([^']*)(?:'|$)|((?:\\\s|\S)+)""")
 _BEFORE_A_PATH = re.compile(r"\s+(?=[/~%$])")
+
+
+def find_files(settings: Mapping[str, str]) -> tuple[list[Path], list[Path]]:
+    """Return the user's files and the global ones, by what ssh_config says of a host."""
+    own = read_paths(settings.get("userknownhostsfile", _DEFAULT_FILES))
+    return own, read_paths(settings.get("globalknownhostsfile", _DEFAULT_GLOBAL_FILES))
 
 
 def read_paths(value: str) -> list[Path]:
@@ -49,9 +58,14 @@ def find_doubt(path: Path) -> str:
     text = str(path)
     if _is_there(path):
         return ""
-    if "%" in text or "${" in text:  # paramiko expands none here
+    if has_tokens(path):
         return "has what only ssh itself expands: --transport ssh, or a path without % and ${}"
     return "may be one file or two: make the one that is meant first" if " " in text and not _is_one(text) else ""
+
+
+def has_tokens(path: Path) -> bool:
+    """Tell whether a path has what only ssh itself expands: paramiko expands nothing here."""
+    return ("%" in str(path) or "${" in str(path)) and not _is_there(path)
 
 
 def _is_there(path: Path) -> bool:

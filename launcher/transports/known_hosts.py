@@ -8,7 +8,7 @@ import functools
 import hashlib
 import hmac
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
 AUTHORITY = "@cert-authority"
@@ -66,7 +66,32 @@ def parse_known_hosts(text: str) -> Iterator[KnownKey]:
             blob = base64.b64decode(words[2], validate=True)
         except binascii.Error:
             continue
-        yield KnownKey(words[0], words[1], blob, marker)
+        if _is_whole(words[1], blob):
+            yield KnownKey(words[0], words[1], blob, marker)
+
+
+def _is_whole(kind: str, blob: bytes) -> bool:
+    """Tell whether a key's fields, each after its length, end where it does: a writer may have been cut off."""
+    fields = []
+    while len(blob) >= 4:
+        end = 4 + int.from_bytes(blob[:4], "big")
+        if end > len(blob):
+            return False
+        fields.append(blob[4:end])
+        blob = blob[end:]
+    return not blob and len(fields) > 1 and fields[0] == kind.encode()
+
+
+def is_revoked(lines: Iterable[KnownKey], shown: Container[bytes]) -> bool:
+    """Tell whether one of the keys that a host shows, or that have signed them, may be used by nobody."""
+    return any(line.marker == REVOKED and line.blob in shown for line in lines)
+
+
+def is_vouched_for(lines: Iterable[KnownKey], key: bytes, signer: bytes | None) -> bool:
+    """Tell whether the lines hold a host's key; signer: the authority that has signed it for this host."""
+    return any(
+        line.blob == key if line.marker is None else line.marker == AUTHORITY and line.blob == signer for line in lines
+    )
 
 
 def fingerprint(blob: bytes) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from launcher.errors import HostFailure
+from launcher.transports.known_hosts_file import lacks_newline
 
 # Another try may help: sshd drops connections at random beyond its MaxStartups (10:30:100).
 # A refused login never passes: current sshd locks out an address that tries again and again.
@@ -18,6 +20,7 @@ SLOW_LOGIN = "slow login"
 # A key in an agent whose user said no, or whose card is gone.
 WOULD_NOT_SIGN = ", which would not sign"
 LET_IT_SIGN = "say yes to the agent, or plug its card in"
+_USUAL_FILE = "~/.ssh/known_hosts"
 _BOOTING = ("refused", TIMED_OUT, "no route", "no way", "cut off")
 
 
@@ -117,16 +120,26 @@ class Place:
     def key_unknown(self, fingerprint: str = "", *, can_accept: bool = True, doubt: str = "") -> Judgement:
         """doubt: why nobody knows to which file it would be added."""
         port = f"-p {self.port} " if self.port != 22 else ""
-        file = shlex.quote(self.known_file) if self.known_file else "~/.ssh/known_hosts"
+        file = shlex.quote(self.known_file) if self.known_file else _USUAL_FILE
         said = f"its host key is not known{fingerprint and f': {fingerprint}'}"
         if doubt:
             return self._says("host key unknown", said, f"UserKnownHostsFile {file} {doubt}")
+        # Without an end of its last line the file would lose that one's key.
+        end = f"echo >> {file}; " if lacks_newline(Path(self.known_file or _USUAL_FILE).expanduser()) else ""
         rename = f" | sed {shlex.quote(f's/^[^ #]*/{self.alias}/')}" if self.alias else ""
         return self._says(
             "host key unknown",
             said,
-            f"check it and add it: ssh-keyscan {port}{self.host}{rename} >> {file}"
+            f"check it and add it: {end}ssh-keyscan {port}{self.host}{rename} >> {file}"
             + ("; or trust it now: --accept-new-host-keys" if can_accept else ""),
+        )
+
+    def key_unrecorded(self, reason: str) -> Judgement:
+        """reason: which file couldn't be written, and why."""
+        return self._says(
+            "host key unrecorded",
+            f"its new host key can't be recorded: {reason}",
+            "make that file writable, or name another one with UserKnownHostsFile",
         )
 
     def key_encrypted(self) -> Judgement:

@@ -241,6 +241,14 @@ KNOWN = [
     ("[127.0.0.2]:PORT OTHER\n[127.0.0.2]:PORT NODE", "in"),
     ("127.0.0.2 NODE", "in"),
     ("127.0.0.2 OTHER", "host key unknown"),
+    ("127.0.0.2 OTHER\n[127.0.0.2]:PORT NODE", "in"),
+    ("127.0.0.2 NODE\n@cert-authority [127.0.0.2]:PORT OTHER", "in"),
+    ("127.0.0.2 NODE\n@revoked [127.0.0.2]:PORT OTHER", "in"),
+    ("@revoked 127.0.0.2 NODE\n[127.0.0.2]:PORT NODE", "in"),
+    ("[127.0.0.2]:22 NODE", "host key unknown"),
+    ("@cert-authority 127.0.0.2 CA", "in"),
+    ("@cert-authority 127.0.0.2 CA\n[127.0.0.2]:PORT OTHER", "in"),
+    ("@cert-authority 127.0.0.2 CA\n@revoked 127.0.0.2 CA", "host key unknown|host key revoked"),
     ("[127.0.0.?]:* NODE", "in"),
     ("!*127.0.0.2*,* NODE", "host key unknown"),
     ("@cert-authority [127.0.0.*]:* CA", "in"),
@@ -259,7 +267,21 @@ KNOWN = [
 @pytest.mark.parametrize(("text", "outcome"), KNOWN, ids=[text for text, _ in KNOWN])
 def test_known_hosts(log_in: LogIn, known: Callable[[str], dict[str, object]], text: str, outcome: str) -> None:
     answer = log_in(node2=known(text + "\n"))
-    assert (answer.strip() if isinstance(answer, str) else answer.kind) == outcome
+    assert (answer.strip() if isinstance(answer, str) else answer.kind) in outcome.split("|")
+
+
+@every_transport
+def test_a_key_of_the_port_alone_is_good_for_it(log_in: LogIn, known: Callable[[str], dict[str, object]]) -> None:
+    """A key of the host at its usual port is no key of another server there, say one that a user has started."""
+    settings = known("127.0.0.2 NODE\n[127.0.0.2]:PORT OTHER\n")
+    assert log_in(node2={**settings, "HostKeyAlgorithms": "ssh-ed25519"}).kind == "host key changed"
+
+
+def test_no_certificate_gets_around_the_key_of_the_port(
+    log_in: LogIn, known: Callable[[str], dict[str, object]]
+) -> None:
+    """OpenSSH 9.2 forgets the key of the port when it is shown a certificate that nobody knows."""
+    assert log_in(node2=known("127.0.0.2 NODE\n[127.0.0.2]:PORT OTHER\n")).kind == "host key changed"
 
 
 @every_transport
@@ -282,6 +304,41 @@ def test_the_alias_of_a_host_key(log_in: LogIn, known: Callable[[str], dict[str,
 @every_transport
 def test_a_changed_key_that_ssh_config_bears_with(log_in: LogIn, known: Callable[[str], dict[str, object]]) -> None:
     assert log_in(node2={**known("[127.0.0.2]:PORT OTHER\n"), "StrictHostKeyChecking": "no"}) == "in\n"
+
+
+def accept_new(config: Path) -> FabricTransport:
+    return FabricTransport(config, accept_new_host_keys=True)
+
+
+def test_a_new_key_takes_no_other_s_place(
+    log_in: LogIn, known: Callable[[str], dict[str, object]], tmp_path: Path
+) -> None:
+    """In a file whose last line has no end: glued to it, both keys were lost, and a man in the middle was let in."""
+    settings = known("[127.0.0.2]:PORT OTHER")  # so node2 is the man in the middle
+    assert log_in("node1", accept_new, node1=settings) == "in\n"
+    assert log_in("node2", accept_new, node2=settings).kind == "host key changed"
+    first, second = (tmp_path / "known_hosts").read_text().splitlines()
+    assert (first.split()[0][:12], second.split()[0][:12]) == ("[127.0.0.2]:", "[127.0.0.1]:")
+
+
+@every_transport
+def test_a_new_key_that_is_added_by_hand_takes_no_other_s_place(
+    log_in: LogIn, known: Callable[[str], dict[str, object]]
+) -> None:
+    """By the line that is shown."""
+    settings = known("[127.0.0.2]:PORT OTHER")
+    hint = log_in("node1", node1=settings).hint
+    line = hint.removeprefix("check it and add it: ").removesuffix("; or trust it now: --accept-new-host-keys")
+    subprocess.run(["/bin/sh", "-c", line], check=True, capture_output=True, timeout=TIMEOUT_S)
+    assert log_in("node1", node1=settings) == "in\n"
+    assert log_in("node2", node2=settings).kind == "host key changed"
+
+
+def test_a_new_key_that_can_t_be_recorded(log_in: LogIn, tmp_path: Path) -> None:
+    """Trusted all the same, a host would be new at every login, and anybody could stand for it."""
+    failure = log_in("node1", accept_new, node1={"UserKnownHostsFile": tmp_path})
+    said = f"its new host key can't be recorded: {tmp_path}: Is a directory"
+    assert (failure.kind, failure.text) == ("host key unrecorded", said)
 
 
 # ---- what is typed --------------------------------------------------------------------------------------------------

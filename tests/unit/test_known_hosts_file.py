@@ -1,0 +1,116 @@
+"""A known_hosts file that others write as well: no key of theirs is lost, and none is believed in their stead."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from base64 import b64encode
+from pathlib import Path
+
+import pytest
+
+from launcher.transports.known_hosts import KnownKey, parse_known_hosts
+from launcher.transports.known_hosts_file import KnownHostsFile
+
+KIND = "ssh-ed25519"
+
+
+def make_key(name: str, fill: str) -> KnownKey:
+    fields = (KIND.encode(), fill.encode() * 32)
+    return KnownKey(name, KIND, b"".join(len(field).to_bytes(4, "big") + field for field in fields), None)
+
+
+def line(key: KnownKey) -> str:
+    return f"{key.names} {key.kind} {b64encode(key.blob).decode()}"
+
+
+A, B, OTHER_A = make_key("a", "1"), make_key("b", "2"), make_key("a", "3")
+A_LINE, B_LINE = line(A), line(B)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, f"{A_LINE}\n"),
+        ("", f"{A_LINE}\n"),
+        (f"{B_LINE}\n", f"{B_LINE}\n{A_LINE}\n"),
+        (B_LINE, f"{B_LINE}\n{A_LINE}\n"),
+        (f"{B_LINE} comment", f"{B_LINE} comment\n{A_LINE}\n"),
+        (f"{B_LINE}\n\n", f"{B_LINE}\n\n{A_LINE}\n"),
+        (A_LINE[:-8], f"{A_LINE[:-8]}\n{A_LINE}\n"),  # of a writer that was cut off: it is no key
+        ("# a", f"# a\n{A_LINE}\n"),
+        (A_LINE, A_LINE),  # known since
+        (f"{line(OTHER_A)}\n{A_LINE}\n", f"{line(OTHER_A)}\n{A_LINE}\n"),
+    ],
+)
+def test_a_line_of_its_own(tmp_path: Path, before: str | None, after: str) -> None:
+    path = tmp_path / "new" / "known_hosts"
+    if before is not None:
+        path.parent.mkdir()
+        path.write_text(before)
+    file = KnownHostsFile(path)
+    found = file.record(A)
+    assert found in (None, A)
+    assert path.read_text() == after
+    assert file.keys == list(parse_known_hosts(after))
+    assert file.record(A) == A
+    assert path.read_text() == after
+
+
+def test_another_launch_was_first(tmp_path: Path) -> None:
+    """Each has read the file before the host was known, and has met somebody else under its name."""
+    path = tmp_path / "known_hosts"
+    path.write_text(f"{B_LINE}\n")
+    mine, theirs = KnownHostsFile.read(path), KnownHostsFile.read(path)
+    assert theirs.record(OTHER_A) is None
+    assert mine.record(A) == OTHER_A
+    assert path.read_text() == f"{B_LINE}\n{line(OTHER_A)}\n"
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    target, link = tmp_path / "dotfiles", tmp_path / "known_hosts"
+    target.write_text(B_LINE)
+    link.symlink_to(target)
+    KnownHostsFile(link).record(A)
+    assert link.is_symlink()
+    assert target.read_text() == f"{B_LINE}\n{A_LINE}\n"
+
+
+def test_a_device_is_a_file_as_well() -> None:
+    file = KnownHostsFile(Path("/dev/null"))
+    assert (file.record(A), file.keys) == (None, [A])
+
+
+def test_what_can_t_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file" / "known_hosts", Path("/dev/full")):
+        with pytest.raises(OSError, match=r"\w"):
+            KnownHostsFile(path).record(A)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from launcher.transports.known_hosts import KnownKey, parse_known_hosts
+from launcher.transports.known_hosts_file import KnownHostsFile
+(key,) = parse_known_hosts(sys.argv[2])
+for number in range(50):
+    KnownHostsFile(Path(sys.argv[1])).record(KnownKey(f"{key.names}{number}", key.kind, key.blob, None))
+    KnownHostsFile(Path(sys.argv[1])).record(KnownKey(f"all{number}", key.kind, key.blob, None))
+"""
+
+
+def test_many_launches_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "known_hosts"
+    path.write_text("a last line without an end")
+    argv = [sys.executable, "-c", WRITER, str(path)]
+    writers = [subprocess.Popen([*argv, line(make_key(f"host{number}-", str(number)))]) for number in range(4)]
+    assert [writer.wait(60) for writer in writers] == [0] * 4
+    lines = path.read_text().splitlines()
+    keys = list(parse_known_hosts(path.read_text()))
+    assert lines[0] == "a last line without an end"
+    assert len(lines) == 1 + len(keys)
+    names = [key.names for key in keys]
+    assert sorted(names) == sorted(
+        [*(f"all{n}" for n in range(50)), *(f"host{w}-{n}" for w in range(4) for n in range(50))]
+    )
