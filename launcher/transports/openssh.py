@@ -22,14 +22,13 @@ from launcher.transports.local import LocalTransport
 from launcher.transports.logins import Gates, LoginError, keep_trying
 from launcher.transports.processes import ProcessChannel, end_process, start_process
 from launcher.transports.ssh_answers import Answer, Answers, login_words, read_seconds
+from launcher.transports.ssh_options import OPTIONS, later_options
 
 # At VERBOSE ssh says when the login is through; what follows on stderr is the host's, but for these at the end.
 _OPTIONS = {
-    "BatchMode": "yes",  # a question would wait for nobody
+    **OPTIONS,
     "LogLevel": "VERBOSE",
     "ControlMaster": "no",  # the user's is used; one of ours would hold all sessions by one process
-    "ClearAllForwardings": "yes",  # a LocalForward of one's ssh_config is for one's own logins
-    "RemoteCommand": "none",
 }
 _SUMMARY = re.compile(rb"^(?:Transferred: sent|Bytes per second: sent) [^\n]*\n", re.MULTILINE)
 # How ssh says on stderr that the connection was lost; a command that a signal has ended gives 255 without a word.
@@ -142,11 +141,11 @@ class OpenSSHTransport:
 
     def _argv(self, answer: Answer) -> list[str]:
         """Return the start of the command line: what is the same for every host but for its host key."""
-        options = dict(_OPTIONS)
+        options = {**_OPTIONS, **later_options(answer.options)}
         if self._accept_new and answer.option("stricthostkeychecking") not in ("no", "false", "off"):
             options["StrictHostKeyChecking"] = "accept-new"
         settings = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
-        return [self._ssh, *(["-F", str(self._ssh_config)] if self._ssh_config else []), "-T", "-x", *settings]
+        return [self._ssh, *(["-F", str(self._ssh_config)] if self._ssh_config else []), *settings]
 
     def _log_in(self, argv: list[str], answer: Answer, timeout_s: float) -> OpenSSHChannel:
         limit = f"ConnectTimeout={max(1, int(timeout_s))}"

@@ -15,8 +15,10 @@ from pathlib import Path
 from launcher.errors import UsageError
 from launcher.hosts import Host
 from launcher.private_files import lock_directory
+from launcher.transports.ssh_options import OPTIONS
 
 RANK = "%n"  # pdsh puts the host's place in -w there
+_ARGS = "PDSH_SSH_ARGS"  # in the place of pdsh's own -a and -x
 _APPEND = "PDSH_SSH_ARGS_APPEND"
 
 _PATH_BYTES = 107  # of a socket, with the 17 characters that ssh adds while it makes one
@@ -28,12 +30,10 @@ _WITH_US = (
     '"$@" </dev/null & exec >/dev/null 2>&1; read -r _; kill $! $(pgrep -P $!); wait $!; [ -z "$0" ] || rm -rf -- "$0"'
 )
 _LETTERS = re.compile(r"-[46AaCGgKkMNnqsTtVvXxYy]+")  # options of ssh that take no value
+_UNHEARD = re.compile("[qAXY]")  # a wish to be quiet, and to forward: as a letter it would win over an option
 _OPTIONS = {
-    "BatchMode": "yes",  # a question would wait for nobody
-    "ClearAllForwardings": "yes",
+    **OPTIONS,
     "LogLevel": "INFO",  # else a quiet ssh would keep the cause to itself
-    "RemoteCommand": "none",
-    "RequestTTY": "no",
     "ServerAliveInterval": "5",  # pdsh knows no time-out of a connection that was made
     "ServerAliveCountMax": "3",
 }
@@ -74,7 +74,7 @@ class Pdsh:
             raise UsageError(f"--transport pdsh: it takes no path with blanks or %: {str(ssh_config)!r}", _TO_SSH)
         _check_users(hosts)
         self._pdsh = pdsh
-        self._environ = environ
+        self._environ = {**environ, _ARGS: " ".join(_heard(environ[_ARGS]))} if _ARGS in environ else environ
         self._own_words = own_words(environ)  # ours come before and win
         self._file = ["-F", str(ssh_config)] if ssh_config else []
         self._words = [
@@ -106,9 +106,12 @@ class Pdsh:
 
 
 def own_words(environ: Mapping[str, str]) -> list[str]:
-    """Return what the user has pdsh say to ssh, but for the wish that it be quiet."""
-    words = environ.get(_APPEND, "").split()
-    said = (word.replace("q", "") if _LETTERS.fullmatch(word) else word for word in words)
+    """Return what the user has pdsh say to ssh, but for the wish that it be quiet or forward something."""
+    return _heard(environ.get(_APPEND, ""))
+
+
+def _heard(text: str) -> list[str]:
+    said = (_UNHEARD.sub("", word) if _LETTERS.fullmatch(word) else word for word in text.split())
     return [word for word in said if word != "-"]
 
 

@@ -26,7 +26,9 @@ if [[ $# -eq 0 || " $*" == *" -"* ]]; then # ssh would take -o... for an option
     exit 2
 fi
 
-log_in() { ssh ${config:+-F "$config"} -o ConnectTimeout=10 "$@" true </dev/null; }
+# What ssh_config has for one's own logins is not for these: to a host that is met first no agent is forwarded.
+plain=(-o ForwardAgent=no -o ForwardX11=no -o ClearAllForwardings=yes -o PermitLocalCommand=no -o RemoteCommand=none)
+log_in() { ssh ${config:+-F "$config"} "${plain[@]}" -o ConnectTimeout=10 "$@" true </dev/null; }
 setting() { sed -n "s/^$1 //p" <<<"$settings"; } # of the host, as ssh understands its configuration
 known_files() { # of an option, one a line: ssh quotes none, so what is there decides what a blank is
     local value
@@ -48,13 +50,13 @@ set_up() {
     log_in -o BatchMode=yes "$1" 2>/dev/null && return
     find_key || return
     (umask 077 && mkdir -p ~/.ssh) # where ssh-copy-id works
-    ssh-copy-id ${config:+-F "$config"} ${key:+-i "$key"} -o ConnectTimeout=10 "$1" </dev/null ||
+    ssh-copy-id ${config:+-F "$config"} ${key:+-i "$key"} "${plain[@]}" -o ConnectTimeout=10 "$1" </dev/null ||
         fail "the key was not copied" || return
     log_in -o PasswordAuthentication=no -o KbdInteractiveAuthentication=no "$1" || fail "it still does not let you in"
 }
 
 learn_host_key() {
-    local hostname port name file keys answer
+    local hostname port name file keys answer end=
     hostname=$(setting hostname) port=$(setting port) name=$(setting hostkeyalias)
     if [[ -z $name ]]; then
         name=$hostname
@@ -79,8 +81,8 @@ learn_host_key() {
     read -r answer
     [[ $answer == yes ]] || fail "its host key was not accepted" || return
     (umask 077 && mkdir -p "$(dirname "$file")")
-    [[ ! -s $file || -z $(tail -c 1 "$file") ]] || echo >>"$file" # its last line has no end
-    printf '%s\n' "$keys" >>"$file"
+    [[ ! -s $file || -z $(tail -c 1 "$file") ]] || end=$'\n' # its last line has none
+    printf '%s%s\n' "$end" "$keys" >>"$file" || fail "its host key can't be written to $file"
 }
 
 show_where_to_compare() {

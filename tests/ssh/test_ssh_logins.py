@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from launching import PROMPT_S, Launch, every_transport, rank
 from password_server import PASSWORD, PasswordServer
-from ssh_hosts import SshHosts, is_alive, make_key, sign, wait_until
+from ssh_hosts import SshHosts, find_free_port, is_alive, make_key, sign, wait_until
 from terminal import Terminal
 
 from launcher.errors import HostFailure
@@ -36,11 +36,14 @@ def log_in(hosts: SshHosts, tmp_path: Path, transport: str) -> LogIn:
     """Return a function that logs in to node2, with other settings of ssh_config, and returns what it prints."""
 
     def log_in(
-        host: str | Host = "node2", make: Callable[[Path], Transport] = CLIENTS[transport], **blocks: dict
+        host: str | Host = "node2",
+        make: Callable[[Path], Transport] = CLIENTS[transport],
+        command: str = "echo in",
+        **blocks: dict,
     ) -> str:
         config = hosts.write_config(tmp_path / "config", **blocks)
         try:
-            channel = make(config).open(host if isinstance(host, Host) else Host(host), "echo in", TIMEOUT_S)
+            channel = make(config).open(host if isinstance(host, Host) else Host(host), command, TIMEOUT_S)
         except TransportError as error:
             return error.failure
         text = b""
@@ -175,6 +178,36 @@ def test_the_passphrase_of_a_key_is_kept_for_all_hosts(log_in: LogIn, hosts: Ssh
 
     assert log_in(make=make, node2={"IdentityFile": key}) == "in\n"
     assert log_in("node1", make=make, node1={"IdentityFile": key}) == "in\n"
+
+
+# ---- what is for one's own logins ---------------------------------------------------------------------------------
+
+
+@every_transport
+def test_nothing_of_the_user_s_is_forwarded(
+    log_in: LogIn, hosts: SshHosts, tmp_path: Path, agent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever rules the host could log in elsewhere with the keys of the agent, or look at the screen."""
+    monkeypatch.setenv("DISPLAY", ":99")
+    add_to_agent(hosts.folder / "id")
+    port, made = find_free_port("127.0.0.1"), tmp_path / "made"
+    mine = {
+        "ForwardAgent": "yes", "ForwardX11": "yes", "ForwardX11Trusted": "yes", "RequestTTY": "force",
+        "LocalForward": f"{port} 127.0.0.1:1", "RemoteForward": f"{port} 127.0.0.1:1", "ExitOnForwardFailure": "yes",
+        "PermitLocalCommand": "yes", "LocalCommand": f"touch {made}", "RemoteCommand": "echo mine", "Tunnel": "yes",
+    }  # fmt: skip
+    with socket.create_server(("127.0.0.1", port)):  # so that none of the two could be made
+        said = log_in(command="echo ${SSH_AUTH_SOCK-no agent}, ${DISPLAY-no screen}, $(tty)", node2=mine)
+    assert said == "no agent, no screen, not a tty\n"
+    assert not made.exists()
+
+
+@pytest.mark.parametrize("transport", ["ssh"])
+@pytest.mark.parametrize("mine", [{"StdinNull": "yes"}, {"SessionType": "none"}])
+def test_a_run_needs_its_ends_whatever_one_s_own_logins_do(launch: Launch, hosts: SshHosts, mine: dict) -> None:
+    config = hosts.write_config(launch.folder / "config", node2=mine)
+    done = launch.exec("--ssh-config", str(config), "--", "echo in")
+    assert (done.exit_code, sorted(done.lines)) == (0, ["[node1] in", "[node2] in"])
 
 
 # ---- certificates ---------------------------------------------------------------------------------------------------

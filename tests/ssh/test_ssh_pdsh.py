@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -159,3 +160,25 @@ def test_the_user_s_own_options_for_pdsh_s_ssh_count(launch: Launch) -> None:
     done: Done = launch.start_exec("--", "true", env={"PDSH_SSH_ARGS_APPEND": "-oHostName=127.0.0.9"}).finish()
     assert done.exit_code == 69
     assert "127.0.0.9 port" in done.stderr
+
+
+@pytest.mark.parametrize("own", [{}, {"PDSH_SSH_ARGS_APPEND": "-A"}, {"PDSH_SSH_ARGS": "-AX -l%u %h"}])
+def test_nothing_of_the_user_s_is_forwarded(launch: Launch, hosts: SshHosts, own: dict[str, str]) -> None:
+    place, made = launch.folder / "agent", launch.folder / "made"
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(place)], stdout=subprocess.DEVNULL)
+    try:
+        assert wait_until(place.exists, DEADLINE_S)
+        mine = {
+            "ForwardAgent": "yes",
+            "ForwardX11": "yes",
+            "PermitLocalCommand": "yes",
+            "LocalCommand": f"touch {made}",
+        }
+        config = hosts.write_config(launch.folder / "config", node1=mine)
+        words = ("--hosts", "node1", "--ssh-config", str(config), "--", "echo ${SSH_AUTH_SOCK-no agent}")
+        done = launch.start_exec(*words, env={"SSH_AUTH_SOCK": str(place), **own}).finish()
+    finally:
+        agent.terminate()
+        agent.wait()
+    assert (done.exit_code, done.lines) == (0, ["[node1] no agent"])
+    assert not made.exists()

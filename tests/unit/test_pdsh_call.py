@@ -16,10 +16,11 @@ from launcher.transports.pdsh_call import Call, make_folder, own_words
     [
         ("-q", []),
         ("-4qqC -v", ["-4C", "-v"]),
+        ("-A -vXY -aC", ["-v", "-aC"]),
         ("-oLogLevel=QUIET -lquentin -p 22", ["-oLogLevel=QUIET", "-lquentin", "-p", "22"]),
     ],
 )
-def test_a_wish_to_be_quiet_is_not_heard(said, taken):
+def test_a_wish_to_be_quiet_or_to_forward_is_not_heard(said, taken):
     assert own_words({"PDSH_SSH_ARGS_APPEND": said}) == taken
 
 
