@@ -75,6 +75,7 @@ install_keys() {
     names=$(scontrol show hostnames "head,$NODES" | paste -sd,)
     install -m 0400 -o munge -g munge "$KEYS/munge.key" /etc/munge/munge.key
     install -m 0600 "$KEYS/host" /etc/ssh/ssh_host_ed25519_key
+    install -m 0644 "$KEYS/host.pub" /etc/ssh/ssh_host_ed25519_key.pub # by which `launch` knows its own machine
     install -d -m 0700 -o "$TRAINER" -g "$TRAINER" "$home/.ssh"
     install -m 0600 -o "$TRAINER" -g "$TRAINER" "$KEYS/user" "$home/.ssh/id_ed25519"
     install -m 0644 -o "$TRAINER" -g "$TRAINER" "$KEYS/user.pub" "$home/.ssh/authorized_keys"

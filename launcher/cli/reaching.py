@@ -91,13 +91,13 @@ def _open_srun(
 def _open_fabric(settings: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
     from launcher.transports.fabric import FabricTransport
 
-    return FabricTransport(**settings, on_local=lambda name: say(_local_words(name)))
+    return FabricTransport(**settings, **_voices(say))
 
 
 def _open_ssh(settings: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
     from launcher.transports.openssh import OpenSSHTransport
 
-    transport = OpenSSHTransport(**settings, on_local=lambda name: say(_local_words(name)))
+    transport = OpenSSHTransport(**settings, **_voices(say))
     transport.ask_first(hosts)
     return transport
 
@@ -109,9 +109,7 @@ def _open_pdsh(
     from launcher.transports.pdsh import PdshTransport
 
     pythons = loader_pythons(options["python"])
-    return PdshTransport(
-        hosts, pythons, os.environ, options["silence"], **settings, on_local=lambda name: say(_local_words(name))
-    )
+    return PdshTransport(hosts, pythons, os.environ, options["silence"], **settings, **_voices(say))
 
 
 def _refuse_ssh(hosts: Sequence[Host]) -> None:
@@ -156,5 +154,8 @@ def _refuse_secrets(options: Mapping[str, Any]) -> None:
         raise UsageError("--ask-password goes with --transport fabric", "ssh asks a terminal, for each host")
 
 
-def _local_words(name: str) -> str:
-    return f"launch: {name} is this machine, no SSH to it"
+def _voices(say: Callable[[str], None]) -> dict[str, Any]:
+    def tell_doubt(name: str, doubt: str) -> None:
+        say(f"launch: {name} has this machine's address, but {doubt}; connecting over SSH")
+
+    return {"on_local": lambda name: say(f"launch: {name} is this machine, no SSH to it"), "on_doubt": tell_doubt}

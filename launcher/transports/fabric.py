@@ -24,7 +24,7 @@ from launcher.transports.base import KILLED, READ_BYTES, STDERR, STDOUT, Channel
 from launcher.transports.host_keys import KnownHosts
 from launcher.transports.identities import Login, locked_keys
 from launcher.transports.key_files import Secrets
-from launcher.transports.local import LocalTransport, is_this_machine
+from launcher.transports.local import LocalTransport
 from launcher.transports.logins import Gates, LoginError, keep_trying
 from launcher.transports.packets import BoundedPipe
 from launcher.transports.proxies import Proxy
@@ -91,26 +91,26 @@ class FabricTransport:
         may_boot: bool = False,
         secrets: Secrets | None = None,
         on_local: Callable[[str], None] | None = None,
+        on_doubt: Callable[[str, str], None] | None = None,
     ) -> None:
         """Read the configuration once; raise UsageError where a named file is missing.
 
         may_boot: wait for a host that is not there yet, for as long as `open` may take.
         secrets: what was typed for logins, once for all hosts.
         on_local: told of each host that turns out to be this machine, which then needs no SSH.
+        on_doubt: told of each host that has this machine's address, and why it may not be this machine.
         """
         self._may_boot = may_boot
         self._secrets = secrets or Secrets()
-        self._on_local = on_local
-        self._local = LocalTransport()
+        self._local = LocalTransport(on_local, on_doubt)
         self._gates = Gates()
         self._files = ConfigFiles(ssh_config)
         self._known_hosts = KnownHosts(accept_new=accept_new_host_keys)
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         connection = self.prepare(host)
-        if connection.gateway is None and is_this_machine(connection.host, connection.port, connection.user):
-            if self._on_local is not None:
-                self._on_local(host.name)
+        place = fabric_failures.place_of(connection)
+        if connection.gateway is None and self._local.is_meant(place, connection.ssh_config):
             return self._local.open(host, command, timeout_s)
         own_limit_s = None if self._may_boot else read_seconds(connection.ssh_config.get("connecttimeout"))
         gate = self._gates[_gate_name(connection)]

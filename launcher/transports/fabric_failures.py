@@ -25,7 +25,7 @@ def judge(
 
     proxy_words: what the ProxyCommand said, where there is one; stray_words: what was said in place of SSH.
     """
-    place = _place(hop)
+    place = place_of(hop)
     if isinstance(error, OversizedError):
         return place.no_ssh(str(error))
     if stray_words is not None:
@@ -41,7 +41,8 @@ def judge(
     return place.lost() if isinstance(error, EOFError) else place.other(f"{type(error).__name__}: {error}")
 
 
-def _place(hop: fabric.Connection) -> Place:
+def place_of(hop: fabric.Connection) -> Place:
+    """Return where a connection goes."""
     known = first_path(hop.ssh_config.get("userknownhostsfile"))
     alias = hop.ssh_config.get("hostkeyalias")
     return Place(hop.original_host, hop.host, hop.port, hop.user, alias, known)

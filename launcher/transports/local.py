@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import getpass
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from launcher.hosts import Host
+from launcher.transports.own_host_keys import find_doubt
 from launcher.transports.processes import ProcessChannel, start_process
+from launcher.transports.ssh_failures import Place
 
 SSH_PORT = 22
 
@@ -19,7 +21,30 @@ class LocalTransport:
     name = "local"
     is_terse = False
 
+    def __init__(
+        self,
+        on_local: Callable[[str], None] | None = None,
+        on_doubt: Callable[[str, str], None] | None = None,
+    ) -> None:
+        """on_local: told of each host that runs here without SSH; on_doubt: of one that doesn't, and why."""
+        self._on_local = on_local
+        self._on_doubt = on_doubt
+
+    def is_meant(self, place: Place, settings: Mapping[str, str]) -> bool:
+        """Tell whether a login would end here: the address is this machine's, and known_hosts has no other key for it.
+
+        place, settings: where the login goes, and what ssh_config says of it; nothing stands between.
+        """
+        if not is_this_machine(place.host, place.port, place.user):
+            return False
+        doubt = find_doubt(place.known_name, settings)
+        if doubt and self._on_doubt is not None:
+            self._on_doubt(place.name, doubt)
+        return not doubt
+
     def open(self, host: Host, command: str, timeout_s: float) -> ProcessChannel:
+        if self._on_local is not None:
+            self._on_local(host.name)
         return ProcessChannel(start_process(["/bin/sh", "-c", command]))
 
     def last_words(self, host: Host) -> Sequence[str]:

@@ -93,11 +93,13 @@ class OpenSSHTransport:
         accept_new_host_keys: bool = False,
         may_boot: bool = False,
         on_local: Callable[[str], None] | None = None,
+        on_doubt: Callable[[str, str], None] | None = None,
     ) -> None:
         """Find ssh; raise UsageError where it or a named file is missing.
 
         may_boot: wait for a host that is not there yet, for as long as `open` may take.
         on_local: told of each host that turns out to be this machine, which then needs no SSH.
+        on_doubt: told of each host that has this machine's address, and why it may not be this machine.
         """
         if ssh_config is not None and not ssh_config.is_file():
             raise UsageError(f"{ssh_config}: no such file", "--ssh-config names an OpenSSH client configuration")
@@ -108,8 +110,7 @@ class OpenSSHTransport:
         self._ssh_config = ssh_config
         self._accept_new = accept_new_host_keys
         self._may_boot = may_boot
-        self._on_local = on_local
-        self._local = LocalTransport()
+        self._local = LocalTransport(on_local, on_doubt)
         self._gates = Gates()
         self._answers = Answers(ssh, ssh_config)
         self._connecting: set[subprocess.Popen[bytes]] = set()
@@ -123,9 +124,7 @@ class OpenSSHTransport:
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         words = login_words(host)
         answer = self._answers.of(host.name, words)
-        if answer.is_this_machine:
-            if self._on_local is not None:
-                self._on_local(host.name)
+        if answer.is_direct and self._local.is_meant(answer.place, answer.settings):
             return self._local.open(host, command, timeout_s)
         self._answers.of_jumps(answer)  # ssh itself would go round in a circle
         own_limit_s = None if self._may_boot else read_seconds(answer.option("connecttimeout"))

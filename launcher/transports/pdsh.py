@@ -42,6 +42,7 @@ class PdshTransport:
         accept_new_host_keys: bool = False,
         may_boot: bool = False,
         on_local: Callable[[str], None] | None = None,
+        on_doubt: Callable[[str, str], None] | None = None,
     ) -> None:
         """Find pdsh; raise UsageError where it or a named file is missing, or it can't do what is asked.
 
@@ -49,8 +50,10 @@ class PdshTransport:
         silence_s: after which a host takes us for dead, whose machine does not answer it.
         may_boot: wait for a host that is not there yet, for as long as `open` may take.
         on_local: told of each host that turns out to be this machine, which then needs no SSH.
+        on_doubt: told of each host that has this machine's address, and why it may not be this machine.
         """
         self._answers = Answers(shutil.which("ssh") or "ssh", ssh_config)
+        self._local = LocalTransport(on_local, on_doubt)
         self._here = {host.name for host in hosts if self._is_here(host, own_words(environ))}
         self._hosts = {host.name: host for host in hosts if host.name not in self._here}
         self._pdsh = Pdsh(list(self._hosts.values()), environ, ssh_config, accept_new_host_keys=accept_new_host_keys)
@@ -58,16 +61,12 @@ class PdshTransport:
         self._pythons = pythons
         self._silence_s = silence_s
         self._may_boot = may_boot
-        self._on_local = on_local
-        self._local = LocalTransport()
         self._gates = Gates()  # of second tries
         self._steps: dict[str, Step] = {}  # by host, the one by which it was reached last
         self._lock = threading.Lock()
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         if host.name in self._here:
-            if self._on_local is not None:
-                self._on_local(host.name)
             return self._local.open(host, command, timeout_s)
         began_at = time.monotonic()
         try:
@@ -149,7 +148,8 @@ class PdshTransport:
         """Tell whether a host is this machine; ssh is asked about those alone whose name looks so."""
         try:
             if is_this_machine(host.name, host.port or SSH_PORT, host.user or getpass.getuser()):
-                return self._answers.of(host.name, [*words, *login_words(host)]).is_this_machine
+                answer = self._answers.of(host.name, [*words, *login_words(host)])
+                return answer.is_direct and self._local.is_meant(answer.place, answer.settings)
         except (OSError, KeyError):  # no ssh, or a user id without a name
             pass
         return False

@@ -13,7 +13,6 @@ from pathlib import Path
 from launcher.errors import UsageError
 from launcher.hosts import Host
 from launcher.transports.known_files import first_path
-from launcher.transports.local import is_this_machine
 from launcher.transports.ssh_failures import Place
 
 _TIMEOUT_S = 10
@@ -53,9 +52,9 @@ class Answer:
         return self.option("proxycommand") or f"{self.place.host}:{self.place.port}"
 
     @property
-    def is_this_machine(self) -> bool:
-        """Tell whether the login would end where we are: a name of ours may be that of a tunnel."""
-        return self.is_direct and is_this_machine(self.place.host, self.place.port, self.place.user)
+    def settings(self) -> dict[str, str]:
+        """Return each option's first value, as it stands."""
+        return {name: values[0] for name, values in self.options.items()}
 
     @property
     def key_files(self) -> list[str]:

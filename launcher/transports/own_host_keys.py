@@ -1,0 +1,78 @@
+"""This machine's own host keys: is a host that has its address the one that known_hosts means by that name?
+
+DNS, /etc/hosts or a forwarded port can lead a name here. SSH would find out by the host key; a run that starts here
+without SSH must too.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from launcher.transports.known_files import find_files, has_tokens
+from launcher.transports.known_hosts import AUTHORITY, REVOKED, KnownKey
+from launcher.transports.known_hosts_file import KnownHostsFile
+
+_FOLDER = Path("/etc/ssh")
+# Where sshd_config can be read at all: some systems show it to root alone.
+_NAMED_FILE = re.compile(r'^[ \t]*host(key|certificate)[ \t=]+"?([^"\n]+?)"?[ \t]*$', re.IGNORECASE | re.MULTILINE)
+
+
+def find_doubt(name: str, settings: Mapping[str, str]) -> str:
+    """Return why `name` may be another machine though its address is this one's; nothing where no key says so.
+
+    name: under which known_hosts has the host's key; settings: what ssh_config says of the host.
+    """
+    if settings.get("knownhostscommand", "none") != "none":
+        return "KnownHostsCommand may have a different host key for it"
+    own, others = find_files(settings)
+    unclear = next(filter(has_tokens, own + others), None)
+    if unclear is not None:
+        return f"{unclear} may have a different host key for it"
+    lines = [line for path in own + others for line in KnownHostsFile.read(path).keys if line.is_of(name)]
+    if all(line.marker == REVOKED for line in lines):
+        return ""
+    return _compare(name, lines)
+
+
+def _compare(name: str, lines: Iterable[KnownKey]) -> str:
+    shown = list(_read_own())
+    keys = {blob for _, blob in shown}
+    signers: set[bytes | None] = set()
+    if any(line.marker == AUTHORITY for line in lines):
+        from launcher.transports.host_certificates import read_signer  # needs 50 ms, and few have an authority
+
+        signers = {read_signer(blob, name) for kind, blob in shown if "-cert-" in kind}
+    revoked = {line.blob for line in lines if line.marker == REVOKED}
+    for line in lines:
+        if line.marker != REVOKED and line.blob in (signers if line.marker == AUTHORITY else keys) - revoked:
+            return ""
+    return "known_hosts has a different host key for it" if shown else "this machine has no host key to compare"
+
+
+def _read_own() -> Iterator[tuple[str, bytes]]:
+    """Yield kind and content of each key and certificate, those of sshd's defaults and those that it is told of."""
+    for path in _find_files():
+        words = _text(path).split()
+        with contextlib.suppress(binascii.Error):
+            if len(words) > 1:
+                yield words[0], base64.b64decode(words[1], validate=True)
+
+
+def _find_files() -> Iterator[Path]:
+    yield from _FOLDER.glob("ssh_host_*_key*.pub")
+    for config in (_FOLDER / "sshd_config", *_FOLDER.glob("sshd_config.d/*.conf")):
+        for kind, value in _NAMED_FILE.findall(_text(config)):
+            is_private = kind.lower() == "key" and not value.endswith(".pub")
+            yield Path(f"{value}.pub" if is_private else value)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,149 @@
+"""Is this machine the one that known_hosts means? By its host keys, as sshd has them in /etc/ssh."""
+
+from __future__ import annotations
+
+import getpass
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.transports import own_host_keys
+from launcher.transports.local import LocalTransport
+from launcher.transports.own_host_keys import find_doubt
+from launcher.transports.ssh_failures import Place
+
+OTHER_KEY = "known_hosts has a different host key for it"
+NO_KEY = "this machine has no host key to compare"
+
+Known = Callable[[str], dict[str, str]]
+
+
+def generate(path: Path) -> str:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True, timeout=60)
+    return " ".join(path.with_name(f"{path.name}.pub").read_text().split()[:2])
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """OWN and OLD are this machine's, and CA has signed OWN for gpu7 and nobody else."""
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("no ssh-keygen: apt-get install openssh-client")
+    folder = tmp_path_factory.mktemp("keys")
+    names = {"OWN": "ssh_host_ed25519_key", "OLD": "ssh_host_old_key", "OTHER": "other", "CA": "ca"}
+    made = {name: generate(folder / file) for name, file in names.items()}
+    sign = ["ssh-keygen", "-q", "-s", str(folder / "ca"), "-I", "id", "-h", "-n", "gpu7"]
+    subprocess.run([*sign, str(folder / "ssh_host_ed25519_key.pub")], check=True, timeout=60)
+    return {**made, "FOLDER": str(folder)}
+
+
+@pytest.fixture
+def known(keys: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Known:
+    """Return a function that writes known_hosts, with the names of the keys in it, and gives the settings for it."""
+    monkeypatch.setattr(own_host_keys, "_FOLDER", Path(keys["FOLDER"]))
+
+    def write(text: str) -> dict[str, str]:
+        words = [keys.get(word, word) for word in text.replace("\n", " \n ").split(" ")]
+        (tmp_path / "known").write_text(" ".join(words))
+        return {"userknownhostsfile": str(tmp_path / "known"), "globalknownhostsfile": "none"}
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "doubt"),
+    [
+        ("", ""),
+        ("gpu8 OTHER", ""),
+        ("gpu7 OWN", ""),
+        ("gpu7 OTHER", OTHER_KEY),
+        ("GPU7 OTHER", OTHER_KEY),
+        ("gpu7 OTHER\ngpu7 OLD", ""),
+        ("gpu* OTHER", OTHER_KEY),
+        ("gpu*,!gpu7 OTHER", ""),
+        ("[gpu7]:2222 OTHER", ""),
+        ("[gpu7]:22 OTHER", ""),
+        ("@cert-authority gpu* CA", ""),
+        ("@cert-authority gpu* OTHER", OTHER_KEY),
+        ("@cert-authority gpu* OTHER\ngpu7 OWN", ""),
+        ("@cert-authority gpu* CA\n@revoked * CA", OTHER_KEY),
+        ("gpu7 CA", OTHER_KEY),
+        ("@revoked * OTHER", ""),
+        ("@revoked * OLD", ""),
+        ("gpu7 OWN\n@revoked * OLD", ""),
+        ("gpu7 OWN\n@revoked * OWN", OTHER_KEY),
+    ],
+)
+def test_a_key_that_is_known_is_this_machine_s(known: Known, text: str, doubt: str) -> None:
+    assert find_doubt("gpu7", known(text)) == doubt
+
+
+def test_a_name_that_is_hashed(known: Known, tmp_path: Path) -> None:
+    settings = known("gpu7 OTHER\n")
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(tmp_path / "known")], check=True, capture_output=True)
+    assert "gpu7" not in (tmp_path / "known").read_text()
+    assert find_doubt("gpu7", settings) == OTHER_KEY
+    assert find_doubt("gpu8", settings) == ""
+
+
+def test_a_certificate_is_for_its_names(known: Known) -> None:
+    assert find_doubt("gpu8", known("@cert-authority gpu* CA")) == OTHER_KEY
+
+
+def test_a_global_file_counts(known: Known, tmp_path: Path) -> None:
+    known("gpu7 OTHER")
+    assert find_doubt("gpu7", {"userknownhostsfile": "none", "globalknownhostsfile": str(tmp_path / "known")})
+
+
+def test_a_machine_without_host_keys(known: Known, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a container that shares its home and its address with the machine around it."""
+    monkeypatch.setattr(own_host_keys, "_FOLDER", tmp_path / "none")
+    assert find_doubt("gpu7", known("gpu7 OWN")) == NO_KEY
+    assert find_doubt("gpu7", known("gpu8 OWN")) == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        ("sshd_config", "HostKey PATH"),
+        ("sshd_config", 'hostkey="PATH"'),
+        ("sshd_config.d/own.conf", "Port 22\n\tHostKey  PATH.pub  \n"),
+    ],
+)
+def test_keys_that_sshd_has_elsewhere(
+    known: Known, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, str], config: str, line: str
+) -> None:
+    settings = known("gpu7 OTHER")
+    (tmp_path / "sshd_config.d").mkdir()
+    monkeypatch.setattr(own_host_keys, "_FOLDER", tmp_path)
+    assert find_doubt("gpu7", settings) == NO_KEY
+    (tmp_path / config).write_text(line.replace("PATH", f"{keys['FOLDER']}/other"))
+    assert find_doubt("gpu7", settings) == ""
+
+
+@pytest.mark.parametrize(
+    ("more", "doubt"),
+    [
+        ({"knownhostscommand": "/usr/bin/keys %H"}, "KnownHostsCommand may have a different host key for it"),
+        ({"knownhostscommand": "none"}, ""),
+        ({"userknownhostsfile": "/keys.d/%k"}, "/keys.d/%k may have a different host key for it"),
+    ],
+)
+def test_keys_that_launch_can_t_see(known: Known, more: dict[str, str], doubt: str) -> None:
+    assert find_doubt("gpu7", {**known(""), **more}) == doubt
+
+
+def test_a_host_in_doubt_is_told(known: Known) -> None:
+    doubts: list[tuple[str, str]] = []
+    local = LocalTransport(on_doubt=lambda name, doubt: doubts.append((name, doubt)))
+    here = Place("gpu7", "127.0.0.1", 22, getpass.getuser())
+    assert local.is_meant(here, known("gpu7 OTHER"))
+    assert not local.is_meant(here, known("127.0.0.1 OTHER"))
+    aliased = Place("gpu7", "127.0.0.1", 22, getpass.getuser(), alias="far")
+    assert not local.is_meant(aliased, known("far OTHER"))
+    assert local.is_meant(aliased, known("127.0.0.1 OTHER"))
+    elsewhere = Place("gpu8", "127.0.0.1", 2222, getpass.getuser())
+    assert not local.is_meant(elsewhere, known(""))
+    assert doubts == [("gpu7", OTHER_KEY), ("gpu7", OTHER_KEY)]
