@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from launcher.hosts import Host
-from launcher.transports.own_host_keys import find_doubt
+from launcher.transports.own_host_keys import find_objection
 from launcher.transports.processes import ProcessChannel, start_process
 from launcher.transports.ssh_failures import Place
 
@@ -37,7 +37,7 @@ class LocalTransport:
         """
         if not is_this_machine(place.host, place.port, place.user):
             return False
-        doubt = find_doubt(place.known_name, settings)
+        doubt = find_objection(place.known_name, settings)
         if doubt and self._on_doubt is not None:
             self._on_doubt(place.name, doubt)
         return not doubt

@@ -7,7 +7,6 @@ without SSH must too.
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,7 +21,7 @@ _FOLDER = Path("/etc/ssh")
 _NAMED_FILE = re.compile(r'^[ \t]*host(key|certificate)[ \t=]+"?([^"\n]+?)"?[ \t]*$', re.IGNORECASE | re.MULTILINE)
 
 
-def find_doubt(name: str, settings: Mapping[str, str]) -> str:
+def find_objection(name: str, settings: Mapping[str, str]) -> str:
     """Return why `name` may be another machine though its address is this one's; nothing where no key says so.
 
     name: under which known_hosts has the host's key; settings: what ssh_config says of the host.
@@ -58,7 +57,7 @@ def _read_own() -> Iterator[tuple[str, bytes]]:
     """Yield kind and content of each key and certificate, those of sshd's defaults and those that it is told of."""
     for path in _find_files():
         words = _text(path).split()
-        with contextlib.suppress(binascii.Error):
+        with contextlib.suppress(ValueError):
             if len(words) > 1:
                 yield words[0], base64.b64decode(words[1], validate=True)
 

@@ -12,6 +12,7 @@ OPTIONS = {
     "PermitLocalCommand": "no",
     "RemoteCommand": "none",
     "RequestTTY": "no",
+    "UpdateHostKeys": "no",  # puts a new known_hosts in the old one's place: of many at once some lose others' keys
 }
 # An ssh before 8.7 takes neither of these for an option.
 _LATER = {"StdinNull": "no", "SessionType": "default"}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from password_server import PASSWORD, PasswordServer
-from ssh_hosts import SshHosts
+from ssh_hosts import SshHosts, wait_until
 from terminal import Terminal
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "ssh" / "setup_keys.sh"
@@ -179,6 +179,28 @@ def test_a_path_with_blanks(hosts: SshHosts, user: Path, tmp_path: Path) -> None
     assert (code, said.splitlines()[-1]) == (0, f"Add the keys to {known_hosts}? [yes/no] == 1 of 1 hosts let you in")
     assert contents(folder) == {"known hosts": hosts.known_line(hosts["node2"], hosts["node2"].public_key).encode()}
     assert list(user.iterdir()) == [folder]
+
+
+def test_a_file_that_can_t_be_written(hosts: SshHosts, user: Path, tmp_path: Path) -> None:
+    place = {"HostName": hosts["node2"].address, "Port": hosts["node2"].port, "StrictHostKeyChecking": "ask"}
+    config = hosts.write_config(tmp_path / "config", stranger={**place, "UserKnownHostsFile": user})
+    code, said = run(user, config, "stranger", typed="yes\n")
+    assert (code, said.splitlines()[-1]) == (1, f"   stranger: its host key can't be written to {user}")
+
+
+def test_no_agent_is_forwarded(hosts: SshHosts, user: Path, tmp_path: Path) -> None:
+    place, seen = tmp_path / "agent", tmp_path / "seen"
+    hosts.add_login(tmp_path / "key", f'echo "${{SSH_AUTH_SOCK-no agent}}" >{seen}')
+    mine = {"IdentityFile": tmp_path / "key", "ForwardAgent": "yes", "RemoteCommand": "echo mine"}
+    config = hosts.write_config(tmp_path / "config", node1=mine)
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(place)], stdout=subprocess.DEVNULL)
+    try:
+        assert wait_until(place.exists, TIMEOUT_S)
+        assert run(user, config, "node1", SSH_AUTH_SOCK=str(place))[0] == 0
+    finally:
+        agent.terminate()
+        agent.wait()
+    assert seen.read_text() == "no agent\n"
 
 
 def test_behind_a_gateway_ssh_itself_asks(hosts: SshHosts, user: Path, tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ A_LINE, B_LINE = line(A), line(B)
         (f"{B_LINE} comment", f"{B_LINE} comment\n{A_LINE}\n"),
         (f"{B_LINE}\n\n", f"{B_LINE}\n\n{A_LINE}\n"),
         (A_LINE[:-8], f"{A_LINE[:-8]}\n{A_LINE}\n"),  # of a writer that was cut off: it is no key
+        (A_LINE[:-8] + "ä", f"{A_LINE[:-8]}ä\n{A_LINE}\n"),
+        ("|1|ä|ä" + A_LINE[1:], f"|1|ä|ä{A_LINE[1:]}\n{A_LINE}\n"),
         ("# a", f"# a\n{A_LINE}\n"),
         (A_LINE, A_LINE),  # known since
         (f"{line(OTHER_A)}\n{A_LINE}\n", f"{line(OTHER_A)}\n{A_LINE}\n"),

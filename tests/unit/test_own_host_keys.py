@@ -12,7 +12,7 @@ import pytest
 
 from launcher.transports import own_host_keys
 from launcher.transports.local import LocalTransport
-from launcher.transports.own_host_keys import find_doubt
+from launcher.transports.own_host_keys import find_objection
 from launcher.transports.ssh_failures import Place
 
 OTHER_KEY = "known_hosts has a different host key for it"
@@ -77,31 +77,31 @@ def known(keys: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_a_key_that_is_known_is_this_machine_s(known: Known, text: str, doubt: str) -> None:
-    assert find_doubt("gpu7", known(text)) == doubt
+    assert find_objection("gpu7", known(text)) == doubt
 
 
 def test_a_name_that_is_hashed(known: Known, tmp_path: Path) -> None:
     settings = known("gpu7 OTHER\n")
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(tmp_path / "known")], check=True, capture_output=True)
     assert "gpu7" not in (tmp_path / "known").read_text()
-    assert find_doubt("gpu7", settings) == OTHER_KEY
-    assert find_doubt("gpu8", settings) == ""
+    assert find_objection("gpu7", settings) == OTHER_KEY
+    assert find_objection("gpu8", settings) == ""
 
 
 def test_a_certificate_is_for_its_names(known: Known) -> None:
-    assert find_doubt("gpu8", known("@cert-authority gpu* CA")) == OTHER_KEY
+    assert find_objection("gpu8", known("@cert-authority gpu* CA")) == OTHER_KEY
 
 
 def test_a_global_file_counts(known: Known, tmp_path: Path) -> None:
     known("gpu7 OTHER")
-    assert find_doubt("gpu7", {"userknownhostsfile": "none", "globalknownhostsfile": str(tmp_path / "known")})
+    assert find_objection("gpu7", {"userknownhostsfile": "none", "globalknownhostsfile": str(tmp_path / "known")})
 
 
 def test_a_machine_without_host_keys(known: Known, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a container that shares its home and its address with the machine around it."""
     monkeypatch.setattr(own_host_keys, "_FOLDER", tmp_path / "none")
-    assert find_doubt("gpu7", known("gpu7 OWN")) == NO_KEY
-    assert find_doubt("gpu7", known("gpu8 OWN")) == ""
+    assert find_objection("gpu7", known("gpu7 OWN")) == NO_KEY
+    assert find_objection("gpu7", known("gpu8 OWN")) == ""
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_keys_that_sshd_has_elsewhere(
     settings = known("gpu7 OTHER")
     (tmp_path / "sshd_config.d").mkdir()
     monkeypatch.setattr(own_host_keys, "_FOLDER", tmp_path)
-    assert find_doubt("gpu7", settings) == NO_KEY
+    assert find_objection("gpu7", settings) == NO_KEY
     (tmp_path / config).write_text(line.replace("PATH", f"{keys['FOLDER']}/other"))
-    assert find_doubt("gpu7", settings) == ""
+    assert find_objection("gpu7", settings) == ""
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_keys_that_sshd_has_elsewhere(
     ],
 )
 def test_keys_that_launch_can_t_see(known: Known, more: dict[str, str], doubt: str) -> None:
-    assert find_doubt("gpu7", {**known(""), **more}) == doubt
+    assert find_objection("gpu7", {**known(""), **more}) == doubt
 
 
 def test_a_host_in_doubt_is_told(known: Known) -> None:
