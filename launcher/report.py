@@ -84,12 +84,18 @@ def census_words(census: Census) -> str:
 def left_lines(census: Census) -> list[str]:
     """One line for each process that could not be ended."""
     lines = [
-        f"  {host}: pid {pid} ({name}) is in state {state}, which no signal ends"
+        f"  {host}: pid {pid} ({name}) {_survival(state)}"
         for host, processes in census.left.items()
         for pid, name, state in processes
     ]
     more = len(lines) - _MAX_LEFT
     return lines[:_MAX_LEFT] + ([f"  and {more} more"] if more > 0 else [])
+
+
+def _survival(state: str) -> str:
+    if state == "D":
+        return "is in state D, which no signal ends"
+    return f"still runs after SIGKILL (state {state}): it may run as another user"
 
 
 def failed_first_line(cause: Cause, nodes: int) -> str:

@@ -25,8 +25,8 @@ from typing import Any
 MARKER = "~launch"
 _NODE_MODULES = (
     "environment", "facts", "gpus", "guardian", "inquiry", "kernel_log", "kills", "ladder", "ledger", "leftovers",
-    "loop", "machine", "messages", "network", "notation", "outlet", "processes", "pythons", "ranks", "signals", "slurm",
-    "stacks", "supervisor", "visible_gpus", "workers", "xids",
+    "loop", "machine", "messages", "network", "notation", "outlet", "processes", "pythons", "ranks", "shim", "signals",
+    "slurm", "stacks", "supervisor", "torchrun", "visible_gpus", "workers", "xids",
 )  # fmt: skip
 _LOCK = threading.Lock()
 _PACKAGES = ("launcher", "launcher.node")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from launcher.node.processes import Process
 
 BEAT_S = 1.0  # a ladder may take longer than the launcher bears silence
+_FORWARDED = (signals.SIGTERM, signals.SIGHUP, signals.SIGINT)
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -26,18 +27,21 @@ def main(nonce: str) -> NoReturn:
     # Two pipes: one tells the supervisor that we live, into the other it writes what we need if it dies.
     life_read, life_write = os.pipe()
     ledger_read, ledger_write = os.pipe()
+    # A third is at its end when both are gone: for who starts the ranks, and is then the last that can end them.
+    keepers_read, keepers_write = os.pipe()
     guardian = os.getpid()
-    _become_subreaper()
+    become_subreaper()
     pid = os.fork()
     if pid == 0:
         os.close(life_write)
         os.close(ledger_read)
-        _run_supervisor(life_read, ledger_write, guardian)
+        _run_supervisor(life_read, ledger_write, guardian, (keepers_read, keepers_write))
     os.close(life_read)
     os.close(ledger_write)
+    os.close(keepers_read)
     _release_stdout()
     # A polite end is the supervisor's business; it has the terminal's signals blocked out as well.
-    for number in (signals.SIGTERM, signals.SIGHUP, signals.SIGINT):
+    for number in _FORWARDED:
         signals.signal(number, lambda number, frame: _forward(pid, number))
     status = _wait_for(pid)
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
@@ -46,12 +50,12 @@ def main(nonce: str) -> NoReturn:
     os._exit(1)
 
 
-def _run_supervisor(life_fd: int, ledger_fd: int, guardian: int) -> NoReturn:
+def _run_supervisor(life_fd: int, ledger_fd: int, guardian: int, keepers_fds: tuple[int, int]) -> NoReturn:
     from launcher.node import supervisor
 
     try:
-        _become_subreaper()
-        supervisor.Supervisor(life_fd, ledger_fd, guardian).run()
+        become_subreaper()
+        supervisor.Supervisor(life_fd, ledger_fd, guardian, keepers_fds).run()
         os._exit(0)
     except BaseException:  # noqa: BLE001 - a fork must not return into its parent's code
         import traceback
@@ -60,7 +64,8 @@ def _run_supervisor(life_fd: int, ledger_fd: int, guardian: int) -> NoReturn:
         os._exit(1)
 
 
-def _become_subreaper() -> None:
+def become_subreaper() -> None:
+    """Have the orphans among our descendants become our children."""
     import ctypes
 
     try:
@@ -86,11 +91,14 @@ def _forward(pid: int, number: int) -> None:
 def _wait_for(supervisor: int) -> int:
     """Reap children, orphans too, until the supervisor ends; return its status."""
     while True:
-        try:
-            pid, status = os.wait()
-        except InterruptedError:
-            continue
-        if pid == supervisor:
+        # Once it is reaped its number may be another's, who shall not get what was meant for it.
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        assert ended is not None  # it waits
+        if ended.si_pid == supervisor:
+            for number in _FORWARDED:
+                signals.signal(number, signals.SIG_IGN)
+        _, status = os.waitpid(ended.si_pid, 0)
+        if ended.si_pid == supervisor:
             return status
 
 
@@ -131,11 +139,11 @@ def _clean_up(nonce: str, ledger: dict[str, Any], status: int) -> None:
             if process is None or process.started != entry["started"]:
                 continue
             if entry["rank"] is None:
-                owned.set_torchrun(process)
+                owned.set_starter(process)
             else:
                 owned.add_rank(entry["rank"], process)
         beat = messages.encode(messages.BEAT)
-        left = _descend(ladder.descend(owned, processes, ledger["stop_timeout_s"]), lambda: _say(nonce, beat))
+        left = take_steps(ladder.descend(owned, processes, ledger["stop_timeout_s"]), lambda: _say(nonce, beat))
         if not left:  # else `launch clean` goes by it
             workers.remove_folder(ledger["folder"])
     found = [[process.pid, process.name, process.state] for process in left]
@@ -149,8 +157,8 @@ def _say(nonce: str, message: bytes) -> None:
         pass  # nobody listens any more
 
 
-def _descend(steps: Generator[float, None, list[Process]], beat: Callable[[], None]) -> list[Process]:
-    """Take the ladder's steps, with signs of life meanwhile; return what could not be ended."""
+def take_steps(steps: Generator[float, None, list[Process]], beat: Callable[[], None] = lambda: None) -> list[Process]:
+    """Take the ladder's steps, and call `beat` every second meanwhile; return what could not be ended."""
     beat_at = time.monotonic()
     while True:
         try:

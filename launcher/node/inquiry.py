@@ -32,11 +32,17 @@ class Inquiry:
     """Gathers the answers and sends them."""
 
     def __init__(
-        self, loop: Loop, outlet: Outlet, on_python: Callable[[workers.Child | None], None], await_exit: AwaitExit
+        self,
+        loop: Loop,
+        outlet: Outlet,
+        keepers_fd: int,
+        on_python: Callable[[workers.Child | None], None],
+        await_exit: AwaitExit,
     ) -> None:
         self.search: Search | None = None
         self._loop = loop
         self._outlet = outlet
+        self._keepers_fd = keepers_fd  # for that process: at its end when guardian and supervisor are gone
         self._on_python = on_python  # gets the process that imports torchrun
         self._await_exit = await_exit
         self._setup: Setup | None = None
@@ -93,8 +99,9 @@ class Inquiry:
         output_fds = self._open_torchrun_pipes()
         for_torchrun = not wanted.get("legacy", False)
         self.search = pythons.Search(
-            self._loop, candidates, env, output_fds, self._keep_python, for_torchrun=for_torchrun
-        )
+            self._loop, candidates, env, output_fds, self._keepers_fd, wanted["stop_timeout_s"], self._keep_python,
+            for_torchrun=for_torchrun,
+        )  # fmt: skip
         self.search.try_next()
 
     def _open_torchrun_pipes(self) -> list[int]:

@@ -2,6 +2,9 @@
 
 torchrun is held first: left alone it signals each rank's whole process group, data-loader workers too, and a
 trainer whose loader workers die cannot save ("DataLoader worker exited unexpectedly").
+It is held by a signal that it catches, never by SIGSTOP: should all who could go on with the ladder be killed, it
+must still be able to end its ranks, and a process that is stopped can do nothing.
+For the same reason it is the last to be killed.
 """
 
 from __future__ import annotations
@@ -21,11 +24,15 @@ if TYPE_CHECKING:
 
         def is_alive(self, process: Process) -> bool: ...
         def send_signal(self, process: Process, number: int) -> None: ...
+        def signal_children(self, number: int) -> None: ...
+        def has_children(self) -> bool: ...
+        def living_children(self) -> list[Process]: ...
 
 
-REST_S = 1.0  # what is neither rank nor torchrun gets at least this long between SIGTERM and SIGKILL
+REST_S = 1.0  # what is neither rank nor starter gets at least this long between SIGTERM and SIGKILL
 CENSUS_S = 5.0  # a process in state D can't be killed; it is named, not waited for
 
+_QUICK_LOOKS = 50  # of 0.1 ms: what forks and ends every millisecond is met in one of them
 _PAUSES_S = (0.005, 0.01, 0.02, 0.04)
 
 
@@ -43,30 +50,61 @@ def descend(
     living = owned.living()
     if living and timeout_s > 0:
         end = time.monotonic() + timeout_s
-        if owned.torchrun is not None:
-            processes.send_signal(owned.torchrun, signals.SIGSTOP)
+        if owned.starter is not None:
+            processes.send_signal(owned.starter, signals.HOLD)
         for rank in owned.ranks.values():
             processes.send_signal(rank, signals.SIGTERM)
         yield from _wait(end, lambda: not any(map(processes.is_alive, owned.ranks.values())))
-        rest = _without_torchrun(owned)
+        rest = _without_starter(owned)
         for process in rest:
             processes.send_signal(process, signals.SIGTERM)
             processes.send_signal(process, signals.SIGCONT)
         if rest:  # a trainer that a shell script started is found here, and may be saving
-            yield from _wait(max(end, time.monotonic() + REST_S), lambda: not _without_torchrun(owned))
-        living = owned.living()
-    deadline = time.monotonic() + CENSUS_S
-    while living and time.monotonic() < deadline:
-        for process in living:
+            yield from _wait(max(end, time.monotonic() + REST_S), lambda: not _without_starter(owned))
+    return (yield from _kill(owned, processes, time.monotonic() + CENSUS_S))
+
+
+def _kill(owned: Owned, processes: Signals, deadline: float) -> Generator[float, None, list[Process]]:
+    """Kill all that lives until nothing does, or the deadline; return what could not be ended.
+
+    All are stopped before one is killed, so that none starts another meanwhile. What forks faster than /proc can be
+    read becomes our child when its parent ends, and the kernel says whether we have one.
+    """
+    starter = owned.starter.pid if owned.starter is not None else None
+    living = owned.living()
+    while (living or processes.has_children()) and time.monotonic() < deadline:
+        living = yield from _stop(owned, processes, living, deadline)
+        for process in sorted(living, key=lambda process: process.pid == starter):
             processes.send_signal(process, signals.SIGKILL)
+        for _ in range(0 if living else _QUICK_LOOKS):
+            processes.signal_children(signals.SIGKILL)
         yield _PAUSES_S[1]
+        living = owned.living()
+    known = {process.pid for process in living}
+    return living + [child for child in processes.living_children() if child.pid not in known]
+
+
+def _stop(
+    owned: Owned, processes: Signals, living: list[Process], deadline: float
+) -> Generator[float, None, list[Process]]:
+    """Stop all but the starter until no new process shows; return what lives then."""
+    stopped: set[tuple[int, int]] = set()
+    while time.monotonic() < deadline:
+        fresh = [process for process in living if (process.pid, process.started) not in stopped]
+        if not fresh:
+            break
+        for process in fresh:
+            stopped.add((process.pid, process.started))
+            if owned.starter is None or process.pid != owned.starter.pid:
+                processes.send_signal(process, signals.SIGSTOP)
+        yield 0
         living = owned.living()
     return living
 
 
-def _without_torchrun(owned: Owned) -> list[Process]:
-    torchrun = owned.torchrun
-    return [process for process in owned.living() if torchrun is None or process.pid != torchrun.pid]
+def _without_starter(owned: Owned) -> list[Process]:
+    starter = owned.starter
+    return [process for process in owned.living() if starter is None or process.pid != starter.pid]
 
 
 def _wait(deadline: float, is_done: Callable[[], bool]) -> Generator[float, None, None]:

@@ -2,8 +2,11 @@
 
 Three signs count together, because each alone can be lost: the run's mark in the environment (setproctitle may
 overwrite it), descent from the supervisor (lost when a parent dies and no subreaper is left), and the sessions
-that the run's processes lead.
+that the run's processes lead. A process that one of them has shown once stays the run's.
 A process is known by its id and its start time, so a number that the kernel gave out again is never signalled.
+
+Reading /proc is slower than forking, and hidepid hides other users' processes there. The kernel itself knows better:
+as a subreaper, guardian and supervisor have children as long as anything of the run lives.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ SLURM_JOB = "LAUNCH_SLURM_JOB"  # the Slurm job that the run itself is in; empty
 FILES = "LAUNCH_FILES"  # a directory in the run's own on this machine
 _SLURM_S_OWN = "SLURM_JOB_ID"
 _GONE = "ZX"  # a zombie holds no memory and no GPU; it only waits to be reaped
+_HIDDEN = ["?", "0", "0", *["0"] * 47]  # the fields of a process that may not be looked at
 
 
 class Process:
@@ -38,14 +42,24 @@ class Process:
 
 def read_process(pid: int) -> Process | None:
     """Return what /proc says of `pid`, or None when it is gone."""
+    text = read_stat(pid)
+    return parse_stat(text) if text is not None else None
+
+
+def read_stat(pid: int) -> str | None:
+    """Return the line of /proc/PID/stat, or None when it is gone."""
     try:
         with open("/proc/%d/stat" % pid, "rb") as file:
-            text = file.read().decode("utf-8", "replace")
+            return file.read().decode("utf-8", "replace")
     except OSError:
         return None
-    # The name stands in parentheses and may hold any character, parentheses and blanks too.
+
+
+def parse_stat(text: str) -> Process:
+    """Return what a line of /proc/PID/stat says."""
+    # The name stands in parentheses and may hold any character, parentheses and spaces too.
     start, end = text.find("("), text.rfind(")")
-    return Process(pid, text[start + 1 : end], text[end + 2 :].split())
+    return Process(int(text[:start]), text[start + 1 : end], text[end + 2 :].split())
 
 
 def read_all() -> dict[int, Process]:
@@ -116,26 +130,69 @@ def send_signal(process: Process, number: int) -> None:
             pass
 
 
+def read_children() -> list[int]:
+    """Return our children's process ids, zombies' too; none where the kernel keeps no such list.
+
+    It is a hundred times faster than all of /proc, and hidepid hides nothing in it. None of these numbers is given
+    out again before we reap it.
+    """
+    try:
+        with open("/proc/self/task/%d/children" % os.getpid()) as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        return []
+
+
+def has_children() -> bool:
+    """Tell whether we have children, by the kernel's own word; one that has ended counts until it is reaped."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def signal_children(number: int) -> None:
+    """Signal all our children; those of other users hear nothing."""
+    for pid in read_children():
+        try:
+            os.kill(pid, number)
+        except OSError:
+            pass
+
+
+def living_children() -> list[Process]:
+    """Return our children that live, those that /proc hides with `?` for all but their id."""
+    found = [read_process(pid) or Process(pid, "?", _HIDDEN) for pid in read_children()]
+    return [process for process in found if process.state not in _GONE]
+
+
 class Owned:
-    """The processes of one run on this machine."""
+    """The processes of one run on this machine.
+
+    What `living` has returned once stays the run's until it ends, whatever becomes of its mark, parent and session.
+    A session counts only while its leader is there, the very process that was recorded: after that its number may
+    be a stranger's.
+    """
 
     def __init__(self, mark: str | None, keepers: Iterable[int] = ()) -> None:
         self.marks = {mark} if mark else set()  # one, but where an earlier run's left-overs are cleaned up
         self.keepers = set(keepers)  # guardian and supervisor: their children are ours, they themselves are not
         # What is older than the run's supervisor can't be of the run; its environment need not be read.
         self.born = 0
-        self.torchrun: Process | None = None
+        self.starter: Process | None = None  # of the ranks: torchrun, or a shim
         self.ranks: dict[int, Process] = {}  # by local rank
         self._sessions: dict[int, int] = {}  # session id -> start time of its leader
+        self._known: dict[int, int] = {}  # process id -> start time, of what was found at the last look
 
     def add_rank(self, local_rank: int, process: Process) -> None:
         """Record the process of a local rank."""
         self.ranks[local_rank] = process
         self._sessions[process.pid] = process.started
 
-    def set_torchrun(self, process: Process) -> None:
-        """Record the process that started the ranks."""
-        self.torchrun = process
+    def set_starter(self, process: Process) -> None:
+        """Record the process that starts the ranks."""
+        self.starter = process
         self._sessions[process.pid] = process.started
 
     def living(self) -> list[Process]:
@@ -144,22 +201,25 @@ class Owned:
         mine = {
             process.pid: process
             for process in everything.values()
-            if process.pid not in self.keepers and (self._in_session(process, everything) or self._has_mark(process))
+            if process.pid not in self.keepers and self._has_sign(process, everything)
         }
         self._add_descendants(everything, mine)
+        self._known = {process.pid: process.started for process in mine.values()}
         for process in mine.values():
-            leader = everything.get(process.session)
-            if leader is not None and leader.pid in mine:
-                self._sessions[leader.pid] = leader.started
+            if process.session in mine:
+                self._sessions[process.session] = mine[process.session].started
         return [process for process in mine.values() if process.state not in _GONE]
 
+    def _has_sign(self, process: Process, everything: dict[int, Process]) -> bool:
+        return (
+            self._known.get(process.pid) == process.started
+            or self._in_session(process, everything)
+            or self._has_mark(process)
+        )
+
     def _in_session(self, process: Process, everything: dict[int, Process]) -> bool:
-        started = self._sessions.get(process.session)
-        if started is None:
-            return False
         leader = everything.get(process.session)
-        # The kernel never reuses a session's number while the session has members.
-        return leader is None or leader.started == started
+        return leader is not None and self._sessions.get(leader.pid) == leader.started
 
     def _has_mark(self, process: Process) -> bool:
         return process.started >= self.born and read_mark(process.pid) in self.marks

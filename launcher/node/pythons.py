@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from launcher.node import messages, processes, workers
+from launcher.node import messages, processes, signals, torchrun, workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,15 +56,6 @@ status.write(json.dumps(told) + "\\n")
 status.close()
 if version is None or "torchrun" not in sys.argv:
     sys.exit(0)
-from torch.distributed import run
-order = sys.stdin.readline()
-if order.endswith("\\n"):  # else it was cut short: the supervisor is gone
-    order = json.loads(order)
-    os.environ.clear()
-    os.environ.update(order["env"])
-    os.chdir(order["cwd"])
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    run.main(order["argv"])
 """
 
 
@@ -77,6 +68,8 @@ class Search:
         candidates: list[str],
         env: dict[str, str],
         output_fds: list[int],
+        keepers_fd: int,
+        stop_timeout_s: float,
         on_found: Callable[[dict[str, Any] | None], None],
         *,
         for_torchrun: bool = True,
@@ -85,6 +78,8 @@ class Search:
         self._candidates = list(candidates)
         self._env = env
         self._output_fds = output_fds  # where torchrun's own stdout and stderr go
+        self._keepers_fd = keepers_fd
+        self._stop_timeout_s = stop_timeout_s
         self._on_found = on_found
         self.for_torchrun = for_torchrun
         self.tried: list[list[str]] = []
@@ -121,8 +116,9 @@ class Search:
         order_read, self.order_fd = os.pipe()
         status_read, status_write = os.pipe()
         fds = {0: order_read, 1: self._output_fds[0], 2: self._output_fds[1], STATUS_FD: status_write}
-        words = ["torchrun"] if self.for_torchrun else []
-        self.child = workers.spawn([python, "-c", STUB, *words], self._env, None, fds)
+        fds[torchrun.KEEPERS_FD] = self._keepers_fd
+        words = ["torchrun", str(signals.HOLD), str(self._stop_timeout_s)] if self.for_torchrun else []
+        self.child = workers.spawn([python, "-c", STUB + torchrun.PROGRAM, *words], self._env, None, fds, signals.HOLD)
         os.close(order_read)
         os.close(status_write)
         self._loop.read_all(status_read, lambda data: self._judge(python, data))

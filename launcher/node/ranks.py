@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from launcher.node import messages, processes, signals, workers
+from launcher.node import messages, notation, processes, signals, workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from launcher.node.ledger import Ledger
     from launcher.node.loop import Loop
     from launcher.node.outlet import Outlet
+    from launcher.node.shim import Order
 
 
 class Ranks:
@@ -35,6 +36,8 @@ class Ranks:
         self._owned = owned
         self._on_ended = on_ended  # where all were our own children
         self._torchrun: workers.Child | None = None  # also while it only imports
+        self._expected = 0  # ranks, without torchrun
+        self._unfinished = b""  # line of the shim's
         self._exited: set[int] = set()
         self._others: dict[int, Callable[[int], object]] = {}  # children that are no ranks
         self._kills: KernelKills | None = None  # once a rank runs
@@ -43,24 +46,31 @@ class Ranks:
         """Take the process that will start the ranks."""
         self._torchrun = child
         if child is not None and child.process is not None:
-            self._owned.set_torchrun(child.process)
-            self._ledger.note(rank=None, pid=child.process.pid, started=child.process.started)
+            self._note_starter(child.process)
 
-    def start_processes(self, entries: list[dict[str, Any]], env: dict[str, str], cwd: str | None) -> None:
-        """Start plain commands as ranks; `entries` are the launcher's, each with rank, argv and env."""
+    def _note_starter(self, process: processes.Process) -> None:
+        self._owned.set_starter(process)
+        self._ledger.note(rank=None, pid=process.pid, started=process.started)
+
+    def start_processes(self, order: Order, keepers_fd: int) -> None:
+        """Start plain commands as ranks; keepers_fd: at its end when guardian and supervisor are gone."""
+        from launcher.node import shim
+
+        self._expected = len(order.entries)
         null = os.open(os.devnull, os.O_RDONLY)
-        for entry in entries:
-            fds = {0: null}
+        fds: dict[int, dict[int, int]] = {}
+        for rank in [entry["rank"] for entry in order.entries]:
+            fds[rank] = {0: null}
             for stream in (workers.STDOUT, workers.STDERR):
-                read_end, fds[stream] = os.pipe()
+                read_end, fds[rank][stream] = os.pipe()
                 workers.widen(read_end)
-                self._outlet.watch(read_end, entry["rank"], stream)
-            child = workers.spawn(entry["argv"], dict(env, **entry["env"]), cwd, fds)
-            for stream in (workers.STDOUT, workers.STDERR):
-                os.close(fds[stream])
-            self.seen.add(entry["rank"])
-            self._own(entry["rank"], child.process)
-        os.close(null)
+                self._outlet.watch(read_end, rank, stream)
+        child, reports = shim.start(order, fds, keepers_fd)
+        for fd in {null}.union(*(streams.values() for streams in fds.values())):
+            os.close(fd)
+        if child.process is not None:
+            self._note_starter(child.process)
+        self._loop.watch(reports, lambda: self._read_shim(reports))
 
     def await_torchrun(self, folder: str, local_ranks: list[int], on_started: Callable[[], object]) -> None:
         """Open what torchrun's ranks will write to; `on_started` is called when one is there."""
@@ -74,7 +84,7 @@ class Ranks:
         self._others[child.pid] = callback
 
     def reap(self) -> None:
-        """Take the exit codes of our own children."""
+        """Take how our children have ended, and what we have inherited of the ranks."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -87,10 +97,30 @@ class Ranks:
             if self._torchrun is not None and pid == self._torchrun.pid:
                 self._outlet.drain()
                 self._outlet.send(messages.ENDED, **workers.describe_status(status))
-            for local_rank, process in self._owned.ranks.items():
-                if process.pid == pid:  # our own child, or inherited from a torchrun that was killed
-                    self._report_exit(local_rank, status)
-                    self._check_all_exited(status)
+            self._take_end(pid, status)  # inherited from a starter that was killed
+
+    def _take_end(self, pid: int, status: int) -> None:
+        for local_rank, process in self._owned.ranks.items():
+            if process.pid == pid:
+                self._report_exit(local_rank, status)
+                self._check_all_exited(status)
+
+    def _read_shim(self, fd: int) -> None:
+        data = os.read(fd, 1 << 16)
+        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+        for report in map(notation.loads, [line.decode() for line in lines]):
+            if "failure" in report:
+                self._outlet.send(messages.FAILED, text=report["failure"])
+            elif "stat" in report:
+                self.seen.add(report["rank"])
+                self._own(report["rank"], processes.parse_stat(report["stat"]))
+            else:
+                self._take_end(report["pid"], report["status"])
+        if not data:
+            self._loop.forget(fd)
+            os.close(fd)
+            if len(self._owned.ranks) < self._expected:
+                self._outlet.send(messages.FAILED, text="who starts the commands was killed")
 
     def _read_reports(self, fd: int, on_started: Callable[[], object]) -> None:
         for line in os.read(fd, 1 << 16).split(b"\n"):
@@ -108,7 +138,7 @@ class Ranks:
         self._ledger.note(rank=local_rank, pid=process.pid, started=process.started)
         self._outlet.send(messages.STARTED, local_rank=local_rank, pid=process.pid)
         if self._torchrun is None:
-            return  # our own child: the kernel tells us
+            return  # its parent tells us
         pidfd = workers.open_pidfd(process)
         if pidfd is None:
             self._look_again(local_rank, process)
@@ -132,9 +162,9 @@ class Ranks:
             return
         self._exited.add(local_rank)
         ended_at = time.monotonic()
-        if status and self._owned.torchrun is not None:
+        if status and self._owned.starter is not None:
             # torchrun would print its page and kill the others; what happens next is the launcher's to say.
-            processes.send_signal(self._owned.torchrun, signals.SIGSTOP)
+            processes.send_signal(self._owned.starter, signals.HOLD)
         self._outlet.drain(lambda rank: rank == local_rank)
         age_s = round(time.monotonic() - ended_at, 4)
         ending = workers.describe_status(status)
@@ -164,6 +194,6 @@ class Ranks:
         return self._kills.judge(self._owned.ranks[local_rank].pid, was_child=ending["signal"] is None)
 
     def _check_all_exited(self, status: int) -> None:
-        if self._torchrun is None and len(self._exited) == len(self._owned.ranks):
+        if self._torchrun is None and len(self._exited) == self._expected:
             self._outlet.send(messages.ENDED, **workers.describe_status(status))
             self._on_ended()

@@ -34,16 +34,20 @@ COALESCE_S = 0.002  # a writer's small pieces gather in its pipe for so long, so
 class Supervisor:
     """One conversation: prepare, facts, route, start, output and exits, stop, census."""
 
-    def __init__(self, life_fd: int, ledger_fd: int, guardian: int) -> None:
+    def __init__(self, life_fd: int, ledger_fd: int, guardian: int, keepers_fds: tuple[int, int]) -> None:
         self._loop = Loop()
         self._life_fd = life_fd  # at its end when the guardian dies
+        # Two ends of a pipe: who starts the ranks reads in it that guardian and supervisor are gone.
+        self._keepers_fds = keepers_fds
         self._ledger = Ledger(ledger_fd)
         self._keepers = [os.getpid(), guardian]
         self._owned = processes.Owned(None, self._keepers)
         self._decoder = messages.Decoder(max_header_bytes=1 << 30)
         self._outlet = Outlet(self._loop, lambda rank: rank in self._ranks.seen)
         self._ranks = Ranks(self._loop, self._outlet, self._ledger, self._owned, self._end_if_short)
-        self._inquiry = Inquiry(self._loop, self._outlet, self._ranks.set_torchrun, self._ranks.await_exit)
+        self._inquiry = Inquiry(
+            self._loop, self._outlet, keepers_fds[0], self._ranks.set_torchrun, self._ranks.await_exit
+        )
         self._silence_s = 15.0
         self._hears_beats = True  # else the end of file alone says that the launcher is gone
         self._stop_timeout_s = 15.0
@@ -214,9 +218,19 @@ class Supervisor:
         if header.get("processes"):
             self._is_short = header.get("is_short", False)
             self._inquiry.release_port()
-            self._ranks.start_processes(header["processes"], self._env, header["cwd"])
+            self._start_processes(header)
         else:
             self._start_torchrun(header)
+
+    def _start_processes(self, header: dict[str, Any]) -> None:
+        from launcher.node import shim
+
+        assert self._folder is not None  # PREPARE comes first
+        order = shim.Order(
+            header["processes"], self._env, header["cwd"],
+            marks=self._owned.marks, folder=self._folder, stop_timeout_s=self._stop_timeout_s,
+        )  # fmt: skip
+        self._ranks.start_processes(order, self._keepers_fds[0])
 
     def _start_torchrun(self, header: dict[str, Any]) -> None:
         assert self._folder is not None and self._inquiry.search is not None  # the plan names the Python, which waits

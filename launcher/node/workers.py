@@ -21,6 +21,7 @@ _F_SETPIPE_SZ = 1031
 _PR_SET_PDEATHSIG = 1
 _EXEC_FAILED = 127
 _CAUGHT = (signals.SIGTERM, signals.SIGHUP, signals.SIGCHLD)  # by the supervisor
+_IGNORED = (signals.SIGPIPE, signals.SIGXFSZ, signals.SIGINT, signals.HOLD)  # by Python, the supervisor or the shim
 
 
 class Child:
@@ -31,8 +32,12 @@ class Child:
         self.process = processes.read_process(pid)
 
 
-def fork() -> int:
-    """Fork; what we catch ends the child, and is never written into our wake-up pipe, however early it comes."""
+def fork(death_signal: int = signals.SIGKILL) -> int:
+    """Fork; what we catch ends the child, and is never written into our wake-up pipe, however early it comes.
+
+    When we die the kernel sends the child `death_signal`, 0 for none.
+    """
+    parent = os.getpid()
     signals.pthread_sigmask(signals.SIG_BLOCK, _CAUGHT)
     pid = -1
     try:
@@ -43,29 +48,35 @@ def fork() -> int:
             for number in _CAUGHT:
                 signals.signal(number, signals.SIG_DFL)
         signals.pthread_sigmask(signals.SIG_UNBLOCK, _CAUGHT)
+    if pid == 0 and death_signal:
+        _die_with(parent, death_signal)
     return pid
 
 
-def spawn(argv: list[str], env: dict[str, str], cwd: str | None, fds: dict[int, int]) -> Child:
+def spawn(
+    argv: list[str],
+    env: dict[str, str],
+    cwd: str | None,
+    fds: dict[int, int],
+    death_signal: int = signals.SIGKILL,
+) -> Child:
     """Start `argv` in a session of its own; `fds` maps the child's descriptors to ours.
 
-    The child gets SIGTERM when we die, so torchrun ends its ranks even if guardian and supervisor are killed at once.
+    When we die the kernel sends the child `death_signal`.
     A program that can't be started is told on the child's stderr, with exit code 127, as a shell does.
     """
-    parent = os.getpid()
-    pid = fork()
+    pid = fork(death_signal)
     if pid:
         return Child(pid)
     subject = argv[0] if argv else "nothing"
     try:
         os.setsid()
-        _die_with(parent)
         # Two passes, because a target number may be one of our own descriptors.
         kept = {target: os.dup(source) for target, source in fds.items()}
         kept = {target: _move_up(fd) for target, fd in kept.items()}
         for target, fd in kept.items():
             os.dup2(fd, target)
-        for number in (signals.SIGPIPE, signals.SIGXFSZ, signals.SIGINT):
+        for number in _IGNORED:
             signals.signal(number, signals.SIG_DFL)
         if cwd is not None:
             _enter(cwd)
@@ -110,11 +121,11 @@ def _move_up(fd: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)
 
 
-def _die_with(parent: int) -> None:
+def _die_with(parent: int, number: int) -> None:
     import ctypes
 
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signals.SIGTERM, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     except (OSError, AttributeError):
         return  # no prctl here; the guardian and the mark remain
     if os.getppid() != parent:

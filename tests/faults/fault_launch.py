@@ -123,10 +123,14 @@ class FaultLaunch:
 
     def keepers(self) -> tuple[Process, Process]:
         """Return guardian and supervisor of the last host."""
-        first, second = (
-            process for process in self.last.processes() if _LOADER in process.command and not process.is_ours
-        )
-        return (first, second) if second.parent == first.pid else (second, first)
+        found = {
+            process.pid: process
+            for process in self.last.processes()
+            if _LOADER in process.command and not process.is_ours
+        }
+        guardian = next(process for process in found.values() if process.parent not in found)
+        supervisor = next(process for process in found.values() if process.parent == guardian.pid)
+        return guardian, supervisor
 
     def ranks(self) -> list[Process]:
         """Return what is alive of the ranks and their children, on the hosts where somebody could look."""

@@ -14,7 +14,7 @@ import pytest
 from node_process import is_alive, read_state, wait_until
 
 from launcher.node import processes
-from launcher.node.processes import MARK, Owned, read_process
+from launcher.node.processes import MARK, Owned, Process, read_process
 
 MARKED = f"census-test.{os.getpid()}"
 SLEEP = "sleep 300"
@@ -91,21 +91,28 @@ def test_a_mark_on_what_is_older_than_the_run_is_another_s(start: Start) -> None
         assert find(owned) == found
 
 
-def test_the_session_of_a_rank_that_is_gone(start: Start) -> None:
-    rank, child = start(f"env -i {SLEEP} & echo $!; wait", count=1)
-    owned = owned_by_rank(rank)
-    kill_and_reap(rank)
-    assert find(owned) == {child}
-
-
-def test_the_session_of_torchrun_that_is_gone(start: Start) -> None:
-    torchrun, child = start(f"env -i {SLEEP} & echo $!; wait", count=1)
+@pytest.mark.parametrize("record", [lambda owned, process: owned.add_rank(0, process), Owned.set_starter])
+def test_the_session_of_a_rank_or_its_starter(start: Start, record: Callable[[Owned, Process], None]) -> None:
+    leader, child = start(f"env -i {SLEEP} & echo $!; wait", count=1)
     owned = Owned("no such mark")
-    process = read_process(torchrun)
+    process = read_process(leader)
     assert process is not None
-    owned.set_torchrun(process)
-    kill_and_reap(torchrun)
-    assert find(owned) == {child}
+    record(owned, process)
+    assert find(owned) == {leader, child}
+    kill_and_reap(leader)
+    assert find(owned) == {child}, "it was seen"
+
+
+def test_a_session_s_number_without_its_leader_is_nobody_s(start: Start) -> None:
+    """A rank ended long ago, its number became a login's session, and that leader has gone as well: these are jobs."""
+    rank, job = start(f"env -i {SLEEP} & echo $!; wait", count=1)
+    owned = owned_by_rank(rank)
+    owned.ranks[0].started -= 1  # ours was another process with the same number
+    owned.add_rank(0, owned.ranks[0])
+    assert find(owned) == set()
+    kill_and_reap(rank)
+    assert find(owned) == set()
+    assert is_alive(job)
 
 
 def test_a_session_that_was_seen_once_is_remembered(start: Start) -> None:

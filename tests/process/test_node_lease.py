@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import time
@@ -25,7 +24,7 @@ from node_process import (
     shell,
 )  # fmt: skip
 
-from launcher.node import messages
+from launcher.node import messages, processes
 from launcher.node.ladder import REST_S
 
 LADDER_S = STOP_TIMEOUT_S + REST_S + PROMPT_S
@@ -237,24 +236,6 @@ def test_the_guardian_is_killed(node: Node, argv: list[str], within_s: float) ->
     check_census(node, within_s, reason="its guardian was killed")
 
 
-@pytest.mark.parametrize("first", ["supervisor", "guardian"])
-def test_both_are_killed(node: Node, first: str) -> None:
-    """The kernel tells the ranks."""
-    node.start_ready(*[shell(WAITS)] * 2)
-    kill_both(node, first)
-    check_gone(node, PROMPT_S)
-    shutil.rmtree(node.folder)  # nobody was left to do it
-
-
-def kill_both(node: Node, first: str = "guardian") -> None:
-    pids = [node.supervisor, node.guardian.pid]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)  # neither sees the other die
-    for pid in sorted(pids, reverse=first == "guardian"):
-        os.kill(pid, signal.SIGKILL)
-    node.wait_until(lambda: not any(map(is_alive, pids)))
-
-
 # ---- a second look --------------------------------------------------------------------------------------------------
 
 
@@ -272,9 +253,17 @@ def sweep(nodes: Nodes, lost: Node, wait_s: float, during: Callable[[], object] 
 
 
 def test_a_sweep_finds_what_is_left_by_its_mark(nodes: Nodes, node: Node) -> None:
-    node.start_ready(shell(IGNORES))
-    kill_both(node)
-    assert is_alive(node.pid_of(0))
+    """All who could end it have been killed; the kernel has killed the rank, but not the rank's child."""
+    node.start_ready(shell("setsid sleep 300 & echo ready pids $! $$; wait"))
+    child, rank = node.told_pids
+    shim = processes.read_process(rank)
+    assert shim is not None
+    keepers = [node.supervisor, node.guardian.pid, shim.ppid]
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them sees another die
+        for pid in keepers:
+            os.kill(pid, number)
+    node.wait_until(lambda: not any(map(is_alive, [*keepers, rank])))
+    assert is_alive(child)
     assert sweep(nodes, node, wait_s=0.1) == []
 
 

@@ -1,0 +1,131 @@
+"""The parent of plain commands, which outlives guardian and supervisor if both are killed, and then ends the run.
+
+To the ladder it is what torchrun is: it started the ranks, and is killed last. Should it be killed itself, the kernel
+kills the commands: a process can ask for a signal at the death of its parent alone, and one parent may die while the
+other can still let the commands save.
+"""
+
+from __future__ import annotations
+
+import os
+
+from launcher.node import guardian, ladder, notation, processes, signals, workers
+from launcher.node.loop import Loop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+
+class Order:
+    """What a shim starts, and what it must know to end it."""
+
+    def __init__(
+        self, entries: list[dict[str, Any]], env: dict[str, str], cwd: str | None, *, marks: set[str], folder: str,
+        stop_timeout_s: float,
+    ) -> None:  # fmt: skip
+        """Take the launcher's entries, each with rank, argv and env."""
+        self.entries = entries
+        self.env = env
+        self.cwd = cwd
+        self.marks = marks
+        self.folder = folder
+        self.stop_timeout_s = stop_timeout_s
+
+
+def start(order: Order, streams: dict[int, dict[int, int]], keepers_fd: int) -> tuple[workers.Child, int]:
+    """Fork a shim; return it, and where it reports starts and ends as lines of JSON.
+
+    streams: the descriptors of each rank, by the number that they get there; keepers_fd: at its end when guardian and
+    supervisor are gone.
+    """
+    report_read, report_write = os.pipe()
+    pid = workers.fork(death_signal=0)
+    if pid:
+        os.close(report_write)
+        return workers.Child(pid), report_read
+    try:
+        _leave(keepers_fd, report_write, *(fd for fds in streams.values() for fd in fds.values()))
+        _Shim(order, streams, keepers_fd, report_write).run()
+    finally:
+        os._exit(1)
+
+
+def _leave(*kept: int) -> None:
+    """Let go of all that is the supervisor's: its connection shall end with it."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        os.dup2(null, fd)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in kept:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # the folder's own
+    for number in (signals.SIGTERM, signals.SIGHUP, signals.SIGINT, signals.HOLD):
+        signals.signal(number, signals.SIG_IGN)
+
+
+class _Shim:
+    def __init__(self, order: Order, streams: dict[int, dict[int, int]], keepers_fd: int, report_fd: int) -> None:
+        self._order = order
+        self._streams = streams
+        self._keepers_fd = keepers_fd
+        self._report_fd = report_fd
+        self._owned = processes.Owned(None, [os.getpid()])
+        self._owned.marks.update(order.marks)
+
+    def run(self) -> NoReturn:
+        """Start the commands, and tell of each end until all have ended, or nobody is left to be told."""
+        loop = Loop()
+        wake_read, wake_write = os.pipe()
+        for fd in (wake_read, wake_write):
+            os.set_blocking(fd, False)
+        signals.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signals.signal(signals.SIGCHLD, lambda number, frame: None)
+        try:
+            for entry in self._order.entries:
+                self._start(entry)
+        except OSError as error:  # no process is left
+            self._report(failure="start: %s" % error)
+        for fd in {fd for fds in self._streams.values() for fd in fds.values()}:
+            os.close(fd)
+        loop.watch(self._keepers_fd, self._end_run)
+        loop.watch(wake_read, lambda: self._wake(wake_read))
+        self._reap()
+        while True:
+            loop.run_once()
+
+    def _start(self, entry: dict[str, Any]) -> None:
+        env = dict(self._order.env, **entry["env"])
+        child = workers.spawn(entry["argv"], env, self._order.cwd, self._streams[entry["rank"]])
+        stat = processes.read_stat(child.pid)
+        assert stat is not None  # it is not reaped yet
+        self._owned.add_rank(entry["rank"], processes.parse_stat(stat))
+        self._report(rank=entry["rank"], stat=stat)
+
+    def _wake(self, fd: int) -> None:
+        os.read(fd, 4096)
+        self._reap()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                os._exit(0)
+            if pid == 0:
+                return
+            self._report(pid=pid, status=status)
+
+    def _report(self, **fields: object) -> None:
+        try:
+            os.write(self._report_fd, notation.dumps(fields).encode() + b"\n")
+        except OSError:
+            pass  # the supervisor is gone; the guardian asks nobody for exit codes
+
+    def _end_run(self) -> NoReturn:
+        guardian.become_subreaper()
+        if not guardian.take_steps(ladder.descend(self._owned, processes, self._order.stop_timeout_s)):
+            workers.remove_folder(self._order.folder)
+        os._exit(0)

@@ -1,0 +1,233 @@
+"""Guardian and supervisor are both killed, in both orders and at every step of the ladder, and nobody else knows of it.
+
+Who started the ranks then ends them: the shim of plain commands, or torchrun (here `stand_in/torch`, which is imported
+in no time, and the real one where what counts is what it does).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from node_process import (
+    DEADLINE_S,
+    IGNORES,
+    STOP_TIMEOUT_S,
+    WAITS,
+    Node,
+    Nodes,
+    is_alive,
+    python,
+    read_status,
+    shell,
+)  # fmt: skip
+
+from launcher.node import messages, signals
+
+GAPS_S = (0, 0.002, 0.006, 0.012, 0.02, 0.05)  # between both deaths: in them the survivor begins its ladder
+any_order = pytest.mark.parametrize("first", ["guardian", "supervisor"])
+
+# A child in a session of its own, and a daemon that ignores SIGTERM: what the run's mark alone still shows.
+FORKS = """
+    import os, subprocess, time
+    child = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    script = "trap '' TERM; setsid sleep 300 >/dev/null 2>&1 & echo $!"
+    daemon = subprocess.run(["sh", "-c", script], stdout=subprocess.PIPE, check=True)
+    print("ready pids", os.getpid(), child.pid, int(daemon.stdout), flush=True)
+    time.sleep(300)
+"""
+
+# The script of ranks 0 and 1 under torchrun: one obeys SIGTERM, and one ignores it.
+TRAIN = """
+    import os, signal, time
+    if os.environ["LOCAL_RANK"] == "1":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("ready pids", os.getpid(), flush=True)
+    time.sleep(300)
+"""
+
+# It saves at SIGTERM once the test says go, if its data-loader worker lives.
+SAVES = """
+    import os, signal, sys, time
+    from pathlib import Path
+    place = Path(sys.argv[1])
+    worker = os.fork()
+    if worker == 0:
+        time.sleep(300)
+    def save(*_):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        Path(place / "saving").touch()
+        while not (place / "go").exists():
+            time.sleep(0.01)
+        if os.waitpid(worker, os.WNOHANG) == (0, 0):
+            (place / "saved").touch()
+        os.kill(worker, signal.SIGKILL)
+        os._exit(0)
+    signal.signal(signal.SIGTERM, save)
+    print("ready pids", os.getpid(), worker, flush=True)
+    time.sleep(300)
+"""
+
+
+def write_script(folder: Path, code: str) -> list[str]:
+    (folder / "train.py").write_text(textwrap.dedent(code))
+    return [str(folder / "train.py"), str(folder)]
+
+
+def start_commands(nodes: Nodes, folder: Path) -> Node:
+    node = nodes.start()
+    node.prepare()
+    node.start_ready(shell(WAITS), shell(IGNORES), python(FORKS))
+    return node
+
+
+def start_torchrun(nodes: Nodes, folder: Path) -> Node:
+    node = nodes.start()
+    node.import_torchrun()
+    node.start_torchrun(write_script(folder, TRAIN))
+    for rank in range(2):
+        node.wait_for_output("ready", rank)
+    return node
+
+
+Start = Callable[[Nodes, Path], Node]
+any_starter = pytest.mark.parametrize("start", [start_commands, start_torchrun])
+
+
+def find_starter(node: Node) -> int:
+    """Return the parent of rank 0."""
+    stat = Path(f"/proc/{node.pid_of(0)}/stat").read_text()
+    return int(stat.rpartition(") ")[2].split()[1])
+
+
+def kill_keepers(node: Node, first: str, gap_s: float = 0) -> None:
+    """Kill both, one after the other; either may have ended by itself."""
+    for pid in sorted([node.supervisor, node.guardian.pid], reverse=first == "supervisor"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(gap_s)
+
+
+def check_gone(node: Node, starter: int) -> None:
+    node.wait_until_gone(DEADLINE_S)
+    node.wait_until(lambda: not is_alive(starter), what="who started the ranks is gone")
+    remove_folder(node)
+
+
+def remove_folder(node: Node) -> None:
+    """Remove the run's folder, of which torchrun knows nothing."""
+    if node.folder.exists():
+        shutil.rmtree(node.folder)
+
+
+@any_starter
+@any_order
+def test_while_the_ranks_run(nodes: Nodes, tmp_path: Path, start: Start, first: str) -> None:
+    started = [start(nodes, tmp_path) for _ in GAPS_S]
+    starters = list(map(find_starter, started))
+    for node, gap_s in zip(started, GAPS_S, strict=True):
+        kill_keepers(node, first, gap_s)
+    for node, starter in zip(started, starters, strict=True):
+        check_gone(node, starter)
+
+
+@any_starter
+@any_order
+def test_while_the_ranks_are_asked_to_save(nodes: Nodes, tmp_path: Path, start: Start, first: str) -> None:
+    """Who has started them is held by then, and must not be held for ever."""
+    node = start(nodes, tmp_path)
+    starter = find_starter(node)
+    node.send(messages.STOP, timeout_s=60)
+    node.wait_for(messages.EXIT, local_rank=0)
+    kill_keepers(node, first)
+    check_gone(node, starter)
+
+
+@any_starter
+@any_order
+def test_while_the_rest_is_killed(nodes: Nodes, tmp_path: Path, start: Start, first: str) -> None:
+    started = [start(nodes, tmp_path) for _ in GAPS_S]
+    starters = list(map(find_starter, started))
+    for node, gap_s in zip(started, GAPS_S, strict=True):
+        node.send(messages.STOP, timeout_s=0)
+        time.sleep(gap_s)
+        kill_keepers(node, first)
+    for node, starter in zip(started, starters, strict=True):
+        check_gone(node, starter)
+
+
+@any_order
+def test_commands_may_save(nodes: Nodes, tmp_path: Path, first: str) -> None:
+    node = nodes.start()
+    node.prepare(stop_timeout_s=60)
+    node.start_ready(python(SAVES, str(tmp_path)))
+    check_saves(node, tmp_path, first)
+    assert not list(node.tmpdir.iterdir()), "the run's folder is left"
+
+
+@any_order
+def test_ranks_of_real_torchrun_may_save(nodes: Nodes, tmp_path: Path, first: str) -> None:
+    """Also when it was held before, since another rank had failed."""
+    pytest.importorskip("torch", reason="no torch: pip install torch")
+    node = nodes.start()
+    node.import_torchrun(sys.executable)
+    node.start_torchrun(write_script(tmp_path, SAVES))
+    for rank in range(2):
+        node.wait_for_output("ready", rank)
+    os.kill(node.pid_of(1), signal.SIGKILL)
+    node.wait_for(messages.EXIT, local_rank=1)
+    check_saves(node, tmp_path, first)
+    remove_folder(node)
+
+
+def check_saves(node: Node, folder: Path, first: str) -> None:
+    starter = find_starter(node)
+    kill_keepers(node, first)
+    node.wait_until((folder / "saving").exists)
+    (folder / "go").touch()
+    node.wait_until((folder / "saved").exists)
+    node.wait_until(lambda: not is_alive(node.pid_of(0)))
+    node.wait_until(lambda: not is_alive(starter))
+
+
+def test_the_kernel_kills_commands_when_nobody_is_left(nodes: Nodes) -> None:
+    node = nodes.start()
+    node.prepare()
+    code = TRAIN.replace("LOCAL_RANK", "RANK")
+    node.start_ready(*[python(code)] * 2, env={"RANK": "1"})
+    keepers = [node.supervisor, node.guardian.pid, find_starter(node)]
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them sees another die
+        for pid in keepers:
+            os.kill(pid, number)
+    check_gone(node, keepers[-1])
+
+
+def test_the_shim_is_killed(nodes: Nodes) -> None:
+    """Its commands die with it, and are told as they died."""
+    node = nodes.start()
+    node.prepare()
+    node.start_ready(shell(WAITS), shell(IGNORES))
+    os.kill(find_starter(node), signal.SIGKILL)
+    assert node.wait_for_exits(2) == dict.fromkeys(range(2), (None, signal.SIGKILL))
+    node.wait_for(messages.ENDED)
+    assert node.stop() == []
+
+
+def test_torchrun_is_held_and_hears_no_signal(nodes: Nodes, tmp_path: Path) -> None:
+    """Slurm tells every process of a job; while the ladder goes on, torchrun must not end its ranks as well."""
+    node = start_torchrun(nodes, tmp_path)
+    torchrun = find_starter(node)
+    os.kill(torchrun, signals.HOLD)
+    node.wait_until(lambda: int(read_status(torchrun, "SigIgn"), 16) >> signal.SIGTERM - 1 & 1)
+    for number in (signal.SIGTERM, signals.HOLD, signal.SIGTERM):
+        os.kill(torchrun, number)
+    assert is_alive(node.pid_of(0)), "it was ended by who is held"
+    assert node.stop(STOP_TIMEOUT_S) == []
