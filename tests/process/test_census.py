@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -194,3 +196,27 @@ def test_a_process_reads_itself() -> None:
     assert (process.ppid, process.session, process.state) == (os.getppid(), os.getsid(0), "R")
     assert Path(f"/proc/{os.getpid()}/comm").read_text() == process.name + "\n"
     assert read_process(1 << 30) is None
+
+
+HIDDEN_CHILD = """
+import json, os, sys, time
+from launcher.node import guardian, ladder, processes
+guardian.become_subreaper()
+ladder.CENSUS_S = 0.1
+child = os.fork()
+if child == 0:
+    time.sleep(300)
+os.setgroups([])  # the group of root may look
+os.setgid(65534)
+os.setuid(65534)
+left = guardian.take_steps(ladder.descend(processes.Owned("no such mark", [os.getpid()]), processes, 0))
+print(json.dumps([[process.pid == child, process.name, process.state] for process in left]), flush=True)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root: it makes a child another user's, and /proc hide it")
+def test_a_child_that_is_another_user_s_and_hidden_is_counted() -> None:
+    script = 'mount -t proc -o hidepid=2 proc /proc && exec "$@"'
+    argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script, "sh", sys.executable, "-c"]
+    done = subprocess.run([*argv, HIDDEN_CHILD], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stderr, json.loads(done.stdout)) == ("", [[True, "?", "?"]])

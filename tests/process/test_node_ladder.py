@@ -28,7 +28,7 @@ from node_process import (
 )  # fmt: skip
 
 from launcher.node import messages
-from launcher.node.ladder import REST_S
+from launcher.node.ladder import CENSUS_S, REST_S
 
 LONG_S = 60.0
 
@@ -167,6 +167,30 @@ def test_a_rank_that_starts_others_while_it_is_ended(node: Node) -> None:
     assert node.stop(LONG_S, within_s=PROMPT_S) == []
     assert len(node.told_pids) == 3
     assert not any(map(is_alive, node.told_pids))
+
+
+def test_who_forks_faster_than_proc_can_be_read(node: Node, tmp_path: Path) -> None:
+    """Two lines of processes that live for 0.7 ms each; while one of them goes on, the pipe has a writer."""
+    os.mkfifo(tmp_path / "alive")
+    reader = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
+    code = """
+        import os, sys, time
+        os.open(sys.argv[1], os.O_WRONLY)
+        print("ready", flush=True)
+        os.fork()
+        while True:
+            if os.fork():
+                os._exit(0)
+            time.sleep(0.0007)
+    """
+    node.start_ready(python(code, str(tmp_path / "alive")))
+    node.wait_for_exits()
+    with pytest.raises(BlockingIOError):
+        os.read(reader, 1)
+    left = node.stop(within_s=CENSUS_S + LONG_S)
+    is_gone = os.read(reader, 1) == b"" if not left else True
+    os.close(reader)
+    assert (left, is_gone) == ([], True)
 
 
 def test_setproctitle_does_not_wipe_the_mark(node: Node) -> None:
