@@ -35,9 +35,9 @@ class Inquiry:
         self,
         loop: Loop,
         outlet: Outlet,
-        keepers_fd: int,
         on_python: Callable[[workers.Child | None], None],
         await_exit: AwaitExit,
+        keepers_fd: int,
     ) -> None:
         self.search: Search | None = None
         self._loop = loop

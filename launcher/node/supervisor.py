@@ -46,7 +46,7 @@ class Supervisor:
         self._outlet = Outlet(self._loop, lambda rank: rank in self._ranks.seen)
         self._ranks = Ranks(self._loop, self._outlet, self._ledger, self._owned, self._end_if_short)
         self._inquiry = Inquiry(
-            self._loop, self._outlet, keepers_fds[0], self._ranks.set_torchrun, self._ranks.await_exit
+            self._loop, self._outlet, self._ranks.set_torchrun, self._ranks.await_exit, keepers_fds[0]
         )
         self._silence_s = 15.0
         self._hears_beats = True  # else the end of file alone says that the launcher is gone

@@ -18,7 +18,7 @@ KEEPERS_FD = 4  # at its end when guardian and supervisor are gone
 PROGRAM = """\
 import signal, threading, time
 hold_signal, stop_timeout_s = int(sys.argv[2]), float(sys.argv[3])
-mark = "LAUNCH_MARK=" + os.environ["LAUNCH_MARK"]
+mark = os.environ["LAUNCH_MARK"]
 asked = []
 def hold(*_):
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -44,9 +44,12 @@ def read(path):
         return open(path, errors="surrogateescape").read()
     except OSError:
         return ""
+def is_of_run(environment):  # as processes.read_mark says
+    env = dict(entry.partition("=")[::2] for entry in environment.split("\\0"))
+    return env.get("LAUNCH_MARK") == mark and env.get("SLURM_JOB_ID", "") in ("", env.get("LAUNCH_SLURM_JOB", ""))
 def kill_the_rest():
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        if int(pid) != os.getpid() and mark in read("/proc/%s/environ" % pid).split("\\0"):
+        if int(pid) != os.getpid() and is_of_run(read("/proc/%s/environ" % pid)):
             try:
                 os.kill(int(pid), signal.SIGKILL)
             except OSError:

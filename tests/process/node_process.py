@@ -298,6 +298,10 @@ def is_alive(pid: int) -> bool:
     return read_state(pid) not in "ZX"
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(") ")[2].split()[1])
+
+
 def read_status(pid: int, name: str) -> str:
     """Return a line of /proc/PID/status: `VmHWM`, the most memory that it ever had, is "20480 kB"."""
     text = Path(f"/proc/{pid}/status").read_text()

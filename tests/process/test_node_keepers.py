@@ -25,6 +25,7 @@ from node_process import (
     Node,
     Nodes,
     is_alive,
+    parent_of,
     python,
     read_status,
     shell,
@@ -104,8 +105,7 @@ any_starter = pytest.mark.parametrize("start", [start_commands, start_torchrun])
 
 def find_starter(node: Node) -> int:
     """Return the parent of rank 0."""
-    stat = Path(f"/proc/{node.pid_of(0)}/stat").read_text()
-    return int(stat.rpartition(") ")[2].split()[1])
+    return parent_of(node.pid_of(0))
 
 
 def kill_keepers(node: Node, first: str, gap_s: float = 0) -> None:

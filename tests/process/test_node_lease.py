@@ -20,11 +20,12 @@ from node_process import (
     Node,
     Nodes,
     is_alive,
+    parent_of,
     python,
     shell,
 )  # fmt: skip
 
-from launcher.node import messages, processes
+from launcher.node import messages
 from launcher.node.ladder import REST_S
 
 LADDER_S = STOP_TIMEOUT_S + REST_S + PROMPT_S
@@ -256,9 +257,7 @@ def test_a_sweep_finds_what_is_left_by_its_mark(nodes: Nodes, node: Node) -> Non
     """All who could end it have been killed; the kernel has killed the rank, but not the rank's child."""
     node.start_ready(shell("setsid sleep 300 & echo ready pids $! $$; wait"))
     child, rank = node.told_pids
-    shim = processes.read_process(rank)
-    assert shim is not None
-    keepers = [node.supervisor, node.guardian.pid, shim.ppid]
+    keepers = [node.supervisor, node.guardian.pid, parent_of(rank)]
     for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them sees another die
         for pid in keepers:
             os.kill(pid, number)

@@ -25,6 +25,7 @@ from node_process import (
     Nodes,
     find_marked,
     is_alive,
+    parent_of,
     python,
     shell,
     wait_until,
@@ -33,7 +34,7 @@ from node_process import (
 from launcher.node import leftovers, messages
 
 NOBODY = 65534
-# A rank that outlives its keepers: they let it get a SIGTERM when they die. Its child has no environment.
+# Its child has no environment.
 HARDY = "trap '' TERM; env -i sh -c 'echo ready pids $0 $$; exec sleep 300' $$ & wait"
 
 
@@ -67,14 +68,19 @@ def found_by(nodes: Nodes, mark: str | None = None, of: str = "") -> tuple[Node,
     return node, [run for run in runs if run["mark"] == of]
 
 
+def in_background(argv: list[str]) -> list[str]:
+    """Return a rank of which the kernel kills only the outermost process when its keepers die."""
+    return shell('setsid "$@" & wait', *argv)
+
+
 def kill_keepers(node: Node) -> None:
-    """Kill guardian and supervisor at once, so that none of them cleans up."""
-    keepers = (node.guardian.pid, node.supervisor)
-    for pid in keepers:  # stopped first: the second would notice the first one's death
-        os.kill(pid, signal.SIGSTOP)
-    for pid in keepers:
-        os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not any(map(is_alive, keepers)))
+    """Kill guardian, supervisor and shim at once, so that none of them cleans up; their ranks die with them."""
+    ranks = [node.pid_of(rank) for rank in range(2)]
+    keepers = (node.guardian.pid, node.supervisor, parent_of(ranks[0]))
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them notices another one's death
+        for pid in keepers:
+            os.kill(pid, number)
+    wait_until(lambda: not any(map(is_alive, [*keepers, *ranks])))
 
 
 def end_of(node: Node) -> None:
@@ -87,7 +93,7 @@ def end_of(node: Node) -> None:
 def test_what_dead_keepers_left_is_found_and_ended(nodes: Nodes, any_python: str) -> None:
     lost = nodes.start(python=any_python, mark="20261120-091233.ab12.0")
     lost.prepare()
-    lost.start_ready(shell(IGNORES), shell(HARDY))
+    lost.start_ready(in_background(shell(IGNORES)), in_background(shell(HARDY)))
     rank, hardy, bare = lost.told_pids
     kill_keepers(lost)
     try:

@@ -293,7 +293,8 @@ def test_strangers_who_stay_take_no_descriptors(node: Node) -> None:
 
 
 def descriptors(node: Node) -> int:
-    return len(list(Path(f"/proc/{node.supervisor}/fd").iterdir()))
+    """Count the supervisor's sockets."""
+    return sum(path.readlink().name.startswith("socket:") for path in Path(f"/proc/{node.supervisor}/fd").iterdir())
 
 
 def test_nothing_to_try_is_answered(node: Node) -> None:
@@ -336,7 +337,7 @@ def hang(*_: object, **__: object) -> None:  # a fake: a resolver, or a /proc, t
 def ask_here(**fields: Any) -> tuple[Message, int]:
     """Ask an inquiry in this process; return its answer, and how often its loop could turn until then."""
     heard, loop = Heard(), Loop()
-    asked = inquiry.Inquiry(loop, heard, lambda child: None, lambda child, callback: None)  # type: ignore[arg-type]
+    asked = inquiry.Inquiry(loop, heard, lambda child: None, lambda child, callback: None, -1)  # type: ignore[arg-type]
     turns = 0
 
     def turn() -> None:
@@ -410,7 +411,7 @@ def test_a_child_that_is_cut_off_counts_as_silent(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(network, "write_and_exit", write_half)
     monkeypatch.setattr(facts, "write_facts_and_exit", write_half)
     heard, loop = Heard(), Loop()
-    asked = inquiry.Inquiry(loop, heard, lambda child: None, lambda child, callback: None)  # type: ignore[arg-type]
+    asked = inquiry.Inquiry(loop, heard, lambda child: None, lambda child, callback: None, -1)  # type: ignore[arg-type]
     asked.gather_facts({"pythons": []}, {}, "")
     asked.find_route({"master": "localhost"})
     asked.probe({"targets": [[HERE, 1]]})

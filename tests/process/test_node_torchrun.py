@@ -24,6 +24,7 @@ from node_process import (
     Node,
     Nodes,
     is_alive,
+    parent_of,
     read_status,
 )  # fmt: skip
 from test_node_conversation import can_bind
@@ -78,8 +79,7 @@ def give_order(folder: Path, rank: int, order: str) -> None:
 
 
 def find_torchrun(node: Node) -> int:
-    stat = Path(f"/proc/{node.pid_of(0)}/stat").read_text()
-    return int(stat.rpartition(") ")[2].split()[1])
+    return parent_of(node.pid_of(0))
 
 
 def is_held(torchrun: int) -> bool:
@@ -130,11 +130,12 @@ os.write(1, b"ready\\0" + b"\\0".join(map(os.fsencode, sys.argv[2:])) + b"\\xff"
 def test_real_torchrun_is_held_when_a_rank_is_killed(nodes: Nodes, tmp_path: Path) -> None:
     """Left alone it would kill the others with their workers; held, they can save."""
     node = start_real(nodes, write_script(tmp_path, SAVES))
+    torchrun = find_torchrun(node)
     os.kill(node.pid_of(1), signal.SIGKILL)
     assert node.wait_for_exits() == {1: (None, signal.SIGKILL)}
     node.send(messages.STOP, timeout_s=DEADLINE_S)
     node.wait_until((tmp_path / "saving").exists)
-    assert is_held(find_torchrun(node))
+    node.wait_until(lambda: is_held(torchrun))
     (tmp_path / "go").touch()
     assert node.wait_for(messages.CENSUS, PROMPT_S)["left"] == []
     assert node.wait_for_exits(2)[0] == (0, None)
