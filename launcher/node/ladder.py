@@ -55,12 +55,12 @@ def descend(
         for rank in owned.ranks.values():
             processes.send_signal(rank, signals.SIGTERM)
         yield from _wait(end, lambda: not any(map(processes.is_alive, owned.ranks.values())))
-        rest = _without_starter(owned)
+        rest = _without_starter(owned, owned.living())
         for process in rest:
             processes.send_signal(process, signals.SIGTERM)
             processes.send_signal(process, signals.SIGCONT)
         if rest:  # a trainer that a shell script started is found here, and may be saving
-            yield from _wait(max(end, time.monotonic() + REST_S), lambda: not _without_starter(owned))
+            yield from _wait(max(end, time.monotonic() + REST_S), lambda: not _without_starter(owned, owned.living()))
     return (yield from _kill(owned, processes, time.monotonic() + CENSUS_S))
 
 
@@ -72,13 +72,15 @@ def _kill(owned: Owned, processes: Signals, deadline: float) -> Generator[float,
     """
     starter = owned.starter.pid if owned.starter is not None else None
     living = owned.living()
+    turn = 0
     while (living or processes.has_children()) and time.monotonic() < deadline:
         living = yield from _stop(owned, processes, living, deadline)
         for process in sorted(living, key=lambda process: process.pid == starter):
             processes.send_signal(process, signals.SIGKILL)
         for _ in range(0 if living else _QUICK_LOOKS):
             processes.signal_children(signals.SIGKILL)
-        yield _PAUSES_S[1]
+        yield _PAUSES_S[min(turn, 1)]
+        turn += 1
         living = owned.living()
     known = {process.pid for process in living}
     return living + [child for child in processes.living_children() if child.pid not in known]
@@ -90,21 +92,24 @@ def _stop(
     """Stop all but the starter until no new process shows; return what lives then."""
     stopped: set[tuple[int, int]] = set()
     while time.monotonic() < deadline:
-        fresh = [process for process in living if (process.pid, process.started) not in stopped]
+        fresh = [process for process in _without_starter(owned, living) if _identity(process) not in stopped]
         if not fresh:
             break
         for process in fresh:
-            stopped.add((process.pid, process.started))
-            if owned.starter is None or process.pid != owned.starter.pid:
-                processes.send_signal(process, signals.SIGSTOP)
+            processes.send_signal(process, signals.SIGSTOP)
+        stopped.update(map(_identity, fresh))
         yield 0
         living = owned.living()
     return living
 
 
-def _without_starter(owned: Owned) -> list[Process]:
+def _identity(process: Process) -> tuple[int, int]:
+    return process.pid, process.started
+
+
+def _without_starter(owned: Owned, living: list[Process]) -> list[Process]:
     starter = owned.starter
-    return [process for process in owned.living() if starter is None or process.pid != starter.pid]
+    return [process for process in living if starter is None or process.pid != starter.pid]
 
 
 def _wait(deadline: float, is_done: Callable[[], bool]) -> Generator[float, None, None]:

@@ -76,7 +76,7 @@ class _Shim:
         self._owned.marks.update(order.marks)
 
     def run(self) -> NoReturn:
-        """Start the commands, and tell of each end until all have ended, or nobody is left to be told."""
+        """Start the commands and tell of each end, until it is killed or nobody is left to be told."""
         loop = Loop()
         wake_read, wake_write = os.pipe()
         for fd in (wake_read, wake_write):
@@ -113,7 +113,7 @@ class _Shim:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                os._exit(0)
+                return  # it stays: a daemon of theirs may live on, and the ladder ends the shim last
             if pid == 0:
                 return
             self._report(pid=pid, status=status)

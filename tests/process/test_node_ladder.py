@@ -165,7 +165,7 @@ def test_a_rank_that_starts_others_while_it_is_ended(node: Node) -> None:
     """  # a shell goes on before its child is another program, and what comes to that one in between is lost
     node.start_ready(python(code))
     assert node.stop(LONG_S, within_s=PROMPT_S) == []
-    assert len(node.told_pids) == 3
+    assert len(node.told_pids) == 3, str(node)
     assert not any(map(is_alive, node.told_pids))
 
 
