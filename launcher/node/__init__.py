@@ -15,6 +15,8 @@ Nothing needs to be installed there: `launcher.shipping` sends these modules ove
       leftovers    processes of other runs
       environment  --setup, --venv and --conda
       pythons      the search for a Python that has torch
+    shim         the parent of plain commands
+    torchrun     the parent of the other ranks, in the Python that has torch
     ranks        the ranks' start, exit codes and
       kills        whether the kernel killed one for lack of memory
       stacks       where they stand, when they hang

@@ -62,6 +62,18 @@ def test_both_are_killed_at_once(launch: FaultLaunch) -> None:
     assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 1"
 
 
+@over_ways(Promise.KEEPER)
+def test_the_launcher_and_both_are_killed_at_once(launch: FaultLaunch) -> None:
+    """As by `pkill -9 -f launch`: who started the ranks ends them."""
+    with launch.while_there_is("held"):
+        launch.start_ready(*ranks(r2=IGNORES, r3=HIDES_WITH_MARK))
+        everybody = (launch.launcher(), *launch.keepers())
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them sees another die
+            for process in everybody:
+                send_signal(process.pid, number)
+        launch.wait_until_nothing_runs(LADDER_S)
+
+
 @over_ways(Promise.SILENT)
 def test_both_are_stopped(launch: FaultLaunch) -> None:
     """The host is asked once more, and the ranks are ended over their heads."""
