@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch._dynamo  # as DDP's first model does: on a slow disk the import takes longer than a step may
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -76,6 +76,25 @@ def test_a_single_process(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+# Prints the modules that the step imports, which would count as its own time.
+TAKE_A_STEP = """
+import sys
+from launcher import distributed
+from launcher.collectives.gradients import compare_gradients
+world = distributed.init("gloo")
+before = set(sys.modules)
+compare_gradients(world)
+print(sorted(name for name in set(sys.modules) - before if name.startswith("torch._")))
+distributed.leave(0)
+"""
+
+
+def test_the_first_step_waits_for_no_import(starter: Any) -> None:
+    run = starter.start(["-c", TAKE_A_STEP])
+    assert run.wait() == 0, run.stderr
+    assert run.stdout == "[]\n"
+
+
 def test_a_half_set_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("MASTER_PORT", "29500")
     assert program.main([]) == 2
