@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bench.ends import ends
 from bench.farm import Farm, farm
 from bench.timing import Row, median, run
 from bench.training import scaling, trainer
@@ -159,6 +160,7 @@ MEASURES: dict[str, tuple[Callable[[], list[Row]], tuple[str, ...]]] = {
     "help": (help_time, ()),
     "first-all-reduce": (first_all_reduce, ("sshd", "ssh")),
     "checks": (checks, ("sshd",)),
+    "ends": (ends, ("sshd",)),
     "flood": (flood, ("sshd", "ssh", "pdsh")),
     "idle": (idle, ("sshd",)),
     "many-hosts": (many_hosts, ("sshd", "ssh", "pdsh")),
