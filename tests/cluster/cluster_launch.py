@@ -9,15 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from machines.cluster import Cluster
+from machines.patience import NEVER_S, slowed
 from machines.runs import PROGRAMS, Done, Running
 
-SILENCE_S = 2.0
-STOP_TIMEOUT_S = 1.0
-CONNECT_S = 2.0
-PROMPT_S = 4.0  # 1.5 s is promised for processes that obey SIGTERM; a busy machine gets more
-LADDER_S = STOP_TIMEOUT_S + 5.0  # promised for those that don't
+# Nobody waits for a silence but where a test says so, and who ignores SIGTERM is soon killed.
+TIMES = ("--silence", f"{NEVER_S:g}", "--stop-timeout", "1")
 
-TIMES = ("--silence", str(SILENCE_S), "--stop-timeout", str(STOP_TIMEOUT_S), "--connect-timeout", str(CONNECT_S))
+
+def short_silence() -> tuple[str, str]:
+    """Return the words for a silence that is waited for."""
+    return "--silence", f"{slowed(2.0):g}"
+
+
+def short_connect() -> tuple[str, str]:
+    """Return the words for a host that is waited for and does not come."""
+    return "--connect-timeout", f"{slowed(2.0):g}"
 
 
 @dataclass
@@ -42,7 +48,7 @@ class Launch:
 
     def test(self, number: int, *words: str, hosts: str) -> Running:
         """Start test-distributed with so many processes on each host."""
-        options = ("--hosts", hosts, "--python", sys.executable, "--connect-timeout", str(CONNECT_S))
+        options = ("--hosts", hosts, "--python", sys.executable)
         return self._run([str(PROGRAMS / "test-distributed"), str(number)], *options, *words)
 
     def check(self, *words: str, hosts: str = "node[1-3]") -> Done:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_launch import LADDER_S, SILENCE_S, Launch
+from cluster_launch import Launch
 from machines.cluster import Cluster, find_obstacle
 from machines.processes import CENSUS_POLL_S, wait_until
 
@@ -38,10 +38,10 @@ def nothing_is_left(cluster: Cluster, launch: Launch) -> Iterator[None]:
     """Look for processes where one can look, undo the faults, look everywhere, and remove what was found."""
     yield
     launch.end()
-    wait_until(lambda: not cluster.ranks(), LADDER_S, CENSUS_POLL_S)
+    wait_until(lambda: not cluster.ranks(), poll_s=CENSUS_POLL_S)
     left = cluster.ranks()
     cluster.heal()
-    wait_until(lambda: not cluster.processes(), SILENCE_S + LADDER_S, CENSUS_POLL_S)
+    wait_until(lambda: not cluster.processes(), poll_s=CENSUS_POLL_S)
     left_after_all = cluster.processes()
     for process in left_after_all:
         process.kill()

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from cluster_launch import PROMPT_S, Launch
+from cluster_launch import Launch, short_connect, short_silence
 from machines.cluster import Cluster, Host
 from machines.processes import read_state, send_signal, wait_until
 from machines.runs import Running, shell
@@ -321,8 +321,8 @@ def test_a_host_that_freezes_while_ports_are_tried(launch: Launch, cluster: Clus
     """It is told of once, and its neighbour is not blamed for finding no answer there."""
     host = cluster["node2"]
     cluster["node3"].drop_from(host)  # so that trying takes its time
-    running = launch.start_check(*ON_CPUS)
-    assert wait_until(lambda: len(listening_ports(host)) > 1, PROMPT_S)
+    running = launch.start_check(*short_silence(), *short_connect(), *ON_CPUS)
+    assert wait_until(lambda: len(listening_ports(host)) > 1)
     host.freeze()
     done = running.wait()
     assert done.exit_code == 69
@@ -351,7 +351,7 @@ def abandon(running: Running, *hosts: Host) -> None:
     running.process.wait()
     for pid in keepers:
         send_signal(pid, signal.SIGKILL)
-    assert wait_until(lambda: not any(read_state(pid) not in ("", "Z", "X") for pid in keepers), PROMPT_S)
+    assert wait_until(lambda: not any(read_state(pid) not in ("", "Z", "X") for pid in keepers))
 
 
 def folders(host: Host) -> list[Path]:

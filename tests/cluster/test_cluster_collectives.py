@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Sequence
 
 import pytest
-from cluster_launch import CONNECT_S, Launch
+from cluster_launch import Launch
 from machines.cluster import Cluster
+from machines.patience import DEADLINE_S
 
 from launcher.cli.bisecting import find_culprits
 from launcher.hostfiles import parse_hosts
@@ -21,12 +22,12 @@ MEET = """\
 import os, socket, sys, time
 own, peers, port = int(os.environ["RANK"]), sys.argv[2:], int(sys.argv[1])
 listener = socket.create_server(("", port), backlog=len(peers))
-listener.settimeout(5)
+listener.settimeout(60)
 for peer in peers[own + 1:]:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while True:
         try:
-            socket.create_connection((peer, port), timeout=5).close()
+            socket.create_connection((peer, port), timeout=60).close()
             break
         except ConnectionRefusedError:  # it does not listen yet
             assert time.monotonic() < deadline
@@ -81,7 +82,7 @@ def search(launch: Launch, cluster: Cluster, capsys: pytest.CaptureFixture[str])
     def make_job(names: Sequence[str], *words: str) -> Job:
         addresses = [cluster[name].address for name in names]
         program = Program(ProgramKind.COMMAND, "python3", ("-c", MEET, str(PORT), *addresses))
-        return Job(program, nproc=1, connect_timeout_s=CONNECT_S, stop_timeout_s=0.5)
+        return Job(program, nproc=1, connect_timeout_s=DEADLINE_S, stop_timeout_s=0.5)
 
     def call() -> tuple[list[str], str]:
         hosts = parse_hosts("node[1-4]")

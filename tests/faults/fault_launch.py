@@ -12,21 +12,15 @@ from pathlib import Path
 from typing import IO
 
 from machines.cluster import Host
+from machines.patience import NEVER_S, slowed
 from machines.processes import CENSUS_POLL_S, Process, wait_until
 from machines.runs import Done, Running, shell
 from machines.slurm import LOGIN, Slurm
 from ways import Way
 
 RANKS = 4
-SILENCE_S = 1.5  # a silence that is waited for; elsewhere a busy machine gets more
-CONNECT_S = 2.0  # as well
-STOP_TIMEOUT_S = 0.5
-PROMPT_S = 4.0  # 1.5 s is promised for processes that obey SIGTERM; a busy machine gets more
-LADDER_S = STOP_TIMEOUT_S + 5.0  # promised for those that don't
-KEEPER_S = 2.0  # after the census guardian and supervisor remove their folder and end
-TIMES = ("--silence", "10", "--stop-timeout", f"{STOP_TIMEOUT_S:g}")
-SHORT_SILENCE = ("--silence", f"{SILENCE_S:g}")
-SHORT_CONNECT = ("--connect-timeout", f"{CONNECT_S:g}")
+# The ranks that don't obey are killed after half a second; no silence is waited for but where a test says so.
+TIMES = ("--silence", f"{NEVER_S:g}", "--stop-timeout", "0.5")
 
 # What a rank does, in a shell's words; it is ready when its traps are set.
 READY = 'echo "ready $RANK"'
@@ -53,6 +47,16 @@ def ranks(default: str = OBEYS, **others: str) -> list[str]:
     """Return the words that make each rank do this; `r3=FAILS` is for rank 3 alone."""
     cases = " ".join(f"{name[1:]}) {script};;" for name, script in others.items())
     return shell(f"case $RANK in {cases} *) {default};; esac")
+
+
+def short_silence() -> tuple[str, str]:
+    """Return the words for a silence that is waited for."""
+    return "--silence", f"{slowed(1.5):g}"
+
+
+def short_connect() -> tuple[str, str]:
+    """Return the words for a host that is waited for and does not come."""
+    return "--connect-timeout", f"{slowed(2.0):g}"
 
 
 @dataclass
@@ -141,12 +145,12 @@ class FaultLaunch:
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
-    def finish(self, running: Running, within_s: float) -> Done:
+    def finish(self, running: Running) -> Done:
         """Wait until the launcher ends: by then no rank may be left where it could look, and soon nothing at all."""
-        done = running.wait(within_s)
+        done = running.wait()
         left = self.ranks()
         assert not left, f"left at the launcher's end: {left}{running}"
-        self.wait_until_clean(KEEPER_S)
+        self.wait_until_clean()
         self.check_logs(done)
         return done
 
@@ -162,16 +166,16 @@ class FaultLaunch:
     def wait_for_the_typist(self) -> None:
         """Wait until the line may be typed: an allocation may have to be granted."""
         login = self.slurm.cluster[LOGIN]
-        assert wait_until(lambda: any(p.command.startswith("sh -c while") for p in login.processes()), PROMPT_S)
+        assert wait_until(lambda: any(p.command.startswith("sh -c while") for p in login.processes()))
 
-    def wait_until_nothing_runs(self, within_s: float) -> None:
+    def wait_until_nothing_runs(self) -> None:
         """Wait until no rank and no keeper is left, whatever has become of the launcher."""
 
         def left() -> list[Process]:
             keepers = [p for host in self.hosts for p in host.processes() if _LOADER in p.command]
             return self.ranks() + keepers
 
-        assert wait_until(lambda: not left(), within_s, CENSUS_POLL_S), left()
+        assert wait_until(lambda: not left(), poll_s=CENSUS_POLL_S), left()
 
     def forget_folder(self, host: Host) -> None:
         """After a thaw: remove the run's folder where LAUNCH_GUIDE.md says that it may stay."""
@@ -179,13 +183,13 @@ class FaultLaunch:
             for path in host.tmpdir.glob("launch-*"):
                 shutil.rmtree(path)
 
-    def wait_until_clean(self, within_s: float) -> None:
+    def wait_until_clean(self) -> None:
         """Wait until nothing runs on the hosts that can be reached: no keeper, no relay, no client."""
 
         def left() -> list[Process]:
             return [process for host in self.slurm.cluster if host.is_reachable for process in host.processes()]
 
-        assert wait_until(lambda: not left(), within_s, CENSUS_POLL_S), left()
+        assert wait_until(lambda: not left(), poll_s=CENSUS_POLL_S), left()
 
     def check_logs(self, done: Done) -> None:
         """Every rank has said that it is ready, in the log of its node."""

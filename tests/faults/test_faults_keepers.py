@@ -7,14 +7,11 @@ import signal
 from fault_launch import (
     HIDES_WITH_MARK,
     IGNORES,
-    LADDER_S,
     OF_EVERY_KIND,
-    PROMPT_S,
-    SHORT_SILENCE,
-    SILENCE_S,
     FaultLaunch,
     ranks,
     said,
+    short_silence,
 )
 from machines.processes import send_signal
 from ways import Promise, over_ways
@@ -25,7 +22,7 @@ def test_the_supervisor_is_killed(launch: FaultLaunch) -> None:
     running = launch.start_ready(*ranks(**OF_EVERY_KIND))
     _, supervisor = launch.keepers()
     supervisor.kill()
-    done = launch.finish(running, LADDER_S)
+    done = launch.finish(running)
     assert done.exit_code == 128 + signal.SIGKILL, str(done)
     assert said(done)[2] == (
         f"launch: {launch.last.name} supervisor failed first (killed by SIGKILL), stopping {launch.nodes}"
@@ -38,7 +35,7 @@ def test_the_guardian_is_killed(launch: FaultLaunch) -> None:
     running = launch.start_ready(*ranks(**OF_EVERY_KIND))
     guardian, _ = launch.keepers()
     guardian.kill()
-    done = launch.finish(running, LADDER_S)
+    done = launch.finish(running)
     assert done.exit_code == 1, str(done)
     assert said(done)[2] == (
         f"launch: {launch.last.name} supervisor failed first (its guardian was killed), stopping {launch.nodes}"
@@ -54,7 +51,7 @@ def test_both_are_killed_at_once(launch: FaultLaunch) -> None:
     for number in (signal.SIGSTOP, signal.SIGKILL):  # neither sees the other die
         for keeper in keepers:
             send_signal(keeper.pid, number)
-    done = launch.finish(running, LADDER_S)
+    done = launch.finish(running)
     assert done.exit_code == 1, str(done)
     assert said(done)[2] == (
         f"launch: {launch.last.name} supervisor failed first (its guardian was killed), stopping {launch.nodes}"
@@ -71,21 +68,21 @@ def test_the_launcher_and_both_are_killed_at_once(launch: FaultLaunch) -> None:
         for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them sees another die
             for process in everybody:
                 send_signal(process.pid, number)
-        launch.wait_until_nothing_runs(LADDER_S)
+        launch.wait_until_nothing_runs()
 
 
 @over_ways(Promise.SILENT)
 def test_both_are_stopped(launch: FaultLaunch) -> None:
     """The host is asked once more, and the ranks are ended over their heads."""
-    running = launch.start_ready(*SHORT_SILENCE, *ranks(**OF_EVERY_KIND))
+    running = launch.start_ready(*short_silence(), *ranks(**OF_EVERY_KIND))
     keepers = launch.keepers()
     for keeper in keepers:
         send_signal(keeper.pid, signal.SIGSTOP)
-    done = running.wait(SILENCE_S + 2 * LADDER_S)
+    done = running.wait()
     assert not launch.ranks()
     for keeper in keepers:
         send_signal(keeper.pid, signal.SIGCONT)
     assert done.exit_code == 69, str(done)
     assert said(done)[2] == f"launch: lost {launch.last.name} (no sign of life for N s), stopping {launch.nodes}"
     assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 69"
-    launch.wait_until_clean(PROMPT_S)
+    launch.wait_until_clean()

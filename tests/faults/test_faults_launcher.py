@@ -8,17 +8,17 @@ import signal
 
 from fault_launch import (
     IGNORES,
-    LADDER_S,
     OF_EVERY_KIND,
-    PROMPT_S,
     SAVES,
-    SHORT_SILENCE,
-    SILENCE_S,
     FaultLaunch,
     ranks,
     said,
+    short_silence,
 )
+from machines.patience import NEVER_S
 from ways import Promise, over_ways
+
+LONG_STOP = ("--stop-timeout", f"{NEVER_S:g}")
 
 
 @over_ways(
@@ -31,9 +31,9 @@ from ways import Promise, over_ways
     },
 )
 def test_a_signal_lets_the_ranks_save(launch: FaultLaunch, number: signal.Signals, who: str) -> None:
-    running = launch.start_ready("--stop-timeout", "10", *ranks(SAVES))
+    running = launch.start_ready(*LONG_STOP, *ranks(SAVES))
     os.kill(launch.launcher().pid, number)
-    done = launch.finish(running, PROMPT_S)
+    done = launch.finish(running)
     assert done.exit_code == 128 + number, str(done)
     assert said(done)[2:] == [
         f"launch: stopping {launch.nodes}, up to N s for the trainer to save (Ctrl-C again: at once)",
@@ -47,12 +47,12 @@ def test_a_signal_lets_the_ranks_save(launch: FaultLaunch, number: signal.Signal
 
 @over_ways(Promise.SIGNAL)
 def test_ctrl_c_again_kills_at_once(launch: FaultLaunch) -> None:
-    running = launch.start_ready("--stop-timeout", "60", *ranks(IGNORES))
+    running = launch.start_ready(*LONG_STOP, *ranks(IGNORES))
     launcher = launch.launcher()
     os.kill(launcher.pid, signal.SIGINT)
     running.wait_for("^launch: stopping ")
     os.kill(launcher.pid, signal.SIGINT)
-    done = launch.finish(running, PROMPT_S)
+    done = launch.finish(running)
     assert done.exit_code == 130, str(done)
     assert said(done)[3:] == [
         "launch: killing what is left, at once",
@@ -65,19 +65,19 @@ def test_the_launcher_is_killed(launch: FaultLaunch) -> None:
     with launch.while_there_is("held"):
         launch.start_ready(*ranks(**OF_EVERY_KIND))
         launch.launcher().kill()
-        launch.wait_until_nothing_runs(LADDER_S)
+        launch.wait_until_nothing_runs()
 
 
 @over_ways(Promise.FROZEN)
 def test_the_launcher_freezes(launch: FaultLaunch) -> None:
     """Nobody hangs up, so the leases of the hosts run out."""
     with launch.while_there_is("held"):
-        running = launch.start_ready(*SHORT_SILENCE, *ranks())
+        running = launch.start_ready(*short_silence(), *ranks())
         launcher = launch.launcher()
         os.kill(launcher.pid, signal.SIGSTOP)
-        launch.wait_until_nothing_runs(SILENCE_S + PROMPT_S)
+        launch.wait_until_nothing_runs()
         os.kill(launcher.pid, signal.SIGCONT)
-    done = launch.finish(running, SILENCE_S + LADDER_S)
+    done = launch.finish(running)
     assert done.exit_code == 69, str(done)
     stood = r"this machine stood still for (over )?N s, and the nodes took it for dead"
     assert re.fullmatch(rf"launch: lost \S+ \({stood}\), stopping {launch.nodes}", said(done)[2]), str(done)

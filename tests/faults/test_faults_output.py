@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 
-from fault_launch import AT_GO, PROMPT_S, READY, FaultLaunch, ranks, said
+from fault_launch import AT_GO, READY, FaultLaunch, ranks, said
 from machines.processes import read_command, wait_until
 from ways import Promise, over_ways
 
 FLOOD_LINES = 200_000  # of each rank: 5 MB with their prefixes, so that all four exceed what is queued for a reader
 FLOOD = f"{AT_GO}; seq 1 {FLOOD_LINES}"
-DEADLINE_S = 40.0  # for what takes two seconds on an idle machine
 
 
 @over_ways(Promise.OUTPUT)
@@ -19,7 +18,7 @@ def test_bytes_of_any_kind(launch: FaultLaunch) -> None:
     """No UTF-8, carriage returns, two streams, nothing at all but a newline, and no newline at the end."""
     script = r"printf '\303'; sleep 0.05; printf '\251\n\377\376\n10%%\r20%%\n\n'; printf 'oops\nlast' >&2; printf end"
     running = launch.start(*ranks(f"{READY}; exit", r3=f"{READY}; {script}"))
-    done = launch.finish(running, DEADLINE_S)
+    done = launch.finish(running)
     assert done.exit_code == 0, str(done)
     log = (done.logs / f"node_{len(launch.hosts) - 1}.log").read_bytes()
     own = [line for line in log.split(b"\n") if line.startswith(f"[{launch.name(3)}]".encode())]
@@ -33,12 +32,12 @@ def test_bytes_of_any_kind(launch: FaultLaunch) -> None:
 def test_a_flood_that_nobody_reads(launch: FaultLaunch) -> None:
     """As with a pager that shows its first page: the launcher waits for nobody, and the logs have every line."""
     running = launch.start(*ranks(FLOOD), stdout=subprocess.PIPE)
-    assert wait_until(lambda: len(launch.ranks()) >= 4, DEADLINE_S)
+    assert wait_until(lambda: len(launch.ranks()) >= 4)
     running.go()
-    launch.wait_until_nothing_runs(DEADLINE_S)
+    launch.wait_until_nothing_runs()
     assert running.process.stdout is not None
     shown = running.process.stdout.read().splitlines()
-    done = launch.finish(running, PROMPT_S)
+    done = launch.finish(running)
     assert done.exit_code == 0, str(done)
     assert len(shown) < 4 * FLOOD_LINES, "it was read after all"
     assert sorted(re.sub(r"\d{4,}", "NNNN", line) for line in said(done)[2:]) == [
@@ -60,7 +59,7 @@ def test_the_disk_of_the_logs_is_full(launch: FaultLaunch, limit: str) -> None:
     logs.mkdir()
     launch.slurm.cluster["login"].mount(str(logs), "-t", "tmpfs", "-o", limit, "none")
     running = launch.start(*ranks("seq 1 20000"))
-    done = running.wait(DEADLINE_S)
+    done = running.wait()
     assert done.exit_code == 0, str(done)
     (complaint,) = (line for line in said(done) if "can't write" in line)
     assert complaint.endswith("No space left on device; the run goes on, its logs will have gaps")
@@ -75,6 +74,6 @@ def test_a_secret_comes_and_stands_in_no_command_line(launch: FaultLaunch) -> No
     running = launch.start_ready("--env-file", "secrets.env", *ranks(f'{AT_GO}; echo "is $WANDB_API_KEY"'))
     shown = [process for process in launch.slurm.cluster.processes() if "k-0815" in read_command(process.pid)]
     running.go()
-    done = launch.finish(running, PROMPT_S)
+    done = launch.finish(running)
     assert {f"[{launch.name(rank)}] is k-0815" for rank in range(4)} <= set(done.lines)
     assert not shown

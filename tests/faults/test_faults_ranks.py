@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from fault_launch import FAILS, IS_KILLED, LADDER_S, OF_EVERY_KIND, PROMPT_S, READY, FaultLaunch, ranks, said
+from fault_launch import FAILS, IS_KILLED, OF_EVERY_KIND, READY, FaultLaunch, ranks, said
 from ways import Promise, over_ways
 
 
@@ -12,7 +12,7 @@ from ways import Promise, over_ways
 def test_a_rank_fails(launch: FaultLaunch) -> None:
     running = launch.start_ready(*ranks(r3=FAILS))
     running.go()
-    done = launch.finish(running, PROMPT_S)
+    done = launch.finish(running)
     assert done.exit_code == 7, str(done)
     host, local_rank, others = launch.last.name, launch.nproc - 1, launch.others()
     assert said(done)[2:] == [
@@ -36,7 +36,7 @@ def test_a_rank_is_killed(launch: FaultLaunch) -> None:
     """Of the others one obeys, one ignores all but SIGKILL, one has hidden children."""
     running = launch.start_ready(*ranks(**OF_EVERY_KIND, r3=IS_KILLED))
     running.go()
-    done = launch.finish(running, LADDER_S)
+    done = launch.finish(running)
     assert done.exit_code == 128 + signal.SIGKILL, str(done)
     assert said(done)[2] == (
         f"launch: {launch.last.name} rank 3 failed first (killed by SIGKILL), stopping {launch.nodes}"
@@ -50,7 +50,7 @@ def test_a_rank_that_ends_well_ends_nobody_but_its_daemon(launch: FaultLaunch) -
     daemon = f"setsid sh -c '{watch}' sh $$ >/dev/null 2>&1 & {READY}; exit"
     others = f"{READY}; until [ -e ended ]; do sleep 0.02; done; echo still here"
     running = launch.start_ready(*ranks(others, r0=daemon))
-    done = launch.finish(running, PROMPT_S)
+    done = launch.finish(running)
     assert done.exit_code == 0, str(done)
     assert sorted(line for line in done.lines if "still" in line) == [
         f"[{launch.name(rank)}] still here" for rank in (1, 2, 3)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from machines.patience import DEADLINE_S
 from machines.slurm import LOGIN, NODES, Slurm
 
 
@@ -56,7 +57,7 @@ class Way:
 
 # ---- what is typed --------------------------------------------------------------------------------------------------
 
-_CONNECT = ("--connect-timeout", "20")  # a busy machine gets time; where it is waited for, a test says less
+_CONNECT = ("--connect-timeout", f"{DEADLINE_S:g}")  # where it is waited for, a test says less
 
 
 def _by_ssh(transport: str) -> Callable[[Slurm], tuple[str, ...]]:

@@ -39,7 +39,6 @@ TOOLS = {
 }  # fmt: skip
 TOOL_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin:/sbin"
 RANGES = [f"10.{number}" for number in range(88, 120)]  # the first that nobody uses here
-BOOT_TIMEOUT_S = 20.0
 SSH_PORT = 22
 
 NAMESPACES = {"mount": "mnt", "net": "net", "uts": "uts", "pid": "pid_for_children"}
@@ -103,7 +102,7 @@ class Host:
     def wait_for_sshd(self) -> None:
         """Wait until sshd listens."""
         log = self.folder / "log"
-        assert wait_until(lambda: "Server listening on 0.0.0.0" in log.read_text(), BOOT_TIMEOUT_S), log.read_text()
+        assert wait_until(lambda: "Server listening on 0.0.0.0" in log.read_text()), log.read_text()
 
     def power_off(self) -> None:
         """Take everything away: the cable first, so that no FIN and no RST gets out."""
@@ -113,7 +112,7 @@ class Host:
             configure_network(self.switch, f"link set {self.name} down", f"link del {self.name}")
         finally:  # the namespace's first process dies with its holder (--kill-child), and all others with that
             _kill(self._holder)
-        assert wait_until(lambda: not self.pids(), BOOT_TIMEOUT_S), self.pids()
+        assert wait_until(lambda: not self.pids()), self.pids()
         self._holder = None
         self._stopped.clear()
         self._mounts.clear()
@@ -133,7 +132,7 @@ class Host:
     def plug(self) -> None:
         """Put the network cable back, and wait until packets come through: the kernel looks once a second."""
         configure_network(self.switch, f"link set {self.name} up")
-        assert wait_until(lambda: can_connect(self.address, SSH_PORT), BOOT_TIMEOUT_S)
+        assert wait_until(lambda: can_connect(self.address, SSH_PORT))
         self.has_cable = True
 
     def freeze(self) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from machines.patience import DEADLINE_S
+
 POLL_S = 0.01
 CENSUS_POLL_S = 0.05  # for who looks at all processes, which takes some milliseconds
 _GONE = ("", "Z", "X")
@@ -82,7 +84,7 @@ def send_signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def wait_until(is_true: Callable[[], object], timeout_s: float, poll_s: float = POLL_S) -> bool:
+def wait_until(is_true: Callable[[], object], timeout_s: float = DEADLINE_S, poll_s: float = POLL_S) -> bool:
     """Poll until `is_true`; return False when the time is over."""
     deadline = time.monotonic() + timeout_s
     while not is_true():

@@ -26,8 +26,6 @@ GPUS = 2
 PROGRAMS = {
     "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge",
 }  # fmt: skip
-READY_TIMEOUT_S = 30.0
-JOB_TIMEOUT_S = 60.0
 
 SERVICES = """\
 mount --bind {folder}/slurm /etc/slurm
@@ -60,8 +58,8 @@ SlurmdParameters=config_overrides
 GresTypes=gpu
 ReturnToService=2
 SchedulerParameters=batch_sched_delay=0
-KillWait=3
-SlurmdTimeout=10
+KillWait=30
+SlurmdTimeout=60
 MailProg=/bin/true
 NodeName=node[1-2] CPUs={cpus} RealMemory=4000 Gres=gpu:{gpus}
 PartitionName=tests Nodes=ALL Default=YES MaxTime=INFINITE State=UP
@@ -120,7 +118,7 @@ class Slurm:
         assert done.returncode == 0, done
         return done.stdout.strip()
 
-    def wait_for_job(self, job_id: str, within_s: float = JOB_TIMEOUT_S) -> None:
+    def wait_for_job(self, job_id: str) -> None:
         """Wait until a job has ended; `sbatch --wait` would look every ten seconds."""
         asked = ("squeue", "--noheader", "--states=all", "--jobs", job_id, "--format=%T")
         running = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING"}
@@ -131,7 +129,7 @@ class Slurm:
             state = self.run(*asked).stdout.strip()
             return state not in running
 
-        assert wait_until(has_ended, within_s), f"job {job_id} is {state}{self._logs()}"
+        assert wait_until(has_ended), f"job {job_id} is {state}{self._logs()}"
 
     def end_started(self) -> None:
         """Kill what a test has started and left."""
@@ -140,17 +138,16 @@ class Slurm:
             process.wait()
         self._started.clear()
 
-    def look_for_left_overs(self, obedient_s: float, everything_s: float, kept: str = "") -> None:
+    def look_for_left_overs(self, kept: str = "") -> None:
         """After a test: look where one can, end jobs and faults, look everywhere, remove what was found, and tell.
 
-        obedient_s, everything_s: for ranks on hosts that can be reached, and for all once every fault is undone.
         kept: a folder that belongs to no run.
         """
         self.end_started()
-        wait_until(lambda: not self.cluster.ranks(), obedient_s, CENSUS_POLL_S)
+        wait_until(lambda: not self.cluster.ranks(), poll_s=CENSUS_POLL_S)
         left = self.cluster.ranks()
         self.heal()
-        wait_until(lambda: not self.cluster.processes(), everything_s, CENSUS_POLL_S)
+        wait_until(lambda: not self.cluster.processes(), poll_s=CENSUS_POLL_S)
         left_after_all = self.cluster.processes()
         for process in left_after_all:
             process.kill()
@@ -184,7 +181,7 @@ class Slurm:
             states = self.run("sinfo", "--noheader", "--Node", "--format=%t").stdout
             return states.split() == ["idle"] * len(NODES)
 
-        assert wait_until(is_idle, READY_TIMEOUT_S), f"{states}{self._logs()}"
+        assert wait_until(is_idle), f"{states}{self._logs()}"
 
     def _logs(self) -> str:
         logs = sorted((self.folder / "slurm").glob("*.log"))

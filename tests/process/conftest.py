@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from machines.patience import DEADLINE_S
 from node_process import Node, Nodes
 
 
@@ -33,7 +34,7 @@ def find_old_python() -> str | None:
     """Return a Python 3.8, the oldest that a node may have, where there is one."""
     own = sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8"))
     for path in filter(None, [*map(str, own), shutil.which("python3.8")]):
-        done = subprocess.run([path, "-V"], capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run([path, "-V"], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
         if done.stdout.startswith("Python 3.8."):  # pyenv's own stand-ins for Pythons may only say what is missing
             return path
     return None

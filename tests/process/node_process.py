@@ -19,6 +19,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from machines.patience import DEADLINE_S, NEVER_S
+
 from launcher import shipping
 from launcher.facts import read_facts, read_route
 from launcher.hosts import Host
@@ -28,8 +30,6 @@ from launcher.plan import build_plan
 from launcher.replies import check_reply
 from launcher.run import start_fields
 
-DEADLINE_S = 10.0  # for what takes a moment on an idle machine
-PROMPT_S = 1.5  # promised for processes that obey SIGTERM
 STOP_TIMEOUT_S = 0.2
 POLL_S = 0.01
 STDOUT, STDERR = 1, 2
@@ -134,7 +134,7 @@ class Node:
 
     def prepare(self, **fields: Any) -> Message:
         """Open the conversation; return the answer."""
-        order = {"silence_s": 15, "stop_timeout_s": STOP_TIMEOUT_S, "env": {}, **fields}
+        order = {"silence_s": NEVER_S, "stop_timeout_s": STOP_TIMEOUT_S, "env": {}, **fields}
         run = self.mark.partition(".")[0]
         self.send(messages.PREPARE, run=run, mark=self.mark, **order)
         hello = self.wait_for(messages.HELLO)
@@ -168,10 +168,10 @@ class Node:
         job = Job(program, nproc, cpu=True, master_port=read_route(self.wait_for(messages.ROUTED)).port)
         self.send(messages.START, **start_fields(build_plan(job, [Host("here")], [facts]).nodes[0]), **fields)
 
-    def stop(self, timeout_s: float = 0, within_s: float = DEADLINE_S, **fields: Any) -> list[Any]:
+    def stop(self, timeout_s: float = 0, **fields: Any) -> list[Any]:
         """End the run; return what the census names as left. By then nothing may be."""
         self.send(messages.STOP, timeout_s=timeout_s, **fields)
-        left: list[Any] = self.wait_for(messages.CENSUS, within_s)["left"]
+        left: list[Any] = self.wait_for(messages.CENSUS)["left"]
         assert not find_marked(self.mark), "the census came too early"
         return left
 
@@ -180,16 +180,16 @@ class Node:
 
     # ---- waiting ----------------------------------------------------------------------------------------------------
 
-    def wait_until(self, is_true: Callable[[], object], within_s: float = DEADLINE_S, what: str = "") -> None:
+    def wait_until(self, is_true: Callable[[], object], what: str = "") -> None:
         """Take in what comes until something is true."""
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + DEADLINE_S
         while not is_true():
-            assert time.monotonic() < deadline, f"not in {within_s} s: {what}\n{self}"
+            assert time.monotonic() < deadline, f"not in time: {what}\n{self}"
             self.receive()
 
-    def wait_for(self, kind: str, within_s: float = DEADLINE_S, **fields: Any) -> Message:
+    def wait_for(self, kind: str, **fields: Any) -> Message:
         """Return the first message of this kind and with these fields, whenever it came."""
-        self.wait_until(lambda: self.find(kind, **fields) or self.stdout.closed, within_s, f"{kind} {fields}")
+        self.wait_until(lambda: self.find(kind, **fields) or self.stdout.closed, f"{kind} {fields}")
         assert self.find(kind, **fields), f"ended without {kind} {fields}\n{self}"
         return self.find(kind, **fields)[0]
 
@@ -203,14 +203,14 @@ class Node:
         self.wait_until(lambda: len(self.find(messages.EXIT)) >= count, what="exits")
         return {exit["local_rank"]: (exit["code"], exit["signal"]) for exit in self.find(messages.EXIT)}
 
-    def wait_until_gone(self, within_s: float = DEADLINE_S) -> None:
+    def wait_until_gone(self) -> None:
         """Wait until nothing of this node runs any more."""
-        self.wait_until(lambda: not self.living(), within_s, "all gone")
+        self.wait_until(lambda: not self.living(), "all gone")
         self.guardian.wait()
 
-    def wait_for_guardian(self, within_s: float = DEADLINE_S, kind: str = messages.CENSUS) -> Message:
+    def wait_for_guardian(self, kind: str = messages.CENSUS) -> Message:
         """Return what the guardian says after the supervisor's death: lines of stderr that begin with the nonce."""
-        self.wait_until(lambda: self._find_guardian(kind), within_s, f"{kind} of the guardian")
+        self.wait_until(lambda: self._find_guardian(kind), f"{kind} of the guardian")
         return self._find_guardian(kind)[0]
 
     def _find_guardian(self, kind: str) -> list[Message]:
@@ -321,10 +321,10 @@ def find_marked(mark: str) -> set[int]:
     return found
 
 
-def wait_until(is_true: Callable[[], object], within_s: float = DEADLINE_S) -> None:
-    deadline = time.monotonic() + within_s
+def wait_until(is_true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
     while not is_true():
-        assert time.monotonic() < deadline, f"not in {within_s} s"
+        assert time.monotonic() < deadline, "not in time"
         time.sleep(POLL_S)
 
 

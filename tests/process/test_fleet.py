@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from concurrency_limits import refuse_threads
-from node_process import DEADLINE_S, PROMPT_S, WAITS, find_marked, is_alive, shell, wait_until
+from machines.patience import DEADLINE_S, slowed
+from node_process import WAITS, find_marked, is_alive, shell, wait_until
 
 from launcher import conversation
 from launcher.clock import boot_id, boottime
@@ -27,10 +28,7 @@ from launcher.transports.local import LocalTransport
 from launcher.transports.processes import ProcessChannel
 
 MARK = f"fleet-test.{os.getpid()}"
-EVENT_S = 5.0
-FAILURE_S = 2.0
 TIMEOUT_S = 0.3
-SILENCE_S = 0.6
 
 
 class Talk:
@@ -68,7 +66,7 @@ class Talk:
         rank = {"rank": 0, "argv": shell(script), "env": {}}
         self.conversation.send(messages.START, processes=[rank], cwd=None)
 
-    async def wait_for(self, kind: str, within_s: float = EVENT_S) -> Event:
+    async def wait_for(self, kind: str, within_s: float = DEADLINE_S) -> Event:
         """Return the next event of this kind; LOST instead of it fails the test."""
         while True:
             event = await asyncio.wait_for(self._fleet.events.get(), within_s)
@@ -78,7 +76,7 @@ class Talk:
             assert event.kind != LOST, event.fields["failure"]
 
     async def wait_for_failure(self) -> HostFailure:
-        failure: HostFailure = (await self.wait_for(LOST, FAILURE_S)).fields["failure"]
+        failure: HostFailure = (await self.wait_for(LOST)).fields["failure"]
         return failure
 
     def close(self) -> None:
@@ -101,8 +99,8 @@ def talking(
         return talk
 
     talk = asyncio.run(play())
-    wait_until(lambda: not find_marked(MARK), PROMPT_S)
-    wait_until(lambda: not count_threads(), PROMPT_S)
+    wait_until(lambda: not find_marked(MARK))
+    wait_until(lambda: not count_threads())
     assert talk.conversation.is_over
     return talk
 
@@ -126,7 +124,7 @@ def fake(tmp_path: Path) -> Iterator[Callable[[str], str]]:
     for pid in map(int, pids.read_text().split() if pids.exists() else ()):
         if is_alive(pid):
             os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not count_threads(), PROMPT_S)
+    wait_until(lambda: not count_threads())
 
 
 # ---- a node as it should be -----------------------------------------------------------------------------------------
@@ -192,9 +190,10 @@ def test_beats_keep_the_lease_on_both_sides() -> None:
         talk.run(WAITS)
         await talk.wait_for(messages.STARTED)
         with pytest.raises(asyncio.TimeoutError):
-            await talk.wait_for(LOST, within_s=2 * SILENCE_S)
+            await talk.wait_for(LOST, within_s=2 * silence_s)
 
-    talking(scene, silence_s=SILENCE_S)
+    silence_s = slowed(0.6)
+    talking(scene, silence_s=silence_s)
 
 
 def test_closing_ends_the_run() -> None:
@@ -260,7 +259,7 @@ def test_a_launch_host_that_slept_blames_no_node() -> None:
 
 
 def test_a_node_on_this_very_machine_has_slept_as_well() -> None:
-    clock = SleepyClock()
+    clock, silence_s = SleepyClock(), slowed(0.6)
 
     async def scene(talk: Talk) -> None:
         assert (await talk.wait_for(messages.HELLO)).fields["sleeps_along"] is True
@@ -268,23 +267,23 @@ def test_a_node_on_this_very_machine_has_slept_as_well() -> None:
         await talk.wait_for(messages.STARTED)
         clock.slept_s = 3600
         with pytest.raises(asyncio.TimeoutError):
-            await talk.wait_for(LOST, within_s=2 * SILENCE_S)
+            await talk.wait_for(LOST, within_s=2 * silence_s)
 
-    talking(scene, silence_s=SILENCE_S, clock=clock, boot_id=boot_id())
+    talking(scene, silence_s=silence_s, clock=clock, boot_id=boot_id())
 
 
 def test_a_clock_that_steps_on_makes_nobody_silent_later() -> None:
     """What was heard is never put into the future, where a node could be silent for as long as we slept."""
-    clock = SleepyClock()
+    clock, silence_s = SleepyClock(), slowed(0.6)
 
     async def scene(talk: Talk) -> None:
         await talk.wait_for(messages.HELLO)
-        clock.slept_s = SILENCE_S / 2
+        clock.slept_s = silence_s / 2
         with pytest.raises(asyncio.TimeoutError):
-            await talk.wait_for(LOST, within_s=SILENCE_S / 2)
+            await talk.wait_for(LOST, within_s=silence_s / 2)
         assert talk.conversation.heard_at <= time.monotonic()
 
-    talking(scene, silence_s=SILENCE_S, clock=clock)
+    talking(scene, silence_s=silence_s, clock=clock)
 
 
 # ---- a machine that has no thread left ------------------------------------------------------------------------------
@@ -305,16 +304,18 @@ def test_a_thread_that_can_t_be_started_costs_the_host_its_place_at_once(
 
 
 def test_no_thread_is_started_for_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    silence_s = slowed(0.6)
+
     async def scene(talk: Talk) -> None:
         await talk.wait_for(messages.HELLO)
         monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail(f"{thread.name} was started"))
         try:
             with pytest.raises(asyncio.TimeoutError):
-                await talk.wait_for(LOST, within_s=2 * SILENCE_S)
+                await talk.wait_for(LOST, within_s=2 * silence_s)
         finally:
             monkeypatch.undo()
 
-    talking(scene, silence_s=SILENCE_S)
+    talking(scene, silence_s=silence_s)
 
 
 # ---- what is no node ------------------------------------------------------------------------------------------------
@@ -393,7 +394,7 @@ def test_a_node_that_freezes() -> None:
         finally:
             os.kill(hello.fields["pid"], signal.SIGCONT)
 
-    talking(scene, silence_s=SILENCE_S)
+    talking(scene, silence_s=slowed(0.6))
 
 
 GIVES_MARKER = 'echo "$(echo "$*" | grep -o \'~launch [0-9a-f]*\') 00"; '
@@ -415,12 +416,12 @@ def test_what_no_guardian_says_costs_the_node_its_place(fake: Callable[[str], st
 
 def test_a_node_that_says_nothing(fake: Callable[[str], str]) -> None:
     program = fake(GIVES_MARKER + "cat >/dev/null")
-    assert failure_of(program, silence_s=SILENCE_S) == ("silent", f"no sign of life for {SILENCE_S:g} s")
+    assert failure_of(program, silence_s=0.6) == ("silent", "no sign of life for 0.6 s")
 
 
 def test_noise_is_no_sign_of_life(fake: Callable[[str], str]) -> None:
     program = fake(GIVES_MARKER + "exec yes >&2")
-    assert failure_of(program, silence_s=SILENCE_S) == ("silent", f"no sign of life for {SILENCE_S:g} s")
+    assert failure_of(program, silence_s=0.6) == ("silent", "no sign of life for 0.6 s")
 
 
 def test_a_node_that_ends_without_a_word(fake: Callable[[str], str]) -> None:

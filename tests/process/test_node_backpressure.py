@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from node_process import DEADLINE_S, PROMPT_S, STDOUT, Node, Nodes, python, read_status, shell, wait_until
+from machines.patience import NEVER_S, slowed
+from node_process import STDOUT, Node, Nodes, python, read_status, shell, wait_until
 
 from launcher.node import messages
 
 FLOOD_BYTES = 60_000_000
 PEAK_KIB = 40_000
-SILENCE_S = 1.5
 PAGE_BYTES = 2_000_000  # more than a pipe holds, and less than a node does
 PAGE_S = 5.5  # is read for longer than a node that counts for itself would wait
 
@@ -50,11 +50,11 @@ def read_peak_kib(pid: int) -> int:
 
 def test_a_reader_that_rests_loses_nothing(nodes: Nodes) -> None:
     """Longer than the node's patience, while our beats go on; its own come again afterwards."""
-    node = nodes.start()
-    node.prepare(silence_s=SILENCE_S)
+    node, silence_s = nodes.start(), slowed(1.5)
+    node.prepare(silence_s=silence_s)
     node.start(["head", "-c", str(FLOOD_BYTES), "/dev/zero"], shell("seq 1000"))
     wait_until_stuck(node, node.pid_of(0), beating=True)
-    awake_at = time.monotonic() + SILENCE_S
+    awake_at = time.monotonic() + silence_s
     wait_until(lambda: beat(node) and time.monotonic() > awake_at)
     assert count_written(node.pid_of(0)) < FLOOD_BYTES / 2
     assert read_peak_kib(node.supervisor) < PEAK_KIB
@@ -71,8 +71,8 @@ def test_a_reader_that_rests_loses_nothing(nodes: Nodes) -> None:
 
 def test_a_page_that_is_read_for_long_after_the_end(nodes: Nodes) -> None:
     """As by `launch exec ... | less`: while our beats go on, what a command has said last waits for its reader."""
-    node = nodes.start()
-    node.prepare(silence_s=SILENCE_S)
+    node, silence_s = nodes.start(), slowed(1.5)
+    node.prepare(silence_s=silence_s)
     node.start(["head", "-c", str(PAGE_BYTES), "/dev/zero"], is_short=True)
     turned_at = time.monotonic() + PAGE_S
     wait_until(lambda: beat(node) and time.monotonic() > turned_at)
@@ -83,8 +83,8 @@ def test_a_page_that_is_read_for_long_after_the_end(nodes: Nodes) -> None:
 def test_a_reader_that_rests_can_stop_the_run(node: Node) -> None:
     node.start(["yes"], ["yes"])
     wait_until_stuck(node, node.pid_of(0))
-    node.send(messages.STOP, timeout_s=DEADLINE_S)
-    assert node.wait_for(messages.CENSUS, PROMPT_S)["left"] == []
+    node.send(messages.STOP, timeout_s=NEVER_S)
+    assert node.wait_for(messages.CENSUS)["left"] == []
 
 
 SAYS_MUCH_AT_THE_END = """
@@ -102,34 +102,34 @@ SAYS_MUCH_AT_THE_END = """
 
 def start_flood(node: Node, saved: str) -> None:
     node.start(python(SAYS_MUCH_AT_THE_END, saved))
-    wait_until_stuck(node, node.pid_of(0))
+    wait_until_stuck(node, node.pid_of(0), beating=True)
 
 
 def test_a_launcher_that_dies_while_much_is_waiting(nodes: Nodes, tmp_path: Path) -> None:
     """What its ranks say goes nowhere then, so that they come to their end."""
     node = nodes.start()
-    node.prepare(stop_timeout_s=DEADLINE_S)
+    node.prepare(stop_timeout_s=NEVER_S)
     start_flood(node, str(tmp_path / "saved"))
     node.stdout.close()
     node.hang_up()
-    node.wait_until_gone(PROMPT_S)
+    node.wait_until_gone()
     assert (tmp_path / "saved").exists()
 
 
 def test_a_launcher_that_hangs_up_and_never_reads(nodes: Nodes, tmp_path: Path) -> None:
     node = nodes.start()
-    node.prepare(stop_timeout_s=DEADLINE_S)
+    node.prepare(stop_timeout_s=NEVER_S)
     start_flood(node, str(tmp_path / "saved"))
     node.hang_up()
-    wait_until(lambda: not node.living(), PROMPT_S)
+    wait_until(lambda: not node.living())
     assert (tmp_path / "saved").exists()
 
 
 def test_a_launcher_that_freezes_while_much_is_waiting(nodes: Nodes, tmp_path: Path) -> None:
     node = nodes.start()
-    node.prepare(silence_s=1, stop_timeout_s=DEADLINE_S)
+    node.prepare(silence_s=slowed(1), stop_timeout_s=NEVER_S)
     start_flood(node, str(tmp_path / "saved"))
-    wait_until(lambda: not node.living(), 1 + PROMPT_S)
+    wait_until(lambda: not node.living())
     assert (tmp_path / "saved").exists()
 
 
@@ -141,4 +141,4 @@ def test_a_launcher_that_reads_no_more_but_lives_sees_the_supervisor_end_the_run
     written = count_written(pid)
     wait_until(lambda: count_written(pid) > written + (8 << 20))
     node.send(messages.STOP, timeout_s=0)
-    wait_until(lambda: not node.living(), PROMPT_S)
+    wait_until(lambda: not node.living())

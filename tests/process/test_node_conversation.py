@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 
 import pytest
-from node_process import DEADLINE_S, PROMPT_S, STAND_IN, WAITS, Message, Node, Nodes, shell
+from machines.patience import DEADLINE_S, NEVER_S
+from node_process import STAND_IN, WAITS, Message, Node, Nodes, shell
 
 from launcher import shipping
 from launcher.facts import Gpu, read_facts
@@ -49,8 +50,8 @@ def test_a_node_says_hello(nodes: Nodes, any_python: str, magic: str | None) -> 
     }
     assert re.fullmatch(rf"{node.tmpdir}/launch-test-\w+", str(node.folder))
     assert stat.S_IMODE(node.folder.stat().st_mode) == 0o700
-    assert node.stop(within_s=PROMPT_S) == []
-    node.wait_until_gone(PROMPT_S)
+    assert node.stop() == []
+    node.wait_until_gone()
     assert (node.guardian.returncode, node.stderr) == (0, "")
 
 
@@ -69,7 +70,7 @@ def test_a_login_shell_may_read_what_comes_before_the_marker(nodes: Nodes) -> No
 
 def test_a_message_may_come_in_pieces(nodes: Nodes) -> None:
     node = nodes.start()
-    order = {"run": "test", "mark": node.mark, "silence_s": 15, "stop_timeout_s": 1, "env": {}}
+    order = {"run": "test", "mark": node.mark, "silence_s": NEVER_S, "stop_timeout_s": 1, "env": {}}
     for byte in messages.encode(messages.PREPARE, **order):
         node.stdin.write(bytes([byte]))
     node.wait_for(messages.HELLO)
@@ -91,7 +92,7 @@ def test_what_is_no_message_ends_the_run(node: Node) -> None:
 @pytest.mark.parametrize("sent", [b"", b"exec('')", shipping.node_code("nonce", "00")[:5000]])
 def test_a_launcher_that_hangs_up_early_leaves_nothing(tmp_path: Path, sent: bytes) -> None:
     command = shipping.loader_command(sys.executable, "nonce")
-    done = subprocess.run(["/bin/sh", "-c", command], input=sent, capture_output=True, timeout=10, check=False)
+    done = subprocess.run(["/bin/sh", "-c", command], input=sent, capture_output=True, timeout=DEADLINE_S, check=False)
     assert done.stdout.startswith(b"~launch nonce ")
     assert done.stderr == b""
 
@@ -119,7 +120,7 @@ def test_the_folder_is_locked_as_long_as_the_run_lasts(node: Node) -> None:
 
 def test_no_room_for_the_folder_is_told(nodes: Nodes) -> None:
     node = nodes.start()
-    order = {"mark": node.mark, "silence_s": 15, "stop_timeout_s": 1, "env": {}}
+    order = {"mark": node.mark, "silence_s": NEVER_S, "stop_timeout_s": 1, "env": {}}
     node.send(messages.PREPARE, run="x" * 300, **order)
     assert "prepare: [Errno 36] File name too long" in node.wait_for(messages.FAILED)["text"]
 
@@ -204,21 +205,25 @@ def test_gpus_are_not_asked_for_where_none_is_wanted(nodes: Nodes) -> None:
 
 
 def test_the_end_does_not_wait_for_a_gpu_tool_that_hangs(nodes: Nodes, tmp_path: Path) -> None:
-    write_program(tmp_path / "bin" / "nvidia-smi", f"echo $$ >{tmp_path}/pid; exec sleep 300")
+    """It is called twice; a SIGTERM before the second call would not reach that."""
+    write_program(tmp_path / "bin" / "nvidia-smi", f"echo $$ >>{tmp_path}/pids; exec sleep 300")
     node = nodes.start(env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"})
     node.prepare(facts=True, pythons=[])
-    node.wait_until((tmp_path / "pid").exists)
-    assert node.stop(timeout_s=5, within_s=PROMPT_S) == []
+    node.wait_until((tmp_path / "pids").exists)
+    node.wait_until(lambda: (tmp_path / "pids").read_text().count("\n") == 2)
+    assert node.stop(NEVER_S) == []
+    assert not node.find(messages.FACTS)
 
 
 def test_who_asks_for_facts_ends_when_it_is_told(nodes: Nodes, tmp_path: Path) -> None:
     """Not after its tool, which here ends for nobody else."""
-    tool = f"trap '' TERM; touch {tmp_path}/begun; while kill -0 $PPID; do sleep 0.01; done"
+    tool = f"trap '' TERM; echo >>{tmp_path}/begun; while kill -0 $PPID; do sleep 0.01; done"
     write_program(tmp_path / "bin" / "nvidia-smi", tool)
     node = nodes.start(env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"})
     node.prepare(facts=True, pythons=[])
     node.wait_until((tmp_path / "begun").exists)
-    assert node.stop(timeout_s=5, within_s=PROMPT_S) == []
+    node.wait_until(lambda: len((tmp_path / "begun").read_text()) == 2)
+    assert node.stop(NEVER_S) == []
     assert not node.find(messages.FACTS)
 
 
@@ -329,7 +334,7 @@ def test_a_port_that_is_taken_is_an_error(node: Node) -> None:
 def test_nothing_starts_where_the_folder_of_the_run_can_not_be_made(nodes: Nodes, tmp_path: Path) -> None:
     node = nodes.start()
     prepare = messages.encode(
-        messages.PREPARE, version=1, run="no/such/folder", mark=node.mark, silence_s=5, stop_timeout_s=1, env={}
+        messages.PREPARE, version=1, run="no/such/folder", mark=node.mark, silence_s=NEVER_S, stop_timeout_s=1, env={}
     )
     processes = [{"rank": 0, "argv": ["touch", str(tmp_path / "started")], "env": {}}]
     start = messages.encode(messages.START, processes=processes, cwd=None, is_short=True)

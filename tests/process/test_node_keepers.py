@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from machines.patience import NEVER_S
 from node_process import (
-    DEADLINE_S,
     IGNORES,
     STOP_TIMEOUT_S,
     WAITS,
@@ -117,7 +117,7 @@ def kill_keepers(node: Node, first: str, gap_s: float = 0) -> None:
 
 
 def check_gone(node: Node, starter: int) -> None:
-    node.wait_until_gone(DEADLINE_S)
+    node.wait_until_gone()
     node.wait_until(lambda: not is_alive(starter), what="who started the ranks is gone")
     remove_folder(node)
 
@@ -145,7 +145,7 @@ def test_while_the_ranks_are_asked_to_save(nodes: Nodes, tmp_path: Path, start: 
     """Who has started them is held by then, and must not be held for ever."""
     node = start(nodes, tmp_path)
     starter = find_starter(node)
-    node.send(messages.STOP, timeout_s=60)
+    node.send(messages.STOP, timeout_s=NEVER_S)
     node.wait_for(messages.EXIT, local_rank=0)
     kill_keepers(node, first)
     check_gone(node, starter)
@@ -167,7 +167,7 @@ def test_while_the_rest_is_killed(nodes: Nodes, tmp_path: Path, start: Start, fi
 @any_order
 def test_commands_may_save(nodes: Nodes, tmp_path: Path, first: str) -> None:
     node = nodes.start()
-    node.prepare(stop_timeout_s=60)
+    node.prepare(stop_timeout_s=NEVER_S)
     node.start_ready(python(SAVES, str(tmp_path)))
     check_saves(node, tmp_path, first)
     assert not list(node.tmpdir.iterdir()), "the run's folder is left"

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from machines.patience import NEVER_S, slowed
 from node_process import (
     FORKS,
     IGNORES,
-    PROMPT_S,
     SAVES,
-    STOP_TIMEOUT_S,
+    STDOUT,
     WAITS,
     Node,
     Nodes,
@@ -26,41 +26,42 @@ from node_process import (
 )  # fmt: skip
 
 from launcher.node import messages
-from launcher.node.ladder import REST_S
 
-LADDER_S = STOP_TIMEOUT_S + REST_S + PROMPT_S
-RANKS = {
-    "waits": pytest.param(shell(WAITS), PROMPT_S, id="waits"),
-    "ignores": pytest.param(shell(IGNORES), LADDER_S, id="ignores"),
-    "forks": pytest.param(python(FORKS), LADDER_S, id="forks"),
-}
-any_rank = pytest.mark.parametrize(("argv", "within_s"), RANKS.values())
+RANKS = {"waits": shell(WAITS), "ignores": shell(IGNORES), "forks": python(FORKS)}
+any_rank = pytest.mark.parametrize("argv", RANKS.values(), ids=RANKS)
 
 
-def check_gone(node: Node, within_s: float) -> None:
+def check_gone(node: Node) -> None:
     """Wait until nothing runs any more, the hidden children of ranks included."""
     assert node.told_pids
-    node.wait_until_gone(within_s)
+    node.wait_until_gone()
 
 
-def check_census(node: Node, within_s: float, reason: str) -> None:
-    census = node.wait_for(messages.CENSUS, within_s)
+def check_census(node: Node, reason: str) -> None:
+    census = node.wait_for(messages.CENSUS)
     assert census == {"type": "census", "left": [], "reason": reason, "files": 0}
     told = [message["type"] for message in node.messages if message["type"] in (messages.FAILED, messages.EXIT)]
     assert told == [messages.FAILED, messages.EXIT], "the exits that follow from it must not look like the cause"
     assert node.find(messages.FAILED) == [{"type": "failed", "text": reason}]
-    check_gone(node, PROMPT_S)
+    check_gone(node)
     assert node.stderr == f"ending the run: {reason}\n"
+
+
+def start_ready_beating(node: Node, *argvs: list[str]) -> None:
+    """Start ranks and wait until each is ready; the lease is as long as ever then."""
+    node.start(*argvs)
+    ranks = range(len(argvs))
+    node.wait_until(lambda: node.send(messages.BEAT) or all(b"ready" in node.output[rank, STDOUT] for rank in ranks))
 
 
 # ---- the launcher ---------------------------------------------------------------------------------------------------
 
 
 @any_rank
-def test_the_launcher_hangs_up(node: Node, argv: list[str], within_s: float) -> None:
+def test_the_launcher_hangs_up(node: Node, argv: list[str]) -> None:
     node.start_ready(argv)
     node.hang_up()
-    check_gone(node, within_s)
+    check_gone(node)
     assert node.stderr == "ending the run: the launcher is gone\n"
     assert not node.find(messages.CENSUS)
 
@@ -69,27 +70,27 @@ def test_the_launcher_hangs_up_while_the_run_is_ended_already(node: Node) -> Non
     node.start_ready(shell(IGNORES))
     node.send(messages.STOP, timeout_s=0.2)
     node.hang_up()
-    check_gone(node, 0.2 + REST_S + PROMPT_S)
+    check_gone(node)
 
 
 def test_the_launcher_falls_silent(nodes: Nodes) -> None:
-    node = nodes.start()
-    node.prepare(silence_s=0.4)
-    begin = time.monotonic()
-    node.start_ready(shell(WAITS))
-    check_gone(node, 0.4 + PROMPT_S)
-    assert time.monotonic() - begin >= 0.4
-    assert node.stderr == "ending the run: no word from the launcher for 0.4 s\n"
+    node, silence_s = nodes.start(), slowed(0.4)
+    node.prepare(silence_s=silence_s)
+    began_at = time.monotonic()
+    start_ready_beating(node, shell(WAITS))
+    check_gone(node)
+    assert time.monotonic() - began_at >= silence_s
+    assert node.stderr == f"ending the run: no word from the launcher for {silence_s:g} s\n"
 
 
 def test_beats_keep_a_run_alive(nodes: Nodes) -> None:
     node = nodes.start()
-    node.prepare(silence_s=0.5)
-    node.start_ready(shell(WAITS))
+    node.prepare(silence_s=slowed(0.5))
+    start_ready_beating(node, shell(WAITS))
     for _ in range(3):
         beats = len(node.find(messages.BEAT))
         node.send(messages.BEAT)
-        node.wait_until(lambda beats=beats: len(node.find(messages.BEAT)) > beats, 0.5, "a beat")
+        node.wait_until(lambda beats=beats: len(node.find(messages.BEAT)) > beats, "a beat")
     assert is_alive(node.pid_of(0))
 
 
@@ -104,11 +105,12 @@ def freeze_and_thaw(node: Node, pids: list[int], for_s: float) -> None:
 
 def test_a_node_that_thaws_ends_what_the_launcher_has_given_up(nodes: Nodes) -> None:
     node = nodes.start()
-    node.prepare(silence_s=0.4)
-    node.start_ready(shell(WAITS), python(FORKS))
-    freeze_and_thaw(node, [*node.living()], for_s=0.6)
-    check_gone(node, LADDER_S)
-    assert node.stderr == "ending the run: no word from the launcher for 0.4 s\n"
+    silence_s = slowed(0.4)
+    node.prepare(silence_s=silence_s)
+    start_ready_beating(node, shell(WAITS), python(FORKS))
+    freeze_and_thaw(node, [*node.living()], for_s=1.5 * silence_s)
+    check_gone(node)
+    assert node.stderr == f"ending the run: no word from the launcher for {silence_s:g} s\n"
 
 
 def test_a_node_that_thaws_in_time_goes_on(node: Node) -> None:
@@ -129,7 +131,6 @@ def clock_gettime(clock):
 time.clock_gettime = clock_gettime
 exec(sys.argv[1])
 """
-SLEEP_SILENCE_S = 10.0
 
 
 def make_sleeper(folder: Path) -> str:
@@ -145,25 +146,27 @@ def make_sleeper(folder: Path) -> str:
 def test_a_node_that_slept_ends_the_run(nodes: Nodes, tmp_path: Path) -> None:
     """Nobody has talked to it for an hour, though it was awake for less than the silence that it allows."""
     node = nodes.start(python=make_sleeper(tmp_path))
-    assert node.prepare(silence_s=SLEEP_SILENCE_S)["sleeps_along"] is False
-    begin = time.monotonic()
-    node.start_ready(shell(WAITS))
+    silence_s = slowed(5)
+    assert node.prepare(silence_s=silence_s)["sleeps_along"] is False
+    start_ready_beating(node, shell(WAITS))
+    node.send(messages.BEAT)
+    heard_at = time.monotonic()
     (tmp_path / "slept").touch()
-    check_gone(node, SLEEP_SILENCE_S)
-    assert time.monotonic() - begin < SLEEP_SILENCE_S
-    assert node.stderr == "ending the run: no word from the launcher for 10 s\n"
+    check_gone(node)
+    assert time.monotonic() - heard_at < silence_s
+    assert node.stderr == f"ending the run: no word from the launcher for {silence_s:g} s\n"
 
 
 def test_a_node_that_slept_with_its_launcher_goes_on(nodes: Nodes, tmp_path: Path) -> None:
     node = nodes.start(python=make_sleeper(tmp_path))
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert node.prepare(silence_s=0.5, boot_id=boot_id)["sleeps_along"] is True
-    node.start_ready(shell(WAITS))
+    assert node.prepare(silence_s=slowed(0.5), boot_id=boot_id)["sleeps_along"] is True
+    start_ready_beating(node, shell(WAITS))
     (tmp_path / "slept").touch()
     for _ in range(3):
         beats = len(node.find(messages.BEAT))
         node.send(messages.BEAT)
-        node.wait_until(lambda beats=beats: len(node.find(messages.BEAT)) > beats, 0.5, "a beat")
+        node.wait_until(lambda beats=beats: len(node.find(messages.BEAT)) > beats, "a beat")
     assert node.stop() == []
     assert node.stderr == ""
 
@@ -176,7 +179,7 @@ def test_a_node_that_slept_with_its_launcher_goes_on(nodes: Nodes, tmp_path: Pat
 def test_a_polite_signal_ends_the_run(node: Node, whom: str, number: int) -> None:
     node.start_ready(shell(WAITS))
     os.kill(node.supervisor if whom == "supervisor" else node.guardian.pid, number)
-    check_census(node, PROMPT_S, reason=f"its supervisor got signal {number:d}")
+    check_census(node, reason=f"its supervisor got signal {number:d}")
 
 
 def test_ctrl_c_is_the_launcher_s_to_handle(node: Node) -> None:
@@ -191,14 +194,14 @@ def test_ctrl_c_is_the_launcher_s_to_handle(node: Node) -> None:
 
 
 @any_rank
-def test_the_supervisor_is_killed(node: Node, argv: list[str], within_s: float) -> None:
+def test_the_supervisor_is_killed(node: Node, argv: list[str]) -> None:
     node.start_ready(argv, shell(WAITS))
     os.kill(node.supervisor, signal.SIGKILL)
     death = {"code": None, "signal": signal.SIGKILL}
-    first = node.wait_for_guardian(PROMPT_S, messages.FAILED)
+    first = node.wait_for_guardian(messages.FAILED)
     assert first == {"type": "failed", "text": "its supervisor died", "supervisor": death}
-    assert node.wait_for_guardian(within_s) == {"type": "census", "left": [], "supervisor": death}
-    check_gone(node, PROMPT_S)
+    assert node.wait_for_guardian() == {"type": "census", "left": [], "supervisor": death}
+    check_gone(node)
     assert node.guardian.returncode == 1
     assert not node.find(messages.CENSUS)
 
@@ -208,33 +211,35 @@ def test_the_supervisor_is_killed_before_it_knows_of_a_run(nodes: Nodes) -> None
     children = Path(f"/proc/{node.guardian.pid}/task/{node.guardian.pid}/children")
     node.wait_until(children.read_text)
     os.kill(int(children.read_text()), signal.SIGKILL)
-    assert node.wait_for_guardian(PROMPT_S)["left"] == []
+    assert node.wait_for_guardian()["left"] == []
 
 
 def test_the_supervisor_is_killed_while_it_ends_the_run(node: Node) -> None:
     node.start_ready(shell(IGNORES))
-    node.send(messages.STOP, timeout_s=60)
+    node.send(messages.STOP, timeout_s=NEVER_S)
     node.wait_for_output("ready")
     os.kill(node.supervisor, signal.SIGKILL)
-    assert node.wait_for_guardian(LADDER_S)["left"] == []
-    check_gone(node, PROMPT_S)
+    assert node.wait_for_guardian()["left"] == []
+    check_gone(node)
 
 
-def test_a_rank_may_save_when_the_supervisor_is_killed(node: Node, tmp_path: Path) -> None:
+def test_a_rank_may_save_when_the_supervisor_is_killed(nodes: Nodes, tmp_path: Path) -> None:
+    node = nodes.start()
+    node.prepare(stop_timeout_s=NEVER_S)
     node.start_ready(python(SAVES, str(tmp_path)))
     _, worker = node.told_pids
     os.kill(node.supervisor, signal.SIGKILL)
     node.wait_until((tmp_path / "saving").exists)
     assert is_alive(worker)
     (tmp_path / "go").touch()
-    check_gone(node, PROMPT_S)
+    check_gone(node)
 
 
-@pytest.mark.parametrize(("argv", "within_s"), [RANKS["waits"], RANKS["forks"]])
-def test_the_guardian_is_killed(node: Node, argv: list[str], within_s: float) -> None:
+@pytest.mark.parametrize("argv", [RANKS["waits"], RANKS["forks"]], ids=["waits", "forks"])
+def test_the_guardian_is_killed(node: Node, argv: list[str]) -> None:
     node.start_ready(argv)
     node.guardian.kill()
-    check_census(node, within_s, reason="its guardian was killed")
+    check_census(node, reason="its guardian was killed")
 
 
 # ---- a second look --------------------------------------------------------------------------------------------------
@@ -246,7 +251,7 @@ def sweep(nodes: Nodes, lost: Node, wait_s: float, during: Callable[[], object] 
     sweeper.prepare(lost_folder=str(lost.folder))
     sweeper.send(messages.STOP, timeout_s=0, wait_s=wait_s)
     during()
-    left: list[object] = sweeper.wait_for(messages.CENSUS, wait_s + PROMPT_S)["left"]
+    left: list[object] = sweeper.wait_for(messages.CENSUS)["left"]
     assert not any(map(is_alive, lost.told_pids)), "the census came too early"
     assert not lost.folder.exists()
     sweeper.end()
@@ -277,9 +282,9 @@ def test_a_sweep_leaves_others_alone(nodes: Nodes, node: Node) -> None:
 
 def test_a_sweep_waits_for_the_first_supervisor_s_ladder(nodes: Nodes, tmp_path: Path) -> None:
     node = nodes.start()
-    node.prepare(stop_timeout_s=60)
+    node.prepare(stop_timeout_s=NEVER_S)
     node.start_ready(shell(f"trap 'while ! [ -e {tmp_path}/go ]; do sleep 0.01; done; echo saved >{tmp_path}/it; exit' "
                            "TERM; echo ready pids $$; while :; do sleep 0.01; done"))  # fmt: skip
     node.hang_up()
-    assert sweep(nodes, node, wait_s=10, during=(tmp_path / "go").touch) == []
+    assert sweep(nodes, node, wait_s=NEVER_S, during=(tmp_path / "go").touch) == []
     assert (tmp_path / "it").read_text() == "saved\n"

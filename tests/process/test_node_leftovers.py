@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from machines.patience import DEADLINE_S, NEVER_S
 from node_process import (
-    DEADLINE_S,
     FORKS,
     IGNORES,
     STDOUT,
@@ -130,7 +130,7 @@ def test_only_what_was_adopted_is_ended(nodes: Nodes, spawn: Callable[..., subpr
     cleaner, _ = found_by(nodes)
     cleaner.send(messages.ADOPT, marks=["old.1.0"])
     assert cleaner.stop() == []
-    assert adopted.wait(1) == -signal.SIGKILL
+    assert adopted.wait(DEADLINE_S) == -signal.SIGKILL
     assert [is_alive(pid) for pid in (other.pid, bare.pid, *live.told_pids)] == [True, True, True]
 
 
@@ -206,8 +206,8 @@ def test_left_overs_may_obey_sigterm_first(nodes: Nodes, spawn: Callable[..., su
         ready.readline()
     cleaner, _ = found_by(nodes)
     cleaner.send(messages.ADOPT, marks=["old.1.0"])
-    assert cleaner.stop(timeout_s=5) == []
-    assert left.wait(1) == 7
+    assert cleaner.stop(NEVER_S) == []
+    assert left.wait(DEADLINE_S) == 7
 
 
 def test_a_run_of_another_user_is_none_of_ours(nodes: Nodes, spawn: Callable[..., subprocess.Popen[bytes]]) -> None:

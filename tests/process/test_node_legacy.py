@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from node_process import DEADLINE_S, STAND_IN, STDERR, STDOUT, Nodes
+from machines.patience import DEADLINE_S
+from node_process import STAND_IN, STDERR, STDOUT, Nodes
 
 from launcher.facts import NodeFacts, Route
 from launcher.hosts import Host

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_process import DEADLINE_S, WAITS, Message, Node, Nodes, shell
+from machines.patience import DEADLINE_S
+from node_process import WAITS, Message, Node, Nodes, shell
 
 from launcher.node import facts, inquiry, messages, network, processes
 from launcher.node.loop import Loop
 
 HERE = "127.0.0.1"
+MANY = 100
 
 
 # ---- what is there --------------------------------------------------------------------------------------------------
@@ -154,16 +156,16 @@ def test_a_silent_listener_and_an_address_that_nobody_has_cost_one_time_out(monk
     monkeypatch.setattr(network, "CONNECT_TIMEOUT_S", 0.3)
     with listening(None) as silent:
         began_at = time.monotonic()
-        found = network.try_targets([[HERE, silent], [HERE, silent], ["240.0.0.1", 1]], None)
-        assert time.monotonic() - began_at < 2
-    assert found["errors"][:2] == ["no answer in 0.3 s"] * 2
-    assert found["errors"][2]  # "Network is unreachable", or silence behind a default route
+        found = network.try_targets([[HERE, silent]] * MANY + [["240.0.0.1", 1]], None)
+        assert time.monotonic() - began_at < 0.3 * MANY
+    assert found["errors"][:-1] == ["no answer in 0.3 s"] * MANY
+    assert found["errors"][-1]  # "Network is unreachable", or silence behind a default route
 
 
 def test_a_peer_without_a_name_is_looked_up_quickly_or_told() -> None:
     found = network.try_targets([], HERE)
     assert found["errors"] == []
-    assert 0 <= found["reverse_dns_s"] < network.DNS_TIMEOUT_S + 1
+    assert 0 <= found["reverse_dns_s"] < DEADLINE_S
     assert network.try_targets([], None)["reverse_dns_s"] is None
 
 
@@ -177,7 +179,7 @@ def test_a_resolver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
     with listening(network.TOKEN) as port:
         found = network.try_targets([[HERE, port]], HERE)
     assert found["errors"] == [None]
-    assert 0.2 <= found["reverse_dns_s"] < 1
+    assert 0.2 <= found["reverse_dns_s"] < DEADLINE_S
     assert found["own_address"] is None
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from node_process import PROMPT_S, STDERR, STDOUT, WAITS, Node, Nodes, is_alive, python, shell, wait_until
+from machines.patience import DEADLINE_S
+from node_process import STDERR, STDOUT, WAITS, Node, Nodes, is_alive, python, shell, wait_until
 
 from launcher.node import messages
 
@@ -112,7 +113,7 @@ def test_a_short_command_ends_the_conversation(node: Node) -> None:
     node.start(shell("setsid sleep 300 & echo pids $!"), is_short=True)
     assert node.wait_for(messages.CENSUS)["left"] == []
     assert node.wait_for_exits() == {0: (0, None)}
-    node.wait_until_gone(PROMPT_S)
+    node.wait_until_gone()
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_nasty_arguments_arrive_in_the_c_locale(nodes: Nodes, variable: str) -> 
 @pytest.mark.parametrize("charset", LEGACY_CHARSETS)
 def test_nasty_arguments_arrive_in_a_locale_of_8_bits(nodes: Nodes, tmp_path: Path, charset: str) -> None:
     build = ["localedef", "-f", charset, "-i", "en_US", str(tmp_path / f"en_US.{charset}")]
-    subprocess.run(build, check=True, timeout=20)
+    subprocess.run(build, check=True, timeout=DEADLINE_S)
     check_arguments(nodes, NASTY, env={"LOCPATH": str(tmp_path), "LC_ALL": f"en_US.{charset}"})
 
 

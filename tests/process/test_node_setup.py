@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_process import DEADLINE_S, PROMPT_S, STAND_IN, STDOUT, Message, Node, Nodes, find_marked, python, wait_until
+from machines.patience import DEADLINE_S, NEVER_S, slowed
+from node_process import STAND_IN, STDOUT, Message, Node, Nodes, find_marked, python, wait_until
 
 from launcher.activation import setup_order
 from launcher.job import Activation, Job, Program, ProgramKind
@@ -215,9 +216,10 @@ def test_a_step_after_a_failure_is_not_run(fresh: Node, tmp_path: Path) -> None:
 
 
 def test_a_setup_that_hangs_is_ended_and_named(fresh: Node) -> None:
-    failure = ask(fresh, "echo what now; sleep 300", timeout_s=0.3)["setup"]["failure"]
-    assert failure == {"step": "--setup", "reason": "it did not end in 0.3 s", "lines": ["what now"]}
-    assert fresh.stop(within_s=PROMPT_S) == []
+    timeout_s = slowed(0.3)
+    failure = ask(fresh, "echo what now; sleep 300", timeout_s=timeout_s)["setup"]["failure"]
+    assert failure == {"step": "--setup", "reason": f"it did not end in {timeout_s:g} s", "lines": ["what now"]}
+    assert fresh.stop() == []
 
 
 def test_a_node_without_bash(fresh: Node, tmp_path: Path) -> None:
@@ -236,24 +238,24 @@ def test_what_it_leaves_in_the_background_lives_as_long_as_the_run(fresh: Node, 
     (tmp_path / "go").touch()
     wait_until((tmp_path / "went").exists)
     assert read_environment(fresh)[b"A"] == b"1"
-    assert fresh.stop(within_s=PROMPT_S) == []
+    assert fresh.stop() == []
 
 
 def test_the_run_is_ended_while_it_runs(fresh: Node, tmp_path: Path) -> None:
     setup = {"steps": [{"name": "--setup", "command": f"touch {tmp_path}/ready; sleep 300 & wait"}] * 2, "named": []}
-    fresh.prepare(facts=True, gpus=False, pythons=[], setup={**setup, "venv": None, "timeout_s": 60})
+    fresh.prepare(facts=True, gpus=False, pythons=[], setup={**setup, "venv": None, "timeout_s": NEVER_S})
     wait_until((tmp_path / "ready").exists)
-    assert fresh.stop(within_s=PROMPT_S) == []
+    assert fresh.stop() == []
     assert not fresh.find(messages.FACTS)
 
 
 def test_the_supervisor_is_killed_while_it_runs(fresh: Node, tmp_path: Path) -> None:
     setup = {"steps": [{"name": "--setup", "command": f"touch {tmp_path}/ready; sleep 300"}], "named": []}
-    fresh.prepare(facts=True, gpus=False, pythons=[], setup={**setup, "venv": None, "timeout_s": 60})
+    fresh.prepare(facts=True, gpus=False, pythons=[], setup={**setup, "venv": None, "timeout_s": NEVER_S})
     wait_until((tmp_path / "ready").exists)
     os.kill(fresh.supervisor, signal.SIGKILL)
-    assert fresh.wait_for_guardian(DEADLINE_S)["left"] == []
-    fresh.wait_until_gone(PROMPT_S)
+    assert fresh.wait_for_guardian()["left"] == []
+    fresh.wait_until_gone()
 
 
 # Each is executed by a shell: by bash before the lines of the setup (the value itself too), by bash that traces them,

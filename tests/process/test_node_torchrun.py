@@ -13,9 +13,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from machines.patience import DEADLINE_S, NEVER_S
 from node_process import (
-    DEADLINE_S,
-    PROMPT_S,
     SAVES,
     STDERR,
     STDOUT,
@@ -31,7 +30,6 @@ from test_node_conversation import can_bind
 from test_node_ranks import NASTY
 
 from launcher.node import messages
-from launcher.node.ladder import REST_S
 
 WAITS = """
 import os, signal, time
@@ -133,11 +131,11 @@ def test_real_torchrun_is_held_when_a_rank_is_killed(nodes: Nodes, tmp_path: Pat
     torchrun = find_torchrun(node)
     os.kill(node.pid_of(1), signal.SIGKILL)
     assert node.wait_for_exits() == {1: (None, signal.SIGKILL)}
-    node.send(messages.STOP, timeout_s=DEADLINE_S)
+    node.send(messages.STOP, timeout_s=NEVER_S)
     node.wait_until((tmp_path / "saving").exists)
     node.wait_until(lambda: is_held(torchrun))
     (tmp_path / "go").touch()
-    assert node.wait_for(messages.CENSUS, PROMPT_S)["left"] == []
+    assert node.wait_for(messages.CENSUS)["left"] == []
     assert node.wait_for_exits(2)[0] == (0, None)
     assert not any(map(is_alive, node.told_pids))
     assert b"ChildFailedError" not in node.output[None, STDERR]
@@ -160,15 +158,15 @@ def test_the_import_runs_while_nodes_are_compared(nodes: Nodes, tmp_path: Path) 
 
 
 def test_a_torchrun_that_waits_for_its_order_is_ended(node: Node) -> None:
-    assert node.stop(DEADLINE_S, within_s=PROMPT_S) == []
-    node.wait_until_gone(PROMPT_S)
+    assert node.stop(NEVER_S) == []
+    node.wait_until_gone()
 
 
 def test_a_torchrun_that_imports_is_ended(nodes: Nodes, tmp_path: Path) -> None:
     (tmp_path / "gate").touch()
     node = nodes.start()
     node.import_torchrun(STAND_IN_GATE=str(tmp_path / "gate"))
-    assert node.stop(DEADLINE_S, within_s=PROMPT_S) == []
+    assert node.stop(NEVER_S) == []
 
 
 def test_a_torch_that_can_t_be_imported(nodes: Nodes, tmp_path: Path) -> None:
@@ -222,33 +220,35 @@ def test_how_a_rank_ends_is_known_from_the_kernel(
     give_order(tmp_path, 1, order)
     exit: Message = node.wait_for(messages.EXIT)
     assert (exit["local_rank"], exit["code"], exit["signal"]) == (1, *end)
-    assert 0 <= exit["age_s"] < PROMPT_S
+    assert 0 <= exit["age_s"] < DEADLINE_S
     assert node.output[1, STDOUT].endswith(b"\nlast words")
     assert is_alive(node.pid_of(0))
 
 
-def test_torchrun_is_held_when_a_rank_fails(node: Node, tmp_path: Path) -> None:
+def test_torchrun_is_held_when_a_rank_fails(nodes: Nodes, tmp_path: Path) -> None:
+    node = nodes.start()
+    node.import_torchrun(STAND_IN_PERIOD_S=f"{NEVER_S:g}")  # so that it can't be quicker
     start_ready(node, write_script(tmp_path, OBEYS))
     torchrun = find_torchrun(node)
     give_order(tmp_path, 0, "exit 1")
     node.wait_until(lambda: node.find(messages.EXIT) and is_held(torchrun))
     assert is_alive(node.pid_of(1))
-    assert node.stop(DEADLINE_S, within_s=PROMPT_S) == []
+    assert node.stop(NEVER_S) == []
     assert not node.output[None, STDERR], "torchrun printed its page"
 
 
 def test_ranks_may_save_whatever_torchrun_would_do(node: Node, tmp_path: Path) -> None:
     start_ready(node, write_script(tmp_path, SAVES))
-    node.send(messages.STOP, timeout_s=DEADLINE_S)
+    node.send(messages.STOP, timeout_s=NEVER_S)
     node.wait_until((tmp_path / "saving").exists)
     (tmp_path / "go").touch()
-    assert node.wait_for(messages.CENSUS, PROMPT_S)["left"] == []
+    assert node.wait_for(messages.CENSUS)["left"] == []
     assert node.wait_for_exits(2) == {0: (0, None), 1: (0, None)}
 
 
 def test_ranks_that_ignore_sigterm(node: Node, tmp_path: Path) -> None:
     start_ready(node, write_script(tmp_path, IGNORES))
-    assert node.stop(STOP_TIMEOUT_S, within_s=STOP_TIMEOUT_S + REST_S + PROMPT_S) == []
+    assert node.stop(STOP_TIMEOUT_S) == []
     assert sorted(node.wait_for_exits(2)) == [0, 1]
 
 
@@ -264,14 +264,14 @@ def test_how_a_rank_ends_is_known_where_torchrun_is_killed_too(node: Node, tmp_p
 def test_torchrun_is_killed(node: Node, tmp_path: Path) -> None:
     start_ready(node, write_script(tmp_path, WAITS))
     os.kill(find_torchrun(node), signal.SIGKILL)
-    assert node.wait_for(messages.ENDED, PROMPT_S)["signal"] == signal.SIGKILL
+    assert node.wait_for(messages.ENDED)["signal"] == signal.SIGKILL
     assert all(map(is_alive, node.told_pids))
-    assert node.stop(DEADLINE_S, within_s=PROMPT_S) == []
+    assert node.stop(NEVER_S) == []
 
 
 @pytest.mark.parametrize("code", [WAITS, IGNORES])
 def test_the_supervisor_is_killed(node: Node, tmp_path: Path, code: str) -> None:
     start_ready(node, write_script(tmp_path, code))
     os.kill(node.supervisor, signal.SIGKILL)
-    assert node.wait_for_guardian(STOP_TIMEOUT_S + REST_S + PROMPT_S)["left"] == []
-    node.wait_until_gone(PROMPT_S)
+    assert node.wait_for_guardian()["left"] == []
+    node.wait_until_gone()

@@ -12,13 +12,15 @@ import stat
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fabric
 import paramiko
 import pytest
+from machines.patience import DEADLINE_S, slowed
+from machines.processes import wait_until
 
 import launcher.sandbox
 from launcher.sandbox import Sandbox, sandbox
@@ -49,7 +51,7 @@ def ssh_argv(hosts: Sandbox, *words: str) -> list[str]:
 
 
 def run_ssh(hosts: Sandbox, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(ssh_argv(hosts, *words), input=stdin, capture_output=True, timeout=20, check=False)
+    return subprocess.run(ssh_argv(hosts, *words), input=stdin, capture_output=True, timeout=DEADLINE_S, check=False)
 
 
 def find_host(hosts: Sandbox, name: str = "node1") -> tuple[str, int]:
@@ -72,15 +74,6 @@ def connect(hosts: Sandbox, name: str = "node1", *, user: str = USER, key: Path 
         look_for_keys=False,
     )
     return client
-
-
-def wait_until(is_true: Callable[[], bool], timeout_s: float = 5.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not is_true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def is_running(pid: int) -> bool:
@@ -257,11 +250,11 @@ def test_a_disconnect_ends_what_reads_or_writes_but_kills_nobody(hosts: Sandbox,
 
 
 def test_a_client_that_does_not_log_in_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher.sandbox, "LOGIN_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(launcher.sandbox, "LOGIN_TIMEOUT_S", slowed(0.3))
     with sandbox(1) as hosts:
-        silent = socket.create_connection(find_host(hosts), timeout=5)
-        banner_only = paramiko.Transport(socket.create_connection(find_host(hosts), timeout=5))
-        banner_only.start_client(timeout=5)
+        silent = socket.create_connection(find_host(hosts), timeout=DEADLINE_S)
+        banner_only = paramiko.Transport(socket.create_connection(find_host(hosts), timeout=DEADLINE_S))
+        banner_only.start_client(timeout=DEADLINE_S)
         with silent, connect(hosts) as client:
             assert silent.makefile("rb").read().startswith(b"SSH-2.0-")
             assert wait_until(lambda: not banner_only.is_active())
@@ -270,7 +263,7 @@ def test_a_client_that_does_not_log_in_is_dropped(monkeypatch: pytest.MonkeyPatc
 
 
 def test_nothing_is_left_after_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(launcher.sandbox, "END_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(launcher.sandbox, "END_TIMEOUT_S", slowed(0.5))
     threads, descriptors = threading.active_count(), set(Path("/dev/fd").iterdir())
     with sandbox(2, "box") as hosts:
         assert hosts.names == ("box1", "box2")
@@ -278,10 +271,10 @@ def test_nothing_is_left_after_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path
         client = connect(hosts, "box1")
         # One that cleans up, one that ignores the end of its input, one that holds a child in a new session.
         _, polite = start_and_read_pid(client, f"echo $$; cat; echo cleaned >{tmp_path}/polite")
-        _, stubborn = start_and_read_pid(client, "trap '' HUP TERM; echo $$; while :; do sleep 9; done")
-        _, escaped = start_and_read_pid(client, "setsid sh -c 'echo $$; exec sleep 99' & wait")
+        _, stubborn = start_and_read_pid(client, "trap '' HUP TERM; echo $$; while :; do sleep 300; done")
+        _, escaped = start_and_read_pid(client, "setsid sh -c 'echo $$; exec sleep 300' & wait")
         began = time.monotonic()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < DEADLINE_S
     assert wait_until(lambda: not any(is_running(pid) for pid in (polite, stubborn, escaped)))
     assert (tmp_path / "polite").read_text() == "cleaned\n"
     assert not hosts.folder.exists()
@@ -296,10 +289,10 @@ def test_the_end_does_not_wait_for_a_daemon_that_holds_the_output(monkeypatch: p
     monkeypatch.setattr(launcher.sandbox, "END_TIMEOUT_S", 0.3)
     with sandbox(1) as hosts:
         client = connect(hosts)
-        _, daemon = start_and_read_pid(client, "(setsid sh -c 'echo $$; exec sleep 99' &)")
+        _, daemon = start_and_read_pid(client, "(setsid sh -c 'echo $$; exec sleep 300' &)")
         began = time.monotonic()
     try:
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < DEADLINE_S
         assert not [thread for thread in threading.enumerate() if thread.name == "sandbox-session"]
     finally:
         client.close()

@@ -8,6 +8,7 @@ import signal
 import time
 
 import pytest
+from machines.patience import DEADLINE_S
 
 from launcher.conversation import Event
 from launcher.hosts import Host
@@ -38,11 +39,11 @@ def test_a_signal_reaches_every_session_that_catches_it() -> None:
         with first.catch_signals():
             with second.catch_signals():
                 os.kill(os.getpid(), signal.SIGTERM)
-                found = [await is_interrupted(first, 5), await is_interrupted(second, 5)]
+                found = [await is_interrupted(first, DEADLINE_S), await is_interrupted(second, DEADLINE_S)]
             with third.catch_signals():
                 pass
             os.kill(os.getpid(), signal.SIGTERM)
-            found += [await is_interrupted(first, 5), await is_interrupted(second, 0.1)]
+            found += [await is_interrupted(first, DEADLINE_S), await is_interrupted(second, 0.1)]
         return found
 
     assert asyncio.run(run()) == [True, True, True, False]
@@ -54,7 +55,7 @@ def test_the_last_session_gives_the_signals_back() -> None:
         with make_session().catch_signals():
             pass
         os.kill(os.getpid(), signal.SIGINT)
-        await asyncio.sleep(5)
+        await asyncio.sleep(DEADLINE_S)
 
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(run())

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines.patience import DEADLINE_S, slowed
 from node_process import is_alive, wait_until
 
 from launcher.hosts import Host
@@ -30,7 +31,6 @@ from launcher.transports import relays
 from launcher.transports.base import STDERR, STDOUT, Channel, TransportError
 from launcher.transports.srun import SrunTransport
 
-DEADLINE_S = 10.0
 MARK = "SRUN_TEST_MARK"
 FAKE = Path(__file__).with_name("fake_srun.py")
 ROOT = Path(__file__).parents[2]
@@ -74,7 +74,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     running = Cluster(tmp_path)
     yield running
     try:
-        wait_until(lambda: not running.pids(), DEADLINE_S)
+        wait_until(lambda: not running.pids())
     finally:
         for pid in running.pids():
             os.kill(pid, signal.SIGKILL)
@@ -224,7 +224,7 @@ def test_a_channel_that_is_closed_ends_its_process_alone(cluster: Cluster) -> No
     first, second = (transport.open(host, "echo $$; cat", DEADLINE_S) for host in (A, B))
     pids = [int(read_line(channel)) for channel in (first, second)]
     first.close()
-    wait_until(lambda: not is_alive(pids[0]), DEADLINE_S)
+    wait_until(lambda: not is_alive(pids[0]))
     assert first.read() == (0, b"")
     assert is_alive(pids[1])
     second.write(b"still\n")
@@ -251,7 +251,7 @@ from launcher.transports.srun import SrunTransport
 hosts = [Host("n1"), Host("n2")]
 transport = SrunTransport(hosts, Allocation("7", ("n1", "n2")), ["python3"], os.environ)
 for host in hosts:
-    print(int(transport.open(host, "echo $$; cat", 10).read()[1]), flush=True)
+    print(int(transport.open(host, "echo $$; cat", 60).read()[1]), flush=True)
 time.sleep(300)
 """
 
@@ -264,7 +264,7 @@ def test_when_the_launcher_is_killed_every_process_sees_the_end(cluster: Cluster
     process.kill()
     process.wait()
     process.stdout.close()
-    wait_until(lambda: not any(map(is_alive, pids)), DEADLINE_S)
+    wait_until(lambda: not any(map(is_alive, pids)))
 
 
 # ---- failures
@@ -299,7 +299,7 @@ def test_after_srun_is_killed_another_step_tells_the_lost_processes(cluster: Clu
         channel.close()
         assert is_alive(pids[host]), "Slurm tells nobody"
         again = transport.open(host, "cat", DEADLINE_S)
-        wait_until(lambda host=host: not is_alive(pids[host]), DEADLINE_S)
+        wait_until(lambda host=host: not is_alive(pids[host]))
         again.close()
 
 
@@ -307,17 +307,18 @@ def test_a_node_that_does_not_come_is_left_out(cluster: Cluster) -> None:
     env = {**cluster.env, "FAKE_SRUN_MISSING": "n2", "FAKE_SRUN_SAYS": "srun: job 7 queued and waiting"}
     transport = SrunTransport((A, B), JOB, [sys.executable], env)
     said: list[str] = []
+    timeout_s = slowed(2)
 
     def ask_missing() -> None:
         with pytest.raises(TransportError) as caught:
-            transport.open(B, "echo on", 2)
+            transport.open(B, "echo on", timeout_s)
         said.append(caught.value.failure.text)
 
     thread = threading.Thread(target=ask_missing)
     thread.start()
-    channel = transport.open(A, "echo on", 2)
+    channel = transport.open(A, "echo on", timeout_s)
     thread.join()
-    assert said == ["Slurm has not started our step there in 2 s: job 7 queued and waiting"]
+    assert said == [f"Slurm has not started our step there in {timeout_s:g} s: job 7 queued and waiting"]
     assert read_all(channel)[STDOUT] == b"on\n"
     channel.close()
 
@@ -359,7 +360,7 @@ def test_what_srun_says_after_the_end_of_a_process_is_kept(cluster: Cluster) -> 
     run(transport, A, "true")
     assert (transport.last_words(A), transport.last_words(B)) == ((), ())
     os.kill(relay_pid, signal.SIGKILL)
-    wait_until(lambda: transport.last_words(B), DEADLINE_S)
+    wait_until(lambda: transport.last_words(B))
     assert transport.last_words(B) == ("srun: error: n2: task 1: Killed",)
     assert transport.last_words(A) == ()
     lost.close()
@@ -373,7 +374,7 @@ def test_a_relay_ends_though_somebody_holds_the_pipe_of_what_has_ended(cluster: 
         env={**cluster.env, "SLURM_PROCID": "0"},
     )  # fmt: skip
     assert process.stdin and process.stdout
-    process.stdin.write(b"open 1 0 " + b2a_base64(b"sleep 60 & echo $!"))
+    process.stdin.write(b"open 1 0 " + b2a_base64(b"sleep 300 & echo $!"))
     process.stdin.flush()
     daemon = int(a2b_base64(process.stdout.readline().split()[-1]))
     try:

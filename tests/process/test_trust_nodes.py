@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_process import PROMPT_S, is_alive, wait_until
+from machines.patience import DEADLINE_S, NEVER_S, slowed
+from node_process import is_alive, wait_until
 from screen import Screen
 
 from launcher.errors import LauncherError
@@ -33,7 +34,6 @@ from launcher.transports.base import STDERR, STDOUT
 from launcher.transports.local import LocalTransport
 from launcher.transports.srun_step import Step
 
-DEADLINE_S = 20.0  # for what takes half a second on an idle machine
 MOST_KIB = 64 << 10  # more than before, for a liar that sends without end
 READ_BYTES = 1 << 18
 
@@ -125,7 +125,7 @@ def play(lie: Lie, folder: Path) -> list[str]:
     screen = Screen()
     pids = folder / "pids"
     program = Program(ProgramKind.COMMAND, "/bin/sh", ("-c", f"echo $$ >>{pids}; exec sleep 300"))
-    job = Job(program, nproc=2, cpu=True, silence_s=5, stop_timeout_s=1, connect_timeout_s=5)
+    job = Job(program, nproc=2, cpu=True, silence_s=NEVER_S, stop_timeout_s=1, connect_timeout_s=DEADLINE_S)
     record = create_record(folder / "logs", datetime.now(), lambda path, error: None)
     hosts, transport = [Host("good"), Host("liar")], LyingTransport(lie)
 
@@ -136,7 +136,8 @@ def play(lie: Lie, folder: Path) -> list[str]:
         ]
         session = Session(
             hosts, [LocalTransport(), transport], outputs, run_id=record.run_id, env={}, pythons=[sys.executable],
-            silence_s=5, stop_timeout_s=1, connect_timeout_s=5, say=screen.say, progress=lambda text: None,
+            silence_s=NEVER_S, stop_timeout_s=1, connect_timeout_s=DEADLINE_S,
+            say=screen.say, progress=lambda text: None,
         )  # fmt: skip
         run = Run(job, session, outputs, record, screen=screen, own_python=sys.executable, with_checks=False)
         return await asyncio.wait_for(run.execute(), DEADLINE_S)
@@ -149,7 +150,7 @@ def play(lie: Lie, folder: Path) -> list[str]:
         assert result.exit_code == 69
         assert screen.words[-1] == "launch: 0 processes left on 2 nodes, exit code 69"
     ranks = [int(pid) for pid in pids.read_text().split()] if pids.exists() else []
-    wait_until(lambda: not any(map(is_alive, ranks)), PROMPT_S)
+    wait_until(lambda: not any(map(is_alive, ranks)))
     assert not any("\x1b" in line or "\n" in line for line in screen.words)
     return screen.words
 
@@ -239,7 +240,8 @@ def test_a_command_whose_end_is_not_told_is_no_success(lie: Lie, exit_code: int,
     async def run() -> Execution:
         session = Session(
             [Host("liar")], [LyingTransport(lie)], [NodeOutput("liar", None, None)], run_id="exec", env={},
-            pythons=["python3"], silence_s=5, stop_timeout_s=1, connect_timeout_s=5, say=print, progress=print,
+            pythons=["python3"], silence_s=NEVER_S, stop_timeout_s=1, connect_timeout_s=DEADLINE_S,
+            say=print, progress=print,
         )  # fmt: skip
         return await asyncio.wait_for(execute(session, ["true"], None, print), DEADLINE_S)
 
@@ -260,6 +262,6 @@ def test_a_task_that_says_twice_that_it_is_there_is_not_another(tmp_path: Path) 
     srun.chmod(0o700)
     step = Step(["n1", "n2"], [], ["python3"], {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, {})
     try:
-        assert step.open("n1", "true", timeout_s=0.3) is None
+        assert step.open("n1", "true", timeout_s=slowed(0.3)) is None
     finally:
         step.abandon()

@@ -9,7 +9,6 @@ import pytest
 from machines.slurm import Slurm, find_obstacle
 from slurm_launch import SlurmLaunch
 
-END_TIMEOUT_S = 10.0
 TORCH_CACHE = "torchinductor_root"  # torch makes it now and then, and keeps it for the next run
 
 
@@ -33,4 +32,4 @@ def launch(slurm: Slurm, tmp_path: Path) -> SlurmLaunch:
 def nothing_is_left(slurm: Slurm) -> Iterator[None]:
     """Look for processes where one can look, end jobs and faults, look everywhere, and remove what was found."""
     yield
-    slurm.look_for_left_overs(END_TIMEOUT_S, END_TIMEOUT_S, kept=TORCH_CACHE)
+    slurm.look_for_left_overs(kept=TORCH_CACHE)

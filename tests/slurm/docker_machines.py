@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 from machines.cluster import TOOL_PATH, Cluster, Host
+from machines.patience import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("head", "node1", "node2")
@@ -66,4 +67,4 @@ def run_as(user: str, host: Host, *argv: str) -> subprocess.CompletedProcess[str
         "--",
         *argv,
     ]
-    return subprocess.run(words, text=True, capture_output=True, check=False, timeout=30)
+    return subprocess.run(words, text=True, capture_output=True, check=False, timeout=DEADLINE_S)

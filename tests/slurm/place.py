@@ -5,7 +5,7 @@ from pathlib import Path
 
 from launcher import distributed
 
-world = distributed.init("gloo", timeout_s=30)
+world = distributed.init("gloo", timeout_s=120)
 mean = distributed.all_reduce_mean(float(world.rank))
 with distributed.rank_ordered(), Path(sys.argv[1]).open("a") as file:
     print(f"{world}, node {world.node_rank} of {world.node_count}, mean {mean}", file=file)

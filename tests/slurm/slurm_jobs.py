@@ -9,8 +9,6 @@ from pathlib import Path
 from machines.processes import wait_until
 from machines.slurm import Slurm
 
-REQUEUE_TIMEOUT_S = 20.0
-
 
 def read_log(folder: Path, job_id: str, end: str) -> str:
     """Return what Slurm has written to logs/slurm-JOB.out or .err so far."""
@@ -30,8 +28,8 @@ def wait_until_requeued(slurm: Slurm, job_id: str) -> None:
 
     But for the first two seconds: a credential that is made in the second of the old one's end is refused as well.
     """
-    assert wait_until(lambda: shown(slurm, job_id, "JobState") == "PENDING", REQUEUE_TIMEOUT_S)
+    assert wait_until(lambda: shown(slurm, job_id, "JobState") == "PENDING")
     assert shown(slurm, job_id, "Restarts") == "1"
     ended_s = time.time()
-    wait_until(lambda: time.time() > ended_s + 2, REQUEUE_TIMEOUT_S)
+    wait_until(lambda: time.time() > ended_s + 2)
     slurm.run("scontrol", "update", f"jobid={job_id}", "starttime=now")

@@ -6,14 +6,13 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from machines.patience import NEVER_S
 from machines.processes import Process, wait_until
 from machines.runs import WAIT, Done, Running, shell
 from machines.slurm import LOGIN, Slurm
 
-SILENCE_S = 2.0
-STOP_TIMEOUT_S = 1.0
-PROMPT_S = 4.0  # 1.5 s is promised for processes that obey SIGTERM; a busy machine gets more
-TIMES = ("--silence", str(SILENCE_S), "--stop-timeout", str(STOP_TIMEOUT_S))
+# A silence is waited for only where a test says so.
+TIMES = ("--silence", f"{NEVER_S:g}", "--stop-timeout", "1")
 BOTH = ("--nodes=2",)
 
 
@@ -66,7 +65,7 @@ class SlurmLaunch:
 
     def find(self, text: str, host: str = LOGIN) -> Process:
         """Wait for a process that has this in its command line."""
-        assert wait_until(lambda: self.processes(host, text), PROMPT_S), text
+        assert wait_until(lambda: self.processes(host, text)), text
         return self.processes(host, text)[0]
 
     @property

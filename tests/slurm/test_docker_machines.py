@@ -9,8 +9,6 @@ from docker_machines import NAMES, ROOT, make_machines, run_as
 from machines.cluster import Cluster
 from machines.processes import wait_until
 
-HEALTHY_TIMEOUT_S = 30.0
-
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -18,7 +16,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with make_machines(tmp_path_factory.mktemp("docker")) as running:
         for host in running:
             log = host.folder / "log"
-            assert wait_until(lambda host=host: is_healthy(running, host.name), HEALTHY_TIMEOUT_S), log.read_text()
+            assert wait_until(lambda host=host: is_healthy(running, host.name)), log.read_text()
         yield running
 
 
@@ -49,7 +47,7 @@ def test_a_second_start_makes_no_new_keys(machines: Cluster) -> None:
     before = key.read_bytes()
     machines["head"].power_off()
     machines["head"].power_on()
-    assert wait_until(lambda: is_healthy(machines, "head"), HEALTHY_TIMEOUT_S)
+    assert wait_until(lambda: is_healthy(machines, "head"))
     assert key.read_bytes() == before
 
 
@@ -57,7 +55,7 @@ def test_a_machine_goes_down_with_its_daemon_and_says_which(machines: Cluster) -
     host = machines["node2"]
     run_as("root", host, "sh", "-c", "kill -9 $(pgrep -x slurmd)")
     log = host.folder / "log"
-    assert wait_until(lambda: "exit code 1\n" in log.read_text(), 10), log.read_text()
+    assert wait_until(lambda: "exit code 1\n" in log.read_text()), log.read_text()
     assert [line for line in log.read_text().splitlines() if line.startswith("entrypoint.sh")] == [
         "entrypoint.sh: slurmd -D -N node2 ended with exit code 137, so this machine goes down",
         "entrypoint.sh: exit code 1",

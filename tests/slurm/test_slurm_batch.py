@@ -36,7 +36,7 @@ def submit(slurm: Slurm, folder: Path, *, requeue: bool, **asked: str) -> str:
 def test_a_job_gets_what_it_asks_for_and_writes_where_it_shall(slurm: Slurm, tmp_path: Path) -> None:
     folder = tmp_path / """a b'c"d#e$f"""
     job_id = submit(slurm, folder, requeue=False, time="10", mem="100M", partition="tests")
-    assert wait_until(lambda: "ready" in read_log(folder, job_id, "out"), 10), read_log(folder, job_id, "err")
+    assert wait_until(lambda: "ready" in read_log(folder, job_id, "out")), read_log(folder, job_id, "err")
     assert read_log(folder, job_id, "out") == f"a job's \\name on node1 in {folder}\nready\n"
     assert [shown(slurm, job_id, key) for key in ("TimeLimit", "MinMemoryNode", "NumNodes", "Requeue")] == [
         "00:10:00", "100M", "2", "0",
@@ -49,7 +49,7 @@ def test_a_job_gets_what_it_asks_for_and_writes_where_it_shall(slurm: Slurm, tmp
 
 def test_a_job_that_is_cancelled_saves_and_does_not_come_back(slurm: Slurm, tmp_path: Path) -> None:
     job_id = submit(slurm, tmp_path / "job", requeue=True)
-    assert wait_until(lambda: "ready" in read_log(tmp_path / "job", job_id, "out"), 10)
+    assert wait_until(lambda: "ready" in read_log(tmp_path / "job", job_id, "out"))
     slurm.run("scancel", job_id)
     slurm.wait_for_job(job_id)
     assert "saved\n" in read_log(tmp_path / "job", job_id, "err")

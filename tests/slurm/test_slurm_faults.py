@@ -6,17 +6,16 @@ import os
 import re
 import signal
 
+from machines.patience import slowed
 from machines.processes import wait_until
 from machines.runs import shell
 from machines.slurm import LOGIN
-from slurm_launch import PROMPT_S, SILENCE_S, SlurmLaunch, words_of
-
-SLACK_S = 3.0  # of a busy machine
+from slurm_launch import SlurmLaunch, words_of
 
 
 def test_launcher_and_srun_are_killed(launch: SlurmLaunch) -> None:
     """Slurm tells nobody: the lease does."""
-    argv = ("launch", "--nproc", "1", "--silence", str(SILENCE_S), *shell("echo ready; sleep 300"))
+    argv = ("launch", "--nproc", "1", "--silence", f"{slowed(2):g}", *shell("echo ready; sleep 300"))
     running = launch.type("sh", "-c", '"$@"; until [ -e go ]; do sleep 0.05; done', "sh", *argv)
     running.wait_for(r"\] ready", 2)
     launcher = launch.find("bin/launch")
@@ -24,10 +23,10 @@ def test_launcher_and_srun_are_killed(launch: SlurmLaunch) -> None:
     # srun's child first: it would see the end of srun, and have Slurm kill all.
     for process in (*reversed(launch.processes(LOGIN, "srun --jobid")), launcher):
         process.kill()
-    assert wait_until(lambda: not launch.slurm.cluster.ranks(), SILENCE_S + SLACK_S)
+    assert wait_until(lambda: not launch.slurm.cluster.ranks())
     # When the shell ends, Slurm kills what is left, and the supervisors would not come to remove the run's folders.
     folders = [host.tmpdir for host in launch.slurm.cluster]
-    assert wait_until(lambda: not any(map(os.listdir, folders)), PROMPT_S)
+    assert wait_until(lambda: not any(map(os.listdir, folders)))
     running.go()
     running.finish()
 
@@ -36,7 +35,7 @@ def test_the_job_is_cancelled(launch: SlurmLaunch) -> None:
     """salloc ends nothing by itself: each supervisor gets a SIGTERM from Slurm, and says so."""
     running = launch.start_waiting()
     launch.slurm.run("scancel", launch.slurm.run("squeue", "--noheader", "--format=%i").stdout.strip())
-    done = running.finish(2 * PROMPT_S)
+    done = running.finish()
     assert re.fullmatch(
         r"launch: (node\d supervisor failed first \(|lost node\d ).*, stopping 2 nodes", words_of(done)[2]
     )
@@ -45,9 +44,9 @@ def test_the_job_is_cancelled(launch: SlurmLaunch) -> None:
 
 def test_the_job_of_a_script_is_cancelled(launch: SlurmLaunch) -> None:
     job = launch.submit("launch --nproc 2 --stop-timeout 1 --no-python sh -c 'echo ready; sleep 300'")
-    assert wait_until(lambda: (launch.folder / "job.log").exists() and launch.log.count("ready") == 4, 10)
+    assert wait_until(lambda: (launch.folder / "job.log").exists() and launch.log.count("ready") == 4)
     launch.slurm.run("scancel", job)
-    assert wait_until(lambda: "0 processes left on 2 nodes" in launch.log, 2 * PROMPT_S), launch.log
+    assert wait_until(lambda: "0 processes left on 2 nodes" in launch.log), launch.log
     # Slurm signals launcher and supervisors at once, and either may be first.
     assert re.search(r"^(launch: stopped by SIGTERM after|  why: Slurm was told to end) ", launch.log, re.MULTILINE), (
         launch.log

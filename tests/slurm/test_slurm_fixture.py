@@ -29,7 +29,7 @@ def test_a_node_that_was_off_comes_back(slurm: Slurm) -> None:
 
 def test_a_program_ends_with_the_process_that_stands_for_it(slurm: Slurm) -> None:
     started = slurm.start("sleep", "1000")
-    assert wait_until(lambda: [process.command for process in slurm.cluster.processes()] == ["sleep 1000 "], 5)
+    assert wait_until(lambda: [process.command for process in slurm.cluster.processes()] == ["sleep 1000 "])
     started.kill()
-    assert wait_until(lambda: not slurm.cluster.processes(), 5)
+    assert wait_until(lambda: not slurm.cluster.processes())
     started.wait()

@@ -13,7 +13,6 @@ from machines.processes import wait_until
 from machines.slurm import Slurm
 from slurm_jobs import read_log, shown, wait_until_requeued
 
-JOB_TIMEOUT_S = 60.0
 SMALL = {"steps_per_epoch": 0, "epochs": 100000, "batch_size": 2, "dim": 16, "context": 8, "layers": 1, "log_every": 1}
 Sbatch = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -78,7 +77,7 @@ def test_a_script_of_ones_own_can_tell_that_it_was_requeued(slurm: Slurm, tmp_pa
     sleep 1000 & wait"""
     words = ("--requeue", "--nproc=1", "--cpu", "--no-python", "sh", "-c", script)
     job_id = sbatch(*words).stdout.strip()
-    assert wait_until(lambda: "run 0" in read_log(tmp_path, job_id, "out"), JOB_TIMEOUT_S)
+    assert wait_until(lambda: "run 0" in read_log(tmp_path, job_id, "out"))
     slurm.run("scancel", "--batch", "--signal=USR1", job_id)  # as --signal=B:USR1@60 does
     wait_until_requeued(slurm, job_id)
     slurm.wait_for_job(job_id)
@@ -98,11 +97,11 @@ def test_a_trainer_whose_time_is_over_saves_and_goes_on_where_it_was(
     def steps() -> list[int]:
         return [int(step) for step in re.findall(r" step (\d+) loss ", read_log(tmp_path, job_id, "out"))]
 
-    assert wait_until(lambda: 3 in steps(), JOB_TIMEOUT_S), read_log(tmp_path, job_id, "err")
+    assert wait_until(lambda: 3 in steps()), read_log(tmp_path, job_id, "err")
     slurm.run("scancel", "--batch", "--signal=USR1", job_id)  # as --signal=B:USR1@60 does
     wait_until_requeued(slurm, job_id)
     before = steps()
-    assert wait_until(lambda: len(steps()) > len(before), JOB_TIMEOUT_S), read_log(tmp_path, job_id, "err")
+    assert wait_until(lambda: len(steps()) > len(before)), read_log(tmp_path, job_id, "err")
     assert steps()[len(before)] == before[-1] + 1
     slurm.run("scancel", job_id)
     slurm.wait_for_job(job_id)

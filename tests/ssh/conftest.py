@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import KEEPER_S, TRANSPORTS, Launch
+from launching import TRANSPORTS, Launch
 from ssh_hosts import SshHosts, find_obstacle, is_alive, send_signal, wait_until
 
 
@@ -48,7 +48,7 @@ def nothing_is_left(hosts: SshHosts, launch: Launch) -> Iterator[None]:
     """Look for processes and folders of the test's runs on every host, and remove what was found."""
     yield
     launch.end()
-    wait_until(lambda: not hosts.all_processes(), KEEPER_S)
+    wait_until(lambda: not hosts.all_processes())
     processes = hosts.all_processes()
     hidden = [pid for running in launch.started for pid in running.pids() if is_alive(pid)]
     for pid in {*hidden, *(process.pid for process in processes)}:

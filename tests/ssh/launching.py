@@ -15,17 +15,13 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from machines.patience import DEADLINE_S, NEVER_S
 from ssh_hosts import POLL_S, SshHosts, is_alive, read_peak_kib, wait_until
-
-DEADLINE_S = 40.0  # for what takes two seconds on an idle machine
-SILENCE_S = 3.0
-STOP_TIMEOUT_S = 1.0
-PROMPT_S = 4.0  # 1.5 s is promised for processes that obey SIGTERM; a busy machine gets more
-KEEPER_S = 2.0  # after the census guardian and supervisor remove their folder and end
 
 RANK_FILE = Path(__file__).with_name("rank.py")
 PROGRAM = Path(sys.executable).with_name("launch")
-TIMES = ("--silence", str(SILENCE_S), "--stop-timeout", str(STOP_TIMEOUT_S))
+# Nobody waits for a silence here, and who ignores SIGTERM is soon killed.
+TIMES = ("--silence", f"{NEVER_S:g}", "--stop-timeout", "1")
 
 # A test that touches the transport runs over each; the others run over the first alone.
 TRANSPORTS = ("fabric", "ssh")
@@ -69,11 +65,11 @@ class Done:
 
     @property
     def words(self) -> list[str]:
-        """Return the launcher's own lines; what differs from run to run is RUN, N and HH:MM:SS."""
+        """Return the launcher's own lines; what differs from run to run is RUN, N and HH:MM:SS, or left away."""
         text = re.sub(r"\d{8}-\d{6}(-\d+)?", "RUN", self.stderr)
         text = re.sub(r"\b\d\d:\d\d:\d\d\b", "HH:MM:SS", text)
-        text = re.sub(r"\b\d+(\.\d)? s\b", "N s", text)
-        return [line for line in text.splitlines() if not line.startswith("[node")]
+        text = re.sub(r"\b(\d+ min )?\d+(\.\d)? s\b", "N s", text)
+        return [line for line in text.splitlines() if not line.startswith(("[node", "launch: waiting for "))]
 
     @property
     def run_id(self) -> str:
@@ -141,27 +137,27 @@ class Running:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def finish(self, within_s: float = DEADLINE_S) -> Done:
+    def finish(self) -> Done:
         """Wait until the launcher ends; by then no process of the run may be left where it could look."""
-        done = self.wait(within_s)
+        done = self.wait()
         if "unreachable" not in done.stderr:
             left = self.hosts.ranks()
             assert not left, f"left at the launcher's end: {left}\n{done}"
             assert not any(map(is_alive, self.pids())), f"hidden processes left\n{done}"
         return done
 
-    def wait(self, within_s: float = DEADLINE_S) -> Done:
+    def wait(self) -> Done:
         """Wait until the launcher ends, whatever still runs then."""
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + DEADLINE_S
         while self.process.poll() is None:
-            assert time.monotonic() < deadline, f"not ended in {within_s} s: {self._so_far()}"
+            assert time.monotonic() < deadline, f"not ended in time: {self._so_far()}"
             self.peak_kib = max(self.peak_kib, read_peak_kib(self.process.pid))
             time.sleep(POLL_S)
         return Done(self.process.returncode, self.stdout, self.stderr, self.folder, self.peak_kib)
 
-    def wait_until_clean(self, within_s: float) -> None:
+    def wait_until_clean(self) -> None:
         """Wait until nothing runs on any host, guardians and supervisors included."""
-        assert wait_until(lambda: not self.hosts.processes(), within_s), f"left: {self.hosts.processes()}"
+        assert wait_until(lambda: not self.hosts.processes()), f"left: {self.hosts.processes()}"
         assert not any(map(is_alive, self.pids()))
 
     def _so_far(self) -> str:

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from machines.patience import DEADLINE_S
+
 SSHD_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin:/sbin"
-START_TIMEOUT_S = 10.0
 POLL_S = 0.02
 
 SSHD_CONFIG = """\
@@ -110,7 +111,7 @@ class SshHost:
         with (self.folder / "sshd.log").open("wb") as log:
             # sshd starts itself anew for each connection, so it wants its full path.
             self.server = subprocess.Popen([sshd, "-D", "-e", "-f", str(config)], stdin=subprocess.DEVNULL, stderr=log)
-        assert wait_until(lambda: f"port {self.port}" in self.log, START_TIMEOUT_S), self.log
+        assert wait_until(lambda: f"port {self.port}" in self.log), self.log
 
     def stop(self) -> None:
         """End the sshd and all that runs below it."""
@@ -265,14 +266,14 @@ def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> str:
     bits = ["-b", "2048"] if kind == "rsa" else []
     # One round: a passphrase is soon tried.
     argv = ["ssh-keygen", "-q", "-t", kind, *bits, "-N", passphrase, "-a", "1", "-f", str(path)]
-    subprocess.run(argv, check=True, timeout=10)
+    subprocess.run(argv, check=True, timeout=DEADLINE_S)
     return path.with_name(f"{path.name}.pub").read_text()
 
 
 def sign(authority: Path, key: Path, *words: str) -> None:
     """Make the certificate of a key; `words` say for whom."""
     argv = ["ssh-keygen", "-q", "-s", str(authority), "-I", "test", *words, f"{key}.pub"]
-    subprocess.run(argv, check=True, timeout=10)
+    subprocess.run(argv, check=True, timeout=DEADLINE_S)
 
 
 def find_free_port(address: str) -> int:
@@ -281,7 +282,7 @@ def find_free_port(address: str) -> int:
         return int(listener.getsockname()[1])
 
 
-def wait_until(is_true: Callable[[], object], timeout_s: float) -> bool:
+def wait_until(is_true: Callable[[], object], timeout_s: float = DEADLINE_S) -> bool:
     deadline = time.monotonic() + timeout_s
     while not is_true():
         if time.monotonic() > deadline:

@@ -11,7 +11,7 @@ import termios
 import time
 from typing import Any
 
-from launching import DEADLINE_S
+from machines.patience import DEADLINE_S
 
 ESCAPES = re.compile(r"\x1b\[[\d;]*[A-Za-z]")  # colours
 KEPT_CHARACTERS = 10_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launching import PROMPT_S, RANK_FILE, Launch, rank, shell
+from launching import RANK_FILE, Launch, rank, shell
 
 NOTHING_LEFT = "0 processes left on 2 nodes"
 
@@ -11,7 +11,7 @@ def test_a_rank_raises(launch: Launch) -> None:
     running = launch.start(*rank("wait", "3=fail"))
     running.wait_for_ranks()
     running.go()
-    done = running.finish(PROMPT_S)
+    done = running.finish()
     assert done.exit_code == 1
     pid = running.pid_of(3)
     assert done.words[2:] == [
@@ -39,7 +39,9 @@ def line_of(text: str) -> int:
 
 
 def test_the_exit_code_is_the_first_failure_s(launch: Launch) -> None:
-    done = launch.run(*shell('[ "$RANK" = 1 ] && exit 42; sleep 1; exit 43'))
+    first = 'if [ "$RANK" = 1 ]; then echo $$ >new; mv new first; exit 42; fi'
+    later = "until [ -e first ] && ! kill -0 $(cat first) 2>/dev/null; do sleep 0.02; done; exit 43"
+    done = launch.run(*shell(f"{first}; {later}"))
     assert done.exit_code == 42
     assert "launch: node1 rank 1 failed first (exit code 42), stopping 2 nodes" in done.words
 

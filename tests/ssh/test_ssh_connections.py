@@ -11,7 +11,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from launching import DEADLINE_S, Done, Launch, every_transport, over_transports, shell
+from launching import Done, Launch, every_transport, over_transports, shell
+from machines.patience import DEADLINE_S, slowed
 from ssh_hosts import SshHosts, find_free_port, make_key
 
 NEVER_STARTED = ["--no-python", "touch", "started"]
@@ -71,7 +72,7 @@ def test_host_that_does_not_answer(launch: Launch, hosts: SshHosts) -> None:
     with socket.create_server(("127.0.0.2", 0)) as mute:
         port = mute.getsockname()[1]
         config = hosts.write_config(launch.folder / "config", node2={"Port": port})
-        done = launch.run("--ssh-config", str(config), "--connect-timeout", "1", *NEVER_STARTED)
+        done = launch.run("--ssh-config", str(config), "--connect-timeout", f"{slowed(1):g}", *NEVER_STARTED)
     check_refused(launch, done, f"127.0.0.2 port {port} does not answer", "is it on")
 
 

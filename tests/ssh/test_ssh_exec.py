@@ -7,7 +7,7 @@ import os
 import signal
 
 import pytest
-from launching import PROMPT_S, Launch, every_transport
+from launching import Launch, every_transport
 from ssh_hosts import SshHosts, find_free_port
 
 
@@ -72,7 +72,7 @@ def test_ctrl_c(launch: Launch) -> None:
     running = launch.start_exec("--", "echo ready; exec sleep 300")
     running.wait_for("] ready", 2)
     running.signal(signal.SIGINT)
-    done = running.finish(PROMPT_S)
+    done = running.finish()
     assert done.exit_code == 130
     assert done.words[:2] == [
         "launch: stopping 2 nodes (Ctrl-C again: at once)",

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from machines.patience import DEADLINE_S
 from password_server import PASSWORD, PasswordServer
 from ssh_hosts import SshHosts, wait_until
 from terminal import Terminal
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "ssh" / "setup_keys.sh"
-TIMEOUT_S = 30.0
 STRANGER = """\
 The host key of {place} is not known. What answers there has these fingerprints:
 {key}
@@ -62,7 +62,7 @@ def run(user: Path, config: Path, *hosts: str, typed: str = "", **env: str) -> t
     """Run the script without a terminal; return its exit code, and what it printed on stdout."""
     done = subprocess.run(
         [str(SCRIPT), "-F", str(config), *hosts], env=env_of(user, **env), input=typed, capture_output=True, text=True,
-        timeout=TIMEOUT_S, check=False, start_new_session=True,
+        timeout=DEADLINE_S, check=False, start_new_session=True,
     )  # fmt: skip
     return done.returncode, done.stdout
 
@@ -70,7 +70,7 @@ def run(user: Path, config: Path, *hosts: str, typed: str = "", **env: str) -> t
 def stranger(hosts: SshHosts, name: str, place: str, user: Path) -> str:
     """Return what is shown of a host whose key is not known, up to the question."""
     key = hosts[name].folder / "host_key.pub"
-    said = subprocess.run(["ssh-keygen", "-lf", key], capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
+    said = subprocess.run(["ssh-keygen", "-lf", key], capture_output=True, text=True, check=True, timeout=DEADLINE_S)
     size, fingerprint, *_, kind = said.stdout.split()
     shown = f"{size} {fingerprint} {place} {kind}"
     return STRANGER.format(place=place, key=shown, file=user / ".ssh" / "known_hosts")
@@ -96,7 +96,7 @@ def test_a_new_user_on_a_terminal(hosts: SshHosts, user: Path, account: Password
         terminal.read_until(r"ann@127\.0\.0\.1's password: ")
         terminal.type(PASSWORD.encode() + b"\n")
         terminal.read_until("== 1 of 1 hosts let you in\r\n")
-        assert process.wait(TIMEOUT_S) == 0
+        assert process.wait(DEADLINE_S) == 0
     own = contents(user / ".ssh")
     assert account.home is not None
     assert contents(account.home / ".ssh") == {"authorized_keys": own["id_ed25519.pub"]}
@@ -195,7 +195,7 @@ def test_no_agent_is_forwarded(hosts: SshHosts, user: Path, tmp_path: Path) -> N
     config = hosts.write_config(tmp_path / "config", node1=mine)
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(place)], stdout=subprocess.DEVNULL)
     try:
-        assert wait_until(place.exists, TIMEOUT_S)
+        assert wait_until(place.exists)
         assert run(user, config, "node1", SSH_AUTH_SOCK=str(place))[0] == 0
     finally:
         agent.terminate()
@@ -213,7 +213,7 @@ def test_behind_a_gateway_ssh_itself_asks(hosts: SshHosts, user: Path, tmp_path:
         terminal.read_until(r"do ssh-keygen -lf \$key; done\r\n(?s:.*)\(yes/no/\[fingerprint\]\)\? ")
         terminal.type(b"yes\n")
         terminal.read_until("== 1 of 1 hosts let you in\r\n")
-        assert process.wait(TIMEOUT_S) == 0
+        assert process.wait(DEADLINE_S) == 0
     assert contents(user / ".ssh")["known_hosts"].decode() == hosts.known_line(
         hosts["node2"], hosts["node2"].public_key
     )

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from launching import PROMPT_S, Launch, every_transport, rank
+from launching import Launch, every_transport, rank
+from machines.patience import DEADLINE_S
 from password_server import PASSWORD, PasswordServer
 from ssh_hosts import SshHosts, find_free_port, is_alive, make_key, sign, wait_until
 from terminal import Terminal
@@ -25,7 +26,6 @@ from launcher.transports.key_files import Secrets
 from launcher.transports.openssh import OpenSSHTransport
 
 CLIENTS: dict[str, Callable[[Path], Transport]] = {"fabric": FabricTransport, "ssh": OpenSSHTransport}
-TIMEOUT_S = 10.0
 PASSPHRASE = "of two words"
 
 LogIn = Callable[..., str | HostFailure]
@@ -43,7 +43,7 @@ def log_in(hosts: SshHosts, tmp_path: Path, transport: str) -> LogIn:
     ) -> str:
         config = hosts.write_config(tmp_path / "config", **blocks)
         try:
-            channel = make(config).open(host if isinstance(host, Host) else Host(host), command, TIMEOUT_S)
+            channel = make(config).open(host if isinstance(host, Host) else Host(host), command, DEADLINE_S)
         except TransportError as error:
             return error.failure
         text = b""
@@ -61,7 +61,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     place = tmp_path / "agent"
     process = subprocess.Popen(["ssh-agent", "-D", "-a", str(place)], stdout=subprocess.DEVNULL)
     monkeypatch.setenv("SSH_AUTH_SOCK", str(place))
-    assert wait_until(place.exists, TIMEOUT_S)
+    assert wait_until(place.exists)
     yield place
     process.terminate()
     process.wait()
@@ -73,7 +73,7 @@ def add_to_agent(key: Path, passphrase: str = "", options: Sequence[str] = ()) -
     ask.write_text(f"#!/bin/sh\necho '{passphrase}'\n")
     ask.chmod(0o755)
     env = {**os.environ, "SSH_ASKPASS": str(ask), "SSH_ASKPASS_REQUIRE": "force"}
-    subprocess.run(["ssh-add", "-q", *options, str(key)], env=env, check=True, timeout=TIMEOUT_S, capture_output=True)
+    subprocess.run(["ssh-add", "-q", *options, str(key)], env=env, check=True, timeout=DEADLINE_S, capture_output=True)
 
 
 def allow(hosts: SshHosts, public: str, options: str = "") -> None:
@@ -243,7 +243,7 @@ def test_a_certificate_of_a_key_in_an_agent(log_in: LogIn, certified: Path, agen
     certified.with_name("key-cert.pub").unlink()
     certified.unlink()
     assert log_in(node2={"IdentityFile": f"{certified}.pub", "IdentitiesOnly": "no"}) == "in\n"
-    subprocess.run(["ssh-add", "-q", "-D"], check=True, capture_output=True, timeout=TIMEOUT_S)
+    subprocess.run(["ssh-add", "-q", "-D"], check=True, capture_output=True, timeout=DEADLINE_S)
     assert log_in(node2={"IdentityFile": f"{certified}.pub", "IdentitiesOnly": "no"}).kind == "login refused"
 
 
@@ -362,7 +362,7 @@ def test_a_new_key_that_is_added_by_hand_takes_no_other_s_place(
     settings = known("[127.0.0.2]:PORT OTHER")
     hint = log_in("node1", node1=settings).hint
     line = hint.removeprefix("check it and add it: ").removesuffix("; or trust it now: --accept-new-host-keys")
-    subprocess.run(["/bin/sh", "-c", line], check=True, capture_output=True, timeout=TIMEOUT_S)
+    subprocess.run(["/bin/sh", "-c", line], check=True, capture_output=True, timeout=DEADLINE_S)
     assert log_in("node1", node1=settings) == "in\n"
     assert log_in("node2", node2=settings).kind == "host key changed"
 
@@ -549,7 +549,7 @@ def test_a_control_master_is_used_where_there_is_one_and_never_made(
         stderr=subprocess.DEVNULL,
     )
     try:
-        assert wait_until(place.exists, TIMEOUT_S)
+        assert wait_until(place.exists)
         before = hosts["node2"].log.count("Accepted publickey")
         assert log_in(node2=settings) == "in\n"
         assert hosts["node2"].log.count("Accepted publickey") - before == {"fabric": 1, "ssh": 0}[transport]
@@ -567,13 +567,13 @@ def test_a_control_master_that_ends_is_a_lost_connection(launch: Launch, hosts: 
         stderr=subprocess.DEVNULL,
     )
     try:
-        assert wait_until(place.exists, TIMEOUT_S)
+        assert wait_until(place.exists)
         running = launch.start("--transport", "ssh", "--ssh-config", str(config), *rank("wait"))
         running.wait_for_ranks()
     finally:
         master.kill()
         master.wait()
-    done = running.finish(PROMPT_S)
+    done = running.finish()
     assert done.exit_code == 69
     assert "launch: lost node2 (the connection was lost), stopping 2 nodes" in done.words
 
@@ -587,5 +587,5 @@ def test_a_launcher_that_is_killed_leaves_no_ssh(launch: Launch, hosts: SshHosts
     clients = [process for process in hosts.all_processes() if process.argv[0].endswith("ssh")]
     assert len(clients) == 3
     running.signal(signal.SIGKILL)
-    assert wait_until(lambda: not any(is_alive(client.pid) for client in clients), PROMPT_S)
-    running.wait_until_clean(PROMPT_S)
+    assert wait_until(lambda: not any(is_alive(client.pid) for client in clients))
+    running.wait_until_clean()

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import DEADLINE_S, KEEPER_S, PROMPT_S, Done, Launch, rank, shell
+from launching import Done, Launch, rank, shell
+from machines.patience import DEADLINE_S, slowed
 from ssh_hosts import Process, SshHosts, find_free_port, read_processes, wait_until
 
 from launcher.hosts import Host
@@ -65,11 +66,12 @@ def test_a_name_of_this_machine_that_leads_elsewhere(launch: Launch, hosts: SshH
 
 def test_hosts_that_a_crowded_gateway_drops_have_their_time_anew(launch: Launch, hosts: SshHosts) -> None:
     """pdsh has all log in at once, and sshd drops some of more than ten (MaxStartups): here both, and late."""
-    once = f"mkdir {launch.folder}/%n 2>/dev/null && {{ sleep 3.5; exit; }}"
-    way = f"sh -c '{once}; sleep 1.5; exec ssh -F {launch.ssh_config} -W %h:%p node1'"
+    timeout_s = min(slowed(4), 12)  # a second try may take ten seconds, most of which is for the login
+    once = f"mkdir {launch.folder}/%n 2>/dev/null && {{ sleep {0.875 * timeout_s}; exit; }}"
+    way = f"sh -c '{once}; sleep {0.125 * timeout_s + 1}; exec ssh -F {launch.ssh_config} -W %h:%p node1'"
     far = {"HostName": hosts["node2"].address, "Port": hosts["node2"].port, "ProxyCommand": way}
     config = hosts.write_config(launch.folder / "config", far1=far, far2=far)
-    words = ("--hosts", "far[1-2]", "--ssh-config", str(config), "--connect-timeout", "4")
+    words = ("--hosts", "far[1-2]", "--ssh-config", str(config), "--connect-timeout", f"{timeout_s:g}")
     done = launch.exec(*words, "-b", "--", "echo in")
     assert (done.exit_code, done.lines) == (0, ["---- far[1-2] ----", "in"]), done.stderr
 
@@ -88,9 +90,9 @@ def test_a_killed_launcher_leaves_neither_pdsh_nor_ssh_nor_sockets(launch: Launc
     pdsh, *clients = sorted(find_calls(launch), key=lambda process: process.argv[0])
     assert (pdsh.argv[pdsh.argv.index("-f") + 1], len(clients)) == ("2", 2)  # 32 at a time would hang a collective
     running.signal(signal.SIGKILL)
-    running.wait_until_clean(PROMPT_S + KEEPER_S)
-    assert wait_until(lambda: not find_calls(launch), KEEPER_S)
-    assert wait_until(lambda: not find_folders(launch), KEEPER_S)
+    running.wait_until_clean()
+    assert wait_until(lambda: not find_calls(launch))
+    assert wait_until(lambda: not find_folders(launch))
 
 
 def test_mail_that_nobody_takes_is_lost(launch: Launch) -> None:
@@ -98,11 +100,11 @@ def test_mail_that_nobody_takes_is_lost(launch: Launch) -> None:
     hosts = [Host("node1"), Host("node2")]
     pdsh = Pdsh(hosts, os.environ, launch.ssh_config, accept_new_host_keys=False)
     mail = Mail(
-        pdsh, hosts, ["python3"], "0123abcd", "", PROMPT_S,
+        pdsh, hosts, ["python3"], "0123abcd", "", DEADLINE_S,
         lambda task, said: lost.append((task, said)),
     )  # fmt: skip
     mail.post(1, [(b"shut 1", None)])
-    assert wait_until(lambda: bool(lost), DEADLINE_S)
+    assert wait_until(lambda: bool(lost))
     mail.close()
     assert lost == [(1, "its relay does not answer: Connection refused")]
 

@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from launching import DEADLINE_S, PROGRAM, TIMES, Launch, Running
+from launching import PROGRAM, TIMES, Launch, Running
+from machines.patience import DEADLINE_S
 from ssh_hosts import find_free_port
 
 ROOT = Path(__file__).parents[2]

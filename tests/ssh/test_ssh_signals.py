@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import DEADLINE_S, PROMPT_S, Launch, every_transport, rank, shell
+from launching import Launch, every_transport, rank, shell
+from machines.patience import NEVER_S
 from ssh_hosts import SshHosts, wait_until
 from terminal import Terminal
 
@@ -32,7 +33,7 @@ def test_a_signal_that_was_ignored_from_the_start_stays_ignored(launch: Launch) 
     running.wait_for_ranks()
     running.signal(signal.SIGHUP)
     running.signal(signal.SIGTERM)
-    done = running.finish(PROMPT_S)
+    done = running.finish()
     assert done.exit_code == 128 + signal.SIGTERM
 
 
@@ -40,10 +41,10 @@ def test_a_signal_that_was_ignored_from_the_start_stays_ignored(launch: Launch) 
 def test_ctrl_c_while_a_host_does_not_answer(launch: Launch, hosts: SshHosts) -> None:
     with socket.create_server(("127.0.0.2", 0)) as mute:
         config = hosts.write_config(launch.folder / "config", node2={"Port": mute.getsockname()[1]})
-        running = launch.start("--ssh-config", str(config), "--connect-timeout", "60", *rank("wait"))
-        assert wait_until(lambda: any(host.processes() for host in hosts), DEADLINE_S)
+        running = launch.start("--ssh-config", str(config), "--connect-timeout", f"{NEVER_S:g}", *rank("wait"))
+        assert wait_until(lambda: any(host.processes() for host in hosts))
         running.signal(signal.SIGINT)
-        done = running.finish(PROMPT_S)
+        done = running.finish()
     assert done.exit_code == 130
     assert "node2 unreachable" not in done.stderr  # nothing was started there
 
@@ -60,7 +61,7 @@ def test_ctrl_c_and_ctrl_z_on_a_terminal(launch: Launch, terminal: Terminal) -> 
     terminal.type(b"\x03")
     terminal.read_until(r"\^Claunch: stopping 2 nodes")
     terminal.read_until("launch: stopped by you after .*, 0 processes left on 2 nodes")
-    assert running.finish(PROMPT_S).exit_code == 130
+    assert running.finish().exit_code == 130
 
 
 @pytest.mark.parametrize("key", [b"\x13", b""], ids=["Ctrl-S", "not read"])
@@ -70,7 +71,7 @@ def test_a_terminal_that_stands_still_does_not_stop_the_run(launch: Launch, term
     terminal.type(key)
     running.go()
     wait_for_logs(launch)
-    running.wait_until_clean(PROMPT_S)
+    running.wait_until_clean()
     terminal.type(b"\x11")
     terminal.read_until(r"launch: \d+ lines not shown here, all are in the logs")
     terminal.read_until("launch: finished in .*, 4 ranks ended well, 0 processes left on 2 nodes")
@@ -80,7 +81,7 @@ def test_a_terminal_that_stands_still_does_not_stop_the_run(launch: Launch, term
 def wait_for_logs(launch: Launch) -> None:
     """Wait until both nodes' logs hold every line of FLOOD."""
     logs = [launch.folder / "logs" / "latest" / f"node_{number}.log" for number in (0, 1)]
-    assert wait_until(lambda: all(count_last_lines(log) == 2 for log in logs), DEADLINE_S)
+    assert wait_until(lambda: all(count_last_lines(log) == 2 for log in logs))
 
 
 def count_last_lines(log: Path) -> int:
@@ -94,7 +95,7 @@ def test_the_cause_is_told_though_stdout_is_not_read(launch: Launch) -> None:
     running = launch.start(*shell(f"{FLOOD}; exit 3"), stdout=subprocess.PIPE)
     running.go()
     running.wait_for(r"failed first \(exit code 3\), stopping 2 nodes$")
-    running.wait_until_clean(PROMPT_S)
+    running.wait_until_clean()
     assert running.process.stdout is not None
     running.process.stdout.read()  # else it would be waited for
     assert running.finish().exit_code == 3

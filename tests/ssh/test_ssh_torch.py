@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from launching import DEADLINE_S, PROMPT_S, Launch
+from launching import Launch
+from machines.patience import NEVER_S
 from ssh_hosts import SshHosts, wait_until
 from test_ssh_runs import NASTY
 
@@ -18,7 +19,7 @@ if find_spec("torch") is None:  # importing it would take the other tests a seco
     pytest.skip("no torch: pip install torch==2.13.0", allow_module_level=True)
 
 ONE_EACH = ("--nproc", "1")
-LONG_STOP = ("--stop-timeout", "10")
+LONG_STOP = ("--stop-timeout", f"{NEVER_S:g}")
 
 # One rank of all raises after the first all-reduce; the others meet its closed connections.
 RAISE = """
@@ -85,7 +86,7 @@ def test_a_rank_raises_where_there_is_no_torchrun(launch: Launch, hosts: SshHost
     keepers = {process.pid for process in hosts.processes() if process.is_keeper}
     assert [process.parent in keepers for host in hosts for process in host.ranks()] == [True] * 4
     running.go()
-    done = running.finish(PROMPT_S)
+    done = running.finish()
     assert done.exit_code == 1
     assert "launch: node2 rank 2 failed first (exit code 1), stopping 2 nodes" in done.words
     assert "    ValueError: the optimizer met a NaN" in done.words
@@ -97,7 +98,7 @@ def test_torchrun_is_killed(launch: Launch, hosts: SshHosts) -> None:
     running = launch.start(*ONE_EACH, "train.py")
     running.wait_for("] ready", 2)
     hosts["node2"].torchrun().kill()
-    done = running.finish(PROMPT_S)
+    done = running.finish()
     assert done.exit_code == 128 + signal.SIGKILL
     assert "launch: node2 torchrun failed first (killed by SIGKILL), stopping 2 nodes" in done.words
     assert done.words[-1] == "launch: 0 processes left on 2 nodes, exit code 137"
@@ -162,7 +163,7 @@ def test_a_port_that_somebody_takes_in_between_is_replaced(launch: Launch, tmp_p
     running = launch.start(*ONE_EACH, "--cpu", "--env", f"PYTHONPATH={tmp_path}", "train.py")
     running.wait_for("launch: checked")
     record = launch.folder / "logs" / "latest" / "run.json"
-    wait_until(lambda: record.exists() and "master_port" in record.read_text(), DEADLINE_S)
+    wait_until(lambda: record.exists() and "master_port" in record.read_text())
     port = json.loads(record.read_text())["plan"]["master_port"]
     with socket.socket() as stranger:
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -11,12 +11,12 @@ import hostile_server as hostile
 import pytest
 from hostile_server import Listener
 from launching import Launch
+from machines.patience import DEADLINE_S, slowed
 from ssh_hosts import SshHosts, wait_until
 
 from launcher.hosts import Host
 from launcher.transports.fabric import _WINDOW_BYTES, FabricTransport
 
-TIMEOUT_S = 3
 PEAK_KIB = 160 << 10
 PLACE = r"127\.0\.0\.1 port \d+"
 
@@ -67,7 +67,7 @@ def test_each_costs_its_own_host_one_line(launch: Launch, hosts: SshHosts, trans
             launch.folder / "config", **{name: settings_of(server) for name, server in servers.items()}
         )
         names = ("--hosts", ",".join(["node1", *servers]), "--ssh-config", str(config))
-        done = launch.exec(*names, "--connect-timeout", str(TIMEOUT_S), "--json", "--", "echo fine")
+        done = launch.exec(*names, "--connect-timeout", f"{slowed(3):g}", "--json", "--", "echo fine")
     *lines, result = [json.loads(line) for line in done.lines]
     assert (done.exit_code, [(line["host"], line["text"]) for line in lines]) == (69, [("node1", "fine")])
     wrong = {name: said for name, said in result["failures"].items() if not re.fullmatch(expected[name], said)}
@@ -82,9 +82,9 @@ def test_what_overruns_a_window_is_not_kept(hosts: SshHosts, launch: Launch) -> 
     """OpenSSH keeps count of its own windows."""
     with Listener(hostile.let_in(hosts["node1"].folder / "host_key", hostile.overrun_the_window)) as server:
         config = hosts.write_config(launch.folder / "config", hostile=settings_of(server))
-        channel = FabricTransport(config).open(Host("hostile"), "true", TIMEOUT_S)
+        channel = FabricTransport(config).open(Host("hostile"), "true", DEADLINE_S)
         try:
-            assert wait_until(lambda: channel._channel.closed, 10)  # nobody has read yet
+            assert wait_until(lambda: channel._channel.closed)  # nobody has read yet
             size = 0
             while (piece := channel.read())[0]:
                 size += len(piece[1])

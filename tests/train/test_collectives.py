@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from machines.patience import DEADLINE_S
 from torch import Tensor
 
 from launcher import distributed
@@ -26,13 +27,13 @@ OK_LINES = [f"{name:14} fp32 ok   bf16 ok" for name in COLLECTIVES] + [f"{'barri
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    yield distributed.init("gloo", timeout_s=5)
+    yield distributed.init("gloo", timeout_s=DEADLINE_S)
     distributed.shutdown()
 
 
 @pytest.fixture
 def watch(world: World) -> Watch:
-    return Watch(world, timeout_s=5)
+    return Watch(world, timeout_s=DEADLINE_S)
 
 
 def test_three_ranks_under_torchrun(starter: Any) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from machines.patience import DEADLINE_S
 
 from launcher import distributed
 from launcher.distributed import DeviceError, Place, World, WorldError
@@ -66,7 +67,7 @@ def test_nccl_without_a_gpu() -> None:
 
 def test_a_single_process_has_a_group_of_one_and_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
     assert distributed.is_main()
-    world = distributed.init("gloo", timeout_s=5)
+    world = distributed.init("gloo", timeout_s=DEADLINE_S)
     try:
         assert (world.rank, world.world_size, world.is_main) == (0, 1, True)
         assert (world.device, world.backend) == (torch.device("cpu"), "gloo")
@@ -94,7 +95,7 @@ def test_helpers_work_for_a_single_process() -> None:
 
 
 def test_a_mean_keeps_shape_and_type_and_leaves_its_argument_alone() -> None:
-    distributed.init("gloo", timeout_s=5)
+    distributed.init("gloo", timeout_s=DEADLINE_S)
     try:
         value = torch.tensor([[1.0, 2.0]], requires_grad=True)
         mean = distributed.all_reduce_mean(value)

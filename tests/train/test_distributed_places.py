@@ -15,6 +15,7 @@ import pytest
 from ClusterShell.NodeSet import NodeSet
 from hypothesis import given
 from hypothesis import strategies as st
+from machines.patience import DEADLINE_S
 
 from launcher import distributed
 from launcher.distributed import Place, WorldError
@@ -213,7 +214,7 @@ def test_what_slurm_gave_and_nobody_uses_is_said(caplog: pytest.LogCaptureFixtur
 SAY = """
 import sys
 from launcher import distributed
-world = distributed.init("gloo", timeout_s=30)
+world = distributed.init("gloo", timeout_s=120)
 total = distributed.all_reduce_mean(float(world.rank))
 with distributed.rank_ordered(), open(sys.argv[1], "a") as file:
     print(world.rank, world.world_size, world.local_rank, world.local_world_size, world.launched_by, total, file=file)
@@ -238,7 +239,7 @@ def test_ranks_of_mpi_find_each_other(argv: list[str], launched_by: str, tmp_pat
     done = subprocess.run(
         [program, *argv[1:], sys.executable, str(tmp_path / "say.py"), str(tmp_path / "said")],
         env={**os.environ, **root, "PYTHONPATH": str(Path(distributed.__file__).parents[1]), "TMPDIR": str(tmp_path)},
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "said").read_text() == f"0 2 0 2 {launched_by} 0.5\n1 2 1 2 {launched_by} 0.5\n"

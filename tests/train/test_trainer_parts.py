@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from machines.patience import DEADLINE_S
 from torch.distributed.checkpoint.api import CheckpointException
 
 from launcher import distributed
@@ -62,7 +63,7 @@ def text_task(text: torch.Tensor, context: int) -> Task:
 
 @pytest.fixture
 def single_rank() -> Iterator[World]:
-    yield distributed.init("gloo", timeout_s=5)
+    yield distributed.init("gloo", timeout_s=DEADLINE_S)
     distributed.shutdown()
 
 
@@ -426,7 +427,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_unsaved(
     monkeypatch.chdir(tmp_path)
     argv = ["--data-size", "100", "--batch-size", "2", "--steps-per-epoch", "9", "--save-every", "3"]
     config = read_config([*argv, "--lr", "1e30", "--warmup-steps", "0", "--clip-norm", "0", "--log-every", log_every])
-    world = distributed.init("gloo", timeout_s=5)
+    world = distributed.init("gloo", timeout_s=DEADLINE_S)
     try:
         with pytest.raises(RunError) as caught:
             train(config, world)

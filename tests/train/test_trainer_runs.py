@@ -7,13 +7,14 @@ import os
 import re
 import signal
 import socket
-import time
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from machines.patience import NEVER_S
+from machines.processes import wait_until
 
 from launcher.trainer import __main__ as trainer
 from launcher.trainer.config import TrainConfig
@@ -148,6 +149,18 @@ def test_torchrun_runs_the_zip_where_there_is_no_launcher(starter: Any, tmp_path
 ENDLESS = ["-m", "launcher.trainer", "--epochs", "1000", "--steps-per-epoch", "0", "--save-dir", "out"]
 
 
+# The trainer, whose loader processes don't look for their rank by themselves, as those of torch do after 5 s.
+BLIND_LOADERS = f"""
+import sys
+from torch.utils.data._utils import worker
+from launcher.distributed import leave
+from launcher.trainer.__main__ import main
+assert worker.MP_STATUS_CHECK_INTERVAL == 5
+worker.MP_STATUS_CHECK_INTERVAL = {NEVER_S}
+leave(main(sys.argv[1:]))
+"""
+
+
 def saved_step(folder: Path) -> int:
     (path,) = (folder / "out" / "checkpoints").glob("step_*")
     return int(json.loads((path / "progress.json").read_text())["step"])
@@ -155,7 +168,7 @@ def saved_step(folder: Path) -> int:
 
 def test_sigterm_to_all_saves_and_ends_all_with_143(starter: Any, tmp_path: Path) -> None:
     """As Slurm sends it, to the loader processes as well; one of the two ranks gets it later."""
-    ranks = starter.start_ranks(2, lambda rank: [*ENDLESS, "--workers", "1"])
+    ranks = starter.start_ranks(2, lambda rank: ["-c", BLIND_LOADERS, *ENDLESS[2:], "--workers", "1"])
     ranks[0].wait_for("step 20 ")
     for rank in reversed(ranks):
         os.killpg(rank.process.pid, signal.SIGTERM)
@@ -164,10 +177,7 @@ def test_sigterm_to_all_saves_and_ends_all_with_143(starter: Any, tmp_path: Path
     step = saved_step(tmp_path)
     assert step >= 20
     assert ranks[0].stdout.splitlines()[-1] == f"SIGTERM: step {step} saved in out/checkpoints/step_{step}"
-    deadline = time.monotonic() + 4  # a loader that looked for its rank by itself would take 5 s
-    while not all(rank.is_empty() for rank in ranks):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert wait_until(lambda: all(rank.is_empty() for rank in ranks))
 
 
 def test_sigterm_to_one_rank_of_a_sharded_model_saves_all_of_it(starter: Any, tmp_path: Path) -> None:

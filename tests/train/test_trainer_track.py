@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from machines.patience import DEADLINE_S
 
 from launcher.trainer import track
 from launcher.trainer.options import ConfigError
 from launcher.trainer.track import Background, Guard, JsonLines, Trackers, open_trackers, read_metrics
-from tests.train.conftest import DEADLINE_S, Starter
+from tests.train.conftest import Starter
 
 CONFIG = {"lr": 0.1, "data": ""}
 

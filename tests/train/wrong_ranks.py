@@ -42,14 +42,15 @@ def check_corrupted(world: distributed.World) -> None:
     checks.all_to_all = corrupt(checks.all_to_all, world, 0)
     checks.shift = corrupt(checks.shift, world, 1)
     dist.barrier = lambda: None
-    checks.run_checks(world, Watch(world, timeout_s=20))
+    checks.run_checks(world, Watch(world, timeout_s=120))
     print(compare_gradients(world, wrap=lambda model: model))  # nobody averages the gradients
 
 
 def stall(world: distributed.World) -> None:
-    watch = Watch(world, timeout_s=1)
+    watch = Watch(world, timeout_s=120)
     with watch.step("all_gather"):
         dist.barrier()
+    watch._timeout_s = 1
     if world.rank == 1:
         print("stalled", flush=True)
         signal.pause()
@@ -57,7 +58,7 @@ def stall(world: distributed.World) -> None:
         dist.all_reduce(torch.zeros(1))
 
 
-world = distributed.init("gloo", timeout_s=30)
+world = distributed.init("gloo", timeout_s=120)
 if sys.argv[1] == "stall":
     stall(world)
 check_corrupted(world)

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from machines.patience import DEADLINE_S
 
 from launcher.bisection import Group, Together, Verdict
 from launcher.cli import bisecting, running, test_distributed
@@ -62,7 +63,7 @@ def test_runs_of_a_batch_go_side_by_side(capsys: pytest.CaptureFixture[str]) -> 
             await all_begun.wait()
             return "a1 and a3 don't meet" if {"a1", "a3"} <= set(group) else ""
 
-        return await asyncio.wait_for(search(["a1", "a2", "a3"], run_group), 5)
+        return await asyncio.wait_for(search(["a1", "a2", "a3"], run_group), DEADLINE_S)
 
     assert asyncio.run(find()) == Verdict((), (Together(("a1", "a3"), ("a1", "a3")),))
     lines = capsys.readouterr().err.splitlines()

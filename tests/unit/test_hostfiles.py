@@ -505,7 +505,7 @@ def test_a_hostile_file_is_refused_at_once_in_one_line(tmp_path, content, messag
     start = time.process_time()
     with pytest.raises(HostfileError) as caught:
         read_hostfile(path)
-    assert time.process_time() - start < 5  # of a minute and more, where memory does not end first
+    assert time.process_time() - start < 20  # of a minute and more, where memory does not end first
     assert caught.value.message == f"{path}:{message}"
     assert caught.value.hint.isprintable()
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import paramiko
 import pytest
+from machines.patience import DEADLINE_S
 
 from launcher.transports.fabric_failures import judge
 from launcher.transports.identities import Login, LoginRefused, locked_keys
@@ -18,7 +19,9 @@ FIDO = "sk-ssh-ed25519@openssh.com"
 
 
 def make_key(path, *words, passphrase=""):
-    subprocess.run(["ssh-keygen", "-q", "-N", passphrase, "-a", "1", "-f", path, *words], check=True, timeout=10)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-N", passphrase, "-a", "1", "-f", path, *words], check=True, timeout=DEADLINE_S
+    )
     return base64.b64decode(path.with_name(f"{path.name}.pub").read_text().split()[1])
 
 
@@ -84,7 +87,7 @@ def test_a_certificate_and_its_key(tmp_path):
     public = make_key(tmp_path / "key", "-t", "ecdsa")
     make_key(tmp_path / "ca", "-t", "ed25519")
     argv = ["ssh-keygen", "-q", "-s", tmp_path / "ca", "-I", "me", tmp_path / "key.pub"]
-    subprocess.run(argv, check=True, timeout=10)
+    subprocess.run(argv, check=True, timeout=DEADLINE_S)
     certified, blob = read_certificate(tmp_path / "key-cert.pub")
     assert certified == plain_public(blob.key_blob) == public
     assert blob.key_type == "ecdsa-sha2-nistp256-cert-v01@openssh.com"

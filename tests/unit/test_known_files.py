@@ -10,6 +10,7 @@ import paramiko
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from machines.patience import DEADLINE_S
 
 from launcher.transports.known_files import find_doubt, first_path, read_paths
 from launcher.transports.ssh_answers import read_answer
@@ -57,7 +58,7 @@ def test_what_ssh_gives(folder: Path, value: str, files: list[str]) -> None:
     if shutil.which("ssh") is None:
         pytest.skip("no ssh: apt-get install openssh-client")
     argv = ["ssh", "-F", str(write_config(folder, value)), "-G", "e1"]
-    said = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=10).stdout.splitlines()
+    said = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=DEADLINE_S).stdout.splitlines()
     (text,) = (line.partition(" ")[2] for line in said if line.startswith("userknownhostsfile "))
     assert read_paths(text) == [Path(f"{folder}{file}") for file in files]
     assert read_answer("e1", said).place.known_file == (f"{folder}{files[0]}" if files else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 
 import pytest
+from machines.patience import DEADLINE_S
 
 from launcher.transports.openssh_failures import judge
 from launcher.transports.ssh_answers import read_answer, read_seconds, split_jump
@@ -272,7 +273,7 @@ def test_the_hints_name_file_and_alias():
 def test_keys_with_a_passphrase_are_told_from_refused_ones(tmp_path):
     for name, passphrase in (("open", ""), ("locked", "secret")):
         words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-f", tmp_path / name]
-        subprocess.run(words, check=True, timeout=10)
+        subprocess.run(words, check=True, timeout=DEADLINE_S)
     said = "ann@10.0.0.2: Permission denied (publickey).\r\n"
     locked = answer("node", "10.0.0.2", 2222, f"identityfile {tmp_path}/locked")
     both = answer("node", "10.0.0.2", 2222, f"identityfile {tmp_path}/locked", f"identityfile {tmp_path}/open")
@@ -302,7 +303,7 @@ def test_keys_with_a_passphrase_are_told_from_refused_ones(tmp_path):
 )
 def test_why_a_key_was_of_no_use_is_told(tmp_path, said, tried, hint):
     key = tmp_path / "id"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True, timeout=10)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True, timeout=DEADLINE_S)
     named = answer("node", "10.0.0.2", 2222, f"identityfile {key}")
     text = f"{said}\r\nann@10.0.0.2: Permission denied (publickey).\r\n".replace("KEY", str(key))
     judgement, _ = judge(text, named, [], is_late=False)

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from machines.patience import slowed
 
 from launcher import output
 from launcher.cli import show_error, tell
@@ -372,7 +373,8 @@ def test_closing_does_not_wait_for_a_pipe_that_nobody_reads(pipe, monkeypatch, c
 def test_closing_waits_as_long_as_the_reader_moves(pipe, monkeypatch, capfd, count):
     pages, shown = 12, []
     page = fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, 4096)  # what a pipe holds that is as small as can be
-    monkeypatch.setattr(output, "_FAREWELL_S", 0.6)
+    pause_s = slowed(0.1)
+    monkeypatch.setattr(output, "_FAREWELL_S", 6 * pause_s)
     monkeypatch.setattr(output, "_PIECE_BYTES", page)
     terminal = Terminal(is_terminal=False)
     for _ in range(count):
@@ -381,7 +383,7 @@ def test_closing_waits_as_long_as_the_reader_moves(pipe, monkeypatch, capfd, cou
     def read_slowly():
         while piece := os.read(pipe[0], page):
             shown.append(len(piece))
-            time.sleep(0.1)  # so all together takes twice as long as a reader that stands still is waited for
+            time.sleep(pause_s)  # so all together takes twice as long as a reader that stands still is waited for
 
     reader = threading.Thread(target=read_slowly)
     reader.start()

@@ -8,6 +8,7 @@ import threading
 
 import paramiko
 import pytest
+from machines.patience import DEADLINE_S
 
 from launcher.transports.packets import (
     MAX_BANNER_BYTES,
@@ -26,7 +27,7 @@ def greet(banner: bytes) -> tuple[str | None, Exception | None]:
     with ours, theirs:
         threading.Thread(target=send, args=(theirs, banner), daemon=True).start()
         transport = paramiko.Transport(ours, packetizer_class=BoundedPacketizer)
-        transport.banner_timeout = 5
+        transport.banner_timeout = DEADLINE_S
         try:
             transport._check_banner()
         except paramiko.SSHException as error:

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from machines.patience import DEADLINE_S
 
 from launcher.transports.processes import ProcessChannel, end_process, start_process
-
-TIMEOUT_S = 10.0
 
 
 @pytest.fixture
@@ -41,12 +40,12 @@ def test_a_blocked_reader_comes_back_and_then_it_is_closed(channel: ProcessChann
     reader = threading.Thread(target=lambda: read.extend(iter(channel.read, (0, b""))))
     reader.start()
     channel.write(b"hello")
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + DEADLINE_S
     while not (read and channel._is_reading):
         assert time.monotonic() < deadline
         time.sleep(0.005)
     channel.close()
-    reader.join(TIMEOUT_S)
+    reader.join(DEADLINE_S)
     assert not reader.is_alive()
     assert read == [(1, b"hello")]
     assert wakes_of(channel) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from machines.patience import DEADLINE_S
 
 from launcher.errors import HostFailure
 from launcher.transports.base import STDERR, STDOUT, TransportError
@@ -56,7 +57,7 @@ def test_a_flood_waits_for_its_reader() -> None:
     sizes = []
     while sum(sizes) < 1800:
         sizes.append(len(channel.read()[1]))
-    thread.join(10)
+    thread.join(DEADLINE_S)
     assert delivered.is_set()
     assert max(sizes) <= 1200
 
@@ -100,7 +101,7 @@ def test_one_that_fails_does_not_end_those_that_are_waited_for() -> None:
     failing.start()
     with relays.changed:
         waiting.set()
-        assert relays.wait_for(relays["a"], lambda: relays["a"].failure, 10)
+        assert relays.wait_for(relays["a"], lambda: relays["a"].failure, DEADLINE_S)
     failing.join()
     assert seen == [False]
     assert relays.are_unused()

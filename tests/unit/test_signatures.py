@@ -137,9 +137,9 @@ def test_what_healthy_ranks_say_is_marked() -> None:
 def test_a_flood_in_one_line_costs_little(piece: str) -> None:
     line = piece * (1_000_000 // len(piece))
     next(explain_lines([""]), None)  # compiles the patterns
-    began = time.perf_counter()
+    began = time.process_time()
     list(explain_lines([line]))
-    assert time.perf_counter() - began < 0.5  # 2 ms on a machine at rest
+    assert time.process_time() - began < 1  # of CPU; it takes 2 ms
 
 
 def test_the_end_of_a_very_long_line_is_not_searched() -> None:

@@ -1,6 +1,7 @@
 """Stands in for torchrun: one session per rank, looked at ten times a second, and rough at SIGTERM.
 
 The import waits as long as there is a file that STAND_IN_GATE names, and fails where STAND_IN_BROKEN is set.
+STAND_IN_PERIOD_S is another time from one look to the next.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> None:
 
     signal.signal(signal.SIGTERM, end)
     while None in [rank.poll() for rank in ranks]:
-        time.sleep(0.1)
+        time.sleep(float(os.environ.get("STAND_IN_PERIOD_S", "0.1")))
     if any(rank.returncode for rank in ranks):
         end()
 
