@@ -55,13 +55,32 @@ def descend(
         for rank in owned.ranks.values():
             processes.send_signal(rank, signals.SIGTERM)
         yield from _wait(end, lambda: not any(map(processes.is_alive, owned.ranks.values())))
-        rest = _without_starter(owned, owned.living())
-        for process in rest:
-            processes.send_signal(process, signals.SIGTERM)
-            processes.send_signal(process, signals.SIGCONT)
-        if rest:  # a trainer that a shell script started is found here, and may be saving
-            yield from _wait(max(end, time.monotonic() + REST_S), lambda: not _without_starter(owned, owned.living()))
+        # A trainer that a shell script started is found here, and may be saving.
+        rest = _Rest(owned, processes)
+        yield from _wait(max(end, time.monotonic() + REST_S), rest.is_gone)
     return (yield from _kill(owned, processes, time.monotonic() + CENSUS_S))
+
+
+class _Rest:
+    """What is neither rank nor starter: each gets SIGTERM once, those too that were started since the last look.
+
+    A process that has become another program counts as new: what came between its fork and its exec is lost.
+    """
+
+    def __init__(self, owned: Owned, processes: Signals) -> None:
+        self._owned = owned
+        self._processes = processes
+        self._asked: set[tuple[int, int, str]] = set()
+
+    def is_gone(self) -> bool:
+        living = _without_starter(self._owned, self._owned.living())
+        for process in living:
+            program = process.pid, process.started, process.name
+            if program not in self._asked:
+                self._asked.add(program)
+                self._processes.send_signal(process, signals.SIGTERM)
+                self._processes.send_signal(process, signals.SIGCONT)
+        return not living
 
 
 def _kill(owned: Owned, processes: Signals, deadline: float) -> Generator[float, None, list[Process]]:

@@ -36,7 +36,7 @@ class Ranks:
         self._owned = owned
         self._on_ended = on_ended  # where all were our own children
         self._torchrun: workers.Child | None = None  # also while it only imports
-        self._expected = 0  # ranks, without torchrun
+        self._expected = 0  # ranks of a shim
         self._unfinished = b""  # line of the shim's
         self._exited: set[int] = set()
         self._others: dict[int, Callable[[int], object]] = {}  # children that are no ranks
@@ -97,12 +97,12 @@ class Ranks:
             if self._torchrun is not None and pid == self._torchrun.pid:
                 self._outlet.drain()
                 self._outlet.send(messages.ENDED, **workers.describe_status(status))
-            self._take_end(pid, status)  # inherited from a starter that was killed
+            self._take_end(pid, status, time.monotonic())  # inherited from a starter that was killed
 
-    def _take_end(self, pid: int, status: int) -> None:
+    def _take_end(self, pid: int, status: int, ended_at: float) -> None:
         for local_rank, process in self._owned.ranks.items():
             if process.pid == pid:
-                self._report_exit(local_rank, status)
+                self._report_exit(local_rank, status, ended_at)
                 self._check_all_exited(status)
 
     def _read_shim(self, fd: int) -> None:
@@ -115,7 +115,7 @@ class Ranks:
                 self.seen.add(report["rank"])
                 self._own(report["rank"], processes.parse_stat(report["stat"]))
             else:
-                self._take_end(report["pid"], report["status"])
+                self._take_end(report["pid"], report["status"], report["ended_at"])
         if not data:
             self._loop.forget(fd)
             os.close(fd)
@@ -137,8 +137,8 @@ class Ranks:
         self._watch_memory(process.pid)
         self._ledger.note(rank=local_rank, pid=process.pid, started=process.started)
         self._outlet.send(messages.STARTED, local_rank=local_rank, pid=process.pid)
-        if self._torchrun is None:
-            return  # its parent tells us
+        if self._expected:
+            return  # the shim tells us
         pidfd = workers.open_pidfd(process)
         if pidfd is None:
             self._look_again(local_rank, process)
@@ -149,19 +149,19 @@ class Ranks:
         if processes.is_alive(process):
             self._loop.call_later(0.05, lambda: self._look_again(local_rank, process))
         else:
-            self._report_exit(local_rank, workers.read_exit_status(process))
+            self._report_exit(local_rank, workers.read_exit_status(process), time.monotonic())
 
     def _meet_end(self, local_rank: int, process: processes.Process, pidfd: int) -> None:
         self._loop.forget(pidfd)
         os.close(pidfd)
+        ended_at = time.monotonic()
         self.reap()
-        self._report_exit(local_rank, workers.read_exit_status(process))
+        self._report_exit(local_rank, workers.read_exit_status(process), ended_at)
 
-    def _report_exit(self, local_rank: int, status: int | None) -> None:
+    def _report_exit(self, local_rank: int, status: int | None, ended_at: float) -> None:
         if local_rank in self._exited:
             return
         self._exited.add(local_rank)
-        ended_at = time.monotonic()
         if status and self._owned.starter is not None:
             # torchrun would print its page and kill the others; what happens next is the launcher's to say.
             processes.send_signal(self._owned.starter, signals.HOLD)
@@ -194,6 +194,6 @@ class Ranks:
         return self._kills.judge(self._owned.ranks[local_rank].pid, was_child=ending["signal"] is None)
 
     def _check_all_exited(self, status: int) -> None:
-        if self._torchrun is None and len(self._exited) == self._expected:
+        if len(self._exited) == self._expected:
             self._outlet.send(messages.ENDED, **workers.describe_status(status))
             self._on_ended()

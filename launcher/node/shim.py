@@ -8,6 +8,7 @@ other can still let the commands save.
 from __future__ import annotations
 
 import os
+import time
 
 from launcher.node import guardian, ladder, notation, processes, signals, workers
 from launcher.node.loop import Loop
@@ -111,12 +112,15 @@ class _Shim:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                # Whoever follows a rank's end sees it once it is reaped, and must not look as if it had come first.
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return  # it stays: a daemon of theirs may live on, and the ladder ends the shim last
-            if pid == 0:
+            if ended is None:
                 return
-            self._report(pid=pid, status=status)
+            ended_at = time.monotonic()
+            pid, status = os.waitpid(ended.si_pid, 0)
+            self._report(pid=pid, status=status, ended_at=ended_at)
 
     def _report(self, **fields: object) -> None:
         try:

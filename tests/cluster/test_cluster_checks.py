@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 import signal
 from pathlib import Path
 
@@ -343,7 +344,7 @@ def listening_ports(host: Host) -> set[int]:
 
 
 def abandon(running: Running, *hosts: Host) -> None:
-    """Kill launcher, guardians and supervisors at once, so that nobody cleans up."""
+    """Kill launcher, guardians, supervisors and shims at once, so that nobody cleans up; their ranks die with them."""
     keepers = [process.pid for host in hosts for process in host.processes() if not process.is_ours]
     for pid in keepers:  # stopped first: each would notice the others' death
         send_signal(pid, signal.SIGSTOP)
@@ -361,7 +362,7 @@ def folders(host: Host) -> list[Path]:
 
 def test_left_overs_are_ended_and_a_run_beside_them_goes_on(launch: Launch, cluster: Cluster) -> None:
     hosts = [cluster["node1"], cluster["node2"]]
-    lost = launch.start("--nproc", "1", *shell(HARDY), hosts="node[1-2]")
+    lost = launch.start("--nproc", "1", *shell(f"setsid sh -c {shlex.quote(HARDY)} & wait"), hosts="node[1-2]")
     lost.wait_for(r"\] ready", 2)
     abandon(lost, *hosts)
     live = launch.start("--nproc", "1", *shell('echo "ready $RANK"; exec sleep 300'), hosts="node[2-3]")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from machines.cluster import Cluster, Host
-from machines.runs import DEADLINE_S, PROGRAMS
+from machines.patience import DEADLINE_S
+from machines.runs import PROGRAMS
 
 SPOOFED = "gpu7"
 OTHER_KEY = "has this machine's address, but known_hosts has a different host key for it; connecting over SSH"

@@ -126,7 +126,7 @@ def test_an_srun_is_ended_where_no_thread_is_left(
     refuse_threads(monkeypatch, "read srun")
     with pytest.raises(LauncherError):
         srun()
-    wait_until(lambda: not (tmp_path / "pid").exists() or "cat" not in _command(tmp_path / "pid"), DEADLINE_S)
+    wait_until(lambda: not (tmp_path / "pid").exists() or "cat" not in _command(tmp_path / "pid"))
 
 
 def _command(pid: Path) -> str:

@@ -139,7 +139,7 @@ def interrupt_exec(folder: Path, when: Callable[[], object] | None = None, **way
 
     done = asyncio.run(run())
     if has_text(pid):
-        wait_until(lambda: not is_alive(int(pid.read_text())), DEADLINE_S)
+        wait_until(lambda: not is_alive(int(pid.read_text())))
     return done
 
 
@@ -163,7 +163,7 @@ def test_a_host_that_is_reached_too_late_gets_no_order(
     assert capsys.readouterr().out.splitlines()[-1] == "launch: stopped, nothing was started"
     assert (dict(done.census.left), dict(done.census.unasked)) == ({}, {})
     way.may_open.set()
-    wait_until(lambda: way.channels and way.channels[0].exit_code() is not None, DEADLINE_S)
+    wait_until(lambda: way.channels and way.channels[0].exit_code() is not None)
     assert not (tmp_path / "pid").exists()
 
 

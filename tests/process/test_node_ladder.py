@@ -157,6 +157,24 @@ def test_a_rank_that_starts_others_while_it_is_ended(node: Node) -> None:
     assert not any(map(is_alive, node.told_pids))
 
 
+def test_what_is_started_while_the_rest_is_ended_hears_sigterm_too(node: Node) -> None:
+    """Not only when the time to save is over."""
+    code = """
+        import os, signal, subprocess, time
+        def start_another(*_):
+            print("pids", subprocess.Popen(["sleep", "300"], start_new_session=True).pid, flush=True)
+            os._exit(0)
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, start_another)
+            print("ready", flush=True)
+        time.sleep(300)
+    """
+    node.start_ready(python(code))
+    assert node.stop(NEVER_S) == []
+    (other,) = node.told_pids
+    assert not is_alive(other)
+
+
 def test_who_forks_faster_than_proc_can_be_read(node: Node, tmp_path: Path) -> None:
     """Two lines of processes that live for 0.7 ms each; while one of them goes on, the pipe has a writer."""
     os.mkfifo(tmp_path / "alive")

@@ -149,7 +149,8 @@ def test_a_node_that_slept_ends_the_run(nodes: Nodes, tmp_path: Path) -> None:
     silence_s = slowed(5)
     assert node.prepare(silence_s=silence_s)["sleeps_along"] is False
     start_ready_beating(node, shell(WAITS))
-    node.send(messages.BEAT)
+    node.send(messages.ROUTE, master="127.0.0.1")
+    node.wait_for(messages.ROUTED)  # so all that was sent is read: nothing renews the lease any more
     heard_at = time.monotonic()
     (tmp_path / "slept").touch()
     check_gone(node)

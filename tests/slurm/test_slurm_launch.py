@@ -136,7 +136,7 @@ def test_a_job_that_a_run_has_submitted_is_none_of_its_own(launch: SlurmLaunch) 
     """It has the run's mark, and `launch clean` on its node leaves it alone."""
     script = "echo $LAUNCH_MARK >mark; exec sleep 300"
     submit = ("sbatch", "--parsable", "--nodelist=node1", f"--chdir={launch.folder}", f"--wrap={script}")
-    done = launch.type("launch", "exec", "--", *submit, job=("--nodes=1", "--nodelist=node1")).finish()
+    done = launch.type("launch", "exec", "--", *submit, job=("--nodes=1", "--nodelist=node1")).wait()
     assert done.exit_code == 0
     assert wait_until((launch.folder / "mark").exists, JOB_START_S)
     job = launch.find("sleep 300", "node1")

@@ -156,6 +156,14 @@ sys.meta_path.insert(0, Gate)
 """
 
 
+def binds(sock: socket.socket, port: int) -> bool:
+    try:
+        sock.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    return True
+
+
 def test_a_port_that_somebody_takes_in_between_is_replaced(launch: Launch, tmp_path: Path) -> None:
     """We hold it without listening, so a stranger that listens there is faster than torchrun."""
     (tmp_path / "sitecustomize.py").write_text(GATE)
@@ -167,7 +175,7 @@ def test_a_port_that_somebody_takes_in_between_is_replaced(launch: Launch, tmp_p
     port = json.loads(record.read_text())["plan"]["master_port"]
     with socket.socket() as stranger:
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        stranger.bind(("127.0.0.1", port))
+        assert wait_until(lambda: binds(stranger, port)), "the neighbours' probe still listens there"
         stranger.listen()
         (tmp_path / "go").touch()
         done = running.finish()
