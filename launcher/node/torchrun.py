@@ -4,7 +4,8 @@ It is the parent of the ranks, and outlives guardian and supervisor if both are 
 end of the ranks is theirs: they hold torchrun by a signal, and the kernel sends the same one when the supervisor dies.
 Held, its main thread waits in the handler and does not listen to SIGTERM, so neither the end of a rank nor Slurm makes
 it end the others. When both are gone it does what the ladder would: SIGTERM to the ranks alone, so that a trainer with
-data-loader workers can save, torchrun's own end after the time for that, and SIGKILL to all that has the run's mark.
+data-loader workers can save, after the time for that SIGTERM to the rest, and SIGKILL. torchrun's own end would take
+30 s where a rank ignores SIGTERM.
 Not SIGSTOP: what the kernel sends would not reach a process that is stopped, and node 0's store would stand still while
 ranks save together.
 """
@@ -14,60 +15,63 @@ from __future__ import annotations
 KEEPERS_FD = 4  # at its end when guardian and supervisor are gone
 
 # Its arguments are the word torchrun, the signal that holds it, and how long ranks may save, in seconds.
-# That main thread may wait in C++, for other nodes, where it hears no signal: another one looks after the end.
+# The main thread may wait in C++, for other nodes, where it hears no signal: another one looks after the end.
 PROGRAM = """\
 import signal, threading, time
 hold_signal, stop_timeout_s = int(sys.argv[2]), float(sys.argv[3])
 mark = os.environ["LAUNCH_MARK"]
-asked = []
 def hold(*_):
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.read(4, 1)
-    is_first = before != signal.SIG_IGN and not asked
-    if is_first:
-        asked.append(True)
-        let_ranks_save()
-    signal.signal(signal.SIGTERM, before)
-    if is_first:
-        signal.raise_signal(signal.SIGTERM)
-def let_ranks_save():
+    end_ranks()
+def end_ranks():
     ranks = read("/proc/self/task/%d/children" % os.getpid()).split()
-    for rank in ranks:
-        os.kill(int(rank), signal.SIGTERM)
-    end_at = time.monotonic() + stop_timeout_s
-    while time.monotonic() < end_at and any(map(is_alive, ranks)):
+    send(signal.SIGTERM, ranks)
+    wait_while(lambda: any(map(is_alive, ranks)), stop_timeout_s)
+    send(signal.SIGTERM, find_marked())
+    wait_while(find_marked, 1)
+    kill_all(ranks)
+def kill_all(ranks):
+    send(signal.SIGKILL, find_marked())
+    send(signal.SIGKILL, ["-" + rank for rank in ranks])  # each leads a process group
+    os._exit(1)
+def wait_while(is_true, timeout_s):
+    end_at = time.monotonic() + timeout_s
+    while time.monotonic() < end_at and is_true():
         time.sleep(0.05)
-def is_alive(rank):
-    return read("/proc/%s/stat" % rank).rpartition(") ")[2][:1] not in ("", "Z", "X")
+def send(number, pids):
+    for pid in pids:
+        try:
+            os.kill(int(pid), number)
+        except OSError:
+            pass
+def is_alive(pid):
+    return read("/proc/%s/stat" % pid).rpartition(") ")[2][:1] not in ("", "Z", "X")
+def find_marked():
+    pids = filter(str.isdigit, os.listdir("/proc"))
+    return [pid for pid in pids if int(pid) != os.getpid() and is_marked(read("/proc/%s/environ" % pid))]
+def is_marked(environment):  # as processes.read_mark says
+    env = dict(entry.partition("=")[::2] for entry in environment.split("\\0"))
+    return env.get("LAUNCH_MARK") == mark and env.get("SLURM_JOB_ID", "") in ("", env.get("LAUNCH_SLURM_JOB", ""))
 def read(path):
     try:
         return open(path, errors="surrogateescape").read()
     except OSError:
         return ""
-def is_of_run(environment):  # as processes.read_mark says
-    env = dict(entry.partition("=")[::2] for entry in environment.split("\\0"))
-    return env.get("LAUNCH_MARK") == mark and env.get("SLURM_JOB_ID", "") in ("", env.get("LAUNCH_SLURM_JOB", ""))
-def kill_the_rest():
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        if int(pid) != os.getpid() and is_of_run(read("/proc/%s/environ" % pid)):
-            try:
-                os.kill(int(pid), signal.SIGKILL)
-            except OSError:
-                pass
-def end_without_keepers():
+def has_children():
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+def end_without_main_thread():
     os.read(4, 1)
     os.kill(os.getpid(), hold_signal)
-    end_at = time.monotonic() + stop_timeout_s + 45  # torchrun gives its ranks 30 s between SIGTERM and SIGKILL
-    try:
-        while time.monotonic() < end_at:
-            time.sleep(0.05)
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        pass
-    kill_the_rest()
-    os._exit(1)
+    time.sleep(0.1)
+    wait_while(has_children, stop_timeout_s + 5)
+    kill_all([])
 signal.signal(hold_signal, hold)
-threading.Thread(target=end_without_keepers, daemon=True).start()
+threading.Thread(target=end_without_main_thread, daemon=True).start()
 from torch.distributed import run
 order = sys.stdin.readline()
 if order.endswith("\\n"):  # else it was cut short: the supervisor is gone
@@ -76,9 +80,5 @@ if order.endswith("\\n"):  # else it was cut short: the supervisor is gone
     os.environ.update(order["env"])
     os.chdir(order["cwd"])
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    try:
-        run.main(order["argv"])
-    finally:
-        if asked:
-            kill_the_rest()
+    run.main(order["argv"])
 """

@@ -170,10 +170,12 @@ def test_what_the_way_to_it_says_late_is_noise_as_well(monkeypatch: pytest.Monke
         await talk.wait_for(READY)
         os.kill((await talk.wait_for(messages.HELLO)).fields["pid"], signal.SIGTERM)
         await talk.wait_for(messages.CENSUS)
+        while said not in talk.conversation.noise_text():  # on stderr, which may come later
+            await asyncio.sleep(0.01)
 
+    said = "ending the run: its supervisor got signal 15"
     talk = talking(scene)
     talk.conversation.noise += b"once\n"
-    said = "ending the run: its supervisor got signal 15"
     assert talk.conversation.noise_text().splitlines() == [said, "once", "here is cancelled"]
 
 

@@ -40,8 +40,9 @@ def line_of(text: str) -> int:
 
 def test_the_exit_code_is_the_first_failure_s(launch: Launch) -> None:
     first = 'if [ "$RANK" = 1 ]; then echo $$ >new; mv new first; exit 42; fi'
-    later = "until [ -e first ] && ! kill -0 $(cat first) 2>/dev/null; do sleep 0.02; done; exit 43"
-    done = launch.run(*shell(f"{first}; {later}"))
+    beside = "until [ -e first ] && ! kill -0 $(cat first) 2>/dev/null; do sleep 0.02; done; exit 43"
+    later = "trap 'exit 43' TERM; while :; do sleep 0.02; done"
+    done = launch.run(*shell(f'{first}; if [ "$RANK" = 0 ]; then {beside}; fi; {later}'))
     assert done.exit_code == 42
     assert "launch: node1 rank 1 failed first (exit code 42), stopping 2 nodes" in done.words
 
