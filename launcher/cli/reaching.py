@@ -56,13 +56,27 @@ def _read_allocated() -> tuple[Host, ...]:
     return allocation.hosts()
 
 
-def choose_opener(options: Mapping[str, Any], hosts: Sequence[Host]) -> Opener:
-    """Return what opens the way to the hosts; raise UsageError, before any is asked, where there is none."""
+def choose_way(options: Mapping[str, Any], hosts: Sequence[Host]) -> tuple[str, Allocation | None]:
+    """Return the name of the transport, and the Slurm job that we are in.
+
+    Raise UsageError where there is no way, and for options that this one would ignore.
+    """
     allocation = read_allocation(os.environ)
     chosen = choose_transport(options["transport"], hosts, allocation)
     if chosen == SRUN:
-        assert allocation is not None  # or srun was refused
         _refuse_ssh(hosts)
+    elif chosen == PDSH:
+        _refuse_secrets(options)
+    elif chosen == SSH and options["ask_password"]:
+        raise UsageError("--ask-password goes with --transport fabric", "OpenSSH asks a terminal, for each host")
+    return chosen, allocation
+
+
+def choose_opener(options: Mapping[str, Any], hosts: Sequence[Host]) -> Opener:
+    """Return what opens the way to the hosts; raise UsageError, before any is asked, where there is none."""
+    chosen, allocation = choose_way(options, hosts)
+    if chosen == SRUN:
+        assert allocation is not None  # or srun was refused
         return partial(_open_srun, options, allocation)
     settings = {
         "ssh_config": options["ssh_config"],
@@ -70,11 +84,8 @@ def choose_opener(options: Mapping[str, Any], hosts: Sequence[Host]) -> Opener:
         "may_boot": is_chosen("connect_timeout"),
     }
     if chosen == PDSH:
-        _refuse_secrets(options)
         return partial(_open_pdsh, options, settings)
     if chosen == SSH:
-        if options["ask_password"]:
-            raise UsageError("--ask-password goes with --transport fabric", "OpenSSH asks a terminal, for each host")
         return partial(_open_ssh, settings)
     return partial(_open_fabric, {**settings, "secrets": ask_secrets(options, hosts)})
 

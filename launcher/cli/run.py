@@ -17,7 +17,7 @@ from launcher.cli.options import (
     reach_options,
     read_job,
 )
-from launcher.cli.reaching import choose_opener, read_hosts
+from launcher.cli.reaching import choose_opener, choose_way, read_hosts
 from launcher.hosts import Host
 from launcher.job import Job
 
@@ -48,6 +48,7 @@ def command(words: tuple[str, ...], dry_run: bool, check: bool, **options: Any) 
 
         show_sources(list(options))
     if dry_run and not check:
+        choose_way(options, hosts)
         return print_dry_run(job, hosts)
     if check and not dry_run:
         raise UsageError("--check goes with --dry-run")

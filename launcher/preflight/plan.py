@@ -11,6 +11,7 @@ from launcher.job import ProgramKind
 from launcher.plan import count_processes, count_visible
 from launcher.preflight import activation
 from launcher.preflight.findings import Finding, Node, on_cpus
+from launcher.wording import count
 
 
 def check(node: Node) -> Iterator[Finding]:
@@ -77,10 +78,11 @@ def _check_gpus(node: Node) -> _Found:
             yield f"has no GPU {', '.join(map(str, missing))}", f"it has {there}"
         return
     visible = count_visible(host, fact)
-    variable = next((name for name in VISIBLE_DEVICES if name in node.job.env), VISIBLE_DEVICES[0])
+    # One of the login, or of --setup, isn't named by what the node says.
+    variable = next((name for name in VISIBLE_DEVICES if name in node.job.env), "*_VISIBLE_DEVICES")
     if not visible:
-        hint = "the list ends at an entry that names no GPU, and a repeated entry hides all"
-        yield f"no GPU visible, {variable} hides all {len(fact.gpus)} of them", f"correct it, or unset it: {hint}"
+        hint = "the list ends at the first entry that names no GPU; a repeated entry hides all"
+        yield f"{variable} hides all {count(len(fact.gpus), 'GPU')}", f"correct or unset it ({hint})"
     elif wanted > visible:
         where = "there" if visible == len(fact.gpus) else f"visible ({variable})"
         yield f"{wanted} GPUs wanted, {visible} {where}", "one process a GPU; ask for fewer with --gpus"

@@ -178,7 +178,8 @@ def test_ranks_of_real_torchrun_may_save(nodes: Nodes, tmp_path: Path, first: st
     """Also when it was held before, since another rank had failed."""
     pytest.importorskip("torch", reason="no torch: pip install torch")
     node = nodes.start()
-    node.import_torchrun(sys.executable)
+    node.prepare(facts=True, pythons=[sys.executable], stop_timeout_s=NEVER_S)
+    node.wait_for(messages.FACTS)
     node.start_torchrun(write_script(tmp_path, SAVES))
     for rank in range(2):
         node.wait_for_output("ready", rank)

@@ -145,7 +145,7 @@ def test_a_rank_that_starts_others_while_it_is_ended(node: Node) -> None:
         import os, signal, subprocess, time
         def start_others(*_):
             others = [subprocess.Popen(["sleep", "300"], start_new_session=True) for _ in range(3)]
-            print("pids", *(other.pid for other in others), flush=True)
+            os.write(1, b"pids %d %d %d\\n" % tuple(other.pid for other in others))  # print() may be under way
             os._exit(0)
         signal.signal(signal.SIGTERM, start_others)
         print("ready", flush=True)
@@ -162,7 +162,7 @@ def test_what_is_started_while_the_rest_is_ended_hears_sigterm_too(node: Node) -
     code = """
         import os, signal, subprocess, time
         def start_another(*_):
-            print("pids", subprocess.Popen(["sleep", "300"], start_new_session=True).pid, flush=True)
+            os.write(1, b"pids %d\\n" % subprocess.Popen(["sleep", "300"], start_new_session=True).pid)
             os._exit(0)
         if os.fork() == 0:
             signal.signal(signal.SIGTERM, start_another)

@@ -103,7 +103,7 @@ GPU_HINT = "one process a GPU; ask for fewer with --gpus"
         (
             Job(SCRIPT),
             facts(visible_gpus=()),
-            "gpu1: no GPU visible, CUDA_VISIBLE_DEVICES hides all 8 of them\n"
+            "gpu1: CUDA_VISIBLE_DEVICES hides all 8 GPUs\n"
             "  correct it, or unset it: the list ends at an entry that names no GPU, and a repeated entry hides all",
         ),
         (
