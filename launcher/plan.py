@@ -17,8 +17,11 @@ ARCHIVE_NAME = "launcher.pyz"
 TORCHRUN = ("-m", "torch.distributed.run")
 _LEGACY = ("-m", "torch.distributed.launch")
 
-# Each rank opens its own two FIFOs, tells its process id, and becomes the program.
-_RANK_SHELL = 'D=$1; shift; echo "$LOCAL_RANK $$" >"$D/ranks"; exec "$@" >"$D/out.$LOCAL_RANK" 2>"$D/err.$LOCAL_RANK"'
+# Each rank opens its own two FIFOs, tells its process id, and becomes the program. It opens them for reading too: one
+# that prints while it saves shall not fail because the supervisor has been killed.
+_RANK_SHELL = (
+    'D=$1; shift; echo "$LOCAL_RANK $$" >"$D/ranks"; exec "$@" 1<>"$D/out.$LOCAL_RANK" 2<>"$D/err.$LOCAL_RANK"'
+)
 FLIGHT_RECORDER_PREFIX = "nccl_trace_rank_"  # of its files, before the rank
 _FLIGHT_RECORDER_EVENTS = "2000"
 

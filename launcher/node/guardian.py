@@ -7,19 +7,15 @@ It speaks on stderr only: the supervisor may have died in the middle of a messag
 from __future__ import annotations
 
 import os
-import time
 
-from launcher.node import signals
+from launcher.node import processes, signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Generator, NoReturn
+    from typing import Any, NoReturn
 
-    from launcher.node.processes import Process
 
-BEAT_S = 1.0  # a ladder may take longer than the launcher bears silence
 _FORWARDED = (signals.SIGTERM, signals.SIGHUP, signals.SIGINT)
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(nonce: str) -> NoReturn:
@@ -30,12 +26,15 @@ def main(nonce: str) -> NoReturn:
     # A third is at its end when both are gone: for who starts the ranks, and is then the last that can end them.
     keepers_read, keepers_write = os.pipe()
     guardian = os.getpid()
-    become_subreaper()
+    # The login's shell has become this process, with the children that its files had started in the background.
+    found = [processes.read_process(child) for child in processes.read_children()]
+    strangers = {process.pid: process.started for process in found if process is not None}
+    processes.become_subreaper()
     pid = os.fork()
     if pid == 0:
         os.close(life_write)
         os.close(ledger_read)
-        _run_supervisor(life_read, ledger_write, guardian, (keepers_read, keepers_write))
+        _run_supervisor(life_read, ledger_write, guardian, (keepers_read, keepers_write), strangers)
     os.close(life_read)
     os.close(ledger_write)
     os.close(keepers_read)
@@ -46,32 +45,24 @@ def main(nonce: str) -> NoReturn:
     status = _wait_for(pid)
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
         os._exit(0)
-    _clean_up(nonce, _read_ledger(ledger_read), status)
+    _clean_up(nonce, _read_ledger(ledger_read), status, strangers)
     os._exit(1)
 
 
-def _run_supervisor(life_fd: int, ledger_fd: int, guardian: int, keepers_fds: tuple[int, int]) -> NoReturn:
+def _run_supervisor(
+    life_fd: int, ledger_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int]
+) -> NoReturn:
     from launcher.node import supervisor
 
     try:
-        become_subreaper()
-        supervisor.Supervisor(life_fd, ledger_fd, guardian, keepers_fds).run()
+        processes.become_subreaper()
+        supervisor.Supervisor(life_fd, ledger_fd, guardian, keepers_fds, strangers).run()
         os._exit(0)
     except BaseException:  # noqa: BLE001 - a fork must not return into its parent's code
         import traceback
 
         traceback.print_exc()
         os._exit(1)
-
-
-def become_subreaper() -> None:
-    """Have the orphans among our descendants become our children."""
-    import ctypes
-
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    except (OSError, AttributeError):
-        pass  # orphans go to init; mark and sessions still find them
 
 
 def _release_stdout() -> None:
@@ -126,14 +117,15 @@ def _read_ledger(fd: int) -> dict[str, Any]:
     return ledger
 
 
-def _clean_up(nonce: str, ledger: dict[str, Any], status: int) -> None:
-    from launcher.node import ladder, messages, processes, workers
+def _clean_up(nonce: str, ledger: dict[str, Any], status: int, strangers: dict[int, int]) -> None:
+    from launcher.node import ladder, messages, workers
 
     ending = workers.describe_status(status)
     _say(nonce, messages.encode(messages.FAILED, text="its supervisor died", supervisor=ending))
     left: list[processes.Process] = []
     if "mark" in ledger:
         owned = processes.Owned(ledger["mark"], [os.getpid()])
+        owned.strangers = strangers
         for entry in ledger["processes"]:
             process = processes.read_process(entry["pid"])
             if process is None or process.started != entry["started"]:
@@ -143,7 +135,7 @@ def _clean_up(nonce: str, ledger: dict[str, Any], status: int) -> None:
             else:
                 owned.add_rank(entry["rank"], process)
         beat = messages.encode(messages.BEAT)
-        left = take_steps(ladder.descend(owned, processes, ledger["stop_timeout_s"]), lambda: _say(nonce, beat))
+        left = ladder.take_steps(ladder.descend(owned, processes, ledger["stop_timeout_s"]), lambda: _say(nonce, beat))
         if not left:  # else `launch clean` goes by it
             workers.remove_folder(ledger["folder"])
     found = [[process.pid, process.name, process.state] for process in left]
@@ -155,27 +147,3 @@ def _say(nonce: str, message: bytes) -> None:
         os.write(2, b"\n" + nonce.encode() + b" " + message)
     except OSError:
         pass  # nobody listens any more
-
-
-def take_steps(steps: Generator[float, None, list[Process]], beat: Callable[[], None] = lambda: None) -> list[Process]:
-    """Take the ladder's steps, and call `beat` every second meanwhile; return what could not be ended."""
-    beat_at = time.monotonic()
-    while True:
-        try:
-            pause = next(steps)
-        except StopIteration as end:
-            left: list[Process] = end.value
-            return left
-        time.sleep(pause)
-        _reap()
-        if time.monotonic() - beat_at >= BEAT_S:
-            beat_at = time.monotonic()
-            beat()
-
-
-def _reap() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass

@@ -9,6 +9,7 @@ For the same reason it is the last to be killed.
 
 from __future__ import annotations
 
+import os
 import time
 
 from launcher.node import signals
@@ -24,11 +25,9 @@ if TYPE_CHECKING:
 
         def is_alive(self, process: Process) -> bool: ...
         def send_signal(self, process: Process, number: int) -> None: ...
-        def signal_children(self, number: int) -> None: ...
-        def has_children(self) -> bool: ...
-        def living_children(self) -> list[Process]: ...
 
 
+BEAT_S = 1.0  # a ladder may take longer than the launcher bears silence
 REST_S = 1.0  # what is neither rank nor starter gets at least this long between SIGTERM and SIGKILL
 CENSUS_S = 5.0  # a process in state D can't be killed; it is named, not waited for
 
@@ -54,6 +53,7 @@ def descend(
             processes.send_signal(owned.starter, signals.HOLD)
         for rank in owned.ranks.values():
             processes.send_signal(rank, signals.SIGTERM)
+            processes.send_signal(rank, signals.SIGCONT)  # one that is stopped would not hear it
         yield from _wait(end, lambda: not any(map(processes.is_alive, owned.ranks.values())))
         # A trainer that a shell script started is found here, and may be saving.
         rest = _Rest(owned, processes)
@@ -92,17 +92,18 @@ def _kill(owned: Owned, processes: Signals, deadline: float) -> Generator[float,
     starter = owned.starter.pid if owned.starter is not None else None
     living = owned.living()
     turn = 0
-    while (living or processes.has_children()) and time.monotonic() < deadline:
+    while (living or owned.has_children()) and time.monotonic() < deadline:
         living = yield from _stop(owned, processes, living, deadline)
         for process in sorted(living, key=lambda process: process.pid == starter):
             processes.send_signal(process, signals.SIGKILL)
-        for _ in range(0 if living else _QUICK_LOOKS):
-            processes.signal_children(signals.SIGKILL)
+        if not living:
+            for child in (child for _ in range(_QUICK_LOOKS) for child in owned.living_children()):
+                processes.send_signal(child, signals.SIGKILL)
         yield _PAUSES_S[min(turn, 1)]
         turn += 1
         living = owned.living()
     known = {process.pid for process in living}
-    return living + [child for child in processes.living_children() if child.pid not in known]
+    return living + [child for child in owned.living_children() if child.pid not in known]
 
 
 def _stop(
@@ -129,6 +130,30 @@ def _identity(process: Process) -> tuple[int, int]:
 def _without_starter(owned: Owned, living: list[Process]) -> list[Process]:
     starter = owned.starter
     return [process for process in living if starter is None or process.pid != starter.pid]
+
+
+def take_steps(steps: Generator[float, None, list[Process]], beat: Callable[[], object]) -> list[Process]:
+    """Go down the ladder without an event loop, and `beat` about every second; return what could not be ended."""
+    beat_at = time.monotonic()
+    while True:
+        try:
+            pause = next(steps)
+        except StopIteration as end:
+            left: list[Process] = end.value
+            return left
+        time.sleep(pause)
+        _reap()
+        if time.monotonic() - beat_at >= BEAT_S:
+            beat_at = time.monotonic()
+            beat()
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
 
 
 def _wait(deadline: float, is_done: Callable[[], bool]) -> Generator[float, None, None]:

@@ -22,7 +22,8 @@ SLURM_JOB = "LAUNCH_SLURM_JOB"  # the Slurm job that the run itself is in; empty
 FILES = "LAUNCH_FILES"  # a directory in the run's own on this machine
 _SLURM_S_OWN = "SLURM_JOB_ID"
 _GONE = "ZX"  # a zombie holds no memory and no GPU; it only waits to be reaped
-_HIDDEN = ["?", "0", "0", *["0"] * 47]  # the fields of a process that may not be looked at
+_HIDDEN = ["?"] + ["0"] * 49  # the fields of a process that may not be looked at
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 class Process:
@@ -130,6 +131,16 @@ def send_signal(process: Process, number: int) -> None:
             pass
 
 
+def become_subreaper() -> None:
+    """Have the orphans among our descendants become our children."""
+    import ctypes
+
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    except (OSError, AttributeError):
+        pass  # orphans go to init; mark and sessions still find them
+
+
 def read_children() -> list[int]:
     """Return our children's process ids, zombies' too; none where the kernel keeps no such list.
 
@@ -152,21 +163,6 @@ def has_children() -> bool:
     return True
 
 
-def signal_children(number: int) -> None:
-    """Signal all our children; those of other users hear nothing."""
-    for pid in read_children():
-        try:
-            os.kill(pid, number)
-        except OSError:
-            pass
-
-
-def living_children() -> list[Process]:
-    """Return our children that live, those that /proc hides with `?` for all but their id."""
-    found = [read_process(pid) or Process(pid, "?", _HIDDEN) for pid in read_children()]
-    return [process for process in found if process.state not in _GONE]
-
-
 class Owned:
     """The processes of one run on this machine.
 
@@ -180,6 +176,8 @@ class Owned:
         self.keepers = set(keepers)  # guardian and supervisor: their children are ours, they themselves are not
         # What is older than the run's supervisor can't be of the run; its environment need not be read.
         self.born = 0
+        # Children that a login's files left to the guardian, with their start times: nobody's here, nor what is below.
+        self.strangers: dict[int, int] = {}
         self.starter: Process | None = None  # of the ranks: torchrun, or a shim
         self.ranks: dict[int, Process] = {}  # by local rank
         self._sessions: dict[int, int] = {}  # session id -> start time of its leader
@@ -210,6 +208,18 @@ class Owned:
                 self._sessions[process.session] = mine[process.session].started
         return [process for process in mine.values() if process.state not in _GONE]
 
+    def has_children(self) -> bool:
+        """Tell whether a child of ours lives that is no stranger; one that has ended counts until it is reaped."""
+        return bool(self.living_children()) if self.strangers else has_children()
+
+    def living_children(self) -> list[Process]:
+        """Return our children that live, those that /proc hides with `?` for all but their id."""
+        found = [read_process(pid) or Process(pid, "?", _HIDDEN) for pid in read_children()]
+        return [process for process in found if process.state not in _GONE and not self._is_stranger(process)]
+
+    def _is_stranger(self, process: Process) -> bool:
+        return self.strangers.get(process.pid) == process.started
+
     def _has_sign(self, process: Process, everything: dict[int, Process]) -> bool:
         return (
             self._known.get(process.pid) == process.started
@@ -231,6 +241,6 @@ class Owned:
         pending = list(self.keepers) + list(mine)
         while pending:
             for child in children.get(pending.pop(), ()):
-                if child.pid not in mine and child.pid not in self.keepers:
+                if child.pid not in mine and child.pid not in self.keepers and not self._is_stranger(child):
                     mine[child.pid] = child
                     pending.append(child.pid)

@@ -39,6 +39,7 @@ class Ranks:
         self._expected = 0  # ranks of a shim
         self._unfinished = b""  # line of the shim's
         self._exited: set[int] = set()
+        self._inherited: dict[int, tuple[int, float]] = {}  # process id -> how and when it ended
         self._others: dict[int, Callable[[int], object]] = {}  # children that are no ranks
         self._kills: KernelKills | None = None  # once a rank runs
 
@@ -59,13 +60,15 @@ class Ranks:
         self._expected = len(order.entries)
         null = os.open(os.devnull, os.O_RDONLY)
         fds: dict[int, dict[int, int]] = {}
+        readers = []
         for rank in [entry["rank"] for entry in order.entries]:
             fds[rank] = {0: null}
             for stream in (workers.STDOUT, workers.STDERR):
                 read_end, fds[rank][stream] = os.pipe()
                 workers.widen(read_end)
                 self._outlet.watch(read_end, rank, stream)
-        child, reports = shim.start(order, fds, keepers_fd)
+                readers.append(read_end)
+        child, reports = shim.start(order, fds, readers, keepers_fd)
         for fd in {null}.union(*(streams.values() for streams in fds.values())):
             os.close(fd)
         if child.process is not None:
@@ -97,7 +100,8 @@ class Ranks:
             if self._torchrun is not None and pid == self._torchrun.pid:
                 self._outlet.drain()
                 self._outlet.send(messages.ENDED, **workers.describe_status(status))
-            self._take_end(pid, status, time.monotonic())  # inherited from a starter that was killed
+            self._inherited[pid] = status, time.monotonic()  # from a starter that was killed
+            self._take_end(pid, status, time.monotonic())
 
     def _take_end(self, pid: int, status: int, ended_at: float) -> None:
         for local_rank, process in self._owned.ranks.items():
@@ -113,7 +117,10 @@ class Ranks:
                 self._outlet.send(messages.FAILED, text=report["failure"])
             elif "stat" in report:
                 self.seen.add(report["rank"])
-                self._own(report["rank"], processes.parse_stat(report["stat"]))
+                process = processes.parse_stat(report["stat"])
+                self._own(report["rank"], process)
+                if process.pid in self._inherited:  # the shim and it were killed before this was read
+                    self._take_end(process.pid, *self._inherited[process.pid])
             else:
                 self._take_end(report["pid"], report["status"], report["ended_at"])
         if not data:

@@ -1,8 +1,8 @@
 """The parent of plain commands, which outlives guardian and supervisor if both are killed, and then ends the run.
 
 To the ladder it is what torchrun is: it started the ranks, and is killed last. Should it be killed itself, the kernel
-kills the commands: a process can ask for a signal at the death of its parent alone, and one parent may die while the
-other can still let the commands save.
+kills the commands, though not their children: a process can ask for a signal at the death of its parent alone, and one
+parent may die while the other can still let the commands save.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 
-from launcher.node import guardian, ladder, notation, processes, signals, workers
+from launcher.node import ladder, notation, processes, signals, workers
 from launcher.node.loop import Loop
 
 TYPE_CHECKING = False
@@ -34,11 +34,14 @@ class Order:
         self.stop_timeout_s = stop_timeout_s
 
 
-def start(order: Order, streams: dict[int, dict[int, int]], keepers_fd: int) -> tuple[workers.Child, int]:
+def start(
+    order: Order, streams: dict[int, dict[int, int]], readers: list[int], keepers_fd: int
+) -> tuple[workers.Child, int]:
     """Fork a shim; return it, and where it reports starts and ends as lines of JSON.
 
-    streams: the descriptors of each rank, by the number that they get there; keepers_fd: at its end when guardian and
-    supervisor are gone.
+    streams: the descriptors of each rank, by the number that they get there; readers: the other ends of their pipes,
+    kept so that one that prints while it saves does not fail because the supervisor has been killed; keepers_fd: at
+    its end when guardian and supervisor are gone.
     """
     report_read, report_write = os.pipe()
     pid = workers.fork(death_signal=0)
@@ -46,7 +49,7 @@ def start(order: Order, streams: dict[int, dict[int, int]], keepers_fd: int) -> 
         os.close(report_write)
         return workers.Child(pid), report_read
     try:
-        _leave(keepers_fd, report_write, *(fd for fds in streams.values() for fd in fds.values()))
+        _leave(keepers_fd, report_write, *readers, *(fd for fds in streams.values() for fd in fds.values()))
         _Shim(order, streams, keepers_fd, report_write).run()
     finally:
         os._exit(1)
@@ -78,6 +81,7 @@ class _Shim:
 
     def run(self) -> NoReturn:
         """Start the commands and tell of each end, until it is killed or nobody is left to be told."""
+        processes.become_subreaper()  # a daemon without mark is still a child, then
         loop = Loop()
         wake_read, wake_write = os.pipe()
         for fd in (wake_read, wake_write):
@@ -129,7 +133,7 @@ class _Shim:
             pass  # the supervisor is gone; the guardian asks nobody for exit codes
 
     def _end_run(self) -> NoReturn:
-        guardian.become_subreaper()
-        if not guardian.take_steps(ladder.descend(self._owned, processes, self._order.stop_timeout_s)):
+        steps = ladder.descend(self._owned, processes, self._order.stop_timeout_s)
+        if not ladder.take_steps(steps, beat=lambda: None):
             workers.remove_folder(self._order.folder)
         os._exit(0)

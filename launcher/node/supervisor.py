@@ -34,7 +34,10 @@ COALESCE_S = 0.002  # a writer's small pieces gather in its pipe for so long, so
 class Supervisor:
     """One conversation: prepare, facts, route, start, output and exits, stop, census."""
 
-    def __init__(self, life_fd: int, ledger_fd: int, guardian: int, keepers_fds: tuple[int, int]) -> None:
+    def __init__(
+        self, life_fd: int, ledger_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int]
+    ) -> None:
+        """strangers: children of the guardian, by process id with their start times, that it was born with."""
         self._loop = Loop()
         self._life_fd = life_fd  # at its end when the guardian dies
         # Two ends of a pipe: who starts the ranks reads in it that guardian and supervisor are gone.
@@ -42,6 +45,7 @@ class Supervisor:
         self._ledger = Ledger(ledger_fd)
         self._keepers = [os.getpid(), guardian]
         self._owned = processes.Owned(None, self._keepers)
+        self._owned.strangers = strangers
         self._decoder = messages.Decoder(max_header_bytes=1 << 30)
         self._outlet = Outlet(self._loop, lambda rank: rank in self._ranks.seen)
         self._ranks = Ranks(self._loop, self._outlet, self._ledger, self._owned, self._end_if_short)
@@ -292,10 +296,17 @@ class Supervisor:
             if keeper is not None and keeper.started == started:
                 processes.send_signal(keeper, signals.SIGKILL)
 
+    def _wake_guardian(self) -> None:
+        """One that was stopped would stay for ever, though nothing is left to guard."""
+        guardian = self._keepers[1]
+        if os.getppid() == guardian:  # else it is dead, and its number may be another's
+            os.kill(guardian, signals.SIGCONT)
+
     def _report_census(self, left: list[processes.Process]) -> None:
         self._ranks.reap()
         self._outlet.drain()
         self._kill_lost_keepers()
+        self._wake_guardian()
         if self._adopted_runs and not left:
             from launcher.node import leftovers
 

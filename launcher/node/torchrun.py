@@ -19,7 +19,7 @@ KEEPERS_FD = 4  # at its end when guardian and supervisor are gone
 PROGRAM = """\
 import signal, threading, time
 hold_signal, stop_timeout_s = int(sys.argv[2]), float(sys.argv[3])
-mark = os.environ["LAUNCH_MARK"]
+mark, folder = os.environ["LAUNCH_MARK"], os.path.dirname(os.environ["LAUNCH_FILES"])
 def hold(*_):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.read(4, 1)
@@ -32,9 +32,19 @@ def end_ranks():
     wait_while(find_marked, 1)
     kill_all(ranks)
 def kill_all(ranks):
-    send(signal.SIGKILL, find_marked())
     send(signal.SIGKILL, ["-" + rank for rank in ranks])  # each leads a process group
+    end_at, quiet_looks = time.monotonic() + 5, 0
+    while quiet_looks < 3 and time.monotonic() < end_at:  # what forks may escape a look
+        found = find_marked()
+        send(signal.SIGSTOP, found)
+        send(signal.SIGKILL, found)
+        quiet_looks = 0 if found else quiet_looks + 1
+    remove_folder()
     os._exit(1)
+def remove_folder():
+    if os.path.basename(folder).startswith("launch-%s-" % mark.partition(".")[0]):
+        import shutil
+        shutil.rmtree(folder, ignore_errors=True)
 def wait_while(is_true, timeout_s):
     end_at = time.monotonic() + timeout_s
     while time.monotonic() < end_at and is_true():

@@ -200,8 +200,8 @@ def test_a_process_reads_itself() -> None:
 
 HIDDEN_CHILD = """
 import json, os, sys, time
-from launcher.node import guardian, ladder, processes
-guardian.become_subreaper()
+from launcher.node import ladder, processes
+processes.become_subreaper()
 ladder.CENSUS_S = 0.1
 child = os.fork()
 if child == 0:
@@ -209,7 +209,8 @@ if child == 0:
 os.setgroups([])  # the group of root may look
 os.setgid(65534)
 os.setuid(65534)
-left = guardian.take_steps(ladder.descend(processes.Owned("no such mark", [os.getpid()]), processes, 0))
+steps = ladder.descend(processes.Owned("no such mark", [os.getpid()]), processes, 0)
+left = ladder.take_steps(steps, beat=lambda: None)
 print(json.dumps([[process.pid == child, process.name, process.state] for process in left]), flush=True)
 """
 

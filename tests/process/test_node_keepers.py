@@ -19,32 +19,26 @@ from pathlib import Path
 import pytest
 from machines.patience import NEVER_S
 from node_process import (
+    FORKS,
     IGNORES,
     STOP_TIMEOUT_S,
     WAITS,
     Node,
     Nodes,
+    find_marked,
     is_alive,
     parent_of,
     python,
+    read_state,
     read_status,
     shell,
+    wait_until,
 )  # fmt: skip
 
 from launcher.node import messages, signals
 
 GAPS_S = (0, 0.002, 0.006, 0.012, 0.02, 0.05)  # between both deaths: in them the survivor begins its ladder
 any_order = pytest.mark.parametrize("first", ["guardian", "supervisor"])
-
-# A child in a session of its own, and a daemon that ignores SIGTERM: what the run's mark alone still shows.
-FORKS = """
-    import os, subprocess, time
-    child = subprocess.Popen(["sleep", "300"], start_new_session=True)
-    script = "trap '' TERM; setsid sleep 300 >/dev/null 2>&1 & echo $!"
-    daemon = subprocess.run(["sh", "-c", script], stdout=subprocess.PIPE, check=True)
-    print("ready pids", os.getpid(), child.pid, int(daemon.stdout), flush=True)
-    time.sleep(300)
-"""
 
 # The script of ranks 0 and 1 under torchrun: one obeys SIGTERM, and one ignores it.
 TRAIN = """
@@ -65,7 +59,8 @@ SAVES = """
         time.sleep(300)
     def save(*_):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        Path(place / "saving").touch()
+        print("saving", flush=True)  # nobody reads that any more, and it must not fail
+        (place / "saving").touch()
         while not (place / "go").exists():
             time.sleep(0.01)
         if os.waitpid(worker, os.WNOHANG) == (0, 0):
@@ -220,6 +215,27 @@ def test_the_shim_is_killed(nodes: Nodes) -> None:
     assert node.wait_for_exits(2) == dict.fromkeys(range(2), (None, signal.SIGKILL))
     node.wait_for(messages.ENDED)
     assert node.stop() == []
+
+
+def test_the_shim_is_killed_before_its_report_is_read(nodes: Nodes) -> None:
+    node = nodes.start()
+    node.prepare()
+    argv = shell("kill -STOP $1; echo pids $$; kill -KILL $PPID; exec sleep 300", str(node.supervisor))
+    node.send(messages.START, processes=[{"rank": 0, "argv": argv, "env": {}}], cwd=None)
+    wait_until(lambda: read_state(node.supervisor) == "T")
+    wait_until(lambda: not find_marked(node.mark))
+    os.kill(node.supervisor, signal.SIGCONT)
+    assert node.wait_for_exits() == {0: (None, signal.SIGKILL)}
+    node.wait_for(messages.ENDED)
+    assert node.stop() == []
+
+
+def test_a_guardian_that_was_stopped_ends_with_the_run(nodes: Nodes) -> None:
+    node = nodes.start()
+    node.prepare()
+    os.kill(node.guardian.pid, signal.SIGSTOP)
+    assert node.stop() == []
+    node.wait_until_gone()
 
 
 def test_torchrun_is_held_and_hears_no_signal(nodes: Nodes, tmp_path: Path) -> None:

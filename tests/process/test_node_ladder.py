@@ -114,7 +114,7 @@ def test_what_a_rank_says_while_it_is_ended_comes(node: Node) -> None:
 def test_a_rank_that_is_stopped_is_ended(node: Node) -> None:
     node.start_ready(shell(WAITS))
     os.kill(node.pid_of(0), signal.SIGSTOP)
-    assert node.stop(0.2) == []
+    assert node.stop(NEVER_S) == []  # without waiting for all of that
     assert node.wait_for_exits() == {0: (None, signal.SIGTERM)}
 
 
@@ -231,6 +231,29 @@ def test_strangers_are_never_signalled(node: Node) -> None:
         for stranger in strangers:
             stranger.kill()
             stranger.wait()
+
+
+@pytest.mark.parametrize("is_supervisor_killed", [False, True])
+def test_what_a_login_started_is_left_alone(nodes: Nodes, tmp_path: Path, is_supervisor_killed: bool) -> None:
+    """The login's shell becomes the guardian, with the jobs that an rc file has put in the background."""
+    script = (
+        f"sh -c 'sleep 300 & echo $! >{tmp_path}/below; exec sleep 300' >/dev/null 2>&1 & echo $! >{tmp_path}/job; "
+    )
+    node = nodes.start(rc_file=script)
+    node.prepare()
+    node.start_ready(shell(WAITS))
+    jobs = [int((tmp_path / name).read_text()) for name in ("job", "below")]
+    try:
+        if is_supervisor_killed:
+            os.kill(node.supervisor, signal.SIGKILL)
+            assert node.wait_for_guardian()["left"] == []
+        else:
+            assert node.stop() == []
+        node.wait_until_gone()
+        assert all(map(is_alive, jobs))
+    finally:
+        for pid in jobs:
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_another_run_on_this_machine_is_left_alone(nodes: Nodes) -> None:
