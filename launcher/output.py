@@ -295,7 +295,7 @@ class NodeLog:
         """Put a file of the node's ranks beside the log: files/node_0/NAME."""
         path = self._path.parent / "files" / self._path.stem / name
         try:
-            make_private(path.parent, exist_ok=True)
+            make_private(path.parent, self._path.parent.parent, exist_ok=True)
             part = path.with_name(f".{name}.part")  # a name that no node can give
             with open(part, "wb", opener=open_private) as file:
                 file.write(content)

@@ -14,10 +14,15 @@ def open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def make_private(folder: Path, *, exist_ok: bool = False) -> None:
-    """Make a directory with mode 0700, and those above it that are missing; what exists keeps its mode."""
-    if not os.path.lexists(folder.parent):
-        make_private(folder.parent, exist_ok=True)
+def make_private(folder: Path, base: Path, *, exist_ok: bool = False) -> None:
+    """Make a directory with mode 0700, and what is missing between it and `base`; `base` itself is by the umask.
+
+    What exists keeps its mode.
+    """
+    if folder.parent != base:
+        make_private(folder.parent, base, exist_ok=True)
+    elif not os.path.lexists(base):
+        base.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=exist_ok)
 
 

@@ -58,8 +58,11 @@ class RunRecord:
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
-    def link(self, node_ranks: Sequence[int]) -> None:
-        """Point logs/latest to this run and logs/node_<rank>.log into it."""
+    def link(self, node_ranks: Sequence[int]) -> bool:
+        """Point logs/latest to this run and logs/node_<rank>.log into it; return False where latest is another user's.
+
+        In a sticky directory nobody can replace what is another's.
+        """
         base = self.folder.parent
         try:
             _replace_link(base / "latest", self.folder.name)
@@ -69,22 +72,26 @@ class RunRecord:
             for path in base.glob("node_*.log"):  # of a run with other nodes
                 number = path.stem[len("node_") :]
                 if path.is_symlink() and number.isdecimal() and int(number) not in node_ranks:
-                    path.unlink()
+                    with contextlib.suppress(PermissionError):
+                        path.unlink()
         except OSError as error:
+            if error.errno == errno.EPERM and _is_of_another(base / "latest"):
+                return False
             self._complain(base / "latest", error)
+        return True
 
 
 def create_record(base: Path, now: datetime, complain: Complaint) -> RunRecord:
     """Make the folder of a new run, named by its start; raise UsageError where that can't be.
 
-    It is the user's alone: ranks print what they like. A `base` that is there already keeps its mode.
+    It is the user's alone: ranks print what they like. Several users may share `base`, so that is by the umask.
     A full disk is no such case: a run that could go on without its logs shall go on.
     """
     stamp = now.strftime("%Y%m%d-%H%M%S")
     for number in range(1, 100):
         run_id = stamp if number == 1 else f"{stamp}-{number}"
         try:
-            make_private(base / run_id)
+            make_private(base / run_id, base)
         except OSError as error:
             if isinstance(error, FileExistsError) and os.path.lexists(base / run_id):
                 continue
@@ -108,7 +115,16 @@ def _write_text(path: Path, text: str) -> None:
         file.write(text)
 
 
+def _is_of_another(path: Path) -> bool:
+    try:
+        return path.lstat().st_uid != os.geteuid()
+    except OSError:
+        return False
+
+
 def _replace_link(path: Path, target: str) -> None:
+    if path.is_symlink() and str(path.readlink()) == target:
+        return  # it may be another user's
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(target)

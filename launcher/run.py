@@ -149,7 +149,9 @@ class Run:
             return
         if self._is_verbose:
             self._say_details()
-        self._record.link([node.node_rank for node in self._plan.nodes])
+        if not self._record.link([node.node_rank for node in self._plan.nodes]):
+            latest = self._record.folder.parent / "latest"
+            self._say(f"launch: {latest} belongs to another user and still points to another run")
         said = [warning.one_line for warning in warnings]
         self._record.update({"plan": as_record(self._plan), "warnings": said, "started_at": time.time()})
         self._screen.emit("plan", run=self._record.run_id, **as_record(self._plan))

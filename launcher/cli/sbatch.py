@@ -28,7 +28,6 @@ from launcher.environment import is_secret, parse_settings
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts import Host
 from launcher.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, Program, ProgramKind
-from launcher.private_files import make_private
 from launcher.slurm import SRUN
 
 # Those of this command; all others are those of the `launch` in the script.
@@ -167,7 +166,7 @@ def _check_script(program: Program, workdir: str | None) -> None:
 def _make_folder(path: Path) -> None:
     """Make the folder of Slurm's logs: a job whose log can't be opened ends without a word."""
     try:
-        make_private(path, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", "--log-dir names another folder") from None
 

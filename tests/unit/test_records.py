@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from launcher.output import NodeLog
 from launcher.records import create_record
 
 NOW = datetime(2026, 11, 20, 9, 12, 33)
+ANN, BOB, TEAM = 54321, 54322, 54323  # no account and no group has these numbers
 
 
 def unexpected(path, error):
@@ -148,7 +150,7 @@ def test_a_run_goes_on_without_its_logs_where_the_disk_is_full(tmp_path, monkeyp
 
 
 def test_a_run_is_its_user_s_alone(tmp_path):
-    """Whatever the umask is; a folder that was there before may be shared on purpose, and keeps its mode."""
+    """Whatever the umask is; the folder above it may be a group's: it has the umask's mode, or keeps its own."""
     (tmp_path / "shared").mkdir(mode=0o755)
     before = os.umask(0o002)
     try:
@@ -175,10 +177,51 @@ def test_a_run_is_its_user_s_alone(tmp_path):
         "20261120-091233/stacks-1.txt": 0o600,
     }
     assert find_modes(tmp_path / "deep") == {
-        ".": 0o700,
-        "logs": 0o700,
+        ".": 0o775,
+        "logs": 0o775,
         **{f"logs/{name}": mode for name, mode in find_modes(tmp_path / "shared").items() if name != "."},
     }
+
+
+@contextmanager
+def acting_as(uid):
+    """Be a user of the group, with umask 002, until the end of the block."""
+    groups, umask = os.getgroups(), os.umask(0o002)
+    os.setgroups([])
+    os.setegid(TEAM)
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
+        os.umask(umask)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
+@pytest.mark.parametrize(("mode", "is_replaced"), [(0o2775, True), (0o3775, False)])
+def test_two_users_of_a_group_run_in_one_project(tmp_path, monkeypatch, mode, is_replaced):
+    """Nobody can replace another user's links in a sticky directory; the run goes on."""
+    monkeypatch.chdir(tmp_path)  # the directories above it are root's alone
+    os.chown(tmp_path, ANN, TEAM)
+    tmp_path.chmod(0o2775)
+    with acting_as(ANN):
+        assert make_record(Path("logs")).link([0, 1])
+        Path("logs").chmod(mode)
+    with acting_as(BOB):
+        assert os.access("logs", os.R_OK | os.W_OK, effective_ids=True)
+        record = make_record(Path("logs"))
+        assert record.link([0]) is is_replaced
+        record.update({"a": 1})
+    assert Path("logs/latest").readlink() == Path(f"20261120-091233{'-2' if is_replaced else ''}")
+    assert (record.folder.stat().st_uid, record.folder.stat().st_mode & 0o777) == (BOB, 0o700)
+    assert not [*Path("logs").glob(".*")]
+    if not is_replaced:
+        Path("logs/latest").unlink()
+        with acting_as(BOB):
+            assert record.link([0])  # node_0.log, which is the first user's, leads to the right file
+        assert Path("logs/latest").readlink() == Path("20261120-091233-2")
 
 
 def find_modes(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -166,7 +167,12 @@ def test_wrong_input_is_refused_before_anything_is_written(
     assert [path.name for path in folder.iterdir()] == ["train.py"]
 
 
-def test_a_machine_without_sbatch_is_named_so(sbatch: Launch) -> None:
+def test_a_machine_without_sbatch_is_named_so(sbatch: Launch, folder: Path) -> None:
     hint = "type this on a machine of the cluster, or take the script there: --output FILE"
     said = f"launch: there is no sbatch on this machine\n  hint: {hint}\n"
-    assert sbatch("--gpus", "8", "--submit", "train.py") == (EXIT_FAILED, "", said)
+    before = os.umask(0o002)
+    try:
+        assert sbatch("--gpus", "8", "--submit", "train.py") == (EXIT_FAILED, "", said)
+    finally:
+        os.umask(before)
+    assert (folder / "logs").stat().st_mode & 0o777 == 0o775  # the runs in it are private, it is not
