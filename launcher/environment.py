@@ -34,16 +34,28 @@ VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SECRET_NAME = re.compile(
-    r"TOKEN(?!IZER)|SECRET|PASS(W|PHRASE|$)|PWD$|WEBHOOK|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY"
-    r"|_(KEYS?|AUTH|DSN|PAT|COOKIE)$|AUTHORIZATION|CONN(ECTION)?_?STR",
+    r"TOKEN(?!IZER)|SECRET|PASS(W|PHRASE)|(?<!BY)(?<!COM)(?<!TRES)(?<!SUR)(?<!OVER)(?<!UNDER)PASS$|PWD$|WEBHOOK"
+    r"|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY|_(KEYS?|AUTH|DSN|PAT|COOKIE)$|AUTHORIZATION|CONN(ECTION)?_?STR",
     re.IGNORECASE,
 )
+_PASSWORD_NAME = re.compile(r"PASS|PWD", re.IGNORECASE)
+_SWITCH = re.compile(r"true|false|yes|no", re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?\d{1,9}(\.\d{0,20})?(e[+-]?\d{1,3})?", re.IGNORECASE)
+# What names a secret in JSON and in a command line. A tokenizer's eos_token is none.
+_SECRET_WORD = r"([\w-]{0,30}(PASSW(OR)?D|SECRET|API[_-]?KEY)|((ACCESS|AUTH|API)[_-]?)?TOKEN)"
 # Every part has a bound: a value may be long, and is looked at from each of its characters on.
 _SECRET_VALUE = re.compile(
     r"[a-z][a-z0-9+.-]{0,30}://[^\s/@]{0,300}:[^\s@]{1,300}@"  # a URL with a password, which may hold a bare /
     r"|https?://[^\s/@]{1,300}@"  # a token in the user's place
     r"|(PASSW(OR)?D|PWD|TOKEN|SECRET|(API|ACCESS|ACCOUNT)_?KEY|\bSIG)=[^\s;&]"  # of a query, or libpq's
+    rf"|\"{_SECRET_WORD}\"\s{{0,9}}:"
+    rf"|--{_SECRET_WORD}\s{{1,9}}\S"
     r"|BEARER\s{1,9}[\w.~+/-]{8}"
+    r"|hooks\.slack\.com/services/"
+    # Tokens by their prefixes: GitHub's, Hugging Face's, GitLab's, Slack's, OpenAI's, and AWS's access keys. What
+    # follows has no underscore, as /data/hf_transformers_cache has.
+    r"|(?-i:\b(gh[pousr]_|github_pat_|hf_|AKIA)[A-Za-z0-9]{16}|\bglpat-[\w-]{16})"
+    r"|(?-i:\b(xox[abp]-|sk-)[\w-]{0,60}[A-Za-z0-9]{16})"
     r"|PRIVATE KEY-----",
     re.IGNORECASE,
 )
@@ -100,8 +112,12 @@ def _line_number(binding: Binding) -> int:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Tell whether a variable's name, or what its value looks like, says that the value is to be shown to nobody."""
-    return bool(_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
+    """Tell whether a variable's name, or what its value looks like, says that the value is to be shown to nobody.
+
+    No name makes a secret of `true`, and only a password's name makes one of a number: MAX_TOKENS=4096.
+    """
+    is_plain = _SWITCH.fullmatch(value) or (_NUMBER.fullmatch(value) and not _PASSWORD_NAME.search(name))
+    return bool((_SECRET_NAME.search(name) and not is_plain) or _SECRET_VALUE.search(value))
 
 
 def shell_assignments(env: Mapping[str, str]) -> list[str]:

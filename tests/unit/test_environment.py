@@ -160,10 +160,35 @@ def test_a_file_that_can_not_be_read_is_refused(tmp_path):
         ("TOKENIZERS_PARALLELISM", False),
         ("KEY_FILE", False),
         ("PATH", False),
+        ("PASS", True),
+        ("DB_PASS", True),
+        ("SMTPPASS", True),
+        ("BYPASS", False),
+        ("CACHE_BYPASS", False),
+        ("COMPASS", False),
+        ("MAX_TOKENS", True),
     ],
 )
 def test_secrets_are_known_by_their_names(name, secret):
-    assert is_secret(name, "1") is secret
+    assert is_secret(name, "words") is secret
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("MAX_TOKENS", "4096", False),
+        ("SORT_KEY", "2", False),
+        ("TOKEN_RATE", "-1.5e-3", False),
+        ("HF_HUB_DISABLE_IMPLICIT_TOKEN", "True", False),
+        ("USE_PASSWORD", "no", False),
+        ("DB_PASSWORD", "83741902", True),
+        ("BOT_TOKEN", "1234567890", True),
+        ("HF_TOKEN", "4096x", True),
+        ("HF_TOKEN", "4096\n", True),
+    ],
+)
+def test_a_number_or_a_switch_is_no_secret(name, value, secret):
+    assert is_secret(name, value) is secret
 
 
 @pytest.mark.parametrize(
@@ -181,6 +206,28 @@ def test_secrets_are_known_by_their_names(name, secret):
         ("Endpoint=h;AccountKey=ab==", True),
         ("Bearer abcdefgh12", True),
         ("-----BEGIN OPENSSH PRIVATE KEY-----", True),
+        ('{"user": "a", "password": "x"}', True),
+        ('{"db_password":"x"}', True),
+        ('{"access_token" : "x"}', True),
+        ('{"api_key": "x"}', True),
+        ("--user a --password x", True),
+        ("--api-key x", True),
+        ("https://hooks.slack.com/services/T0/B0/x", True),
+        ("x ghp_" + "a1B2" * 4, True),
+        ("hf_" + "a1B2" * 4, True),
+        ("glpat-" + "a1_-" * 4, True),
+        ("xoxb-123456789012-" + "a1B2" * 4, True),
+        ("sk-" + "a1B2" * 4, True),
+        ("sk-proj-a_b-" + "a1B2" * 4, True),
+        ("AKIA" + "A1B2" * 4, True),
+        ("hf_" + "a" * 15, False),
+        ("/data/hf_transformers_cache", False),
+        ("/data/sk-learn-experiments-2026", False),
+        ("/data/disk-" + "a" * 16, False),
+        ('{"eos_token": "x", "max_tokens": 5}', False),
+        ('{"tokenizer": "x"}', False),
+        ("--max-tokens 5", False),
+        ("--password", False),
         ("https://h:8080/path", False),
         ("http://[::1]:8080", False),
         ("ssh://git@github.com/x.git", False),
@@ -193,6 +240,8 @@ def test_secrets_are_known_by_their_names(name, secret):
         ("", False),
         ("a" * 1_000_000, False),
         ("a://:" * 20_000, False),
+        ("sk-" * 40_000, False),
+        ("--" * 60_000, False),
     ],
 )
 def test_secrets_are_known_by_their_values(value, secret):
