@@ -16,9 +16,10 @@ from typing import Any
 
 import click
 
-from launcher.cli.trust import find_home, find_other_writer
+from launcher.cli.trust import Doubt, find_home, find_other_writer, show_path
 from launcher.errors import UsageError
 from launcher.host_ranges import shown
+from launcher.wording import listed
 
 FILE = "launcher.toml"
 PYPROJECT = "pyproject.toml"
@@ -38,6 +39,7 @@ RISKY = (
 )  # fmt: skip
 _WHOLE = ("num_nodes", "nodes", "cpus_per_task", "gpus", "nproc", "master_port", "rdzv_timeout")
 _LISTS = ("hosts", "env", "env_file")
+_NO_FILE = "--config /dev/null to use no file"
 _TABLE = re.compile(rb"^[ \t]*\[[ \t]*tool[ \t]*\.[ \t]*launcher[ \t]*[.\]]", re.MULTILINE)
 
 
@@ -66,7 +68,7 @@ def use_defaults(ctx: click.Context, _: click.Parameter, named: Path | None) -> 
 
 def _read_named(path: Path) -> Defaults:
     """Read the file of --config, whoever wrote it and wherever it lies."""
-    source = str(path) if str(path).isprintable() else repr(str(path))
+    source = show_path(path)
     content = _parse(_read(path, source), source)
     if path.name != PYPROJECT:
         return _check_all(source, content)
@@ -93,10 +95,11 @@ def _find_own(path: Path) -> list[Defaults]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise UsageError(f"{FILE}: can't be read: {error.strerror}", "to go without: --config /dev/null") from None
+        raise UsageError(f"{FILE}: can't be read: {error.strerror}", f"pass {_NO_FILE}") from None
     if doubt:
         raise _refused(FILE, doubt)
-    return [_limit(_check_all(FILE, _parse(_read(path, FILE), FILE)), is_at_home=is_at_home)]
+    content = _read(path, FILE, f"pass {_NO_FILE}")
+    return [_limit(_check_all(FILE, _parse(content, FILE)), is_at_home=is_at_home)]
 
 
 def _find_pyproject(path: Path) -> list[Defaults]:
@@ -116,7 +119,7 @@ def _find_pyproject(path: Path) -> list[Defaults]:
     return [_limit(_check_all(PYPROJECT, table), is_at_home=is_at_home)] if table is not None else []
 
 
-def _judge(path: Path) -> tuple[str, bool]:
+def _judge(path: Path) -> tuple[Doubt | None, bool]:
     """Return who else may have written a file that was found, and whether it lies below the home directory.
 
     A symlink is looked at twice: where it lies, for whoever may write there, and where it leads.
@@ -124,35 +127,42 @@ def _judge(path: Path) -> tuple[str, bool]:
     home, uid = find_home(), os.geteuid()
     places = dict.fromkeys((path.resolve(), path.parent.resolve() / path.name))
     doubts = [find_other_writer(place, home, uid) for place in places]
-    return next(filter(None, doubts), ""), all(home in place.parents for place in places)
+    return next(filter(None, doubts), None), all(home in place.parents for place in places)
 
 
-def _refused(source: str, doubt: str) -> UsageError:
-    return UsageError(
-        f"{source} is not used: {doubt}",
-        f"pass --config {source} if you trust it, or --config /dev/null to go without",
-    )
+def _refused(source: str, doubt: Doubt) -> UsageError:
+    remedy = f"{doubt.remedy}, or " if doubt.remedy else ""
+    return UsageError(f"{source} is not used: {doubt.text}", remedy + _trusting(source))
+
+
+def _trusting(source: str) -> str:
+    return f"pass --config {source} if you trust it, or {_NO_FILE}"
 
 
 def _limit(defaults: Defaults, *, is_at_home: bool) -> Defaults:
     """Return the defaults; raise UsageError if they hold what only a file of the user's own may say."""
     risky = [name.replace("_", "-") for name in defaults.values if name in RISKY]
     if risky and not is_at_home:
+        what = f"{listed(f'`{name}`' for name in risky)} {'is' if len(risky) == 1 else 'are'}"
         raise UsageError(
-            f"{defaults.source}: {', '.join(risky)}: only from a file below your home directory",
-            f"pass --config {defaults.source} if you trust it, or --config /dev/null to go without",
+            f"{defaults.source}: {what} accepted only from a file below your home directory",
+            _trusting(defaults.source),
         )
     return defaults
 
 
-def _read(path: Path, source: str) -> bytes:
+def _read(path: Path, source: str, hint: str = "") -> bytes:
     try:
+        found = path.stat()
+        is_file = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)  # opening a directory says what is wrong
+        if not is_file and not os.path.samestat(found, Path(os.devnull).stat()):
+            raise UsageError(f"{source}: not a regular file", hint)  # a FIFO would be waited for
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"{source}: can't be read: {error.strerror}") from None
+        raise UsageError(f"{source}: can't be read: {error.strerror}", hint) from None
     if len(content) > MAX_FILE_BYTES:
-        raise UsageError(f"{source}: more than {MAX_FILE_BYTES >> 20} MiB, which no file of options has")
+        raise UsageError(f"{source}: larger than {MAX_FILE_BYTES >> 20} MiB")
     return content
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     "-b",
     "--fold",
     is_flag=True,
-    help="Show equal output of several hosts once, at the end (the first and last lines of very much).",
+    help="Show equal output of several hosts once, at the end; very long output is shortened.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
 @click.argument("words", metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED)

@@ -139,7 +139,7 @@ def _group(*options: Callable[[Function], Function]) -> Callable[[Function], Fun
 
 config_option = click.option(
     "--config", metavar="FILE", type=click.Path(path_type=Path), is_eager=True, callback=use_defaults,
-    help="Take defaults for the options from FILE; default: launcher.toml or pyproject.toml, if it is yours.",
+    help="Read option defaults from FILE instead of ./launcher.toml and ./pyproject.toml.",
 )  # fmt: skip
 host_options = _group(*_HOSTS)
 reach_options = _group(*_REACH)

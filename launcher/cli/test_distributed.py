@@ -25,7 +25,7 @@ RENDEZVOUS_S = 30
 @click.argument("processes", metavar="N", type=click.IntRange(min=1))
 @host_options
 @reach_options
-@click.option("--cpu", is_flag=True, help="Use gloo on CPUs; the default where no host has nvidia-smi or rocm-smi.")
+@click.option("--cpu", is_flag=True, help="Use gloo on CPUs; the default if no host has nvidia-smi or rocm-smi.")
 @click.option("--python", metavar="PATH", help="Python on the hosts; default: the first that has torch.")
 @activation_options
 @click.option(

@@ -13,13 +13,33 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import shlex
 import stat
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from launcher.errors import UsageError
+from launcher.escapes import one_line
 
+Entry = TypeVar("Entry", pwd.struct_passwd, grp.struct_group)
+_MAX_NAME = 100  # characters
 _GROUP, _EVERYBODY = stat.S_IWGRP, stat.S_IWOTH
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Who else may write a file, and what the user can do about it; the remedy is empty where it is not theirs."""
+
+    text: str
+    remedy: str = ""
+
+
+def show_path(path: Path) -> str:
+    """Return a path as a part of one line: somebody else may have chosen a name with a newline in it."""
+    text = str(path)
+    return text if text.isprintable() else repr(text)
 
 
 def find_home() -> Path | None:
@@ -37,26 +57,33 @@ def find_other_writer(
     *,
     read_stat: Callable[[Path], os.stat_result] = os.stat,
     is_own_group: Callable[[Path, int], bool] | None = None,
-) -> str:
-    """Say who else may write `file`, a path without symlinks; empty if only this user and root can.
+) -> Doubt | None:
+    """Return who else may write `file`, a path without symlinks; None if only this user and root can.
 
     Each directory above it counts as well, up to the home directory or `/`: whoever may write one can replace the rest.
     In a sticky directory such as /tmp nobody can replace what is another's, so the user's own directories in it are
-    safe; the file itself must not stand in one, since anybody can put a file or a symlink there.
+    safe; the file itself must not be in one, since anybody can put a file or a symlink there.
     """
     is_own_group = is_own_group or (lambda path, gid: _is_own_group(path, gid, uid))
     for path in (file, *file.parents):
         found = read_stat(path)
         if found.st_uid not in (0, uid):
-            return f"{path} belongs to {_user_name(found.st_uid)}"
+            return Doubt(f"{show_path(path)} belongs to {_user_name(found.st_uid)}")
         is_kept = found.st_mode & stat.S_ISVTX and path not in (file, file.parent)
         if found.st_mode & _EVERYBODY and not is_kept:
-            return f"every user can write {path}"
+            return Doubt(f"every user can write {show_path(path)}", _close(path, found, uid))
         if found.st_mode & _GROUP and not is_kept and not is_own_group(path, found.st_gid):
-            return f"group {_group_name(found.st_gid)} can write {path}"
+            text = f"group {_group_name(found.st_gid)} can write {show_path(path)}"
+            return Doubt(text, _close(path, found, uid))
         if path == home:
             break
-    return ""
+    return None
+
+
+def _close(path: Path, found: os.stat_result, uid: int) -> str:
+    """Return how to close what is the user's own; /tmp is root's too, but must stay open."""
+    is_own = found.st_uid == uid and not found.st_mode & stat.S_ISVTX
+    return f"chmod go-w {shlex.quote(str(path))}" if is_own and str(path).isprintable() else ""
 
 
 def refuse_strange_folder(folder: Path) -> None:
@@ -72,24 +99,33 @@ def refuse_strange_folder(folder: Path) -> None:
     except OSError:
         return  # not there yet, or what is wrong is said when it is used
     if owners and is_anybodys:
-        raise UsageError(
-            f"{folder} belongs to {_user_name(owners.pop())} and is in a directory that every user can write",
-            "name another with --log-dir",
-        )
+        owner = _user_name(owners.pop())
+        text = f"{show_path(folder)} belongs to {owner} and is in a directory that every user can write"
+        raise UsageError(text, "name another with --log-dir")
 
 
 def _is_own_group(path: Path, gid: int, uid: int) -> bool:
     """Tell whether a group has this user alone: with one group per user the umask is 002, and all is group-writable.
 
     Debian's sshd has the same exception (user-group-modes.patch). It asks for all accounts, which a directory service
-    may refuse to list; a primary group of the user's own name is what useradd makes.
+    may refuse to list; a primary group of the user's own name is what useradd makes. In a container that was started
+    with numbers alone (`docker run --user 1234:1234`) neither has a name.
     """
-    try:
-        account, group = pwd.getpwuid(uid), grp.getgrgid(gid)
-    except KeyError:
+    account, group = _find(pwd.getpwuid, uid), _find(grp.getgrgid, gid)
+    if account is None and group is None:
+        is_alone = gid == os.getegid()
+    elif account is None or group is None:
         return False
-    is_alone = account.pw_gid == gid and group.gr_name == account.pw_name and {*group.gr_mem} <= {account.pw_name}
+    else:
+        is_alone = account.pw_gid == gid and group.gr_name == account.pw_name and {*group.gr_mem} <= {account.pw_name}
     return is_alone and not _has_acl(path)
+
+
+def _find(look_up: Callable[[int], Entry], number: int) -> Entry | None:
+    try:
+        return look_up(number)
+    except KeyError:
+        return None
 
 
 def _has_acl(path: Path) -> bool:
@@ -101,14 +137,10 @@ def _has_acl(path: Path) -> bool:
 
 
 def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"
+    account = _find(pwd.getpwuid, uid)
+    return one_line(account.pw_name, _MAX_NAME) if account is not None else f"uid {uid}"
 
 
 def _group_name(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
+    group = _find(grp.getgrgid, gid)
+    return one_line(group.gr_name, _MAX_NAME) if group is not None else str(gid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import grp
 import json
 import os
@@ -13,8 +14,8 @@ import pytest
 
 from launcher import cli
 from launcher.cli.defaults import RISKY
-from launcher.cli.trust import find_home, find_other_writer, refuse_strange_folder
-from launcher.errors import EXIT_USAGE
+from launcher.cli.trust import Doubt, find_home, find_other_writer, refuse_strange_folder
+from launcher.errors import EXIT_USAGE, UsageError
 
 Launch = Callable[..., tuple[int, str, str]]
 ANN, EVE = 54321, 54322  # no account has these numbers
@@ -45,8 +46,10 @@ def launch(capsys: pytest.CaptureFixture[str]) -> Launch:
     return call
 
 
-def remedy(name: str) -> str:
-    return f"  hint: pass --config {name} if you trust it, or --config /dev/null to go without\n"
+def remedy(name: str, own: Path | None = None) -> str:
+    """The hint; own: what the user can close themselves."""
+    close = f"chmod go-w {own}, or " if own else ""
+    return f"  hint: {close}pass --config {name} if you trust it, or --config /dev/null to use no file\n"
 
 
 # who can write a file
@@ -90,7 +93,42 @@ def test_who_else_can_write_a_file(file: str, entries: dict[str, Entry], doubt: 
         return os.stat_result((mode, 0, 0, 0, owner, group, 0, 0, 0, 0))
 
     said = find_other_writer(Path(file), HOME, ANN, read_stat=read_stat, is_own_group=lambda _, gid: gid == ANN)
-    assert said == doubt
+    assert (said.text if said else "") == doubt
+
+
+@pytest.mark.parametrize(
+    ("file", "entries", "remedy"),
+    [
+        ("/home/ann/p/f", {"/home/ann/p/f": (ANN, ANN, 0o666)}, "chmod go-w /home/ann/p/f"),
+        ("/home/ann/p/f", {"/home/ann/p/f": (ANN, TEAM, 0o664)}, "chmod go-w /home/ann/p/f"),
+        ("/home/ann/a b/f", {"/home/ann/a b/f": (ANN, ANN, 0o644), "/home/ann/a b": (ANN, ANN, 0o777)},
+         "chmod go-w '/home/ann/a b'"),
+        ("/home/ann/p/f", {"/home/ann/p/f": (EVE, EVE, 0o666)}, ""),
+        ("/data/f", {"/data/f": (ANN, ANN, 0o644), "/data": (0, 0, 0o777)}, ""),
+        ("/data/f", {"/data/f": (ANN, ANN, 0o644), "/data": (ANN, ANN, 0o1777)}, ""),
+    ],
+)  # fmt: skip
+def test_what_is_the_user_s_own_can_be_closed(file: str, entries: dict[str, Entry], remedy: str) -> None:
+    table = {**OWN, **entries}
+
+    def read_stat(path: Path) -> os.stat_result:
+        owner, group, mode = table[str(path)]
+        return os.stat_result((mode, 0, 0, 0, owner, group, 0, 0, 0, 0))
+
+    said = find_other_writer(Path(file), HOME, ANN, read_stat=read_stat, is_own_group=lambda _, gid: gid == ANN)
+    assert said is not None
+    assert said.remedy == remedy
+
+
+def test_a_name_with_a_newline_forges_no_line(tmp_path: Path) -> None:
+    folder = tmp_path / "a\nlaunch: all is well"
+    folder.mkdir()
+    folder.chmod(0o777)
+    said = find_other_writer(folder / "f", tmp_path, os.geteuid(), read_stat=lambda _: folder.stat())
+    assert said == Doubt(f"every user can write {str(folder / 'f')!r}")
+    assert find_other_writer(
+        folder, tmp_path, 12345, read_stat=lambda _: os.stat_result((0, 0, 0, 0, EVE, *[0] * 5))
+    ) == (Doubt(f"{str(folder)!r} belongs to uid {EVE}"))
 
 
 def test_root_obeys_no_file_of_a_user(tmp_path: Path) -> None:
@@ -101,7 +139,7 @@ def test_root_obeys_no_file_of_a_user(tmp_path: Path) -> None:
     def read_stat(path: Path) -> os.stat_result:
         return os.stat_result((0o755, 0, 0, 0, entries.get(path, 0), 0, 0, 0, 0, 0))
 
-    assert find_other_writer(file, tmp_path, 0, read_stat=read_stat) == f"{file} belongs to uid {ANN}"
+    assert find_other_writer(file, tmp_path, 0, read_stat=read_stat) == Doubt(f"{file} belongs to uid {ANN}")
 
 
 @pytest.mark.parametrize(
@@ -124,8 +162,22 @@ def test_the_group_of_one_user_alone(
     def read_stat(path: Path) -> os.stat_result:
         return os.stat_result((0o770, 0, 0, 0, ANN, TEAM, 0, 0, 0, 0))
 
-    doubt = "" if is_alone else f"group {name} can write {tmp_path / 'f'}"
-    assert find_other_writer(tmp_path / "f", tmp_path, ANN, read_stat=read_stat) == doubt
+    file = tmp_path / "f"
+    doubt = None if is_alone else Doubt(f"group {name} can write {file}", f"chmod go-w {file}")
+    assert find_other_writer(file, tmp_path, ANN, read_stat=read_stat) == doubt
+
+
+@pytest.mark.parametrize(("gid", "is_alone"), [(TEAM, True), (EVE, False), (0, False)])
+def test_a_container_s_user_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gid: int, is_alone: bool
+) -> None:
+    """As `docker run --user 54321:54323` and umask 002 have it; group 0 has a name."""
+    monkeypatch.setattr("os.getegid", lambda: TEAM if gid == EVE else gid)
+
+    def read_stat(path: Path) -> os.stat_result:
+        return os.stat_result((0o775, 0, 0, 0, ANN, gid, 0, 0, 0, 0))
+
+    assert (find_other_writer(tmp_path / "f", tmp_path, ANN, read_stat=read_stat) is None) is is_alone
 
 
 @pytest.mark.parametrize(
@@ -172,7 +224,7 @@ def test_a_symlink_counts_where_it_leads_and_where_it_lies(launch: Launch, folde
     (folder / "launcher.toml").symlink_to(shared / "own.toml")
     assert launch("hosts", "--json")[::2] == (0, "launch: using launcher.toml (hosts)\n")
     shared.chmod(0o777)
-    said = f"launch: launcher.toml is not used: every user can write {shared}\n{remedy('launcher.toml')}"
+    said = f"launch: launcher.toml is not used: every user can write {shared}\n{remedy('launcher.toml', shared)}"
     assert launch("hosts") == (EXIT_USAGE, "", said)
     shared.chmod(0o755)
     folder.chmod(0o777)
@@ -198,9 +250,13 @@ def test_what_runs_something_is_taken_from_below_home_alone(
     (folder / name).write_text(f'{table}hosts = "a"\nnproc = 1\n')
     assert launch("hosts", "--json")[::2] == (0, f"launch: using {name} (hosts, nproc)\n")
     (folder / name).write_text(f'{table}hosts = "a"\nsetup = "touch pwned"\nssh-config = "x"\n')
-    said = f"launch: {name}: setup, ssh-config: only from a file below your home directory\n{remedy(name)}"
+    text = "`setup` and `ssh-config` are accepted only from a file below your home directory"
+    said = f"launch: {name}: {text}\n{remedy(name)}"
     assert launch("hosts", "--json") == (EXIT_USAGE, "", said)
     assert launch("hosts", "--json", "--config", name)[::2] == (0, f"launch: using {name} (hosts, setup, ssh-config)\n")
+    (folder / name).write_text(f'{table}script = "train.py"\n')
+    said = f"launch: {name}: `script` is accepted only from a file below your home directory\n{remedy(name)}"
+    assert launch("hosts", "--hosts", "a") == (EXIT_USAGE, "", said)
 
 
 def test_every_option_that_runs_something_is_kept_to_home(launch: Launch, folder: Path) -> None:
@@ -231,6 +287,9 @@ def test_a_log_directory_that_a_stranger_made(launch: Launch, folder: Path) -> N
     (folder / "logs").symlink_to(folder.parent)
     os.lchown(folder / "logs", EVE, EVE)
     assert launch("singlenode", "--nproc", "1", "--cpu", "train.py")[2] == said + hint
+    (folder / "logs").rename("a\nb")
+    with pytest.raises(UsageError, match=r"^'a\\nb' belongs to uid 54322 and"):
+        refuse_strange_folder(Path("a\nb"))
 
 
 # --config
@@ -251,7 +310,7 @@ def test_a_named_file_goes_in_place_of_those_that_are_found(launch: Launch, fold
         ("none.toml", None, "none.toml: can't be read: No such file or directory"),
         (".", None, ".: can't be read: Is a directory"),
         ("pyproject.toml", "[project]\n", "pyproject.toml: no [tool.launcher] in it"),
-        ("d.toml", "x" * (1 << 20) + " = 1", "d.toml: more than 1 MiB, which no file of options has"),
+        ("d.toml", "x" * (1 << 20) + " = 1", "d.toml: larger than 1 MiB"),
         ("d.toml", "a = " + "[" * 5000 + "]" * 5000, "d.toml: too many nested brackets"),
         ("d.toml", "hosts" + ".a" * 2000 + " = 1", "d.toml: hosts must be a text or a list of texts, got {'a': {'a': "
          "{'a': {'a': {'a': {'a': {...}}}}}}}"),
@@ -265,6 +324,30 @@ def test_a_named_file_that_can_not_be_used(
     if text is not None:
         (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     assert launch("hosts", "--hosts", "a", "--config", name) == (EXIT_USAGE, "", f"launch: {message}\n")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: Path(path).symlink_to("/dev/zero")])
+def test_a_named_file_that_is_none_is_not_waited_for(
+    launch: Launch, folder: Path, make: Callable[[Path], None]
+) -> None:
+    make(folder / "pipe")
+    said = "launch: pipe: not a regular file\n"
+    assert launch("hosts", "--hosts", "a", "--config", "pipe") == (EXIT_USAGE, "", said)
+
+
+def test_a_found_file_that_can_not_be_read_can_be_left_out(
+    launch: Launch, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    (folder / "launcher.toml").touch()
+    monkeypatch.setattr(Path, "open", refuse)  # root may read whatever the mode says
+    hint = "  hint: pass --config /dev/null to use no file\n"
+    assert launch("hosts") == (EXIT_USAGE, "", f"launch: launcher.toml: can't be read: Permission denied\n{hint}")
+    assert (
+        launch("hosts", "--config", "launcher.toml")[2] == "launch: launcher.toml: can't be read: Permission denied\n"
+    )
 
 
 def test_a_directory_that_is_gone(launch: Launch, folder: Path) -> None:
