@@ -10,8 +10,9 @@ from __future__ import annotations
 import io
 import pickle
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import torch
 import torch.serialization
@@ -25,7 +26,7 @@ from torch.futures import Future
 
 METADATA = ".metadata"
 _ZIP = b"PK\x03\x04"
-_FORMAT = (
+_RECORDS = (
     dcp.Metadata,
     dcp.MetadataIndex,
     dcp.StorageMeta,
@@ -33,7 +34,6 @@ _FORMAT = (
     dcp.ChunkStorageMetadata,
     dcp.BytesStorageMetadata,
     dcp.TensorProperties,
-    dcp._MEM_FORMAT_ENCODING,
     _StorageInfo,
 )
 
@@ -47,7 +47,7 @@ def _get_member(kind: object, name: str) -> object:
 
 # All that torch 2.4 to 2.14 write, on Python 3.8 to 3.14, beside plain values and the dtypes.
 _ALLOWED: dict[tuple[str, str], Any] = {
-    **{(kind.__module__, kind.__name__): kind for kind in _FORMAT},
+    **{(kind.__module__, kind.__name__): kind for kind in (*_RECORDS, dcp._MEM_FORMAT_ENCODING)},
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
     ("builtins", "getattr"): _get_member,
@@ -57,7 +57,40 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 }
 
 
-class _MetadataUnpickler(pickle.Unpickler):
+# These are called with arguments; a record is made empty, and filled by BUILD.
+_CALLED = (torch.Size, torch.serialization._get_layout, _get_member, PurePosixPath, dcp._MEM_FORMAT_ENCODING)
+# Opcodes that make plain values, and nothing else. What is missing here no pickler of Python 3 writes with protocol 2
+# or later, or it takes objects from elsewhere (persistent ids, the extension registry, buffers).
+_PLAIN_OPCODES = (
+    pickle.PROTO + pickle.FRAME + pickle.STOP + pickle.MARK + pickle.POP + pickle.POP_MARK
+    + pickle.NONE + pickle.NEWTRUE + pickle.NEWFALSE + pickle.BINFLOAT
+    + pickle.BININT + pickle.BININT1 + pickle.BININT2 + pickle.LONG1 + pickle.LONG4
+    + pickle.BINUNICODE + pickle.SHORT_BINUNICODE + pickle.BINUNICODE8
+    + pickle.BINBYTES + pickle.SHORT_BINBYTES + pickle.BINBYTES8
+    + pickle.EMPTY_TUPLE + pickle.TUPLE + pickle.TUPLE1 + pickle.TUPLE2 + pickle.TUPLE3
+    + pickle.EMPTY_LIST + pickle.EMPTY_DICT + pickle.EMPTY_SET + pickle.FROZENSET
+    + pickle.BINGET + pickle.LONG_BINGET + pickle.BINPUT + pickle.LONG_BINPUT + pickle.MEMOIZE
+    + pickle.GLOBAL + pickle.STACK_GLOBAL
+)  # fmt: skip
+
+
+def _is_one_of(value: object, allowed: tuple[object, ...]) -> bool:
+    """Compare by identity: == would ask what the file made."""
+    return any(value is one for one in allowed)
+
+
+_PythonUnpickler: Any = pickle._Unpickler  # its methods have no types
+
+
+class _MetadataUnpickler(_PythonUnpickler):  # type: ignore[misc]
+    """Builds the records of a checkpoint, and calls, fills and changes nothing else.
+
+    Python's own unpickler (in C) sets attributes of whatever lies on the stack, classes and functions included.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content))  # not the file: a length that it states would be reserved before it reads
+
     def find_class(self, module: str, name: str) -> Any:
         allowed = _ALLOWED.get((module, name))
         if allowed is None and module == "torch":
@@ -67,14 +100,60 @@ class _MetadataUnpickler(pickle.Unpickler):
             raise pickle.UnpicklingError(f"{METADATA} holds {module}.{name}, which no checkpoint needs")
         return allowed
 
+    def _refuse_opcode(self) -> None:
+        raise pickle.UnpicklingError(f"{METADATA} holds an opcode that no checkpoint needs")
+
+    def _reduce(self) -> None:
+        function, arguments = self.stack[-2:]
+        if not _is_one_of(function, _CALLED) or type(arguments) is not tuple:
+            raise pickle.UnpicklingError(f"{METADATA} calls {type(function).__name__}, which no checkpoint needs")
+        self.load_reduce()
+
+    def _make(self) -> None:
+        kind, arguments = self.stack[-2:]
+        if not _is_one_of(kind, _RECORDS) or type(arguments) is not tuple or arguments:
+            raise pickle.UnpicklingError(f"{METADATA} makes what no checkpoint needs")
+        self.load_newobj()
+
+    def _fill(self) -> None:
+        """Fill a record: a class, a function or a member of an enumeration belongs to the whole process."""
+        target, state = self.stack[-2:]
+        if not _is_one_of(type(target), _RECORDS):
+            raise pickle.UnpicklingError(f"{METADATA} sets attributes of what is no record")
+        if not hasattr(type(target), "__setstate__") and not _is_plain_state(state):
+            raise pickle.UnpicklingError(f"{METADATA} sets attributes that no record has")
+        self.load_build()
+
+    def _change(self, kind: type, load: Callable[[Any], None], target: object) -> None:
+        if type(target) is not kind:
+            raise pickle.UnpicklingError(f"{METADATA} changes what is no {kind.__name__}")
+        load(self)
+
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        **dict.fromkeys(range(256), _refuse_opcode),
+        **{opcode: _PythonUnpickler.dispatch[opcode] for opcode in _PLAIN_OPCODES},
+        pickle.REDUCE[0]: _reduce,
+        pickle.NEWOBJ[0]: _make,
+        pickle.BUILD[0]: _fill,
+        pickle.APPEND[0]: lambda self: self._change(list, _PythonUnpickler.load_append, self.stack[-2]),
+        pickle.SETITEM[0]: lambda self: self._change(dict, _PythonUnpickler.load_setitem, self.stack[-3]),
+        # These have the values above a mark, and the container below it.
+        pickle.APPENDS[0]: lambda self: self._change(list, _PythonUnpickler.load_appends, self.metastack[-1][-1]),
+        pickle.SETITEMS[0]: lambda self: self._change(dict, _PythonUnpickler.load_setitems, self.metastack[-1][-1]),
+        pickle.ADDITEMS[0]: lambda self: self._change(set, _PythonUnpickler.load_additems, self.metastack[-1][-1]),
+    }
+
+
+def _is_plain_state(state: object) -> bool:
+    return type(state) is dict and all(type(name) is str and not name.startswith("__") for name in state)
+
 
 class PlainReader(FileSystemReader):
     """Reads the files of a checkpoint, and builds nothing but tensors and plain values."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> dcp.Metadata:
         """Return what says where each tensor lies; raise UnpicklingError if it says anything else."""
-        with (Path(self.path) / METADATA).open("rb") as file:
-            metadata = _MetadataUnpickler(file).load()
+        metadata = _MetadataUnpickler((Path(self.path) / METADATA).read_bytes()).load()
         if not isinstance(metadata, dcp.Metadata) or not isinstance(metadata.storage_data, dict):
             raise pickle.UnpicklingError(f"{METADATA} holds no metadata")
         for place in metadata.storage_data.values():

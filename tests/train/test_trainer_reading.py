@@ -6,7 +6,7 @@ import io
 import os
 import pickle
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -66,6 +66,29 @@ def point_elsewhere(step: Path) -> None:
     (step / ".metadata").write_bytes(pickle.dumps(metadata))
 
 
+def prepend(opcodes: bytes) -> Callable[[Path], None]:
+    """Return what runs these first, and leaves the metadata as it was otherwise."""
+
+    def spoil(step: Path) -> None:
+        body = pickle.dumps(read_metadata(step), protocol=2)
+        (step / ".metadata").write_bytes(body[:2] + opcodes + body[2:])
+
+    return spoil
+
+
+def text(value: str) -> bytes:
+    return b"X" + len(value).to_bytes(4, "little") + value.encode()
+
+
+def naming(kind: object) -> bytes:
+    return f"c{kind.__module__}\n{kind.__name__}\n".encode()  # type: ignore[attr-defined]
+
+
+NAMED_SO = b"}" + text("name") + text("../x") + b"s"  # {"name": "../x"}
+PATH = b"cpathlib\nPosixPath\n"
+MEMBER = naming(_MEM_FORMAT_ENCODING) + b"K\x00\x85R"
+
+
 def replace_items(step: Path, ending: str, content: bytes) -> None:
     """Let the items of this name lead to other content at the end of the data."""
     metadata = read_metadata(step)
@@ -96,6 +119,54 @@ def script() -> bytes:
 
 def in_item(ending: str, make: Callable[[], bytes]) -> Callable[[Path], None]:
     return lambda step: replace_items(step, ending, make())
+
+
+# What the opcodes do that find_class never sees: to BUILD a class is to change it for the whole process.
+OPCODES = [
+    (PATH + b"(N" + NAMED_SO + b"tb0", ".metadata sets attributes of what is no record"),
+    (b"ctorch.serialization\n_get_layout\n" + NAMED_SO + b"b0", ".metadata sets attributes of what is no record"),
+    (MEMBER + NAMED_SO + b"b0", ".metadata sets attributes of what is no record"),
+    (naming(BytesStorageMetadata) + b")\x81(N" + NAMED_SO + b"tb0", ".metadata sets attributes that no record has"),
+    (naming(BytesStorageMetadata) + b")\x81}" + text("__setstate__") + PATH + b"sb0",
+     ".metadata sets attributes that no record has"),
+    (naming(BytesStorageMetadata) + b")R0", ".metadata calls type, which no checkpoint needs"),
+    (text("x") + b")R0", ".metadata calls str, which no checkpoint needs"),
+    (PATH + b")\x810", ".metadata makes what no checkpoint needs"),
+    (PATH + b"Na0", ".metadata changes what is no list"),
+    (PATH + b"(Ne0", ".metadata changes what is no list"),
+    (PATH + b"NNs0", ".metadata changes what is no dict"),
+    (PATH + b"(NNu0", ".metadata changes what is no dict"),
+    (PATH + b"(N\x900", ".metadata changes what is no set"),
+    *[(opcodes, ".metadata holds an opcode that no checkpoint needs") for opcodes in (
+        b"P1\n0", b"NQ0", b"\x82\x010", b"(" + PATH + b"o0", b"(ipathlib\nPosixPath\n0", PATH + b")}\x920",
+        b"\x96" + b"\xff" * 7 + b"\x7f0",
+    )],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("opcodes", "said"), OPCODES)
+def test_a_checkpoint_changes_nothing_but_itself(
+    saved: Path, capsys: pytest.CaptureFixture[str], opcodes: bytes, said: str
+) -> None:
+    name = PurePosixPath.name
+    try:
+        prepend(opcodes)(saved)
+        assert trainer.main([*SHORT, "--epochs", "2", "--resume", "auto"]) == 2
+        assert capsys.readouterr().err == f"{REFUSED}{said}; another one: --resume PATH\n"
+        assert PurePosixPath.name is name
+        assert not hasattr(torch.serialization._get_layout, "name")
+        assert _MEM_FORMAT_ENCODING(0).name == "TORCH_CONTIGUOUS_FORMAT"
+    finally:  # the next test would suffer
+        if PurePosixPath.name is not name:
+            PurePosixPath.name = name  # type: ignore[method-assign]
+        vars(torch.serialization._get_layout).pop("name", None)
+        vars(_MEM_FORMAT_ENCODING(0)).pop("name", None)
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_a_checkpoint_loads_whatever_protocol_wrote_it(saved: Path, protocol: int) -> None:
+    (saved / ".metadata").write_bytes(pickle.dumps(read_metadata(saved), protocol=protocol))
+    assert trainer.main([*SHORT, "--epochs", "2", "--resume", "auto"]) == 0
 
 
 @pytest.mark.parametrize("how", ["auto", "path"])
