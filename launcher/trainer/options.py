@@ -210,7 +210,7 @@ def _plain_loader(yaml: Any, path: str) -> Any:
             if self.check_event(yaml.AliasEvent):
                 event = self.peek_event()
                 line = event.start_mark.line + 1
-                raise ConfigError(f"{path}:{line}: *{event.anchor} stands for another value; write it out")
+                raise ConfigError(f"{path}:{line}: aliases (*{event.anchor}) aren't supported; write the value out")
             return super().compose_node(parent, index)
 
     return PlainLoader
