@@ -47,9 +47,11 @@ async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool) -
             for line in found_lines(found):
                 say(line)
             adopted = _adopt(session) if found and not is_dry else False
-        except BaseException as error:
-            if isinstance(error, Interrupted):
-                session.say_failures()
+        except Interrupted:
+            session.say_failures()
+            await session.stop_all(timeout_s=0)
+            raise
+        except BaseException:
             await session.stop_all(timeout_s=0)
             raise
         census = await session.stop_all(session.stop_timeout_s if adopted else 0)
