@@ -58,5 +58,5 @@ def check_dump(content: bytes) -> str:
         else:
             if opcode in _WITH_NUMBER and len(content) - place <= _NUMBER_BYTES:
                 return "is cut off"
-            return "" if opcode == _STOP else f"holds more than plain data (byte {place}) and could run code here"
+            return "" if opcode == _STOP else f"holds more than plain data at byte {place} and could run code here"
     return "is cut off"

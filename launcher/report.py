@@ -15,6 +15,8 @@ from launcher.wording import count, plural
 
 _MAX_LEFT = 10
 _MAX_WARNINGS = 8
+_MAX_UNSAFE_HOSTS = 8
+_MAX_UNSAFE_FILES = 3  # of one host, that are named one by one
 # The smallest screen has 24 rows; one is for the line above the block, and one for the census below it.
 _BLOCK_ROWS = 22
 _COLUMNS = 80
@@ -175,11 +177,28 @@ def flight_recorder_lines(files: Sequence[Path], unsafe: Mapping[Path, str], hos
     if not files:
         return []
     place = files[0].parent.parent  # above the nodes' folders
-    advice = f"which rank misses in which collective: torchfrtrace --prefix {FLIGHT_RECORDER_PREFIX} {place}"
-    if unsafe:
-        path, reason = next(iter(unsafe.items()))
-        more = f" and {count(len(unsafe) - 1, 'more file')}" if len(unsafe) > 1 else ""
-        advice = (
-            f"don't run torchfrtrace before you remove {path}{more}: from {hosts.get(path.parent.name, '?')}, {reason}"
-        )
-    return [f"  NCCL's flight recorder of {count(len(files), 'rank')}: {place}", f"    {advice}"]
+    command = f"torchfrtrace --prefix {FLIGHT_RECORDER_PREFIX} {place}"
+    lines = [f"  NCCL's flight recorder of {count(len(files), 'rank')}: {place}"]
+    if not unsafe:
+        return [*lines, f"    which rank is missing from which collective: {command}"]
+    lines += [f"    {line}" for line in _removal_lines(unsafe, hosts)]
+    return lines + ([f"    then: {command}"] if len(unsafe) < len(files) else [])
+
+
+def _removal_lines(unsafe: Mapping[Path, str], hosts: Mapping[str, str]) -> list[str]:
+    """Return a line for each host; of many files its folder, so that none is left out."""
+    by_folder: dict[Path, list[Path]] = {}
+    for path in sorted(unsafe, key=lambda path: (len(path.parent.name), path)):  # node_10 after node_9
+        by_folder.setdefault(path.parent, []).append(path)
+    names = {folder: hosts.get(folder.name, "?") for folder in by_folder}
+    lines = []
+    for folder, paths in list(by_folder.items())[:_MAX_UNSAFE_HOSTS]:
+        if len(paths) <= _MAX_UNSAFE_FILES:
+            what = ", ".join(map(str, paths))
+            why = "; ".join(dict.fromkeys(unsafe[path] for path in paths))
+        else:
+            what = str(folder)
+            why = f"{len(paths)} of its files; {paths[0].name} {unsafe[paths[0]]}"
+        lines.append(f"remove {names[folder]}'s files before you run torchfrtrace: {what} ({why})")
+    more = [names[folder] for folder in by_folder][_MAX_UNSAFE_HOSTS:]
+    return lines + ([f"remove the directories of {fold_names(more)} as well"] if more else [])

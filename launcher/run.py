@@ -239,6 +239,7 @@ class Run:
         self._say(f"launch: stopping {nodes}, up to {timeout_s:g} s for the trainer to save (Ctrl-C again: at once)")
         census = await self._end(timeout_s)
         after = duration(self._seconds())
+        await self._say_flight_recorder()
         self._say(f"launch: stopped by {_who(number)} after {after}, {report.census_words(census)}")
         return self._conclude(Result(EXIT_SIGNAL_BASE + number, self._seconds(), census, interrupted_by=number))
 
@@ -257,6 +258,7 @@ class Run:
         census = await self._end(self._job.stop_timeout_s)
         seconds = self._seconds()
         if cause is None:
+            await self._say_flight_recorder()
             return self._finish_well(seconds, census)
         # More may be known by now: the cause itself may have taken longest to die.
         cause = find_cause([*self._failures(), cause.failure], self._all_ranks()) or cause
@@ -264,19 +266,19 @@ class Run:
         log = self._record.log_path(cause.failure.node_rank)
         for line in report.cause_block(cause, self._others(cause, census), log):
             self._say(line)
-        for line in await self._flight_recorder_lines():
-            self._say(line)
+        await self._say_flight_recorder()
         code = cause.failure.exit_code
         self._say(f"launch: {report.census_words(census)}, exit code {code}")
         return self._conclude(Result(code, seconds, census, cause, interrupted_by))
 
-    async def _flight_recorder_lines(self) -> list[str]:
-        """What the ranks left for torchfrtrace, looked at before it is named: it runs what stands in these files."""
+    async def _say_flight_recorder(self) -> None:
+        """Name what the ranks left for torchfrtrace, looked at before: it runs what stands in these files."""
         assert self._plan is not None
         files = self._record.find_files(FLIGHT_RECORDER_PREFIX)
         unsafe = await asyncio.to_thread(find_unsafe, files)  # some seconds for files that were made to be slow
         hosts = {f"node_{node.node_rank}": node.host.name for node in self._plan.nodes}
-        return report.flight_recorder_lines(files, unsafe, hosts)
+        for line in report.flight_recorder_lines(files, unsafe, hosts):
+            self._say(line)
 
     def _has_lost_port(self, cause: Cause) -> bool:
         """Whether torchrun found the port taken that we chose and held for it."""

@@ -235,6 +235,27 @@ def test_ctrl_c_of_a_run_that_is_well_has_no_cause(tmp_path: Path) -> None:
     assert words[-1].startswith("launch: stopped by you after")
 
 
+@pytest.mark.parametrize("ending", ["ctrl-c", "well"])
+def test_files_of_the_flight_recorder_are_checked_however_the_run_ends(tmp_path: Path, ending: str) -> None:
+    """A hang that Ctrl-C ends is when people run torchfrtrace."""
+    dump = r'printf "\200\002$([ $RANK = 0 ] || echo c)}." >"$LAUNCH_FILES/nccl_trace_rank_$RANK"'
+    script = f"{dump}; >{tmp_path}/$RANK; {'exec sleep 300' if ending == 'ctrl-c' else 'exit 0'}"
+
+    def is_time(session: Session) -> bool:
+        return ending == "ctrl-c" and all((tmp_path / rank).exists() for rank in "01")
+
+    result, words, folder = interrupt_run(tmp_path, script, is_time, n1=LocalTransport())
+    assert result.exit_code == (130 if ending == "ctrl-c" else 0)
+    files = folder / "files"
+    assert words[-4:-1] == [
+        f"  NCCL's flight recorder of 2 ranks: {files}",
+        f"    remove n1's files before you run torchfrtrace: {files}/node_0/nccl_trace_rank_1 "
+        "(holds more than plain data at byte 2 and could run code here)",
+        f"    then: torchfrtrace --prefix nccl_trace_rank_ {files}",
+    ]
+    assert words[-1].startswith("launch: stopped by you after" if ending == "ctrl-c" else "launch: finished in")
+
+
 @pytest.mark.parametrize("command", ["run", "check"])
 def test_a_host_that_is_known_to_fail_is_named_at_ctrl_c(tmp_path: Path, command: str) -> None:
     class NoWay(LocalTransport):

@@ -226,7 +226,7 @@ def test_files_of_the_flight_recorder_come_home_and_are_named(launch: Launch) ->
     done = launch.run(*hang_timeout(SHELLS_S), *shell(script))
     start = done.words.index("  NCCL's flight recorder of 4 ranks: logs/RUN/files")
     assert done.words[start + 1] == (
-        "    which rank misses in which collective: torchfrtrace --prefix nccl_trace_rank_ logs/RUN/files"
+        "    which rank is missing from which collective: torchfrtrace --prefix nccl_trace_rank_ logs/RUN/files"
     )
     files = sorted(path.relative_to(done.logs) for path in done.logs.glob("files/*/*"))
     assert [os.fspath(path) for path in files] == [
@@ -241,8 +241,8 @@ def test_a_file_of_the_flight_recorder_that_would_run_code_is_named(launch: Laun
     done = launch.run(*hang_timeout(SHELLS_S), *shell(script))
     start = done.words.index("  NCCL's flight recorder of 1 rank: logs/RUN/files")
     assert done.words[start + 1] == (
-        "    don't run torchfrtrace before you remove logs/RUN/files/node_0/x.nccl_trace_rank_9: from node1, "
-        "holds more than plain data (byte 2) and could run code here"
+        "    remove node1's files before you run torchfrtrace: logs/RUN/files/node_0/x.nccl_trace_rank_9 "
+        "(holds more than plain data at byte 2 and could run code here)"
     )
     assert not any("torchfrtrace --prefix" in line for line in done.words)
     assert not (tmp_path / "pwned").exists()
