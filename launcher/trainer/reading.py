@@ -59,8 +59,8 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 
 # These are called with arguments; a record is made empty, and filled by BUILD.
 _CALLED = (torch.Size, torch.serialization._get_layout, _get_member, PurePosixPath, dcp._MEM_FORMAT_ENCODING)
-# Opcodes that make plain values, and nothing else. What is missing here no pickler of Python 3 writes with protocol 2
-# or later, or it takes objects from elsewhere (persistent ids, the extension registry, buffers).
+# Opcodes that make plain values, and nothing else. The others are of protocols 0 and 1, take objects from elsewhere
+# (persistent ids, the extension registry, buffers), or are for what no checkpoint holds (keyword arguments, bytearray).
 _PLAIN_OPCODES = (
     pickle.PROTO + pickle.FRAME + pickle.STOP + pickle.MARK + pickle.POP + pickle.POP_MARK
     + pickle.NONE + pickle.NEWTRUE + pickle.NEWFALSE + pickle.BINFLOAT
