@@ -1,4 +1,7 @@
-"""A clock that goes on while this machine sleeps, and what tells one machine's sleep from another's."""
+"""A clock that goes on while this machine sleeps, and what tells one machine's sleep from another's.
+
+launcher/node/clock.py is the nodes' own: it is sent to them, and the launcher imports the wire format alone from there.
+"""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ from typing import Any
 
 MARKER = "~launch"
 _NODE_MODULES = (
-    "environment", "facts", "gpus", "guardian", "inquiry", "kernel_log", "kills", "ladder", "ledger", "leftovers",
-    "loop", "machine", "messages", "network", "notation", "outlet", "processes", "pythons", "ranks", "shim", "signals",
-    "slurm", "stacks", "supervisor", "torchrun", "visible_gpus", "workers", "xids",
+    "clock", "environment", "facts", "gpus", "guardian", "inquiry", "kernel_log", "kills", "ladder", "ledger",
+    "leftovers", "loop", "machine", "messages", "network", "notation", "outlet", "processes", "pythons", "ranks",
+    "shim", "signals", "slurm", "stacks", "supervisor", "torchrun", "visible_gpus", "workers", "xids",
 )  # fmt: skip
 _LOCK = threading.Lock()
 _PACKAGES = ("launcher", "launcher.node")
@@ -111,7 +111,8 @@ _MAIL_SHELL = 'for p; do "$p" -X utf8 -ISc "$0"; s=$?; [ $s -eq 127 ] || exit $s
 
 def relay_line(pythons: Sequence[str], nonce: str, rank: str, silence_s: float) -> str:
     """Return the command line that starts a relay; `rank` stands for what pdsh puts there."""
-    return _task_line(_RELAY_SHELL, pythons, rank, ("login", "mailbox", "relay"), "main_with_mailbox", nonce, silence_s)
+    modules = ("clock", "login", "mailbox", "relay")
+    return _task_line(_RELAY_SHELL, pythons, rank, modules, "main_with_mailbox", nonce, silence_s)
 
 
 def mail_line(pythons: Sequence[str], nonce: str, rank: str, texts: Sequence[bytes], mails: Sequence[Any]) -> str:

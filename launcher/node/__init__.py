@@ -27,10 +27,11 @@ Nothing needs to be installed there: `launcher.shipping` sends these modules ove
     ledger       what the guardian must know if the supervisor dies
     kernel_log   the kernel's log, record by record
     loop         a small event loop
+    clock        seconds that count suspend
     messages     the wire format
     notation     JSON, and
     signals      the signal module, both without the imports that would double the start
-    relay        under srun and pdsh, below the guardian: carries its bytes; sent alone, and under pdsh with
+    relay        under srun and pdsh, below the guardian: carries its bytes; sent alone, and under pdsh with clock and
       mailbox      where it gets what the launcher says
       login        whether the launcher's machine still answers
     mail         under pdsh: brings a relay what the launcher says; sent with mailbox

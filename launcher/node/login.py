@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import sys
-import time
 
-
-def now() -> float:
-    """Return seconds that count suspend too, which time.monotonic() does not (clock_gettime(2))."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+from launcher.node import clock
 
 
 class Login:
@@ -23,7 +19,7 @@ class Login:
         from socket import AF_INET, AF_INET6, inet_pton
 
         self._silence_s = silence_s
-        self._stalled_at: float | None = None  # by `now`
+        self._stalled_at: float | None = None  # by `clock.boottime`
         self._ends: set[tuple[bytes, bytes]] = set()  # ours and the client's, as /proc/net writes them
         if len(words) == 4 and "%" not in words[0] + words[2]:
             families = [(AF_INET6, "")] if ":" in words[0] else [(AF_INET, ""), (AF_INET6, "::ffff:")]
@@ -36,7 +32,7 @@ class Login:
         if not self._is_sending_again():
             self._stalled_at = None
             return False
-        moment = now()
+        moment = clock.boottime()
         self._stalled_at = self._stalled_at or moment
         return moment - self._stalled_at >= self._silence_s
 

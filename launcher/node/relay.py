@@ -10,7 +10,7 @@ another pdsh, whose task on this node puts them into our mailbox (launcher/node/
     from each         here TASK NODE PID STARTED   out CHANNEL BYTES     err CHANNEL BYTES     exit CHANNEL CODE
 
 This file is sent alone: to srun as the first line on stdin, where the loader has said `here`; to pdsh within the
-command line, with the two modules that only it uses.
+command line, with the three modules that it uses there.
 """
 
 from __future__ import annotations
@@ -173,9 +173,9 @@ class Relay:
         """Where beats from the launcher would be missed, TCP's acknowledgements are."""
         if self._login is None or self._is_cut:
             return
-        from launcher.node import login
+        from launcher.node import clock
 
-        now = login.now()
+        now = clock.boottime()
         if now - self._looked_at < self._look_s:
             return
         self._looked_at = now

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from launcher.node import ladder, messages, processes, signals, workers
+from launcher.node import clock, ladder, messages, processes, signals, workers
 from launcher.node.inquiry import Inquiry
 from launcher.node.ledger import Ledger
 from launcher.node.loop import Loop
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     Ladder = Generator[float, None, List[processes.Process]]
 
 BEATS_PER_SILENCE = 2.5  # two may be lost
-_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 COALESCE_S = 0.002  # a writer's small pieces gather in its pipe for so long, so a flood costs few messages
 
 
@@ -55,7 +54,7 @@ class Supervisor:
         self._silence_s = 15.0
         self._hears_beats = True  # else the end of file alone says that the launcher is gone
         self._stop_timeout_s = 15.0
-        self._clock = _boottime
+        self._clock = clock.boottime  # the launcher goes on while this machine sleeps
         self._heard_at = self._clock()
         self._folder: str | None = None
         self._adopted_runs: set[str] = set()  # earlier ones, whose left-overs we end
@@ -179,7 +178,7 @@ class Supervisor:
         processes.mark_environment(self._env, header["mark"])
         self._env["SPT_NOENV"] = "1"
         self._env[processes.FILES] = os.path.join(self._folder, workers.FILES)
-        sleeps_along = header.get("boot_id") is not None and header["boot_id"] == _read_boot_id()
+        sleeps_along = header.get("boot_id") is not None and header["boot_id"] == clock.boot_id()
         if sleeps_along:  # the launcher is on this machine: nobody is silent while both of us sleep
             self._clock = time.monotonic
             self._heard_at = self._clock()
@@ -322,16 +321,3 @@ class Supervisor:
         for name, content in files:
             self._outlet.send(messages.FILE, content, name=name)
         self._is_done = True
-
-
-def _boottime() -> float:
-    """Count suspend too, which time.monotonic() does not (clock_gettime(2)): the launcher goes on meanwhile."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-
-
-def _read_boot_id() -> str | None:
-    try:
-        with open(_BOOT_ID) as file:
-            return file.read().strip()
-    except OSError:
-        return None
