@@ -39,8 +39,7 @@ class KnownHostsFile:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _lock(descriptor)
             self._read_again(descriptor)
             known = [key for key in self.keys if key.marker is None and key.is_of(new.names)]
             if not known:
@@ -65,13 +64,33 @@ class KnownHostsFile:
         self._state = _state_of(os.fstat(descriptor))
 
 
+def end_last_line(path: Path) -> None:
+    """Give a last line without an end one: ssh writes a new key right behind it, and both keys would be lost.
+
+    Nothing happens to a file that can't be written: ssh can't write it either.
+    """
+    if not lacks_newline(path):
+        return
+    with contextlib.suppress(OSError), path.open("ab+", buffering=0) as file:
+        _lock(file.fileno())
+        if _is_cut(file.fileno()):
+            file.write(b"\n")
+
+
 def lacks_newline(path: Path) -> bool:
     """Tell whether a line that is added by `>>` would become a part of the file's last one."""
     try:
+        if not path.is_file():  # opening a pipe waits for who writes it
+            return False
         with path.open("rb") as file:
             return _is_cut(file.fileno())
-    except OSError:
+    except (OSError, ValueError):
         return False
+
+
+def _lock(descriptor: int) -> None:
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def _is_cut(descriptor: int) -> bool:

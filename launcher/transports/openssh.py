@@ -21,7 +21,7 @@ from launcher.transports.base import KILLED, READ_BYTES, STDERR, Channel
 from launcher.transports.local import LocalTransport
 from launcher.transports.logins import Gates, LoginError, keep_trying
 from launcher.transports.processes import ProcessChannel, end_process, start_process
-from launcher.transports.ssh_answers import Answer, Answers, login_words, read_seconds
+from launcher.transports.ssh_answers import Answer, Answers, keep_known_keys, login_words, read_seconds
 from launcher.transports.ssh_options import OPTIONS, later_options
 
 # At VERBOSE ssh says when the login is through; what follows on stderr is the host's, but for these at the end.
@@ -126,7 +126,8 @@ class OpenSSHTransport:
         answer = self._answers.of(host.name, words)
         if answer.is_direct and self._local.is_meant(answer.place, answer.settings):
             return self._local.open(host, command, timeout_s)
-        self._answers.of_jumps(answer)  # ssh itself would go round in a circle
+        hops = self._answers.of_jumps(answer)  # ssh itself would go round in a circle
+        keep_known_keys(answer, hops, accept_new=self._accept_new)
         own_limit_s = None if self._may_boot else read_seconds(answer.option("connecttimeout"))
         limit_s = own_limit_s or timeout_s
         gate = self._gates[answer.gate_name]

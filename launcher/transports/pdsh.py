@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from launcher.errors import HostFailure, UsageError
@@ -18,11 +19,12 @@ from launcher.transports.local import SSH_PORT, LocalTransport, is_this_machine
 from launcher.transports.logins import Gates, LoginError, keep_trying
 from launcher.transports.pdsh_call import Pdsh, own_words
 from launcher.transports.pdsh_step import NotStartedError, Step
-from launcher.transports.ssh_answers import Answer, Answers, login_words
+from launcher.transports.ssh_answers import Answer, Answers, keep_known_keys, login_words
 from launcher.transports.ssh_failures import DROPPED, SLOW_LOGIN, Judgement
 
 _NO_PYTHON = 127
 _EXIT_OF_SSH = 255
+_ASKED_AT_ONCE = 16
 
 
 class PdshTransport:
@@ -93,7 +95,7 @@ class PdshTransport:
         return not self._answer(host).is_direct
 
     def _answer(self, host: Host) -> Answer:
-        """Return what ssh makes of a host; it was asked before, when the login had failed."""
+        """Return what ssh makes of a host; it was asked when pdsh was started."""
         return self._answers.of(host.name, self._pdsh.login_words(host))
 
     def _open_once(self, host: Host, command: str, timeout_s: float) -> Channel:
@@ -118,9 +120,24 @@ class PdshTransport:
             return self._steps[host.name]
 
     def _start(self, hosts: Sequence[Host], timeout_s: float) -> Step:
+        self._keep_known_keys(hosts)
         return Step(
             self._pdsh, hosts, [python.replace("%", "%%") for python in self._pythons], timeout_s, self._silence_s
         )
+
+    def _keep_known_keys(self, hosts: Sequence[Host]) -> None:
+        """Look at the known_hosts file of each host before its ssh may write it: each may have one of its own."""
+        try:
+            with ThreadPoolExecutor(min(_ASKED_AT_ONCE, len(hosts))) as pool:
+                list(pool.map(self._keep_known_keys_of, hosts))
+        except RuntimeError:  # this machine has no thread left
+            for host in hosts:
+                self._keep_known_keys_of(host)
+
+    def _keep_known_keys_of(self, host: Host) -> None:
+        with contextlib.suppress(OSError, UsageError):  # its own ssh says so too
+            answer = self._answer(host)
+            keep_known_keys(answer, self._answers.of_jumps(answer), accept_new=False)  # the option is in the answer
 
     def _judge(self, host: Host, error: NotStartedError) -> LoginError | TransportError:
         if error.exit_code == _NO_PYTHON:

@@ -13,6 +13,7 @@ from pathlib import Path
 from launcher.errors import UsageError
 from launcher.hosts import Host
 from launcher.transports.known_files import first_path
+from launcher.transports.known_hosts_file import end_last_line
 from launcher.transports.ssh_failures import Place
 
 _TIMEOUT_S = 10
@@ -20,6 +21,9 @@ _NO_ENTRY = "No user exists for uid"  # of passwd, which ssh needs even for -G
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _PART = re.compile(r"(\d+)([smhdw]?)", re.IGNORECASE)
 _TIME = re.compile(rf"(?:{_PART.pattern})+", re.IGNORECASE)
+
+
+_RECORDS_NO_KEY = ("yes", "true", "ask")  # of StrictHostKeyChecking: nobody is there whom ssh could ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,11 @@ class Answer:
     def is_agent_limited(self) -> bool:
         """Tell whether only keys that ssh_config names are tried."""
         return self.option("identitiesonly") == "yes"
+
+    def may_record_key(self, *, accept_new: bool) -> bool:
+        """Tell whether ssh may add a key to known_hosts; with CheckHostIP it adds that of an address at any time."""
+        is_strict = (self.option("stricthostkeychecking") or "ask") in _RECORDS_NO_KEY
+        return accept_new or not is_strict or self.option("checkhostip") == "yes"
 
 
 def ask_ssh(ssh: str, named: Path | None, words: Sequence[str]) -> list[str]:
@@ -150,6 +159,17 @@ class Answers:
             hops = [self.of(jump, _jump_words(jump)) for jump in jumps] + hops
             jumps = hops[0].jumps
         return hops
+
+
+def keep_known_keys(answer: Answer, hops: Iterable[Answer], *, accept_new: bool) -> None:
+    """End the last line of each known_hosts file to which a login may add a key.
+
+    hops: those on the way, which ssh_config alone tells whether a new key is accepted.
+    """
+    recording = [answer] if answer.may_record_key(accept_new=accept_new) else []
+    recording += [hop for hop in hops if hop.may_record_key(accept_new=False)]
+    for known_file in {each.place.known_file for each in recording} - {None}:
+        end_last_line(Path(str(known_file)))
 
 
 def jump_circle(name: str, jump: str) -> UsageError:

@@ -343,15 +343,46 @@ def accept_new(config: Path) -> FabricTransport:
     return FabricTransport(config, accept_new_host_keys=True)
 
 
+NEW_KEYS = [
+    *((transport, wish) for transport in (*CLIENTS, "pdsh") for wish in ("typed", "accept-new")),
+    *((transport, "no") for transport in ("ssh", "pdsh")),  # fabric records none that nobody asked it to record
+]
+
+
+@pytest.mark.parametrize(("transport", "wish"), NEW_KEYS)
 def test_a_new_key_takes_no_other_s_place(
-    log_in: LogIn, known: Callable[[str], dict[str, object]], tmp_path: Path
+    launch: Launch, known: Callable[[str], dict[str, object]], tmp_path: Path, wish: str
 ) -> None:
     """In a file whose last line has no end: glued to it, both keys were lost, and a man in the middle was let in."""
+    words = ["--accept-new-host-keys"] if wish == "typed" else []
+    policy = "yes" if wish == "typed" else wish
     settings = known("[127.0.0.2]:PORT OTHER")  # so node2 is the man in the middle
-    assert log_in("node1", accept_new, node1=settings) == "in\n"
-    assert log_in("node2", accept_new, node2=settings).kind == "host key changed"
+    config = launch.hosts.write_config(
+        tmp_path / "config", node1={**settings, "StrictHostKeyChecking": policy}, node2=settings
+    )
+    login = ["--ssh-config", str(config), *words, "--", "echo in"]
+    done = launch.exec("--hosts", "node1", *login)
+    assert (done.exit_code, done.lines) == (0, ["[node1] in"]), done.stderr
     first, second = (tmp_path / "known_hosts").read_text().splitlines()
     assert (first.split()[0][:12], second.split()[0][:12]) == ("[127.0.0.2]:", "[127.0.0.1]:")
+    done = launch.exec("--hosts", "node2", *login)
+    assert (done.exit_code, "its host key has changed" in done.stderr) == (69, True), done.stderr
+
+
+@pytest.mark.parametrize("transport", ["ssh", "pdsh"])
+def test_a_gateway_s_new_key_takes_no_other_s_place(
+    launch: Launch, known: Callable[[str], dict[str, object]], tmp_path: Path
+) -> None:
+    """The ssh that logs in to it is another one, and has its own settings."""
+    settings = known("[127.0.0.2]:PORT NODE")
+    config = launch.hosts.write_config(
+        tmp_path / "config",
+        node1={**settings, "StrictHostKeyChecking": "accept-new"},
+        node2={**settings, "ProxyJump": "node1"},
+    )
+    done = launch.exec("--hosts", "node2", "--ssh-config", str(config), "--", "echo in")
+    assert (done.exit_code, done.lines) == (0, ["[node2] in"]), done.stderr
+    assert len((tmp_path / "known_hosts").read_text().splitlines()) == 2
 
 
 @every_transport

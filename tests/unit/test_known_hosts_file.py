@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from base64 import b64encode
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from launcher.transports.known_hosts import KnownKey, parse_known_hosts
-from launcher.transports.known_hosts_file import KnownHostsFile
+from launcher.transports.known_hosts_file import KnownHostsFile, end_last_line, lacks_newline
+from launcher.transports.ssh_answers import keep_known_keys, read_answer
 
 KIND = "ssh-ed25519"
 
@@ -76,6 +78,53 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
     KnownHostsFile(link).record(A)
     assert link.is_symlink()
     assert target.read_text() == f"{B_LINE}\n{A_LINE}\n"
+
+
+def test_a_last_line_is_ended_for_who_writes_behind_it(tmp_path: Path) -> None:
+    """As ssh does: it looks at no end."""
+    target, link = tmp_path / "dotfiles", tmp_path / "known_hosts"
+    target.write_text(f"{B_LINE}\n{A_LINE}")
+    link.symlink_to(target)
+    for _ in range(2):
+        end_last_line(link)
+        assert (link.is_symlink(), target.read_text()) == (True, f"{B_LINE}\n{A_LINE}\n")
+
+
+@pytest.mark.parametrize(
+    ("option", "is_ended"),
+    [
+        ("stricthostkeychecking true", False),
+        ("stricthostkeychecking ask", False),
+        ("stricthostkeychecking accept-new", True),
+        ("stricthostkeychecking false", True),
+        ("checkhostip yes", True),
+    ],
+)
+def test_a_file_that_ssh_does_not_write_is_left_as_it_is(tmp_path: Path, option: str, is_ended: bool) -> None:
+    """On the way to a host as well."""
+    for name in ("host", "hop"):
+        (tmp_path / name).write_text(B_LINE)
+    host, hop = (
+        read_answer(name, ["hostname h", "port 22", "user u", f"userknownhostsfile {tmp_path / name} /second", option])
+        for name in ("host", "hop")
+    )
+    keep_known_keys(host, [hop], accept_new=False)
+    ended = f"{B_LINE}\n" if is_ended else B_LINE
+    assert [(tmp_path / name).read_text() for name in ("host", "hop")] == [ended] * 2
+    keep_known_keys(host, [hop], accept_new=True)
+    assert (tmp_path / "host").read_text() == f"{B_LINE}\n"
+    assert (tmp_path / "hop").read_text() == ended  # the option is not told to the hop's ssh
+
+
+def test_what_is_no_file_is_left_as_it_is(tmp_path: Path) -> None:
+    """A pipe would be waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty").touch()
+    for path in (tmp_path / "none" / "known_hosts", tmp_path, tmp_path / "pipe", tmp_path / "empty", Path("\0")):
+        end_last_line(path)
+        assert not lacks_newline(path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "pipe"]
+    assert (tmp_path / "empty").read_bytes() == b""
 
 
 def test_a_device_is_a_file_as_well() -> None:
