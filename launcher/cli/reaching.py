@@ -166,7 +166,8 @@ def _refuse_secrets(options: Mapping[str, Any]) -> None:
 
 
 def _voices(say: Callable[[str], None]) -> dict[str, Any]:
-    def tell_doubt(name: str, doubt: str) -> None:
-        say(f"launch: {name} has this machine's address, but {doubt}; connecting over SSH")
+    def tell_doubt(name: str, doubt: str, fix: str) -> None:
+        remedy = f"\n  fix: {fix}" if fix else ""
+        say(f"launch: {name} has this machine's address, but {doubt}; connecting over SSH{remedy}")
 
     return {"on_local": lambda name: say(f"launch: {name} is this machine, no SSH to it"), "on_doubt": tell_doubt}

@@ -91,14 +91,14 @@ class FabricTransport:
         may_boot: bool = False,
         secrets: Secrets | None = None,
         on_local: Callable[[str], None] | None = None,
-        on_doubt: Callable[[str, str], None] | None = None,
+        on_doubt: Callable[[str, str, str], None] | None = None,
     ) -> None:
         """Read the configuration once; raise UsageError where a named file is missing.
 
         may_boot: wait for a host that is not there yet, for as long as `open` may take.
         secrets: what was typed for logins, once for all hosts.
         on_local: told of each host that turns out to be this machine, which then needs no SSH.
-        on_doubt: told of each host that has this machine's address, and why it may not be this machine.
+        on_doubt: told of each host that has this machine's address, why it may not be this machine, and what helps.
         """
         self._may_boot = may_boot
         self._secrets = secrets or Secrets()
@@ -161,7 +161,7 @@ class FabricTransport:
             raise jump_circle(host.name, jump) from None
         for hop in _hops(connection):
             login = hop.connect_kwargs["auth_strategy"] = Login(hop.user, hop.ssh_config, self._secrets)
-            self._known_hosts.guard(hop, on_untrusted=login.keep_password)
+            self._known_hosts.guard(hop, fabric_failures.place_of(hop), on_untrusted=login.keep_password)
         return connection
 
     def locked_keys(self, hosts: Iterable[Host]) -> list[Path]:

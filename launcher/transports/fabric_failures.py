@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from dataclasses import replace
 
 import fabric
 import paramiko
@@ -11,7 +12,7 @@ from paramiko.ssh_exception import NoValidConnectionsError
 
 from launcher.transports.host_keys import ChangedHostKey, RevokedHostKey, UnknownHostKey, UnrecordedHostKey
 from launcher.transports.identities import LoginRefused
-from launcher.transports.known_files import first_path
+from launcher.transports.known_files import find_files
 from launcher.transports.packets import OversizedError
 from launcher.transports.ssh_failures import LET_IT_SIGN, Judgement, Place
 
@@ -43,9 +44,12 @@ def judge(
 
 def place_of(hop: fabric.Connection) -> Place:
     """Return where a connection goes."""
-    known = first_path(hop.ssh_config.get("userknownhostsfile"))
-    alias = hop.ssh_config.get("hostkeyalias")
-    return Place(hop.original_host, hop.host, hop.port, hop.user, alias, known)
+    settings = hop.ssh_config
+    place = Place(hop.original_host, hop.host, hop.port, hop.user, settings.get("hostkeyalias"))
+    if "userknownhostsfile" not in settings:
+        return place
+    own, _ = find_files(settings, place)
+    return replace(place, known_file=str(own[0])) if own else place
 
 
 def _host_key(error: Exception, hop: fabric.Connection, place: Place) -> Judgement | None:

@@ -21,6 +21,7 @@ from launcher.transports.known_files import find_doubt, find_files
 from launcher.transports.known_hosts import AUTHORITY, KnownKey, fingerprint, is_revoked, is_vouched_for
 from launcher.transports.known_hosts_file import KnownHostsFile
 from launcher.transports.packets import BoundedPacketizer
+from launcher.transports.ssh_failures import Place
 
 _ACCEPT_ANY = ("no", "off", "false")
 _ACCEPT_NEW = "accept-new"
@@ -76,13 +77,11 @@ class KnownHosts:
         self._files: dict[Path, KnownHostsFile] = {}
         self._lock = threading.Lock()
 
-    def guard(self, connection: fabric.Connection, on_untrusted: Callable[[], None]) -> None:
+    def guard(self, connection: fabric.Connection, place: Place, on_untrusted: Callable[[], None]) -> None:
         """Let the connection check its host's key; on_untrusted: a changed one is borne with, but gets no password."""
         settings = connection.ssh_config
-        own, others = find_files(settings)
-        alias = settings.get("hostkeyalias")
-        host = alias or connection.host
-        name = host if alias or connection.port == 22 else f"[{host}]:{connection.port}"
+        own, others = find_files(settings, place)
+        host, name = place.alias or place.host, place.known_name
         lines = [line for path in own + others for line in self._read(path)]
         about = [line for line in lines if line.is_of(name)]
         elsewhere = [line for line in lines if line.is_of(host)] if name != host else []

@@ -12,21 +12,27 @@ r"""UserKnownHostsFile and GlobalKnownHostsFile: from the option's value to the 
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
+import socket
 from collections.abc import Mapping
 from pathlib import Path
+
+from launcher.transports.ssh_failures import Place
 
 _DEFAULT_FILES = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 _DEFAULT_GLOBAL_FILES = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
 _OUTER_QUOTES_LOST = re.compile(r'[^"\s][^"]*"(?:\s.*)?\s"[^"]*[^"\s]')
 _HAS_QUOTES = re.compile(r"""(?:^|\s)["']|\\\s""")  # an apostrophe within a word is one
 _WORD = re.compile(r""""([^"]*)(?:"|$)|'([^']*)(?:'|$)|((?:\\\s|\S)+)""")
+_TOKEN = re.compile(r"%(.?)")
 _BEFORE_A_PATH = re.compile(r"\s+(?=[/~%$])")
 
 
-def find_files(settings: Mapping[str, str]) -> tuple[list[Path], list[Path]]:
-    """Return the user's files and the global ones, by what ssh_config says of a host."""
-    own = read_paths(settings.get("userknownhostsfile", _DEFAULT_FILES))
+def find_files(settings: Mapping[str, str], place: Place) -> tuple[list[Path], list[Path]]:
+    """Return the user's files and the global ones, by what ssh_config says of a host; only the former have tokens."""
+    own = [_expand(path, place) for path in read_paths(settings.get("userknownhostsfile", _DEFAULT_FILES))]
     return own, read_paths(settings.get("globalknownhostsfile", _DEFAULT_GLOBAL_FILES))
 
 
@@ -59,13 +65,40 @@ def find_doubt(path: Path) -> str:
     if _is_there(path):
         return ""
     if has_tokens(path):
-        return "has what only ssh itself expands: --transport ssh, or a path without % and ${}"
+        return "has what only ssh itself expands: --transport ssh, or a path without %C and ${}"
     return "may be one file or two: make the one that is meant first" if " " in text and not _is_one(text) else ""
 
 
 def has_tokens(path: Path) -> bool:
-    """Tell whether a path has what only ssh itself expands: paramiko expands nothing here."""
+    """Tell whether a path has what only ssh itself expands."""
     return ("%" in str(path) or "${" in str(path)) and not _is_there(path)
+
+
+def _expand(path: Path, place: Place) -> Path:
+    """Put in what ssh puts for tokens; `ssh -G` has done so, paramiko has not.
+
+    A path with a token that has no value here stays as it is: the value of %C is another one in other versions of ssh.
+    """
+    if not has_tokens(path):
+        return path
+    values = _token_values(place)
+    try:
+        return Path(_TOKEN.sub(lambda found: values[found[1]], str(path)))
+    except KeyError:
+        return path
+
+
+def _token_values(place: Place) -> dict[str, str]:
+    name = socket.gethostname()
+    values = {
+        "%": "%", "h": place.host.lower(), "k": place.alias.lower() if place.alias else place.name, "n": place.name,
+        "p": str(place.port), "r": place.user, "i": str(os.getuid()), "l": name, "L": name.partition(".")[0],
+    }  # fmt: skip
+    try:
+        entry = pwd.getpwuid(os.getuid())
+    except KeyError:  # a user id without a name, as in some containers
+        return values
+    return {**values, "d": entry.pw_dir, "u": entry.pw_name}
 
 
 def _is_there(path: Path) -> bool:

@@ -24,9 +24,9 @@ class LocalTransport:
     def __init__(
         self,
         on_local: Callable[[str], None] | None = None,
-        on_doubt: Callable[[str, str], None] | None = None,
+        on_doubt: Callable[[str, str, str], None] | None = None,
     ) -> None:
-        """on_local: told of each host that runs here without SSH; on_doubt: of one that doesn't, and why."""
+        """on_local: told of each host that runs here without SSH; on_doubt: of one that doesn't, why and what helps."""
         self._on_local = on_local
         self._on_doubt = on_doubt
 
@@ -37,10 +37,10 @@ class LocalTransport:
         """
         if not is_this_machine(place.host, place.port, place.user):
             return False
-        doubt = find_objection(place.known_name, settings)
-        if doubt and self._on_doubt is not None:
-            self._on_doubt(place.name, doubt)
-        return not doubt
+        doubt = find_objection(place, settings)
+        if doubt is not None and self._on_doubt is not None:
+            self._on_doubt(place.name, doubt.text, doubt.fix)
+        return doubt is None
 
     def open(self, host: Host, command: str, timeout_s: float) -> ProcessChannel:
         if self._on_local is not None:

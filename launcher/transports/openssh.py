@@ -93,13 +93,13 @@ class OpenSSHTransport:
         accept_new_host_keys: bool = False,
         may_boot: bool = False,
         on_local: Callable[[str], None] | None = None,
-        on_doubt: Callable[[str, str], None] | None = None,
+        on_doubt: Callable[[str, str, str], None] | None = None,
     ) -> None:
         """Find ssh; raise UsageError where it or a named file is missing.
 
         may_boot: wait for a host that is not there yet, for as long as `open` may take.
         on_local: told of each host that turns out to be this machine, which then needs no SSH.
-        on_doubt: told of each host that has this machine's address, and why it may not be this machine.
+        on_doubt: told of each host that has this machine's address, why it may not be this machine, and what helps.
         """
         if ssh_config is not None and not ssh_config.is_file():
             raise UsageError(f"{ssh_config}: no such file", "--ssh-config names an OpenSSH client configuration")

@@ -10,35 +10,58 @@ import base64
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.transports.known_files import find_files, has_tokens
 from launcher.transports.known_hosts import AUTHORITY, REVOKED, KnownKey
 from launcher.transports.known_hosts_file import KnownHostsFile
+from launcher.transports.ssh_failures import Place
 
 _FOLDER = Path("/etc/ssh")
 # Where sshd_config can be read at all: some systems show it to root alone.
 _NAMED_FILE = re.compile(r'^[ \t]*host(key|certificate)[ \t=]+"?([^"\n]+?)"?[ \t]*$', re.IGNORECASE | re.MULTILINE)
 
 
-def find_objection(name: str, settings: Mapping[str, str]) -> str:
-    """Return why `name` may be another machine though its address is this one's; nothing where no key says so.
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """Why a host may be another machine, and what helps where nothing could be compared."""
 
-    name: under which known_hosts has the host's key; settings: what ssh_config says of the host.
+    text: str
+    fix: str = ""
+
+
+_BY_COMMAND = Objection(
+    "KnownHostsCommand may have a different host key for it",
+    "name its known_hosts file with UserKnownHostsFile in ssh_config, and set KnownHostsCommand none for it",
+)
+_NO_TOKENS = "name that file in ssh_config without ${}, %C and, for GlobalKnownHostsFile, any %"
+_OTHER_KEY = Objection("known_hosts has a different host key for it")
+_NO_KEY = Objection(
+    "this machine has no host key to compare",
+    "if it is this machine, put its public host keys where sshd has them: /etc/ssh/ssh_host_*_key.pub",
+)
+
+
+def find_objection(place: Place, settings: Mapping[str, str]) -> Objection | None:
+    """Return why a host may be another machine though its address is this one's; None where no key says so.
+
+    place, settings: where the login goes, and what ssh_config says of it.
     """
     if settings.get("knownhostscommand", "none") != "none":
-        return "KnownHostsCommand may have a different host key for it"
-    own, others = find_files(settings)
+        return _BY_COMMAND
+    own, others = find_files(settings, place)
     unclear = next(filter(has_tokens, own + others), None)
     if unclear is not None:
-        return f"{unclear} may have a different host key for it"
+        return Objection(f"{unclear} may have a different host key for it", _NO_TOKENS)
+    name = place.known_name
     lines = [line for path in own + others for line in KnownHostsFile.read(path).keys if line.is_of(name)]
     if all(line.marker == REVOKED for line in lines):
-        return ""
+        return None
     return _compare(name, lines)
 
 
-def _compare(name: str, lines: Iterable[KnownKey]) -> str:
+def _compare(name: str, lines: Iterable[KnownKey]) -> Objection | None:
     shown = list(_read_own())
     keys = {blob for _, blob in shown}
     signers: set[bytes | None] = set()
@@ -49,8 +72,8 @@ def _compare(name: str, lines: Iterable[KnownKey]) -> str:
     revoked = {line.blob for line in lines if line.marker == REVOKED}
     for line in lines:
         if line.marker != REVOKED and line.blob in (signers if line.marker == AUTHORITY else keys) - revoked:
-            return ""
-    return "known_hosts has a different host key for it" if shown else "this machine has no host key to compare"
+            return None
+    return _OTHER_KEY if shown else _NO_KEY
 
 
 def _read_own() -> Iterator[tuple[str, bytes]]:

@@ -44,7 +44,7 @@ class PdshTransport:
         accept_new_host_keys: bool = False,
         may_boot: bool = False,
         on_local: Callable[[str], None] | None = None,
-        on_doubt: Callable[[str, str], None] | None = None,
+        on_doubt: Callable[[str, str, str], None] | None = None,
     ) -> None:
         """Find pdsh; raise UsageError where it or a named file is missing, or it can't do what is asked.
 
@@ -52,7 +52,7 @@ class PdshTransport:
         silence_s: after which a host takes us for dead, whose machine does not answer it.
         may_boot: wait for a host that is not there yet, for as long as `open` may take.
         on_local: told of each host that turns out to be this machine, which then needs no SSH.
-        on_doubt: told of each host that has this machine's address, and why it may not be this machine.
+        on_doubt: told of each host that has this machine's address, why it may not be this machine, and what helps.
         """
         self._answers = Answers(shutil.which("ssh") or "ssh", ssh_config)
         self._local = LocalTransport(on_local, on_doubt)

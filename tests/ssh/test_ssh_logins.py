@@ -326,6 +326,18 @@ def test_known_hosts_that_are_hashed(log_in: LogIn, known: Callable[[str], dict[
 
 
 @every_transport
+def test_known_hosts_of_each_host_alone(
+    log_in: LogIn, known: Callable[[str], dict[str, object]], tmp_path: Path
+) -> None:
+    known("[127.0.0.2]:PORT NODE")
+    (tmp_path / "known_hosts").rename(tmp_path / "node2")
+    settings = {"UserKnownHostsFile": f"{tmp_path}/%n"}
+    assert log_in(node2=settings) == "in\n"
+    failure = log_in("node1", node1=settings)
+    assert failure.hint.removesuffix("; or trust it now: --accept-new-host-keys").endswith(f" >> {tmp_path}/node1")
+
+
+@every_transport
 def test_the_alias_of_a_host_key(log_in: LogIn, known: Callable[[str], dict[str, object]]) -> None:
     settings = {**known("gpu NODE\n"), "HostKeyAlias": "gpu"}
     assert log_in(node2=settings) == "in\n"

@@ -12,8 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from machines.patience import DEADLINE_S
 
-from launcher.transports.known_files import find_doubt, first_path, read_paths
+from launcher.transports.known_files import find_doubt, find_files, first_path, read_paths
 from launcher.transports.ssh_answers import read_answer
+from launcher.transports.ssh_failures import Place
 
 # What stands in ssh_config, and what it names, below a folder with the folder `a b` in it.
 VALUES = [
@@ -62,6 +63,30 @@ def test_what_ssh_gives(folder: Path, value: str, files: list[str]) -> None:
     (text,) = (line.partition(" ")[2] for line in said if line.startswith("userknownhostsfile "))
     assert read_paths(text) == [Path(f"{folder}{file}") for file in files]
     assert read_answer("e1", said).place.known_file == (f"{folder}{files[0]}" if files else None)
+
+
+@pytest.mark.parametrize("alias", [None, "Gpu"])
+def test_tokens_stand_for_what_ssh_makes_of_them(tmp_path: Path, alias: str | None) -> None:
+    if shutil.which("ssh") is None:
+        pytest.skip("no ssh: apt-get install openssh-client")
+    value = "/%d/%h/%i/%k/%L/%l/%n/%p/%r/%u/%%/kh"
+    config = tmp_path / "config"
+    alias_line = f"  HostKeyAlias {alias}\n" if alias else ""
+    config.write_text(f"Host E1\n  HostName e1.Example\n  User ann\n{alias_line}  UserKnownHostsFile {value}\n")
+    argv = ["ssh", "-F", str(config), "-G", "-p", "2222", "E1"]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=DEADLINE_S).stdout.splitlines()
+    (text,) = (line.partition(" ")[2] for line in said if line.startswith("userknownhostsfile "))
+    own, _ = find_files({"userknownhostsfile": value}, Place("E1", "e1.Example", 2222, "ann", alias))
+    assert own == [Path(text)]
+
+
+def test_tokens_that_are_not_known_stay(folder: Path) -> None:
+    place = Place("e1", "e1", 22, "ann")
+    names = ["%C", "%h%C", "%x", "50%", "${X}"]
+    settings = {"userknownhostsfile": " ".join(f"{folder}/{name}" for name in names)}
+    assert find_files(settings, place)[0] == [folder / name for name in names]
+    (folder / "%h").touch()
+    assert find_files({"userknownhostsfile": f"{folder}/%h"}, place)[0] == [folder / "%h"]
 
 
 def test_what_is_there_decides_what_a_blank_is(folder: Path) -> None:

@@ -21,6 +21,11 @@ NO_KEY = "this machine has no host key to compare"
 Known = Callable[[str], dict[str, str]]
 
 
+def objection(name: str, settings: dict[str, str]) -> str:
+    found = find_objection(Place(name, name, 22, "ann"), settings)
+    return found.text if found else ""
+
+
 def generate(path: Path) -> str:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True, timeout=60)
     return " ".join(path.with_name(f"{path.name}.pub").read_text().split()[:2])
@@ -77,31 +82,31 @@ def known(keys: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_a_key_that_is_known_is_this_machine_s(known: Known, text: str, doubt: str) -> None:
-    assert find_objection("gpu7", known(text)) == doubt
+    assert objection("gpu7", known(text)) == doubt
 
 
 def test_a_name_that_is_hashed(known: Known, tmp_path: Path) -> None:
     settings = known("gpu7 OTHER\n")
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(tmp_path / "known")], check=True, capture_output=True)
     assert "gpu7" not in (tmp_path / "known").read_text()
-    assert find_objection("gpu7", settings) == OTHER_KEY
-    assert find_objection("gpu8", settings) == ""
+    assert objection("gpu7", settings) == OTHER_KEY
+    assert objection("gpu8", settings) == ""
 
 
 def test_a_certificate_is_for_its_names(known: Known) -> None:
-    assert find_objection("gpu8", known("@cert-authority gpu* CA")) == OTHER_KEY
+    assert objection("gpu8", known("@cert-authority gpu* CA")) == OTHER_KEY
 
 
 def test_a_global_file_counts(known: Known, tmp_path: Path) -> None:
     known("gpu7 OTHER")
-    assert find_objection("gpu7", {"userknownhostsfile": "none", "globalknownhostsfile": str(tmp_path / "known")})
+    assert objection("gpu7", {"userknownhostsfile": "none", "globalknownhostsfile": str(tmp_path / "known")})
 
 
 def test_a_machine_without_host_keys(known: Known, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a container that shares its home and its address with the machine around it."""
     monkeypatch.setattr(own_host_keys, "_FOLDER", tmp_path / "none")
-    assert find_objection("gpu7", known("gpu7 OWN")) == NO_KEY
-    assert find_objection("gpu7", known("gpu8 OWN")) == ""
+    assert objection("gpu7", known("gpu7 OWN")) == NO_KEY
+    assert objection("gpu7", known("gpu8 OWN")) == ""
 
 
 @pytest.mark.parametrize(
@@ -118,9 +123,9 @@ def test_keys_that_sshd_has_elsewhere(
     settings = known("gpu7 OTHER")
     (tmp_path / "sshd_config.d").mkdir()
     monkeypatch.setattr(own_host_keys, "_FOLDER", tmp_path)
-    assert find_objection("gpu7", settings) == NO_KEY
+    assert objection("gpu7", settings) == NO_KEY
     (tmp_path / config).write_text(line.replace("PATH", f"{keys['FOLDER']}/other"))
-    assert find_objection("gpu7", settings) == ""
+    assert objection("gpu7", settings) == ""
 
 
 @pytest.mark.parametrize(
@@ -128,16 +133,41 @@ def test_keys_that_sshd_has_elsewhere(
     [
         ({"knownhostscommand": "/usr/bin/keys %H"}, "KnownHostsCommand may have a different host key for it"),
         ({"knownhostscommand": "none"}, ""),
-        ({"userknownhostsfile": "/keys.d/%k"}, "/keys.d/%k may have a different host key for it"),
+        ({"userknownhostsfile": "/keys.d/%C"}, "/keys.d/%C may have a different host key for it"),
+        ({"userknownhostsfile": "/${KEYS}/%k"}, "/${KEYS}/gpu7 may have a different host key for it"),
+        ({"globalknownhostsfile": "/keys.d/%k"}, "/keys.d/%k may have a different host key for it"),
     ],
 )
 def test_keys_that_launch_can_t_see(known: Known, more: dict[str, str], doubt: str) -> None:
-    assert find_objection("gpu7", {**known(""), **more}) == doubt
+    assert objection("gpu7", {**known(""), **more}) == doubt
+
+
+def test_each_host_may_have_a_file_of_its_own(known: Known, tmp_path: Path) -> None:
+    known("gpu7 OTHER")
+    (tmp_path / "known").rename(tmp_path / "gpu7")
+    settings = {"userknownhostsfile": f"{tmp_path}/%k", "globalknownhostsfile": "none"}
+    assert [objection(name, settings) for name in ("gpu7", "gpu8")] == [OTHER_KEY, ""]
+
+
+def test_a_host_whose_keys_can_t_be_compared_has_a_remedy(known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Place("gpu7", "127.0.0.1", 22, getpass.getuser(), alias="gpu7")
+    fixes: list[str] = []
+    local = LocalTransport(on_doubt=lambda _name, _text, fix: fixes.append(fix))
+    for more in ({"knownhostscommand": "/keys %H"}, {"userknownhostsfile": "/${KEYS}/kh"}, {}):
+        assert not local.is_meant(here, {**known("gpu7 OTHER"), **more})
+    monkeypatch.setattr(own_host_keys, "_FOLDER", Path("/nonexistent"))
+    assert not local.is_meant(here, known("gpu7 OTHER"))
+    assert fixes == [
+        "name its known_hosts file with UserKnownHostsFile in ssh_config, and set KnownHostsCommand none for it",
+        "name that file in ssh_config without ${}, %C and, for GlobalKnownHostsFile, any %",
+        "",
+        "if it is this machine, put its public host keys where sshd has them: /etc/ssh/ssh_host_*_key.pub",
+    ]
 
 
 def test_a_host_in_doubt_is_told(known: Known) -> None:
     doubts: list[tuple[str, str]] = []
-    local = LocalTransport(on_doubt=lambda name, doubt: doubts.append((name, doubt)))
+    local = LocalTransport(on_doubt=lambda name, doubt, _fix: doubts.append((name, doubt)))
     here = Place("gpu7", "127.0.0.1", 22, getpass.getuser())
     assert local.is_meant(here, known("gpu7 OTHER"))
     assert not local.is_meant(here, known("127.0.0.1 OTHER"))
