@@ -103,8 +103,8 @@ GPU_HINT = "one process a GPU; ask for fewer with --gpus"
         (
             Job(SCRIPT),
             facts(visible_gpus=()),
-            "gpu1: CUDA_VISIBLE_DEVICES hides all 8 GPUs\n"
-            "  correct it, or unset it: the list ends at an entry that names no GPU, and a repeated entry hides all",
+            "gpu1: *_VISIBLE_DEVICES hides all 8 GPUs\n"
+            "  correct or unset it (the list ends at the first entry that names no GPU; a repeated entry hides all)",
         ),
         (
             Job(BUILTIN, nproc=2, may_use_cpus=True),
