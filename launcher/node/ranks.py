@@ -127,7 +127,7 @@ class Ranks:
             self._loop.forget(fd)
             os.close(fd)
             if len(self._owned.ranks) < self._expected:
-                self._outlet.send(messages.FAILED, text="who starts the commands was killed")
+                self._outlet.send(messages.FAILED, text="the helper that starts the commands was killed")
 
     def _read_reports(self, fd: int, on_started: Callable[[], object]) -> None:
         for line in os.read(fd, 1 << 16).split(b"\n"):
