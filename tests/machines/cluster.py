@@ -137,11 +137,16 @@ class Host:
 
     def freeze(self) -> None:
         """Stop every process; the kernel still acknowledges what comes in, as on a box that hangs."""
-        while running := [pid for pid in self.pids() if read_state(pid) != "T"]:
+        while running := [pid for pid in self.pids() if not self._is_stopped(pid)]:
             for pid in running:
                 send_signal(pid, signal.SIGSTOP)
             self._stopped.update(running)
             time.sleep(POLL_S)
+
+    def _is_stopped(self, pid: int) -> bool:
+        state = read_state(pid)
+        # One that waits for the exec of its vfork, which was stopped before it, stays in D; it runs no line more.
+        return state == "T" or (state == "D" and pid in self._stopped)
 
     def forget_neighbours(self) -> None:
         """Ask anew where another host is: while its cable is out the kernel asks once a second."""
