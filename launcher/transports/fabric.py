@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import select
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,13 +45,14 @@ class FabricChannel:
     def __init__(self, connection: fabric.Connection, channel: paramiko.Channel) -> None:
         self._connection = connection
         self._channel = channel
-        self._poll = select.poll()
-        self._poll.register(channel.fileno(), select.POLLIN)
+        # Not paramiko's descriptor: read in one stream while the other receives, it stays unset with data waiting,
+        # and nothing that comes later sets it.
+        self._arrived = threading.Event()
+        channel.in_buffer, channel.in_stderr_buffer = (BoundedPipe(_WINDOW_BYTES, self._arrived) for _ in range(2))
 
     def read(self) -> tuple[int, bytes]:
         channel = self._channel
         while True:
-            self._poll.poll()
             is_over = channel.eof_received or channel.closed  # asked first: data may come just before the end
             if channel.recv_ready():
                 return STDOUT, channel.recv(READ_BYTES)
@@ -60,6 +60,8 @@ class FabricChannel:
                 return STDERR, channel.recv_stderr(READ_BYTES)
             if is_over:
                 return 0, b""
+            self._arrived.wait()
+            self._arrived.clear()  # before the next look, so that what comes after it is not slept through
 
     def write(self, data: bytes) -> None:
         self._channel.sendall(data)
@@ -218,9 +220,9 @@ class _BoundedEvent(threading.Event):
 def _start(connection: fabric.Connection, command: str, timeout_s: float) -> FabricChannel:
     channel = connection.transport.open_session(window_size=_WINDOW_BYTES, timeout=timeout_s)
     channel.event = _BoundedEvent(timeout_s)
-    channel.in_buffer, channel.in_stderr_buffer = BoundedPipe(_WINDOW_BYTES), BoundedPipe(_WINDOW_BYTES)
+    ours = FabricChannel(connection, channel)  # before anything can come
     channel.exec_command(command)
-    return FabricChannel(connection, channel)
+    return ours
 
 
 def _hops(connection: fabric.Connection) -> Iterator[fabric.Connection]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 
 from paramiko import SSHException
 from paramiko.buffered_pipe import BufferedPipe
@@ -52,13 +53,20 @@ class BoundedPacketizer(Packetizer):
 
 
 class BoundedPipe(BufferedPipe):  # type: ignore[type-arg] # generic in its stubs alone
-    """What a channel has received and nobody has read yet: never more than its window."""
+    """What a channel has received on one stream and nobody has read yet: never more than its window."""
 
-    def __init__(self, window_bytes: int) -> None:
+    def __init__(self, window_bytes: int, arrived: threading.Event) -> None:
+        """arrived: set after each piece and at the end; the two streams of a channel share it."""
         super().__init__()
         self._window_bytes = window_bytes
+        self._arrived = arrived
 
     def feed(self, data: bytes) -> None:
         if len(self) + len(data) > self._window_bytes:
             raise OversizedError("more than the window of its channel")
         super().feed(data)
+        self._arrived.set()
+
+    def close(self) -> None:
+        super().close()
+        self._arrived.set()

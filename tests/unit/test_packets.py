@@ -81,7 +81,7 @@ def test_a_huge_packet_is_not_waited_for(size: int) -> None:
 
 
 def test_a_channel_holds_its_window_and_no_more() -> None:
-    pipe = BoundedPipe(10)
+    pipe = BoundedPipe(10, threading.Event())
     pipe.feed(b"12345")
     pipe.feed(b"67890")
     with pytest.raises(OversizedError):
