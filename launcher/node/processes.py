@@ -133,11 +133,11 @@ def send_signal(process: Process, number: int) -> None:
 
 def become_subreaper() -> None:
     """Have the orphans among our descendants become our children."""
-    import ctypes
-
     try:
+        import ctypes  # a Python that was built without libffi has none
+
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    except (OSError, AttributeError):
+    except (ImportError, OSError, AttributeError):
         pass  # orphans go to init; mark and sessions still find them
 
 

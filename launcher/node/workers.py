@@ -122,11 +122,11 @@ def _move_up(fd: int) -> int:
 
 
 def _die_with(parent: int, number: int) -> None:
-    import ctypes
-
     try:
+        import ctypes  # a Python that was built without libffi has none
+
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-    except (OSError, AttributeError):
+    except (ImportError, OSError, AttributeError):
         return  # no prctl here; the guardian and the mark remain
     if os.getppid() != parent:
         os._exit(_EXEC_FAILED)

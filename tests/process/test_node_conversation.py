@@ -55,6 +55,16 @@ def test_a_node_says_hello(nodes: Nodes, any_python: str, magic: str | None) -> 
     assert (node.guardian.returncode, node.stderr) == (0, "")
 
 
+def test_a_python_that_was_built_without_libffi_will_do(nodes: Nodes, tmp_path: Path) -> None:
+    code = "import sys; sys.modules['ctypes'] = None; $4"
+    python = write_program(tmp_path / "python", f'exec {sys.executable} "$1" "$2" "$3" "{code}"')
+    node = nodes.start(python=python)
+    node.prepare()
+    node.start(shell("echo lives"))
+    assert node.wait_for_exits() == {0: (0, None)}
+    assert node.stop() == []
+
+
 def test_a_login_shell_may_print_first(nodes: Nodes) -> None:
     node = nodes.start(rc_file="echo 'Welcome to node1!'; printf 'quota: 5%%'; echo oops >&2; ")
     node.prepare()
