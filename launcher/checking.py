@@ -7,13 +7,13 @@ from dataclasses import asdict
 from typing import Any
 
 from launcher.errors import EXIT_PREFLIGHT, EXIT_UNREACHABLE
-from launcher.hosts import fold_names
+from launcher.hosts.host import fold_names
+from launcher.hosts.unreachable import fold_failures
 from launcher.job import Job
 from launcher.preflight.findings import PROBLEM, WARNING
 from launcher.preflight.summary import common_traits
 from launcher.session import Interrupted, Session
 from launcher.survey import Survey, Surveyor
-from launcher.unreachable import fold_failures
 from launcher.wording import count, duration
 
 _WIDTH = 120  # a line that would be longer has its remedy below

@@ -21,7 +21,7 @@ from launcher.clock import boottime
 from launcher.concurrency import start_thread
 from launcher.dues import Dues, UnaskedMessage
 from launcher.errors import HostFailure, LauncherError
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
 

@@ -12,7 +12,7 @@ from typing import Any
 from launcher.clock import boottime
 from launcher.concurrency import start_task
 from launcher.conversation import Conversation, Event, OnFile, OnOutput, now
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.transports.base import Transport
 
 CONNECT_WINDOW = 64  # one GIL serves all key exchanges, and sshd's banner time-out is 15 s

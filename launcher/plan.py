@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from launcher.activation import setup_by_hand
 from launcher.environment import is_secret, shell_assignments
 from launcher.facts import Gpu, NodeFacts, Route
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.job import Job, Program, ProgramKind
 from launcher.node import messages
 

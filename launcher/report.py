@@ -7,7 +7,7 @@ from pathlib import Path
 from time import localtime, strftime
 
 from launcher.diagnosis import Cause
-from launcher.hosts import fold_names
+from launcher.hosts.host import fold_names
 from launcher.plan import FLIGHT_RECORDER_PREFIX, LaunchPlan, NodePlan
 from launcher.preflight.findings import Finding
 from launcher.session import Census

@@ -16,11 +16,11 @@ from launcher.conversation import Conversation, Event
 from launcher.errors import HostFailure, LauncherError
 from launcher.facts import NodeFacts, Route, read_facts, read_route
 from launcher.fleet import BROKEN, INTERRUPT, WAKE, Fleet
-from launcher.hosts import Host, fold_names
+from launcher.hosts.host import Host, fold_names
+from launcher.hosts.unreachable import failure_lines
 from launcher.node import messages
 from launcher.output import NodeOutput
 from launcher.transports.base import Transport
-from launcher.unreachable import failure_lines
 
 NOTICE_S = 20.0  # waiting is never silent for longer
 SWEEP_CONNECT_S = 5.0

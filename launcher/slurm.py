@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import UsageError
-from launcher.host_ranges import expand_names, fold_names, split_list
-from launcher.hosts import Host
+from launcher.hosts.host import Host
+from launcher.hosts.ranges import expand_names, fold_names, split_list
 from launcher.wording import count, listed
 
 FABRIC = "fabric"

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from launcher.hosts import fold_names
+from launcher.hosts.host import fold_names
 from launcher.wording import count, fold_ranks, listed
 
 MAX_FRAMES = 8  # of a group, on the screen

@@ -13,7 +13,7 @@ from launcher.activation import setup_order
 from launcher.conversation import now
 from launcher.errors import HostFailure
 from launcher.facts import NodeFacts, Probe, Probes
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.job import Job, ProgramKind
 from launcher.node import messages
 from launcher.plan import master_address, settle_device

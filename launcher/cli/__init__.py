@@ -139,7 +139,7 @@ def show_error(error: LauncherError) -> None:
     from launcher.errors import PreflightError, UnreachableError
 
     if isinstance(error, UnreachableError):
-        from launcher.unreachable import failure_lines
+        from launcher.hosts.unreachable import failure_lines
 
         lines = [*failure_lines(error.failures), "launch: nothing was started"]
     elif isinstance(error, PreflightError):

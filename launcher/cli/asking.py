@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.errors import UsageError
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 
 if TYPE_CHECKING:
     from launcher.transports.key_files import Secrets

@@ -17,7 +17,7 @@ from launcher.cli.console import Console
 from launcher.cli.running import Opener, execute_recorded
 from launcher.diagnosis import Cause
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError
-from launcher.hosts import Host, fold_names
+from launcher.hosts.host import Host, fold_names
 from launcher.job import Job
 from launcher.run import Result
 

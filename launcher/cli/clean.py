@@ -58,7 +58,7 @@ def command(python: str | None, dry_run: bool, **options: Any) -> int:
 
 def _report(console: Console, done: Cleaning, *, is_dry: bool) -> None:
     from launcher import report
-    from launcher.unreachable import failure_lines
+    from launcher.hosts.unreachable import failure_lines
     from launcher.wording import count
 
     processes = count(len(done.left_behind), "process")

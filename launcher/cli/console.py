@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.escapes import clean
 from launcher.folding import group, make_folds
-from launcher.hosts import Host, fold_names
+from launcher.hosts.host import Host, fold_names
 from launcher.output import STDERR, STDOUT, Display, JsonDisplay, NodeLog, NodeOutput, PrefixDisplay, Terminal
 from launcher.records import RunRecord
 

@@ -18,7 +18,7 @@ import click
 
 from launcher.cli.trust import Doubt, find_home, find_other_writer, show_path
 from launcher.errors import UsageError
-from launcher.host_ranges import shown
+from launcher.hosts.ranges import shown
 from launcher.wording import listed
 
 FILE = "launcher.toml"

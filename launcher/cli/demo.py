@@ -31,7 +31,7 @@ def command(nodes: int, nproc: int, **options: Any) -> int:
     import sys
 
     from launcher.cli.running import run_job
-    from launcher.hosts import Host
+    from launcher.hosts.host import Host
     from launcher.job import TRAINER_MODULE, Job, Program, ProgramKind
     from launcher.sandbox import sandbox
     from launcher.transports.fabric import FabricTransport

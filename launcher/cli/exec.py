@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from launcher.cli.console import Console
     from launcher.cli.running import Opener
     from launcher.execution import Execution
-    from launcher.hosts import Host
+    from launcher.hosts.host import Host
 
 
 @click.command("exec", context_settings={"allow_interspersed_args": False})
@@ -81,8 +81,8 @@ async def _run(
 
 
 def _report(console: Console, done: Execution) -> None:
-    from launcher.hosts import fold_names
-    from launcher.unreachable import failure_lines
+    from launcher.hosts.host import fold_names
+    from launcher.hosts.unreachable import failure_lines
 
     by_code: dict[int, list[str]] = {}
     for host, code in done.own_codes.items():  # later ones are of the signal that we sent

@@ -12,10 +12,10 @@ import click
 from launcher.cli.options import config_option, host_options
 from launcher.cli.reaching import read_hosts
 from launcher.errors import UsageError
-from launcher.hostfiles import TARGETS, write_hosts
+from launcher.hosts.hostfiles import TARGETS, write_hosts
 
 if TYPE_CHECKING:
-    from launcher.hosts import Host
+    from launcher.hosts.host import Host
 
 
 @click.command("hosts")

@@ -29,7 +29,7 @@ def command(words: tuple[str, ...], nnodes: int, node_rank: int, dry_run: bool, 
 
     Every node must be given the same sizes, address and port (--master-port, 29500 unless given).
     """
-    from launcher.hosts import Host
+    from launcher.hosts.host import Host
 
     if node_rank >= nnodes:
         raise UsageError(f"--node-rank {node_rank}: there are {nnodes} nodes, counted from 0")

@@ -16,7 +16,7 @@ from launcher.cli import refuse_unknown_word
 from launcher.cli.defaults import use_defaults
 from launcher.environment import VISIBLE_DEVICES, forwarded, parse_settings, read_env_file
 from launcher.errors import UsageError
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.job import COLLECTIVES_MODULE, DEFAULT_PROGRAM, TRAINER_MODULE, Activation, Job, Program, ProgramKind
 from launcher.slurm import SRUN, TRANSPORTS, read_allocation, refuse_gpus
 

@@ -13,8 +13,8 @@ from launcher.cli.asking import ask_secrets
 from launcher.cli.options import CHOICE_OF_HOSTS, is_chosen, is_on_command_line, read_env, settle_rivals
 from launcher.environment import is_secret, refuse_rank
 from launcher.errors import UsageError
-from launcher.hostfiles import parse_hosts, read_hostfile
-from launcher.hosts import Host, select_hosts
+from launcher.hosts.host import Host, select_hosts
+from launcher.hosts.hostfiles import parse_hosts, read_hostfile
 from launcher.slurm import (
     PDSH,
     SRUN,

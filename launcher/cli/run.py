@@ -18,7 +18,7 @@ from launcher.cli.options import (
     read_job,
 )
 from launcher.cli.reaching import choose_opener, choose_way, read_hosts
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.job import Job
 
 

@@ -19,7 +19,7 @@ from launcher.cli.options import is_chosen, read_ranks
 from launcher.cli.trust import refuse_strange_folder
 from launcher.environment import refuse_rank
 from launcher.errors import LauncherError
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.job import DEFAULT_PROGRAM, Job
 from launcher.output import NodeOutput
 from launcher.records import create_record

@@ -26,7 +26,7 @@ from launcher.cli.options import (
 from launcher.cli.trust import refuse_strange_folder
 from launcher.environment import is_secret, parse_settings
 from launcher.errors import LauncherError, UsageError
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, Program, ProgramKind
 from launcher.slurm import SRUN
 

@@ -21,7 +21,7 @@ from launcher.cli.options import check_options, config_option, hang_options, job
 def command(words: tuple[str, ...], dry_run: bool, **options: Any) -> int:
     """Run SCRIPT on this machine only, without SSH, with the same logs and the same end."""
     from launcher.cli.run import print_dry_run
-    from launcher.hosts import Host
+    from launcher.hosts.host import Host
 
     hosts = [Host(socket.gethostname().split(".")[0], source="this machine")]
     job = read_job(options, words, hosts)

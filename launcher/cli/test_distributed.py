@@ -14,7 +14,7 @@ from launcher.cli.reaching import choose_opener, read_hosts, refuse_without_host
 
 if TYPE_CHECKING:
     from launcher.cli.running import Opener
-    from launcher.hosts import Host
+    from launcher.hosts.host import Host
     from launcher.job import Job
 
 RENDEZVOUS_S = 30
@@ -44,7 +44,7 @@ def command(processes: int, **options: Any) -> int:
     import socket
 
     from launcher.cli.options import is_on_command_line
-    from launcher.hosts import Host
+    from launcher.hosts.host import Host
     from launcher.transports.local import LocalTransport
 
     # Hosts of launcher.toml don't count: without any on its own line it looks at this machine alone.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from launcher.facts import NodeFacts
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.job import Job
 from launcher.preflight import comparison, condition, gpus, network, plan
 from launcher.preflight.findings import Finding, Node, fold

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from launcher.facts import Checks, Network
-from launcher.hosts import fold_names
+from launcher.hosts.host import fold_names
 from launcher.plan import count_processes
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Node, Severity
 from launcher.wording import count, listed

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from launcher.facts import NodeFacts
-from launcher.hosts import Host, fold_names
+from launcher.hosts.host import Host, fold_names
 from launcher.job import Job
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from launcher.facts import NodeFacts, Probe
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.job import Job
 from launcher.node.messages import NOT_TRIED
 from launcher.preflight.findings import WARNING, Finding, Node

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from launcher.errors import HostFailure
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 
 STDOUT, STDERR = 1, 2
 READ_BYTES = 1 << 18

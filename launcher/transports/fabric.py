@@ -17,7 +17,7 @@ from typing import Any
 import fabric
 import paramiko
 
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.transports import fabric_failures
 from launcher.transports.base import KILLED, READ_BYTES, STDERR, STDOUT, Channel
 from launcher.transports.host_keys import KnownHosts

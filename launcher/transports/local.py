@@ -7,7 +7,7 @@ import getpass
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.transports.own_host_keys import find_objection
 from launcher.transports.processes import ProcessChannel, start_process
 from launcher.transports.ssh_failures import Place

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from launcher.errors import UsageError
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.transports import openssh_failures
 from launcher.transports.base import KILLED, READ_BYTES, STDERR, Channel
 from launcher.transports.local import LocalTransport

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from launcher.errors import HostFailure, UsageError
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.transports import openssh_failures
 from launcher.transports.base import Channel, TransportError
 from launcher.transports.local import SSH_PORT, LocalTransport, is_this_machine

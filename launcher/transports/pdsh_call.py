@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import UsageError
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.private_files import lock_directory
 from launcher.transports.ssh_options import OPTIONS
 

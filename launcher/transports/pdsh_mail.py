@@ -10,7 +10,7 @@ from functools import partial
 from launcher import shipping
 from launcher.concurrency import start_thread
 from launcher.errors import LauncherError
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.transports.pdsh_call import RANK, Call, Pdsh
 from launcher.transports.pdsh_lines import whole_lines
 from launcher.transports.pdsh_words import PdshWords

@@ -9,7 +9,7 @@ from functools import partial
 from launcher import shipping
 from launcher.concurrency import start_thread, start_timer
 from launcher.errors import HostFailure, LauncherError
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.transports.base import STDERR
 from launcher.transports.pdsh_call import RANK, Pdsh, make_folder
 from launcher.transports.pdsh_lines import whole_lines

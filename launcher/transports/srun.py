@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from launcher.errors import HostFailure
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.slurm import Allocation
 from launcher.transports.base import TransportError
 from launcher.transports.relay_channel import RelayChannel

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from launcher.errors import HostFailure, UsageError
-from launcher.host_ranges import expand_ranges, split_list
+from launcher.hosts.ranges import expand_ranges, split_list
 
 _LIMIT = 200  # lines that are kept, and characters of one that is shown
 _TASK = re.compile(r"srun: error: (?P<hosts>\S+): tasks? [\d,-]+: (?P<text>.+)")

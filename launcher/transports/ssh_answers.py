@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from launcher.errors import UsageError
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.transports.known_files import first_path
 from launcher.transports.known_hosts_file import end_last_line
 from launcher.transports.ssh_failures import Place

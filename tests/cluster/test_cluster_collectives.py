@@ -12,7 +12,7 @@ from machines.cluster import Cluster
 from machines.patience import DEADLINE_S
 
 from launcher.cli.bisecting import find_culprits
-from launcher.hostfiles import parse_hosts
+from launcher.hosts.hostfiles import parse_hosts
 from launcher.job import Job, Program, ProgramKind
 from launcher.transports.fabric import FabricTransport
 

@@ -23,7 +23,7 @@ from machines.patience import DEADLINE_S, NEVER_S
 
 from launcher import shipping
 from launcher.facts import read_facts, read_route
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.job import Job, Program, ProgramKind
 from launcher.node import messages
 from launcher.plan import build_plan

@@ -15,7 +15,7 @@ from node_process import wait_until
 
 from launcher.concurrency import start_task, start_thread, start_timer
 from launcher.errors import LauncherError
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.output import STDERR, Terminal
 from launcher.transports.base import TransportError
 from launcher.transports.pdsh_mail import Mail

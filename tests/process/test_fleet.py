@@ -22,7 +22,7 @@ from launcher.clock import boot_id, boottime
 from launcher.conversation import LOST, READY, Conversation, Event
 from launcher.errors import HostFailure
 from launcher.fleet import Fleet
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.transports.local import LocalTransport
 from launcher.transports.processes import ProcessChannel

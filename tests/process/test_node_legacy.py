@@ -17,7 +17,7 @@ from machines.patience import DEADLINE_S
 from node_process import STAND_IN, STDERR, STDOUT, Nodes
 
 from launcher.facts import NodeFacts, Route
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.job import Job, Program, ProgramKind
 from launcher.node import messages
 from launcher.plan import NodePlan, build_plan

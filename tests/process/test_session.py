@@ -11,7 +11,7 @@ import pytest
 from machines.patience import DEADLINE_S
 
 from launcher.conversation import Event
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.session import Interrupted, NodeState, Session
 from launcher.transports.local import LocalTransport

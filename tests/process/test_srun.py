@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from machines.patience import DEADLINE_S, slowed
 from node_process import is_alive, wait_until
 
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.node import relay
 from launcher.node.relay import SRUN_LINE_BYTES
 from launcher.slurm import Allocation

@@ -22,7 +22,7 @@ from screen import Screen
 
 from launcher.errors import LauncherError
 from launcher.execution import Execution, execute
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.job import Job, Program, ProgramKind
 from launcher.node import messages
 from launcher.node.messages import Decoder, encode

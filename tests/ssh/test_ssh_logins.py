@@ -19,7 +19,7 @@ from ssh_hosts import SshHosts, find_free_port, is_alive, make_key, sign, wait_u
 from terminal import Terminal
 
 from launcher.errors import HostFailure
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.transports.base import Transport, TransportError
 from launcher.transports.fabric import FabricTransport
 from launcher.transports.key_files import Secrets

@@ -14,7 +14,7 @@ from launching import Done, Launch, rank, shell
 from machines.patience import DEADLINE_S, slowed
 from ssh_hosts import Process, SshHosts, find_free_port, read_processes, wait_until
 
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.transports.pdsh_call import Pdsh
 from launcher.transports.pdsh_mail import Mail
 

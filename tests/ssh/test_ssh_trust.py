@@ -14,7 +14,7 @@ from launching import Launch
 from machines.patience import DEADLINE_S, slowed
 from ssh_hosts import SshHosts, wait_until
 
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.transports.fabric import _WINDOW_BYTES, FabricTransport
 
 PEAK_KIB = 160 << 10

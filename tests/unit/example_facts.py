@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from launcher.facts import Checks, Gpu, NodeFacts, Route
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.job import TRAINER_MODULE, Job, Program, ProgramKind
 from launcher.preflight.findings import Finding, Node
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.host_ranges import expand_names
-from launcher.hostfiles import read_hostfile
+from launcher.hosts.hostfiles import read_hostfile
+from launcher.hosts.ranges import expand_names
 
 DOCKER = Path(__file__).parents[2] / "docker"
 

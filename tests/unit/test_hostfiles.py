@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import EXIT_USAGE, HostfileError, UsageError
-from launcher.hostfiles import TARGETS, parse_hostfile, parse_hosts, read_hostfile, write_hosts
-from launcher.hosts import Host, select_hosts
+from launcher.hosts.host import Host, select_hosts
+from launcher.hosts.hostfiles import TARGETS, parse_hostfile, parse_hosts, read_hostfile, write_hosts
 
 SAMPLES = Path(__file__).parents[2] / "hostfiles"
 NAME_RULE = "a name holds letters, digits, '.', '_' and '-', and begins with no '-' or '.'"

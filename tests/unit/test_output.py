@@ -24,7 +24,7 @@ from launcher import output
 from launcher.cli import show_error, tell
 from launcher.cli.console import Console
 from launcher.errors import HostFailure, UnreachableError
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.output import (
     LINE_BYTES,
     STDERR,

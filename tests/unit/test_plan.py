@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.facts import Gpu, NodeFacts, Probes, Route
-from launcher.hosts import Host, select_hosts
+from launcher.hosts.host import Host, select_hosts
 from launcher.job import TRAINER_MODULE, Activation, Job, Program, ProgramKind
 from launcher.node import messages
 from launcher.plan import LaunchPlan, as_record, build_plan, master_address, placeholder_facts, settle_device

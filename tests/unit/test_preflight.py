@@ -22,7 +22,7 @@ from launcher.facts import (
     SetupFailure,
     Xid,
 )
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.job import Activation, Job
 from launcher.node import messages
 from launcher.preflight import find_all, find_problems

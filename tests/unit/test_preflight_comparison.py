@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.facts import Checks, Gpu, Network, Route
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.job import Job
 from launcher.preflight.comparison import check
 from launcher.preflight.findings import Node, fold

@@ -6,7 +6,7 @@ import pytest
 from example_facts import JOB, ON_CPUS, SCRIPT, checked, facts, told
 
 from launcher.facts import Checks, Probes, Route, RunProcess
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.job import Job
 from launcher.preflight.condition import check
 from launcher.preflight.findings import Node

@@ -6,7 +6,7 @@ import pytest
 from example_facts import COMMAND, H200, JOB, ON_CPUS, SCRIPT, facts, told
 
 from launcher.facts import Checks, Gpu, GpuProcess, Xid
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.job import Job
 from launcher.preflight.findings import Node
 from launcher.preflight.gpus import check, gigabytes, wanted_gpus

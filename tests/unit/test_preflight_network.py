@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.facts import Probe, Probes, Route
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.job import Job
 from launcher.node.messages import NOT_TRIED
 from launcher.preflight.findings import fold

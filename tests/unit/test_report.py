@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.diagnosis import Failure, find_cause
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.job import Program, ProgramKind
 from launcher.plan import LaunchPlan, NodePlan
 from launcher.preflight.findings import WARNING, Finding

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import UsageError
-from launcher.hostfiles import parse_hosts
-from launcher.hosts import Host
+from launcher.hosts.host import Host
+from launcher.hosts.hostfiles import parse_hosts
 from launcher.slurm import (
     Allocation,
     choose_transport,

@@ -9,7 +9,7 @@ import fabric
 import pytest
 
 from launcher.errors import UsageError
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.transports import ssh_config
 from launcher.transports.fabric import FabricTransport
 from launcher.transports.ssh_config import ConfigFiles

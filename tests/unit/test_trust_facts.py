@@ -17,7 +17,7 @@ from launcher import checking
 from launcher.dues import Dues
 from launcher.errors import LauncherError
 from launcher.facts import MOST, NodeFacts, read_facts, read_route
-from launcher.hosts import Host
+from launcher.hosts.host import Host
 from launcher.job import Job
 from launcher.node import messages
 from launcher.node.messages import Decoder, MalformedMessage

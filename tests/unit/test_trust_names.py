@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from launcher.cli import main
 from launcher.errors import UsageError
-from launcher.hostfiles import parse_hostfile, parse_hosts
-from launcher.hosts import Host, select_hosts
+from launcher.hosts.host import Host, select_hosts
+from launcher.hosts.hostfiles import parse_hostfile, parse_hosts
 from launcher.slurm import read_allocation
 
 SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|[0-9a-fA-F:.]+(%[A-Za-z0-9_.-]+)?", re.ASCII)

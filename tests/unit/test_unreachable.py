@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from launcher.errors import HostFailure
+from launcher.hosts.unreachable import fold_failures
 from launcher.transports.ssh_failures import Place
-from launcher.unreachable import fold_failures
 
 
 def place(name: str, address: str) -> Place:

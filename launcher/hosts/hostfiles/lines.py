@@ -16,8 +16,8 @@ from difflib import get_close_matches
 from typing import Literal
 
 from launcher.errors import UsageError
-from launcher.host_ranges import NUMBER, expand_names, ipv6_name, shown, split_list, split_number
-from launcher.hosts import Host
+from launcher.hosts.host import Host
+from launcher.hosts.ranges import NUMBER, expand_names, ipv6_name, shown, split_list, split_number
 
 Colon = Literal["slots", "port"]  # what --colon says that the 8 of host:8 is
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import UsageError
-from launcher.host_ranges import fold_names, fold_runs, shown
-from launcher.hosts import Host
+from launcher.hosts.host import Host
+from launcher.hosts.ranges import fold_names, fold_runs, shown
 
 _FIELDS = {"slots": "slots=", "gpus": "the chosen GPUs", "user": "user=", "port": "port=", "address": "addr="}
 _LISTED_LENGTH = 60

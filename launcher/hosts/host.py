@@ -8,7 +8,16 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
 from launcher.errors import UsageError
-from launcher.host_ranges import NUMBER, expand_names, expand_ranges, fold_names, ipv6_name, name_key, shown, split_list
+from launcher.hosts.ranges import (
+    NUMBER,
+    expand_names,
+    expand_ranges,
+    fold_names,
+    ipv6_name,
+    name_key,
+    shown,
+    split_list,
+)
 
 __all__ = ["Host", "expand_ranges", "fold_names", "select_hosts"]
 

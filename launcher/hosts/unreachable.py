@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from launcher.errors import HostFailure
-from launcher.hosts import fold_names
+from launcher.hosts.host import fold_names
 from launcher.wording import count
 
 _ADDRESS = "\0"

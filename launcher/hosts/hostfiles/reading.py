@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launcher.errors import HostfileError, UsageError
-from launcher.host_ranges import MAX_HOSTS, name_key, shown
-from launcher.hostfiles.dialects import YAML, name_dialect
-from launcher.hostfiles.lines import Colon, Entry, Item, parse_item, parse_list
-from launcher.hostfiles.yaml_list import is_yaml, read_items
-from launcher.hosts import Host
+from launcher.hosts.host import Host
+from launcher.hosts.hostfiles.dialects import YAML, name_dialect
+from launcher.hosts.hostfiles.lines import Colon, Entry, Item, parse_item, parse_list
+from launcher.hosts.hostfiles.yaml_list import is_yaml, read_items
+from launcher.hosts.ranges import MAX_HOSTS, name_key, shown
 
 MAX_FILE_BYTES = 8 << 20  # 128 bytes for each of as many hosts as may be; /dev/zero has no end
 MAX_LINE_LENGTH = 65536  # of a Slurm list with some thousand names; a megabyte is no line of hosts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from launcher.hostfiles.lines import SPELLINGS
+from launcher.hosts.hostfiles.lines import SPELLINGS
 
 YAML = "a YAML list"
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from launcher.errors import HostfileError
-from launcher.host_ranges import shown
-from launcher.hostfiles.lines import Item
+from launcher.hosts.hostfiles.lines import Item
+from launcher.hosts.ranges import shown
 
 # What goes on until its end is found missing, maybe much later: it is wrong where it begins.
 _OPEN = ("while parsing a flow", "while scanning a simple key", "while scanning a quoted scalar")

@@ -4,8 +4,8 @@ A line means the same whoever it was written for, and what two tools read differ
 So there is one grammar (`lines`) and a YAML list; which tool a file looks like (`dialects`) is only shown.
 """
 
-from launcher.hostfiles.lines import Colon
-from launcher.hostfiles.reading import parse_hostfile, parse_hosts, read_hostfile
-from launcher.hostfiles.writing import TARGETS, write_hosts
+from launcher.hosts.hostfiles.lines import Colon
+from launcher.hosts.hostfiles.reading import parse_hostfile, parse_hosts, read_hostfile
+from launcher.hosts.hostfiles.writing import TARGETS, write_hosts
 
 __all__ = ["TARGETS", "Colon", "parse_hostfile", "parse_hosts", "read_hostfile", "write_hosts"]
