@@ -9,7 +9,7 @@ from typing import Any
 from launcher.errors import EXIT_PREFLIGHT, EXIT_UNREACHABLE
 from launcher.hosts.host import fold_names
 from launcher.hosts.unreachable import fold_failures
-from launcher.job import Job
+from launcher.job.job import Job
 from launcher.preflight.findings import PROBLEM, WARNING
 from launcher.preflight.summary import common_traits
 from launcher.session import Interrupted, Session

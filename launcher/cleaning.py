@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, HostFailure
-from launcher.facts import RunProcess
+from launcher.job.facts import RunProcess
 from launcher.node import messages
 from launcher.session import Census, Interrupted, Session
 from launcher.wording import count

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from launcher.conversation import Event, now
 from launcher.diagnosis import Failure
 from launcher.errors import HostFailure
+from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.output import STDERR, STDOUT, NodeOutput
-from launcher.plan import LaunchPlan, NodePlan
 from launcher.session import NodeState, Session
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from launcher.conversation import Event, now
 from launcher.diagnosis import Failure
+from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.node import messages
 from launcher.output import STDERR, STDOUT, NodeOutput, Screen
-from launcher.plan import LaunchPlan, NodePlan
 from launcher.records import RunRecord
 from launcher.session import Session
 from launcher.stacks import Picture, Stack, fold, parse_stack, picture_lines, stack_lines

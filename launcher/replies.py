@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.facts import MOST_PROCESSES, is_address
+from launcher.job.facts import MOST_PROCESSES, is_address
 from launcher.node import messages
 
 MAX_LOCAL_RANK = 4095

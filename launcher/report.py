@@ -8,7 +8,7 @@ from time import localtime, strftime
 
 from launcher.diagnosis import Cause
 from launcher.hosts.host import fold_names
-from launcher.plan import FLIGHT_RECORDER_PREFIX, LaunchPlan, NodePlan
+from launcher.job.plan import FLIGHT_RECORDER_PREFIX, LaunchPlan, NodePlan
 from launcher.preflight.findings import Finding
 from launcher.session import Census
 from launcher.wording import count, plural

@@ -17,10 +17,18 @@ from launcher.errors import EXIT_SIGNAL_BASE, PreflightError, UnreachableError
 from launcher.failures import find_failures
 from launcher.flight_recorder import find_unsafe
 from launcher.hangs import HangWatch, StackTaker
-from launcher.job import Job, ProgramKind
+from launcher.job.job import Job, ProgramKind
+from launcher.job.plan import (
+    ARCHIVE_NAME,
+    FLIGHT_RECORDER_PREFIX,
+    TORCHRUN,
+    LaunchPlan,
+    NodePlan,
+    as_record,
+    build_plan,
+)
 from launcher.node import messages
 from launcher.output import NodeOutput, Screen
-from launcher.plan import ARCHIVE_NAME, FLIGHT_RECORDER_PREFIX, TORCHRUN, LaunchPlan, NodePlan, as_record, build_plan
 from launcher.preflight.findings import WARNING
 from launcher.preflight.summary import summarize
 from launcher.records import RunRecord

@@ -14,10 +14,10 @@ from typing import Any
 from launcher.clock import boot_id
 from launcher.conversation import Conversation, Event
 from launcher.errors import HostFailure, LauncherError
-from launcher.facts import NodeFacts, Route, read_facts, read_route
 from launcher.fleet import BROKEN, INTERRUPT, WAKE, Fleet
 from launcher.hosts.host import Host, fold_names
 from launcher.hosts.unreachable import failure_lines
+from launcher.job.facts import NodeFacts, Route, read_facts, read_route
 from launcher.node import messages
 from launcher.output import NodeOutput
 from launcher.transports.base import Transport

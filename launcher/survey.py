@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from launcher.activation import setup_order
 from launcher.conversation import now
 from launcher.errors import HostFailure
-from launcher.facts import NodeFacts, Probe, Probes
 from launcher.hosts.host import Host
-from launcher.job import Job, ProgramKind
+from launcher.job.activation import setup_order
+from launcher.job.facts import NodeFacts, Probe, Probes
+from launcher.job.job import Job, ProgramKind
+from launcher.job.plan import master_address, settle_device
 from launcher.node import messages
-from launcher.plan import master_address, settle_device
 from launcher.preflight import find_all, find_problems
 from launcher.preflight.findings import PROBLEM, Finding, Severity
 from launcher.preflight.network import data_address, find_unreachable_master

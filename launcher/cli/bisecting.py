@@ -18,7 +18,7 @@ from launcher.cli.running import Opener, execute_recorded
 from launcher.diagnosis import Cause
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError
 from launcher.hosts.host import Host, fold_names
-from launcher.job import Job
+from launcher.job.job import Job
 from launcher.run import Result
 
 SIDE_BY_SIDE = 32  # runs; each has its own connections

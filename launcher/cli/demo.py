@@ -32,7 +32,7 @@ def command(nodes: int, nproc: int, **options: Any) -> int:
 
     from launcher.cli.running import run_job
     from launcher.hosts.host import Host
-    from launcher.job import TRAINER_MODULE, Job, Program, ProgramKind
+    from launcher.job.job import TRAINER_MODULE, Job, Program, ProgramKind
     from launcher.sandbox import sandbox
     from launcher.transports.fabric import FabricTransport
 

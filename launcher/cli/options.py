@@ -14,11 +14,11 @@ from click.core import ParameterSource
 
 from launcher.cli import refuse_unknown_word
 from launcher.cli.defaults import use_defaults
-from launcher.environment import VISIBLE_DEVICES, forwarded, parse_settings, read_env_file
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
-from launcher.job import COLLECTIVES_MODULE, DEFAULT_PROGRAM, TRAINER_MODULE, Activation, Job, Program, ProgramKind
-from launcher.slurm import SRUN, TRANSPORTS, read_allocation, refuse_gpus
+from launcher.job.job import COLLECTIVES_MODULE, DEFAULT_PROGRAM, TRAINER_MODULE, Activation, Job, Program, ProgramKind
+from launcher.job.slurm_allocation import SRUN, TRANSPORTS, read_allocation, refuse_gpus
+from launcher.job.variables import VISIBLE_DEVICES, forwarded, parse_settings, read_env_file
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -11,11 +11,10 @@ import click
 
 from launcher.cli.asking import ask_secrets
 from launcher.cli.options import CHOICE_OF_HOSTS, is_chosen, is_on_command_line, read_env, settle_rivals
-from launcher.environment import is_secret, refuse_rank
 from launcher.errors import UsageError
 from launcher.hosts.host import Host, select_hosts
 from launcher.hosts.hostfiles import parse_hosts, read_hostfile
-from launcher.slurm import (
+from launcher.job.slurm_allocation import (
     PDSH,
     SRUN,
     SSH,
@@ -25,6 +24,7 @@ from launcher.slurm import (
     refuse_tasks,
     srun_environment,
 )
+from launcher.job.variables import is_secret, refuse_rank
 
 if TYPE_CHECKING:
     from launcher.cli.running import Opener

@@ -19,7 +19,7 @@ from launcher.cli.options import (
 )
 from launcher.cli.reaching import choose_opener, choose_way, read_hosts
 from launcher.hosts.host import Host
-from launcher.job import Job
+from launcher.job.job import Job
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
@@ -60,7 +60,7 @@ def command(words: tuple[str, ...], dry_run: bool, check: bool, **options: Any) 
 
 def print_dry_run(job: Job, hosts: Sequence[Host], share: tuple[int, int] | None = None) -> int:
     """Print what would run where, with named placeholders for what only the nodes can tell."""
-    from launcher.plan import build_plan, placeholder_facts
+    from launcher.job.plan import build_plan, placeholder_facts
     from launcher.report import plan_lines
 
     plan = build_plan(job, hosts, [placeholder_facts(job, host) for host in hosts], share)

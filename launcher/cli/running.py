@@ -17,10 +17,10 @@ from click.core import ParameterSource
 from launcher.cli.console import Console
 from launcher.cli.options import is_chosen, read_ranks
 from launcher.cli.trust import refuse_strange_folder
-from launcher.environment import refuse_rank
 from launcher.errors import LauncherError
 from launcher.hosts.host import Host
-from launcher.job import DEFAULT_PROGRAM, Job
+from launcher.job.job import DEFAULT_PROGRAM, Job
+from launcher.job.variables import refuse_rank
 from launcher.output import NodeOutput
 from launcher.records import create_record
 from launcher.run import Result, Run

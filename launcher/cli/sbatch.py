@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-from launcher.batch import Batch, batch_text, check_batch, log_folder
 from launcher.cli.options import (
     check_options,
     config_option,
@@ -24,11 +23,12 @@ from launcher.cli.options import (
     read_job,
 )
 from launcher.cli.trust import refuse_strange_folder
-from launcher.environment import is_secret, parse_settings
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
-from launcher.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, Program, ProgramKind
-from launcher.slurm import SRUN
+from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, Program, ProgramKind
+from launcher.job.sbatch_script import Batch, batch_text, check_batch, log_folder
+from launcher.job.slurm_allocation import SRUN
+from launcher.job.variables import is_secret, parse_settings
 
 # Those of this command; all others are those of the `launch` in the script.
 _OWN = (

@@ -15,7 +15,7 @@ from launcher.cli.reaching import choose_opener, read_hosts, refuse_without_host
 if TYPE_CHECKING:
     from launcher.cli.running import Opener
     from launcher.hosts.host import Host
-    from launcher.job import Job
+    from launcher.job.job import Job
 
 RENDEZVOUS_S = 30
 
@@ -89,7 +89,7 @@ def run_tests(processes: int, hosts: Sequence[Host], open_transport: Opener, opt
 def make_job(processes: int, options: Mapping[str, Any], names: Sequence[str], *words: str) -> Job:
     """Return the job whose ranks check and measure; `words` go to each rank."""
     from launcher.cli.options import read_activation, read_env
-    from launcher.job import COLLECTIVES_MODULE, Job, Program, ProgramKind
+    from launcher.job.job import COLLECTIVES_MODULE, Job, Program, ProgramKind
 
     return Job(
         program=Program(ProgramKind.BUILTIN, COLLECTIVES_MODULE, ("--names", ",".join(names), *words)),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from launcher.facts import NodeFacts
 from launcher.hosts.host import Host
-from launcher.job import Job
+from launcher.job.facts import NodeFacts
+from launcher.job.job import Job
 from launcher.preflight import comparison, condition, gpus, network, plan
 from launcher.preflight.findings import Finding, Node, fold
 

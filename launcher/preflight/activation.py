@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.facts import SetupFailure
+from launcher.job.facts import SetupFailure
 from launcher.preflight.findings import Node
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from launcher.facts import Checks
+from launcher.job.facts import Checks
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Node, Severity
 from launcher.wording import count
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from launcher.facts import NodeFacts
 from launcher.hosts.host import Host, fold_names
-from launcher.job import Job
+from launcher.job.facts import NodeFacts
+from launcher.job.job import Job
 
 
 class Severity(Enum):

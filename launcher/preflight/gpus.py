@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.facts import Checks, Gpu, GpuProcess
-from launcher.plan import count_processes, visible_gpus
+from launcher.job.facts import Checks, Gpu, GpuProcess
+from launcher.job.plan import count_processes, visible_gpus
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Node, Severity, on_cpus
 from launcher.signatures import HARDWARE_XIDS
 from launcher.wording import count, listed

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from launcher.facts import NodeFacts, Probe
 from launcher.hosts.host import Host
-from launcher.job import Job
+from launcher.job.facts import NodeFacts, Probe
+from launcher.job.job import Job
 from launcher.node.messages import NOT_TRIED
 from launcher.preflight.findings import WARNING, Finding, Node
 

@@ -6,9 +6,9 @@ import errno
 import os
 from collections.abc import Iterator
 
-from launcher.environment import VISIBLE_DEVICES
-from launcher.job import ProgramKind
-from launcher.plan import count_processes, count_visible
+from launcher.job.job import ProgramKind
+from launcher.job.plan import count_processes, count_visible
+from launcher.job.variables import VISIBLE_DEVICES
 from launcher.preflight import activation
 from launcher.preflight.findings import Finding, Node, on_cpus
 from launcher.wording import count

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from launcher.facts import NodeFacts
-from launcher.job import Job
+from launcher.job.facts import NodeFacts
+from launcher.job.job import Job
 from launcher.preflight.gpus import gigabytes
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.errors import HostFailure
 from launcher.hosts.host import Host
-from launcher.slurm import Allocation
+from launcher.job.slurm_allocation import Allocation
 from launcher.transports.base import TransportError
 from launcher.transports.relay_channel import RelayChannel
 from launcher.transports.relay_lines import Here

@@ -13,7 +13,7 @@ from machines.patience import DEADLINE_S
 
 from launcher.cli.bisecting import find_culprits
 from launcher.hosts.hostfiles import parse_hosts
-from launcher.job import Job, Program, ProgramKind
+from launcher.job.job import Job, Program, ProgramKind
 from launcher.transports.fabric import FabricTransport
 
 PORT = 40001

@@ -22,11 +22,11 @@ from typing import Any
 from machines.patience import DEADLINE_S, NEVER_S
 
 from launcher import shipping
-from launcher.facts import read_facts, read_route
 from launcher.hosts.host import Host
-from launcher.job import Job, Program, ProgramKind
+from launcher.job.facts import read_facts, read_route
+from launcher.job.job import Job, Program, ProgramKind
+from launcher.job.plan import build_plan
 from launcher.node import messages
-from launcher.plan import build_plan
 from launcher.replies import check_reply
 from launcher.run import start_fields
 

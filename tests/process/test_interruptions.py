@@ -20,7 +20,7 @@ from screen import Screen
 from launcher import checking
 from launcher.execution import Execution, execute
 from launcher.hosts.host import Host
-from launcher.job import Job, Program, ProgramKind
+from launcher.job.job import Job, Program, ProgramKind
 from launcher.output import NodeLog, NodeOutput
 from launcher.records import create_record
 from launcher.run import Result, Run

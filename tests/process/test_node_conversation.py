@@ -19,7 +19,7 @@ from machines.patience import DEADLINE_S, NEVER_S
 from node_process import STAND_IN, WAITS, Message, Node, Nodes, shell
 
 from launcher import shipping
-from launcher.facts import Gpu, read_facts
+from launcher.job.facts import Gpu, read_facts
 from launcher.node import messages
 
 COMPILED, PLAIN = None, "00"

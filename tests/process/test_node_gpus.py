@@ -14,7 +14,7 @@ import pytest
 from machines.patience import slowed
 from node_process import wait_until
 
-from launcher.facts import Gpu, GpuProcess, read_facts
+from launcher.job.facts import Gpu, GpuProcess, read_facts
 from launcher.node import gpus
 
 QUERY = "index,name,memory.total,driver_version"

@@ -16,11 +16,11 @@ import pytest
 from machines.patience import DEADLINE_S
 from node_process import STAND_IN, STDERR, STDOUT, Nodes
 
-from launcher.facts import NodeFacts, Route
 from launcher.hosts.host import Host
-from launcher.job import Job, Program, ProgramKind
+from launcher.job.facts import NodeFacts, Route
+from launcher.job.job import Job, Program, ProgramKind
+from launcher.job.plan import NodePlan, build_plan
 from launcher.node import messages
-from launcher.plan import NodePlan, build_plan
 from launcher.run import start_fields
 
 NASTY = ("--local_rank", "a b", "$HOME", "--use_env", "--")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from node_process import Nodes
 
-from launcher.facts import Checks, read_facts
+from launcher.job.facts import Checks, read_facts
 from launcher.node import machine, messages
 
 

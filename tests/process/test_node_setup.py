@@ -17,8 +17,8 @@ import pytest
 from machines.patience import DEADLINE_S, NEVER_S, slowed
 from node_process import STAND_IN, STDOUT, Message, Node, Nodes, find_marked, python, wait_until
 
-from launcher.activation import setup_order
-from launcher.job import Activation, Job, Program, ProgramKind
+from launcher.job.activation import setup_order
+from launcher.job.job import Activation, Job, Program, ProgramKind
 from launcher.node import messages
 
 SHOW_ENVIRONMENT = python("import os; os.write(1, b'\\0'.join(b'='.join(item) for item in os.environb.items()))")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from node_process import Nodes
 
-from launcher.facts import read_facts
+from launcher.job.facts import read_facts
 from launcher.node import messages, slurm
 
 STEP = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}

@@ -24,9 +24,9 @@ from machines.patience import DEADLINE_S, slowed
 from node_process import is_alive, wait_until
 
 from launcher.hosts.host import Host
+from launcher.job.slurm_allocation import Allocation
 from launcher.node import relay
 from launcher.node.relay import SRUN_LINE_BYTES
-from launcher.slurm import Allocation
 from launcher.transports import relays
 from launcher.transports.base import STDERR, STDOUT, Channel, TransportError
 from launcher.transports.srun import SrunTransport

@@ -23,7 +23,7 @@ from screen import Screen
 from launcher.errors import LauncherError
 from launcher.execution import Execution, execute
 from launcher.hosts.host import Host
-from launcher.job import Job, Program, ProgramKind
+from launcher.job.job import Job, Program, ProgramKind
 from launcher.node import messages
 from launcher.node.messages import Decoder, encode
 from launcher.output import NodeLog, NodeOutput

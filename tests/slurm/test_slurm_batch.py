@@ -9,7 +9,7 @@ from machines.processes import wait_until
 from machines.slurm import Slurm
 from slurm_jobs import read_log, shown
 
-from launcher.batch import Batch, batch_text
+from launcher.job.sbatch_script import Batch, batch_text
 
 # It stands for launch, and runs until a SIGTERM.
 LAUNCH = """\

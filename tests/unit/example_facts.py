@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from launcher.facts import Checks, Gpu, NodeFacts, Route
 from launcher.hosts.host import Host
-from launcher.job import TRAINER_MODULE, Job, Program, ProgramKind
+from launcher.job.facts import Checks, Gpu, NodeFacts, Route
+from launcher.job.job import TRAINER_MODULE, Job, Program, ProgramKind
 from launcher.preflight.findings import Finding, Node
 
 H200 = tuple(Gpu(index, "H200", 143771, "580.159") for index in range(8))

@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from launcher.activation import SETUP_TIMEOUT_S, setup_by_hand, setup_order
-from launcher.facts import NodeFacts
-from launcher.job import Activation, Job, Program, ProgramKind
+from launcher.job.activation import SETUP_TIMEOUT_S, setup_by_hand, setup_order
+from launcher.job.facts import NodeFacts
+from launcher.job.job import Activation, Job, Program, ProgramKind
 from launcher.node import messages
 from launcher.run import candidate_pythons
 

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from launcher.batch import Batch, batch_text, check_batch, time_limit_s
 from launcher.errors import UsageError
+from launcher.job.sbatch_script import Batch, batch_text, check_batch, time_limit_s
 
 SMALL = Batch(
     argv=("/opt/bin/launch", "--gpus", "8", "train.py", "--lr", "3e-4"),

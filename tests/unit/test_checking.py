@@ -9,8 +9,8 @@ from example_facts import H200, JOB, checked, facts
 
 from launcher import checking
 from launcher.errors import EXIT_PREFLIGHT, EXIT_UNREACHABLE, HostFailure
-from launcher.facts import Gpu, GpuProcess, Probe, Probes, RunProcess
 from launcher.hosts.host import Host
+from launcher.job.facts import Gpu, GpuProcess, Probe, Probes, RunProcess
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding
 from launcher.survey import Survey
 

@@ -20,7 +20,7 @@ from launcher.errors import (
     PreflightError,
     UnreachableError,
 )
-from launcher.job import COLLECTIVES_MODULE, TRAINER_MODULE, Activation, Job, Program, ProgramKind
+from launcher.job.job import COLLECTIVES_MODULE, TRAINER_MODULE, Activation, Job, Program, ProgramKind
 from launcher.run import Result
 from launcher.session import Census
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.environment import forwarded, is_secret, parse_settings, read_env_file, shell_assignments
 from launcher.errors import EXIT_USAGE, UsageError
+from launcher.job.variables import forwarded, is_secret, parse_settings, read_env_file, shell_assignments
 
 unhurried = settings(deadline=None)  # a loaded machine is no bug
 

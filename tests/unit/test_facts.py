@@ -7,7 +7,7 @@ import json
 import pytest
 
 from launcher.errors import LauncherError
-from launcher.facts import (
+from launcher.job.facts import (
     Checks,
     Gpu,
     GpuProcess,

@@ -17,9 +17,7 @@ LAYERS = (
     "clock escapes private_files wording",
     "errors",
     "concurrency hosts",
-    "batch bisection facts environment job pictures slurm stacks",
-    "activation",
-    "plan",
+    "bisection job pictures stacks",
     "signatures tracebacks",
     "watchdogs endings",
     "preflight diagnosis flight_recorder folding output records shipping",
@@ -220,13 +218,13 @@ def test_every_module_has_its_place(modules: list[Module]) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "fault"),
     [
-        ("launcher.plan", "def f():\n    from launcher import report", "launcher.report"),
-        ("launcher.plan", "from launcher.fleet import Fleet", "launcher.fleet.Fleet"),
-        ("launcher.plan", "from . import report", "launcher.report"),
-        ("launcher.transports.base", "from ..fleet import Fleet", "launcher.fleet.Fleet"),
+        ("launcher.job.plan", "def f():\n    from launcher import cli", "launcher.cli"),
+        ("launcher.job.plan", "from launcher.transports.base import Channel", "launcher.transports.base.Channel"),
+        ("launcher.job.plan", "from .. import preflight", "launcher.preflight"),
+        ("launcher.preflight.gpus", "from ..transports.base import Channel", "launcher.transports.base.Channel"),
         ("launcher.preflight", "import launcher.output", "launcher.output"),
-        ("launcher.run", "from launcher.distributed import init", "launcher.distributed.init"),
-        ("launcher.run", "from launcher.node import supervisor", "launcher.node.supervisor"),
+        ("launcher.job.plan", "from launcher.distributed import init", "launcher.distributed.init"),
+        ("launcher.job.plan", "from launcher.node import supervisor", "launcher.node.supervisor"),
         ("launcher.node.loop", "from launcher import errors", "launcher.errors"),
         ("launcher.node.loop", "from launcher import __version__", "launcher.__version__"),
         ("launcher.trainer.loop", "from launcher.errors import LauncherError", "launcher.errors.LauncherError"),
@@ -242,11 +240,12 @@ def test_an_import_that_goes_up_is_found(name: str, text: str, fault: str) -> No
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("launcher.plan", "from launcher import __version__, job"),
-        ("launcher.fleet", "from launcher.node.messages import STOP"),
-        ("launcher.fleet", "from launcher.node import messages"),
+        ("launcher.job.plan", "from launcher import __version__, hosts"),
+        ("launcher.job.plan", "from . import facts"),
+        ("launcher.transports.base", "from launcher.node.messages import STOP"),
+        ("launcher.transports.base", "from launcher.node import messages"),
         ("launcher.node.loop", "from launcher.node import processes"),
-        ("launcher.cli.run", "from launcher.cli.options import read_job"),
+        ("launcher.cli.run", "from launcher.cli.console import Console"),
         ("launcher.trainer.loop", "from launcher import distributed"),
     ],
 )
@@ -256,7 +255,7 @@ def test_an_import_that_goes_down_is_not(name: str, text: str) -> None:
 
 def test_a_library_out_of_its_place_is_found() -> None:
     text = "def f():\n    import torch.distributed\nfrom rich.table import Table\nimport paramiko"
-    faults = find_library_faults(parse_module("launcher.fleet", "x.py", text))
+    faults = find_library_faults(parse_module("launcher.job.plan", "x.py", text))
     assert [fault.partition(" may")[0] for fault in sorted(faults)] == [
         "x.py:2: torch",
         "x.py:3: rich",
@@ -275,7 +274,7 @@ def test_a_read_of_the_environment_is_found(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["threading.Thread(target=f)", "asyncio.create_task(f())", "Timer(1, f)"])
 def test_a_thread_that_nobody_looks_at_is_found(text: str) -> None:
-    assert len(find_unseen_starts(parse_module("launcher.fleet", "x.py", text))) == 1
+    assert len(find_unseen_starts(parse_module("launcher.job.plan", "x.py", text))) == 1
     assert find_unseen_starts(parse_module("launcher.concurrency", "x.py", text)) == []
 
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.facts import Gpu, NodeFacts, Probes, Route
 from launcher.hosts.host import Host, select_hosts
-from launcher.job import TRAINER_MODULE, Activation, Job, Program, ProgramKind
+from launcher.job.facts import Gpu, NodeFacts, Probes, Route
+from launcher.job.job import TRAINER_MODULE, Activation, Job, Program, ProgramKind
+from launcher.job.plan import LaunchPlan, as_record, build_plan, master_address, placeholder_facts, settle_device
 from launcher.node import messages
-from launcher.plan import LaunchPlan, as_record, build_plan, master_address, placeholder_facts, settle_device
 from launcher.report import plan_lines
 
 unhurried = settings(deadline=None)  # a loaded machine is no bug

@@ -9,7 +9,8 @@ from example_facts import BUILTIN, COMMAND, H200, JOB, ON_CPUS, SCRIPT, facts, t
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.facts import (
+from launcher.hosts.host import Host
+from launcher.job.facts import (
     Checks,
     Gpu,
     GpuProcess,
@@ -22,8 +23,7 @@ from launcher.facts import (
     SetupFailure,
     Xid,
 )
-from launcher.hosts.host import Host
-from launcher.job import Activation, Job
+from launcher.job.job import Activation, Job
 from launcher.node import messages
 from launcher.preflight import find_all, find_problems
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Severity, fold

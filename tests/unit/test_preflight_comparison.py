@@ -9,9 +9,9 @@ from example_facts import COMMAND, H200, JOB, ON_CPUS, SCRIPT, checked, facts, n
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.facts import Checks, Gpu, Network, Route
 from launcher.hosts.host import Host
-from launcher.job import Job
+from launcher.job.facts import Checks, Gpu, Network, Route
+from launcher.job.job import Job
 from launcher.preflight.comparison import check
 from launcher.preflight.findings import Node, fold
 

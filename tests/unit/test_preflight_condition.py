@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from example_facts import JOB, ON_CPUS, SCRIPT, checked, facts, told
 
-from launcher.facts import Checks, Probes, Route, RunProcess
 from launcher.hosts.host import Host
-from launcher.job import Job
+from launcher.job.facts import Checks, Probes, Route, RunProcess
+from launcher.job.job import Job
 from launcher.preflight.condition import check
 from launcher.preflight.findings import Node
 

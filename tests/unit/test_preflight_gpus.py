@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from example_facts import COMMAND, H200, JOB, ON_CPUS, SCRIPT, facts, told
 
-from launcher.facts import Checks, Gpu, GpuProcess, Xid
 from launcher.hosts.host import Host
-from launcher.job import Job
+from launcher.job.facts import Checks, Gpu, GpuProcess, Xid
+from launcher.job.job import Job
 from launcher.preflight.findings import Node
 from launcher.preflight.gpus import check, gigabytes, wanted_gpus
 

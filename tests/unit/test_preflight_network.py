@@ -7,9 +7,9 @@ from example_facts import JOB, ON_CPUS, SCRIPT, facts, nodes_of, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.facts import Probe, Probes, Route
 from launcher.hosts.host import Host
-from launcher.job import Job
+from launcher.job.facts import Probe, Probes, Route
+from launcher.job.job import Job
 from launcher.node.messages import NOT_TRIED
 from launcher.preflight.findings import fold
 from launcher.preflight.network import check, data_address, find_unreachable_master, matches

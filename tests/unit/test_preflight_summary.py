@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from example_facts import BUILTIN, COMMAND, H200, JOB, SCRIPT, checked, facts
 
-from launcher.facts import Route
-from launcher.job import Job, Program, ProgramKind
+from launcher.job.facts import Route
+from launcher.job.job import Job, Program, ProgramKind
 from launcher.preflight.summary import common_traits, summarize
 
 

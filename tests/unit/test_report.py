@@ -9,8 +9,8 @@ import pytest
 
 from launcher.diagnosis import Failure, find_cause
 from launcher.hosts.host import Host
-from launcher.job import Program, ProgramKind
-from launcher.plan import LaunchPlan, NodePlan
+from launcher.job.job import Program, ProgramKind
+from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.preflight.findings import WARNING, Finding
 from launcher.report import (
     cause_block,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.hosts.hostfiles import parse_hosts
-from launcher.slurm import (
+from launcher.job.slurm_allocation import (
     Allocation,
     choose_transport,
     count_tasks,

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from launcher import checking
 from launcher.dues import Dues
 from launcher.errors import LauncherError
-from launcher.facts import MOST, NodeFacts, read_facts, read_route
 from launcher.hosts.host import Host
-from launcher.job import Job
+from launcher.job.facts import MOST, NodeFacts, read_facts, read_route
+from launcher.job.job import Job
+from launcher.job.plan import build_plan
 from launcher.node import messages
 from launcher.node.messages import Decoder, MalformedMessage
-from launcher.plan import build_plan
 from launcher.preflight import find_all, find_problems
 from launcher.preflight.summary import summarize
 from launcher.survey import Survey

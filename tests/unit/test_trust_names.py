@@ -15,7 +15,7 @@ from launcher.cli import main
 from launcher.errors import UsageError
 from launcher.hosts.host import Host, select_hosts
 from launcher.hosts.hostfiles import parse_hostfile, parse_hosts
-from launcher.slurm import read_allocation
+from launcher.job.slurm_allocation import read_allocation
 
 SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|[0-9a-fA-F:.]+(%[A-Za-z0-9_.-]+)?", re.ASCII)
 NASTY = [

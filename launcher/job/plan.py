@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from launcher.activation import setup_by_hand
-from launcher.environment import is_secret, shell_assignments
-from launcher.facts import Gpu, NodeFacts, Route
 from launcher.hosts.host import Host
-from launcher.job import Job, Program, ProgramKind
+from launcher.job.activation import setup_by_hand
+from launcher.job.facts import Gpu, NodeFacts, Route
+from launcher.job.job import Job, Program, ProgramKind
+from launcher.job.variables import is_secret, shell_assignments
 from launcher.node import messages
 
 ARCHIVE_NAME = "launcher.pyz"

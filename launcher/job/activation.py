@@ -10,8 +10,8 @@ import shlex
 from pathlib import PurePosixPath
 from typing import Any
 
-from launcher.facts import NodeFacts
-from launcher.job import Job
+from launcher.job.facts import NodeFacts
+from launcher.job.job import Job
 
 SETUP_TIMEOUT_S = 60.0  # many seconds may pass on a cold network disk; what takes a minute waits for something
 
