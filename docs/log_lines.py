@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.endings import ENDINGS, LOSSES
-from launcher.signatures import SIGNATURES, Kind, Signature
+from launcher.diagnosis.exit_codes import ENDINGS, LOSSES
+from launcher.diagnosis.signatures import SIGNATURES, Kind, Signature
 
 GUIDE = Path(__file__).parents[1] / "TROUBLESHOOTING.md"
-BEGIN = "<!-- made by docs/log_lines.py from launcher/signatures.py: -->"
+BEGIN = "<!-- made by docs/log_lines.py from launcher/diagnosis/signatures.py: -->"
 END = "<!-- made by docs/log_lines.py: end -->"
 HEAD = ["| the log says | it means | do |", "|---|---|---|"]
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from launcher.conversation import Event, now
-from launcher.diagnosis import Failure
+from launcher.diagnosis.cause import Failure
 from launcher.errors import HostFailure
 from launcher.job.plan import LaunchPlan, NodePlan
-from launcher.output import STDERR, STDOUT, NodeOutput
+from launcher.output.lines import STDERR, STDOUT, NodeOutput
 from launcher.session import NodeState, Session
 
 

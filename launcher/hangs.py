@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator, Sequence
 
 from launcher.conversation import Event, now
-from launcher.diagnosis import Failure
+from launcher.diagnosis.cause import Failure
+from launcher.diagnosis.stacks import Picture, Stack, fold, parse_stack, picture_lines, stack_lines
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.node import messages
-from launcher.output import STDERR, STDOUT, NodeOutput, Screen
-from launcher.records import RunRecord
+from launcher.output.lines import STDERR, STDOUT, NodeOutput, Screen
+from launcher.output.run_folder import RunRecord
 from launcher.session import Session
-from launcher.stacks import Picture, Stack, fold, parse_stack, picture_lines, stack_lines
 from launcher.wording import count, span
 
 ANSWER_S = 5.0  # a node needs up to 4 s where py-spy and then the rank itself are slow

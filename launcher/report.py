@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import localtime, strftime
 
-from launcher.diagnosis import Cause
+from launcher.diagnosis.cause import Cause
 from launcher.hosts.host import fold_names
 from launcher.job.plan import FLIGHT_RECORDER_PREFIX, LaunchPlan, NodePlan
 from launcher.preflight.findings import Finding

@@ -12,10 +12,10 @@ from typing import Any
 
 from launcher import report, shipping
 from launcher.conversation import now
-from launcher.diagnosis import SETTLE_S, Cause, Failure, find_cause
+from launcher.diagnosis.cause import SETTLE_S, Cause, Failure, find_cause
+from launcher.diagnosis.flight_recorder import find_unsafe
 from launcher.errors import EXIT_SIGNAL_BASE, PreflightError, UnreachableError
 from launcher.failures import find_failures
-from launcher.flight_recorder import find_unsafe
 from launcher.hangs import HangWatch, StackTaker
 from launcher.job.job import Job, ProgramKind
 from launcher.job.plan import (
@@ -28,10 +28,10 @@ from launcher.job.plan import (
     build_plan,
 )
 from launcher.node import messages
-from launcher.output import NodeOutput, Screen
+from launcher.output.lines import NodeOutput, Screen
+from launcher.output.run_folder import RunRecord
 from launcher.preflight.findings import WARNING
 from launcher.preflight.summary import summarize
-from launcher.records import RunRecord
 from launcher.session import Census, Interrupted, Session
 from launcher.survey import Survey, Surveyor
 from launcher.wording import count, duration

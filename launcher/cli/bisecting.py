@@ -15,7 +15,7 @@ from launcher.bisection import Group, Verdict, search_culprits
 from launcher.cli import tell
 from launcher.cli.console import Console
 from launcher.cli.running import Opener, execute_recorded
-from launcher.diagnosis import Cause
+from launcher.diagnosis.cause import Cause
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError
 from launcher.hosts.host import Host, fold_names
 from launcher.job.job import Job

@@ -10,10 +10,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from launcher.escapes import clean
-from launcher.folding import group, make_folds
 from launcher.hosts.host import Host, fold_names
-from launcher.output import STDERR, STDOUT, Display, JsonDisplay, NodeLog, NodeOutput, PrefixDisplay, Terminal
-from launcher.records import RunRecord
+from launcher.output.folding import group, make_folds
+from launcher.output.lines import STDERR, STDOUT, Display, JsonDisplay, NodeLog, NodeOutput, PrefixDisplay, Terminal
+from launcher.output.run_folder import RunRecord
 
 
 class Console:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from launcher.diagnosis.signatures import HARDWARE_XIDS
 from launcher.job.facts import Checks, Gpu, GpuProcess
 from launcher.job.plan import count_processes, visible_gpus
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Node, Severity, on_cpus
-from launcher.signatures import HARDWARE_XIDS
 from launcher.wording import count, listed
 
 _FULL = 0.5  # of a GPU's memory: with more in use a training run is bound to fail

@@ -30,10 +30,10 @@ from node_process import (
     wait_until,
 )
 
+from launcher.diagnosis.stacks import parse_stack
 from launcher.node import messages, processes, stacks, workers
 from launcher.node.loop import Loop
 from launcher.node.stacks import SIGNAL
-from launcher.stacks import parse_stack
 
 PY_SPY = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 NO_PY_SPY = "py-spy is not there (pip install py-spy)"

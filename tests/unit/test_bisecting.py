@@ -12,7 +12,7 @@ from machines.patience import DEADLINE_S
 from launcher.bisection import Group, Together, Verdict
 from launcher.cli import bisecting, running, test_distributed
 from launcher.cli.bisecting import StoppedError, describe_cause, is_to_bisect, search
-from launcher.diagnosis import Cause, Failure
+from launcher.diagnosis.cause import Cause, Failure
 from launcher.hosts.host import Host
 from launcher.run import Result
 from launcher.session import Census

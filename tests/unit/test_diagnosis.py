@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.diagnosis import Failure, find_cause
-from launcher.tracebacks import shorten_traceback
+from launcher.diagnosis.cause import Failure, find_cause
+from launcher.diagnosis.tracebacks import shorten_traceback
 
 SIMPLE = """\
 Traceback (most recent call last):

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from launcher.endings import ENDINGS, LOSSES, explain_ending, explain_loss, signal_name
+from launcher.diagnosis.exit_codes import ENDINGS, LOSSES, explain_ending, explain_loss, signal_name
 
 
 def test_names_of_signals() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.flight_recorder import MAX_FILE_BYTES, MAX_STRINGS, check_dump, find_unsafe
+from launcher.diagnosis.flight_recorder import MAX_FILE_BYTES, MAX_STRINGS, check_dump, find_unsafe
 
 # What torch 2.13 wrote of two all_reduces (torch._C._distributed_c10d._dump_fr_trace, with gloo).
 DUMP = zlib.decompress(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher import folding
-from launcher.folding import FoldedOutput, Group, group, make_folds
+from launcher.output import folding
+from launcher.output.folding import FoldedOutput, Group, group, make_folds
 
 unhurried = settings(deadline=None)  # a loaded machine is no bug
 MARK = re.compile(rb"launch: (\d+) lines? left out here\n")

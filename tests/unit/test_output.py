@@ -20,12 +20,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from machines.patience import slowed
 
-from launcher import output
 from launcher.cli import show_error, tell
 from launcher.cli.console import Console
 from launcher.errors import HostFailure, UnreachableError
 from launcher.hosts.host import Host
-from launcher.output import (
+from launcher.output import lines
+from launcher.output.lines import (
     LINE_BYTES,
     STDERR,
     STDOUT,
@@ -317,7 +317,7 @@ def test_words_that_are_no_unicode_are_said(capfd):
 
 def test_lines_for_a_terminal_that_stands_still_are_dropped_and_counted(pipe, capfd):
     block = (b"x" * 1023 + b"\n") * 256
-    count = output.QUEUE_BYTES // len(block) + 40
+    count = lines.QUEUE_BYTES // len(block) + 40
     terminal = Terminal(is_terminal=True)
     for _ in range(count):
         terminal.put(pipe[1], block)  # nobody reads: were it to wait, the test would stand here
@@ -359,8 +359,8 @@ def test_a_file_or_pipe_is_waited_for_while_it_moves(pipe, capfd):
     ],
 )
 def test_closing_does_not_wait_for_a_pipe_that_nobody_reads(pipe, monkeypatch, capfd, own, say):
-    monkeypatch.setattr(output, "_PATIENCE_S", 0.01)
-    monkeypatch.setattr(output, own, 0.05)
+    monkeypatch.setattr(lines, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(lines, own, 0.05)
     terminal = Terminal(is_terminal=False)
     terminal.put(pipe[1], b"x" * (1 << 20))
     say(terminal, pipe[1])

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import EXIT_USAGE, UsageError
-from launcher.output import NodeLog
-from launcher.records import create_record
+from launcher.output.lines import NodeLog
+from launcher.output.run_folder import create_record
 
 NOW = datetime(2026, 11, 20, 9, 12, 33)
 ANN, BOB, TEAM = 54321, 54322, 54323  # no account and no group has these numbers

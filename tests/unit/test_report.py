@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.diagnosis import Failure, find_cause
+from launcher.diagnosis.cause import Failure, find_cause
 from launcher.hosts.host import Host
 from launcher.job.job import Program, ProgramKind
 from launcher.job.plan import LaunchPlan, NodePlan

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.signatures import (
+from launcher.diagnosis.signatures import (
     HARDWARE_XIDS,
     MAX_LINE,
     SIGNATURES,

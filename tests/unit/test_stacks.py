@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.stacks import MAX_FRAMES, Frame, Stack, fold, parse_stack, picture_lines, stack_lines
+from launcher.diagnosis.stacks import MAX_FRAMES, Frame, Stack, fold, parse_stack, picture_lines, stack_lines
 
 PY_SPY = """\
 Process 27889: /venv/bin/python -u train.py

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from launcher.tracebacks import (
+from launcher.diagnosis.tracebacks import (
     cut_tracebacks,
     extract_crash,
     extract_errors,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.watchdogs import explain_wait, name_ranks
+from launcher.diagnosis.collective_timeouts import explain_wait, name_ranks
 
 
 def watchdog(rank, number, group="", operation="ALLREDUCE"):

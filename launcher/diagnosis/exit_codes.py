@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+from launcher.diagnosis.signatures import Explanation, plain
 from launcher.errors import EXIT_SIGNAL_BASE
-from launcher.signatures import Explanation, plain
 
 _CRASHED = "with --env PYTHONFAULTHANDLER=1 Python names the line of the script"
 _LESS_MEMORY = "fewer loader workers, a smaller batch"

@@ -11,11 +11,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from launcher.endings import explain_ending, explain_loss, signal_name
-from launcher.errors import EXIT_FAILED, EXIT_HANG, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE
-from launcher.node.messages import TERMINATED
-from launcher.signatures import Explanation, Kind, explain_lines
-from launcher.tracebacks import (
+from launcher.diagnosis.collective_timeouts import explain_wait
+from launcher.diagnosis.exit_codes import explain_ending, explain_loss, signal_name
+from launcher.diagnosis.signatures import Explanation, Kind, explain_lines
+from launcher.diagnosis.tracebacks import (
     cut_tracebacks,
     extract_crash,
     extract_errors,
@@ -23,7 +22,8 @@ from launcher.tracebacks import (
     is_stack,
     shorten_traceback,
 )
-from launcher.watchdogs import explain_wait
+from launcher.errors import EXIT_FAILED, EXIT_HANG, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE
+from launcher.node.messages import TERMINATED
 
 LAST_LINES = 10
 SETTLE_S = 2.0  # how long a failure that looks like a consequence waits for its cause to show up

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.signatures import Explanation, Kind
+from launcher.diagnosis.signatures import Explanation, Kind
 from launcher.wording import fold_ranks
 
 # `[PG ID 0 PG GUID 0(default_pg) Rank 1]` or `[Rank 14]`, by torch's version.

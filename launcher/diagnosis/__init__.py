@@ -1,0 +1,12 @@
+"""What was seen of a failure -> its cause in words. Pure: lines, exit codes and messages in, text out.
+
+In reading order:
+
+    signatures             known lines of torch, NCCL, CUDA, Python and SSH, and what to do about them
+    tracebacks             the last frame and the error of a Python traceback
+    collective_timeouts    what NCCL's watchdog says: which collective waited for which rank
+    exit_codes             what an exit code or a signal says by itself
+    cause                  Cause: the first failure of a run, from all of these
+    stacks                 the Python stacks of living ranks, equal ones folded
+    flight_recorder        whether a dump of NCCL's flight recorder is plain data
+"""
