@@ -9,7 +9,8 @@ from launcher.conversation import Event, now
 from launcher.diagnosis.cause import Failure
 from launcher.errors import HostFailure
 from launcher.job.plan import LaunchPlan, NodePlan
-from launcher.output.lines import STDERR, STDOUT, NodeOutput
+from launcher.output.lines import STDERR, STDOUT
+from launcher.output.node_log import NodeOutput
 from launcher.session import NodeState, Session
 
 

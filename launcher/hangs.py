@@ -12,8 +12,10 @@ from launcher.diagnosis.cause import Failure
 from launcher.diagnosis.stacks import Picture, Stack, fold, parse_stack, picture_lines, stack_lines
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.node import messages
-from launcher.output.lines import STDERR, STDOUT, NodeOutput, Screen
+from launcher.output.lines import STDERR, STDOUT
+from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import RunRecord
+from launcher.output.terminal import Screen
 from launcher.session import Session
 from launcher.wording import count, span
 

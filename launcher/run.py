@@ -28,8 +28,9 @@ from launcher.job.plan import (
     build_plan,
 )
 from launcher.node import messages
-from launcher.output.lines import NodeOutput, Screen
+from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import RunRecord
+from launcher.output.terminal import Screen
 from launcher.preflight.findings import WARNING
 from launcher.preflight.summary import summarize
 from launcher.session import Census, Interrupted, Session

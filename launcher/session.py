@@ -19,7 +19,7 @@ from launcher.hosts.host import Host, fold_names
 from launcher.hosts.unreachable import failure_lines
 from launcher.job.facts import NodeFacts, Route, read_facts, read_route
 from launcher.node import messages
-from launcher.output.lines import NodeOutput
+from launcher.output.node_log import NodeOutput
 from launcher.transports.base import Transport
 
 NOTICE_S = 20.0  # waiting is never silent for longer

@@ -11,9 +11,12 @@ from pathlib import Path
 
 from launcher.escapes import clean
 from launcher.hosts.host import Host, fold_names
+from launcher.output.display import Display, JsonDisplay, PrefixDisplay
 from launcher.output.folding import group, make_folds
-from launcher.output.lines import STDERR, STDOUT, Display, JsonDisplay, NodeLog, NodeOutput, PrefixDisplay, Terminal
+from launcher.output.lines import STDERR, STDOUT
+from launcher.output.node_log import NodeLog, NodeOutput
 from launcher.output.run_folder import RunRecord
+from launcher.output.terminal import Terminal
 
 
 class Console:

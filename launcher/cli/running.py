@@ -21,7 +21,7 @@ from launcher.errors import LauncherError
 from launcher.hosts.host import Host
 from launcher.job.job import DEFAULT_PROGRAM, Job
 from launcher.job.variables import refuse_rank
-from launcher.output.lines import NodeOutput
+from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import create_record
 from launcher.run import Result, Run
 from launcher.session import Session

@@ -16,7 +16,8 @@ from node_process import wait_until
 from launcher.concurrency import start_task, start_thread, start_timer
 from launcher.errors import LauncherError
 from launcher.hosts.host import Host
-from launcher.output.lines import STDERR, Terminal
+from launcher.output.lines import STDERR
+from launcher.output.terminal import Terminal
 from launcher.transports.base import TransportError
 from launcher.transports.pdsh_mail import Mail
 from launcher.transports.srun_step import Step
@@ -71,7 +72,7 @@ def test_a_terminal_that_breaks_holds_up_nobody(monkeypatch: pytest.MonkeyPatch)
     keep = os.dup(STDERR)
     os.dup2(write_end, STDERR)
     try:
-        monkeypatch.setattr("launcher.output.lines._write_some", lambda fd, view: fail())
+        monkeypatch.setattr("launcher.output.terminal._write_some", lambda fd, view: fail())
         terminal = Terminal(is_terminal=False, patience_s=DEADLINE_S)
         for _ in range(3):
             terminal.put(STDERR, b"x" * (5 << 20) + b"\n")

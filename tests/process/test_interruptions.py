@@ -21,7 +21,7 @@ from launcher import checking
 from launcher.execution import Execution, execute
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
-from launcher.output.lines import NodeLog, NodeOutput
+from launcher.output.node_log import NodeLog, NodeOutput
 from launcher.output.run_folder import create_record
 from launcher.run import Result, Run
 from launcher.session import Interrupted, Session

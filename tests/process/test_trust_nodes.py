@@ -26,7 +26,7 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.node import messages
 from launcher.node.messages import Decoder, encode
-from launcher.output.lines import NodeLog, NodeOutput
+from launcher.output.node_log import NodeLog, NodeOutput
 from launcher.output.run_folder import create_record
 from launcher.run import Result, Run
 from launcher.session import Session

@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from launcher.escapes import clean, one_line
-from launcher.output.lines import STDOUT, LineStream, PrefixDisplay
+from launcher.output.display import PrefixDisplay
+from launcher.output.lines import STDOUT, LineStream
 
 RED, PLAIN = "\x1b[31m", "\x1b[0m"
 BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"

@@ -24,19 +24,10 @@ from launcher.cli import show_error, tell
 from launcher.cli.console import Console
 from launcher.errors import HostFailure, UnreachableError
 from launcher.hosts.host import Host
-from launcher.output import lines
-from launcher.output.lines import (
-    LINE_BYTES,
-    STDERR,
-    STDOUT,
-    TAIL_BYTES,
-    JsonDisplay,
-    LineStream,
-    NodeLog,
-    NodeOutput,
-    PrefixDisplay,
-    Terminal,
-)
+from launcher.output.display import JsonDisplay, PrefixDisplay
+from launcher.output.lines import LINE_BYTES, STDERR, STDOUT, TAIL_BYTES, LineStream
+from launcher.output.node_log import NodeLog, NodeOutput
+from launcher.output.terminal import QUEUE_BYTES, Terminal
 
 unhurried = settings(deadline=None)  # a loaded machine is no bug
 cuts = st.lists(st.integers(0), max_size=12)
@@ -317,7 +308,7 @@ def test_words_that_are_no_unicode_are_said(capfd):
 
 def test_lines_for_a_terminal_that_stands_still_are_dropped_and_counted(pipe, capfd):
     block = (b"x" * 1023 + b"\n") * 256
-    count = lines.QUEUE_BYTES // len(block) + 40
+    count = QUEUE_BYTES // len(block) + 40
     terminal = Terminal(is_terminal=True)
     for _ in range(count):
         terminal.put(pipe[1], block)  # nobody reads: were it to wait, the test would stand here
@@ -359,8 +350,8 @@ def test_a_file_or_pipe_is_waited_for_while_it_moves(pipe, capfd):
     ],
 )
 def test_closing_does_not_wait_for_a_pipe_that_nobody_reads(pipe, monkeypatch, capfd, own, say):
-    monkeypatch.setattr(lines, "_PATIENCE_S", 0.01)
-    monkeypatch.setattr(lines, own, 0.05)
+    monkeypatch.setattr("launcher.output.terminal._PATIENCE_S", 0.01)
+    monkeypatch.setattr(f"launcher.output.terminal.{own}", 0.05)
     terminal = Terminal(is_terminal=False)
     terminal.put(pipe[1], b"x" * (1 << 20))
     say(terminal, pipe[1])
@@ -374,8 +365,8 @@ def test_closing_waits_as_long_as_the_reader_moves(pipe, monkeypatch, capfd, cou
     pages, shown = 12, []
     page = fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, 4096)  # what a pipe holds that is as small as can be
     pause_s = slowed(0.1)
-    monkeypatch.setattr(output, "_FAREWELL_S", 6 * pause_s)
-    monkeypatch.setattr(output, "_PIECE_BYTES", page)
+    monkeypatch.setattr("launcher.output.terminal._FAREWELL_S", 6 * pause_s)
+    monkeypatch.setattr("launcher.output.terminal._PIECE_BYTES", page)
     terminal = Terminal(is_terminal=False)
     for _ in range(count):
         terminal.put(pipe[1], b"x" * (pages * page // count))  # as twelve blocks, and as a single one

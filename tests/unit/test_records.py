@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import EXIT_USAGE, UsageError
-from launcher.output.lines import NodeLog
+from launcher.output.node_log import NodeLog
 from launcher.output.run_folder import create_record
 
 NOW = datetime(2026, 11, 20, 9, 12, 33)

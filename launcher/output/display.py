@@ -1,0 +1,63 @@
+"""How a line looks on the screen: `[node2:5] ` before it, in the node's colour, or one JSON object."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+from launcher.escapes import clean
+from launcher.output.lines import STDOUT
+
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+_LEFT_BY_JSON = re.compile("[\x7f-\x9f]")  # controls that json.dumps does not escape
+
+
+class Display(Protocol):
+    """Turns whole lines of one stream into what the terminal shows."""
+
+    def render(self, host: str, rank: int | None, stream: int, lines: bytes) -> bytes:
+        """Return the block to write; `lines` ends with a newline."""
+
+
+class PrefixDisplay:
+    """`[node2:5] line`, coloured by node on a terminal."""
+
+    def __init__(self, hosts: Sequence[str], *, is_terminal: bool, with_colour: bool) -> None:
+        self._is_terminal = is_terminal
+        self._colours = {host: _COLOURS[index % len(_COLOURS)] for index, host in enumerate(hosts)}
+        self._with_colour = with_colour
+
+    def render(self, host: str, rank: int | None, stream: int, lines: bytes) -> bytes:
+        prefix = prefix_of(host, rank)
+        if self._with_colour:
+            prefix = b"\x1b[%dm%s\x1b[0m" % (self._colours[host], prefix)
+        if self._is_terminal:
+            lines = clean(lines)
+        return prefix_lines(prefix + b" ", lines)
+
+
+class JsonDisplay:
+    """One JSON object per line, for a program that reads us."""
+
+    def render(self, host: str, rank: int | None, stream: int, lines: bytes) -> bytes:
+        common = {
+            "event": "line",
+            "host": host,
+            "rank": rank,
+            "stream": "stdout" if stream == STDOUT else "stderr",
+        }
+        texts = lines.decode("utf-8", "replace").split("\n")[:-1]
+        block = "".join(json.dumps({**common, "text": text}, ensure_ascii=False) + "\n" for text in texts)
+        return _LEFT_BY_JSON.sub(lambda control: f"\\u{ord(control[0]):04x}", block).encode()
+
+
+def prefix_of(host: str, rank: int | None) -> bytes:
+    """Return `[host:rank]`, or `[host]` for what no rank said."""
+    return f"[{host}]".encode() if rank is None else f"[{host}:{rank}]".encode()
+
+
+def prefix_lines(prefix: bytes, lines: bytes) -> bytes:
+    """Put `prefix` in front of every line of a block that ends with a newline."""
+    return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"

@@ -1,0 +1,119 @@
+"""All output of one node, on its way to the node's log and to the screen.
+
+It comes from that node's reader thread, so a slow disk holds up that node alone.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from io import FileIO
+from pathlib import Path
+
+from launcher.output.display import prefix_lines, prefix_of
+from launcher.output.lines import STDOUT, LineStream
+from launcher.private_files import make_private, open_private
+
+
+class NodeLog:
+    """A node's full log; a disk that is full is said once, and the run goes on."""
+
+    def __init__(self, path: Path, complain: Callable[[Path, OSError], None]) -> None:
+        self._path = path
+        self._complain = complain
+        self._file: FileIO | None = None
+
+    def write(self, block: bytes) -> None:
+        """Append whole lines."""
+        try:
+            if self._file is None:
+                self._file = FileIO(self._path, "ab", opener=open_private)
+            view = memoryview(block)
+            while view:
+                view = view[self._file.write(view) or 0 :]
+        except OSError as error:  # once there is room again the log goes on, with a gap
+            self._complain(self._path, error)
+
+    def keep_file(self, name: str, content: bytes) -> None:
+        """Put a file of the node's ranks beside the log: files/node_0/NAME."""
+        path = self._path.parent / "files" / self._path.stem / name
+        try:
+            make_private(path.parent, self._path.parent.parent, exist_ok=True)
+            part = path.with_name(f".{name}.part")  # a name that no node can give
+            with open(part, "wb", opener=open_private) as file:
+                file.write(content)
+            part.replace(path)  # whole, though the run's end may not wait for it
+        except OSError as error:
+            self._complain(path, error)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class NodeOutput:
+    """All output of one node; fed by that node's reader thread."""
+
+    def __init__(
+        self,
+        host: str,
+        log: NodeLog | None,
+        show: Callable[[str, int | None, int, bytes], None] | None,
+        *,
+        has_ranks: bool = True,
+    ) -> None:
+        self._has_ranks = has_ranks
+        self.first_rank = 0  # known once there is a plan
+        self._host = host
+        self._log = log
+        self._show = show
+        self._streams: dict[tuple[int | None, int], LineStream] = {}
+        self._lock = threading.Lock()  # `finish` comes from the loop, and on a bad end the reader may still be at it
+        self._is_finished = False
+        self.has_lines = False
+        self.heard_at = 0.0  # monotonic: when a rank wrote last, be it half a line
+
+    def feed(self, local_rank: int | None, stream: int, data: bytes) -> None:
+        """Take a piece of a rank's output (None: torchrun's own)."""
+        with self._lock:
+            if self._is_finished:
+                return
+            if local_rank is not None:
+                self.heard_at = time.monotonic()
+            lines = self._streams.get((local_rank, stream))
+            if lines is None:
+                lines = self._streams[local_rank, stream] = LineStream()
+            self._emit(local_rank, stream, *lines.feed(data))
+
+    def finish(self) -> None:
+        """Emit what had no newline at its end, and close the log."""
+        with self._lock:
+            self._is_finished = True
+            for (local_rank, stream), lines in self._streams.items():
+                rest = lines.finish()
+                self._emit(local_rank, stream, rest, rest)
+            if self._log is not None:
+                self._log.close()
+
+    def keep_file(self, name: str, content: bytes) -> None:
+        """Keep a file that a rank left for us; without a log there is no place for it."""
+        if self._log is not None:
+            self._log.keep_file(name, content)
+
+    def tail(self, local_rank: int | None, stream: int) -> bytes:
+        """Return the last bytes of a stream."""
+        lines = self._streams.get((local_rank, stream))
+        return lines.tail if lines else b""
+
+    def _emit(self, local_rank: int | None, stream: int, for_log: bytes, for_screen: bytes) -> None:
+        rank = None if local_rank is None or not self._has_ranks else self.first_rank + local_rank
+        if for_log:
+            self.has_lines = True
+            if self._log is not None:
+                mark = b" " if stream == STDOUT else b"! "  # so that a log of both can be told apart
+                self._log.write(prefix_lines(prefix_of(self._host, rank) + mark, for_log))
+        if for_screen and self._show is not None:
+            self._show(self._host, rank, stream, for_screen)

@@ -1,0 +1,147 @@
+"""The terminal's own thread: Ctrl-S, or a pager that is not read, holds up nobody.
+
+Its queue is bounded: what a terminal that stands still would have shown is dropped and counted. Logs get everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import threading
+import time
+from collections import deque
+from typing import Protocol
+
+from launcher.concurrency import start_thread
+from launcher.escapes import clean
+from launcher.output.lines import STDERR, STDOUT
+
+QUEUE_BYTES = 8 << 20
+_PATIENCE_S = 1.0
+_PIECE_BYTES = 64 << 10  # small enough that a reader who moves is seen to
+_FAREWELL_S = 5.0
+_OWN_FAREWELL_S = 60.0
+
+
+class Terminal:
+    """Writes to stdout and stderr from a thread of its own."""
+
+    def __init__(self, *, is_terminal: bool, patience_s: float | None = None) -> None:
+        self._queue: deque[tuple[int, bytes]] = deque()
+        self._own_waiting = 0  # bytes of our own words that nobody has read yet
+        self._queued_bytes = 0
+        self._dropped_lines = 0
+        self._is_terminal = is_terminal
+        # A file or pipe that moves is waited for; a person can't read what a terminal can't keep up with.
+        self._patience_s = patience_s if patience_s is not None else (0.0 if is_terminal else _PATIENCE_S)
+        self._moved_at = time.monotonic()
+        self._closed_fds: set[int] = set()
+        self._is_closing = False
+        self._changed = threading.Condition()
+        self._thread = start_thread(self._write_all, "terminal", self._break)
+
+    def put(self, fd: int, block: bytes) -> None:
+        """Queue whole lines; dropped and counted once the terminal stands still and the queue is full."""
+        with self._changed:
+            while self._queued_bytes >= QUEUE_BYTES and not self._is_stuck():
+                self._changed.wait(0.1)
+            if self._queued_bytes >= QUEUE_BYTES:
+                self._dropped_lines += block.count(b"\n")
+                return
+            self._append(fd, block)
+
+    def say(self, text: str, fd: int) -> None:
+        """Queue words of our own, which are never dropped; what a node said in them is cleaned."""
+        with self._changed:
+            self._append(fd, clean(text.encode("utf-8", "replace")) + b"\n")
+            self._own_waiting = self._queued_bytes  # they come last
+
+    def close(self) -> None:
+        """Wait until all is written; give up on a file or pipe that stands still, and say how much it missed."""
+        with self._changed:
+            self._is_closing = True
+            self._moved_at = time.monotonic()
+            self._changed.notify_all()
+        while self._thread.is_alive():
+            self._thread.join(0.1)
+            if time.monotonic() - self._moved_at > self._farewell_s():
+                text = f"launch: {self._queued_bytes} bytes of output were not read by anybody\n"
+                with contextlib.suppress(OSError):
+                    os.write(STDERR, text.encode())
+                return
+
+    def _break(self, error: Exception) -> None:
+        """Nothing is written any more; the run goes on, and what comes is dropped."""
+        self._patience_s = 0.0
+        text = f"launch: printing failed ({error!r}); the run goes on\n"
+        with contextlib.suppress(OSError):
+            os.write(STDERR, text.encode())
+
+    def _farewell_s(self) -> float:
+        """How long a reader may stand still at the end: our own words, the cause above all, are worth a wait."""
+        if self._is_terminal or math.isinf(self._patience_s):
+            return math.inf
+        return _OWN_FAREWELL_S if self._own_waiting else _FAREWELL_S
+
+    def _append(self, fd: int, block: bytes) -> None:
+        self._queue.append((fd, block))
+        self._queued_bytes += len(block)
+        self._changed.notify_all()
+
+    def _is_stuck(self) -> bool:
+        return time.monotonic() - self._moved_at >= self._patience_s
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue:
+                    if self._is_closing:
+                        return
+                    self._changed.wait()
+                fd, block = self._queue.popleft()
+                dropped, self._dropped_lines = self._dropped_lines, 0
+                self._moved_at = time.monotonic()
+            if dropped:
+                self._write(STDERR, f"launch: {dropped} lines not shown here, all are in the logs\n".encode())
+            self._write(fd, block)
+            with self._changed:
+                self._queued_bytes -= len(block)
+                self._own_waiting = max(0, self._own_waiting - len(block))
+                self._moved_at = time.monotonic()
+                self._changed.notify_all()
+
+    def _write(self, fd: int, block: bytes) -> None:
+        view = memoryview(block)
+        try:
+            while view and fd not in self._closed_fds:
+                view = view[_write_some(fd, view) :]
+                self._moved_at = time.monotonic()
+        except OSError as error:
+            # The pager was quit, the terminal closed, or the disk is full; the run goes on.
+            self._closed_fds.add(fd)
+            if fd == STDOUT:
+                text = f"launch: can't write our output any more ({error.strerror}); the run goes on\n"
+                self._write(STDERR, text.encode())
+
+
+def _write_some(fd: int, view: memoryview) -> int:
+    try:
+        return os.write(fd, view[:_PIECE_BYTES])
+    except BlockingIOError:  # another program has made the terminal non-blocking
+        select.select([], [fd], [])
+        return 0
+
+
+class Screen(Protocol):
+    """Where the words of a run go."""
+
+    def say(self, text: str) -> None:
+        """Say words of ours, on stderr."""
+
+    def show(self, text: str) -> None:
+        """Put a result of ours on stdout."""
+
+    def emit(self, event: str, **values: object) -> None:
+        """With --json: put one object on stdout."""
