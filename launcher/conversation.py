@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from launcher import shipping
 from launcher.clock import boottime
 from launcher.concurrency import start_thread
 from launcher.dues import Dues, UnaskedMessage
 from launcher.errors import HostFailure, LauncherError
 from launcher.hosts.host import Host
 from launcher.node import messages
+from launcher.transports import bootstrap
 from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
 
 MARKER_TIMEOUT_S = 10.0
@@ -192,7 +192,7 @@ class Conversation:
             if self._is_closed:
                 break
             self._opened_at = None  # of this try: reaching the host again may take its time
-            command = shipping.loader_command(python, self._nonce)
+            command = bootstrap.loader_command(python, self._nonce)
             self._channel = self._transport.open(self.host, command, self._timeout_s)
             self._opened_at = time.monotonic()
             if self._transport.is_terse:  # and no login shell could eat it
@@ -219,12 +219,12 @@ class Conversation:
             if self._is_closed:
                 raise TransportError(self._failure or self._no_marker())
             self._has_orders = True
-        self._channel.write(shipping.node_code(self._nonce, magic))
+        self._channel.write(bootstrap.node_code(self._nonce, magic))
         self._channel.write(first_message)  # by itself: srun sends the code once for all, where it ends alike
 
     def _await_marker(self) -> tuple[str, bytes] | None:
         assert self._channel is not None  # it was opened just now
-        marker = f"{shipping.MARKER} {self._nonce} ".encode()
+        marker = f"{bootstrap.MARKER} {self._nonce} ".encode()
         text = b""
         while True:
             stream, data = self._channel.read()

@@ -524,7 +524,7 @@ def refuse_shared_gpu(place: Place, store: Store, gpu: str) -> None:
 
 
 # ---- reading the environment -------------------------------------------------------------------------------------
-# launcher/job/slurm_allocation.py reads some of the same, for an allocation; a file that is copied can share nothing with it.
+# launcher/job/slurm_allocation.py reads some of the same; a file that is copied can share nothing with it.
 
 
 def _is_slurm_task(environ: Mapping[str, str]) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher import report, shipping
+from launcher import report
 from launcher.conversation import now
 from launcher.diagnosis.cause import SETTLE_S, Cause, Failure, find_cause
 from launcher.diagnosis.flight_recorder import find_unsafe
@@ -35,6 +35,7 @@ from launcher.preflight.findings import WARNING
 from launcher.preflight.summary import summarize
 from launcher.session import Census, Interrupted, Session
 from launcher.survey import Survey, Surveyor
+from launcher.transports import bootstrap
 from launcher.wording import count, duration
 
 _PORT_TAKEN = ("port-number-taken", "port-taken")  # signatures
@@ -170,7 +171,7 @@ class Run:
     async def _start(self) -> None:
         assert self._plan is not None
         session = self._session
-        archive = shipping.trainer_archive() if self._job.program.kind is ProgramKind.BUILTIN else b""
+        archive = bootstrap.trainer_archive() if self._job.program.kind is ProgramKind.BUILTIN else b""
         for node, conversation, output in zip(
             self._plan.nodes, session.fleet.conversations, self._outputs, strict=True
         ):

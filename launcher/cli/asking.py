@@ -13,7 +13,7 @@ from launcher.errors import UsageError
 from launcher.hosts.host import Host
 
 if TYPE_CHECKING:
-    from launcher.transports.key_files import Secrets
+    from launcher.transports.ssh.key_files import Secrets
 
 _TRIES = 3  # as ssh has it
 
@@ -23,8 +23,8 @@ def ask_secrets(options: Mapping[str, Any], hosts: Sequence[Host]) -> Secrets:
 
     On a terminal alone: elsewhere the one is an error, and the other left to the login.
     """
-    from launcher.transports.fabric import FabricTransport
-    from launcher.transports.key_files import Secrets
+    from launcher.transports.ssh.fabric import FabricTransport
+    from launcher.transports.ssh.key_files import Secrets
 
     if not sys.stdin.isatty():
         if options["ask_password"]:

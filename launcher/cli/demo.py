@@ -34,7 +34,7 @@ def command(nodes: int, nproc: int, **options: Any) -> int:
     from launcher.hosts.host import Host
     from launcher.job.job import TRAINER_MODULE, Job, Program, ProgramKind
     from launcher.sandbox import sandbox
-    from launcher.transports.fabric import FabricTransport
+    from launcher.transports.ssh.fabric import FabricTransport
 
     with sandbox(nodes) as hosts:
         click.echo(f"launch: {nodes} SSH hosts on loopback: {', '.join(hosts.names)}", err=True)

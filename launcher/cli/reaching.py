@@ -100,13 +100,13 @@ def _open_srun(
 
 
 def _open_fabric(settings: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
-    from launcher.transports.fabric import FabricTransport
+    from launcher.transports.ssh.fabric import FabricTransport
 
     return FabricTransport(**settings, **_voices(say))
 
 
 def _open_ssh(settings: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
-    from launcher.transports.openssh import OpenSSHTransport
+    from launcher.transports.ssh.openssh import OpenSSHTransport
 
     transport = OpenSSHTransport(**settings, **_voices(say))
     transport.ask_first(hosts)

@@ -1,6 +1,6 @@
 """What runs on every node: standard library only, Python 3.8 or newer, nothing of ours above it.
 
-Nothing needs to be installed there: `launcher.shipping` sends these modules over the connection.
+Nothing needs to be installed there: `launcher.transports.bootstrap` sends these modules over the connection.
 
     guardian     waits for the supervisor and cleans up if it dies
     supervisor   the conversation with the launcher, and the lease

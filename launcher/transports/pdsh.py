@@ -13,14 +13,14 @@ from pathlib import Path
 
 from launcher.errors import HostFailure, UsageError
 from launcher.hosts.host import Host
-from launcher.transports import openssh_failures
 from launcher.transports.base import Channel, TransportError
-from launcher.transports.local import SSH_PORT, LocalTransport, is_this_machine
-from launcher.transports.logins import Gates, LoginError, keep_trying
 from launcher.transports.pdsh_call import Pdsh, own_words
 from launcher.transports.pdsh_step import NotStartedError, Step
-from launcher.transports.ssh_answers import Answer, Answers, keep_known_keys, login_words
-from launcher.transports.ssh_failures import DROPPED, SLOW_LOGIN, Judgement
+from launcher.transports.ssh import openssh_failures
+from launcher.transports.ssh.failures import DROPPED, SLOW_LOGIN, Judgement
+from launcher.transports.ssh.logins import Gates, LoginError, keep_trying
+from launcher.transports.ssh.openssh_config import Answer, Answers, keep_known_keys, login_words
+from launcher.transports.ssh.this_machine import SSH_PORT, ThisMachine, is_this_machine
 
 _NO_PYTHON = 127
 _EXIT_OF_SSH = 255
@@ -55,7 +55,7 @@ class PdshTransport:
         on_doubt: told of each host that has this machine's address, why it may not be this machine, and what helps.
         """
         self._answers = Answers(shutil.which("ssh") or "ssh", ssh_config)
-        self._local = LocalTransport(on_local, on_doubt)
+        self._this_machine = ThisMachine(on_local, on_doubt)
         self._here = {host.name for host in hosts if self._is_here(host, own_words(environ))}
         self._hosts = {host.name: host for host in hosts if host.name not in self._here}
         self._pdsh = Pdsh(list(self._hosts.values()), environ, ssh_config, accept_new_host_keys=accept_new_host_keys)
@@ -69,7 +69,7 @@ class PdshTransport:
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         if host.name in self._here:
-            return self._local.open(host, command, timeout_s)
+            return self._this_machine.open(host, command, timeout_s)
         began_at = time.monotonic()
         try:
             return self._open_once(host, command, timeout_s)
@@ -166,7 +166,7 @@ class PdshTransport:
         try:
             if is_this_machine(host.name, host.port or SSH_PORT, host.user or getpass.getuser()):
                 answer = self._answers.of(host.name, [*words, *login_words(host)])
-                return answer.is_direct and self._local.is_meant(answer.place, answer.settings)
+                return answer.is_direct and self._this_machine.is_meant(answer.place, answer.settings)
         except (OSError, KeyError):  # no ssh, or a user id without a name
             pass
         return False

@@ -15,7 +15,7 @@ from pathlib import Path
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.private_files import lock_directory
-from launcher.transports.ssh_options import OPTIONS
+from launcher.transports.ssh.openssh_options import OPTIONS
 
 RANK = "%n"  # pdsh puts the host's place in -w there
 _ARGS = "PDSH_SSH_ARGS"  # in the place of pdsh's own -a and -x

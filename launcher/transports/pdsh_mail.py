@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from launcher import shipping
 from launcher.concurrency import start_thread
 from launcher.errors import LauncherError
 from launcher.hosts.host import Host
+from launcher.transports import bootstrap
 from launcher.transports.pdsh_call import RANK, Call, Pdsh
 from launcher.transports.pdsh_lines import whole_lines
 from launcher.transports.pdsh_words import PdshWords
@@ -126,7 +126,7 @@ class Mail:
             (task, [(words, None if text is None else texts.setdefault(text, len(texts))) for words, text in lines])
             for task, lines in mails.items()
         ]
-        return shipping.mail_line(self._pythons, self._nonce, RANK, list(texts), numbered)
+        return bootstrap.mail_line(self._pythons, self._nonce, RANK, list(texts), numbered)
 
     # ---- in a thread for each call --------------------------------------------------------------------------------
 

@@ -6,10 +6,10 @@ import secrets
 from collections.abc import Sequence
 from functools import partial
 
-from launcher import shipping
 from launcher.concurrency import start_thread, start_timer
 from launcher.errors import HostFailure, LauncherError
 from launcher.hosts.host import Host
+from launcher.transports import bootstrap
 from launcher.transports.base import STDERR
 from launcher.transports.pdsh_call import RANK, Pdsh, make_folder
 from launcher.transports.pdsh_lines import whole_lines
@@ -52,7 +52,7 @@ class Step:
         self._limit_s = timeout_s + _MARGIN_S + _LOGIN_S * len(hosts)
         self._is_ending = False
         folder = make_folder()
-        command = shipping.relay_line(pythons, self._nonce, RANK, silence_s)
+        command = bootstrap.relay_line(pythons, self._nonce, RANK, silence_s)
         self._call = pdsh.call(hosts, command, timeout_s, folder)
         try:
             self._mail = Mail(pdsh, hosts, pythons, self._nonce, folder, timeout_s, self._lose_mail)

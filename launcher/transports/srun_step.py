@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from queue import SimpleQueue
 
-from launcher import shipping
 from launcher.concurrency import start_thread, start_timer
 from launcher.errors import HostFailure, LauncherError
+from launcher.transports import bootstrap
 from launcher.transports.base import READ_BYTES, STDERR, TransportError
 from launcher.transports.relay_channel import RelayChannel
 from launcher.transports.relay_lines import (
@@ -67,13 +67,13 @@ class Step:
         self._orders: SimpleQueue[bytes | tuple[int, bytes] | None] = SimpleQueue()
         self._is_ending = False
         self._has_ended = threading.Event()
-        argv = ["srun", *options, *shipping.relay_argv(pythons, self._nonce)]
+        argv = ["srun", *options, *bootstrap.relay_argv(pythons, self._nonce)]
         pipe = subprocess.PIPE
         # A session of its own, or the terminal's Ctrl-C would reach srun, which ends all tasks, before us.
         self._process = subprocess.Popen(
             argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True, env=environ
         )
-        self._orders.put(shipping.relay_code(self._nonce, BLOCK_BYTES, KEPT_BLOCKS))
+        self._orders.put(bootstrap.relay_code(self._nonce, BLOCK_BYTES, KEPT_BLOCKS))
         try:
             self._hearing = start_thread(self._hear, "hear srun", self._break)
             start_thread(self._write, "write srun", self._break)

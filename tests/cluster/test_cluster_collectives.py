@@ -14,7 +14,7 @@ from machines.patience import DEADLINE_S
 from launcher.cli.bisecting import find_culprits
 from launcher.hosts.hostfiles import parse_hosts
 from launcher.job.job import Job, Program, ProgramKind
-from launcher.transports.fabric import FabricTransport
+from launcher.transports.ssh.fabric import FabricTransport
 
 PORT = 40001
 # Every rank meets every other one, as gloo's do, in a tenth of the time that torch takes to be imported.

@@ -21,7 +21,6 @@ from typing import Any
 
 from machines.patience import DEADLINE_S, NEVER_S
 
-from launcher import shipping
 from launcher.hosts.host import Host
 from launcher.job.facts import read_facts, read_route
 from launcher.job.job import Job, Program, ProgramKind
@@ -29,6 +28,7 @@ from launcher.job.plan import build_plan
 from launcher.node import messages
 from launcher.replies import check_reply
 from launcher.run import start_fields
+from launcher.transports import bootstrap
 
 STOP_TIMEOUT_S = 0.2
 POLL_S = 0.01
@@ -103,7 +103,7 @@ class Node:
         self._stderr = folder / "stderr"
         with self._stderr.open("wb") as stderr:
             self.guardian = subprocess.Popen(
-                ["/bin/sh", "-c", rc_file + shipping.loader_command(python, self.nonce)],
+                ["/bin/sh", "-c", rc_file + bootstrap.loader_command(python, self.nonce)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, bufsize=0, cwd=folder,
                 env={**os.environ, "HOME": str(self.home), "TMPDIR": str(self.tmpdir), **(env or {})},
                 start_new_session=True,
@@ -112,12 +112,12 @@ class Node:
         self.stdin, self.stdout = self.guardian.stdin, self.guardian.stdout
         self.stdin.write(typed)
         found, rest = self._read_marker()
-        self.stdin.write(shipping.node_code(self.nonce, magic or found))
+        self.stdin.write(bootstrap.node_code(self.nonce, magic or found))
         self._take(rest)
 
     def _read_marker(self) -> tuple[str, bytes]:
         text = b""
-        pattern = re.compile(rb"%b %b (\w+)\n" % (shipping.MARKER.encode(), self.nonce.encode()))
+        pattern = re.compile(rb"%b %b (\w+)\n" % (bootstrap.MARKER.encode(), self.nonce.encode()))
         deadline = time.monotonic() + DEADLINE_S
         while not (found := pattern.search(text)):
             assert time.monotonic() < deadline, f"no marker: {text!r}"

@@ -25,7 +25,7 @@ from launcher.fleet import Fleet
 from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.transports.local import LocalTransport
-from launcher.transports.processes import ProcessChannel
+from launcher.transports.process_channel import ProcessChannel
 
 MARK = f"fleet-test.{os.getpid()}"
 TIMEOUT_S = 0.3

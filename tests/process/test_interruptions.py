@@ -25,8 +25,8 @@ from launcher.output.node_log import NodeLog, NodeOutput
 from launcher.output.run_folder import create_record
 from launcher.run import Result, Run
 from launcher.session import Interrupted, Session
-from launcher.shipping import MARKER
 from launcher.transports.base import Channel, Transport
+from launcher.transports.bootstrap import MARKER
 from launcher.transports.local import LocalTransport
 
 DEADLINE_S = 60.0

@@ -18,9 +18,9 @@ import pytest
 from machines.patience import DEADLINE_S, NEVER_S
 from node_process import STAND_IN, WAITS, Message, Node, Nodes, shell
 
-from launcher import shipping
 from launcher.job.facts import Gpu, read_facts
 from launcher.node import messages
+from launcher.transports import bootstrap
 
 COMPILED, PLAIN = None, "00"
 
@@ -99,9 +99,9 @@ def test_what_is_no_message_ends_the_run(node: Node) -> None:
     assert "MalformedMessage: no JSON: b'hello?'" in node.stderr
 
 
-@pytest.mark.parametrize("sent", [b"", b"exec('')", shipping.node_code("nonce", "00")[:5000]])
+@pytest.mark.parametrize("sent", [b"", b"exec('')", bootstrap.node_code("nonce", "00")[:5000]])
 def test_a_launcher_that_hangs_up_early_leaves_nothing(tmp_path: Path, sent: bytes) -> None:
-    command = shipping.loader_command(sys.executable, "nonce")
+    command = bootstrap.loader_command(sys.executable, "nonce")
     done = subprocess.run(["/bin/sh", "-c", command], input=sent, capture_output=True, timeout=DEADLINE_S, check=False)
     assert done.stdout.startswith(b"~launch nonce ")
     assert done.stderr == b""

@@ -21,9 +21,9 @@ from terminal import Terminal
 from launcher.errors import HostFailure
 from launcher.hosts.host import Host
 from launcher.transports.base import Transport, TransportError
-from launcher.transports.fabric import FabricTransport
-from launcher.transports.key_files import Secrets
-from launcher.transports.openssh import OpenSSHTransport
+from launcher.transports.ssh.fabric import FabricTransport
+from launcher.transports.ssh.key_files import Secrets
+from launcher.transports.ssh.openssh import OpenSSHTransport
 
 CLIENTS: dict[str, Callable[[Path], Transport]] = {"fabric": FabricTransport, "ssh": OpenSSHTransport}
 PASSPHRASE = "of two words"

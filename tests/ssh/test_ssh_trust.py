@@ -15,7 +15,7 @@ from machines.patience import DEADLINE_S, slowed
 from ssh_hosts import SshHosts, wait_until
 
 from launcher.hosts.host import Host
-from launcher.transports.fabric import _WINDOW_BYTES, FabricTransport
+from launcher.transports.ssh.fabric import _WINDOW_BYTES, FabricTransport
 
 PEAK_KIB = 160 << 10
 PLACE = r"127\.0\.0\.1 port \d+"

@@ -11,7 +11,7 @@ import paramiko
 from machines.patience import DEADLINE_S
 
 from launcher.transports.base import STDERR, STDOUT
-from launcher.transports.fabric import FabricChannel
+from launcher.transports.ssh.fabric import FabricChannel
 
 PIECES = 10_000  # on each stream; with paramiko's own descriptor some hundreds were enough
 

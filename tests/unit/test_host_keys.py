@@ -5,7 +5,7 @@ from __future__ import annotations
 import paramiko
 import pytest
 
-from launcher.transports.host_keys import ChangedHostKey, KnownHosts
+from launcher.transports.ssh.host_keys import ChangedHostKey, KnownHosts
 
 
 def test_a_name_has_one_new_key(tmp_path):

@@ -18,7 +18,7 @@ LAYERS = (
     "errors",
     "concurrency hosts",
     "bisection diagnosis job output pictures",
-    "preflight shipping",
+    "preflight",
     "transports replies",
     "dues",
     "conversation",

@@ -10,9 +10,9 @@ import paramiko
 import pytest
 from machines.patience import DEADLINE_S
 
-from launcher.transports.fabric_failures import judge
-from launcher.transports.identities import Login, LoginRefused, locked_keys
-from launcher.transports.key_files import Secrets, UnusableKey, plain_public, read_certificate, read_public
+from launcher.transports.ssh.fabric_failures import judge
+from launcher.transports.ssh.identities import Login, LoginRefused, locked_keys
+from launcher.transports.ssh.key_files import Secrets, UnusableKey, plain_public, read_certificate, read_public
 
 PASSPHRASE = "secret"
 FIDO = "sk-ssh-ed25519@openssh.com"

@@ -12,9 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from machines.patience import DEADLINE_S
 
-from launcher.transports.known_files import find_doubt, find_files, first_path, read_paths
-from launcher.transports.ssh_answers import read_answer
-from launcher.transports.ssh_failures import Place
+from launcher.transports.ssh.failures import Place
+from launcher.transports.ssh.known_hosts_paths import find_doubt, find_files, first_path, read_paths
+from launcher.transports.ssh.openssh_config import read_answer
 
 # What stands in ssh_config, and what it names, below a folder with the folder `a b` in it.
 VALUES = [

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.transports.known_hosts import KnownKey, parse_known_hosts
-from launcher.transports.known_hosts_file import KnownHostsFile, end_last_line, lacks_newline
-from launcher.transports.ssh_answers import keep_known_keys, read_answer
+from launcher.transports.ssh.known_hosts import KnownKey, parse_known_hosts
+from launcher.transports.ssh.known_hosts_file import KnownHostsFile, end_last_line, lacks_newline
+from launcher.transports.ssh.openssh_config import keep_known_keys, read_answer
 
 KIND = "ssh-ed25519"
 

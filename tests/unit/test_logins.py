@@ -7,10 +7,10 @@ import threading
 import pytest
 from machines.patience import DEADLINE_S
 
-from launcher.transports import logins
 from launcher.transports.base import TransportError
-from launcher.transports.logins import LOGINS_AT_ONCE, Gate, Gates, LoginError, keep_trying
-from launcher.transports.ssh_failures import Judgement, Place
+from launcher.transports.ssh import logins
+from launcher.transports.ssh.failures import Judgement, Place
+from launcher.transports.ssh.logins import LOGINS_AT_ONCE, Gate, Gates, LoginError, keep_trying
 
 PLACE = Place("node", "10.0.0.2", 22, "ann")
 DROPPED = PLACE.dropped()

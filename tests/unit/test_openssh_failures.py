@@ -7,8 +7,8 @@ import subprocess
 import pytest
 from machines.patience import DEADLINE_S
 
-from launcher.transports.openssh_failures import judge
-from launcher.transports.ssh_answers import read_answer, read_seconds, split_jump
+from launcher.transports.ssh.openssh_config import read_answer, read_seconds, split_jump
+from launcher.transports.ssh.openssh_failures import judge
 
 KNOWN_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGeR4Pq2h4ZQqYh3Tt1SRV6c1eXoCzZ5Sv7b1lJ5yYrN"
 CLOSED_WAY = (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from machines.patience import DEADLINE_S
 
-from launcher.transports.processes import ProcessChannel, end_process, start_process
+from launcher.transports.process_channel import ProcessChannel, end_process, start_process
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from importlib.util import MAGIC_NUMBER
 
 import pytest
 
-from launcher import shipping
-from launcher.shipping import MARKER, loader_command, mail_line, node_code, relay_line, trainer_archive
+from launcher.transports import bootstrap
+from launcher.transports.bootstrap import MARKER, loader_command, mail_line, node_code, relay_line, trainer_archive
 
 NONCE = "0123456789abcdef"
 MARKER_LINE = f"{MARKER} {NONCE} {MAGIC_NUMBER.hex()}\n".encode()
@@ -105,16 +105,16 @@ def test_the_code_goes_compiled_to_a_python_like_ours_and_as_text_to_others(magi
     sent = node_code(NONCE, magic)
     done = subprocess.run([sys.executable, "-ISc", PROBE], input=sent, capture_output=True, check=True)
     *modules, last = done.stdout.decode().splitlines()
-    names = ["launcher", "launcher.node", *sorted(f"launcher.node.{name}" for name in shipping._NODE_MODULES)]
+    names = ["launcher", "launcher.node", *sorted(f"launcher.node.{name}" for name in bootstrap._NODE_MODULES)]
     assert modules == [f"{name} {kind}" for name in names]
     assert last == "True True"
     assert sent == node_code(NONCE, magic)
 
 
 def test_every_module_of_the_node_is_sent():
-    folder = shipping.resources.files("launcher.node")
+    folder = bootstrap.resources.files("launcher.node")
     there = {entry.name[:-3] for entry in folder.iterdir() if entry.name.endswith(".py")}
-    assert {*shipping._NODE_MODULES, "__init__", "relay", "login", "mailbox", "mail"} == there  # they go by themselves
+    assert {*bootstrap._NODE_MODULES, "__init__", "relay", "login", "mailbox", "mail"} == there  # they go by themselves
 
 
 def test_equal_code_gives_an_equal_archive():

@@ -10,9 +10,9 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
-from launcher.transports import ssh_config
-from launcher.transports.fabric import FabricTransport
-from launcher.transports.ssh_config import ConfigFiles
+from launcher.transports.ssh import config_files
+from launcher.transports.ssh.config_files import ConfigFiles
+from launcher.transports.ssh.fabric import FabricTransport
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh: apt install openssh-client")
 
@@ -165,16 +165,16 @@ def test_a_block_ends_with_its_file(tmp_path, monkeypatch):
     mine, system = tmp_path / "mine", tmp_path / "system"
     mine.write_text("Host gpu*\n  User ann")
     system.write_text("Port 2222\nUser bob\nHost lab\n  HostName 10.0.0.3\n")
-    monkeypatch.setattr(ssh_config, "_USER_FILE", mine)
-    monkeypatch.setattr(ssh_config, "_SYSTEM_FILE", system)
+    monkeypatch.setattr(config_files, "_USER_FILE", mine)
+    monkeypatch.setattr(config_files, "_SYSTEM_FILE", system)
     files = ConfigFiles()
     assert answer(files, "gpu1") == {"hostname": "gpu1", "user": "ann", "port": "2222"}
     assert answer(files, "lab") == {"hostname": "10.0.0.3", "user": "bob", "port": "2222"}
 
 
 def test_files_of_ones_own_need_not_be_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(ssh_config, "_USER_FILE", tmp_path / "none")
-    monkeypatch.setattr(ssh_config, "_SYSTEM_FILE", tmp_path)  # a folder can't be read either
+    monkeypatch.setattr(config_files, "_USER_FILE", tmp_path / "none")
+    monkeypatch.setattr(config_files, "_SYSTEM_FILE", tmp_path)  # a folder can't be read either
     assert answer(ConfigFiles(), "a") == {"hostname": "a"}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.errors import HostFailure
 from launcher.hosts.unreachable import fold_failures
-from launcher.transports.ssh_failures import Place
+from launcher.transports.ssh.failures import Place
 
 
 def place(name: str, address: str) -> Place:

@@ -19,7 +19,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher.transports.ssh_failures import Place
+from launcher.transports.ssh.failures import Place
 
 _DEFAULT_FILES = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 _DEFAULT_GLOBAL_FILES = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.transports.known_files import find_files, has_tokens
-from launcher.transports.known_hosts import AUTHORITY, REVOKED, KnownKey
-from launcher.transports.known_hosts_file import KnownHostsFile
-from launcher.transports.ssh_failures import Place
+from launcher.transports.ssh.failures import Place
+from launcher.transports.ssh.known_hosts import AUTHORITY, REVOKED, KnownKey
+from launcher.transports.ssh.known_hosts_file import KnownHostsFile
+from launcher.transports.ssh.known_hosts_paths import find_files, has_tokens
 
 _FOLDER = Path("/etc/ssh")
 # Where sshd_config can be read at all: some systems show it to root alone.
@@ -66,7 +66,7 @@ def _compare(name: str, lines: Iterable[KnownKey]) -> Objection | None:
     keys = {blob for _, blob in shown}
     signers: set[bytes | None] = set()
     if any(line.marker == AUTHORITY for line in lines):
-        from launcher.transports.host_certificates import read_signer  # needs 50 ms, and few have an authority
+        from launcher.transports.ssh.host_certificates import read_signer  # needs 50 ms, and few have an authority
 
         signers = {read_signer(blob, name) for kind, blob in shown if "-cert-" in kind}
     revoked = {line.blob for line in lines if line.marker == REVOKED}

@@ -16,13 +16,13 @@ from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
-from launcher.transports import openssh_failures
 from launcher.transports.base import KILLED, READ_BYTES, STDERR, Channel
-from launcher.transports.local import LocalTransport
-from launcher.transports.logins import Gates, LoginError, keep_trying
-from launcher.transports.processes import ProcessChannel, end_process, start_process
-from launcher.transports.ssh_answers import Answer, Answers, keep_known_keys, login_words, read_seconds
-from launcher.transports.ssh_options import OPTIONS, later_options
+from launcher.transports.process_channel import ProcessChannel, end_process, start_process
+from launcher.transports.ssh import openssh_failures
+from launcher.transports.ssh.logins import Gates, LoginError, keep_trying
+from launcher.transports.ssh.openssh_config import Answer, Answers, keep_known_keys, login_words, read_seconds
+from launcher.transports.ssh.openssh_options import OPTIONS, later_options
+from launcher.transports.ssh.this_machine import ThisMachine
 
 # At VERBOSE ssh says when the login is through; what follows on stderr is the host's, but for these at the end.
 _OPTIONS = {
@@ -110,7 +110,7 @@ class OpenSSHTransport:
         self._ssh_config = ssh_config
         self._accept_new = accept_new_host_keys
         self._may_boot = may_boot
-        self._local = LocalTransport(on_local, on_doubt)
+        self._this_machine = ThisMachine(on_local, on_doubt)
         self._gates = Gates()
         self._answers = Answers(ssh, ssh_config)
         self._connecting: set[subprocess.Popen[bytes]] = set()
@@ -124,8 +124,8 @@ class OpenSSHTransport:
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         words = login_words(host)
         answer = self._answers.of(host.name, words)
-        if answer.is_direct and self._local.is_meant(answer.place, answer.settings):
-            return self._local.open(host, command, timeout_s)
+        if answer.is_direct and self._this_machine.is_meant(answer.place, answer.settings):
+            return self._this_machine.open(host, command, timeout_s)
         hops = self._answers.of_jumps(answer)  # ssh itself would go round in a circle
         keep_known_keys(answer, hops, accept_new=self._accept_new)
         own_limit_s = None if self._may_boot else read_seconds(answer.option("connecttimeout"))

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 
-from launcher.transports.processes import end_process
+from launcher.transports.process_channel import end_process
 
 _WORDS_BYTES = 4096
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.transports.known_hosts import fingerprint
-from launcher.transports.ssh_answers import Answer
-from launcher.transports.ssh_failures import LET_IT_SIGN, WOULD_NOT_SIGN, Judgement, Place
+from launcher.transports.ssh.failures import LET_IT_SIGN, WOULD_NOT_SIGN, Judgement, Place
+from launcher.transports.ssh.known_hosts import fingerprint
+from launcher.transports.ssh.openssh_config import Answer
 
 _KEYGEN_TIMEOUT_S = 5
 _LINE_LENGTH = 200

@@ -18,8 +18,15 @@ import paramiko
 from paramiko.agent import AgentKey, AgentSSH
 from paramiko.pkey import PublicBlob
 
-from launcher.transports.key_files import CERTIFICATE, Secrets, UnusableKey, plain_public, read_certificate, read_public
-from launcher.transports.ssh_failures import WOULD_NOT_SIGN
+from launcher.transports.ssh.failures import WOULD_NOT_SIGN
+from launcher.transports.ssh.key_files import (
+    CERTIFICATE,
+    Secrets,
+    UnusableKey,
+    plain_public,
+    read_certificate,
+    read_public,
+)
 
 _DEFAULT_FILES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ecdsa_sk", "~/.ssh/id_ed25519", "~/.ssh/id_ed25519_sk")
 _AGENT_TIMEOUT_S = 30.0

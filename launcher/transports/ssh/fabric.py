@@ -18,17 +18,17 @@ import fabric
 import paramiko
 
 from launcher.hosts.host import Host
-from launcher.transports import fabric_failures
 from launcher.transports.base import KILLED, READ_BYTES, STDERR, STDOUT, Channel
-from launcher.transports.host_keys import KnownHosts
-from launcher.transports.identities import Login, locked_keys
-from launcher.transports.key_files import Secrets
-from launcher.transports.local import LocalTransport
-from launcher.transports.logins import Gates, LoginError, keep_trying
-from launcher.transports.packets import BoundedPipe
-from launcher.transports.proxies import Proxy
-from launcher.transports.ssh_answers import jump_circle, read_seconds, split_jump
-from launcher.transports.ssh_config import ConfigFiles
+from launcher.transports.ssh import fabric_failures
+from launcher.transports.ssh.config_files import ConfigFiles
+from launcher.transports.ssh.host_keys import KnownHosts
+from launcher.transports.ssh.identities import Login, locked_keys
+from launcher.transports.ssh.key_files import Secrets
+from launcher.transports.ssh.logins import Gates, LoginError, keep_trying
+from launcher.transports.ssh.openssh_config import jump_circle, read_seconds, split_jump
+from launcher.transports.ssh.packets import BoundedPipe
+from launcher.transports.ssh.proxy_command import Proxy
+from launcher.transports.ssh.this_machine import ThisMachine
 
 # What paramiko logs of a broken connection is a traceback; what we raise says it in one line.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -104,7 +104,7 @@ class FabricTransport:
         """
         self._may_boot = may_boot
         self._secrets = secrets or Secrets()
-        self._local = LocalTransport(on_local, on_doubt)
+        self._this_machine = ThisMachine(on_local, on_doubt)
         self._gates = Gates()
         self._files = ConfigFiles(ssh_config)
         self._known_hosts = KnownHosts(accept_new=accept_new_host_keys)
@@ -112,8 +112,8 @@ class FabricTransport:
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         connection = self.prepare(host)
         place = fabric_failures.place_of(connection)
-        if connection.gateway is None and self._local.is_meant(place, connection.ssh_config):
-            return self._local.open(host, command, timeout_s)
+        if connection.gateway is None and self._this_machine.is_meant(place, connection.ssh_config):
+            return self._this_machine.open(host, command, timeout_s)
         own_limit_s = None if self._may_boot else read_seconds(connection.ssh_config.get("connecttimeout"))
         gate = self._gates[_gate_name(connection)]
         prepared = [connection]  # for the first try; one that failed is of no more use

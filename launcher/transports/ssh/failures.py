@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import HostFailure
-from launcher.transports.known_hosts_file import lacks_newline
+from launcher.transports.ssh.known_hosts_file import lacks_newline
 
 # Another try may help: sshd drops connections at random beyond its MaxStartups (10:30:100).
 # A refused login never passes: current sshd locks out an address that tries again and again.

@@ -15,13 +15,13 @@ from typing import Any
 import fabric
 import paramiko
 
-from launcher.transports.host_certificates import read_signer
-from launcher.transports.key_files import CERTIFICATE
-from launcher.transports.known_files import find_doubt, find_files
-from launcher.transports.known_hosts import AUTHORITY, KnownKey, fingerprint, is_revoked, is_vouched_for
-from launcher.transports.known_hosts_file import KnownHostsFile
-from launcher.transports.packets import BoundedPacketizer
-from launcher.transports.ssh_failures import Place
+from launcher.transports.ssh.failures import Place
+from launcher.transports.ssh.host_certificates import read_signer
+from launcher.transports.ssh.key_files import CERTIFICATE
+from launcher.transports.ssh.known_hosts import AUTHORITY, KnownKey, fingerprint, is_revoked, is_vouched_for
+from launcher.transports.ssh.known_hosts_file import KnownHostsFile
+from launcher.transports.ssh.known_hosts_paths import find_doubt, find_files
+from launcher.transports.ssh.packets import BoundedPacketizer
 
 _ACCEPT_ANY = ("no", "off", "false")
 _ACCEPT_NEW = "accept-new"

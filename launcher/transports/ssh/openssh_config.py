@@ -12,9 +12,9 @@ from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
-from launcher.transports.known_files import first_path
-from launcher.transports.known_hosts_file import end_last_line
-from launcher.transports.ssh_failures import Place
+from launcher.transports.ssh.failures import Place
+from launcher.transports.ssh.known_hosts_file import end_last_line
+from launcher.transports.ssh.known_hosts_paths import first_path
 
 _TIMEOUT_S = 10
 _NO_ENTRY = "No user exists for uid"  # of passwd, which ssh needs even for -G

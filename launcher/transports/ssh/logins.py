@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from launcher.transports.base import Channel, TransportError
-from launcher.transports.ssh_failures import DROPPED, TIMED_OUT, Judgement
+from launcher.transports.ssh.failures import DROPPED, TIMED_OUT, Judgement
 
 LOGINS_AT_ONCE = 8  # on one sshd, which drops at random beyond 10 (MaxStartups); somebody else may log in as well
 _BOOT_TRY_S = 10.0  # TCP asks again after 1, 2, 4, 8, ... s: one long try would find a host that has booted too late

@@ -10,11 +10,11 @@ import fabric
 import paramiko
 from paramiko.ssh_exception import NoValidConnectionsError
 
-from launcher.transports.host_keys import ChangedHostKey, RevokedHostKey, UnknownHostKey, UnrecordedHostKey
-from launcher.transports.identities import LoginRefused
-from launcher.transports.known_files import find_files
-from launcher.transports.packets import OversizedError
-from launcher.transports.ssh_failures import LET_IT_SIGN, Judgement, Place
+from launcher.transports.ssh.failures import LET_IT_SIGN, Judgement, Place
+from launcher.transports.ssh.host_keys import ChangedHostKey, RevokedHostKey, UnknownHostKey, UnrecordedHostKey
+from launcher.transports.ssh.identities import LoginRefused
+from launcher.transports.ssh.known_hosts_paths import find_files
+from launcher.transports.ssh.packets import OversizedError
 
 _DROPPED = ("Error reading SSH protocol banner", "Connection reset by peer", "EOF during negotiation")
 

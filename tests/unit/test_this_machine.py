@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from launcher.transports.local import SSH_PORT, is_this_machine
+from launcher.transports.ssh.this_machine import SSH_PORT, is_this_machine
 
 FOREIGN = "192.0.2.1"  # TEST-NET-1, which nobody has (RFC 5737)
 

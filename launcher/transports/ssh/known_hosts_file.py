@@ -10,7 +10,7 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.transports.known_hosts import KnownKey, parse_known_hosts
+from launcher.transports.ssh.known_hosts import KnownKey, parse_known_hosts
 
 _State = tuple[int, int, int, int]
 

@@ -8,7 +8,7 @@ import time
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
-from launcher.transports.known_hosts import matches
+from launcher.transports.ssh.known_hosts import matches
 
 _OPENSSH = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
 

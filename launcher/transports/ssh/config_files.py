@@ -15,7 +15,7 @@ from paramiko import SSHConfig
 from paramiko.ssh_exception import ConfigParseError
 
 from launcher.errors import UsageError
-from launcher.transports.ssh_answers import ask_ssh, split_jump
+from launcher.transports.ssh.openssh_config import ask_ssh, split_jump
 
 _USER_FILE = Path("~/.ssh/config")
 _SYSTEM_FILE = Path("/etc/ssh/ssh_config")
