@@ -94,7 +94,7 @@ def _open_srun(
     options: Mapping[str, Any], allocation: Allocation, hosts: Sequence[Host], say: Callable[[str], None]
 ) -> Transport:
     from launcher.cli.running import loader_pythons
-    from launcher.transports.srun import SrunTransport
+    from launcher.transports.relayed.srun import SrunTransport
 
     return SrunTransport(hosts, allocation, loader_pythons(options["python"]), srun_environment(os.environ))
 
@@ -117,7 +117,7 @@ def _open_pdsh(
     options: Mapping[str, Any], settings: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None]
 ) -> Transport:
     from launcher.cli.running import loader_pythons
-    from launcher.transports.pdsh import PdshTransport
+    from launcher.transports.relayed.pdsh import PdshTransport
 
     pythons = loader_pythons(options["python"])
     return PdshTransport(hosts, pythons, os.environ, options["silence"], **settings, **_voices(say))

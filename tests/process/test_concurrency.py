@@ -19,8 +19,8 @@ from launcher.hosts.host import Host
 from launcher.output.lines import STDERR
 from launcher.output.terminal import Terminal
 from launcher.transports.base import TransportError
-from launcher.transports.pdsh_mail import Mail
-from launcher.transports.srun_step import Step
+from launcher.transports.relayed.pdsh_input import Mail
+from launcher.transports.relayed.srun_step import Step
 
 DEADLINE_S = 60.0
 NO_THREAD = "this machine can't start another thread (can't start new thread)"
@@ -115,7 +115,7 @@ def srun(tmp_path: Path) -> Callable[[], Step]:
 
 
 def test_an_srun_that_nobody_reads_is_told(srun: Callable[[], Step], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.transports.srun_step._widen", lambda pipe: fail())
+    monkeypatch.setattr("launcher.transports.relayed.srun_step._widen", lambda pipe: fail())
     with pytest.raises(TransportError) as error:
         srun().open("n1", "true", DEADLINE_S)
     assert error.value.failure.text == "launch can't talk to srun any more: OverflowError('it broke')"

@@ -27,9 +27,9 @@ from launcher.hosts.host import Host
 from launcher.job.slurm_allocation import Allocation
 from launcher.node import relay
 from launcher.node.relay import SRUN_LINE_BYTES
-from launcher.transports import relays
 from launcher.transports.base import STDERR, STDOUT, Channel, TransportError
-from launcher.transports.srun import SrunTransport
+from launcher.transports.relayed import relays
+from launcher.transports.relayed.srun import SrunTransport
 
 MARK = "SRUN_TEST_MARK"
 FAKE = Path(__file__).with_name("fake_srun.py")

@@ -32,7 +32,7 @@ from launcher.run import Result, Run
 from launcher.session import Session
 from launcher.transports.base import STDERR, STDOUT
 from launcher.transports.local import LocalTransport
-from launcher.transports.srun_step import Step
+from launcher.transports.relayed.srun_step import Step
 
 MOST_KIB = 64 << 10  # more than before, for a liar that sends without end
 READ_BYTES = 1 << 18

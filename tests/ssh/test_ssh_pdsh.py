@@ -15,8 +15,8 @@ from machines.patience import DEADLINE_S, slowed
 from ssh_hosts import Process, SshHosts, find_free_port, read_processes, wait_until
 
 from launcher.hosts.host import Host
-from launcher.transports.pdsh_call import Pdsh
-from launcher.transports.pdsh_mail import Mail
+from launcher.transports.relayed.pdsh_command import Pdsh
+from launcher.transports.relayed.pdsh_input import Mail
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 MOST_ARGUMENT_BYTES = 128 << 10  # of one argument (MAX_ARG_STRLEN)

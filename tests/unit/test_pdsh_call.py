@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from launcher.transports.pdsh_call import Call, make_folder, own_words
+from launcher.transports.relayed.pdsh_command import Call, make_folder, own_words
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.transports.base import READ_BYTES
-from launcher.transports.pdsh_lines import MAX_LINE_BYTES, whole_lines
+from launcher.transports.relayed.pdsh_lines import MAX_LINE_BYTES, whole_lines
 
 FORGED = b"b: ssh killed by signal 9"
 

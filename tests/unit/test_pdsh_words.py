@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.transports.pdsh_words import PdshWords
+from launcher.transports.relayed.pdsh_output import PdshWords
 
 HOSTS = ("gpu1", "a.east.lab", "a.west.lab", "10.0.0.7")
 

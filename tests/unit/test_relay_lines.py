@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.node import relay
 from launcher.transports.base import STDERR, STDOUT
-from launcher.transports.relay_lines import (
+from launcher.transports.relayed.framing import (
     BLOCK_BYTES,
     KEPT_BLOCKS,
     MAX_LINE_BYTES,

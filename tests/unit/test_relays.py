@@ -9,9 +9,9 @@ from machines.patience import DEADLINE_S
 
 from launcher.errors import HostFailure
 from launcher.transports.base import STDERR, STDOUT, TransportError
-from launcher.transports.relay_channel import RelayChannel
-from launcher.transports.relay_lines import Exit, Output
-from launcher.transports.relays import Relays
+from launcher.transports.relayed.channel import RelayChannel
+from launcher.transports.relayed.framing import Exit, Output
+from launcher.transports.relayed.relays import Relays
 
 
 class Silence:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.errors import HostFailure
-from launcher.transports.srun_words import SrunWords
+from launcher.transports.relayed.srun_output import SrunWords
 
 HOSTS = ("node1", "node2", "node3")
 PYTHONS = ("python3", "/opt/python")

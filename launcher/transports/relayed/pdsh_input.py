@@ -11,10 +11,10 @@ from launcher.concurrency import start_thread
 from launcher.errors import LauncherError
 from launcher.hosts.host import Host
 from launcher.transports import bootstrap
-from launcher.transports.pdsh_call import RANK, Call, Pdsh
-from launcher.transports.pdsh_lines import whole_lines
-from launcher.transports.pdsh_words import PdshWords
-from launcher.transports.relay_lines import BLOCK_BYTES
+from launcher.transports.relayed.framing import BLOCK_BYTES
+from launcher.transports.relayed.pdsh_command import RANK, Call, Pdsh
+from launcher.transports.relayed.pdsh_lines import whole_lines
+from launcher.transports.relayed.pdsh_output import PdshWords
 
 Line = tuple[bytes, bytes | None]  # its words, and what follows in base64
 

@@ -11,13 +11,13 @@ from launcher.errors import HostFailure, LauncherError
 from launcher.hosts.host import Host
 from launcher.transports import bootstrap
 from launcher.transports.base import STDERR
-from launcher.transports.pdsh_call import RANK, Pdsh, make_folder
-from launcher.transports.pdsh_lines import whole_lines
-from launcher.transports.pdsh_mail import Mail, data_lines
-from launcher.transports.pdsh_words import PdshWords
-from launcher.transports.relay_channel import RelayChannel
-from launcher.transports.relay_lines import Event, Exit, Here, LineDecoder, Output
-from launcher.transports.relays import Relay, Relays, as_noise
+from launcher.transports.relayed.channel import RelayChannel
+from launcher.transports.relayed.framing import Event, Exit, Here, LineDecoder, Output
+from launcher.transports.relayed.pdsh_command import RANK, Pdsh, make_folder
+from launcher.transports.relayed.pdsh_input import Mail, data_lines
+from launcher.transports.relayed.pdsh_lines import whole_lines
+from launcher.transports.relayed.pdsh_output import PdshWords
+from launcher.transports.relayed.relays import Relay, Relays, as_noise
 
 _SETTLE_S = 0.2  # after the end of an ssh: what the host has said before may lie in the other pipe
 _MARGIN_S = 0.5  # ssh's own clock, which ends before ours, knows who does not answer

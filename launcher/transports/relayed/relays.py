@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from launcher.errors import HostFailure
-from launcher.transports.relay_channel import RelayChannel, Talk
-from launcher.transports.relay_lines import Exit, Here, Output
+from launcher.transports.relayed.channel import RelayChannel, Talk
+from launcher.transports.relayed.framing import Exit, Here, Output
 
 _REUSE_S = 0.5  # well below a relay's LINGER_S
 

@@ -9,9 +9,9 @@ from launcher.errors import HostFailure
 from launcher.hosts.host import Host
 from launcher.job.slurm_allocation import Allocation
 from launcher.transports.base import TransportError
-from launcher.transports.relay_channel import RelayChannel
-from launcher.transports.relay_lines import Here
-from launcher.transports.srun_step import Step
+from launcher.transports.relayed.channel import RelayChannel
+from launcher.transports.relayed.framing import Here
+from launcher.transports.relayed.srun_step import Step
 
 
 class SrunTransport:

@@ -14,8 +14,8 @@ from pathlib import Path
 from launcher.errors import HostFailure, UsageError
 from launcher.hosts.host import Host
 from launcher.transports.base import Channel, TransportError
-from launcher.transports.pdsh_call import Pdsh, own_words
-from launcher.transports.pdsh_step import NotStartedError, Step
+from launcher.transports.relayed.pdsh_command import Pdsh, own_words
+from launcher.transports.relayed.pdsh_step import NotStartedError, Step
 from launcher.transports.ssh import openssh_failures
 from launcher.transports.ssh.failures import DROPPED, SLOW_LOGIN, Judgement
 from launcher.transports.ssh.logins import Gates, LoginError, keep_trying

@@ -21,8 +21,8 @@ from launcher.concurrency import start_thread, start_timer
 from launcher.errors import HostFailure, LauncherError
 from launcher.transports import bootstrap
 from launcher.transports.base import READ_BYTES, STDERR, TransportError
-from launcher.transports.relay_channel import RelayChannel
-from launcher.transports.relay_lines import (
+from launcher.transports.relayed.channel import RelayChannel
+from launcher.transports.relayed.framing import (
     BLOCK_BYTES,
     KEPT_BLOCKS,
     MAX_LINE_BYTES,
@@ -37,8 +37,8 @@ from launcher.transports.relay_lines import (
     shut_line,
     took_line,
 )
-from launcher.transports.relays import Relay, Relays, as_noise
-from launcher.transports.srun_words import SrunWords, says_something
+from launcher.transports.relayed.relays import Relay, Relays, as_noise
+from launcher.transports.relayed.srun_output import SrunWords, says_something
 
 # srun writes a flood in pieces of 1 KB, and each would wake us: they gather for a moment.
 _FEW_BYTES = 512
