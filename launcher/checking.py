@@ -12,7 +12,7 @@ from launcher.hosts.unreachable import fold_failures
 from launcher.job.job import Job
 from launcher.preflight.findings import PROBLEM, WARNING
 from launcher.preflight.summary import common_traits
-from launcher.session import Interrupted, Session
+from launcher.session.session import Interrupted, Session
 from launcher.survey import Survey, Surveyor
 from launcher.wording import count, duration
 

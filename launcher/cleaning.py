@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, HostFailure
 from launcher.job.facts import RunProcess
 from launcher.node import messages
-from launcher.session import Census, Interrupted, Session
+from launcher.session.session import Census, Interrupted, Session
 from launcher.wording import count
 
 _MOST_RUNS = 100  # of one host, that are named one by one
@@ -60,7 +60,7 @@ async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool) -
 
 async def _find(session: Session) -> list[tuple[str, RunProcess]]:
     wanted = {"facts": True, "gpus": False, "pythons": [], "checks": True}
-    session.fleet.start([session.prepare_message(index, **wanted) for index in range(len(session.hosts))])
+    session.pool.start([session.prepare_message(index, **wanted) for index in range(len(session.hosts))])
     await session.pump(lambda: all(state.facts or state.failure for state in session.states))
     return [
         (host.name, process)
@@ -73,13 +73,13 @@ async def _find(session: Session) -> list[tuple[str, RunProcess]]:
 def _adopt(session: Session) -> bool:
     """Make the left-overs each node's own, so that its ladder ends them; return whether there are any."""
     has_any = False
-    for conversation, state in zip(session.fleet.conversations, session.states, strict=True):
+    for connection, state in zip(session.pool.connections, session.states, strict=True):
         checks = state.facts.checks if state.facts is not None else None
         runs = checks.runs if checks is not None else ()
         marks = sorted({run.mark for run in runs if not run.is_owned})
         if marks:
             has_any = True
-            conversation.send(messages.ADOPT, marks=marks)
+            connection.send(messages.ADOPT, marks=marks)
     return has_any
 
 

@@ -7,7 +7,7 @@
       PreflightError              70   hosts answer but can't train together (EX_SOFTWARE)
 
 The library raises; `launcher.cli` alone prints and exits.
-What happens to one host of many is a value, `HostFailure`, and is never raised past the fleet.
+What happens to one host of many is a value, `HostFailure`, and is never raised past the connections.
 """
 
 from __future__ import annotations

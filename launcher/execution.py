@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from launcher import report
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, HostFailure
 from launcher.node import messages
-from launcher.session import Census, Interrupted, Session
+from launcher.session.session import Census, Interrupted, Session
 from launcher.wording import count
 
 
@@ -46,7 +46,7 @@ async def execute(session: Session, argv: Sequence[str], workdir: str | None, sa
     )
     interrupted_by = None
     with session.catch_signals():
-        session.fleet.start([session.prepare_message(index) + start for index in range(len(session.hosts))])
+        session.pool.start([session.prepare_message(index) + start for index in range(len(session.hosts))])
         try:
             await session.pump(lambda: all(state.census or state.failure for state in session.states))
             timeout_s = 0.0

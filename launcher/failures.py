@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from launcher.conversation import Event, now
 from launcher.diagnosis.cause import Failure
 from launcher.errors import HostFailure
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.node_log import NodeOutput
-from launcher.session import NodeState, Session
+from launcher.session.connection import Event, now
+from launcher.session.session import NodeState, Session
 
 
 def find_failures(

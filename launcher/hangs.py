@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
-from launcher.conversation import Event, now
 from launcher.diagnosis.cause import Failure
 from launcher.diagnosis.stacks import Picture, Stack, fold, parse_stack, picture_lines, stack_lines
 from launcher.job.plan import LaunchPlan, NodePlan
@@ -16,7 +15,8 @@ from launcher.output.lines import STDERR, STDOUT
 from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import RunRecord
 from launcher.output.terminal import Screen
-from launcher.session import Session
+from launcher.session.connection import Event, now
+from launcher.session.session import Session
 from launcher.wording import count, span
 
 ANSWER_S = 5.0  # a node needs up to 4 s where py-spy and then the rank itself are slow
@@ -67,7 +67,7 @@ class StackTaker:
         self._answers = {}
         if not is_announced:
             self._session.say(f"launch: taking the stacks of {count(len(self._wanted), 'rank')}")
-        self._session.fleet.broadcast(messages.STACKS, number=self._number)
+        self._session.pool.broadcast(messages.STACKS, number=self._number)
         self._timer = loop.call_later(ANSWER_S, self._finish)
         return self._result
 
@@ -167,7 +167,7 @@ class HangWatch:
 
     def __enter__(self) -> HangWatch:
         if self._timeout_s is not None:
-            self._task = self._session.fleet.watch(self._watch(self._timeout_s))
+            self._task = self._session.pool.watch(self._watch(self._timeout_s))
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -187,7 +187,7 @@ class HangWatch:
                 self.failure = self._describe(timeout_s, picture)
             else:
                 self._session.say("launch: there is output again, the run goes on")
-        self._session.fleet.wake()
+        self._session.pool.wake()
 
     def _heard_at(self) -> float:
         """When a rank wrote last; the time counts from the start, since many a run hangs before its first line."""

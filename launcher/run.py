@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher import report
-from launcher.conversation import now
 from launcher.diagnosis.cause import SETTLE_S, Cause, Failure, find_cause
 from launcher.diagnosis.flight_recorder import find_unsafe
 from launcher.errors import EXIT_SIGNAL_BASE, PreflightError, UnreachableError
@@ -33,7 +32,8 @@ from launcher.output.run_folder import RunRecord
 from launcher.output.terminal import Screen
 from launcher.preflight.findings import WARNING
 from launcher.preflight.summary import summarize
-from launcher.session import Census, Interrupted, Session
+from launcher.session.connection import now
+from launcher.session.session import Census, Interrupted, Session
 from launcher.survey import Survey, Surveyor
 from launcher.transports import bootstrap
 from launcher.wording import count, duration
@@ -172,15 +172,13 @@ class Run:
         assert self._plan is not None
         session = self._session
         archive = bootstrap.trainer_archive() if self._job.program.kind is ProgramKind.BUILTIN else b""
-        for node, conversation, output in zip(
-            self._plan.nodes, session.fleet.conversations, self._outputs, strict=True
-        ):
+        for node, connection, output in zip(self._plan.nodes, session.pool.connections, self._outputs, strict=True):
             output.first_rank = node.first_rank
-            conversation.send(
+            connection.send(
                 messages.START, archive, payload_name=ARCHIVE_NAME, with_stacks=self._job.wants_stacks,
                 **start_fields(node),
             )  # fmt: skip
-            session.states[conversation.index].stage = "importing torch" if node.argv else "starting"
+            session.states[connection.index].stage = "importing torch" if node.argv else "starting"
 
     async def _watch(self) -> Cause | None:
         """Wait until all nodes have ended well, or the first failure is known; a hang may be one."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from launcher.conversation import now
 from launcher.errors import HostFailure
 from launcher.hosts.host import Host
 from launcher.job.activation import setup_order
@@ -20,7 +19,8 @@ from launcher.node import messages
 from launcher.preflight import find_all, find_problems
 from launcher.preflight.findings import PROBLEM, Finding, Severity
 from launcher.preflight.network import data_address, find_unreachable_master
-from launcher.session import NodeState, Session
+from launcher.session.connection import now
+from launcher.session.session import NodeState, Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Surveyor:
             "script": script, "checks": self._with_checks, "setup": setup_order(job), "legacy": job.legacy,
         }  # fmt: skip
         session.has_setup = wanted["setup"] is not None
-        session.fleet.start([session.prepare_message(index, **wanted) for index in range(len(session.hosts))])
+        session.pool.start([session.prepare_message(index, **wanted) for index in range(len(session.hosts))])
         await session.pump(lambda: all(state.facts or state.failure for state in session.states))
         self._facts = {
             index: state.facts
@@ -104,7 +104,7 @@ class Surveyor:
             # Node 0 holds the port until torchrun has it: found free now, it could be taken a second later.
             port = (self.job.master_port or 0) if index == first else None
             state.asked_at = now()
-            self._session.fleet.conversations[index].send(messages.ROUTE, master=master, port=port, listens=listens)
+            self._session.pool.connections[index].send(messages.ROUTE, master=master, port=port, listens=listens)
         await self._session.pump(lambda: all(state.route for _, state in self._states()))
         self._facts = {index: replace(self._facts[index], route=state.route) for index, state in self._states()}
 
@@ -112,7 +112,7 @@ class Surveyor:
         """Let every node try the master port, and a free port of the next node, with a listener at each."""
         targets = self._targets(master)
         for index, probes in targets.items():
-            self._session.fleet.conversations[index].send(
+            self._session.pool.connections[index].send(
                 messages.PROBE, targets=[[probe.address, probe.port] for probe in probes], peer=probes[-1].address
             )
         await self._session.pump(

@@ -31,7 +31,7 @@ def command(words: tuple[str, ...], as_json: bool, **options: Any) -> int:
     from launcher.cli.running import Terms, make_session
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.run import candidate_pythons
-    from launcher.session import Interrupted
+    from launcher.session.session import Interrupted
     from launcher.survey import Survey
 
     hosts = read_hosts(options)

@@ -34,7 +34,7 @@ def command(python: str | None, dry_run: bool, **options: Any) -> int:
     from launcher.cli.console import Console
     from launcher.cli.running import Terms, make_session
     from launcher.errors import EXIT_SIGNAL_BASE
-    from launcher.session import Interrupted
+    from launcher.session.session import Interrupted
 
     hosts = read_hosts(options)
     open_transport = choose_opener({**options, "python": python}, hosts)

@@ -24,7 +24,7 @@ from launcher.job.variables import refuse_rank
 from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import create_record
 from launcher.run import Result, Run
-from launcher.session import Session
+from launcher.session.session import Session
 from launcher.transports.base import Transport
 
 Opener = Callable[[Sequence[Host], Callable[[str], None]], Transport]  # gets the hosts of a session, and our voice

@@ -26,8 +26,8 @@ from launcher.job.facts import read_facts, read_route
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.plan import build_plan
 from launcher.node import messages
-from launcher.replies import check_reply
 from launcher.run import start_fields
+from launcher.session.schema import check_reply
 from launcher.transports import bootstrap
 
 STOP_TIMEOUT_S = 0.2

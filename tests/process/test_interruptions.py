@@ -24,7 +24,7 @@ from launcher.job.job import Job, Program, ProgramKind
 from launcher.output.node_log import NodeLog, NodeOutput
 from launcher.output.run_folder import create_record
 from launcher.run import Result, Run
-from launcher.session import Interrupted, Session
+from launcher.session.session import Interrupted, Session
 from launcher.transports.base import Channel, Transport
 from launcher.transports.bootstrap import MARKER
 from launcher.transports.local import LocalTransport

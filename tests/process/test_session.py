@@ -10,10 +10,10 @@ import time
 import pytest
 from machines.patience import DEADLINE_S
 
-from launcher.conversation import Event
 from launcher.hosts.host import Host
 from launcher.node import messages
-from launcher.session import Interrupted, NodeState, Session
+from launcher.session.connection import Event
+from launcher.session.session import Interrupted, NodeState, Session
 from launcher.transports.local import LocalTransport
 
 
@@ -64,8 +64,8 @@ def test_the_last_session_gives_the_signals_back() -> None:
 def test_a_wake_is_of_no_node() -> None:
     async def run() -> bool:
         session = make_session()
-        session.fleet.wake()
-        return await session.pump(session.fleet.events.empty, time.monotonic() + 60)
+        session.pool.wake()
+        return await session.pump(session.pool.events.empty, time.monotonic() + 60)
 
     assert asyncio.run(run())
 
@@ -89,8 +89,8 @@ def test_a_task_that_the_job_hangs_on_ends_the_waiting_when_it_fails() -> None:
 
     async def run() -> None:
         session = make_session()
-        task = session.fleet.watch(fail())
-        cancelled = session.fleet.watch(asyncio.sleep(60))
+        task = session.pool.watch(fail())
+        cancelled = session.pool.watch(asyncio.sleep(60))
         cancelled.cancel()
         await session.pump(lambda: False, time.monotonic() + 60)
         task.cancel()
@@ -102,13 +102,13 @@ def test_a_task_that_the_job_hangs_on_ends_the_waiting_when_it_fails() -> None:
 def test_heartbeats_that_fail_end_the_waiting() -> None:
     async def run() -> None:
         session = make_session()
-        session.fleet.silence_s = 0.1
-        session.fleet._clock = lambda: 1 / 0
-        session.fleet.start([])
+        session.pool.silence_s = 0.1
+        session.pool._clock = lambda: 1 / 0
+        session.pool.start([])
         try:
             await session.pump(lambda: False, time.monotonic() + 60)
         finally:
-            session.fleet.close()
+            session.pool.close()
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(run())

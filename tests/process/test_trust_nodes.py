@@ -29,7 +29,7 @@ from launcher.node.messages import Decoder, encode
 from launcher.output.node_log import NodeLog, NodeOutput
 from launcher.output.run_folder import create_record
 from launcher.run import Result, Run
-from launcher.session import Session
+from launcher.session.session import Session
 from launcher.transports.base import STDERR, STDOUT
 from launcher.transports.local import LocalTransport
 from launcher.transports.relayed.srun_step import Step

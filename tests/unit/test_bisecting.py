@@ -15,7 +15,7 @@ from launcher.cli.bisecting import StoppedError, describe_cause, is_to_bisect, s
 from launcher.diagnosis.cause import Cause, Failure
 from launcher.hosts.host import Host
 from launcher.run import Result
-from launcher.session import Census
+from launcher.session.session import Census
 
 
 def make_result(what: str | None, exit_code: int = 1) -> Result:

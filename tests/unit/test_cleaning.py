@@ -7,7 +7,7 @@ import pytest
 from launcher.cleaning import Cleaning, found_lines
 from launcher.errors import HostFailure
 from launcher.job.facts import RunProcess
-from launcher.session import Census
+from launcher.session.session import Census
 
 RUN = "20261120-091233.ab12.0"
 

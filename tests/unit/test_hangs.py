@@ -7,10 +7,10 @@ import tracemalloc
 from types import SimpleNamespace as Fake
 
 from launcher import hangs
-from launcher.conversation import Event
 from launcher.hangs import StackTaker
 from launcher.node import messages
-from launcher.session import NodeState
+from launcher.session.connection import Event
+from launcher.session.session import NodeState
 
 
 def make_taker(said):
@@ -18,7 +18,7 @@ def make_taker(said):
     session = Fake(
         states=[NodeState(started={0}), NodeState(started={0})],
         say=said.append,
-        fleet=Fake(broadcast=lambda *_, **__: 0),
+        pool=Fake(broadcast=lambda *_, **__: 0),
     )
     record = Fake(run_id="r", keep_text=lambda name, text: name)
     nodes = [Fake(host=Fake(name=f"node{rank + 1}"), first_rank=rank, cwd="/") for rank in (0, 1)]

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher import checking
-from launcher.dues import Dues
 from launcher.errors import LauncherError
 from launcher.hosts.host import Host
 from launcher.job.facts import MOST, NodeFacts, read_facts, read_route
@@ -24,6 +23,7 @@ from launcher.node import messages
 from launcher.node.messages import Decoder, MalformedMessage
 from launcher.preflight import find_all, find_problems
 from launcher.preflight.summary import summarize
+from launcher.session.expected import ExpectedMessages
 from launcher.survey import Survey
 
 PROCESS = {"pid": 4411, "memory_mib": 80000, "owner": "ann", "name": "python", "mark": "20261120-091233.ab12.0"}
@@ -82,11 +82,11 @@ JOBS = [Job(BUILTIN), Job(BUILTIN, gpus=2, nproc=2), Job(COMMAND, nproc=2, cpu=T
 
 def take(*headers: dict[str, Any]) -> list[dict[str, Any]]:
     """Send messages from a node to the launcher."""
-    dues = Dues()
-    dues.ask({"type": messages.PREPARE, "facts": True})
-    dues.ask({"type": messages.ROUTE})
+    expected = ExpectedMessages()
+    expected.ask({"type": messages.PREPARE, "facts": True})
+    expected.ask({"type": messages.ROUTE})
     stream = b"".join(json.dumps(header).encode() + b"\n" for header in headers)
-    return [header for header, _ in Decoder(accept=dues.accept).feed(stream)]
+    return [header for header, _ in Decoder(accept=expected.accept).feed(stream)]
 
 
 def read(message: dict[str, Any]) -> NodeFacts | None:

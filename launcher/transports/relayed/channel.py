@@ -1,4 +1,4 @@
-"""The streams of one process under a relay: two threads of a conversation at one end, its step's at the other."""
+"""The streams of one process under a relay: two threads of a connection at one end, its step's at the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node may say when: honest conversations pass, and a liar's message costs it its place."""
+"""What a node may say when: honest connections pass, and a liar's message costs it its place."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.dues import MAX_TEXT, Dues, UnaskedMessage
 from launcher.node import messages
 from launcher.node.messages import Decoder, MalformedMessage, encode
+from launcher.session.expected import MAX_TEXT, ExpectedMessages, UnaskedMessage
 
 Header = dict[str, Any]
 
@@ -49,15 +49,15 @@ ASKED = (PREPARE, ROUTE, PROBE, START, SHORT, STACKS, STOP)
 BEGUN = (PREPARE, HELLO, START, started(0), started(1))
 
 
-def talk(*said: Header) -> Dues:
-    """Play a conversation; what is of ours is known by its type."""
-    dues = Dues()
+def talk(*said: Header) -> ExpectedMessages:
+    """Play a connection; what is of ours is known by its type."""
+    expected = ExpectedMessages()
     for header in said:
         if any(header is one for one in ASKED):
-            dues.ask(header)
+            expected.ask(header)
         else:
-            assert dues.accept(header)["type"] == header["type"]
-    return dues
+            assert expected.accept(header)["type"] == header["type"]
+    return expected
 
 
 @pytest.mark.parametrize(
@@ -130,9 +130,9 @@ def test_what_honest_nodes_say_is_taken(said: tuple[Header, ...]) -> None:
     ],
 )
 def test_what_nobody_asked_for_is_refused(said: tuple[Header, ...], lie: Header, text: str) -> None:
-    dues = talk(*said)
+    expected = talk(*said)
     with pytest.raises(UnaskedMessage) as error:
-        dues.accept(lie)
+        expected.accept(lie)
     assert str(error.value) == text
 
 
@@ -148,9 +148,9 @@ def test_what_nobody_asked_for_is_refused(said: tuple[Header, ...], lie: Header,
     ],
 )
 def test_a_payload_that_is_too_large_is_not_waited_for(header: Header, text: str) -> None:
-    dues = talk(*BEGUN, STACKS, STOP, CENSUS)
+    expected = talk(*BEGUN, STACKS, STOP, CENSUS)
     with pytest.raises(MalformedMessage) as error:
-        Decoder(accept=dues.accept).feed(encode(header["type"], **header))
+        Decoder(accept=expected.accept).feed(encode(header["type"], **header))
     assert str(error.value) == text
 
 
@@ -183,13 +183,13 @@ ANSWERS = st.sampled_from([
 @given(st.lists(st.sampled_from(ASKED)), st.lists(ANSWERS, max_size=200))
 def test_nobody_is_flooded(asked: list[Header], said: list[Header]) -> None:
     """Whatever a node says, what the launcher has to keep of it is bounded by what it has asked."""
-    dues = Dues()
+    expected = ExpectedMessages()
     for header in asked:
-        dues.ask(header)
+        expected.ask(header)
     kept = 0
     for header in said:
         try:
-            dues.accept(header)
+            expected.accept(header)
         except MalformedMessage:
             break
         kept += header["type"] not in (messages.BEAT, messages.OUTPUT)

@@ -1,4 +1,4 @@
-"""The conversations with all hosts of a job: threads move the bytes, asyncio decides."""
+"""The connections with all hosts of a job: threads move the bytes, asyncio decides."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 from launcher.clock import boottime
 from launcher.concurrency import start_task
-from launcher.conversation import Conversation, Event, OnFile, OnOutput, now
 from launcher.hosts.host import Host
+from launcher.session.connection import Connection, Event, OnFile, OnOutput, now
 from launcher.transports.base import Transport
 
 CONNECT_WINDOW = 64  # one GIL serves all key exchanges, and sshd's banner time-out is 15 s
@@ -23,8 +23,8 @@ WAKE = "wake"
 BROKEN = "broken"
 
 
-class Fleet:
-    """The conversations with all hosts of a job."""
+class Pool:
+    """The connections with all hosts of a job."""
 
     def __init__(
         self, hosts: Sequence[Host], transports: Sequence[Transport], *, pythons: Sequence[str],
@@ -37,21 +37,21 @@ class Fleet:
         self._window = threading.Semaphore(CONNECT_WINDOW)
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self.conversations = [
-            Conversation(index, host, transport, pythons, connect_timeout_s, self.post, on_output, on_file)
+        self.connections = [
+            Connection(index, host, transport, pythons, connect_timeout_s, self.post, on_output, on_file)
             for index, (host, transport) in enumerate(zip(hosts, transports, strict=True))
         ]
         self._keeper: asyncio.Task[None] | None = None
 
     def start(self, first_messages: Sequence[bytes]) -> None:
         """Connect to all hosts at once; each posts READY or LOST."""
-        for conversation, first_message in zip(self.conversations, first_messages, strict=True):
-            self.start_one(conversation, first_message)
+        for connection, first_message in zip(self.connections, first_messages, strict=True):
+            self.start_one(connection, first_message)
         self._keeper = self.watch(self._keep_leases())
 
-    def start_one(self, conversation: Conversation, first_message: bytes) -> None:
+    def start_one(self, connection: Connection, first_message: bytes) -> None:
         """Connect to one host."""
-        conversation.start(self._window, first_message)
+        connection.start(self._window, first_message)
 
     def interrupt(self, number: int) -> None:
         """Queue a signal that we got, in line with what the nodes say."""
@@ -67,15 +67,15 @@ class Fleet:
 
     def broadcast(self, kind: str, **fields: Any) -> None:
         """Send one message to every node that is there."""
-        for conversation in self.conversations:
-            conversation.send(kind, **fields)
+        for connection in self.connections:
+            connection.send(kind, **fields)
 
     def close(self) -> None:
         """Hang up everywhere."""
         if self._keeper is not None:
             self._keeper.cancel()
-        for conversation in self.conversations:
-            conversation.close()
+        for connection in self.connections:
+            connection.close()
 
     def post(self, events: Sequence[Event]) -> None:
         """Queue events, from any thread."""
@@ -95,23 +95,23 @@ class Fleet:
             gap_s, looked_at = self._clock() - looked_at, self._clock()
             awake_s, awake_at = time.monotonic() - awake_at, time.monotonic()
             self._admit_standstill(gap_s, awake_s)
-            for conversation in self.conversations:  # while we stood still ourselves nobody was silent
-                conversation.heard_at = min(awake_at, conversation.heard_at + awake_s - wait_s)
+            for connection in self.connections:  # while we stood still ourselves nobody was silent
+                connection.heard_at = min(awake_at, connection.heard_at + awake_s - wait_s)
             is_time_to_beat = looked_at >= beat_at
             if is_time_to_beat:
                 beat_at = looked_at + self.silence_s / BEATS_PER_SILENCE
-            for conversation in self.conversations:
-                if not conversation.is_over:
-                    conversation.check_time(self.silence_s)
-                    if is_time_to_beat and conversation.is_ready:
-                        conversation.beat()
+            for connection in self.connections:
+                if not connection.is_over:
+                    connection.check_time(self.silence_s)
+                    if is_time_to_beat and connection.is_ready:
+                        connection.beat()
 
     def _admit_standstill(self, gap_s: float, awake_s: float) -> None:
         """A laptop that slept must not blame its hosts: they heard nothing, and ended the run.
 
         awake_s: the same gap without the sleep, which is all that a node on this very machine has noticed.
         """
-        for conversation in self.conversations:
-            stood_s = awake_s if conversation.sleeps_along else gap_s
-            if stood_s > self.silence_s and conversation.is_ready and not conversation.is_over:
-                conversation.admit_standstill(stood_s)
+        for connection in self.connections:
+            stood_s = awake_s if connection.sleeps_along else gap_s
+            if stood_s > self.silence_s and connection.is_ready and not connection.is_over:
+                connection.admit_standstill(stood_s)

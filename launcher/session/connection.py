@@ -18,10 +18,10 @@ from typing import Any
 
 from launcher.clock import boottime
 from launcher.concurrency import start_thread
-from launcher.dues import Dues, UnaskedMessage
 from launcher.errors import HostFailure, LauncherError
 from launcher.hosts.host import Host
 from launcher.node import messages
+from launcher.session.expected import ExpectedMessages, UnaskedMessage
 from launcher.transports import bootstrap
 from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
 
@@ -55,7 +55,7 @@ class Event:
     at: float  # wall-clock seconds here
 
 
-class Conversation:
+class Connection:
     """The talk with one supervisor; its events, output and files come in its own reader thread."""
 
     def __init__(
@@ -76,8 +76,8 @@ class Conversation:
         self._on_output = on_output
         self._on_file = on_file
         self._nonce = secrets.token_hex(8)
-        self._dues = Dues()
-        self._decoder = messages.Decoder(accept=self._dues.accept)
+        self._expected = ExpectedMessages()
+        self._decoder = messages.Decoder(accept=self._expected.accept)
         self._rest = b""  # of a line of stderr
         self._channel: Channel | None = None
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
@@ -92,7 +92,7 @@ class Conversation:
     def start(self, window: threading.Semaphore, first_message: bytes) -> None:
         """Connect in a thread of its own; READY or LOST follows."""
         for header, _ in messages.Decoder(max_header_bytes=len(first_message)).feed(first_message):
-            self._dues.ask(header)
+            self._expected.ask(header)
         try:
             start_thread(lambda: self._converse(window, first_message), f"read {self.host.name}", self._break)
         except LauncherError as error:
@@ -102,7 +102,7 @@ class Conversation:
         """Queue a message; one for a node that is gone is dropped."""
         if self.is_over:
             return
-        self._dues.ask({"type": kind, **fields})
+        self._expected.ask({"type": kind, **fields})
         self._outbox.put(messages.encode(kind, payload, **fields))
 
     def beat(self) -> None:
@@ -299,7 +299,7 @@ class Conversation:
         noise = []
         for line in lines:
             if line.startswith(prefix):
-                guardian = messages.Decoder(accept=self._dues.accept_from_guardian)
+                guardian = messages.Decoder(accept=self._expected.accept_from_guardian)
                 for report, _ in guardian.feed(line[len(prefix) :] + b"\n"):
                     self.heard_at = time.monotonic()  # noise is no sign of life
                     if report["type"] != messages.BEAT:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from launcher.node import messages
 from launcher.node.messages import MalformedMessage
-from launcher.replies import check_reply
+from launcher.session.schema import check_reply
 
 STACK = {"type": "stack", "number": 1, "local_rank": 0, "pid": 7}
 GOOD = [

@@ -1,4 +1,4 @@
-"""A conversation with all nodes of a job: what each has said so far, and how all are ended together."""
+"""A connection with all nodes of a job: what each has said so far, and how all are ended together."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.clock import boot_id
-from launcher.conversation import Conversation, Event
 from launcher.errors import HostFailure, LauncherError
-from launcher.fleet import BROKEN, INTERRUPT, WAKE, Fleet
 from launcher.hosts.host import Host, fold_names
 from launcher.hosts.unreachable import failure_lines
 from launcher.job.facts import NodeFacts, Route, read_facts, read_route
 from launcher.node import messages
 from launcher.output.node_log import NodeOutput
+from launcher.session.connection import Connection, Event
+from launcher.session.pool import BROKEN, INTERRUPT, WAKE, Pool
 from launcher.transports.base import Transport
 
 NOTICE_S = 20.0  # waiting is never silent for longer
@@ -104,7 +104,7 @@ class Session:
         self._outputs = outputs
         self._noticed_at = time.monotonic()
         self._connect_timeout_s = connect_timeout_s
-        self.fleet = Fleet(
+        self.pool = Pool(
             hosts, transports, pythons=pythons, connect_timeout_s=connect_timeout_s, silence_s=silence_s,
             on_output=self._take_output, on_file=self._keep_file,
         )  # fmt: skip
@@ -136,7 +136,7 @@ class Session:
             if self.on_quit is not None:
                 self.on_quit()
         else:
-            self.fleet.interrupt(number)
+            self.pool.interrupt(number)
 
     # ---- asking -------------------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class Session:
             run=self._run_id,
             # Two hosts may be one machine, and each supervisor ends its own share only.
             mark=f"{self._mark}.{index}",
-            silence_s=self.fleet.silence_s,
+            silence_s=self.pool.silence_s,
             beats=not self._transports[index].is_terse,
             boot_id=boot_id(),
             stop_timeout_s=self.stop_timeout_s,
@@ -160,21 +160,21 @@ class Session:
         while not is_done():
             ends = [self._noticed_at + NOTICE_S] + ([deadline] if deadline is not None else [])
             try:
-                event = await asyncio.wait_for(self.fleet.events.get(), max(0.0, min(ends) - time.monotonic()))
+                event = await asyncio.wait_for(self.pool.events.get(), max(0.0, min(ends) - time.monotonic()))
             except asyncio.TimeoutError:
                 if deadline is not None and time.monotonic() >= deadline:
                     return False
                 self._notice()
                 continue
             self._take(event)
-            while not self.fleet.events.empty():  # what came together is looked at together: `is_done` asks all nodes
-                self._take(self.fleet.events.get_nowait())
+            while not self.pool.events.empty():  # what came together is looked at together: `is_done` asks all nodes
+                self._take(self.pool.events.get_nowait())
             self._show_progress()
         return True
 
     def noise(self, index: int) -> str:
         """Return what a node's shell and supervisor said on stderr."""
-        return self.fleet.conversations[index].noise_text()
+        return self.pool.connections[index].noise_text()
 
     def failures(self) -> list[HostFailure]:
         """Return what went wrong with hosts so far."""
@@ -296,15 +296,15 @@ class Session:
         A host whose connection was lost is asked over a new one: its own supervisor is ending the run there.
         A signal meanwhile means: at once.
         """
-        for state, conversation in zip(self.states, self.fleet.conversations, strict=True):
-            state.has_orders = conversation.recall()
+        for state, connection in zip(self.states, self.pool.connections, strict=True):
+            state.has_orders = connection.recall()
             state.stage = "ending what runs there"
-        self.fleet.broadcast(messages.STOP, timeout_s=timeout_s)
+        self.pool.broadcast(messages.STOP, timeout_s=timeout_s)
         try:
             await self._await_censuses(timeout_s)
             await self._see_them_off()
         finally:
-            self.fleet.close()
+            self.pool.close()
         return self._census()
 
     async def _await_censuses(self, timeout_s: float) -> None:
@@ -318,7 +318,7 @@ class Session:
                 is_settled = await self.pump(self._needs_nobody, deadline)
             except Interrupted:
                 self.say("launch: killing what is left, at once")
-                self.fleet.broadcast(messages.STOP, timeout_s=0)
+                self.pool.broadcast(messages.STOP, timeout_s=0)
                 is_hurried = True
                 deadline = min(deadline, time.monotonic() + CENSUS_SLACK_S)
                 continue
@@ -339,7 +339,7 @@ class Session:
             self.say(f"launch: {fold_names(waiting)}: not all files of the ranks were copied back")
 
     def _all_hung_up(self) -> bool:
-        # Not conversation.is_over: its thread is ahead of the events, and a file may still be among them.
+        # Not connection.is_over: its thread is ahead of the events, and a file may still be among them.
         return all(state.is_hung_up for state in self.states if state.census is not None)
 
     def _has_lost(self) -> bool:
@@ -361,16 +361,16 @@ class Session:
         for index in lost:
             state = self.states[index]
             state.is_swept = True
-            self.fleet.conversations[index].close()
-            sweeper = Conversation(
+            self.pool.connections[index].close()
+            sweeper = Connection(
                 index, self.hosts[index], self._transports[index], self._pythons,
-                min(SWEEP_CONNECT_S, self._connect_timeout_s), self.fleet.post, self._take_output, self._keep_file,
+                min(SWEEP_CONNECT_S, self._connect_timeout_s), self.pool.post, self._take_output, self._keep_file,
             )  # fmt: skip
-            self.fleet.conversations[index] = sweeper
+            self.pool.connections[index] = sweeper
             order = messages.encode(messages.STOP, timeout_s=0, wait_s=self._sweep_wait_s())
             # "": lost before it could name one; what it has started is found by its mark.
             prepare = self.prepare_message(index, lost_folder=state.folder or "", lost_keepers=state.keepers)
-            self.fleet.start_one(sweeper, prepare + order)
+            self.pool.start_one(sweeper, prepare + order)
         return bool(lost)
 
     def _census(self) -> Census:

@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.escapes import one_line
 from launcher.node import messages
-from launcher.replies import check_reply
+from launcher.session.schema import check_reply
 
 MAX_TEXT = 4096  # characters; no path is longer
 _MAX_DEPTH = 16
@@ -32,7 +32,7 @@ class UnaskedMessage(messages.MalformedMessage):
     """The other side sent what is well formed, and nobody asked for."""
 
 
-class Dues:
+class ExpectedMessages:
     """What one node owes us; one thread tells what it was asked, another one brings what it says."""
 
     def __init__(self) -> None:

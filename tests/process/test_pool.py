@@ -1,4 +1,4 @@
-"""The launcher's end of a conversation, with this machine's own node: what it is told, and by whom it isn't fooled."""
+"""The launcher's end of a connection, with this machine's own node: what it is told, and by whom it isn't fooled."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from concurrency_limits import refuse_threads
 from machines.patience import DEADLINE_S, slowed
 from node_process import WAITS, find_marked, is_alive, shell, wait_until
 
-from launcher import conversation
 from launcher.clock import boot_id, boottime
-from launcher.conversation import LOST, READY, Conversation, Event
 from launcher.errors import HostFailure
-from launcher.fleet import Fleet
 from launcher.hosts.host import Host
 from launcher.node import messages
+from launcher.session import connection
+from launcher.session.connection import LOST, READY, Connection, Event
+from launcher.session.pool import Pool
 from launcher.transports.local import LocalTransport
 from launcher.transports.process_channel import ProcessChannel
 
-MARK = f"fleet-test.{os.getpid()}"
+MARK = f"pool-test.{os.getpid()}"
 TIMEOUT_S = 0.3
 
 
 class Talk:
-    """A fleet of this machine alone."""
+    """A pool of this machine alone."""
 
     def __init__(
         self, *pythons: str, silence_s: float = 15, clock: Callable[[], float] = boottime,
@@ -41,7 +41,7 @@ class Talk:
         self.disk = threading.Event()
         self.files: dict[str, bytes] = {}
         self.output: dict[tuple[int | None, int], bytes] = defaultdict(bytes)
-        self._fleet = Fleet(
+        self._pool = Pool(
             [Host("here")], [LocalTransport()], pythons=pythons or [sys.executable], connect_timeout_s=TIMEOUT_S,
             silence_s=silence_s, on_output=self._keep, on_file=self._keep_file, clock=clock,
         )  # fmt: skip
@@ -55,21 +55,21 @@ class Talk:
         self.files[name] = content
 
     @property
-    def conversation(self) -> Conversation:
-        return self._fleet.conversations[0]
+    def connection(self) -> Connection:
+        return self._pool.connections[0]
 
     def start(self, **fields: object) -> None:
-        order = {"run": "test", "mark": MARK, "silence_s": self._fleet.silence_s, "stop_timeout_s": 0.2, "env": {}}
-        self._fleet.start([messages.encode(messages.PREPARE, **{**order, **fields})])
+        order = {"run": "test", "mark": MARK, "silence_s": self._pool.silence_s, "stop_timeout_s": 0.2, "env": {}}
+        self._pool.start([messages.encode(messages.PREPARE, **{**order, **fields})])
 
     def run(self, script: str) -> None:
         rank = {"rank": 0, "argv": shell(script), "env": {}}
-        self.conversation.send(messages.START, processes=[rank], cwd=None)
+        self.connection.send(messages.START, processes=[rank], cwd=None)
 
     async def wait_for(self, kind: str, within_s: float = DEADLINE_S) -> Event:
         """Return the next event of this kind; LOST instead of it fails the test."""
         while True:
-            event = await asyncio.wait_for(self._fleet.events.get(), within_s)
+            event = await asyncio.wait_for(self._pool.events.get(), within_s)
             self.events.append(event)
             if event.kind == kind:
                 return event
@@ -80,14 +80,14 @@ class Talk:
         return failure
 
     def close(self) -> None:
-        self._fleet.close()
+        self._pool.close()
 
 
 def talking(
     scene: Callable[[Talk], object], *pythons: str, silence_s: float = 15, clock: Callable[[], float] = boottime,
     **fields: object,
 ) -> Talk:  # fmt: skip
-    """Play a scene with a fleet that was started; then nothing of it may be left, in this process or another."""
+    """Play a scene with a pool that was started; then nothing of it may be left, in this process or another."""
 
     async def play() -> Talk:
         talk = Talk(*pythons, silence_s=silence_s, clock=clock)
@@ -101,7 +101,7 @@ def talking(
     talk = asyncio.run(play())
     wait_until(lambda: not find_marked(MARK))
     wait_until(lambda: not count_threads())
-    assert talk.conversation.is_over
+    assert talk.connection.is_over
     return talk
 
 
@@ -137,7 +137,7 @@ def test_a_conversation_from_hello_to_census() -> None:
         talk.run("seq 200000; echo oops >&2; exit 3")
         exit = await talk.wait_for(messages.EXIT)
         assert (exit.fields["local_rank"], exit.fields["code"]) == (0, 3)
-        talk.conversation.send(messages.STOP, timeout_s=0)
+        talk.connection.send(messages.STOP, timeout_s=0)
         assert (await talk.wait_for(messages.CENSUS)).fields["left"] == []
 
     began = time.time()
@@ -154,7 +154,7 @@ def test_a_disk_that_is_slow_holds_up_neither_the_loop_nor_a_file() -> None:
         await talk.wait_for(messages.HELLO)
         talk.run('cd "$LAUNCH_FILES"; echo 1 >slow; echo 2 >trace')
         await talk.wait_for(messages.EXIT)
-        talk.conversation.send(messages.STOP, timeout_s=0)
+        talk.connection.send(messages.STOP, timeout_s=0)
         assert (await talk.wait_for(messages.CENSUS)).fields["files"] == 2
         talk.disk.set()
         await talk.wait_for(LOST)
@@ -170,13 +170,13 @@ def test_what_the_way_to_it_says_late_is_noise_as_well(monkeypatch: pytest.Monke
         await talk.wait_for(READY)
         os.kill((await talk.wait_for(messages.HELLO)).fields["pid"], signal.SIGTERM)
         await talk.wait_for(messages.CENSUS)
-        while said not in talk.conversation.noise_text():  # on stderr, which may come later
+        while said not in talk.connection.noise_text():  # on stderr, which may come later
             await asyncio.sleep(0.01)
 
     said = "ending the run: its supervisor got signal 15"
     talk = talking(scene)
-    talk.conversation.noise += b"once\n"
-    assert talk.conversation.noise_text().splitlines() == [said, "once", "here is cancelled"]
+    talk.connection.noise += b"once\n"
+    assert talk.connection.noise_text().splitlines() == [said, "once", "here is cancelled"]
 
 
 def test_what_was_said_before_the_node_was_ready_is_sent() -> None:
@@ -217,7 +217,7 @@ def test_a_killed_supervisor_is_told_by_the_guardian() -> None:
         census = await talk.wait_for(messages.CENSUS)
         assert census.fields["left"] == []
         assert census.fields["supervisor"] == failed.fields["supervisor"] == {"code": None, "signal": signal.SIGKILL}
-        assert talk.conversation.noise_text() == ""
+        assert talk.connection.noise_text() == ""
 
     talking(scene)
 
@@ -283,7 +283,7 @@ def test_a_clock_that_steps_on_makes_nobody_silent_later() -> None:
         clock.slept_s = silence_s / 2
         with pytest.raises(asyncio.TimeoutError):
             await talk.wait_for(LOST, within_s=silence_s / 2)
-        assert talk.conversation.heard_at <= time.monotonic()
+        assert talk.connection.heard_at <= time.monotonic()
 
     talking(scene, silence_s=silence_s, clock=clock)
 
@@ -350,7 +350,7 @@ def test_the_second_python_is_taken() -> None:
 
 
 def test_a_second_connection_that_is_slow_is_no_shell_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversation, "MARKER_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr(connection, "MARKER_TIMEOUT_S", TIMEOUT_S)
     open_at_once = LocalTransport.open
 
     def open_slowly(transport: LocalTransport, host: Host, command: str, timeout_s: float) -> ProcessChannel:
@@ -377,13 +377,13 @@ def test_a_shell_that_prints_without_end(fake: Callable[[str], str]) -> None:
 
 
 def test_a_shell_that_never_gives_a_marker(fake: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversation, "MARKER_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr(connection, "MARKER_TIMEOUT_S", TIMEOUT_S)
     text = f"its login shell waits for input (no answer in {TIMEOUT_S:g} s)"
     assert failure_of(fake("read answer; echo"), silence_s=2) == ("shell", text)
 
 
 def test_a_shell_that_hangs(fake: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversation, "MARKER_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr(connection, "MARKER_TIMEOUT_S", TIMEOUT_S)
     assert failure_of(fake("exec sleep 300"), silence_s=2)[0] == "shell"
 
 

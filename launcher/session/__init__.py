@@ -1,0 +1,10 @@
+"""The protocol with the supervisors of all nodes: what is sent, what may come back, and what a node is at.
+
+In reading order:
+
+    schema        the form that each message of a node must have
+    expected      which messages a node may send now
+    connection    one supervisor, from connecting to its census, in threads
+    pool          all connections, in asyncio, and the leases
+    session       Session: all nodes asked, started and ended together
+"""
