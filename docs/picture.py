@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from launcher.sandbox import sandbox
+from launcher.commands.demo_hosts import sandbox
 
 TRAINER = """\
 import sys

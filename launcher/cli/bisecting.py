@@ -11,15 +11,15 @@ from typing import Any
 
 import click
 
-from launcher.bisection import Group, Verdict, search_culprits
 from launcher.cli import tell
 from launcher.cli.console import Console
 from launcher.cli.running import Opener, execute_recorded
+from launcher.commands.bisection import Group, Verdict, search_culprits
 from launcher.diagnosis.cause import Cause
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError
 from launcher.hosts.host import Host, fold_names
 from launcher.job.job import Job
-from launcher.run import Result
+from launcher.runs.run import Result
 
 SIDE_BY_SIDE = 32  # runs; each has its own connections
 # By now torch is in every host's memory, so who is well is quick.

@@ -26,33 +26,33 @@ def command(words: tuple[str, ...], as_json: bool, **options: Any) -> int:
 
     With SCRIPT its presence and contents are compared as well. The exit code is 0 where nothing would break a run.
     """
-    from launcher import checking
     from launcher.cli.console import Console
     from launcher.cli.running import Terms, make_session
+    from launcher.commands import check
     from launcher.errors import EXIT_SIGNAL_BASE
-    from launcher.run import candidate_pythons
+    from launcher.runs.inspection import Inspection
+    from launcher.runs.run import candidate_pythons
     from launcher.session.session import Interrupted
-    from launcher.survey import Survey
 
     hosts = read_hosts(options)
     job = read_job(options, words, hosts)
     open_transport = choose_opener(options, hosts)
     console = Console(hosts, as_json=as_json, is_patient=True)
 
-    async def ask() -> Survey:
+    async def ask() -> Inspection:
         run_id = time.strftime("check-%Y%m%d-%H%M%S")
         outputs = console.outputs(hosts, None)
         session = make_session(Terms.of_job(job, run_id), hosts, open_transport(hosts, console.say), outputs, console)
-        return await checking.check(job, session, candidate_pythons(job, sys.executable))
+        return await check.check(job, session, candidate_pythons(job, sys.executable))
 
     try:
-        survey = asyncio.run(ask())
+        inspection = asyncio.run(ask())
         if as_json:
-            console.emit("check", **checking.as_record(job, survey))
+            console.emit("check", **check.as_record(job, inspection))
         else:
-            for line in checking.table(job, survey):
+            for line in check.table(job, inspection):
                 console.show(line)
-        return checking.exit_code(survey)
+        return check.exit_code(inspection)
     except Interrupted as interruption:
         return EXIT_SIGNAL_BASE + interruption.number
     finally:

@@ -12,8 +12,8 @@ from launcher.cli.options import config_option, host_options, life_options, reac
 from launcher.cli.reaching import choose_opener, read_hosts
 
 if TYPE_CHECKING:
-    from launcher.cleaning import Cleaning
     from launcher.cli.console import Console
+    from launcher.commands.clean import Cleaning
 
 
 @click.command("clean")
@@ -30,9 +30,9 @@ def command(python: str | None, dry_run: bool, **options: Any) -> int:
     A run that goes on is named and left alone, and other users' processes are never touched.
     Jobs that a run submitted (sbatch, at) aren't part of it and are left alone.
     """
-    from launcher.cleaning import clean
     from launcher.cli.console import Console
     from launcher.cli.running import Terms, make_session
+    from launcher.commands.clean import clean
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.session.session import Interrupted
 
@@ -57,8 +57,8 @@ def command(python: str | None, dry_run: bool, **options: Any) -> int:
 
 
 def _report(console: Console, done: Cleaning, *, is_dry: bool) -> None:
-    from launcher import report
     from launcher.hosts.unreachable import failure_lines
+    from launcher.runs import report
     from launcher.wording import count
 
     processes = count(len(done.left_behind), "process")

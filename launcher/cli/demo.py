@@ -31,12 +31,12 @@ def command(nodes: int, nproc: int, **options: Any) -> int:
     import sys
 
     from launcher.cli.running import run_job
+    from launcher.commands.demo_hosts import demo_hosts
     from launcher.hosts.host import Host
     from launcher.job.job import TRAINER_MODULE, Job, Program, ProgramKind
-    from launcher.sandbox import sandbox
     from launcher.transports.ssh.fabric import FabricTransport
 
-    with sandbox(nodes) as hosts:
+    with demo_hosts(nodes) as hosts:
         click.echo(f"launch: {nodes} SSH hosts on loopback: {', '.join(hosts.names)}", err=True)
         args = ("--save-dir", str(Path.cwd() / "outputs"))
         job = Job(

@@ -15,7 +15,7 @@ from launcher.errors import UsageError
 if TYPE_CHECKING:
     from launcher.cli.console import Console
     from launcher.cli.running import Opener
-    from launcher.execution import Execution
+    from launcher.commands.exec import Execution
     from launcher.hosts.host import Host
 
 
@@ -41,7 +41,7 @@ def command(words: tuple[str, ...], workdir: str | None, fold: bool, as_json: bo
     The exit code is the first one in host order that is not 0, or 69 where only hosts were missing.
     """
     from launcher.cli.console import Console
-    from launcher.execution import command_argv
+    from launcher.commands.exec import command_argv
 
     if not words:
         raise UsageError("no command given", "launch exec --hosts a,b -- uptime")
@@ -67,7 +67,7 @@ async def _run(
     from datetime import datetime
 
     from launcher.cli.running import Terms, make_session
-    from launcher.execution import execute
+    from launcher.commands.exec import execute
 
     run_id = datetime.now().strftime(f"exec-%Y%m%d-%H%M%S-{os.getpid()}")
     terms = Terms.of_options(options, run_id, options["python"])
@@ -93,6 +93,6 @@ def _report(console: Console, done: Execution) -> None:
     for line in failure_lines(done.failures):
         console.say(line)
     if not done.census.is_clean:
-        from launcher import report
+        from launcher.runs import report
 
         console.say(f"launch: {report.census_words(done.census)}")

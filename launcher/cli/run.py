@@ -61,7 +61,7 @@ def command(words: tuple[str, ...], dry_run: bool, check: bool, **options: Any) 
 def print_dry_run(job: Job, hosts: Sequence[Host], share: tuple[int, int] | None = None) -> int:
     """Print what would run where, with named placeholders for what only the nodes can tell."""
     from launcher.job.plan import build_plan, placeholder_facts
-    from launcher.report import plan_lines
+    from launcher.runs.report import plan_lines
 
     plan = build_plan(job, hosts, [placeholder_facts(job, host) for host in hosts], share)
     for line in plan_lines(plan):

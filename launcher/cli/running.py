@@ -23,7 +23,7 @@ from launcher.job.job import DEFAULT_PROGRAM, Job
 from launcher.job.variables import refuse_rank
 from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import create_record
-from launcher.run import Result, Run
+from launcher.runs.run import Result, Run
 from launcher.session.session import Session
 from launcher.transports.base import Transport
 

@@ -61,8 +61,8 @@ def command(processes: int, **options: Any) -> int:
 
 def refuse_plot(path: Path | None, hosts: Sequence[Host]) -> None:
     """Raise UsageError, before anything runs, for a picture that could not be drawn after it."""
+    from launcher.commands.plots import refuse_picture
     from launcher.errors import UsageError
-    from launcher.pictures import refuse_picture
 
     if path is None:
         return
@@ -106,8 +106,8 @@ def make_job(processes: int, options: Mapping[str, Any], names: Sequence[str], *
 
 def draw(results: Path, picture: Path, hosts: int) -> None:
     """Draw what rank 0 has brought home, if the run came so far; without a picture the run is still what it is."""
+    from launcher.commands.plots import draw_pairs, read_pairs
     from launcher.errors import LauncherError
-    from launcher.pictures import draw_pairs, read_pairs
 
     if not results.exists():
         click.echo("test-distributed: no picture, the run did not come to the pairs of hosts", err=True)

@@ -112,7 +112,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class FoldedStacks:
     """All ranks of a run at one moment."""
 
     groups: tuple[Group, ...]  # the smallest first: that is what one looks for
@@ -170,7 +170,7 @@ def _frame(file: str, line: int | None, function: str, cwd: str) -> Frame:
     return Frame(file, line, function, is_standard, is_own=prefix is None and not is_frozen)
 
 
-def fold(stacks: Iterable[Stack]) -> Picture:
+def fold(stacks: Iterable[Stack]) -> FoldedStacks:
     """Put ranks with equal stacks together, and find the odd ones."""
     by_key: dict[tuple[object, ...], list[Stack]] = {}
     for stack in stacks:
@@ -178,7 +178,7 @@ def fold(stacks: Iterable[Stack]) -> Picture:
     groups = [Group(tuple(members)) for members in by_key.values()]
     odd = _find_odd([group for group in groups if group.first.is_telling])
     groups.sort(key=lambda group: (not group.first.is_telling, group.first not in odd, group.size))
-    return Picture(tuple(groups), tuple(sorted(odd, key=lambda stack: stack.rank)))
+    return FoldedStacks(tuple(groups), tuple(sorted(odd, key=lambda stack: stack.rank)))
 
 
 def _find_odd(groups: Sequence[Group]) -> list[Stack]:
@@ -194,14 +194,14 @@ def _find_odd(groups: Sequence[Group]) -> list[Stack]:
     return odd if len(odd) <= min(_MAX_NAMED, total // 2) else []
 
 
-def picture_lines(picture: Picture) -> list[str]:
-    """The block that shows a picture: each group with its innermost calls, the most recent last."""
-    hosts = {stack.host for group in picture.groups for stack in group.stacks}
-    verdict = f" ({picture.verdict})" if picture.verdict else ""
-    lines = [f"stacks of {count(picture.size, 'rank')} on {count(len(hosts), 'node')}{verdict}"]
-    for group in picture.groups[:_MAX_GROUPS]:
+def folded_lines(folded: FoldedStacks) -> list[str]:
+    """The block that shows them: each group with its innermost calls, the most recent last."""
+    hosts = {stack.host for group in folded.groups for stack in group.stacks}
+    verdict = f" ({folded.verdict})" if folded.verdict else ""
+    lines = [f"stacks of {count(folded.size, 'rank')} on {count(len(hosts), 'node')}{verdict}"]
+    for group in folded.groups[:_MAX_GROUPS]:
         lines += [f"  {group.name}:", *(f"    {line}" for line in stack_lines(group.first))]
-    more = len(picture.groups) - _MAX_GROUPS
+    more = len(folded.groups) - _MAX_GROUPS
     return lines + ([f"  and {more} more that differ"] if more > 0 else [])
 
 

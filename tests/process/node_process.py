@@ -26,7 +26,7 @@ from launcher.job.facts import read_facts, read_route
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.plan import build_plan
 from launcher.node import messages
-from launcher.run import start_fields
+from launcher.runs.run import start_fields
 from launcher.session.schema import check_reply
 from launcher.transports import bootstrap
 

@@ -17,13 +17,13 @@ import pytest
 from node_process import is_alive, shell, wait_until
 from screen import Screen
 
-from launcher import checking
-from launcher.execution import Execution, execute
+from launcher.commands import check
+from launcher.commands.exec import Execution, execute
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.output.node_log import NodeLog, NodeOutput
 from launcher.output.run_folder import create_record
-from launcher.run import Result, Run
+from launcher.runs.run import Result, Run
 from launcher.session.session import Interrupted, Session
 from launcher.transports.base import Channel, Transport
 from launcher.transports.bootstrap import MARKER
@@ -285,7 +285,7 @@ def interrupt_check(when: Callable[[Session], object], **ways: Transport) -> lis
         job = Job(Program(ProgramKind.COMMAND, "true", ()), nproc=1, cpu=True)
         try:
             with pytest.raises(Interrupted):
-                await asyncio.wait_for(checking.check(job, session, []), DEADLINE_S)
+                await asyncio.wait_for(check.check(job, session, []), DEADLINE_S)
         finally:
             pressing.cancel()
 

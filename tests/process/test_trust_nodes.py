@@ -20,15 +20,15 @@ from machines.patience import DEADLINE_S, NEVER_S, slowed
 from node_process import is_alive, wait_until
 from screen import Screen
 
+from launcher.commands.exec import Execution, execute
 from launcher.errors import LauncherError
-from launcher.execution import Execution, execute
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.node import messages
 from launcher.node.messages import Decoder, encode
 from launcher.output.node_log import NodeLog, NodeOutput
 from launcher.output.run_folder import create_record
-from launcher.run import Result, Run
+from launcher.runs.run import Result, Run
 from launcher.session.session import Session
 from launcher.transports.base import STDERR, STDOUT
 from launcher.transports.local import LocalTransport

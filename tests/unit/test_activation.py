@@ -10,7 +10,7 @@ from launcher.job.activation import SETUP_TIMEOUT_S, setup_by_hand, setup_order
 from launcher.job.facts import NodeFacts
 from launcher.job.job import Activation, Job, Program, ProgramKind
 from launcher.node import messages
-from launcher.run import candidate_pythons
+from launcher.runs.run import candidate_pythons
 
 SCRIPT = Program(ProgramKind.SCRIPT, "train.py")
 COMMAND = Program(ProgramKind.COMMAND, "id")

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from machines.patience import DEADLINE_S
 
-from launcher.bisection import Group, Together, Verdict
 from launcher.cli import bisecting, running, test_distributed
 from launcher.cli.bisecting import StoppedError, describe_cause, is_to_bisect, search
+from launcher.commands.bisection import Group, Together, Verdict
 from launcher.diagnosis.cause import Cause, Failure
 from launcher.hosts.host import Host
-from launcher.run import Result
+from launcher.runs.run import Result
 from launcher.session.session import Census
 
 

@@ -21,7 +21,7 @@ from launcher.errors import (
     UnreachableError,
 )
 from launcher.job.job import COLLECTIVES_MODULE, TRAINER_MODULE, Activation, Job, Program, ProgramKind
-from launcher.run import Result
+from launcher.runs.run import Result
 from launcher.session.session import Census
 
 TWO = "node1 slots=8\nnode2 slots=4\n"

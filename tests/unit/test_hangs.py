@@ -6,9 +6,9 @@ import asyncio
 import tracemalloc
 from types import SimpleNamespace as Fake
 
-from launcher import hangs
-from launcher.hangs import StackTaker
 from launcher.node import messages
+from launcher.runs import hangs
+from launcher.runs.hangs import StackTaker
 from launcher.session.connection import Event
 from launcher.session.session import NodeState
 

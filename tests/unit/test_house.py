@@ -17,13 +17,12 @@ LAYERS = (
     "clock escapes private_files wording",
     "errors",
     "concurrency hosts",
-    "bisection diagnosis job output pictures",
+    "diagnosis job output",
     "preflight",
     "transports",
     "session",
-    "survey report failures",
-    "hangs",
-    "run execution checking cleaning sandbox",
+    "runs",
+    "commands",
     "cli",
 )
 # Beside the layers: what the ranks run. It knows nothing of the launcher, and the launcher never imports it.
@@ -33,12 +32,12 @@ RANK_LEVELS = {name: level for level, names in enumerate(RANK_LAYERS) for name i
 
 # Who may import a library; a name stands for a module or for a whole package.
 LIBRARIES = {
-    "fabric": {"transports", "sandbox"},
-    "paramiko": {"transports", "sandbox"},
+    "fabric": {"transports", "commands"},
+    "paramiko": {"transports", "commands"},
     "torch": {"distributed", "collectives", "trainer"},
     "click": {"cli"},
     "rich": {"cli"},
-    "matplotlib": {"pictures", "trainer"},
+    "matplotlib": {"commands", "trainer"},
 }
 READ_ENVIRONMENT = {"cli", "node", "distributed"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb"}

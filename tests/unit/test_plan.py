@@ -16,7 +16,7 @@ from launcher.job.facts import Gpu, NodeFacts, Probes, Route
 from launcher.job.job import TRAINER_MODULE, Activation, Job, Program, ProgramKind
 from launcher.job.plan import LaunchPlan, as_record, build_plan, master_address, placeholder_facts, settle_device
 from launcher.node import messages
-from launcher.report import plan_lines
+from launcher.runs.report import plan_lines
 
 unhurried = settings(deadline=None)  # a loaded machine is no bug
 ADDRESSES = {"gpu1": "10.0.0.1", "gpu2": "10.0.0.2"}

@@ -12,7 +12,7 @@ from launcher.hosts.host import Host
 from launcher.job.job import Program, ProgramKind
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.preflight.findings import WARNING, Finding
-from launcher.report import (
+from launcher.runs.report import (
     cause_block,
     census_words,
     failed_first_line,

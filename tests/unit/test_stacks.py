@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.diagnosis.stacks import MAX_FRAMES, Frame, Stack, fold, parse_stack, picture_lines, stack_lines
+from launcher.diagnosis.stacks import MAX_FRAMES, Frame, Stack, fold, folded_lines, parse_stack, stack_lines
 
 PY_SPY = """\
 Process 27889: /venv/bin/python -u train.py
@@ -97,8 +97,8 @@ def test_a_line_is_a_frame(line, frame):
 
 @given(st.text(alphabet='Thread \n()"File:,19in<>/.?', max_size=200))
 def test_any_text_has_some_frames_or_none(text):
-    picture = fold([Stack("a", 0, parse_stack(f"Thread 1\n{text}"))])
-    assert picture_lines(picture)[0] == "stacks of 1 rank on 1 node"
+    folded = fold([Stack("a", 0, parse_stack(f"Thread 1\n{text}"))])
+    assert folded_lines(folded)[0] == "stacks of 1 rank on 1 node"
 
 
 @pytest.mark.parametrize("line", ["    f (a.py:" + "1" * 5000 + ")", "    " + "f" * 2000 + " (a.py:1)"])
@@ -124,9 +124,9 @@ def test_of_a_text_without_end_the_first_and_last_threads_are_read(place):
 
 def test_the_odd_rank_comes_first():
     others = [waiting(rank, "gpu1" if rank < 8 else "gpu2") for rank in range(16) if rank != 11]
-    picture = fold([*others, at(11, "train.py:88 in load_batch", "train.py:119 in step", "train.py:140 in <module>")])
-    assert [stack.rank for stack in picture.odd] == [11]
-    assert picture_lines(picture) == [
+    folded = fold([*others, at(11, "train.py:88 in load_batch", "train.py:119 in step", "train.py:140 in <module>")])
+    assert [stack.rank for stack in folded.odd] == [11]
+    assert folded_lines(folded) == [
         "stacks of 16 ranks on 2 nodes (gpu2 rank 11 differs from 15 others)",
         "  gpu2 rank 11:",
         "    train.py:140 in <module>",
@@ -140,9 +140,9 @@ def test_the_odd_rank_comes_first():
 
 
 def test_two_odd_ranks_are_both_named():
-    picture = fold([at(1, "a.py:1 in f"), *map(waiting, (0, 2, 4, 5)), at(3, "b.py:1 in f", host="gpu3")])
-    assert picture.verdict == "gpu2 rank 1 and gpu3 rank 3 differ from 4 others"
-    assert [group.name for group in picture.groups] == [
+    folded = fold([at(1, "a.py:1 in f"), *map(waiting, (0, 2, 4, 5)), at(3, "b.py:1 in f", host="gpu3")])
+    assert folded.verdict == "gpu2 rank 1 and gpu3 rank 3 differ from 4 others"
+    assert [group.name for group in folded.groups] == [
         "gpu2 rank 1",
         "gpu3 rank 3",
         "4 ranks on gpu1 (0, 2, 4-5)",
@@ -178,7 +178,7 @@ def test_where_in_a_wait_of_the_standard_library_it_is_makes_no_difference():
 
 def test_a_rank_that_the_kernel_holds_is_odd_without_a_stack():
     held = Stack("gpu2", 3, state="D", wchan="nfs_wait_bit_killable", reason="the kernel holds it")
-    assert picture_lines(fold([*map(waiting, range(3)), held])) == [
+    assert folded_lines(fold([*map(waiting, range(3)), held])) == [
         "stacks of 4 ranks on 2 nodes (gpu2 rank 3 differs from 3 others)",
         "  gpu2 rank 3:",
         "    state D: it waits in the kernel (nfs_wait_bit_killable), where no signal reaches it",
@@ -205,10 +205,10 @@ def test_a_stopped_rank_and_one_whose_node_is_silent():
 def test_a_node_without_py_spy_is_no_odd_one():
     """All of it is told, and last."""
     missing = [Stack("gpu2", rank, reason="py-spy is not there") for rank in (4, 5)]
-    picture = fold([*missing, *map(waiting, range(4))])
-    assert picture.odd == ()
-    assert picture_lines(picture)[0] == "stacks of 6 ranks on 2 nodes"
-    assert picture_lines(picture)[-2:] == ["  2 ranks on gpu2 (4-5):", "    no stack: py-spy is not there"]
+    folded = fold([*missing, *map(waiting, range(4))])
+    assert folded.odd == ()
+    assert folded_lines(folded)[0] == "stacks of 6 ranks on 2 nodes"
+    assert folded_lines(folded)[-2:] == ["  2 ranks on gpu2 (4-5):", "    no stack: py-spy is not there"]
 
 
 def test_a_deep_stack_shows_where_it_is_and_how_the_user_came_there():
@@ -246,7 +246,7 @@ def test_calls_of_the_standard_library_between_others_are_left_out_without_a_wor
 
 
 def test_many_different_stacks_are_cut():
-    lines = picture_lines(fold([at(rank, f"a.py:{rank} in f") for rank in range(20)]))
+    lines = folded_lines(fold([at(rank, f"a.py:{rank} in f") for rank in range(20)]))
     assert lines[0] == "stacks of 20 ranks on 1 node (20 different ones)"
     assert lines[-1] == "  and 8 more that differ"
     assert len(lines) == 2 + 2 * 12

@@ -13,7 +13,7 @@ from example_facts import BUILTIN, COMMAND
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import checking
+from launcher.commands import check
 from launcher.errors import LauncherError
 from launcher.hosts.host import Host
 from launcher.job.facts import MOST, NodeFacts, read_facts, read_route
@@ -23,8 +23,8 @@ from launcher.node import messages
 from launcher.node.messages import Decoder, MalformedMessage
 from launcher.preflight import find_all, find_problems
 from launcher.preflight.summary import summarize
+from launcher.runs.inspection import Inspection
 from launcher.session.expected import ExpectedMessages
-from launcher.survey import Survey
 
 PROCESS = {"pid": 4411, "memory_mib": 80000, "owner": "ann", "name": "python", "mark": "20261120-091233.ab12.0"}
 GPU = {
@@ -126,11 +126,11 @@ def judge(job: Job, lied: NodeFacts) -> list[str]:
     assert HONEST is not None
     hosts, facts = [Host("gpu1"), Host("gpu2")], [HONEST, lied]
     findings = find_all(job, hosts, facts)
-    survey = Survey(tuple(hosts), tuple(facts), tuple(findings), (), 1.0)
-    json.dumps(checking.as_record(job, survey), default=str)
+    inspection = Inspection(tuple(hosts), tuple(facts), tuple(findings), (), 1.0)
+    json.dumps(check.as_record(job, inspection), default=str)
     if not find_problems(job, hosts, facts):
         build_plan(job, hosts, facts)
-    return [*checking.table(job, survey), summarize(job, facts), *(finding.one_line for finding in findings)]
+    return [*check.table(job, inspection), summarize(job, facts), *(finding.one_line for finding in findings)]
 
 
 @pytest.mark.parametrize("job", JOBS)

@@ -24,7 +24,7 @@ from launcher.session.session import NodeState, Session
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class Inspection:
     """What the hosts that answer said, and what follows from it."""
 
     hosts: tuple[Host, ...]
@@ -43,7 +43,7 @@ class Survey:
         return self.of(PROBLEM)
 
 
-class Surveyor:
+class Inspector:
     """Asks all nodes of a session, one step after the other."""
 
     def __init__(self, job: Job, session: Session, pythons: Sequence[str], *, with_checks: bool) -> None:
@@ -54,7 +54,7 @@ class Surveyor:
         self._began_at = now()
         self._facts: dict[int, NodeFacts] = {}  # by index, of the nodes that have answered so far
 
-    async def ask(self, *, has_master: bool = True) -> Survey:
+    async def ask(self, *, has_master: bool = True) -> Inspection:
         """Return what all nodes say; `has_master`: whether node 0, which holds the master port, is among them."""
         await self._gather_facts()
         findings: list[Finding] = []
@@ -70,7 +70,7 @@ class Surveyor:
         facts = list(self._facts.values())
         findings += find(self.job, self._hosts(), facts)
         failures = tuple(self._session.failures())
-        return Survey(tuple(self._hosts()), tuple(facts), tuple(findings), failures, now() - self._began_at)
+        return Inspection(tuple(self._hosts()), tuple(facts), tuple(findings), failures, now() - self._began_at)
 
     def _hosts(self) -> list[Host]:
         return [self._session.hosts[index] for index in self._facts]

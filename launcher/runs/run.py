@@ -10,12 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher import report
 from launcher.diagnosis.cause import SETTLE_S, Cause, Failure, find_cause
 from launcher.diagnosis.flight_recorder import find_unsafe
 from launcher.errors import EXIT_SIGNAL_BASE, PreflightError, UnreachableError
-from launcher.failures import find_failures
-from launcher.hangs import HangWatch, StackTaker
 from launcher.job.job import Job, ProgramKind
 from launcher.job.plan import (
     ARCHIVE_NAME,
@@ -32,9 +29,12 @@ from launcher.output.run_folder import RunRecord
 from launcher.output.terminal import Screen
 from launcher.preflight.findings import WARNING
 from launcher.preflight.summary import summarize
+from launcher.runs import report
+from launcher.runs.failures import find_failures
+from launcher.runs.hangs import HangWatch, StackTaker
+from launcher.runs.inspection import Inspection, Inspector
 from launcher.session.connection import now
 from launcher.session.session import Census, Interrupted, Session
-from launcher.survey import Survey, Surveyor
 from launcher.transports import bootstrap
 from launcher.wording import count, duration
 
@@ -116,17 +116,17 @@ class Run:
     async def _check(self) -> None:
         """Ask all hosts, and plan; raise where something would break the run."""
         job, session = self._job, self._session
-        surveyor = Surveyor(job, session, candidate_pythons(job, self._own_python), with_checks=self._with_checks)
-        survey = await surveyor.ask(has_master=not (self._share and self._share[1]))
-        if survey.failures:
-            raise UnreachableError(list(survey.failures))
-        if survey.problems:
-            raise PreflightError("\n".join(map(str, survey.problems)))
-        if surveyor.job != job:
-            self._say(f"launch: {count(len(survey.hosts), 'host')} without GPUs, running on CPUs")
-            self._job = surveyor.job
-        self._plan = build_plan(self._job, session.hosts, survey.facts, self._share)
-        self._say_plan(survey)
+        inspector = Inspector(job, session, candidate_pythons(job, self._own_python), with_checks=self._with_checks)
+        inspection = await inspector.ask(has_master=not (self._share and self._share[1]))
+        if inspection.failures:
+            raise UnreachableError(list(inspection.failures))
+        if inspection.problems:
+            raise PreflightError("\n".join(map(str, inspection.problems)))
+        if inspector.job != job:
+            self._say(f"launch: {count(len(inspection.hosts), 'host')} without GPUs, running on CPUs")
+            self._job = inspector.job
+        self._plan = build_plan(self._job, session.hosts, inspection.facts, self._share)
+        self._say_plan(inspection)
 
     def _say_details(self) -> None:
         """With -v: what is sent, and what the login shells printed."""
@@ -145,14 +145,14 @@ class Run:
         self._record.discard()
         return Result(0, self._seconds(), census)
 
-    def _say_plan(self, survey: Survey) -> None:
+    def _say_plan(self, inspection: Inspection) -> None:
         assert self._plan is not None
-        on_cpu = self._job.cpu or not any(fact.gpus for fact in survey.facts)
+        on_cpu = self._job.cpu or not any(fact.gpus for fact in inspection.facts)
         self._say("launch: " + report.plan_line(self._plan, self._record.run_id, self._record.folder, on_cpu=on_cpu))
         seconds = duration(self._seconds())
-        warnings = survey.of(WARNING)
+        warnings = inspection.of(WARNING)
         counted = f"; {count(len(warnings), 'warning')}" if warnings else ""
-        self._say(f"launch: checked in {seconds}: {summarize(self._job, survey.facts)}{counted}")
+        self._say(f"launch: checked in {seconds}: {summarize(self._job, inspection.facts)}{counted}")
         for line in report.warning_lines(warnings):
             self._say(line)
         if self._is_dry:

@@ -22,8 +22,8 @@ import pytest
 from machines.patience import DEADLINE_S, slowed
 from machines.processes import wait_until
 
-import launcher.sandbox
-from launcher.sandbox import Sandbox, sandbox
+import launcher.commands.demo_hosts
+from launcher.commands.demo_hosts import DemoHosts, demo_hosts
 
 USER = pwd.getpwuid(os.getuid()).pw_name
 needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="no OpenSSH client: apt-get install openssh-client")
@@ -33,34 +33,34 @@ needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="no OpenSSH c
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Give the hosts an empty home: the rc files of who runs the tests are slow and write to stderr."""
     folder = tmp_path_factory.mktemp("home")
-    name, password, uid, gid, gecos, _, _ = launcher.sandbox._find_account()
+    name, password, uid, gid, gecos, _, _ = launcher.commands.demo_hosts._find_account()
     account = pwd.struct_passwd((name, password, uid, gid, gecos, str(folder), "/bin/sh"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launcher.sandbox, "_find_account", lambda: account)
+        patch.setattr(launcher.commands.demo_hosts, "_find_account", lambda: account)
         yield folder
 
 
 @pytest.fixture(scope="module")
-def hosts(home: Path) -> Iterator[Sandbox]:
-    with sandbox(2) as running:
+def hosts(home: Path) -> Iterator[DemoHosts]:
+    with demo_hosts(2) as running:
         yield running
 
 
-def ssh_argv(hosts: Sandbox, *words: str) -> list[str]:
+def ssh_argv(hosts: DemoHosts, *words: str) -> list[str]:
     return ["ssh", "-F", str(hosts.ssh_config), "-o", "BatchMode=yes", *words]
 
 
-def run_ssh(hosts: Sandbox, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def run_ssh(hosts: DemoHosts, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(ssh_argv(hosts, *words), input=stdin, capture_output=True, timeout=DEADLINE_S, check=False)
 
 
-def find_host(hosts: Sandbox, name: str = "node1") -> tuple[str, int]:
+def find_host(hosts: DemoHosts, name: str = "node1") -> tuple[str, int]:
     found = paramiko.SSHConfig.from_path(str(hosts.ssh_config)).lookup(name)
     return found["hostname"], int(found["port"])
 
 
-def connect(hosts: Sandbox, name: str = "node1", *, user: str = USER, key: Path | None = None) -> paramiko.SSHClient:
-    """Log in with nothing but the sandbox's own files; an unknown host key is refused."""
+def connect(hosts: DemoHosts, name: str = "node1", *, user: str = USER, key: Path | None = None) -> paramiko.SSHClient:
+    """Log in with nothing but the hosts' own files; an unknown host key is refused."""
     address, port = find_host(hosts, name)
     client = paramiko.SSHClient()
     client.load_host_keys(str(hosts.folder / "known_hosts"))
@@ -94,18 +94,18 @@ def start_and_read_pid(client: paramiko.SSHClient, command: str) -> tuple[parami
 
 
 @needs_ssh
-def test_openssh_gets_output_streams_and_exit_code(hosts: Sandbox) -> None:
+def test_openssh_gets_output_streams_and_exit_code(hosts: DemoHosts) -> None:
     done = run_ssh(hosts, "node1", "echo out; echo err >&2; exit 7")
     assert (done.stdout, done.stderr, done.returncode) == (b"out\n", b"err\n", 7)
 
 
 @needs_ssh
-def test_death_by_signal_is_128_and_the_signal(hosts: Sandbox) -> None:
+def test_death_by_signal_is_128_and_the_signal(hosts: DemoHosts) -> None:
     assert run_ssh(hosts, "node2", "kill -KILL $$").returncode == 128 + signal.SIGKILL
 
 
 @needs_ssh
-def test_20_mb_come_back_exact(hosts: Sandbox) -> None:
+def test_20_mb_come_back_exact(hosts: DemoHosts) -> None:
     data = random.Random(1).randbytes(20_000_000)
     done = run_ssh(hosts, "node1", "cat", stdin=data)
     assert done.returncode == 0
@@ -113,21 +113,21 @@ def test_20_mb_come_back_exact(hosts: Sandbox) -> None:
 
 
 @needs_ssh
-def test_stderr_and_stdout_stay_apart_when_both_are_large(hosts: Sandbox) -> None:
+def test_stderr_and_stdout_stay_apart_when_both_are_large(hosts: DemoHosts) -> None:
     done = run_ssh(hosts, "node1", "seq 1 100000 & seq 1 90000 >&2; wait")
     assert done.stdout == "".join(f"{n}\n" for n in range(1, 100_001)).encode()
     assert done.stderr == "".join(f"{n}\n" for n in range(1, 90_001)).encode()
 
 
 @needs_ssh
-def test_input_that_is_not_read_does_not_stall(hosts: Sandbox) -> None:
+def test_input_that_is_not_read_does_not_stall(hosts: DemoHosts) -> None:
     done = run_ssh(hosts, "node1", "head -c 3; exec <&-; echo; echo done", stdin=b"abc" + bytes(5_000_000))
     assert done.stdout == b"abc\ndone\n"
 
 
 @needs_ssh
 def test_environment_is_clean_and_folder_is_home(
-    hosts: Sandbox, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    hosts: DemoHosts, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SECRET", "leaked")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -145,13 +145,13 @@ def test_environment_is_clean_and_folder_is_home(
 
 
 @needs_ssh
-def test_another_key_is_refused(hosts: Sandbox, tmp_path: Path) -> None:
-    text, _ = launcher.sandbox._new_key()
+def test_another_key_is_refused(hosts: DemoHosts, tmp_path: Path) -> None:
+    text, _ = launcher.commands.demo_hosts._new_key()
     (tmp_path / "other").touch(mode=0o600)
     (tmp_path / "other").write_text(text)
     config = tmp_path / "config"
     config.write_text(hosts.ssh_config.read_text().replace(f"{hosts.folder}/id_ed25519", f"{tmp_path}/other"))
-    done = run_ssh(Sandbox(hosts.names, config, tmp_path), "node1", "true")
+    done = run_ssh(DemoHosts(hosts.names, config, tmp_path), "node1", "true")
     assert (done.returncode, done.stdout) == (255, b"")
     assert b"Permission denied (publickey)" in done.stderr
     with pytest.raises(paramiko.AuthenticationException):
@@ -159,7 +159,7 @@ def test_another_key_is_refused(hosts: Sandbox, tmp_path: Path) -> None:
 
 
 @needs_ssh
-def test_another_user_is_refused(hosts: Sandbox) -> None:
+def test_another_user_is_refused(hosts: DemoHosts) -> None:
     done = run_ssh(hosts, "-l", f"not-{USER}", "node1", "true")
     assert done.returncode == 255
     assert b"Permission denied (publickey)" in done.stderr
@@ -168,7 +168,7 @@ def test_another_user_is_refused(hosts: Sandbox) -> None:
 
 
 @needs_ssh
-def test_a_changed_host_key_is_noticed(hosts: Sandbox, tmp_path: Path) -> None:
+def test_a_changed_host_key_is_noticed(hosts: DemoHosts, tmp_path: Path) -> None:
     lines = (hosts.folder / "known_hosts").read_text().splitlines()
     swapped = f"{lines[0].rsplit(' ', 1)[0]} {lines[1].rsplit(' ', 1)[1]}\n"
     (tmp_path / "known_hosts").write_text(swapped)
@@ -183,13 +183,13 @@ def test_a_changed_host_key_is_noticed(hosts: Sandbox, tmp_path: Path) -> None:
     [["node1"], ["-tt", "node1", "echo ran"], ["-W", "127.0.0.1:22", "node1"], ["-s", "node1", "sftp"]],
     ids=["shell", "terminal", "tcp", "subsystem"],
 )
-def test_all_but_a_command_is_refused(hosts: Sandbox, words: list[str]) -> None:
+def test_all_but_a_command_is_refused(hosts: DemoHosts, words: list[str]) -> None:
     done = run_ssh(hosts, *words)
     assert (done.returncode, done.stdout) == (255, b"")
 
 
 @needs_ssh
-def test_a_killed_client_ends_its_cat(hosts: Sandbox) -> None:
+def test_a_killed_client_ends_its_cat(hosts: DemoHosts) -> None:
     argv = ssh_argv(hosts, "node1", "echo $$; exec cat")
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
         assert client.stdout is not None
@@ -199,7 +199,7 @@ def test_a_killed_client_ends_its_cat(hosts: Sandbox) -> None:
     assert wait_until(lambda: not is_running(pid))
 
 
-def test_names_addresses_and_modes(hosts: Sandbox) -> None:
+def test_names_addresses_and_modes(hosts: DemoHosts) -> None:
     assert hosts.names == ("node1", "node2")
     (first, first_port), (second, second_port) = find_host(hosts, "node1"), find_host(hosts, "node2")
     assert first == "127.0.0.1"
@@ -209,7 +209,7 @@ def test_names_addresses_and_modes(hosts: Sandbox) -> None:
     assert stat.S_IMODE((hosts.folder / "id_ed25519").stat().st_mode) == 0o600
 
 
-def test_fabric_reaches_every_host(hosts: Sandbox) -> None:
+def test_fabric_reaches_every_host(hosts: DemoHosts) -> None:
     for name in hosts.names:
         with fabric.Connection(name, config=fabric.Config(runtime_ssh_path=str(hosts.ssh_config))) as connection:
             result = connection.run("echo $SSH_CONNECTION; exit 3", hide=True, warn=True, in_stream=False)
@@ -217,7 +217,7 @@ def test_fabric_reaches_every_host(hosts: Sandbox) -> None:
         assert result.stdout.split()[2:] == [str(part) for part in find_host(hosts, name)]
 
 
-def test_many_commands_on_many_connections(hosts: Sandbox) -> None:
+def test_many_commands_on_many_connections(hosts: DemoHosts) -> None:
     def run(client: paramiko.SSHClient, number: int) -> tuple[str, int]:
         _, stdout, _ = client.exec_command(f"echo {number}; exit {number}")
         return stdout.read().decode(), stdout.channel.recv_exit_status()
@@ -232,7 +232,7 @@ def test_many_commands_on_many_connections(hosts: Sandbox) -> None:
     assert results == [(f"{number}\n", number) for number in range(64)]
 
 
-def test_end_of_input_reaches_the_command_and_its_output_comes_back(hosts: Sandbox) -> None:
+def test_end_of_input_reaches_the_command_and_its_output_comes_back(hosts: DemoHosts) -> None:
     with connect(hosts) as client:
         stdin, stdout, _ = client.exec_command("cat; echo end")
         stdin.write("text\n")
@@ -240,7 +240,7 @@ def test_end_of_input_reaches_the_command_and_its_output_comes_back(hosts: Sandb
         assert stdout.read() == b"text\nend\n"
 
 
-def test_a_disconnect_ends_what_reads_or_writes_but_kills_nobody(hosts: Sandbox, tmp_path: Path) -> None:
+def test_a_disconnect_ends_what_reads_or_writes_but_kills_nobody(hosts: DemoHosts, tmp_path: Path) -> None:
     client = connect(hosts)
     _, reader = start_and_read_pid(client, f"echo $$; cat; echo cleaned >{tmp_path}/reader")
     _, writer = start_and_read_pid(client, "echo $$; exec yes")
@@ -250,8 +250,8 @@ def test_a_disconnect_ends_what_reads_or_writes_but_kills_nobody(hosts: Sandbox,
 
 
 def test_a_client_that_does_not_log_in_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher.sandbox, "LOGIN_TIMEOUT_S", slowed(0.3))
-    with sandbox(1) as hosts:
+    monkeypatch.setattr(launcher.commands.demo_hosts, "LOGIN_TIMEOUT_S", slowed(0.3))
+    with demo_hosts(1) as hosts:
         silent = socket.create_connection(find_host(hosts), timeout=DEADLINE_S)
         banner_only = paramiko.Transport(socket.create_connection(find_host(hosts), timeout=DEADLINE_S))
         banner_only.start_client(timeout=DEADLINE_S)
@@ -263,9 +263,9 @@ def test_a_client_that_does_not_log_in_is_dropped(monkeypatch: pytest.MonkeyPatc
 
 
 def test_nothing_is_left_after_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(launcher.sandbox, "END_TIMEOUT_S", slowed(0.5))
+    monkeypatch.setattr(launcher.commands.demo_hosts, "END_TIMEOUT_S", slowed(0.5))
     threads, descriptors = threading.active_count(), set(Path("/dev/fd").iterdir())
-    with sandbox(2, "box") as hosts:
+    with demo_hosts(2, "box") as hosts:
         assert hosts.names == ("box1", "box2")
         address = find_host(hosts, "box1")
         client = connect(hosts, "box1")
@@ -286,14 +286,14 @@ def test_nothing_is_left_after_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_the_end_does_not_wait_for_a_daemon_that_holds_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher.sandbox, "END_TIMEOUT_S", 0.3)
-    with sandbox(1) as hosts:
+    monkeypatch.setattr(launcher.commands.demo_hosts, "END_TIMEOUT_S", 0.3)
+    with demo_hosts(1) as hosts:
         client = connect(hosts)
         _, daemon = start_and_read_pid(client, "(setsid sh -c 'echo $$; exec sleep 300' &)")
         began = time.monotonic()
     try:
         assert time.monotonic() - began < DEADLINE_S
-        assert not [thread for thread in threading.enumerate() if thread.name == "sandbox-session"]
+        assert not [thread for thread in threading.enumerate() if thread.name == "demo-session"]
     finally:
         client.close()
         if is_running(daemon):

@@ -7,12 +7,12 @@ import json
 import pytest
 from example_facts import H200, JOB, checked, facts
 
-from launcher import checking
+from launcher.commands import check
 from launcher.errors import EXIT_PREFLIGHT, EXIT_UNREACHABLE, HostFailure
 from launcher.hosts.host import Host
 from launcher.job.facts import Gpu, GpuProcess, Probe, Probes, RunProcess
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding
-from launcher.survey import Survey
+from launcher.runs.inspection import Inspection
 
 FINE = facts(torch_version="2.13.0")
 TRAITS = "8 x H200 140 GB, driver 580.159, python 3.11, torch 2.13.0, CUDA 13.0, NCCL 2.28.9, data over eth1"
@@ -23,17 +23,17 @@ OFF = HostFailure("gpu4", "timeout", "10.0.0.4 port 22 does not answer", "is it 
 NAMELESS = HostFailure("gpu5.cluster", "name", "no such name")
 
 
-def survey(*findings, hosts=3, failures=(), every_fact=None, seconds=1.24):
+def inspection(*findings, hosts=3, failures=(), every_fact=None, seconds=1.24):
     every_fact = [FINE] * hosts if every_fact is None else every_fact
     named = tuple(Host(f"gpu{number}") for number in range(1, len(every_fact) + 1))
-    return Survey(named, tuple(every_fact), findings, tuple(failures), seconds)
+    return Inspection(named, tuple(every_fact), findings, tuple(failures), seconds)
 
 
 @pytest.mark.parametrize(
     ("found", "lines"),
     [
         (
-            survey(),
+            inspection(),
             [
                 "3 hosts answer (1.2 s)",
                 f"  on all  {TRAITS}",
@@ -41,7 +41,7 @@ def survey(*findings, hosts=3, failures=(), every_fact=None, seconds=1.24):
             ],
         ),
         (
-            survey(hosts=1, seconds=12.3),
+            inspection(hosts=1, seconds=12.3),
             [
                 "1 host answers (12 s)",
                 f"  on all  {TRAITS}",
@@ -49,7 +49,7 @@ def survey(*findings, hosts=3, failures=(), every_fact=None, seconds=1.24):
             ],
         ),
         (
-            survey(BUSY, SMALL, LONELY),
+            inspection(BUSY, SMALL, LONELY),
             [
                 "3 hosts answer (1.2 s)",
                 f"  on all    {TRAITS}",
@@ -60,7 +60,7 @@ def survey(*findings, hosts=3, failures=(), every_fact=None, seconds=1.24):
             ],
         ),
         (
-            survey(SMALL, SMALL, hosts=2),
+            inspection(SMALL, SMALL, hosts=2),
             [
                 "2 hosts answer (1.2 s)",
                 f"  on all  {TRAITS}",
@@ -70,7 +70,7 @@ def survey(*findings, hosts=3, failures=(), every_fact=None, seconds=1.24):
             ],
         ),
         (
-            survey(SMALL, failures=[OFF, NAMELESS]),
+            inspection(SMALL, failures=[OFF, NAMELESS]),
             [
                 "3 of 5 hosts answer (1.2 s)",
                 f"  on all        {TRAITS}",
@@ -81,7 +81,7 @@ def survey(*findings, hosts=3, failures=(), every_fact=None, seconds=1.24):
             ],
         ),
         (
-            survey(hosts=0, failures=[OFF]),
+            inspection(hosts=0, failures=[OFF]),
             [
                 "0 of 1 host answer (1.2 s)",
                 "! gpu4  10.0.0.4 port 22 does not answer  is it on?",
@@ -89,7 +89,7 @@ def survey(*findings, hosts=3, failures=(), every_fact=None, seconds=1.24):
             ],
         ),
         (
-            survey(
+            inspection(
                 every_fact=[
                     facts(),
                     facts(
@@ -104,14 +104,14 @@ def survey(*findings, hosts=3, failures=(), every_fact=None, seconds=1.24):
     ids=["well", "one", "all kinds", "warnings", "failures", "nobody", "nothing in common"],
 )
 def test_a_table(found, lines):
-    assert checking.table(JOB, found) == lines
+    assert check.table(JOB, found) == lines
 
 
 def test_a_remedy_that_finds_no_room_stands_below():
     long = Finding(("gpu1",), "x" * 71, "do something", WARNING)
     wide = Finding(("gpu2",), "y" * 70, "z" * 45, WARNING)
     narrow = Finding(("gpu3",), "short", "do nothing", WARNING)
-    assert checking.table(JOB, survey(long, wide, narrow))[2:-1] == [
+    assert check.table(JOB, inspection(long, wide, narrow))[2:-1] == [
         "  gpu1    " + "x" * 71,
         "          do something",
         "  gpu2    " + "y" * 70,
@@ -123,23 +123,23 @@ def test_a_remedy_that_finds_no_room_stands_below():
 @pytest.mark.parametrize(
     ("found", "exit_code"),
     [
-        (survey(), 0),
-        (survey(SMALL, LONELY), 0),
-        (survey(SMALL, BUSY), EXIT_PREFLIGHT),
-        (survey(failures=[OFF]), EXIT_UNREACHABLE),
-        (survey(BUSY, failures=[OFF]), EXIT_UNREACHABLE),
-        (survey(hosts=0), 0),
+        (inspection(), 0),
+        (inspection(SMALL, LONELY), 0),
+        (inspection(SMALL, BUSY), EXIT_PREFLIGHT),
+        (inspection(failures=[OFF]), EXIT_UNREACHABLE),
+        (inspection(BUSY, failures=[OFF]), EXIT_UNREACHABLE),
+        (inspection(hosts=0), 0),
     ],
 )
 def test_exit_codes(found, exit_code):
-    assert checking.exit_code(found) == exit_code
+    assert check.exit_code(found) == exit_code
 
 
 def test_a_record_tells_all_and_comes_back_from_json():
     gpu = Gpu(0, "H200", 143771, "580.159", processes=(GpuProcess(7, None, "ann"),))
     full = checked(disks={"/data": 5, "/tmp": None}, runs=(RunProcess(7, "python", "run.a.0", is_owned=False),))
     full = facts(checks=full.checks, gpus=(gpu,), probes=Probes((Probe("gpu1", "10.0.0.1", 1, True, "refused"),)))
-    record = checking.as_record(JOB, survey(BUSY, SMALL, every_fact=[full, FINE], failures=[OFF, NAMELESS]))
+    record = check.as_record(JOB, inspection(BUSY, SMALL, every_fact=[full, FINE], failures=[OFF, NAMELESS]))
     read = json.loads(json.dumps(record))
     assert {name: read[name] for name in ("exit_code", "on_all", "findings", "unreachable")} == {
         "exit_code": 69,

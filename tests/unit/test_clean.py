@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.cleaning import Cleaning, found_lines
+from launcher.commands.clean import Cleaning, found_lines
 from launcher.errors import HostFailure
 from launcher.job.facts import RunProcess
 from launcher.session.session import Census

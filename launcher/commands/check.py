@@ -12,19 +12,19 @@ from launcher.hosts.unreachable import fold_failures
 from launcher.job.job import Job
 from launcher.preflight.findings import PROBLEM, WARNING
 from launcher.preflight.summary import common_traits
+from launcher.runs.inspection import Inspection, Inspector
 from launcher.session.session import Interrupted, Session
-from launcher.survey import Survey, Surveyor
 from launcher.wording import count, duration
 
 _WIDTH = 120  # a line that would be longer has its remedy below
 _TEXT_WIDTH = 70
 
 
-async def check(job: Job, session: Session, pythons: Sequence[str]) -> Survey:
+async def check(job: Job, session: Session, pythons: Sequence[str]) -> Inspection:
     """Ask all hosts and hang up; at a signal say which have failed so far, and raise Interrupted."""
     with session.catch_signals():
         try:
-            return await Surveyor(job, session, pythons, with_checks=True).ask()
+            return await Inspector(job, session, pythons, with_checks=True).ask()
         except Interrupted:
             session.say_failures()
             raise
@@ -32,27 +32,27 @@ async def check(job: Job, session: Session, pythons: Sequence[str]) -> Survey:
             await session.stop_all(timeout_s=0)
 
 
-def exit_code(survey: Survey) -> int:
+def exit_code(inspection: Inspection) -> int:
     """A host that can't be asked weighs more than what others said."""
-    return EXIT_UNREACHABLE if survey.failures else EXIT_PREFLIGHT if survey.problems else 0
+    return EXIT_UNREACHABLE if inspection.failures else EXIT_PREFLIGHT if inspection.problems else 0
 
 
-def table(job: Job, survey: Survey) -> list[str]:
+def table(job: Job, inspection: Inspection) -> list[str]:
     """Return what is equal on all, then who differs in what and the remedy."""
-    traits = common_traits(job, survey.facts)
+    traits = common_traits(job, inspection.facts)
     rows = [("", "on all", ", ".join(traits), "")] if traits else []
-    rows += [("!", fold_names(names), text, hint) for names, text, hint in fold_failures(survey.failures)]
+    rows += [("!", fold_names(names), text, hint) for names, text, hint in fold_failures(inspection.failures)]
     rows += [
         ("!" if finding.severity is PROBLEM else "", fold_names(finding.hosts), finding.text, finding.hint)
-        for finding in survey.findings
+        for finding in inspection.findings
     ]
-    answered, asked = len(survey.hosts), len(survey.hosts) + len(survey.failures)
+    answered, asked = len(inspection.hosts), len(inspection.hosts) + len(inspection.failures)
     heading = (
         f"{count(asked, 'host')} answer{'s' if asked == 1 else ''}"
         if answered == asked
         else (f"{answered} of {count(asked, 'host')} answer")
     )
-    return [f"{heading} ({duration(survey.seconds)})", *_align(rows), _verdict(survey)]
+    return [f"{heading} ({duration(inspection.seconds)})", *_align(rows), _verdict(inspection)]
 
 
 def _align(rows: Sequence[tuple[str, str, str, str]]) -> list[str]:
@@ -72,22 +72,22 @@ def _align(rows: Sequence[tuple[str, str, str, str]]) -> list[str]:
     return lines
 
 
-def _verdict(survey: Survey) -> str:
-    broken = len(survey.problems) + len(survey.failures)
-    warnings = len(survey.of(WARNING))
+def _verdict(inspection: Inspection) -> str:
+    broken = len(inspection.problems) + len(inspection.failures)
+    warnings = len(inspection.of(WARNING))
     verdict = f"{count(broken, 'problem')} would break a run" if broken else "nothing would break a run"
     return verdict + (f", {count(warnings, 'warning')}" if warnings else "")
 
 
-def as_record(job: Job, survey: Survey) -> dict[str, Any]:
+def as_record(job: Job, inspection: Inspection) -> dict[str, Any]:
     """Return the same as JSON values, and all facts of each host."""
     return {
-        "exit_code": exit_code(survey),
-        "on_all": common_traits(job, survey.facts),
+        "exit_code": exit_code(inspection),
+        "on_all": common_traits(job, inspection.facts),
         "findings": [
             {"severity": finding.severity.value, "hosts": finding.hosts, "text": finding.text, "hint": finding.hint}
-            for finding in survey.findings
+            for finding in inspection.findings
         ],
-        "unreachable": [asdict(failure) for failure in survey.failures],
-        "hosts": {host.name: asdict(fact) for host, fact in zip(survey.hosts, survey.facts, strict=True)},
+        "unreachable": [asdict(failure) for failure in inspection.failures],
+        "hosts": {host.name: asdict(fact) for host, fact in zip(inspection.hosts, inspection.facts, strict=True)},
     }

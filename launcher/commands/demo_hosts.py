@@ -60,7 +60,7 @@ _LOGGER.propagate = False
 
 
 @dataclass(frozen=True, slots=True)
-class Sandbox:
+class DemoHosts:
     """What a client needs to reach the hosts: their names and the ssh_config that explains them."""
 
     names: tuple[str, ...]
@@ -69,10 +69,10 @@ class Sandbox:
 
 
 @contextmanager
-def sandbox(count: int, names: str = "node") -> Iterator[Sandbox]:
+def demo_hosts(count: int, names: str = "node") -> Iterator[DemoHosts]:
     """Run `count` hosts, `names`1 to `names`N, until the block ends; OSError if none can be bound."""
     account = _find_account()
-    with tempfile.TemporaryDirectory(prefix="launch-sandbox-") as path, lock_directory(path):  # made with mode 0700
+    with tempfile.TemporaryDirectory(prefix="launch-demo-") as path, lock_directory(path):  # made with mode 0700
         folder = Path(path)
         key_text, client_key = _new_key()
         (folder / "id_ed25519").touch(mode=0o600)
@@ -88,7 +88,7 @@ def sandbox(count: int, names: str = "node") -> Iterator[Sandbox]:
                 with (folder / "ssh_config").open("a") as config:
                     config.write(_HOST_CONFIG.format(name, address, port, account.pw_name, folder))
             server.start()
-            yield Sandbox(all_names, folder / "ssh_config", folder)
+            yield DemoHosts(all_names, folder / "ssh_config", folder)
         finally:
             server.stop()
 
@@ -138,7 +138,7 @@ class _Server:
 
     def start(self) -> None:
         """Let clients in."""
-        self._acceptor = start_thread(self._accept, "sandbox-accept", self._failures.append)
+        self._acceptor = start_thread(self._accept, "demo-accept", self._failures.append)
 
     def stop(self) -> None:
         """Refuse new clients, drop the others, let their commands clean up, end what is left."""
@@ -293,7 +293,7 @@ class _Session:
 
     def start(self) -> None:
         for target in (self._feed_input, self._send_output):
-            self.threads.append(start_thread(target, "sandbox-session", self._break))
+            self.threads.append(start_thread(target, "demo-session", self._break))
 
     def _break(self, error: Exception) -> None:
         """The client sees that its command is not served any more."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from launcher.diagnosis.cause import Failure
-from launcher.diagnosis.stacks import Picture, Stack, fold, parse_stack, picture_lines, stack_lines
+from launcher.diagnosis.stacks import FoldedStacks, Stack, fold, folded_lines, parse_stack, stack_lines
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.node import messages
 from launcher.output.lines import STDERR, STDOUT
@@ -35,7 +35,7 @@ class StackTaker:
         self._number = 0  # of the question; an answer to an earlier one comes too late
         self._wanted: set[_Place] = set()
         self._answers: dict[_Place, Event] = {}
-        self._result: asyncio.Future[Picture | None] | None = None
+        self._result: asyncio.Future[FoldedStacks | None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         session.on_quit = self.take
         session.on_stack = self._take_answer
@@ -52,7 +52,7 @@ class StackTaker:
                 self._timer.cancel()
                 self._timer = None
 
-    def take(self, *, is_announced: bool = False) -> asyncio.Future[Picture | None]:
+    def take(self, *, is_announced: bool = False) -> asyncio.Future[FoldedStacks | None]:
         """Ask, and show what comes within 5 s; None where there is nobody to ask."""
         if self._result is not None and not self._result.done():
             return self._result  # one is on its way
@@ -93,14 +93,14 @@ class StackTaker:
         """End the question, whatever becomes of showing the answers: the next one, and a hang, wait for that."""
         assert self._result is not None  # somebody has asked
         self._timer = None
-        picture = None
+        folded = None
         try:
-            picture = self._show()
+            folded = self._show()
         except Exception as error:  # noqa: BLE001 - the run goes on, whatever its stacks look like
             self._session.say(f"launch: can't show the stacks: {error!r}")
-        self._result.set_result(picture)
+        self._result.set_result(folded)
 
-    def _show(self) -> Picture:
+    def _show(self) -> FoldedStacks:
         assert self._plan is not None  # the timer runs while it is allowed
         living = self._living()
         found = [
@@ -109,13 +109,13 @@ class StackTaker:
             if (index, local_rank) in self._answers.keys() | living  # one that has ended meanwhile is no riddle
         ]
         self._answers = {}
-        picture = fold(_stack(*place) for place in found)
+        folded = fold(_stack(*place) for place in found)
         path = self._record.keep_text(f"stacks-{self._number}.txt", "".join(_full_text(*place) for place in found))
-        first, *rest = picture_lines(picture)
+        first, *rest = folded_lines(folded)
         for line in [f"launch: {first}", *rest, f"launch: full text in {path}"]:
             self._session.say(line)
-        self._screen.emit("stacks", run=self._record.run_id, file=path, **_as_record(picture))
-        return picture
+        self._screen.emit("stacks", run=self._record.run_id, file=path, **_as_record(folded))
+        return folded
 
 
 def _stack(node: NodePlan, local_rank: int, answer: Event | None) -> Stack:
@@ -135,12 +135,12 @@ def _full_text(node: NodePlan, local_rank: int, answer: Event | None) -> str:
     return f"{head}, pid {answer.fields['pid']}, by {answer.fields['source']}\n{text}\n"
 
 
-def _as_record(picture: Picture) -> dict[str, object]:
+def _as_record(folded: FoldedStacks) -> dict[str, object]:
     return {
-        "odd": [stack.rank for stack in picture.odd],
+        "odd": [stack.rank for stack in folded.odd],
         "groups": [
             {"ranks": [stack.rank for stack in group.stacks], "lines": stack_lines(group.first)}
-            for group in picture.groups
+            for group in folded.groups
         ],
     }
 
@@ -182,9 +182,9 @@ class HangWatch:
                 await asyncio.sleep(left_s)
                 continue
             self._session.say(f"launch: no output for {span(timeout_s)}, taking the stacks of all ranks")
-            picture = await self._stacks.take(is_announced=True)
+            folded = await self._stacks.take(is_announced=True)
             if self._heard_at() == heard_at:
-                self.failure = self._describe(timeout_s, picture)
+                self.failure = self._describe(timeout_s, folded)
             else:
                 self._session.say("launch: there is output again, the run goes on")
         self._session.pool.wake()
@@ -193,12 +193,12 @@ class HangWatch:
         """When a rank wrote last; the time counts from the start, since many a run hangs before its first line."""
         return max(self._began_at, *(output.heard_at for output in self._outputs))
 
-    def _describe(self, timeout_s: float, picture: Picture | None) -> Failure:
+    def _describe(self, timeout_s: float, folded: FoldedStacks | None) -> Failure:
         text = f"no output for {span(timeout_s)} (--hang-timeout)"
-        if picture is None or not picture.odd:
+        if folded is None or not folded.odd:
             first = self._plan.nodes[0]
             return Failure(first.host.name, first.node_rank, "hang", now(), text=text)
-        odd = picture.odd[0]
+        odd = folded.odd[0]
         index = next(
             place for place, node in enumerate(self._plan.nodes) if 0 <= odd.rank - node.first_rank < node.nproc
         )
@@ -206,7 +206,7 @@ class HangWatch:
         local_rank = odd.rank - node.first_rank
         return Failure(
             host=odd.host, node_rank=node.node_rank, what="hang", at=now(), rank=odd.rank, local_rank=local_rank,
-            text=f"{text}, {picture.verdict}", gpu=node.gpu_of(local_rank),
+            text=f"{text}, {folded.verdict}", gpu=node.gpu_of(local_rank),
             stdout=output.tail(local_rank, STDOUT).decode("utf-8", "replace"),
             stderr=output.tail(local_rank, STDERR).decode("utf-8", "replace"),
         )  # fmt: skip

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from launcher import report
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, HostFailure
 from launcher.node import messages
+from launcher.runs import report
 from launcher.session.session import Census, Interrupted, Session
 from launcher.wording import count
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.test_distributed import draw
+from launcher.commands.plots import Pair, PairResults, draw_pairs, fill_matrix, read_pairs, refuse_picture
 from launcher.errors import LauncherError, UsageError
-from launcher.pictures import Pair, PairResults, draw_pairs, fill_matrix, read_pairs, refuse_picture
 
 
 def make_results(count: int) -> PairResults:

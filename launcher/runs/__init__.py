@@ -1,0 +1,10 @@
+"""The life of a run, from the first question to the last word.
+
+In reading order:
+
+    inspection    what all nodes are asked before a run, and what follows from it
+    failures      what each rank and node did -> the failures, in order
+    report        the words at the end of a run
+    hangs         Ctrl-\\ and --hang-timeout: the stacks of all ranks
+    run           Run: inspect, plan, start, watch, stop, report
+"""
