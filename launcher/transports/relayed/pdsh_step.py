@@ -20,7 +20,7 @@ from launcher.transports.relayed.pdsh_output import PdshWords
 from launcher.transports.relayed.relays import Relay, Relays, as_noise
 
 _SETTLE_S = 0.2  # after the end of an ssh: what the host has said before may lie in the other pipe
-_MARGIN_S = 0.5  # ssh's own clock, which ends before ours, knows who does not answer
+_MARGIN_S = 2.0  # ssh's own clock, which ends before ours, knows who does not answer
 _LOGIN_S = 0.25  # all log in at once, and behind a gateway twice: a host that answers waits for our CPU
 _WORD_CHARACTERS = 200
 _WAITING_BYTES = 16 << 20  # of one host's output: while it is not read, all hosts are held back
