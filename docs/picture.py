@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from launcher.commands.demo_hosts import sandbox
+from launcher.commands.demo_hosts import demo_hosts
 
 TRAINER = """\
 import sys
@@ -65,7 +65,7 @@ def record(folder: Path, home: Path) -> bytes:
 
 def main() -> None:
     """Write the picture beside this file."""
-    with sandbox(2, "gpu") as hosts, tempfile.TemporaryDirectory() as name:
+    with demo_hosts(2, "gpu") as hosts, tempfile.TemporaryDirectory() as name:
         home, folder = Path(name) / "home", Path("/tmp/train")
         (home / ".ssh").mkdir(parents=True)
         (home / ".ssh" / "config").write_text(hosts.ssh_config.read_text())

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from launcher.cli.options import config_option, host_options, job_options, reach_options, read_job
-from launcher.cli.reaching import choose_opener, read_hosts
+from launcher.cli.selection import choose_opener, read_hosts
 
 
 @click.command("check", context_settings={"allow_interspersed_args": False})
@@ -27,7 +27,7 @@ def command(words: tuple[str, ...], as_json: bool, **options: Any) -> int:
     With SCRIPT its presence and contents are compared as well. The exit code is 0 where nothing would break a run.
     """
     from launcher.cli.console import Console
-    from launcher.cli.running import Terms, make_session
+    from launcher.cli.runner import Terms, make_session
     from launcher.commands import check
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.runs.inspection import Inspection

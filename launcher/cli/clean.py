@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.cli.options import config_option, host_options, life_options, reach_options
-from launcher.cli.reaching import choose_opener, read_hosts
+from launcher.cli.selection import choose_opener, read_hosts
 
 if TYPE_CHECKING:
     from launcher.cli.console import Console
@@ -31,7 +31,7 @@ def command(python: str | None, dry_run: bool, **options: Any) -> int:
     Jobs that a run submitted (sbatch, at) aren't part of it and are left alone.
     """
     from launcher.cli.console import Console
-    from launcher.cli.running import Terms, make_session
+    from launcher.cli.runner import Terms, make_session
     from launcher.commands.clean import clean
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.session.session import Interrupted

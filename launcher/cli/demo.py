@@ -30,7 +30,7 @@ def command(nodes: int, nproc: int, **options: Any) -> int:
     """
     import sys
 
-    from launcher.cli.running import run_job
+    from launcher.cli.runner import run_job
     from launcher.commands.demo_hosts import demo_hosts
     from launcher.hosts.host import Host
     from launcher.job.job import TRAINER_MODULE, Job, Program, ProgramKind

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.cli.options import config_option, host_options, life_options, reach_options
-from launcher.cli.reaching import choose_opener, read_hosts
+from launcher.cli.selection import choose_opener, read_hosts
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
     from launcher.cli.console import Console
-    from launcher.cli.running import Opener
+    from launcher.cli.runner import Opener
     from launcher.commands.exec import Execution
     from launcher.hosts.host import Host
 
@@ -66,7 +66,7 @@ async def _run(
     import os
     from datetime import datetime
 
-    from launcher.cli.running import Terms, make_session
+    from launcher.cli.runner import Terms, make_session
     from launcher.commands.exec import execute
 
     run_id = datetime.now().strftime(f"exec-%Y%m%d-%H%M%S-{os.getpid()}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.cli.options import config_option, host_options
-from launcher.cli.reaching import read_hosts
+from launcher.cli.selection import read_hosts
 from launcher.errors import UsageError
 from launcher.hosts.hostfiles import TARGETS, write_hosts
 

@@ -41,7 +41,7 @@ def command(words: tuple[str, ...], nnodes: int, node_rank: int, dry_run: bool, 
         from launcher.cli.run import print_dry_run
 
         return print_dry_run(job, [host], share)
-    from launcher.cli.running import run_job
+    from launcher.cli.runner import run_job
     from launcher.transports.local import LocalTransport
 
     return run_job(job, [host], lambda hosts, say: LocalTransport(), options, share=share)

@@ -17,7 +17,7 @@ from launcher.cli.options import (
     reach_options,
     read_job,
 )
-from launcher.cli.reaching import choose_opener, choose_way, read_hosts
+from launcher.cli.selection import choose_opener, choose_way, read_hosts
 from launcher.hosts.host import Host
 from launcher.job.job import Job
 
@@ -44,7 +44,7 @@ def command(words: tuple[str, ...], dry_run: bool, check: bool, **options: Any) 
     hosts = read_hosts(options)
     job = read_job(options, words, hosts)
     if options["verbose"]:
-        from launcher.cli.running import show_sources
+        from launcher.cli.runner import show_sources
 
         show_sources(list(options))
     if dry_run and not check:
@@ -53,7 +53,7 @@ def command(words: tuple[str, ...], dry_run: bool, check: bool, **options: Any) 
     if check and not dry_run:
         raise UsageError("--check goes with --dry-run")
     open_transport = choose_opener(options, hosts)
-    from launcher.cli.running import run_job
+    from launcher.cli.runner import run_job
 
     return run_job(job, hosts, open_transport, options, is_dry=dry_run)
 

@@ -27,7 +27,7 @@ def command(words: tuple[str, ...], dry_run: bool, **options: Any) -> int:
     job = read_job(options, words, hosts)
     if dry_run:
         return print_dry_run(job, hosts)
-    from launcher.cli.running import run_job
+    from launcher.cli.runner import run_job
     from launcher.transports.local import LocalTransport
 
     return run_job(job, hosts, lambda hosts, say: LocalTransport(), options)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.cli.options import activation_options, config_option, host_options, output_options, reach_options
-from launcher.cli.reaching import choose_opener, read_hosts, refuse_without_hosts
+from launcher.cli.selection import choose_opener, read_hosts, refuse_without_hosts
 
 if TYPE_CHECKING:
-    from launcher.cli.running import Opener
+    from launcher.cli.runner import Opener
     from launcher.hosts.host import Host
     from launcher.job.job import Job
 
@@ -73,12 +73,12 @@ def refuse_plot(path: Path | None, hosts: Sequence[Host]) -> None:
 
 def run_tests(processes: int, hosts: Sequence[Host], open_transport: Opener, options: Mapping[str, Any]) -> int:
     """Run on all hosts; find out which of them fail, and draw what they measured. Return the exit code of the run."""
-    from launcher.cli import running
-    from launcher.cli.bisecting import find_culprits, is_to_bisect
+    from launcher.cli import runner
+    from launcher.cli.bisection import find_culprits, is_to_bisect
 
     size = ["--max-size", str(options["max_size"])] if options["max_size"] else []
     job = make_job(processes, options, [host.name for host in hosts], *size)
-    result, folder = running.run_recorded(job, hosts, open_transport, options)
+    result, folder = runner.run_recorded(job, hosts, open_transport, options)
     if is_to_bisect(result) and len(hosts) > 1:
         find_culprits(partial(make_job, processes, options), hosts, open_transport, options, folder / "bisection")
     if options["plot"] is not None:

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from launcher.collectives.operations import all_gather, all_to_all, reduce_scatter, shift
+from launcher.collectives.units import bandwidth_words, size_words, time_words
 from launcher.collectives.watch import Watch
-from launcher.collectives.words import bandwidth_words, size_words, time_words
 from launcher.distributed import World
 
 KIB = 1024

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from launcher.collectives.words import bandwidth_words, number_words, time_words
+from launcher.collectives.units import bandwidth_words, number_words, time_words
 
 WHOLE_UP_TO = 16  # hosts; a larger matrix is no longer read
 SLOWEST = 5

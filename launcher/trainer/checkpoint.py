@@ -20,7 +20,9 @@ import torch.distributed as dist
 from launcher.distributed import World
 from launcher.trainer.config import SHAPE, TrainConfig
 from launcher.trainer.data import share_from_main
-from launcher.trainer.folder import (
+from launcher.trainer.optimization import Learner
+from launcher.trainer.options import ConfigError
+from launcher.trainer.save_folder import (
     PROGRESS,
     SaveError,
     explain,
@@ -30,8 +32,6 @@ from launcher.trainer.folder import (
     read_progress,
     save_file,
 )
-from launcher.trainer.optimization import Learner
-from launcher.trainer.options import ConfigError
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Checkpoints:
         from torch.distributed.checkpoint.api import CheckpointException
         from torch.distributed.checkpoint.state_dict_loader import load
 
-        from launcher.trainer.reading import PlainPlanner, PlainReader
+        from launcher.trainer.checkpoint_reading import PlainPlanner, PlainReader
 
         reason = ""
         if shared or self._world.is_main:
@@ -241,7 +241,7 @@ def agree(fact: bool, world: World) -> bool:
 
 def check_metadata(path: Path) -> None:
     """Read what says where each tensor lies: of a cut-off one torch itself would log two tracebacks."""
-    from launcher.trainer.reading import PlainReader
+    from launcher.trainer.checkpoint_reading import PlainReader
 
     try:
         PlainReader(path).read_metadata()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.trainer.options import ConfigError
-from launcher.trainer.track import read_metrics
+from launcher.trainer.trackers import read_metrics
 
 SUFFIXES = (".png", ".svg")
 TRAINING, VALIDATION = "loss", "validation_loss"

@@ -18,10 +18,10 @@ from launcher.trainer.config import TrainConfig
 from launcher.trainer.curve import check_picture, plot_losses
 from launcher.trainer.data import Task, short
 from launcher.trainer.flops import flops_per_token, peak_flops, utilisation
-from launcher.trainer.folder import explain, lock_folder, make_folder
 from launcher.trainer.parallel import Layout
 from launcher.trainer.progress import Progress
-from launcher.trainer.track import METRICS_FILE, open_trackers
+from launcher.trainer.save_folder import explain, lock_folder, make_folder
+from launcher.trainer.trackers import METRICS_FILE, open_trackers
 
 
 @dataclass(frozen=True)

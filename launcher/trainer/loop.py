@@ -17,13 +17,13 @@ from launcher.trainer.checkpoint import Checkpoints, Position
 from launcher.trainer.config import TrainConfig
 from launcher.trainer.data import Batch, SkippingSampler, build_loader, load_task, share_from_main
 from launcher.trainer.evaluation import Evaluator
-from launcher.trainer.folder import SaveError
 from launcher.trainer.journal import Journal, measure_speed
 from launcher.trainer.model import build_model
 from launcher.trainer.optimization import Learner, build_learner, learning_rate
 from launcher.trainer.options import RunError
 from launcher.trainer.parallel import parallelize, plan_layout
 from launcher.trainer.report import check_nodes, describe_start, gather_nodes
+from launcher.trainer.save_folder import SaveError
 from launcher.trainer.stopping import EXIT_SIGTERM, StopVote
 
 

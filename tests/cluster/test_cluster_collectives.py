@@ -11,7 +11,7 @@ from cluster_launch import Launch
 from machines.cluster import Cluster
 from machines.patience import DEADLINE_S
 
-from launcher.cli.bisecting import find_culprits
+from launcher.cli.bisection import find_culprits
 from launcher.hosts.hostfiles import parse_hosts
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.transports.ssh.fabric import FabricTransport

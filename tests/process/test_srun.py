@@ -245,9 +245,9 @@ def test_close_wakes_who_reads(cluster: Cluster) -> None:
 
 LAUNCHER = """
 import os, time
-from launcher.hosts import Host
-from launcher.slurm import Allocation
-from launcher.transports.srun import SrunTransport
+from launcher.hosts.host import Host
+from launcher.job.slurm_allocation import Allocation
+from launcher.transports.relayed.srun import SrunTransport
 hosts = [Host("n1"), Host("n2")]
 transport = SrunTransport(hosts, Allocation("7", ("n1", "n2")), ["python3"], os.environ)
 for host in hosts:

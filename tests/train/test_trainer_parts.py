@@ -37,13 +37,21 @@ from launcher.trainer.data import (
     split,
 )
 from launcher.trainer.evaluation import Evaluator
-from launcher.trainer.folder import SaveError, find_newest, lock_folder, make_folder, prune, put_in_place, save_file
 from launcher.trainer.loop import train
 from launcher.trainer.model import FEATURES, build_model
 from launcher.trainer.optimization import build_learner, learning_rate
 from launcher.trainer.options import ConfigError, RunError
 from launcher.trainer.parallel import Layout, Replica
 from launcher.trainer.report import Node, check_nodes, describe_start
+from launcher.trainer.save_folder import (
+    SaveError,
+    find_newest,
+    lock_folder,
+    make_folder,
+    prune,
+    put_in_place,
+    save_file,
+)
 
 CONFIG = TrainConfig()
 SHORT = ["--data-size", "100", "--steps-per-epoch", "2", "--layers", "1", "--batch-size", "2"]

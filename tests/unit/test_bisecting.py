@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from machines.patience import DEADLINE_S
 
-from launcher.cli import bisecting, running, test_distributed
-from launcher.cli.bisecting import StoppedError, describe_cause, is_to_bisect, search
+from launcher.cli import bisection, runner, test_distributed
+from launcher.cli.bisection import StoppedError, describe_cause, is_to_bisect, search
 from launcher.commands.bisection import Group, Together, Verdict
 from launcher.diagnosis.cause import Cause, Failure
 from launcher.hosts.host import Host
@@ -77,7 +77,7 @@ def test_runs_of_a_batch_go_side_by_side(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_signal_ends_the_search(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that have begun end first; those that wait for a place don't begin."""
-    monkeypatch.setattr(bisecting, "SIDE_BY_SIDE", 2)
+    monkeypatch.setattr(bisection, "SIDE_BY_SIDE", 2)
     begun: list[Group] = []
 
     async def run_group(group: Group) -> str:
@@ -98,8 +98,8 @@ def test_culprits_are_searched_before_a_picture_is_drawn(
     results = tmp_path / "files" / "node_0" / "results.json"
     results.parent.mkdir(parents=True)
     results.write_text("{")
-    monkeypatch.setattr(running, "run_recorded", lambda *_: (make_result("rank", 3), tmp_path))
-    monkeypatch.setattr(bisecting, "find_culprits", lambda *_: print("searched"))
+    monkeypatch.setattr(runner, "run_recorded", lambda *_: (make_result("rank", 3), tmp_path))
+    monkeypatch.setattr(bisection, "find_culprits", lambda *_: print("searched"))
     monkeypatch.setattr(test_distributed, "make_job", lambda *_: None)
     options = {"max_size": None, "plot": tmp_path / "p.svg"}
     hosts = [Host("a", source="x"), Host("b", source="x")]

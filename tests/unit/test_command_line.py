@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher import __version__, cli
-from launcher.cli import defaults, running
+from launcher.cli import defaults, runner
 from launcher.cli.run import command as run_command
 from launcher.cli.sbatch import command as sbatch_command
 from launcher.errors import (
@@ -62,8 +62,8 @@ def jobs(monkeypatch):
     def take_recorded(*args, **kinds):
         return Result(take(*args, **kinds), 1.0, Census({}, {})), Path("logs/RUN")
 
-    monkeypatch.setattr(running, "run_job", take)
-    monkeypatch.setattr(running, "run_recorded", take_recorded)
+    monkeypatch.setattr(runner, "run_job", take)
+    monkeypatch.setattr(runner, "run_recorded", take_recorded)
     return taken
 
 
@@ -182,7 +182,7 @@ def test_a_hint_stands_on_a_line_of_its_own(launch, monkeypatch, error, code, sa
     def refuse(*_, **__):
         raise error
 
-    monkeypatch.setattr(running, "run_job", refuse)
+    monkeypatch.setattr(runner, "run_job", refuse)
     assert launch("--hosts a,b --nproc 1 --cpu t.py") == (code, "", said)
 
 

@@ -142,8 +142,8 @@ def test_what_can_t_be_written_is_an_error(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from launcher.transports.known_hosts import KnownKey, parse_known_hosts
-from launcher.transports.known_hosts_file import KnownHostsFile
+from launcher.transports.ssh.known_hosts import KnownKey, parse_known_hosts
+from launcher.transports.ssh.known_hosts_file import KnownHostsFile
 (key,) = parse_known_hosts(sys.argv[2])
 for number in range(50):
     KnownHostsFile(Path(sys.argv[1])).record(KnownKey(f"{key.names}{number}", key.kind, key.blob, None))

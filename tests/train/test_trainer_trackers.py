@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 from machines.patience import DEADLINE_S
 
-from launcher.trainer import track
 from launcher.trainer.options import ConfigError
-from launcher.trainer.track import Background, Guard, JsonLines, Trackers, open_trackers, read_metrics
+from launcher.trainer.trackers import Background, Guard, JsonLines, Trackers, open_trackers, read_metrics
 from tests.train.conftest import Starter
 
 CONFIG = {"lr": 0.1, "data": ""}
@@ -140,7 +139,7 @@ def test_a_server_that_goes_is_said_once_and_the_others_go_on(capsys: pytest.Cap
 def test_a_server_that_never_answers_is_left_behind_at_the_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(track, "FINISH_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("launcher.trainer.trackers.FINISH_TIMEOUT_S", 0.1)
     server = Server()
     trackers = Trackers([Background(Guard("stuck", server))])
     trackers.start({}, 0)
@@ -207,7 +206,7 @@ def use_mlflow(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
 WANDB_RUN = """
 import sys
 from pathlib import Path
-from launcher.trainer.track import open_trackers
+from launcher.trainer.trackers import open_trackers
 trackers = open_trackers(["wandb"], Path.cwd())
 trackers.start({"lr": 0.1}, int(sys.argv[1]))
 for step in (1, 2):

@@ -13,7 +13,7 @@ import click
 
 from launcher.cli import tell
 from launcher.cli.console import Console
-from launcher.cli.running import Opener, execute_recorded
+from launcher.cli.runner import Opener, execute_recorded
 from launcher.commands.bisection import Group, Verdict, search_culprits
 from launcher.diagnosis.cause import Cause
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError

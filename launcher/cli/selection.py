@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.asking import ask_secrets
 from launcher.cli.options import CHOICE_OF_HOSTS, is_chosen, is_on_command_line, read_env, settle_rivals
+from launcher.cli.prompts import ask_secrets
 from launcher.errors import UsageError
 from launcher.hosts.host import Host, select_hosts
 from launcher.hosts.hostfiles import parse_hosts, read_hostfile
@@ -27,7 +27,7 @@ from launcher.job.slurm_allocation import (
 from launcher.job.variables import is_secret, refuse_rank
 
 if TYPE_CHECKING:
-    from launcher.cli.running import Opener
+    from launcher.cli.runner import Opener
     from launcher.transports.base import Transport
 
 
@@ -93,7 +93,7 @@ def choose_opener(options: Mapping[str, Any], hosts: Sequence[Host]) -> Opener:
 def _open_srun(
     options: Mapping[str, Any], allocation: Allocation, hosts: Sequence[Host], say: Callable[[str], None]
 ) -> Transport:
-    from launcher.cli.running import loader_pythons
+    from launcher.cli.runner import loader_pythons
     from launcher.transports.relayed.srun import SrunTransport
 
     return SrunTransport(hosts, allocation, loader_pythons(options["python"]), srun_environment(os.environ))
@@ -116,7 +116,7 @@ def _open_ssh(settings: Mapping[str, Any], hosts: Sequence[Host], say: Callable[
 def _open_pdsh(
     options: Mapping[str, Any], settings: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None]
 ) -> Transport:
-    from launcher.cli.running import loader_pythons
+    from launcher.cli.runner import loader_pythons
     from launcher.transports.relayed.pdsh import PdshTransport
 
     pythons = loader_pythons(options["python"])
