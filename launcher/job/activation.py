@@ -1,6 +1,6 @@
 """What --setup, --conda and --venv mean: steps for the bash of a node, and the same as words for a reader's own. Pure.
 
-What a node makes of the steps is in `launcher.node.environment`.
+What a node makes of the steps is in `launcher.node.facts.setup`.
 """
 
 from __future__ import annotations

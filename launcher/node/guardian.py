@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 
-from launcher.node import processes, signals
+from launcher.node import signals
+from launcher.node.processes import proc
+from launcher.node.processes.owned import Owned, become_subreaper, read_children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,21 +24,21 @@ def main(nonce: str) -> NoReturn:
     """Run the node's side of one conversation; never returns."""
     # Two pipes: one tells the supervisor that we live, into the other it writes what we need if it dies.
     life_read, life_write = os.pipe()
-    ledger_read, ledger_write = os.pipe()
+    handover_read, handover_write = os.pipe()
     # A third is at its end when both are gone: for who starts the ranks, and is then the last that can end them.
     keepers_read, keepers_write = os.pipe()
     guardian = os.getpid()
     # The login's shell has become this process, with the children that its files had started in the background.
-    found = [processes.read_process(child) for child in processes.read_children()]
+    found = [proc.read_process(child) for child in read_children()]
     strangers = {process.pid: process.started for process in found if process is not None}
-    processes.become_subreaper()
+    become_subreaper()
     pid = os.fork()
     if pid == 0:
         os.close(life_write)
-        os.close(ledger_read)
-        _run_supervisor(life_read, ledger_write, guardian, (keepers_read, keepers_write), strangers)
+        os.close(handover_read)
+        _run_supervisor(life_read, handover_write, guardian, (keepers_read, keepers_write), strangers)
     os.close(life_read)
-    os.close(ledger_write)
+    os.close(handover_write)
     os.close(keepers_read)
     _release_stdout()
     # A polite end is the supervisor's business; it has the terminal's signals blocked out as well.
@@ -45,18 +47,18 @@ def main(nonce: str) -> NoReturn:
     status = _wait_for(pid)
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
         os._exit(0)
-    _clean_up(nonce, _read_ledger(ledger_read), status, strangers)
+    _clean_up(nonce, _read_handover_log(handover_read), status, strangers)
     os._exit(1)
 
 
 def _run_supervisor(
-    life_fd: int, ledger_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int]
+    life_fd: int, handover_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int]
 ) -> NoReturn:
     from launcher.node import supervisor
 
     try:
-        processes.become_subreaper()
-        supervisor.Supervisor(life_fd, ledger_fd, guardian, keepers_fds, strangers).run()
+        become_subreaper()
+        supervisor.Supervisor(life_fd, handover_fd, guardian, keepers_fds, strangers).run()
         os._exit(0)
     except BaseException:  # noqa: BLE001 - a fork must not return into its parent's code
         import traceback
@@ -93,7 +95,7 @@ def _wait_for(supervisor: int) -> int:
             return status
 
 
-def _read_ledger(fd: int) -> dict[str, Any]:
+def _read_handover_log(fd: int) -> dict[str, Any]:
     """Return what the supervisor wrote down for this case."""
     import json
 
@@ -107,27 +109,28 @@ def _read_ledger(fd: int) -> dict[str, Any]:
         if not data:
             break
         text += data
-    ledger: dict[str, Any] = {"processes": []}
+    handover_log: dict[str, Any] = {"processes": []}
     for line in text.splitlines():
         entry = json.loads(line.decode())
         if "pid" in entry:
-            ledger["processes"].append(entry)
+            handover_log["processes"].append(entry)
         else:
-            ledger.update(entry)
-    return ledger
+            handover_log.update(entry)
+    return handover_log
 
 
-def _clean_up(nonce: str, ledger: dict[str, Any], status: int, strangers: dict[int, int]) -> None:
-    from launcher.node import ladder, messages, workers
+def _clean_up(nonce: str, handover_log: dict[str, Any], status: int, strangers: dict[int, int]) -> None:
+    from launcher.node import messages
+    from launcher.node.processes import ladder, workers
 
     ending = workers.describe_status(status)
     _say(nonce, messages.encode(messages.FAILED, text="its supervisor died", supervisor=ending))
-    left: list[processes.Process] = []
-    if "mark" in ledger:
-        owned = processes.Owned(ledger["mark"], [os.getpid()])
+    left: list[proc.Process] = []
+    if "mark" in handover_log:
+        owned = Owned(handover_log["mark"], [os.getpid()])
         owned.strangers = strangers
-        for entry in ledger["processes"]:
-            process = processes.read_process(entry["pid"])
+        for entry in handover_log["processes"]:
+            process = proc.read_process(entry["pid"])
             if process is None or process.started != entry["started"]:
                 continue
             if entry["rank"] is None:
@@ -135,9 +138,9 @@ def _clean_up(nonce: str, ledger: dict[str, Any], status: int, strangers: dict[i
             else:
                 owned.add_rank(entry["rank"], process)
         beat = messages.encode(messages.BEAT)
-        left = ladder.take_steps(ladder.descend(owned, processes, ledger["stop_timeout_s"]), lambda: _say(nonce, beat))
+        left = ladder.take_steps(ladder.descend(owned, proc, handover_log["stop_timeout_s"]), lambda: _say(nonce, beat))
         if not left:  # else `launch clean` goes by it
-            workers.remove_folder(ledger["folder"])
+            workers.remove_folder(handover_log["folder"])
     found = [[process.pid, process.name, process.state] for process in left]
     _say(nonce, messages.encode(messages.CENSUS, left=found, supervisor=ending))
 

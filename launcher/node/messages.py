@@ -6,7 +6,7 @@ So output travels as it is, in chunks, and one flipped bit is found at the next 
 
 from __future__ import annotations
 
-from launcher.node import notation
+from launcher.node import fast_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def encode(kind: str, payload: bytes = b"", **fields: object) -> bytes:
     header.update(fields)
     if payload:
         header["size"] = len(payload)
-    return notation.dumps(header).encode() + b"\n" + payload
+    return fast_json.dumps(header).encode() + b"\n" + payload
 
 
 class Decoder:
@@ -113,7 +113,7 @@ class Decoder:
             return None
         line = bytes(self._buffer[:end])
         try:
-            header = notation.loads(line.decode())
+            header = fast_json.loads(line.decode())
         except (ValueError, RecursionError):
             raise MalformedMessage("no JSON: %r" % line[:80]) from None
         if not isinstance(header, dict) or not isinstance(header.get("type"), str):

@@ -10,12 +10,14 @@ import os
 import sys
 import time
 
-from launcher.node import clock, ladder, messages, processes, signals, workers
-from launcher.node.inquiry import Inquiry
-from launcher.node.ledger import Ledger
+from launcher.node import clock, messages, signals
+from launcher.node.facts.inspection import Inspection
 from launcher.node.loop import Loop
-from launcher.node.outlet import Outlet
-from launcher.node.ranks import Ranks
+from launcher.node.processes import ladder, proc, workers
+from launcher.node.processes.handover_log import HandoverLog
+from launcher.node.processes.owned import Owned
+from launcher.node.processes.ranks import Ranks
+from launcher.node.send_queue import SendQueue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from launcher.node.loop import Timer
 
     Handler = Callable[[Dict[str, Any], bytes], None]
-    Ladder = Generator[float, None, List[processes.Process]]
+    Ladder = Generator[float, None, List[proc.Process]]
 
 BEATS_PER_SILENCE = 2.5  # two may be lost
 COALESCE_S = 0.002  # a writer's small pieces gather in its pipe for so long, so a flood costs few messages
@@ -34,22 +36,22 @@ class Supervisor:
     """One conversation: prepare, facts, route, start, output and exits, stop, census."""
 
     def __init__(
-        self, life_fd: int, ledger_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int]
+        self, life_fd: int, handover_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int]
     ) -> None:
         """strangers: children of the guardian, by process id with their start times, that it was born with."""
         self._loop = Loop()
         self._life_fd = life_fd  # at its end when the guardian dies
         # Two ends of a pipe: who starts the ranks reads in it that guardian and supervisor are gone.
         self._keepers_fds = keepers_fds
-        self._ledger = Ledger(ledger_fd)
+        self._handover_log = HandoverLog(handover_fd)
         self._keepers = [os.getpid(), guardian]
-        self._owned = processes.Owned(None, self._keepers)
+        self._owned = Owned(None, self._keepers)
         self._owned.strangers = strangers
         self._decoder = messages.Decoder(max_header_bytes=1 << 30)
-        self._outlet = Outlet(self._loop, lambda rank: rank in self._ranks.seen)
-        self._ranks = Ranks(self._loop, self._outlet, self._ledger, self._owned, self._end_if_short)
-        self._inquiry = Inquiry(
-            self._loop, self._outlet, self._ranks.set_torchrun, self._ranks.await_exit, keepers_fds[0]
+        self._send_queue = SendQueue(self._loop, lambda rank: rank in self._ranks.seen)
+        self._ranks = Ranks(self._loop, self._send_queue, self._handover_log, self._owned, self._end_if_short)
+        self._inspection = Inspection(
+            self._loop, self._send_queue, self._ranks.set_torchrun, self._ranks.await_exit, keepers_fds[0]
         )
         self._silence_s = 15.0
         self._hears_beats = True  # else the end of file alone says that the launcher is gone
@@ -80,11 +82,11 @@ class Supervisor:
         self._check_lease()
         while not self._is_done:
             self._loop.run_once()
-            self._outlet.push()
-            if self._outlet.has_read:
-                self._outlet.has_read = False
+            self._send_queue.push()
+            if self._send_queue.has_read:
+                self._send_queue.has_read = False
                 time.sleep(COALESCE_S)
-        self._outlet.flush()
+        self._send_queue.flush()
 
     def _catch_signals(self) -> None:
         wake_read, wake_write = os.pipe()
@@ -109,7 +111,7 @@ class Supervisor:
             return
         left = self._heard_at + self._silence_s - self._clock()
         if left <= 0:
-            self._outlet.close()
+            self._send_queue.close()
             self._end_run("%s %g s" % (messages.NO_WORD, self._silence_s))
         else:
             # The loop's timers don't count what this machine sleeps: look more often than once.
@@ -117,8 +119,8 @@ class Supervisor:
 
     def _beat(self) -> None:
         period = self._silence_s / BEATS_PER_SILENCE
-        if time.monotonic() - self._outlet.sent_at >= period * 0.9:
-            self._outlet.send(messages.BEAT)
+        if time.monotonic() - self._send_queue.sent_at >= period * 0.9:
+            self._send_queue.send(messages.BEAT)
         self._loop.call_later(period, self._beat)
 
     # ---- the launcher's messages --------------------------------------------------------------------------------
@@ -132,7 +134,7 @@ class Supervisor:
             data = b""
         if not data:
             self._loop.forget(0)
-            self._outlet.close()
+            self._send_queue.close()
             self._end_run("the launcher is gone")
             return
         self._heard_at = self._clock()
@@ -154,7 +156,7 @@ class Supervisor:
         try:
             handler(header, payload)
         except OSError as error:  # no room for the run's folder, no process left: the launcher shall say so
-            self._outlet.send(messages.FAILED, text="%s: %s" % (header["type"], error))
+            self._send_queue.send(messages.FAILED, text="%s: %s" % (header["type"], error))
             # Without folder and mark nothing may start, though START may lie in the same piece.
             self._is_done = self._folder is None
 
@@ -163,7 +165,7 @@ class Supervisor:
         self._hears_beats = header.get("beats", True)
         self._stop_timeout_s = header["stop_timeout_s"]
         self._owned.marks.add(header["mark"])
-        own = processes.read_process(os.getpid())
+        own = proc.read_process(os.getpid())
         self._lost_folder = header.get("lost_folder")
         self._lost_keepers = header.get("lost_keepers", [])
         if self._lost_folder and not os.path.basename(self._lost_folder).startswith("launch-%s-" % header["run"]):
@@ -172,12 +174,12 @@ class Supervisor:
             self._owned.born = own.started
         self._folder = workers.make_folder(header["run"])
         os.mkdir(os.path.join(self._folder, workers.FILES), 0o700)
-        self._ledger.note(mark=header["mark"], folder=self._folder, stop_timeout_s=self._stop_timeout_s)
+        self._handover_log.note(mark=header["mark"], folder=self._folder, stop_timeout_s=self._stop_timeout_s)
         self._env.update(header["env"])
         # setproctitle overwrites the environment, where the mark is, unless it is told not to.
-        processes.mark_environment(self._env, header["mark"])
+        proc.mark_environment(self._env, header["mark"])
         self._env["SPT_NOENV"] = "1"
-        self._env[processes.FILES] = os.path.join(self._folder, workers.FILES)
+        self._env[proc.FILES] = os.path.join(self._folder, workers.FILES)
         sleeps_along = header.get("boot_id") is not None and header["boot_id"] == clock.boot_id()
         if sleeps_along:  # the launcher is on this machine: nobody is silent while both of us sleep
             self._clock = time.monotonic
@@ -185,22 +187,22 @@ class Supervisor:
         self._loop.cancel(self._lease_timer)
         self._check_lease()
         self._beat()
-        self._outlet.send(
+        self._send_queue.send(
             messages.HELLO,
             pid=os.getpid(),
             python="%d.%d.%d" % sys.version_info[:3],
             folder=self._folder,
             sleeps_along=sleeps_along,
-            keepers=[[keeper.pid, keeper.started] for keeper in map(processes.read_process, self._keepers) if keeper],
+            keepers=[[keeper.pid, keeper.started] for keeper in map(proc.read_process, self._keepers) if keeper],
         )
         if header.get("facts"):
-            self._inquiry.gather_facts(header, self._env, self._folder)
+            self._inspection.gather_facts(header, self._env, self._folder)
 
     def _find_route(self, header: dict[str, Any], _: bytes) -> None:
-        self._inquiry.find_route(header)
+        self._inspection.find_route(header)
 
     def _probe(self, header: dict[str, Any], _: bytes) -> None:
-        self._inquiry.probe(header)
+        self._inspection.probe(header)
 
     def _adopt(self, header: dict[str, Any], _: bytes) -> None:
         """Take earlier runs' left-overs for ours, so that the next STOP ends them."""
@@ -209,7 +211,7 @@ class Supervisor:
         self._adopted_runs = {mark.partition(".")[0] for mark in header["marks"]}
 
     def _start(self, header: dict[str, Any], payload: bytes) -> None:
-        self._inquiry.stop_listening()
+        self._inspection.stop_listening()
         if payload:
             assert self._folder is not None  # PREPARE comes first
             with open(os.path.join(self._folder, header["payload_name"]), "wb") as file:
@@ -220,13 +222,13 @@ class Supervisor:
             header["cwd"] = os.path.expanduser(header["cwd"])
         if header.get("processes"):
             self._is_short = header.get("is_short", False)
-            self._inquiry.release_port()
+            self._inspection.release_port()
             self._start_processes(header)
         else:
             self._start_torchrun(header)
 
     def _start_processes(self, header: dict[str, Any]) -> None:
-        from launcher.node import shim
+        from launcher.node.processes import shim
 
         assert self._folder is not None  # PREPARE comes first
         order = shim.Order(
@@ -236,23 +238,25 @@ class Supervisor:
         self._ranks.start_processes(order, self._keepers_fds[0])
 
     def _start_torchrun(self, header: dict[str, Any]) -> None:
-        assert self._folder is not None and self._inquiry.search is not None  # the plan names the Python, which waits
-        self._ranks.await_torchrun(self._folder, header["local_ranks"], self._inquiry.release_port)
+        assert (
+            self._folder is not None and self._inspection.search is not None
+        )  # the plan names the Python, which waits
+        self._ranks.await_torchrun(self._folder, header["local_ranks"], self._inspection.release_port)
         order = {"argv": header["torchrun_args"], "env": dict(self._env, **header["env"]), "cwd": header["cwd"]}
-        self._inquiry.search.give_order(order)
+        self._inspection.search.give_order(order)
 
     def _arm_stacks(self) -> None:
-        from launcher.node import stacks
+        from launcher.node.processes import stacks
 
         assert self._folder is not None  # PREPARE comes first
         stacks.arm(self._folder, self._env)
 
     def _send_stacks(self, header: dict[str, Any], _: bytes) -> None:
-        from launcher.node import stacks
+        from launcher.node.processes import stacks
 
         if self._folder is not None and self._steps is None:
             ranks = self._owned.ranks
-            stacks.send_stacks(self._loop, self._outlet, header["number"], ranks, self._env, self._folder)
+            stacks.send_stacks(self._loop, self._send_queue, header["number"], ranks, self._env, self._folder)
 
     def _end_if_short(self) -> None:
         if self._is_short:
@@ -271,11 +275,11 @@ class Supervisor:
             self._reason = self._reason or reason
             workers.complain("ending the run: %s" % reason)
             if self._steps is None and not self._is_done:  # before the exits that follow from it
-                self._outlet.send(messages.FAILED, text=reason)
+                self._send_queue.send(messages.FAILED, text=reason)
         if self._is_done or (self._steps is not None and timeout_s > 0):
             return
-        self._inquiry.cancel()
-        self._steps = ladder.descend(self._owned, processes, timeout_s, wait_s)
+        self._inspection.cancel()
+        self._steps = ladder.descend(self._owned, proc, timeout_s, wait_s)
         self._loop.cancel(self._step_timer)
         self._step()
 
@@ -291,9 +295,9 @@ class Supervisor:
     def _kill_lost_keepers(self) -> None:
         """A supervisor that was stopped (SIGSTOP) would stay for ever, with nothing left to keep."""
         for pid, started in self._lost_keepers:
-            keeper = processes.read_process(pid)
+            keeper = proc.read_process(pid)
             if keeper is not None and keeper.started == started:
-                processes.send_signal(keeper, signals.SIGKILL)
+                proc.send_signal(keeper, signals.SIGKILL)
 
     def _wake_guardian(self) -> None:
         """One that was stopped would stay for ever, though nothing is left to guard."""
@@ -301,13 +305,13 @@ class Supervisor:
         if os.getppid() == guardian:  # else it is dead, and its number may be another's
             os.kill(guardian, signals.SIGCONT)
 
-    def _report_census(self, left: list[processes.Process]) -> None:
+    def _report_census(self, left: list[proc.Process]) -> None:
         self._ranks.reap()
-        self._outlet.drain()
+        self._send_queue.drain()
         self._kill_lost_keepers()
         self._wake_guardian()
         if self._adopted_runs and not left:
-            from launcher.node import leftovers
+            from launcher.node.facts import leftovers
 
             leftovers.remove_folders(self._adopted_runs)
         files = workers.read_files(os.path.join(self._folder, workers.FILES)) if self._folder is not None else []
@@ -317,7 +321,7 @@ class Supervisor:
             if folder not in (None, kept):
                 workers.remove_folder(folder)
         found = [[process.pid, process.name, process.state] for process in left]
-        self._outlet.send(messages.CENSUS, left=found, reason=self._reason, files=len(files))
+        self._send_queue.send(messages.CENSUS, left=found, reason=self._reason, files=len(files))
         for name, content in files:
-            self._outlet.send(messages.FILE, content, name=name)
+            self._send_queue.send(messages.FILE, content, name=name)
         self._is_done = True

@@ -24,12 +24,18 @@ from typing import Any
 
 MARKER = "~launch"
 _NODE_MODULES = (
-    "clock", "environment", "facts", "gpus", "guardian", "inquiry", "kernel_log", "kills", "ladder", "ledger",
-    "leftovers", "loop", "machine", "messages", "network", "notation", "outlet", "processes", "pythons", "ranks",
-    "shim", "signals", "slurm", "stacks", "supervisor", "torchrun", "visible_gpus", "workers", "xids",
+    "clock", "fast_json", "guardian", "kernel_log", "loop", "messages", "send_queue", "signals", "supervisor",
+    *(f"facts.{name}" for name in (
+        "gathering", "gpus", "inspection", "leftovers", "machine", "network", "pythons", "setup", "slurm",
+        "visible_gpus", "xids",
+    )),
+    *(f"processes.{name}" for name in (
+        "handover_log", "kills", "ladder", "owned", "proc", "ranks", "shim", "stacks", "torchrun", "workers",
+    )),
 )  # fmt: skip
 _LOCK = threading.Lock()
-_PACKAGES = ("launcher", "launcher.node")
+_PACKAGES = ("launcher", "launcher.node", "launcher.node.facts", "launcher.node.processes")
+_RELAY_PACKAGES = ("launcher", "launcher.node", "launcher.node.relays")
 
 # Reads one line, byte by byte, and runs it; at end of file it runs nothing and ends.
 _LOADER = (
@@ -70,8 +76,8 @@ def loader_command(python: str, nonce: str) -> str:
     return f"exec {shlex.quote(python)} -X utf8 -ISc '{_LOADER.format(marker=MARKER, nonce=nonce)}'"
 
 
-# The same for a task of Slurm, with the words of `launcher.node.relay` for a marker: srun gives nothing to read before
-# every node has started its task, so who is there must say so first.
+# The same for a task of Slurm, with the words of `launcher.node.relays.relay` for a marker: srun gives nothing to
+# read before every node has started its task, so who is there must say so first.
 _RELAY_LOADER = (
     "import os;"
     'print("~{nonce} here",os.environ["SLURM_PROCID"],os.environ["SLURMD_NODENAME"],os.getpid(),'
@@ -93,7 +99,7 @@ def relay_argv(pythons: Sequence[str], nonce: str) -> list[str]:
 def relay_code(nonce: str, block_bytes: int, kept_blocks: int) -> bytes:
     """Return the first line for a relay, the same for every node and every Python."""
     call = f"main({nonce!r}, {block_bytes}, {kept_blocks})\n"
-    return f"exec({_task_source('relay') + call!r})\n".encode()
+    return f"exec({_source_of('relays.relay') + call!r})\n".encode()
 
 
 # For a task of pdsh all is in the command line, of which a login shell takes 128 KB, as small as it can be.
@@ -105,35 +111,44 @@ _TASK_LOADER = (
     "getattr(sys.modules[s[-1][0]],n)(w[0],{rank},*w[1:])"
 )
 
-# In one start, which exit code 127 tells from a Python that is missing or too old: mail is in more of a hurry.
-_MAIL_SHELL = 'for p; do "$p" -X utf8 -ISc "$0"; s=$?; [ $s -eq 127 ] || exit $s; done; exit 127'
+# In one start, which exit code 127 tells from a Python that is missing or too old: input is in more of a hurry.
+_INPUT_SHELL = 'for p; do "$p" -X utf8 -ISc "$0"; s=$?; [ $s -eq 127 ] || exit $s; done; exit 127'
 
 
 def relay_line(pythons: Sequence[str], nonce: str, rank: str, silence_s: float) -> str:
     """Return the command line that starts a relay; `rank` stands for what pdsh puts there."""
-    modules = ("clock", "login", "mailbox", "relay")
-    return _task_line(_RELAY_SHELL, pythons, rank, modules, "main_with_mailbox", nonce, silence_s)
+    modules = ("clock", *(f"relays.{name}" for name in ("launcher_probe", "relay_socket", "relay")))
+    return _task_line(_RELAY_SHELL, pythons, rank, modules, "main_with_socket", nonce, silence_s)
 
 
-def mail_line(pythons: Sequence[str], nonce: str, rank: str, texts: Sequence[bytes], mails: Sequence[Any]) -> str:
-    """Return the command line that brings relays their mail, in the form that `launcher.node.mail` takes."""
-    return _task_line(_MAIL_SHELL, pythons, rank, ("mailbox", "mail"), "main", nonce, list(texts), list(mails))
+def input_line(pythons: Sequence[str], nonce: str, rank: str, texts: Sequence[bytes], inputs: Sequence[Any]) -> str:
+    """Return the command line that brings relays their input, as `launcher.node.relays.relay_input` takes it."""
+    return _task_line(
+        _INPUT_SHELL,
+        pythons,
+        rank,
+        ("relays.relay_socket", "relays.relay_input"),
+        "main",
+        nonce,
+        list(texts),
+        list(inputs),
+    )
 
 
 def _task_line(
     shell: str, pythons: Sequence[str], rank: str, modules: Sequence[str], function: str, *words: Any
 ) -> str:
     """Return what calls a function of the last of these modules of the node's; `rank` is its second argument."""
-    sources = [(name, "") for name in _PACKAGES]
-    sources += [(f"launcher.node.{name}", _task_source(name)) for name in modules]
+    sources = [(name, "") for name in _RELAY_PACKAGES]
+    sources += [(f"launcher.node.{name}", _source_of(name)) for name in modules]
     blob = base64.b64encode(zlib.compress(marshal.dumps((sources, function, words), 2), 9)).decode()
     loader = _TASK_LOADER.format(blob=blob, rank=rank)
     return f"exec /bin/sh -c '{shell}' '{loader}' {shlex.join(pythons)}"
 
 
 @functools.cache
-def _task_source(module: str) -> str:
-    return (resources.files("launcher.node") / f"{module}.py").read_text("utf-8")
+def _source_of(module: str) -> str:
+    return (resources.files("launcher.node") / f"{module.replace('.', '/')}.py").read_text("utf-8")
 
 
 def node_code(nonce: str, magic: str) -> bytes:
@@ -146,8 +161,7 @@ def node_code(nonce: str, magic: str) -> bytes:
 
 @functools.cache
 def _plain_modules() -> bytes:
-    folder = resources.files("launcher.node")
-    sources = {f"launcher.node.{name}": (folder / f"{name}.py").read_text("utf-8") for name in _NODE_MODULES}
+    sources = {f"launcher.node.{name}": _source_of(name) for name in _NODE_MODULES}
     return zlib.compress(marshal.dumps(dict.fromkeys(_PACKAGES, "") | sources, 2))
 
 

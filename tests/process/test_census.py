@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from node_process import is_alive, read_state, wait_until
 
-from launcher.node import processes
-from launcher.node.processes import MARK, Owned, Process, read_process
+from launcher.node.processes import proc
+from launcher.node.processes.owned import Owned
+from launcher.node.processes.proc import MARK, Process, read_process
 
 MARKED = f"census-test.{os.getpid()}"
 SLEEP = "sleep 300"
@@ -165,8 +166,8 @@ def test_a_session_s_number_that_was_given_out_again(start: Start) -> None:
     owned.ranks[0].started -= 1  # the rank that we knew is gone, and this is another
     owned.add_rank(0, owned.ranks[0])
     assert find(owned) == set()
-    assert not processes.is_alive(owned.ranks[0])
-    processes.send_signal(owned.ranks[0], signal.SIGKILL)
+    assert not proc.is_alive(owned.ranks[0])
+    proc.send_signal(owned.ranks[0], signal.SIGKILL)
     assert is_alive(pid)
 
 
@@ -175,8 +176,8 @@ def test_a_signal_to_who_is_gone_is_no_error(start: Start) -> None:
     process = read_process(pid)
     assert process is not None
     kill_and_reap(pid)
-    processes.send_signal(process, signal.SIGTERM)
-    assert not processes.is_alive(process)
+    proc.send_signal(process, signal.SIGTERM)
+    assert not proc.is_alive(process)
 
 
 @pytest.mark.parametrize("name", ["a b", ") Z 1 1 1 (", "))", "ü" * 7, "\n"])
@@ -200,8 +201,8 @@ def test_a_process_reads_itself() -> None:
 
 HIDDEN_CHILD = """
 import json, os, sys, time
-from launcher.node import ladder, processes
-processes.become_subreaper()
+from launcher.node.processes import ladder, owned, proc
+owned.become_subreaper()
 ladder.CENSUS_S = 0.1
 child = os.fork()
 if child == 0:
@@ -209,7 +210,7 @@ if child == 0:
 os.setgroups([])  # the group of root may look
 os.setgid(65534)
 os.setuid(65534)
-steps = ladder.descend(processes.Owned("no such mark", [os.getpid()]), processes, 0)
+steps = ladder.descend(owned.Owned("no such mark", [os.getpid()]), proc, 0)
 left = ladder.take_steps(steps, beat=lambda: None)
 print(json.dumps([[process.pid == child, process.name, process.state] for process in left]), flush=True)
 """

@@ -19,7 +19,7 @@ from launcher.hosts.host import Host
 from launcher.output.lines import STDERR
 from launcher.output.terminal import Terminal
 from launcher.transports.base import TransportError
-from launcher.transports.relayed.pdsh_input import Mail
+from launcher.transports.relayed.pdsh_input import RelayInput
 from launcher.transports.relayed.srun_step import Step
 
 DEADLINE_S = 60.0
@@ -89,21 +89,21 @@ class NoPdsh:
         raise OverflowError("it broke")
 
 
-def post_mail(pdsh: object) -> str:
-    """Return what is said of a host that gets no mail."""
+def post_input(pdsh: object) -> str:
+    """Return what is said of a host that gets no input."""
     told: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
-    mail = Mail(pdsh, [Host("n1")], ["python3"], "ab", "", 5.0, lambda *words: told.put(words))  # type: ignore[arg-type]
-    mail.post(0, [(b"shut 1", None)])
+    relay_input = RelayInput(pdsh, [Host("n1")], ["python3"], "ab", "", 5.0, lambda *words: told.put(words))  # type: ignore[arg-type]
+    relay_input.post(0, [(b"shut 1", None)])
     task, said = told.get(timeout=DEADLINE_S)
-    mail.close()
+    relay_input.close()
     assert task == 0
     return said
 
 
-def test_mail_that_nobody_carries_is_lost_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert post_mail(NoPdsh()) == "OverflowError('it broke')"
+def test_input_that_nobody_carries_is_lost_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert post_input(NoPdsh()) == "OverflowError('it broke')"
     refuse_threads(monkeypatch, "carry pdsh")
-    assert post_mail(NoPdsh()) == NO_THREAD
+    assert post_input(NoPdsh()) == NO_THREAD
 
 
 @pytest.fixture

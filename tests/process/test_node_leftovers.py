@@ -31,7 +31,8 @@ from node_process import (
     wait_until,
 )  # fmt: skip
 
-from launcher.node import leftovers, messages
+from launcher.node import messages
+from launcher.node.facts import leftovers
 
 NOBODY = 65534
 # Its child has no environment.
@@ -256,7 +257,7 @@ def test_another_node_of_the_same_run_is_no_other_run(
     spawn: Callable[..., subprocess.Popen[bytes]], own: str, mark: str, is_other: bool
 ) -> None:
     process = spawn(mark)
-    wait_until(lambda: b"sleep" in leftovers.processes.read_command_line(process.pid))
+    wait_until(lambda: b"sleep" in leftovers.proc.read_command_line(process.pid))
     assert (process.pid in [run["pid"] for run in leftovers.find_runs(own)]) == is_other
 
 
@@ -277,7 +278,7 @@ def test_only_folders_of_dead_runs_are_removed(
     (tmp_path / "launch-old-ab12cd35").mkdir()  # not made by us: each of ours has the folder `files`
     (tmp_path / "launch-old-ab12cd36").symlink_to(tmp_path / "old-ab12cd34")
     process = spawn("alive.ab12.0")
-    wait_until(lambda: b"sleep" in leftovers.processes.read_command_line(process.pid))
+    wait_until(lambda: b"sleep" in leftovers.proc.read_command_line(process.pid))
     leftovers.remove_folders({"old", "alive", ""})
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         [*kept, "launch-old-ab12cd35", "launch-old-ab12cd36"]

@@ -12,7 +12,8 @@ import pytest
 from node_process import Nodes
 
 from launcher.job.facts import Checks, read_facts
-from launcher.node import machine, messages
+from launcher.node import messages
+from launcher.node.facts import machine
 
 
 def ask_checks(nodes: Nodes, rc_file: str = "", python: str | None = None, **wanted: object) -> Checks:

@@ -20,8 +20,10 @@ import pytest
 from machines.patience import DEADLINE_S
 from node_process import WAITS, Message, Node, Nodes, shell
 
-from launcher.node import facts, inquiry, messages, network, processes
+from launcher.node import messages
+from launcher.node.facts import gathering, inspection, network
 from launcher.node.loop import Loop
+from launcher.node.processes import proc
 
 HERE = "127.0.0.1"
 MANY = 100
@@ -282,11 +284,11 @@ def test_strangers_who_stay_take_no_descriptors(node: Node) -> None:
     way = ask_route(node)
     before = descriptors(node)
     with ExitStack() as strangers:
-        for _ in range(3 * inquiry.MAX_ANSWERED):
+        for _ in range(3 * inspection.MAX_ANSWERED):
             sock = strangers.enter_context(socket.create_connection((HERE, way["port"]), timeout=60))
             assert sock.recv(len(network.TOKEN)) == network.TOKEN
         assert probe(node, [HERE, way["port"]])["errors"] == [None]
-        assert descriptors(node) <= before + inquiry.MAX_ANSWERED + 1  # the child that has just tried
+        assert descriptors(node) <= before + inspection.MAX_ANSWERED + 1  # the child that has just tried
         talker = strangers.enter_context(socket.create_connection((HERE, way["probe_port"]), timeout=60))
         talker.sendall(b"GET / HTTP/1.1\r\n\r\n")
         while talker.recv(4096):
@@ -327,7 +329,7 @@ def test_a_holder_is_who_listens() -> None:
 
 
 class Heard:
-    """Stands for the outlet; keeps what is sent."""
+    """Stands for the send_queue; keeps what is sent."""
 
     def __init__(self) -> None:
         self.sent: list[dict[str, Any]] = []
@@ -341,9 +343,9 @@ def hang(*_: object, **__: object) -> None:  # a fake: a resolver, or a /proc, t
 
 
 def ask_here(**fields: Any) -> tuple[Message, int]:
-    """Ask an inquiry in this process; return its answer, and how often its loop could turn until then."""
+    """Ask an inspection in this process; return its answer, and how often its loop could turn until then."""
     heard, loop = Heard(), Loop()
-    asked = inquiry.Inquiry(loop, heard, lambda child: None, lambda child, callback: None, -1)  # type: ignore[arg-type]
+    asked = inspection.Inspection(loop, heard, lambda child: None, lambda child, callback: None, -1)  # type: ignore[arg-type]
     turns = 0
 
     def turn() -> None:
@@ -369,7 +371,7 @@ def ask_here(**fields: Any) -> tuple[Message, int]:
 
 
 def children_here() -> set[int]:
-    return {process.pid for process in processes.read_all().values() if process.ppid == os.getpid()}
+    return {process.pid for process in proc.read_all().values() if process.ppid == os.getpid()}
 
 
 def descriptors_here() -> int:
@@ -379,7 +381,7 @@ def descriptors_here() -> int:
 def test_a_name_that_nobody_looks_up_is_told_and_stalls_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beats go out meanwhile, so the launcher hears of the name and not of a silence."""
     monkeypatch.setattr(network.socket, "getaddrinfo", hang)
-    monkeypatch.setattr(inquiry, "LOOK_UP_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(inspection, "LOOK_UP_TIMEOUT_S", 0.5)
     answer, turns = ask_here(master="gpu1", port=0, listens=True)
     assert answer["error"] == "the name gpu1 could not be looked up in 0.5 s"
     assert (answer["interface"], answer["address"], answer["port"], answer["probe_port"]) == (None,) * 4
@@ -387,7 +389,7 @@ def test_a_name_that_nobody_looks_up_is_told_and_stalls_nobody(monkeypatch: pyte
 
 
 def test_an_address_needs_no_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inquiry, "_fork", hang)
+    monkeypatch.setattr(inspection, "_fork", hang)
     answer, _ = ask_here(master=HERE)
     assert (answer["interface"], answer["address"], answer["error"]) == ("lo", HERE, None)
 
@@ -402,7 +404,7 @@ def test_a_child_that_cannot_be_forked_is_told(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_holder_that_takes_too_long_to_find_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "find_holder", hang)
-    monkeypatch.setattr(inquiry, "HOLDER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(inspection, "HOLDER_TIMEOUT_S", 0.5)
     with listening(b"") as port:
         answer, turns = ask_here(port=port)
     assert answer["error"] == os.strerror(errno.EADDRINUSE)
@@ -415,9 +417,9 @@ def test_a_child_that_is_cut_off_counts_as_silent(monkeypatch: pytest.MonkeyPatc
         os._exit(0)
 
     monkeypatch.setattr(network, "write_and_exit", write_half)
-    monkeypatch.setattr(facts, "write_facts_and_exit", write_half)
+    monkeypatch.setattr(gathering, "write_facts_and_exit", write_half)
     heard, loop = Heard(), Loop()
-    asked = inquiry.Inquiry(loop, heard, lambda child: None, lambda child, callback: None, -1)  # type: ignore[arg-type]
+    asked = inspection.Inspection(loop, heard, lambda child: None, lambda child, callback: None, -1)  # type: ignore[arg-type]
     asked.gather_facts({"pythons": []}, {}, "")
     asked.find_route({"master": "localhost"})
     asked.probe({"targets": [[HERE, 1]]})

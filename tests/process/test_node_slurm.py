@@ -9,7 +9,8 @@ import pytest
 from node_process import Nodes
 
 from launcher.job.facts import read_facts
-from launcher.node import messages, slurm
+from launcher.node import messages
+from launcher.node.facts import slurm
 
 STEP = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}
 CUDA = "CUDA_VISIBLE_DEVICES"

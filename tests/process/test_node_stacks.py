@@ -31,9 +31,10 @@ from node_process import (
 )
 
 from launcher.diagnosis.stacks import parse_stack
-from launcher.node import messages, processes, stacks, workers
+from launcher.node import messages
 from launcher.node.loop import Loop
-from launcher.node.stacks import SIGNAL
+from launcher.node.processes import proc, stacks, workers
+from launcher.node.processes.stacks import SIGNAL
 
 PY_SPY = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 NO_PY_SPY = "py-spy is not there (pip install py-spy)"
@@ -405,12 +406,12 @@ def test_where_descriptors_have_run_out_the_run_goes_on(
 
 
 @contextmanager
-def running(*argv: str) -> Iterator[processes.Process]:
+def running(*argv: str) -> Iterator[proc.Process]:
     """Start a program; what comes is itself, no fork of ours that has yet to become it."""
     with subprocess.Popen(argv) as started:
         try:
             wait_until(lambda: Path(f"/proc/{started.pid}/exe").readlink().samefile(shutil.which(argv[0]) or ""))
-            process = processes.read_process(started.pid)
+            process = proc.read_process(started.pid)
             assert process is not None
             yield process
         finally:
@@ -421,7 +422,7 @@ def count_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def take_here(rank: processes.Process, path: str) -> tuple[stacks.Answer, int]:
+def take_here(rank: proc.Process, path: str) -> tuple[stacks.Answer, int]:
     """Take the stack of a process in this one; return the answer, and how many descriptors are left open."""
     answers: list[stacks.Answer] = []
     loop = Loop()
@@ -456,7 +457,7 @@ def test_a_py_spy_that_cannot_be_forked_leaks_nothing(
 
 
 def test_a_rank_that_cannot_be_looked_at_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "read_all", refuse)
+    monkeypatch.setattr(proc, "read_all", refuse)
     with running("sleep", "300") as process:
         answer, leaked = take_here(process, "")
     assert (answer.pid, answer.reason, leaked) == (process.pid, f"it can't be looked at ({AGAIN})", 0)

@@ -25,8 +25,8 @@ from node_process import is_alive, wait_until
 
 from launcher.hosts.host import Host
 from launcher.job.slurm_allocation import Allocation
-from launcher.node import relay
-from launcher.node.relay import SRUN_LINE_BYTES
+from launcher.node.relays import relay
+from launcher.node.relays.relay import SRUN_LINE_BYTES
 from launcher.transports.base import STDERR, STDOUT, Channel, TransportError
 from launcher.transports.relayed import relays
 from launcher.transports.relayed.srun import SrunTransport
@@ -368,7 +368,9 @@ def test_what_srun_says_after_the_end_of_a_process_is_kept(cluster: Cluster) -> 
 
 def test_a_relay_ends_though_somebody_holds_the_pipe_of_what_has_ended(cluster: Cluster) -> None:
     """A daemon of a command, here: the end of the command was told before that of its output, which never comes."""
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom launcher.node import relay\nrelay.main('n', 1, 1)"
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom launcher.node.relays import relay\nrelay.main('n', 1, 1)"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         env={**cluster.env, "SLURM_PROCID": "0"},
@@ -386,10 +388,8 @@ def test_a_relay_ends_though_somebody_holds_the_pipe_of_what_has_ended(cluster: 
 
 
 def test_a_relay_that_nobody_needs_ends_by_itself(cluster: Cluster, any_python: str) -> None:
-    code = (
-        "import sys; sys.path.insert(0, {!r})\nfrom launcher.node import relay\nrelay.{} = 0.2\nrelay.main('n', 1, 1)"
-    )
-    folder = str(Path(relay.__file__).parents[2])
+    code = "import sys; sys.path.insert(0, {!r})\nfrom launcher.node.relays import relay\nrelay.{} = 0.2\nrelay.main('n', 1, 1)"
+    folder = str(Path(relay.__file__).parents[3])
     import subprocess
 
     for name, lines in (("START_S", b""), ("LINGER_S", b"open 1 0 dHJ1ZQ==\n")):

@@ -1,4 +1,4 @@
-"""What is pdsh's alone: one process for all hosts, its mail, and its end."""
+"""What is pdsh's alone: one process for all hosts, what its relays get, and its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ssh_hosts import Process, SshHosts, find_free_port, read_processes, wait_un
 
 from launcher.hosts.host import Host
 from launcher.transports.relayed.pdsh_command import Pdsh
-from launcher.transports.relayed.pdsh_input import Mail
+from launcher.transports.relayed.pdsh_input import RelayInput
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 MOST_ARGUMENT_BYTES = 128 << 10  # of one argument (MAX_ARG_STRLEN)
@@ -95,17 +95,17 @@ def test_a_killed_launcher_leaves_neither_pdsh_nor_ssh_nor_sockets(launch: Launc
     assert wait_until(lambda: not find_folders(launch))
 
 
-def test_mail_that_nobody_takes_is_lost(launch: Launch) -> None:
+def test_input_that_nobody_takes_is_lost(launch: Launch) -> None:
     lost: list[tuple[int, str]] = []
     hosts = [Host("node1"), Host("node2")]
     pdsh = Pdsh(hosts, os.environ, launch.ssh_config, accept_new_host_keys=False)
-    mail = Mail(
+    relay_input = RelayInput(
         pdsh, hosts, ["python3"], "0123abcd", "", DEADLINE_S,
         lambda task, said: lost.append((task, said)),
     )  # fmt: skip
-    mail.post(1, [(b"shut 1", None)])
+    relay_input.post(1, [(b"shut 1", None)])
     assert wait_until(lambda: bool(lost))
-    mail.close()
+    relay_input.close()
     assert lost == [(1, "its relay does not answer: Connection refused")]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.node.kills import CERTAIN, PROBABLE, KernelKills
+from launcher.node.processes.kills import CERTAIN, PROBABLE, KernelKills
 
 PID = 25315
 V2 = "0::/user.slice/session-3.scope\n"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.node import messages, notation
+from launcher.node import fast_json, messages
 from launcher.node.messages import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, Decoder, MalformedMessage, encode
 
 unhurried = settings(deadline=None)  # a loaded machine is no bug
@@ -156,16 +156,16 @@ def test_a_header_that_is_too_long_is_refused_in_one_piece_as_well():
 
 @given(values)
 def test_our_notation_is_json(value):
-    assert json.loads(notation.dumps(value)) == value == notation.loads(json.dumps(value))
+    assert json.loads(fast_json.dumps(value)) == value == fast_json.loads(json.dumps(value))
 
 
 @pytest.mark.parametrize("text", ["", "{", "nothing", '{"a":1} 2', '"\n"'])
 def test_what_is_no_json_is_a_value_error(text):
     with pytest.raises(ValueError, match=r".*"):
-        notation.loads(text)
+        fast_json.loads(text)
 
 
 @pytest.mark.parametrize("value", [{1, 2}, b"x", object()])
 def test_what_json_can_not_hold_is_refused(value):
     with pytest.raises(TypeError):
-        notation.dumps(value)
+        fast_json.dumps(value)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.node import relay
+from launcher.node.relays import relay
 from launcher.transports.base import STDERR, STDOUT
 from launcher.transports.relayed.framing import (
     BLOCK_BYTES,

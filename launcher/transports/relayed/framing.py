@@ -1,4 +1,7 @@
-"""What launcher and relays say to each other over srun or pdsh: lines (launcher/node/relay.py has the words). Pure."""
+"""What launcher and relays say to each other over srun or pdsh, in lines. Pure.
+
+The words stand in launcher/node/relays/relay.py.
+"""
 
 from __future__ import annotations
 

@@ -32,14 +32,14 @@ def data_lines(channel: int, data: bytes) -> list[Line]:
     return [(b"data %d" % channel, data[max(0, start) : start + BLOCK_BYTES]) for start in starts]
 
 
-class Mail:
+class RelayInput:
     """Queues lines for the tasks of one pdsh, and sends them in order."""
 
     def __init__(
         self, pdsh: Pdsh, hosts: Sequence[Host], pythons: Sequence[str], nonce: str, folder: str, timeout_s: float,
         on_lost: Callable[[int, str], None],
     ) -> None:  # fmt: skip
-        """on_lost: gets a task that has not taken its mail, and what was said last."""
+        """on_lost: gets a task that has not taken its lines, and what was said last."""
         self._pdsh = pdsh
         self._hosts = hosts
         self._pythons = pythons
@@ -52,7 +52,7 @@ class Mail:
         self._calls: set[Call] = set()
         self._changed = threading.Condition()
         self._is_closed = False
-        start_thread(self._send_all, "mail pdsh", self._break)
+        start_thread(self._send_all, "send pdsh", self._break)
 
     def post(self, task: int, lines: Sequence[Line]) -> None:
         """Queue lines for a task."""
@@ -71,8 +71,8 @@ class Mail:
     # ---- in the thread --------------------------------------------------------------------------------------------
 
     def _send_all(self) -> None:
-        while (mails := self._collect()) is not None:
-            for tasks, command in self._split(mails):
+        while (batch := self._collect()) is not None:
+            for tasks, command in self._split(batch):
                 self._start_carrying(tasks, command)
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed or not self._on_the_way, _PATIENCE_S)
@@ -96,42 +96,42 @@ class Mail:
         with self._changed:
             if self._is_closed:
                 return None
-            mails = {task: self._waiting.pop(task) for task in self._ready()}
-            self._on_the_way.update(mails)
-            return mails
+            batch = {task: self._waiting.pop(task) for task in self._ready()}
+            self._on_the_way.update(batch)
+            return batch
 
     def _ready(self) -> list[int]:
         return [task for task in self._waiting if task not in self._on_the_way]
 
-    def _split(self, mails: Mapping[int, list[Line]]) -> Iterator[tuple[list[int], str]]:
+    def _split(self, batch: Mapping[int, list[Line]]) -> Iterator[tuple[list[int], str]]:
         """Yield the tasks and the command line of each call that it takes; what a task can't get yet waits on."""
-        command = self._command(mails)
+        command = self._command(batch)
         if len(command) <= _MOST_CHARACTERS:
-            yield list(mails), command
-        elif len(mails) > 1:
-            middle = len(mails) // 2
-            yield from self._split(dict(list(mails.items())[:middle]))
-            yield from self._split(dict(list(mails.items())[middle:]))
+            yield list(batch), command
+        elif len(batch) > 1:
+            middle = len(batch) // 2
+            yield from self._split(dict(list(batch.items())[:middle]))
+            yield from self._split(dict(list(batch.items())[middle:]))
         else:
-            ((task, lines),) = mails.items()
+            ((task, lines),) = batch.items()
             middle = len(lines) // 2
             assert middle, "a line has a block of data at most"
             with self._changed:
                 self._waiting[task] = lines[middle:] + self._waiting.get(task, [])
             yield from self._split({task: lines[:middle]})
 
-    def _command(self, mails: Mapping[int, list[Line]]) -> str:
+    def _command(self, batch: Mapping[int, list[Line]]) -> str:
         texts: dict[bytes, int] = {}
         numbered = [
             (task, [(words, None if text is None else texts.setdefault(text, len(texts))) for words, text in lines])
-            for task, lines in mails.items()
+            for task, lines in batch.items()
         ]
-        return bootstrap.mail_line(self._pythons, self._nonce, RANK, list(texts), numbered)
+        return bootstrap.input_line(self._pythons, self._nonce, RANK, list(texts), numbered)
 
     # ---- in a thread for each call --------------------------------------------------------------------------------
 
     def _carry(self, tasks: Sequence[int], command: str) -> None:
-        """Send one call to its end; tasks that have taken their mail by then can get more."""
+        """Send one call to its end; tasks that have taken theirs by then can get more."""
         hosts = [self._hosts[task] for task in tasks]
         words = PdshWords([host.name for host in hosts])
         missing, said = set(tasks), b""

@@ -14,7 +14,7 @@ from launcher.transports.base import STDERR
 from launcher.transports.relayed.channel import RelayChannel
 from launcher.transports.relayed.framing import Event, Exit, Here, LineDecoder, Output
 from launcher.transports.relayed.pdsh_command import RANK, Pdsh, make_folder
-from launcher.transports.relayed.pdsh_input import Mail, data_lines
+from launcher.transports.relayed.pdsh_input import RelayInput, data_lines
 from launcher.transports.relayed.pdsh_lines import whole_lines
 from launcher.transports.relayed.pdsh_output import PdshWords
 from launcher.transports.relayed.relays import Relay, Relays, as_noise
@@ -55,7 +55,7 @@ class Step:
         command = bootstrap.relay_line(pythons, self._nonce, RANK, silence_s)
         self._call = pdsh.call(hosts, command, timeout_s, folder)
         try:
-            self._mail = Mail(pdsh, hosts, pythons, self._nonce, folder, timeout_s, self._lose_mail)
+            self._input = RelayInput(pdsh, hosts, pythons, self._nonce, folder, timeout_s, self._lose_input)
             self._hearing = start_thread(self._hear, "hear pdsh", self._break)
             self._reading = start_thread(self._read, "read pdsh", self._break)
         except LauncherError:
@@ -79,7 +79,7 @@ class Step:
         if said := self._words.said(relay.host):
             channel.deliver(STDERR, as_noise(said))
         words = b"open %d %d" % (channel.number, task)
-        self._mail.post(task, [(words, command.encode("utf-8", "surrogateescape"))])
+        self._input.post(task, [(words, command.encode("utf-8", "surrogateescape"))])
         return channel
 
     def await_calm(self) -> None:
@@ -96,7 +96,7 @@ class Step:
 
     def send_data(self, channel: RelayChannel, data: bytes) -> None:
         """Queue what goes to the process's stdin."""
-        self._mail.post(self._tasks[channel.host], data_lines(channel.number, data))
+        self._input.post(self._tasks[channel.host], data_lines(channel.number, data))
 
     def leave(self, channel: RelayChannel) -> None:
         """Close the process's pipes; when no host needs pdsh any more, wait a moment for its end."""
@@ -104,7 +104,7 @@ class Step:
             has_more = self._relays.leave(channel)
             self._end_if_unused()
             if has_more and not self._is_ending:
-                self._mail.post(self._tasks[channel.host], [(b"shut %d" % channel.number, None)])
+                self._input.post(self._tasks[channel.host], [(b"shut %d" % channel.number, None)])
         if self._is_ending:
             self._reading.join(_END_S)
 
@@ -112,7 +112,7 @@ class Step:
         """End pdsh, and with it every relay, once every host was asked and left."""
         if self._relays.are_unused() and not self._is_ending:
             self._is_ending = True
-            self._mail.close()
+            self._input.close()
             self._call.end()
 
     # ---- the threads ----------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class Step:
         self._hearing.join(_END_S)  # its last words say why
         self._words.end()
         self._lose([host.name for host in self._hosts])
-        self._mail.close()
+        self._input.close()
         self._call.end()
         self._call.process.wait()
 
@@ -178,7 +178,7 @@ class Step:
     def _lost(self, host: str) -> HostFailure:
         return HostFailure(host, "connection", self._words.lost(host))
 
-    def _lose_mail(self, task: int, said: str) -> None:
+    def _lose_input(self, task: int, said: str) -> None:
         host = self._hosts[task].name
         text = f"our word did not reach it{said and f': {said[:_WORD_CHARACTERS]}'}"
         self._relays.lose([HostFailure(host, "connection", text)])

@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 
-from launcher.node import notation, signals
+from launcher.node import fast_json, signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def write_and_exit(output_fd: int, find: Callable[[], dict[str, Any]]) -> NoRetu
             found = find()
         except (OSError, UnicodeError) as error:  # the latter: a name that can be none
             found = {"error": describe_error(error)}
-        os.write(output_fd, notation.dumps(found).encode() + b"\n")
+        os.write(output_fd, fast_json.dumps(found).encode() + b"\n")
     finally:
         os._exit(0)
 

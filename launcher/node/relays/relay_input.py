@@ -1,4 +1,4 @@
-"""The task of a short pdsh: brings the relay on this node what the launcher says, with the mailbox module alone."""
+"""The task of a short pdsh: brings the relay on this node what the launcher says, with its socket's module alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from binascii import b2a_base64
 from socket import AF_UNIX, SHUT_WR, socket
 
-from launcher.node import mailbox
+from launcher.node.relays import relay_socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 TIMEOUT_S = 10.0  # for a relay, which does nothing that takes long
 
 
-def main(nonce: str, rank: int, texts: list[bytes], mails: list[tuple[int, List[Line]]]) -> None:
-    """Deliver the mail for our place among the hosts of this pdsh, and say so; texts: what several lines share."""
-    task, lines = mails[rank]
+def main(nonce: str, rank: int, texts: list[bytes], inputs: list[tuple[int, List[Line]]]) -> None:
+    """Deliver what is for our place among the hosts of this pdsh, and say so; texts: what several lines share."""
+    task, lines = inputs[rank]
     with socket(AF_UNIX) as sock:
         sock.settimeout(TIMEOUT_S)
         try:
-            sock.connect(mailbox.name_of(nonce, task))
+            sock.connect(relay_socket.name_of(nonce, task))
         except OSError as error:
             sys.exit("its relay does not answer: %s" % error.strerror)
-        if not mailbox.is_own(sock):
-            sys.exit("the mailbox is somebody else's")
+        if not relay_socket.is_own(sock):
+            sys.exit("the socket is somebody else's")
         for words, number in lines:
             sock.sendall(words + (b"\n" if number is None else b" " + b2a_base64(texts[number])))  # with its newline
         sock.shutdown(SHUT_WR)

@@ -18,7 +18,7 @@ DRAIN_BYTES = 4 << 20  # a dead rank's children may write on: no more of it is w
 _STDOUT_FD = 1
 
 
-class Outlet:
+class SendQueue:
     """Our stdout, which never blocks, and the pipes of the ranks that feed it."""
 
     def __init__(self, loop: Loop, is_known: Callable[[int], bool]) -> None:

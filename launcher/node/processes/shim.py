@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import time
 
-from launcher.node import ladder, notation, processes, signals, workers
+from launcher.node import fast_json, signals
 from launcher.node.loop import Loop
+from launcher.node.processes import ladder, proc, workers
+from launcher.node.processes.owned import Owned, become_subreaper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,12 +78,12 @@ class _Shim:
         self._streams = streams
         self._keepers_fd = keepers_fd
         self._report_fd = report_fd
-        self._owned = processes.Owned(None, [os.getpid()])
+        self._owned = Owned(None, [os.getpid()])
         self._owned.marks.update(order.marks)
 
     def run(self) -> NoReturn:
         """Start the commands and tell of each end, until it is killed or nobody is left to be told."""
-        processes.become_subreaper()  # a daemon without mark is still a child, then
+        become_subreaper()  # a daemon without mark is still a child, then
         loop = Loop()
         wake_read, wake_write = os.pipe()
         for fd in (wake_read, wake_write):
@@ -104,9 +106,9 @@ class _Shim:
     def _start(self, entry: dict[str, Any]) -> None:
         env = dict(self._order.env, **entry["env"])
         child = workers.spawn(entry["argv"], env, self._order.cwd, self._streams[entry["rank"]])
-        stat = processes.read_stat(child.pid)
+        stat = proc.read_stat(child.pid)
         assert stat is not None  # it is not reaped yet
-        self._owned.add_rank(entry["rank"], processes.parse_stat(stat))
+        self._owned.add_rank(entry["rank"], proc.parse_stat(stat))
         self._report(rank=entry["rank"], stat=stat)
 
     def _wake(self, fd: int) -> None:
@@ -128,12 +130,12 @@ class _Shim:
 
     def _report(self, **fields: object) -> None:
         try:
-            os.write(self._report_fd, notation.dumps(fields).encode() + b"\n")
+            os.write(self._report_fd, fast_json.dumps(fields).encode() + b"\n")
         except OSError:
             pass  # the supervisor is gone; the guardian asks nobody for exit codes
 
     def _end_run(self) -> NoReturn:
-        steps = ladder.descend(self._owned, processes, self._order.stop_timeout_s)
+        steps = ladder.descend(self._owned, proc, self._order.stop_timeout_s)
         if not ladder.take_steps(steps, beat=lambda: None):
             workers.remove_folder(self._order.folder)
         os._exit(0)

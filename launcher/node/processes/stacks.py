@@ -15,14 +15,15 @@ from __future__ import annotations
 import os
 import time
 
-from launcher.node import messages, processes, workers
+from launcher.node import messages
+from launcher.node.processes import proc, workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
     from launcher.node.loop import Loop
-    from launcher.node.outlet import Outlet
+    from launcher.node.send_queue import SendQueue
 
 # SIGRTMAX-3: nobody's by convention. Slurm's scripts use SIGUSR1 and 2, the C library 32 and 33, valgrind 64.
 SIGNAL = 61
@@ -83,16 +84,16 @@ def arm(run_folder: str, env: dict[str, str]) -> None:
 
 
 def send_stacks(
-    loop: Loop, outlet: Outlet, number: int, ranks: dict[int, processes.Process], env: dict[str, str], run_folder: str
+    loop: Loop, send_queue: SendQueue, number: int, ranks: dict[int, proc.Process], env: dict[str, str], run_folder: str
 ) -> None:
     """Answer a STACKS with one STACK for each rank that lives; env: where py-spy is looked for, by its PATH."""
     folder = os.path.join(run_folder, FOLDER)
     armed = os.path.realpath(folder) if os.path.isdir(folder) else None
     for local_rank, process in ranks.items():
-        if processes.is_alive(process):
+        if proc.is_alive(process):
 
             def send(answer: Answer, local_rank: int = local_rank) -> None:
-                outlet.send(
+                send_queue.send(
                     messages.STACK, answer.text, number=number, local_rank=local_rank, pid=answer.pid,
                     source=answer.source, state=answer.state, wchan=answer.wchan, reason=answer.reason,
                 )  # fmt: skip
@@ -121,7 +122,7 @@ class _Dump:
     def __init__(
         self,
         loop: Loop,
-        rank: processes.Process,
+        rank: proc.Process,
         env: dict[str, str],
         armed_folder: str | None,
         on_done: Callable[[Answer], None],
@@ -173,7 +174,7 @@ class _Dump:
             self._finish(reason="the kernel holds it")
         elif not self._has_python:
             # The name that is known is from before its exec.
-            now = processes.read_process(self._process.pid) or self._process
+            now = proc.read_process(self._process.pid) or self._process
             self._finish(reason="no Python process there, it is %s" % now.name)
         else:
             self._deadline = time.monotonic() + PY_SPY_TIMEOUT_S
@@ -224,7 +225,7 @@ class _Dump:
             return
         self._old_bytes = self._seen_bytes = _size_of(self._path)
         self._deadline = time.monotonic() + SIGNAL_TIMEOUT_S
-        processes.send_signal(self._process, SIGNAL)
+        proc.send_signal(self._process, SIGNAL)
         self._do_later(_LOOK_S, self._look_for_text)
 
     def _find_obstacle(self) -> str | None:
@@ -261,15 +262,15 @@ class _Dump:
         self._on_done(self._answer)
 
 
-def find_python(rank: processes.Process) -> processes.Process | None:
+def find_python(rank: proc.Process) -> proc.Process | None:
     """Return the rank's process, or the first below it (a shell may have started the trainer), that is a Python."""
     level = [rank]
-    everything: dict[int, processes.Process] = {}
+    everything: dict[int, proc.Process] = {}
     while level:
         for process in level:
             if _is_python(process):
                 return process
-        everything = everything or processes.read_all()
+        everything = everything or proc.read_all()
         parents = {process.pid for process in level}
         level = sorted(
             (process for process in everything.values() if process.ppid in parents), key=lambda process: process.started
@@ -277,7 +278,7 @@ def find_python(rank: processes.Process) -> processes.Process | None:
     return None
 
 
-def _is_python(process: processes.Process) -> bool:
+def _is_python(process: proc.Process) -> bool:
     try:
         return "python" in os.path.basename(os.readlink("/proc/%d/exe" % process.pid))
     except OSError:
@@ -324,8 +325,8 @@ def catches(pid: int, number: int) -> bool:
     return bool(masks) and bool(int(masks[0], 16) >> (number - 1) & 1)
 
 
-def _read_state(process: processes.Process) -> str:
-    now = processes.read_process(process.pid)
+def _read_state(process: proc.Process) -> str:
+    now = proc.read_process(process.pid)
     return now.state if now is not None and now.started == process.started else "X"
 
 

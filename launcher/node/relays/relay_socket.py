@@ -10,22 +10,22 @@ import sys
 from socket import AF_UNIX, SO_PEERCRED, SOL_SOCKET, socket
 
 
-def open_mailbox(nonce: str, task: int) -> socket:
-    """Listen for `launcher.node.mail`."""
-    mailbox = socket(AF_UNIX)
-    mailbox.bind(name_of(nonce, task))
-    mailbox.listen()
-    return mailbox
+def open_socket(nonce: str, task: int) -> socket:
+    """Listen for `launcher.node.relays.relay_input`."""
+    listener = socket(AF_UNIX)
+    listener.bind(name_of(nonce, task))
+    listener.listen()
+    return listener
 
 
-def accept(mailbox: socket) -> socket | None:
-    """Return who brings mail, or None where it is another user."""
-    mail, _ = mailbox.accept()
-    return mail if is_own(mail) else None
+def accept(listener: socket) -> socket | None:
+    """Return who brings input, or None where it is another user."""
+    sender, _ = listener.accept()
+    return sender if is_own(sender) else None
 
 
 def name_of(nonce: str, task: int) -> bytes:
-    """Return the name of a task's mailbox; what begins with a zero byte is in no file system."""
+    """Return the name of a task's socket; what begins with a zero byte is in no file system."""
     return b"\0launch-%s-%d" % (nonce.encode(), task)
 
 

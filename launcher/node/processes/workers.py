@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 
-from launcher.node import messages, processes, signals
+from launcher.node import messages, signals
+from launcher.node.processes import proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Child:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.process = processes.read_process(pid)
+        self.process = proc.read_process(pid)
 
 
 def fork(death_signal: int = signals.SIGKILL) -> int:
@@ -135,7 +136,7 @@ def _die_with(parent: int, number: int) -> None:
 def kill(child: Child) -> None:
     """Kill one child, if it still is there."""
     if child.process is not None:
-        processes.send_signal(child.process, signals.SIGKILL)
+        proc.send_signal(child.process, signals.SIGKILL)
 
 
 def widen(fd: int) -> None:
@@ -170,7 +171,7 @@ class Fifos:
         return os.open(reports, os.O_RDWR | os.O_NONBLOCK), streams
 
 
-def open_pidfd(process: processes.Process) -> int | None:
+def open_pidfd(process: proc.Process) -> int | None:
     """Return a descriptor that becomes readable when `process` ends, or None where the system has none."""
     if not hasattr(os, "pidfd_open"):  # Python 3.8, or a C library from before Linux 5.3
         return None
@@ -180,13 +181,13 @@ def open_pidfd(process: processes.Process) -> int | None:
         return None
 
 
-def read_exit_status(process: processes.Process) -> int | None:
+def read_exit_status(process: proc.Process) -> int | None:
     """Return the wait(2) status of a rank that torchrun has not reaped yet, 0 or None when it can't be known.
 
     The rank is torchrun's child, so only /proc tells; torchrun looks ten times a second and prints exit codes in
     a page of text, for the first failure alone.
     """
-    now = processes.read_process(process.pid)
+    now = proc.read_process(process.pid)
     if now is None or now.started != process.started:
         return None
     return now.exit_status if now.state in "ZX" else None

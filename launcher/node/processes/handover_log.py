@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from launcher.node import notation
+from launcher.node import fast_json
 
 
-class Ledger:
+class HandoverLog:
     """A pipe to the guardian; it is small, and must not stop us if the guardian sleeps."""
 
     def __init__(self, fd: int) -> None:
@@ -17,6 +17,6 @@ class Ledger:
     def note(self, **entry: object) -> None:
         """Write down one entry, a line of JSON."""
         try:
-            os.write(self._fd, notation.dumps(entry).encode() + b"\n")
+            os.write(self._fd, fast_json.dumps(entry).encode() + b"\n")
         except OSError:
             pass  # the guardian is dead, and we are about to notice

@@ -18,7 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Generator, Protocol
 
-    from launcher.node.processes import Owned, Process
+    from launcher.node.processes.owned import Owned
+    from launcher.node.processes.proc import Process
 
     class Signals(Protocol):
         """What signals processes: the module `processes`, or a test's stand-in."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 
-from launcher.node import messages, processes, signals, torchrun, workers
+from launcher.node import messages, signals
+from launcher.node.processes import proc, torchrun, workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class Search:
         command = [shell, "-lc", "command -v python3 || command -v python"]
         # As at a login: what the user has named (ZDOTDIR, BASH_ENV) may be code for a shell, and is not executed.
         env = dict(os.environ)
-        processes.mark_environment(env, self._env.get(processes.MARK, ""))
+        proc.mark_environment(env, self._env.get(proc.MARK, ""))
         child = workers.spawn(command, env, None, {0: null, 1: answer_write, 2: null})
         os.close(answer_write)
         os.close(null)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from launcher.node import processes, workers
+from launcher.node.processes import proc, workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,14 +16,14 @@ _LOADER = b'print("~launch '  # stands in the command line of every guardian and
 
 def find_runs(own_mark: str) -> list[dict[str, Any]]:
     """Return the processes of other runs of this user: pid, name, mark, and whether a supervisor still owns them."""
-    everything = processes.read_all()
+    everything = proc.read_all()
     found = []
     for process in everything.values():
-        mark = processes.read_mark(process.pid)
+        mark = proc.read_mark(process.pid)
         # Another node of the own run may be this machine as well.
         if mark is None or not _run_of(mark) or _run_of(mark) == _run_of(own_mark):
             continue
-        if _is_ours(process.pid) and _is_of_this_machine(process.pid) and processes.is_alive(process):
+        if _is_ours(process.pid) and _is_of_this_machine(process.pid) and proc.is_alive(process):
             found.append((process, mark))
     owned = {mark for process, mark in found if _has_keeper(process, everything)}
     return [
@@ -65,7 +65,7 @@ def _has_folder(pid: int, mark: str) -> bool:
 
     The mark alone proves nothing: what a run hands to a scheduler (at, qsub) carries it to other times and machines.
     """
-    files = processes.read_environment(pid, processes.FILES).get(processes.FILES, "")
+    files = proc.read_environment(pid, proc.FILES).get(proc.FILES, "")
     folder = os.path.dirname(files)
     if os.path.basename(folder).rpartition("-")[0] != "launch-" + mark.partition(".")[0]:
         return False
@@ -73,20 +73,20 @@ def _has_folder(pid: int, mark: str) -> bool:
     return any(map(_is_own_folder, ("/proc/%d/root%s" % (pid, folder), folder)))
 
 
-def _has_keeper(process: processes.Process, everything: dict[int, processes.Process]) -> bool:
+def _has_keeper(process: proc.Process, everything: dict[int, proc.Process]) -> bool:
     """Whether a guardian or supervisor is among the ancestors."""
     seen = set()
     while process.ppid in everything and process.ppid not in seen:
         process = everything[process.ppid]
         seen.add(process.pid)
-        if _LOADER in processes.read_command_line(process.pid):
+        if _LOADER in proc.read_command_line(process.pid):
             return True
     return False
 
 
 def remove_folders(run_ids: set[str]) -> None:
     """Remove the folders of runs of which nothing lives any more."""
-    alive = {mark.partition(".")[0] for mark in map(processes.read_mark, processes.read_all()) if mark is not None}
+    alive = {mark.partition(".")[0] for mark in map(proc.read_mark, proc.read_all()) if mark is not None}
     for base in workers.folder_places():
         try:
             names = os.listdir(base)

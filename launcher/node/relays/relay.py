@@ -3,7 +3,7 @@
 Both mix what their tasks write, in whole lines: srun's of less than 1,024 bytes, pdsh's of 128 KiB at most. So bytes
 travel as lines of base64, and each line names a channel: one process of ours on one node.
 srun gives what it reads to every task. pdsh gives nothing, and only its end is seen: there the launcher's lines come by
-another pdsh, whose task on this node puts them into our mailbox (launcher/node/mail.py).
+another pdsh, whose task on this node puts them into our socket (launcher/node/relays/relay_input.py).
 
     to all relays     open CHANNEL TASK COMMAND    data CHANNEL BYTES    again CHANNEL NUMBER
                       took CHANNEL SIZE            shut CHANNEL          hang TASK PID STARTED
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from socket import socket
     from typing import Any, Callable, Iterator, Tuple
 
-    from launcher.node.login import Login
+    from launcher.node.relays.launcher_probe import Login
 
     Wanted = Tuple[int, int, Callable[..., object], Tuple[Any, ...]]
 else:
@@ -114,8 +114,8 @@ class Relay:
         self._block_characters = self._kept_blocks = 0
         self._children: dict[bytes, Child] = {}  # by channel
         self._sources = {_STDIN: b""}  # where lines of the launcher come from, and the start of an unfinished one
-        self._mailbox: socket | None = None
-        self._mails: dict[int, socket] = {}  # by descriptor
+        self._socket: socket | None = None
+        self._senders: dict[int, socket] = {}  # by descriptor
         self._login: Login | None = None
         self._look_s = 0.0
         self._kept: dict[int, bytes] = {}
@@ -137,13 +137,13 @@ class Relay:
         self._block_characters = (block_bytes + 2) // 3 * 4
         self._kept_blocks = kept_blocks
 
-    def open_mailbox(self, nonce: str, silence_s: float) -> None:
+    def open_socket(self, nonce: str, silence_s: float) -> None:
         """Take the launcher's lines at a socket that leaves no file behind; then say `here`."""
-        from launcher.node import login, mailbox
+        from launcher.node.relays import launcher_probe, relay_socket
 
-        self._login = login.Login(self._env.get("SSH_CONNECTION", "").split(), silence_s)
+        self._login = launcher_probe.Login(self._env.get("SSH_CONNECTION", "").split(), silence_s)
         self._look_s = silence_s / LOOKS_PER_SILENCE
-        self._mailbox = mailbox.open_mailbox(nonce, int(self._task))
+        self._socket = relay_socket.open_socket(nonce, int(self._task))
         pid = os.getpid()
         self._say(b"here", b"%s - %d %d" % (self._task, pid, _started(pid)))
 
@@ -185,8 +185,8 @@ class Relay:
     def _wanted(self) -> Iterator[Wanted]:
         """Yield what is waited for now: descriptor, events, and who takes care."""
         yield self._wake_read, select.POLLIN, self._take_signals, ()
-        if self._mailbox is not None:
-            yield self._mailbox.fileno(), select.POLLIN, self._accept_mail, ()
+        if self._socket is not None:
+            yield self._socket.fileno(), select.POLLIN, self._accept_sender, ()
         for source in self._sources:
             yield source, select.POLLIN, self._read_launcher, (source,)
         if self._outgoing:
@@ -200,19 +200,19 @@ class Relay:
 
     # ---- what comes from the launcher -----------------------------------------------------------------------------
 
-    def _accept_mail(self) -> None:
-        from launcher.node import mailbox
+    def _accept_sender(self) -> None:
+        from launcher.node.relays import relay_socket
 
-        assert self._mailbox is not None  # it is watched
-        mail = mailbox.accept(self._mailbox)
-        if mail is not None:
-            self._mails[mail.fileno()] = mail
-            self._sources[mail.fileno()] = b""
+        assert self._socket is not None  # it is watched
+        sender = relay_socket.accept(self._socket)
+        if sender is not None:
+            self._senders[sender.fileno()] = sender
+            self._sources[sender.fileno()] = b""
 
     def _read_launcher(self, source: int) -> None:
         try:
             data = os.read(source, READ_BYTES)
-        except OSError:  # who brought the mail was killed
+        except OSError:  # the sender was killed
             data = b""
         if not data:
             self._end_source(source)
@@ -233,14 +233,14 @@ class Relay:
                 self._serve(verb, name, self._children[name], text)
 
     def _end_source(self, source: int) -> None:
-        """Say that a mail was taken; the end of stdin is that of the launcher, or of the way from it."""
+        """Say that all of a sender was taken; the end of stdin is that of the launcher, or of the way from it."""
         if source == _STDIN:
             self._cut()
             return
         del self._sources[source]
-        with self._mails.pop(source) as mail:
+        with self._senders.pop(source) as sender:
             try:
-                mail.send(b"+")
+                sender.send(b"+")
             except OSError:
                 pass  # it will be said that it was not taken, and the launcher hangs up
 
@@ -360,9 +360,9 @@ def main(nonce: str, block_bytes: int, kept_blocks: int) -> None:
     os._exit(0)
 
 
-def main_with_mailbox(nonce: str, task: int, silence_s: float) -> None:
+def main_with_socket(nonce: str, task: int, silence_s: float) -> None:
     """Serve the launcher that knows this nonce, as a task of pdsh."""
     relay = Relay(nonce, task, dict(os.environ), PDSH_LINE_BYTES, NO_WINDOW)
-    relay.open_mailbox(nonce, silence_s)
+    relay.open_socket(nonce, silence_s)
     relay.run()
     os._exit(0)

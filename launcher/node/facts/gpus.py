@@ -111,10 +111,10 @@ def _parse_app(line: str, uuid: str) -> list[dict[str, Any]]:
 
 def describe_process(pid: int) -> dict[str, Any]:
     """Return owner, name and run mark of a process; None for what can't be seen (of another container, say)."""
-    from launcher.node import processes
+    from launcher.node.processes import proc
 
-    described: dict[str, Any] = {"owner": None, "name": None, "mark": processes.read_mark(pid)}
-    process = processes.read_process(pid)
+    described: dict[str, Any] = {"owner": None, "name": None, "mark": proc.read_mark(pid)}
+    process = proc.read_process(pid)
     if process is not None:
         described["name"] = process.name
         try:

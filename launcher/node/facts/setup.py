@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 
-from launcher.node import facts, processes, workers
-from launcher.node.pythons import find_program
+from launcher.node.facts import gathering
+from launcher.node.facts.pythons import find_program
+from launcher.node.processes import proc, workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _COMMAND_FD = 3
 # the setup sees the node's own: `--env-file` is parsed, never executed. ENV is none: interactive shells alone read it.
 _CODE_OF_SHELLS = ("BASH_ENV", "PS4", "PROMPT_COMMAND", "ZDOTDIR")
 _BASH_S_OWN = ("_", "SHLVL", "PWD", "OLDPWD")
-_OURS = (processes.MARK, "SPT_NOENV", processes.FILES)
+_OURS = (proc.MARK, "SPT_NOENV", proc.FILES)
 _CONDA = "LAUNCH_CONDA"  # in which the launcher's lines for --conda say what they have found
 
 
@@ -58,7 +59,7 @@ class Setup:
         self._workdir = os.path.abspath(os.path.expanduser(wanted.get("workdir") or "~"))
         self._steps = list(wanted["setup"]["steps"])
         self._named = [*wanted["setup"]["named"], *_OURS]
-        self._venv = facts.find_venv(wanted)
+        self._venv = gathering.find_venv(wanted)
         self._timeout_s = wanted["setup"]["timeout_s"]
         self._on_done = on_done
         self._timer: Timer | None = None
@@ -193,7 +194,7 @@ class Setup:
         found = {name: value for name, _, value in entries if name not in _BASH_S_OWN}
         kept = [*self._named, *_BASH_S_OWN]
         found.update((name, self._before[name]) for name in kept if name in self._before)
-        processes.mark_environment(found, found[processes.MARK])  # a step may have changed Slurm's variables
+        proc.mark_environment(found, found[proc.MARK])  # a step may have changed Slurm's variables
         self._env.clear()
         self._env.update(found)
 

@@ -1,9 +1,8 @@
-"""Which processes belong to a run, read from /proc, and signals to exactly those.
+"""Which processes belong to a run.
 
 Three signs count together, because each alone can be lost: the run's mark in the environment (setproctitle may
 overwrite it), descent from the supervisor (lost when a parent dies and no subreaper is left), and the sessions
 that the run's processes lead. A process that one of them has shown once stays the run's.
-A process is known by its id and its start time, so a number that the kernel gave out again is never signalled.
 
 Reading /proc is slower than forking, and hidepid hides other users' processes there. The kernel itself knows better:
 as a subreaper, guardian and supervisor have children as long as anything of the run lives.
@@ -13,122 +12,15 @@ from __future__ import annotations
 
 import os
 
+from launcher.node.processes import proc
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterable
 
-MARK = "LAUNCH_MARK"
-SLURM_JOB = "LAUNCH_SLURM_JOB"  # the Slurm job that the run itself is in; empty outside of Slurm
-FILES = "LAUNCH_FILES"  # a directory in the run's own on this machine
-_SLURM_S_OWN = "SLURM_JOB_ID"
-_GONE = "ZX"  # a zombie holds no memory and no GPU; it only waits to be reaped
+    from launcher.node.processes.proc import Process
 _HIDDEN = ["?"] + ["0"] * 49  # the fields of a process that may not be looked at
 _PR_SET_CHILD_SUBREAPER = 36
-
-
-class Process:
-    """One line of /proc/PID/stat."""
-
-    __slots__ = ("exit_status", "name", "pid", "ppid", "session", "started", "state")
-
-    def __init__(self, pid: int, name: str, fields: list[str]) -> None:
-        self.pid = pid
-        self.name = name
-        self.state = fields[0]
-        self.ppid = int(fields[1])
-        self.session = int(fields[3])
-        self.started = int(fields[19])  # clock ticks since boot
-        self.exit_status = int(fields[49])  # as wait(2) gives it; 0 unless we may trace it
-
-
-def read_process(pid: int) -> Process | None:
-    """Return what /proc says of `pid`, or None when it is gone."""
-    text = read_stat(pid)
-    return parse_stat(text) if text is not None else None
-
-
-def read_stat(pid: int) -> str | None:
-    """Return the line of /proc/PID/stat, or None when it is gone."""
-    try:
-        with open("/proc/%d/stat" % pid, "rb") as file:
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return None
-
-
-def parse_stat(text: str) -> Process:
-    """Return what a line of /proc/PID/stat says."""
-    # The name stands in parentheses and may hold any character, parentheses and spaces too.
-    start, end = text.find("("), text.rfind(")")
-    return Process(int(text[:start]), text[start + 1 : end], text[end + 2 :].split())
-
-
-def read_all() -> dict[int, Process]:
-    """Return all processes of this machine that we can see, by process id."""
-    found = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            process = read_process(int(entry))
-            if process is not None:
-                found[process.pid] = process
-    return found
-
-
-def mark_environment(env: dict[str, str], mark: str) -> None:
-    """Mark all that will be started with `env` as part of a run, and of the Slurm job that `env` names."""
-    env[MARK] = mark
-    env[SLURM_JOB] = env.get(_SLURM_S_OWN, "")
-
-
-def read_mark(pid: int) -> str | None:
-    """Return the mark of the run that a process belongs to, or None where it has none or is not ours to look into.
-
-    A Slurm job inherits the environment in which it was submitted: one that a run has submitted is no part of it.
-    """
-    env = read_environment(pid, MARK, SLURM_JOB, _SLURM_S_OWN)
-    if env.get(_SLURM_S_OWN, "") not in ("", env.get(SLURM_JOB, "")):
-        return None
-    mark = env.get(MARK)
-    return mark and mark.encode("utf-8", "replace").decode()  # any process may carry any bytes
-
-
-def read_environment(pid: int, *names: str) -> dict[str, str]:
-    """Return those of these variables that a process was started with; none where it is not ours to look into."""
-    starts = tuple((name + "=").encode() for name in names)
-    try:
-        with open("/proc/%d/environ" % pid, "rb") as file:
-            found = [entry for entry in file.read().split(b"\0") if entry.startswith(starts)]
-    except OSError:
-        return {}
-    env: dict[str, str] = {}
-    for entry in found:
-        name, _, value = os.fsdecode(entry).partition("=")
-        env.setdefault(name, value)
-    return env
-
-
-def read_command_line(pid: int) -> bytes:
-    """Return the argv of a process, its words separated by NUL; empty when it is gone."""
-    try:
-        with open("/proc/%d/cmdline" % pid, "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
-
-
-def is_alive(process: Process) -> bool:
-    """Tell whether this very process still runs (a zombie does not)."""
-    now = read_process(process.pid)
-    return now is not None and now.started == process.started and now.state not in _GONE
-
-
-def send_signal(process: Process, number: int) -> None:
-    """Signal `process` if it still is the one that was seen; errors mean that it is gone."""
-    if is_alive(process):
-        try:
-            os.kill(process.pid, number)
-        except OSError:
-            pass
 
 
 def become_subreaper() -> None:
@@ -195,7 +87,7 @@ class Owned:
 
     def living(self) -> list[Process]:
         """Return every process of the run that is alive, but for the keepers."""
-        everything = read_all()
+        everything = proc.read_all()
         mine = {
             process.pid: process
             for process in everything.values()
@@ -206,7 +98,7 @@ class Owned:
         for process in mine.values():
             if process.session in mine:
                 self._sessions[process.session] = mine[process.session].started
-        return [process for process in mine.values() if process.state not in _GONE]
+        return [process for process in mine.values() if process.state not in proc.GONE]
 
     def has_children(self) -> bool:
         """Tell whether a child of ours lives that is no stranger; one that has ended counts until it is reaped."""
@@ -214,8 +106,8 @@ class Owned:
 
     def living_children(self) -> list[Process]:
         """Return our children that live, those that /proc hides with `?` for all but their id."""
-        found = [read_process(pid) or Process(pid, "?", _HIDDEN) for pid in read_children()]
-        return [process for process in found if process.state not in _GONE and not self._is_stranger(process)]
+        found = [proc.read_process(pid) or proc.Process(pid, "?", _HIDDEN) for pid in read_children()]
+        return [process for process in found if process.state not in proc.GONE and not self._is_stranger(process)]
 
     def _is_stranger(self, process: Process) -> bool:
         return self.strangers.get(process.pid) == process.started
@@ -232,7 +124,7 @@ class Owned:
         return leader is not None and self._sessions.get(leader.pid) == leader.started
 
     def _has_mark(self, process: Process) -> bool:
-        return process.started >= self.born and read_mark(process.pid) in self.marks
+        return process.started >= self.born and proc.read_mark(process.pid) in self.marks
 
     def _add_descendants(self, everything: dict[int, Process], mine: dict[int, Process]) -> None:
         children: dict[int, list[Process]] = {}

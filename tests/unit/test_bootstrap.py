@@ -11,11 +11,12 @@ import sys
 import zipfile
 from binascii import b2a_base64
 from importlib.util import MAGIC_NUMBER
+from pathlib import Path
 
 import pytest
 
 from launcher.transports import bootstrap
-from launcher.transports.bootstrap import MARKER, loader_command, mail_line, node_code, relay_line, trainer_archive
+from launcher.transports.bootstrap import MARKER, input_line, loader_command, node_code, relay_line, trainer_archive
 
 NONCE = "0123456789abcdef"
 MARKER_LINE = f"{MARKER} {NONCE} {MAGIC_NUMBER.hex()}\n".encode()
@@ -46,7 +47,7 @@ def test_a_python_that_is_not_there_is_told_by_the_exit_code(shell):
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_every_shell_starts_a_relay_and_brings_it_mail(shell):
+def test_every_shell_starts_a_relay_and_brings_it_input(shell):
     """As tasks of pdsh, from a command line that is nearly as long as one may be."""
     nonce = secrets.token_hex(4)
     pythons = ["python3.none", sys.executable]
@@ -57,15 +58,15 @@ def test_every_shell_starts_a_relay_and_brings_it_mail(shell):
         assert relay.stdout.readline().startswith(f"~{nonce} here 0 - ".encode())
         lines = [(b"open 1 0", 0), (b"data 1", 1)]
         texts = [b"head -c 80000 | wc -c", secrets.token_bytes(80_000)]
-        line = mail_line(pythons, nonce, "1", texts, [(7, []), (0, lines)])
+        line = input_line(pythons, nonce, "1", texts, [(7, []), (0, lines)])
         assert 100_000 < len(line) < 128 << 10
         done = subprocess.run([shell, "-c", line], stdin=subprocess.DEVNULL, capture_output=True, check=False)
         assert (done.returncode, done.stdout) == (0, f"~{nonce} got 0\n".encode())
         assert relay.stdout.readline() == f"~{nonce} out 1 ".encode() + b2a_base64(b"80000\n")
 
 
-def test_mail_for_nobody_is_told():
-    line = mail_line([sys.executable], "nobody", "0", [], [(0, [(b"shut 1", None)])])
+def test_input_for_nobody_is_told():
+    line = input_line([sys.executable], "nobody", "0", [], [(0, [(b"shut 1", None)])])
     done = subprocess.run(["/bin/sh", "-c", line], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (1, b"its relay does not answer: Connection refused\n")
 
@@ -105,16 +106,17 @@ def test_the_code_goes_compiled_to_a_python_like_ours_and_as_text_to_others(magi
     sent = node_code(NONCE, magic)
     done = subprocess.run([sys.executable, "-ISc", PROBE], input=sent, capture_output=True, check=True)
     *modules, last = done.stdout.decode().splitlines()
-    names = ["launcher", "launcher.node", *sorted(f"launcher.node.{name}" for name in bootstrap._NODE_MODULES)]
+    names = sorted([*bootstrap._PACKAGES, *(f"launcher.node.{name}" for name in bootstrap._NODE_MODULES)])
     assert modules == [f"{name} {kind}" for name in names]
     assert last == "True True"
     assert sent == node_code(NONCE, magic)
 
 
 def test_every_module_of_the_node_is_sent():
-    folder = bootstrap.resources.files("launcher.node")
-    there = {entry.name[:-3] for entry in folder.iterdir() if entry.name.endswith(".py")}
-    assert {*bootstrap._NODE_MODULES, "__init__", "relay", "login", "mailbox", "mail"} == there  # they go by themselves
+    folder = Path(str(bootstrap.resources.files("launcher.node")))
+    there = {path.relative_to(folder).with_suffix("").as_posix().replace("/", ".") for path in folder.rglob("*.py")}
+    there = {name for name in there if not name.endswith("__init__") and not name.startswith("relays.")}
+    assert set(bootstrap._NODE_MODULES) == there  # the relays' go by themselves
 
 
 def test_equal_code_gives_an_equal_archive():

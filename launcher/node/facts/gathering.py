@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 
-from launcher.node import network, slurm
+from launcher.node.facts import network, slurm
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
 def _find_gpus(wanted: dict[str, Any]) -> dict[str, Any]:
     if not wanted.get("gpus", True):
         return {"gpus": [], "gpu_error": "not asked for"}
-    from launcher.node import gpus
+    from launcher.node.facts import gpus
 
     found = gpus.query_gpus()
     found["gpus"] = slurm.choose_gpus(found["gpus"])
@@ -56,7 +56,7 @@ def _find_gpus(wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gather_checks(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
-    from launcher.node import leftovers, machine, xids
+    from launcher.node.facts import leftovers, machine, xids
 
     script = wanted.get("script")
     return {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from launcher.node import network, visible_gpus
+from launcher.node.facts import network, visible_gpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

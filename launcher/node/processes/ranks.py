@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import time
 
-from launcher.node import messages, notation, processes, signals, workers
+from launcher.node import fast_json, messages, signals
+from launcher.node.processes import proc, workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-    from launcher.node.kills import KernelKills
-    from launcher.node.ledger import Ledger
     from launcher.node.loop import Loop
-    from launcher.node.outlet import Outlet
-    from launcher.node.shim import Order
+    from launcher.node.processes.handover_log import HandoverLog
+    from launcher.node.processes.kills import KernelKills
+    from launcher.node.processes.owned import Owned
+    from launcher.node.processes.shim import Order
+    from launcher.node.send_queue import SendQueue
 
 
 class Ranks:
@@ -24,15 +26,15 @@ class Ranks:
     def __init__(
         self,
         loop: Loop,
-        outlet: Outlet,
-        ledger: Ledger,
-        owned: processes.Owned,
+        send_queue: SendQueue,
+        handover_log: HandoverLog,
+        owned: Owned,
         on_ended: Callable[[], object],
     ) -> None:
         self.seen: set[int] = set()  # local ranks that have been there, if for a moment only
         self._loop = loop
-        self._outlet = outlet
-        self._ledger = ledger
+        self._send_queue = send_queue
+        self._handover_log = handover_log
         self._owned = owned
         self._on_ended = on_ended  # where all were our own children
         self._torchrun: workers.Child | None = None  # also while it only imports
@@ -49,13 +51,13 @@ class Ranks:
         if child is not None and child.process is not None:
             self._note_starter(child.process)
 
-    def _note_starter(self, process: processes.Process) -> None:
+    def _note_starter(self, process: proc.Process) -> None:
         self._owned.set_starter(process)
-        self._ledger.note(rank=None, pid=process.pid, started=process.started)
+        self._handover_log.note(rank=None, pid=process.pid, started=process.started)
 
     def start_processes(self, order: Order, keepers_fd: int) -> None:
         """Start plain commands as ranks; keepers_fd: at its end when guardian and supervisor are gone."""
-        from launcher.node import shim
+        from launcher.node.processes import shim
 
         self._expected = len(order.entries)
         null = os.open(os.devnull, os.O_RDONLY)
@@ -66,7 +68,7 @@ class Ranks:
             for stream in (workers.STDOUT, workers.STDERR):
                 read_end, fds[rank][stream] = os.pipe()
                 workers.widen(read_end)
-                self._outlet.watch(read_end, rank, stream)
+                self._send_queue.watch(read_end, rank, stream)
                 readers.append(read_end)
         child, reports = shim.start(order, fds, readers, keepers_fd)
         for fd in {null}.union(*(streams.values() for streams in fds.values())):
@@ -79,7 +81,7 @@ class Ranks:
         """Open what torchrun's ranks will write to; `on_started` is called when one is there."""
         reports, streams = workers.Fifos(folder).make(local_ranks)
         for (local_rank, stream), fd in streams.items():
-            self._outlet.watch(fd, local_rank, stream)
+            self._send_queue.watch(fd, local_rank, stream)
         self._loop.watch(reports, lambda: self._read_reports(reports, on_started))
 
     def await_exit(self, child: workers.Child, callback: Callable[[int], object]) -> None:
@@ -98,8 +100,8 @@ class Ranks:
             if pid in self._others:
                 self._others.pop(pid)(status)
             if self._torchrun is not None and pid == self._torchrun.pid:
-                self._outlet.drain()
-                self._outlet.send(messages.ENDED, **workers.describe_status(status))
+                self._send_queue.drain()
+                self._send_queue.send(messages.ENDED, **workers.describe_status(status))
             self._inherited[pid] = status, time.monotonic()  # from a starter that was killed
             self._take_end(pid, status, time.monotonic())
 
@@ -112,12 +114,12 @@ class Ranks:
     def _read_shim(self, fd: int) -> None:
         data = os.read(fd, 1 << 16)
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
-        for report in map(notation.loads, [line.decode() for line in lines]):
+        for report in map(fast_json.loads, [line.decode() for line in lines]):
             if "failure" in report:
-                self._outlet.send(messages.FAILED, text=report["failure"])
+                self._send_queue.send(messages.FAILED, text=report["failure"])
             elif "stat" in report:
                 self.seen.add(report["rank"])
-                process = processes.parse_stat(report["stat"])
+                process = proc.parse_stat(report["stat"])
                 self._own(report["rank"], process)
                 if process.pid in self._inherited:  # the shim and it were killed before this was read
                     self._take_end(process.pid, *self._inherited[process.pid])
@@ -127,7 +129,7 @@ class Ranks:
             self._loop.forget(fd)
             os.close(fd)
             if len(self._owned.ranks) < self._expected:
-                self._outlet.send(messages.FAILED, text="the helper that starts the commands was killed")
+                self._send_queue.send(messages.FAILED, text="the helper that starts the commands was killed")
 
     def _read_reports(self, fd: int, on_started: Callable[[], object]) -> None:
         for line in os.read(fd, 1 << 16).split(b"\n"):
@@ -135,15 +137,15 @@ class Ranks:
             if len(words) == 2:
                 on_started()
                 self.seen.add(int(words[0]))
-                self._own(int(words[0]), processes.read_process(int(words[1])))
+                self._own(int(words[0]), proc.read_process(int(words[1])))
 
-    def _own(self, local_rank: int, process: processes.Process | None) -> None:
+    def _own(self, local_rank: int, process: proc.Process | None) -> None:
         if process is None:
             return
         self._owned.add_rank(local_rank, process)
         self._watch_memory(process.pid)
-        self._ledger.note(rank=local_rank, pid=process.pid, started=process.started)
-        self._outlet.send(messages.STARTED, local_rank=local_rank, pid=process.pid)
+        self._handover_log.note(rank=local_rank, pid=process.pid, started=process.started)
+        self._send_queue.send(messages.STARTED, local_rank=local_rank, pid=process.pid)
         if self._expected:
             return  # the shim tells us
         pidfd = workers.open_pidfd(process)
@@ -152,13 +154,13 @@ class Ranks:
         else:
             self._loop.watch(pidfd, lambda: self._meet_end(local_rank, process, pidfd))
 
-    def _look_again(self, local_rank: int, process: processes.Process) -> None:
-        if processes.is_alive(process):
+    def _look_again(self, local_rank: int, process: proc.Process) -> None:
+        if proc.is_alive(process):
             self._loop.call_later(0.05, lambda: self._look_again(local_rank, process))
         else:
             self._report_exit(local_rank, workers.read_exit_status(process), time.monotonic())
 
-    def _meet_end(self, local_rank: int, process: processes.Process, pidfd: int) -> None:
+    def _meet_end(self, local_rank: int, process: proc.Process, pidfd: int) -> None:
         self._loop.forget(pidfd)
         os.close(pidfd)
         ended_at = time.monotonic()
@@ -171,23 +173,23 @@ class Ranks:
         self._exited.add(local_rank)
         if status and self._owned.starter is not None:
             # torchrun would print its page and kill the others; what happens next is the launcher's to say.
-            processes.send_signal(self._owned.starter, signals.HOLD)
-        self._outlet.drain(lambda rank: rank == local_rank)
+            proc.send_signal(self._owned.starter, signals.HOLD)
+        self._send_queue.drain(lambda rank: rank == local_rank)
         age_s = round(time.monotonic() - ended_at, 4)
         ending = workers.describe_status(status)
         oom = self._judge_kill(local_rank, ending)
-        self._outlet.send(messages.EXIT, local_rank=local_rank, age_s=age_s, oom=oom, **ending)
+        self._send_queue.send(messages.EXIT, local_rank=local_rank, age_s=age_s, oom=oom, **ending)
 
     def _watch_memory(self, pid: int) -> None:
         if self._kills is None:
-            from launcher.node.kills import KernelKills
+            from launcher.node.processes.kills import KernelKills
 
             self._kills = KernelKills()
             self._forget_old_kills()
         self._kills.watch(pid)
 
     def _forget_old_kills(self) -> None:
-        from launcher.node.kills import PERIOD_S
+        from launcher.node.processes.kills import PERIOD_S
 
         assert self._kills is not None  # a rank runs
         self._kills.forget()
@@ -202,5 +204,5 @@ class Ranks:
 
     def _check_all_exited(self, status: int) -> None:
         if len(self._exited) == self._expected:
-            self._outlet.send(messages.ENDED, **workers.describe_status(status))
+            self._send_queue.send(messages.ENDED, **workers.describe_status(status))
             self._on_ended()

@@ -9,17 +9,18 @@ import errno
 import os
 import time
 
-from launcher.node import messages, notation, workers
+from launcher.node import fast_json, messages
+from launcher.node.processes import workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from socket import socket
     from typing import Any, Callable
 
-    from launcher.node.environment import AwaitExit, Setup
+    from launcher.node.facts.pythons import Search
+    from launcher.node.facts.setup import AwaitExit, Setup
     from launcher.node.loop import Loop
-    from launcher.node.outlet import Outlet
-    from launcher.node.pythons import Search
+    from launcher.node.send_queue import SendQueue
 
 FACTS_TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 6.0  # of the child that tries them, which has shorter ones of its own
@@ -28,20 +29,20 @@ MAX_ANSWERED = 64  # connections that are kept open: a prober hangs up at once, 
 HOLDER_TIMEOUT_S = 3.0  # a large machine has many descriptors to look at
 
 
-class Inquiry:
+class Inspection:
     """Gathers the answers and sends them."""
 
     def __init__(
         self,
         loop: Loop,
-        outlet: Outlet,
+        send_queue: SendQueue,
         on_python: Callable[[workers.Child | None], None],
         await_exit: AwaitExit,
         keepers_fd: int,
     ) -> None:
         self.search: Search | None = None
         self._loop = loop
-        self._outlet = outlet
+        self._send_queue = send_queue
         self._keepers_fd = keepers_fd  # for that process: at its end when guardian and supervisor are gone
         self._on_python = on_python  # gets the process that imports torchrun
         self._await_exit = await_exit
@@ -60,19 +61,19 @@ class Inquiry:
 
         A setup changes `env` before that Python is looked for.
         """
-        from launcher.node import facts
+        from launcher.node.facts import gathering
 
         self._env = env
         facts_read, facts_write = os.pipe()
         if workers.fork() == 0:
-            facts.write_facts_and_exit(facts_write, wanted)
+            gathering.write_facts_and_exit(facts_write, wanted)
         os.close(facts_write)
         # On a dead file system or GPU driver the child hangs in state D, and can't even be killed.
         self._loop.read_all(facts_read, self._keep_facts, FACTS_TIMEOUT_S)
         if not wanted.get("setup"):
             self._search_python(wanted["pythons"], wanted, env)
             return
-        from launcher.node import environment
+        from launcher.node.facts import setup
 
         def go_on(made: dict[str, Any]) -> None:
             self._made = made
@@ -80,7 +81,7 @@ class Inquiry:
             rest = [python for python in wanted["pythons"] if python != messages.ENVIRONMENT]
             self._search_python([] if made["failure"] else own + rest if wanted["pythons"] else [], wanted, env)
 
-        self._setup = environment.Setup(self._loop, self._await_exit, folder, env, wanted, go_on)
+        self._setup = setup.Setup(self._loop, self._await_exit, folder, env, wanted, go_on)
         self._setup.run_next()
 
     def cancel(self) -> None:
@@ -94,7 +95,7 @@ class Inquiry:
             self._python = {}
             self._send_facts()
             return
-        from launcher.node import pythons
+        from launcher.node.facts import pythons
 
         output_fds = self._open_torchrun_pipes()
         for_torchrun = not wanted.get("legacy", False)
@@ -108,7 +109,7 @@ class Inquiry:
         write_ends = []
         for stream in (workers.STDOUT, workers.STDERR):
             read_end, write_end = os.pipe()
-            self._outlet.watch(read_end, None, stream)
+            self._send_queue.watch(read_end, None, stream)
             write_ends.append(write_end)
         return write_ends
 
@@ -126,11 +127,11 @@ class Inquiry:
 
     def _send_facts(self) -> None:
         if self._facts is not None and self._python is not None and not self._is_over:
-            from launcher.node import visible_gpus
+            from launcher.node.facts import visible_gpus
 
             # Of the environment that the ranks will have: the login's, then that of the setup, then --env.
             visible = visible_gpus.find_visible(self._facts.get("gpus", []), self._env)
-            self._outlet.send(
+            self._send_queue.send(
                 messages.FACTS, **dict(self._facts, visible=visible, search=self._python, setup=self._made)
             )
 
@@ -141,7 +142,7 @@ class Inquiry:
 
         With `listens` a port for a neighbour's probe is open as well, and node 0 answers on the master port.
         """
-        from launcher.node import network
+        from launcher.node.facts import network
 
         master = header["master"]
         if network.is_address(master):
@@ -159,7 +160,7 @@ class Inquiry:
 
     def _go_route(self, header: dict[str, Any], found: dict[str, Any]) -> None:
         """Hold and open the ports on the route that was found, if one was, and answer."""
-        from launcher.node import network
+        from launcher.node.facts import network
 
         answer: dict[str, Any] = {
             "interface": None, "address": None, "port": None, "error": None, "probe_port": None, **found,
@@ -176,7 +177,7 @@ class Inquiry:
         self._send_route(answer)
 
     def _open_ports(self, answer: dict[str, Any], port: int | None, *, listens: bool) -> None:
-        from launcher.node import network
+        from launcher.node.facts import network
 
         if port is not None:
             self._held_port = network.hold_port(port)
@@ -189,7 +190,7 @@ class Inquiry:
 
     def _name_holder(self, answer: dict[str, Any], port: int) -> None:
         """Send an answer of which the error is that `port` is taken, with who has it where that can be seen."""
-        from launcher.node import network
+        from launcher.node.facts import network
 
         def send(found: dict[str, Any] | None) -> None:
             holder = (found or {}).get("holder")
@@ -198,7 +199,7 @@ class Inquiry:
         self._ask_child(lambda: {"holder": network.find_holder(port)}, send, HOLDER_TIMEOUT_S)
 
     def _send_route(self, answer: dict[str, Any]) -> None:
-        self._outlet.send(messages.ROUTED, clock=time.time(), **answer)
+        self._send_queue.send(messages.ROUTED, clock=time.time(), **answer)
 
     def _ask_child(
         self, find: Callable[[], dict[str, Any]], on_found: Callable[[dict[str, Any] | None], object], timeout_s: float
@@ -207,7 +208,7 @@ class Inquiry:
 
         Where the run is being ended before, nobody gets anything.
         """
-        from launcher.node import network
+        from launcher.node.facts import network
 
         try:
             child, answer_fd = _fork(find)
@@ -229,7 +230,7 @@ class Inquiry:
         return port
 
     def _answer(self, listener: socket) -> None:
-        from launcher.node import network
+        from launcher.node.facts import network
 
         try:
             sock, _ = listener.accept()
@@ -255,13 +256,13 @@ class Inquiry:
 
     def probe(self, header: dict[str, Any]) -> None:
         """Answer a PROBE: whether each [address, port] of `targets` can be reached, and what name look-ups cost."""
-        from launcher.node import network
+        from launcher.node.facts import network
 
         targets = header["targets"]
         silence = {"errors": [messages.NOT_TRIED] * len(targets), "reverse_dns_s": None, "own_address": None}
         self._ask_child(
             lambda: network.try_targets(targets, header.get("peer")),
-            lambda found: self._outlet.send(messages.PROBED, **(found if found and "errors" in found else silence)),
+            lambda found: self._send_queue.send(messages.PROBED, **(found if found and "errors" in found else silence)),
             PROBE_TIMEOUT_S,
         )
 
@@ -281,7 +282,7 @@ class Inquiry:
 
 def _fork(find: Callable[[], dict[str, Any]]) -> tuple[workers.Child, int]:
     """Begin `find` in a child; return it and the descriptor on which its answer comes."""
-    from launcher.node import network
+    from launcher.node.facts import network
 
     answer_read, answer_write = os.pipe()
     try:
@@ -299,7 +300,7 @@ def _fork(find: Callable[[], dict[str, Any]]) -> tuple[workers.Child, int]:
 def _read_answer(data: bytes) -> dict[str, Any] | None:
     """Return what a child wrote, or None where it was ended before, or in the middle of it."""
     try:
-        found: dict[str, Any] = notation.loads(data.decode())
+        found: dict[str, Any] = fast_json.loads(data.decode())
         return found
     except ValueError:
         return None

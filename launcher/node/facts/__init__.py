@@ -1,0 +1,16 @@
+"""What the launcher asks a node before a run.
+
+In reading order:
+
+    network         addresses, routes, ports, probes
+    visible_gpus    which GPUs the ranks will see
+    slurm           what Slurm gives the run here
+    gpus            what the GPU tool says, and who is on the GPUs
+    xids            GPU faults in the kernel's log
+    machine         memory, limits, disks
+    leftovers       processes of other runs
+    gathering       all of these in one answer, from a child
+    pythons         the search for a Python that has torch
+    setup           --setup, --venv and --conda
+    inspection      takes each question, and sends its answer
+"""

@@ -1,0 +1,119 @@
+"""Processes as /proc shows them, and signals to exactly those that were seen.
+
+A process is known by its id and its start time, so a number that the kernel gave out again is never signalled.
+"""
+
+from __future__ import annotations
+
+import os
+
+MARK = "LAUNCH_MARK"
+SLURM_JOB = "LAUNCH_SLURM_JOB"  # the Slurm job that the run itself is in; empty outside of Slurm
+FILES = "LAUNCH_FILES"  # a directory in the run's own on this machine
+_SLURM_S_OWN = "SLURM_JOB_ID"
+GONE = "ZX"  # a zombie holds no memory and no GPU; it only waits to be reaped
+
+
+class Process:
+    """One line of /proc/PID/stat."""
+
+    __slots__ = ("exit_status", "name", "pid", "ppid", "session", "started", "state")
+
+    def __init__(self, pid: int, name: str, fields: list[str]) -> None:
+        self.pid = pid
+        self.name = name
+        self.state = fields[0]
+        self.ppid = int(fields[1])
+        self.session = int(fields[3])
+        self.started = int(fields[19])  # clock ticks since boot
+        self.exit_status = int(fields[49])  # as wait(2) gives it; 0 unless we may trace it
+
+
+def read_process(pid: int) -> Process | None:
+    """Return what /proc says of `pid`, or None when it is gone."""
+    text = read_stat(pid)
+    return parse_stat(text) if text is not None else None
+
+
+def read_stat(pid: int) -> str | None:
+    """Return the line of /proc/PID/stat, or None when it is gone."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return None
+
+
+def parse_stat(text: str) -> Process:
+    """Return what a line of /proc/PID/stat says."""
+    # The name stands in parentheses and may hold any character, parentheses and spaces too.
+    start, end = text.find("("), text.rfind(")")
+    return Process(int(text[:start]), text[start + 1 : end], text[end + 2 :].split())
+
+
+def read_all() -> dict[int, Process]:
+    """Return all processes of this machine that we can see, by process id."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            process = read_process(int(entry))
+            if process is not None:
+                found[process.pid] = process
+    return found
+
+
+def mark_environment(env: dict[str, str], mark: str) -> None:
+    """Mark all that will be started with `env` as part of a run, and of the Slurm job that `env` names."""
+    env[MARK] = mark
+    env[SLURM_JOB] = env.get(_SLURM_S_OWN, "")
+
+
+def read_mark(pid: int) -> str | None:
+    """Return the mark of the run that a process belongs to, or None where it has none or is not ours to look into.
+
+    A Slurm job inherits the environment in which it was submitted: one that a run has submitted is no part of it.
+    """
+    env = read_environment(pid, MARK, SLURM_JOB, _SLURM_S_OWN)
+    if env.get(_SLURM_S_OWN, "") not in ("", env.get(SLURM_JOB, "")):
+        return None
+    mark = env.get(MARK)
+    return mark and mark.encode("utf-8", "replace").decode()  # any process may carry any bytes
+
+
+def read_environment(pid: int, *names: str) -> dict[str, str]:
+    """Return those of these variables that a process was started with; none where it is not ours to look into."""
+    starts = tuple((name + "=").encode() for name in names)
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as file:
+            found = [entry for entry in file.read().split(b"\0") if entry.startswith(starts)]
+    except OSError:
+        return {}
+    env: dict[str, str] = {}
+    for entry in found:
+        name, _, value = os.fsdecode(entry).partition("=")
+        env.setdefault(name, value)
+    return env
+
+
+def read_command_line(pid: int) -> bytes:
+    """Return the argv of a process, its words separated by NUL; empty when it is gone."""
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def is_alive(process: Process) -> bool:
+    """Tell whether this very process still runs (a zombie does not)."""
+    now = read_process(process.pid)
+    return now is not None and now.started == process.started and now.state not in GONE
+
+
+def send_signal(process: Process, number: int) -> None:
+    """Signal `process` if it still is the one that was seen; errors mean that it is gone."""
+    if is_alive(process):
+        try:
+            os.kill(process.pid, number)
+        except OSError:
+            pass
