@@ -12,7 +12,7 @@ from bench.farm import Farm
 Argv = list[str | Path]
 
 PATIENCE_S = "60"  # for a login: the machine that measures may be busy
-LAUNCH = [sys.executable, "-c", "from launcher.cli import main; main()"]
+LAUNCH = [sys.executable, "-c", "from launcher.cli.main import main; main()"]
 TRANSPORTS = ("fabric", "ssh", "pdsh")
 SSH_LOOP, PLAIN_PDSH, CLUSH = "ssh loop", "plain pdsh", "clush"
 WAYS = (*TRANSPORTS, SSH_LOOP, PLAIN_PDSH, CLUSH)

@@ -49,7 +49,7 @@ def record(folder: Path, home: Path) -> bytes:
     if pid == 0:
         os.chdir(folder)
         os.environ.update(HOME=str(home), TERM="xterm-256color")
-        code = "from launcher.cli import main; main()"
+        code = "from launcher.cli.main import main; main()"
         os.execv(sys.executable, [sys.executable, "-c", code, *COMMAND.split()[1:]])
     while True:
         try:

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from launcher.cli import tell
 from launcher.cli.console import Console
+from launcher.cli.error_lines import tell
 from launcher.cli.runner import Opener, execute_recorded
 from launcher.commands.bisection import Group, Verdict, search_culprits
 from launcher.diagnosis.cause import Cause

@@ -53,7 +53,7 @@ class Defaults:
 
 def use_defaults(ctx: click.Context, _: click.Parameter, named: Path | None) -> Path | None:
     """Give a command its defaults, as the callback of --config, and say which file they are from."""
-    from launcher.cli import tell
+    from launcher.cli.error_lines import tell
 
     if ctx.resilient_parsing:
         return named

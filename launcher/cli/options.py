@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from launcher.cli import refuse_unknown_word
+from launcher.cli.command_table import refuse_unknown_word
 from launcher.cli.defaults import use_defaults
 from launcher.errors import UsageError
 from launcher.hosts.host import Host

@@ -1,32 +1,14 @@
-"""Facts of all nodes -> findings: what would break a run stops it, what would slow it is said in a line. Pure."""
+"""Facts of all nodes -> findings: what would break a run stops it, what would slow it is said in a line. Pure.
 
-from __future__ import annotations
+In reading order:
 
-from collections.abc import Sequence
-from itertools import chain
-
-from launcher.hosts.host import Host
-from launcher.job.facts import NodeFacts
-from launcher.job.job import Job
-from launcher.preflight import comparison, condition, gpus, network, plan
-from launcher.preflight.findings import Finding, Node, fold
-
-__all__ = ["find_all", "find_problems"]
-
-
-def find_problems(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Finding]:
-    """Return what would make the plan itself wrong; this much is always looked at."""
-    return fold(chain.from_iterable(plan.check(node) for node in _nodes(job, hosts, facts)))
-
-
-def find_all(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Finding]:
-    """Return all that is worth a word, problems first, then warnings, then notes."""
-    nodes = _nodes(job, hosts, facts)
-    is_alone = len(nodes) == 1
-    each = [[*plan.check(node), *gpus.check(node), *condition.check(node, is_alone=is_alone)] for node in nodes]
-    found = chain(*each, network.check(nodes), comparison.check(nodes))
-    return sorted(fold(found), key=lambda finding: finding.severity.rank)
-
-
-def _nodes(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Node]:
-    return [Node(job, host, fact) for host, fact in zip(hosts, facts, strict=True)]
+    findings        Finding: what a check says; equal ones of several hosts become one
+    activation      whether --setup, --venv and --conda worked on each node
+    requirements    what a plan needs of each node: a Python with torch, the folder, enough GPUs
+    gpus            who is on the GPUs, and whether they are well
+    condition       memory, limits, disks, left-overs, names
+    network         whether the nodes reach each other
+    comparison      the nodes against each other, clocks too
+    checks          all of these
+    summary         what all nodes have in common, in a few words
+"""

@@ -16,7 +16,7 @@ from launcher.job.facts import NodeFacts, Probe, Probes
 from launcher.job.job import Job, ProgramKind
 from launcher.job.plan import master_address, settle_device
 from launcher.node import messages
-from launcher.preflight import find_all, find_problems
+from launcher.preflight.checks import find_all, find_problems
 from launcher.preflight.findings import PROBLEM, Finding, Severity
 from launcher.preflight.network import data_address, find_unreachable_master
 from launcher.session.connection import now

@@ -388,7 +388,10 @@ def test_a_relay_ends_though_somebody_holds_the_pipe_of_what_has_ended(cluster: 
 
 
 def test_a_relay_that_nobody_needs_ends_by_itself(cluster: Cluster, any_python: str) -> None:
-    code = "import sys; sys.path.insert(0, {!r})\nfrom launcher.node.relays import relay\nrelay.{} = 0.2\nrelay.main('n', 1, 1)"
+    code = (
+        "import sys; sys.path.insert(0, {!r})\nfrom launcher.node.relays import relay\n"
+        "relay.{} = 0.2\nrelay.main('n', 1, 1)"
+    )
     folder = str(Path(relay.__file__).parents[3])
     import subprocess
 

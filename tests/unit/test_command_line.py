@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher import __version__, cli
+from launcher import __version__
 from launcher.cli import defaults, runner
+from launcher.cli import main as cli
 from launcher.cli.run import command as run_command
 from launcher.cli.sbatch import command as sbatch_command
 from launcher.errors import (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import cli
+from launcher.cli import main as cli
 from launcher.cli.defaults import RISKY
 from launcher.cli.trust import Doubt, find_home, find_other_writer, refuse_strange_folder
 from launcher.errors import EXIT_USAGE, UsageError

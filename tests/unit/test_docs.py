@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from launcher import cli
+from launcher.cli import main as cli
 
 ROOT = Path(__file__).parents[2]
 PLANNED = ("run", "singlenode", "node")  # these have --dry-run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,23 +13,23 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# From the ground up; a module imports from the lines below its own, and a package also from itself.
-LAYERS = (
-    "clock escapes private_files wording",
+# The floors of launcher/, from the ground up: a room imports from the floors below its own, and what it is built of
+# itself. Inside a room the list in its `__init__` is the order: a module imports what stands above it there.
+FLOORS = (
+    "escapes private_files clock wording",
     "errors",
     "concurrency hosts",
-    "diagnosis job output",
-    "preflight",
-    "transports",
+    "job diagnosis output",
+    "preflight transports",
     "session",
     "runs",
     "commands",
     "cli",
 )
-# Beside the layers: what the ranks run. It knows nothing of the launcher, and the launcher never imports it.
-RANK_LAYERS = ("distributed", "collectives trainer")
-LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names.split()}
-RANK_LEVELS = {name: level for level, names in enumerate(RANK_LAYERS) for name in names.split()}
+# Beside them: what the ranks run. It knows nothing of the launcher, and the launcher never imports it.
+RANK_FLOORS = ("distributed", "collectives trainer")
+LEVELS = {name: level for level, names in enumerate(FLOORS) for name in names.split()}
+RANK_LEVELS = {name: level for level, names in enumerate(RANK_FLOORS) for name in names.split()}
 
 # Who may import a library; a name stands for a module or for a whole package.
 LIBRARIES = {
@@ -45,7 +46,7 @@ ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb"}
 # What starts something that nobody looks at; launcher.concurrency does it so that somebody does.
 STARTERS = {"Thread", "Timer", "create_task", "ensure_future", "run_coroutine_threadsafe", "start_new_thread"}
 # On a node few imports matter, and a rank's threads are its own.
-START_UNSEEN = {"concurrency", "node", *" ".join(RANK_LAYERS).split()}
+START_UNSEEN = {"concurrency", "node", *" ".join(RANK_FLOORS).split()}
 
 NODE_PYTHON = (3, 8)
 STANDARD_SINCE_NODE_PYTHON = {"annotationlib", "compression", "graphlib", "tomllib", "zoneinfo"}
@@ -192,6 +193,32 @@ FIND_FAULTS = (
 )  # fmt: skip
 
 
+def reading_order(package: Module) -> list[str]:
+    """Return the names that a package's docstring lists, in its order; those of folders without their slash."""
+    return re.findall(r"^    (\w+)/?  +\S", ast.get_docstring(package.tree, clean=False) or "", re.MULTILINE)
+
+
+def find_order_faults(package: Module, modules: list[Module]) -> list[str]:
+    """Say which modules a package's list has not, or has in vain, and which of them import what stands below them."""
+    listed = reading_order(package)
+    inside = [module for module in modules if module.name.startswith(package.name + ".")]
+    there = {_name_inside(package, module.name) for module in inside} - {"__main__"}
+    faults = [f"{package.path}: {name} is not listed" for name in sorted(there - set(listed))]
+    faults += [f"{package.path}: there is no {name}" for name in listed if name not in there]
+    places = {name: place for place, name in enumerate(listed)}
+    for module in inside:
+        mine = _name_inside(package, module.name)
+        for found in module.imports():
+            other = _name_inside(package, found.name)
+            if found.name.startswith(package.name + ".") and places.get(other, -1) > places.get(mine, len(places)):
+                faults.append(f"{module.path}:{found.line}: {mine} stands above {other} in {package.path}")
+    return faults
+
+
+def _name_inside(package: Module, name: str) -> str:
+    return name.removeprefix(package.name + ".").partition(".")[0]
+
+
 @pytest.fixture(scope="module")
 def modules() -> list[Module]:
     """Parse the package; a file in node/ that Python 3.8 couldn't read raises SyntaxError here."""
@@ -204,9 +231,28 @@ def test_the_house_stands(find_faults: Callable[[Module], list[str]], modules: l
     assert not faults, "\n".join(faults)
 
 
-def test_every_module_has_its_place(modules: list[Module]) -> None:
+def test_every_room_has_its_floor(modules: list[Module]) -> None:
     known = LEVELS.keys() | RANK_LEVELS.keys() | {"node", ""}
     assert {module.part for module in modules} - known == set()
+
+
+def test_rooms_are_read_from_top_to_bottom(modules: list[Module]) -> None:
+    rooms = [module for module in modules if module.path.endswith("__init__.py")]
+    faults = [fault for room in rooms for fault in find_order_faults(room, modules)]
+    assert not faults, "\n".join(faults)
+
+
+def test_a_module_out_of_its_place_is_found() -> None:
+    text = '"""A room.\n\n    first     this\n    second    that\n    third     gone\n"""'
+    room = parse_module("launcher.room", "room/__init__.py", text)
+    first = parse_module("launcher.room.first", "room/first.py", "from launcher.room.second import f")
+    second = parse_module("launcher.room.second", "room/second.py", "from launcher.room import first")
+    other = parse_module("launcher.room.other", "room/other.py", "")
+    assert find_order_faults(room, [room, first, second, other]) == [
+        "room/__init__.py: other is not listed",
+        "room/__init__.py: there is no third",
+        "room/first.py:1: first stands above second in room/__init__.py",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from machines.patience import slowed
 
-from launcher.cli import show_error, tell
 from launcher.cli.console import Console
+from launcher.cli.error_lines import show_error, tell
 from launcher.errors import HostFailure, UnreachableError
 from launcher.hosts.host import Host
 from launcher.output.display import JsonDisplay, PrefixDisplay

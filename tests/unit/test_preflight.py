@@ -25,7 +25,7 @@ from launcher.job.facts import (
 )
 from launcher.job.job import Activation, Job
 from launcher.node import messages
-from launcher.preflight import find_all, find_problems
+from launcher.preflight.checks import find_all, find_problems
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Severity, fold
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import cli
+from launcher.cli import main as cli
 from launcher.errors import EXIT_FAILED, EXIT_USAGE
 
 Launch = Callable[..., tuple[int, str, str]]

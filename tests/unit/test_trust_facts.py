@@ -21,7 +21,7 @@ from launcher.job.job import Job
 from launcher.job.plan import build_plan
 from launcher.node import messages
 from launcher.node.messages import Decoder, MalformedMessage
-from launcher.preflight import find_all, find_problems
+from launcher.preflight.checks import find_all, find_problems
 from launcher.preflight.summary import summarize
 from launcher.runs.inspection import Inspection
 from launcher.session.expected import ExpectedMessages

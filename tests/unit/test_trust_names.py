@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.cli import main
+from launcher.cli.main import main
 from launcher.errors import UsageError
 from launcher.hosts.host import Host, select_hosts
 from launcher.hosts.hostfiles import parse_hostfile, parse_hosts

@@ -2,6 +2,14 @@
 
 A line means the same whoever it was written for, and what two tools read differently is refused.
 So there is one grammar (`lines`) and a YAML list; which tool a file looks like (`dialects`) is only shown.
+
+In reading order:
+
+    lines        one line of a hostfile -> a host
+    dialects     which tool a file was written for
+    writing      hosts in another tool's words
+    yaml_list    hosts as a YAML list
+    reading      a file, a list on the command line, or stdin -> hosts
 """
 
 from launcher.hosts.hostfiles.lines import Colon

@@ -1,0 +1,108 @@
+"""The entry points of `launch` and `test-distributed`.
+
+Commands are imported when they are called, so `launch --help` takes no time.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from launcher import __version__
+from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND, refuse_unknown_word
+from launcher.cli.error_lines import show_error
+from launcher.errors import LauncherError
+
+_EPILOG = """\b
+  launch --hosts node1,node2 --gpus 8 train.py --lr 3e-4
+  launch --hostfile hostfiles/two-nodes --nproc 2 --cpu train.py
+  launch singlenode --gpus 4 train.py
+"""
+
+
+class CommandGroup(click.Group):
+    """Loads commands when they are called; a first word that is no command begins the default one."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[name][0])
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = ("--help", "-h", "--version")
+        if not args:
+            args = [DEFAULT_COMMAND]
+        elif args[0] not in own and args[0] not in COMMANDS:
+            refuse_unknown_word(args[0])
+            args = [DEFAULT_COMMAND, *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(
+    cls=CommandGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog=_EPILOG,
+)
+@click.version_option(__version__, prog_name="launch")
+def launch() -> None:
+    """Start PyTorch training on several machines over SSH, without a scheduler.
+
+    `launch [OPTIONS] SCRIPT [ARGS]...` runs SCRIPT on every host; its options: `launch run --help`.
+    """
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point of `launch`."""
+    _call(launch, "launch", argv)
+
+
+def main_test_distributed(argv: list[str] | None = None) -> None:
+    """Entry point of `test-distributed`."""
+    from launcher.cli.test_distributed import command
+
+    _call(command, "test-distributed", argv)
+
+
+def _call(command: click.Command, name: str, argv: list[str] | None) -> None:
+    """Run a command; an error of ours is one clear line, a hint, and its exit code."""
+    from launcher.cli.nameless_user import complete_environment
+
+    open_closed_streams()
+    complete_environment(os.environ)
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        code = command.main(arguments, prog_name=name, standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.exceptions.Exit as end:
+        sys.exit(end.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except LauncherError as error:
+        show_error(error)
+        sys.exit(error.exit_code)
+
+
+def open_closed_streams() -> None:
+    """Open /dev/null for each standard stream that cron or a daemon closed; a socket would get its number else."""
+    while True:
+        fd = os.open(os.devnull, os.O_RDWR)  # the lowest free number
+        if fd > 2:
+            os.close(fd)
+            break
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)

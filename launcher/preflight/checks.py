@@ -1,0 +1,30 @@
+"""All checks, in the order of what they say: problems first, then warnings, then notes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+from launcher.hosts.host import Host
+from launcher.job.facts import NodeFacts
+from launcher.job.job import Job
+from launcher.preflight import comparison, condition, gpus, network, requirements
+from launcher.preflight.findings import Finding, Node, fold
+
+
+def find_problems(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Finding]:
+    """Return what would make the plan itself wrong; this much is always looked at."""
+    return fold(chain.from_iterable(requirements.check(node) for node in _nodes(job, hosts, facts)))
+
+
+def find_all(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Finding]:
+    """Return all that is worth a word, problems first, then warnings, then notes."""
+    nodes = _nodes(job, hosts, facts)
+    is_alone = len(nodes) == 1
+    each = [[*requirements.check(node), *gpus.check(node), *condition.check(node, is_alone=is_alone)] for node in nodes]
+    found = chain(*each, network.check(nodes), comparison.check(nodes))
+    return sorted(fold(found), key=lambda finding: finding.severity.rank)
+
+
+def _nodes(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Node]:
+    return [Node(job, host, fact) for host, fact in zip(hosts, facts, strict=True)]
