@@ -1,6 +1,6 @@
 """What a failed program says -> why, and what to do. Plain data, and the guide's table is made of it. Pure.
 
-Lines come from the issue threads of torch, NCCL and the launchers; `tests/unit/seen_lines.txt` has some of each.
+Lines come from the issue threads of torch, NCCL and the launchers; tests/unit/diagnosis/seen_lines.txt has some.
 A line is explained by the first signature that matches it, so what is special stands above what is general.
 Patterns hold no nested repetition, and lines are cut, because tails of floods are searched too.
 """

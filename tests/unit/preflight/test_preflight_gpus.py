@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from example_facts import COMMAND, H200, JOB, ON_CPUS, SCRIPT, facts, told
+from machines.example_facts import COMMAND, H200, JOB, ON_CPUS, SCRIPT, facts, told
 
 from launcher.hosts.host import Host
 from launcher.job.facts import Checks, Gpu, GpuProcess, Xid

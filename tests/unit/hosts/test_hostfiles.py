@@ -15,7 +15,7 @@ from launcher.errors import EXIT_USAGE, HostfileError, UsageError
 from launcher.hosts.host import Host, select_hosts
 from launcher.hosts.hostfiles import TARGETS, parse_hostfile, parse_hosts, read_hostfile, write_hosts
 
-SAMPLES = Path(__file__).parents[2] / "hostfiles"
+SAMPLES = Path(__file__).parents[3] / "hostfiles"
 NAME_RULE = "a name holds letters, digits, '.', '_' and '-', and begins with no '-' or '.'"
 KEYS_HINT = "the settings are slots=, user=, port= and addr="
 COLON = "--colon slots or --colon port says which; in a hostfile so does "

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from example_facts import BUILTIN, COMMAND
 from hypothesis import given
 from hypothesis import strategies as st
+from machines.example_facts import BUILTIN, COMMAND
 
 from launcher.commands import check
 from launcher.errors import LauncherError

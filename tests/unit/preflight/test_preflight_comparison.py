@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from example_facts import COMMAND, H200, JOB, ON_CPUS, SCRIPT, checked, facts, nodes_of, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines.example_facts import COMMAND, H200, JOB, ON_CPUS, SCRIPT, checked, facts, nodes_of, told
 
 from launcher.hosts.host import Host
 from launcher.job.facts import Checks, Gpu, Network, Route

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from example_facts import H200, JOB, checked, facts
+from machines.example_facts import H200, JOB, checked, facts
 
 from launcher.commands import check
 from launcher.errors import EXIT_PREFLIGHT, EXIT_UNREACHABLE, HostFailure

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from example_facts import BUILTIN, COMMAND, H200, JOB, ON_CPUS, SCRIPT, facts, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines.example_facts import BUILTIN, COMMAND, H200, JOB, ON_CPUS, SCRIPT, facts, told
 
 from launcher.hosts.host import Host
 from launcher.job.facts import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from example_facts import BUILTIN, COMMAND, H200, JOB, SCRIPT, checked, facts
+from machines.example_facts import BUILTIN, COMMAND, H200, JOB, SCRIPT, checked, facts
 
 from launcher.job.facts import Route
 from launcher.job.job import Job, Program, ProgramKind

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from example_facts import JOB, ON_CPUS, SCRIPT, checked, facts, told
+from machines.example_facts import JOB, ON_CPUS, SCRIPT, checked, facts, told
 
 from launcher.hosts.host import Host
 from launcher.job.facts import Checks, Probes, Route, RunProcess

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from example_facts import JOB, ON_CPUS, SCRIPT, facts, nodes_of, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines.example_facts import JOB, ON_CPUS, SCRIPT, facts, nodes_of, told
 
 from launcher.hosts.host import Host
 from launcher.job.facts import Probe, Probes, Route
