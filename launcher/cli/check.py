@@ -27,7 +27,7 @@ def command(words: tuple[str, ...], as_json: bool, **options: Any) -> int:
     With SCRIPT its presence and contents are compared as well. The exit code is 0 where nothing would break a run.
     """
     from launcher.cli.console import Console
-    from launcher.cli.runner import Terms, make_session
+    from launcher.cli.runner import make_session, make_terms
     from launcher.commands import check
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.runs.inspection import Inspection
@@ -42,7 +42,7 @@ def command(words: tuple[str, ...], as_json: bool, **options: Any) -> int:
     async def ask() -> Inspection:
         run_id = time.strftime("check-%Y%m%d-%H%M%S")
         outputs = console.outputs(hosts, None)
-        session = make_session(Terms.of_job(job, run_id), hosts, open_transport(hosts, console.say), outputs, console)
+        session = make_session(make_terms(job, run_id), hosts, open_transport(hosts, console.say), outputs, console)
         return await check.check(job, session, candidate_pythons(job, sys.executable))
 
     try:

@@ -31,7 +31,7 @@ def command(python: str | None, dry_run: bool, **options: Any) -> int:
     Jobs that a run submitted (sbatch, at) aren't part of it and are left alone.
     """
     from launcher.cli.console import Console
-    from launcher.cli.runner import Terms, make_session
+    from launcher.cli.runner import make_session, read_terms
     from launcher.commands.clean import clean
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.session.session import Interrupted
@@ -41,7 +41,7 @@ def command(python: str | None, dry_run: bool, **options: Any) -> int:
     console = Console(hosts, is_patient=True)
 
     async def execute() -> Cleaning:
-        terms = Terms.of_options(options, time.strftime("clean-%Y%m%d-%H%M%S"), python)
+        terms = read_terms(options, time.strftime("clean-%Y%m%d-%H%M%S"), python)
         transport = open_transport(hosts, console.say)
         session = make_session(terms, hosts, transport, console.outputs(hosts, None), console)
         return await clean(session, console.say, is_dry=dry_run)

@@ -66,11 +66,11 @@ async def _run(
     import os
     from datetime import datetime
 
-    from launcher.cli.runner import Terms, make_session
+    from launcher.cli.runner import make_session, read_terms
     from launcher.commands.exec import execute
 
     run_id = datetime.now().strftime(f"exec-%Y%m%d-%H%M%S-{os.getpid()}")
-    terms = Terms.of_options(options, run_id, options["python"])
+    terms = read_terms(options, run_id, options["python"])
     outputs = console.outputs(hosts, None, has_ranks=False)
     session = make_session(terms, hosts, open_transport(hosts, console.say), outputs, console)
     try:

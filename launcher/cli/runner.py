@@ -6,7 +6,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,33 +24,10 @@ from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import create_record
 from launcher.runs.run import Result, Run
 from launcher.session.session import Session
+from launcher.session.terms import Terms
 from launcher.transports.base import Transport
 
 Opener = Callable[[Sequence[Host], Callable[[str], None]], Transport]  # gets the hosts of a session, and our voice
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """On what terms the nodes are talked to."""
-
-    run_id: str
-    env: Mapping[str, str]
-    pythons: Sequence[str]
-    silence_s: float
-    stop_timeout_s: float
-    connect_timeout_s: float
-
-    @classmethod
-    def of_job(cls, job: Job, run_id: str) -> Terms:
-        """Return the terms that a job names."""
-        pythons = loader_pythons(job.python)
-        return cls(run_id, job.env, pythons, job.silence_s, job.stop_timeout_s, job.connect_timeout_s)
-
-    @classmethod
-    def of_options(cls, options: Mapping[str, Any], run_id: str, python: str | None) -> Terms:
-        """Return those of a command that runs no job."""
-        pythons = (python,) if python else loader_pythons(None)
-        return cls(run_id, {}, pythons, options["silence"], options["stop_timeout"], options["connect_timeout"])
 
 
 def run_job(job: Job, hosts: Sequence[Host], open_transport: Opener, options: Mapping[str, Any], **kinds: Any) -> int:
@@ -84,7 +60,7 @@ async def execute_recorded(
     async def execute(*, is_last_try: bool) -> Result:
         outputs = console.outputs(hosts, record, first_node=(kinds.get("share") or (1, 0))[1])
         transport = open_transport(hosts, console.say)
-        session = make_session(Terms.of_job(job, record.run_id), hosts, transport, outputs, console)
+        session = make_session(make_terms(job, record.run_id), hosts, transport, outputs, console)
         return await Run(
             job, session, outputs, record,
             screen=console, own_python=sys.executable, is_verbose=options["verbose"],
@@ -107,23 +83,23 @@ def make_console(hosts: Sequence[Host], options: Mapping[str, Any]) -> Console:
     return Console(hosts, is_quiet=options["quiet"], as_json=options["as_json"], ranks=read_ranks(options.get("ranks")))
 
 
+def make_terms(job: Job, run_id: str) -> Terms:
+    """Return the terms that a job names."""
+    pythons = loader_pythons(job.python)
+    return Terms(run_id, job.env, pythons, job.silence_s, job.stop_timeout_s, job.connect_timeout_s)
+
+
+def read_terms(options: Mapping[str, Any], run_id: str, python: str | None) -> Terms:
+    """Return the terms of a command that runs no job, as its options name them."""
+    pythons = (python,) if python else loader_pythons(None)
+    return Terms(run_id, {}, pythons, options["silence"], options["stop_timeout"], options["connect_timeout"])
+
+
 def make_session(
     terms: Terms, hosts: Sequence[Host], transport: Transport, outputs: Sequence[NodeOutput], console: Console
 ) -> Session:
     """Return a session on these terms; must be called in a running loop."""
-    return Session(
-        hosts,
-        [transport] * len(hosts),
-        outputs,
-        run_id=terms.run_id,
-        env=terms.env,
-        pythons=terms.pythons,
-        silence_s=terms.silence_s,
-        stop_timeout_s=terms.stop_timeout_s,
-        connect_timeout_s=terms.connect_timeout_s,
-        say=console.say,
-        progress=console.progress,
-    )
+    return Session(hosts, [transport] * len(hosts), outputs, terms, say=console.say, progress=console.progress)
 
 
 def loader_pythons(python: str | None) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ async def execute(session: Session, argv: Sequence[str], workdir: str | None, sa
             timeout_s = 0.0
         except Interrupted as interruption:
             interrupted_by = interruption.number
-            timeout_s = session.stop_timeout_s
+            timeout_s = session.terms.stop_timeout_s
             say(f"launch: stopping {count(len(session.hosts), 'node')} (Ctrl-C again: at once)")
         except BaseException:
             await session.stop_all(timeout_s=0)

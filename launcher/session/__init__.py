@@ -4,6 +4,7 @@ In reading order:
 
     schema        the form that each message of a node must have
     expected      which messages a node may send now
+    terms         what all nodes are told alike, and how long both sides wait
     connection    one supervisor, from connecting to its census, in threads
     pool          all connections, in asyncio, and the leases
     session       Session: all nodes asked, started and ended together

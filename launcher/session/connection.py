@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 from launcher.clock import boottime
 from launcher.concurrency import start_thread
@@ -22,6 +22,7 @@ from launcher.errors import HostFailure, LauncherError
 from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.session.expected import ExpectedMessages, UnaskedMessage
+from launcher.session.terms import Terms
 from launcher.transports import bootstrap
 from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
 
@@ -32,10 +33,6 @@ _EXIT_NOT_FOUND = 127
 
 LOST = "lost"
 READY = "ready"
-
-OnOutput = Callable[[int, int | None, int, bytes], None]
-OnFile = Callable[[int, str, bytes], None]  # index of the node, name, content
-
 
 _EPOCH = time.time() - boottime()
 
@@ -55,12 +52,22 @@ class Event:
     at: float  # wall-clock seconds here
 
 
+class Output(Protocol):
+    """Where a node's output and files go; the node's reader thread calls, so a slow disk holds up that node alone."""
+
+    def feed(self, local_rank: int | None, stream: int, data: bytes) -> None:
+        """Take a piece of a rank's output (None: torchrun's own)."""
+
+    def keep_file(self, name: str, content: bytes) -> None:
+        """Take a file that a rank left."""
+
+
 class Connection:
     """The talk with one supervisor; its events, output and files come in its own reader thread."""
 
     def __init__(
-        self, index: int, host: Host, transport: Transport, pythons: Sequence[str], timeout_s: float,
-        on_events: Callable[[Sequence[Event]], None], on_output: OnOutput, on_file: OnFile,
+        self, index: int, host: Host, transport: Transport, terms: Terms, output: Output,
+        on_events: Callable[[Sequence[Event]], None],
     ) -> None:  # fmt: skip
         self.index = index
         self.host = host
@@ -70,11 +77,9 @@ class Connection:
         self.is_ready = False
         self.is_over = False
         self._transport = transport
-        self._pythons = list(pythons)
-        self._timeout_s = timeout_s
+        self._terms = terms
+        self._output = output
         self._on_events = on_events
-        self._on_output = on_output
-        self._on_file = on_file
         self._nonce = secrets.token_hex(8)
         self._expected = ExpectedMessages()
         self._decoder = messages.Decoder(accept=self._expected.accept)
@@ -123,18 +128,18 @@ class Connection:
             text = f"this machine stood still for {gap_s:.0f} s, and the nodes took it for dead"
             self.give_up("standstill", text)
 
-    def check_time(self, silence_s: float) -> None:
+    def check_time(self) -> None:
         """Hang up where the login shell gives no marker, or the node no sign of life."""
         now = time.monotonic()
-        marker_timeout_s = max(MARKER_TIMEOUT_S, self._timeout_s)
+        marker_timeout_s = max(MARKER_TIMEOUT_S, self._terms.connect_timeout_s)
         if not self.is_ready and self._opened_at is not None and now - self._opened_at > marker_timeout_s:
             self.give_up(
                 "shell",
                 f"its login shell waits for input (no answer in {marker_timeout_s:g} s)",
                 "an rc file may ask or wait in interactive shells only; for a slow one raise --connect-timeout",
             )
-        elif self.is_ready and not self._is_busy and now - self.heard_at > silence_s:
-            self.give_up("silent", f"no sign of life for {silence_s:g} s")
+        elif self.is_ready and not self._is_busy and now - self.heard_at > self._terms.silence_s:
+            self.give_up("silent", f"no sign of life for {self._terms.silence_s:g} s")
 
     def give_up(self, kind: str, text: str, hint: str = "") -> None:
         """Hang up, and make this the reason."""
@@ -188,12 +193,12 @@ class Connection:
 
     def _open(self, first_message: bytes) -> bytes:
         """Connect and start the node's side; return what came after its marker."""
-        for python in self._pythons:
+        for python in self._terms.pythons:
             if self._is_closed:
                 break
             self._opened_at = None  # of this try: reaching the host again may take its time
             command = bootstrap.loader_command(python, self._nonce)
-            self._channel = self._transport.open(self.host, command, self._timeout_s)
+            self._channel = self._transport.open(self.host, command, self._terms.connect_timeout_s)
             self._opened_at = time.monotonic()
             if self._transport.is_terse:  # and no login shell could eat it
                 self._send_code("", first_message)
@@ -253,7 +258,7 @@ class Connection:
             return HostFailure(
                 self.host.name,
                 "no python",
-                f"no Python 3.8 or newer there (tried {', '.join(self._pythons)})",
+                f"no Python 3.8 or newer there (tried {', '.join(self._terms.pythons)})",
                 "name one that is with --python PATH",
             )
         if code is None:
@@ -277,11 +282,11 @@ class Connection:
         events: list[Event] = []
         for header, payload in self._decoder.feed(data):
             if header["type"] == messages.OUTPUT:
-                self._on_output(self.index, header["local_rank"], header["stream"], payload)
+                self._output.feed(header["local_rank"], header["stream"], payload)
             elif header["type"] == messages.FILE:  # 32 MiB of a node would hold up the loop
                 self._on_events(events)  # the census, above all, waits for no disk of ours
                 events = []
-                self._on_file(self.index, header["name"], payload)
+                self._output.keep_file(header["name"], payload)
             elif header["type"] == messages.STACK:
                 events.append(Event(self.index, header["type"], {**header, "content": payload}, now()))
             elif header["type"] != messages.BEAT:

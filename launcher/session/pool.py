@@ -12,7 +12,8 @@ from typing import Any
 from launcher.clock import boottime
 from launcher.concurrency import start_task
 from launcher.hosts.host import Host
-from launcher.session.connection import Connection, Event, OnFile, OnOutput, now
+from launcher.session.connection import Connection, Event, Output, now
+from launcher.session.terms import Terms
 from launcher.transports.base import Transport
 
 CONNECT_WINDOW = 64  # one GIL serves all key exchanges, and sshd's banner time-out is 15 s
@@ -23,23 +24,22 @@ WAKE = "wake"
 BROKEN = "broken"
 
 
-class Pool:
+class ConnectionPool:
     """The connections with all hosts of a job."""
 
     def __init__(
-        self, hosts: Sequence[Host], transports: Sequence[Transport], *, pythons: Sequence[str],
-        connect_timeout_s: float, silence_s: float, on_output: OnOutput, on_file: OnFile,
+        self, hosts: Sequence[Host], transports: Sequence[Transport], outputs: Sequence[Output], terms: Terms, *,
         clock: Callable[[], float] = boottime,
     ) -> None:  # fmt: skip
         """clock: seconds that count what this machine sleeps."""
         self.events: asyncio.Queue[Event] = asyncio.Queue()
-        self.silence_s = silence_s
+        self._silence_s = terms.silence_s
         self._window = threading.Semaphore(CONNECT_WINDOW)
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self.connections = [
-            Connection(index, host, transport, pythons, connect_timeout_s, self.post, on_output, on_file)
-            for index, (host, transport) in enumerate(zip(hosts, transports, strict=True))
+            Connection(index, host, transport, terms, output, self.post)
+            for index, (host, transport, output) in enumerate(zip(hosts, transports, outputs, strict=True))
         ]
         self._keeper: asyncio.Task[None] | None = None
 
@@ -87,7 +87,7 @@ class Pool:
             self.events.put_nowait(event)
 
     async def _keep_leases(self) -> None:
-        wait_s = min(1.0, self.silence_s / 10)
+        wait_s = min(1.0, self._silence_s / 10)
         beat_at = looked_at = self._clock()
         awake_at = time.monotonic()
         while True:
@@ -99,10 +99,10 @@ class Pool:
                 connection.heard_at = min(awake_at, connection.heard_at + awake_s - wait_s)
             is_time_to_beat = looked_at >= beat_at
             if is_time_to_beat:
-                beat_at = looked_at + self.silence_s / BEATS_PER_SILENCE
+                beat_at = looked_at + self._silence_s / BEATS_PER_SILENCE
             for connection in self.connections:
                 if not connection.is_over:
-                    connection.check_time(self.silence_s)
+                    connection.check_time()
                     if is_time_to_beat and connection.is_ready:
                         connection.beat()
 
@@ -113,5 +113,5 @@ class Pool:
         """
         for connection in self.connections:
             stood_s = awake_s if connection.sleeps_along else gap_s
-            if stood_s > self.silence_s and connection.is_ready and not connection.is_over:
+            if stood_s > self._silence_s and connection.is_ready and not connection.is_over:
                 connection.admit_standstill(stood_s)

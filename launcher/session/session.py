@@ -8,7 +8,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.clock import boot_id
@@ -19,7 +19,8 @@ from launcher.job.facts import NodeFacts, Route, read_facts, read_route
 from launcher.node import messages
 from launcher.output.node_log import NodeOutput
 from launcher.session.connection import Connection, Event
-from launcher.session.pool import BROKEN, INTERRUPT, WAKE, Pool
+from launcher.session.pool import BROKEN, INTERRUPT, WAKE, ConnectionPool
+from launcher.session.terms import Terms
 from launcher.transports.base import Transport
 
 NOTICE_S = 20.0  # waiting is never silent for longer
@@ -84,30 +85,22 @@ class Session:
     """All nodes of a job: opened together, asked together, ended together."""
 
     def __init__(
-        self, hosts: Sequence[Host], transports: Sequence[Transport], outputs: Sequence[NodeOutput], *,
-        run_id: str, env: Mapping[str, str], pythons: Sequence[str], silence_s: float, stop_timeout_s: float,
-        connect_timeout_s: float, say: Callable[[str], None], progress: Callable[[str], None],
+        self, hosts: Sequence[Host], transports: Sequence[Transport], outputs: Sequence[NodeOutput], terms: Terms, *,
+        say: Callable[[str], None], progress: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.hosts = list(hosts)
+        self.terms = terms
         self.states = [NodeState() for _ in hosts]
-        self._mark = f"{run_id}.{secrets.token_hex(4)}"
-        self.stop_timeout_s = stop_timeout_s
+        self._mark = f"{terms.run_id}.{secrets.token_hex(4)}"
         self.say = say
         self.on_quit: Callable[[], object] | None = None  # Ctrl-\, where it shall not end us
         self.has_setup = False  # whether nodes run one before they look for a Python: words for a long wait
         self.on_stack: Callable[[Event], object] = lambda event: None
         self._progress = progress
-        self._run_id = run_id
-        self._env = dict(env)
-        self._pythons = pythons
         self._transports = list(transports)
         self._outputs = outputs
         self._noticed_at = time.monotonic()
-        self._connect_timeout_s = connect_timeout_s
-        self.pool = Pool(
-            hosts, transports, pythons=pythons, connect_timeout_s=connect_timeout_s, silence_s=silence_s,
-            on_output=self._take_output, on_file=self._keep_file,
-        )  # fmt: skip
+        self.pool = ConnectionPool(hosts, transports, outputs, terms)
 
     @contextlib.contextmanager
     def catch_signals(self) -> Iterator[None]:
@@ -144,14 +137,14 @@ class Session:
         """Return the first message to a node; `wanted` says which facts are asked for."""
         return messages.encode(
             messages.PREPARE,
-            run=self._run_id,
+            run=self.terms.run_id,
             # Two hosts may be one machine, and each supervisor ends its own share only.
             mark=f"{self._mark}.{index}",
-            silence_s=self.pool.silence_s,
+            silence_s=self.terms.silence_s,
             beats=not self._transports[index].is_terse,
             boot_id=boot_id(),
-            stop_timeout_s=self.stop_timeout_s,
-            env=self._env,
+            stop_timeout_s=self.terms.stop_timeout_s,
+            env=dict(self.terms.env),
             **wanted,
         )
 
@@ -261,14 +254,6 @@ class Session:
         state.keeper_ending = state.keeper_ending or event.fields.get("supervisor")
         state.ended = state.ended or event
 
-    # Of the two below each node's reader thread is the caller: a slow disk holds up that node alone.
-
-    def _keep_file(self, index: int, name: str, content: bytes) -> None:
-        self._outputs[index].keep_file(name, content)
-
-    def _take_output(self, index: int, local_rank: int | None, stream: int, data: bytes) -> None:
-        self._outputs[index].feed(local_rank, stream, data)
-
     # ---- waiting is never silent --------------------------------------------------------------------------------
 
     def _show_progress(self) -> None:
@@ -353,18 +338,18 @@ class Session:
 
     def _sweep_wait_s(self) -> float:
         """How long a lost node's own supervisor may take to end the run there."""
-        return self.stop_timeout_s + 1
+        return self.terms.stop_timeout_s + 1
 
     def _sweep_lost(self) -> bool:
         """Ask each host whose connection broke over a new one; return whether there was one to ask."""
+        terms = replace(self.terms, connect_timeout_s=min(SWEEP_CONNECT_S, self.terms.connect_timeout_s))
         lost = [index for index, state in enumerate(self.states) if _is_to_sweep(state)]
         for index in lost:
             state = self.states[index]
             state.is_swept = True
             self.pool.connections[index].close()
             sweeper = Connection(
-                index, self.hosts[index], self._transports[index], self._pythons,
-                min(SWEEP_CONNECT_S, self._connect_timeout_s), self.pool.post, self._take_output, self._keep_file,
+                index, self.hosts[index], self._transports[index], terms, self._outputs[index], self.pool.post,
             )  # fmt: skip
             self.pool.connections[index] = sweeper
             order = messages.encode(messages.STOP, timeout_s=0, wait_s=self._sweep_wait_s())

@@ -25,6 +25,7 @@ from launcher.output.node_log import NodeLog, NodeOutput
 from launcher.output.run_folder import create_record
 from launcher.runs.run import Result, Run
 from launcher.session.session import Interrupted, Session
+from launcher.session.terms import Terms
 from launcher.transports.base import Channel, Transport
 from launcher.transports.bootstrap import MARKER
 from launcher.transports.local import LocalTransport
@@ -104,11 +105,9 @@ class ClosedTransport:
 
 
 def make_session(screen: Screen, outputs: Sequence[NodeOutput], **ways: Transport) -> Session:
-    return Session(
-        [Host(name) for name in ways], list(ways.values()), outputs, run_id="interrupted", env={},
-        pythons=[sys.executable], silence_s=15, stop_timeout_s=1, connect_timeout_s=5, say=screen.say,
-        progress=lambda text: None,
-    )  # fmt: skip
+    terms = Terms("interrupted", {}, [sys.executable], silence_s=15, stop_timeout_s=1, connect_timeout_s=5)
+    hosts = [Host(name) for name in ways]
+    return Session(hosts, list(ways.values()), outputs, terms, say=screen.say, progress=lambda text: None)
 
 
 async def interrupt_when(is_true: Callable[[], object]) -> None:

@@ -23,7 +23,8 @@ from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.session import connection
 from launcher.session.connection import LOST, READY, Connection, Event
-from launcher.session.pool import Pool
+from launcher.session.pool import ConnectionPool
+from launcher.session.terms import Terms
 from launcher.transports.local import LocalTransport
 from launcher.transports.process_channel import ProcessChannel
 
@@ -41,15 +42,13 @@ class Talk:
         self.disk = threading.Event()
         self.files: dict[str, bytes] = {}
         self.output: dict[tuple[int | None, int], bytes] = defaultdict(bytes)
-        self._pool = Pool(
-            [Host("here")], [LocalTransport()], pythons=pythons or [sys.executable], connect_timeout_s=TIMEOUT_S,
-            silence_s=silence_s, on_output=self._keep, on_file=self._keep_file, clock=clock,
-        )  # fmt: skip
+        self._terms = Terms("test", {}, pythons or [sys.executable], silence_s, 0.2, TIMEOUT_S)
+        self._pool = ConnectionPool([Host("here")], [LocalTransport()], [self], self._terms, clock=clock)
 
-    def _keep(self, index: int, local_rank: int | None, stream: int, data: bytes) -> None:
+    def feed(self, local_rank: int | None, stream: int, data: bytes) -> None:
         self.output[local_rank, stream] += data
 
-    def _keep_file(self, index: int, name: str, content: bytes) -> None:
+    def keep_file(self, name: str, content: bytes) -> None:
         if name == "slow":  # as a disk may be
             assert self.disk.wait(DEADLINE_S)
         self.files[name] = content
@@ -59,7 +58,9 @@ class Talk:
         return self._pool.connections[0]
 
     def start(self, **fields: object) -> None:
-        order = {"run": "test", "mark": MARK, "silence_s": self._pool.silence_s, "stop_timeout_s": 0.2, "env": {}}
+        terms = self._terms
+        order = {"run": terms.run_id, "mark": MARK, "silence_s": terms.silence_s, "env": {},
+                 "stop_timeout_s": terms.stop_timeout_s}  # fmt: skip
         self._pool.start([messages.encode(messages.PREPARE, **{**order, **fields})])
 
     def run(self, script: str) -> None:

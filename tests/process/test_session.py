@@ -12,18 +12,18 @@ from machines.patience import DEADLINE_S
 
 from launcher.hosts.host import Host
 from launcher.node import messages
+from launcher.output.node_log import NodeOutput
 from launcher.session.connection import Event
 from launcher.session.session import Interrupted, NodeState, Session
+from launcher.session.terms import Terms
 from launcher.transports.local import LocalTransport
 
 
-def make_session(*names: str) -> Session:
+def make_session(*names: str, silence_s: float = 5) -> Session:
     """Return a session with these hosts, or with nobody."""
-    hosts = [Host(name) for name in names]
-    return Session(
-        hosts, [LocalTransport()] * len(hosts), [], run_id="r", env={}, pythons=[],
-        silence_s=5, stop_timeout_s=1, connect_timeout_s=1, say=print, progress=print,
-    )  # fmt: skip
+    hosts, outputs = [Host(name) for name in names], [NodeOutput(name, None, None) for name in names]
+    terms = Terms("r", {}, [], silence_s=silence_s, stop_timeout_s=1, connect_timeout_s=1)
+    return Session(hosts, [LocalTransport()] * len(hosts), outputs, terms, say=print, progress=print)
 
 
 async def is_interrupted(session: Session, within_s: float) -> bool:
@@ -101,8 +101,7 @@ def test_a_task_that_the_job_hangs_on_ends_the_waiting_when_it_fails() -> None:
 
 def test_heartbeats_that_fail_end_the_waiting() -> None:
     async def run() -> None:
-        session = make_session()
-        session.pool.silence_s = 0.1
+        session = make_session(silence_s=0.1)
         session.pool._clock = lambda: 1 / 0
         session.pool.start([])
         try:

@@ -30,6 +30,7 @@ from launcher.output.node_log import NodeLog, NodeOutput
 from launcher.output.run_folder import create_record
 from launcher.runs.run import Result, Run
 from launcher.session.session import Session
+from launcher.session.terms import Terms
 from launcher.transports.base import STDERR, STDOUT
 from launcher.transports.local import LocalTransport
 from launcher.transports.relayed.srun_step import Step
@@ -120,6 +121,10 @@ class LyingTransport:
         return ()
 
 
+def make_terms(run_id: str) -> Terms:
+    return Terms(run_id, {}, [sys.executable], silence_s=NEVER_S, stop_timeout_s=1, connect_timeout_s=DEADLINE_S)
+
+
 def play(lie: Lie, folder: Path) -> list[str]:
     """Run on an honest node and on one that lies; return the words, and see that the honest one is left clean."""
     screen = Screen()
@@ -134,11 +139,9 @@ def play(lie: Lie, folder: Path) -> list[str]:
             NodeOutput(host.name, NodeLog(record.log_path(index), lambda path, error: None), None)
             for index, host in enumerate(hosts)
         ]
-        session = Session(
-            hosts, [LocalTransport(), transport], outputs, run_id=record.run_id, env={}, pythons=[sys.executable],
-            silence_s=NEVER_S, stop_timeout_s=1, connect_timeout_s=DEADLINE_S,
-            say=screen.say, progress=lambda text: None,
-        )  # fmt: skip
+        terms = make_terms(record.run_id)
+        transports = [LocalTransport(), transport]
+        session = Session(hosts, transports, outputs, terms, say=screen.say, progress=lambda text: None)
         run = Run(job, session, outputs, record, screen=screen, own_python=sys.executable, with_checks=False)
         return await asyncio.wait_for(run.execute(), DEADLINE_S)
 
@@ -238,11 +241,9 @@ NO_CODE = encode(messages.EXIT, local_rank=0, age_s=0, code=None, signal=None)
 )
 def test_a_command_whose_end_is_not_told_is_no_success(lie: Lie, exit_code: int, failures: list[str]) -> None:
     async def run() -> Execution:
-        session = Session(
-            [Host("liar")], [LyingTransport(lie)], [NodeOutput("liar", None, None)], run_id="exec", env={},
-            pythons=["python3"], silence_s=NEVER_S, stop_timeout_s=1, connect_timeout_s=DEADLINE_S,
-            say=print, progress=print,
-        )  # fmt: skip
+        outputs = [NodeOutput("liar", None, None)]
+        transports = [LyingTransport(lie)]
+        session = Session([Host("liar")], transports, outputs, make_terms("exec"), say=print, progress=print)
         return await asyncio.wait_for(execute(session, ["true"], None, print), DEADLINE_S)
 
     done = asyncio.run(run())
