@@ -99,7 +99,7 @@ def make_session(
     terms: Terms, hosts: Sequence[Host], transport: Transport, outputs: Sequence[NodeOutput], console: Console
 ) -> Session:
     """Return a session on these terms; must be called in a running loop."""
-    return Session(hosts, [transport] * len(hosts), outputs, terms, say=console.say, progress=console.progress)
+    return Session(hosts, transport, outputs, terms, say=console.say, progress=console.progress)
 
 
 def loader_pythons(python: str | None) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ class ConnectionPool:
     """The connections with all hosts of a job."""
 
     def __init__(
-        self, hosts: Sequence[Host], transports: Sequence[Transport], outputs: Sequence[Output], terms: Terms, *,
+        self, hosts: Sequence[Host], transport: Transport, outputs: Sequence[Output], terms: Terms, *,
         clock: Callable[[], float] = boottime,
     ) -> None:  # fmt: skip
         """clock: seconds that count what this machine sleeps."""
@@ -39,7 +39,7 @@ class ConnectionPool:
         self._loop = asyncio.get_running_loop()
         self.connections = [
             Connection(index, host, transport, terms, output, self.post)
-            for index, (host, transport, output) in enumerate(zip(hosts, transports, outputs, strict=True))
+            for index, (host, output) in enumerate(zip(hosts, outputs, strict=True))
         ]
         self._keeper: asyncio.Task[None] | None = None
 

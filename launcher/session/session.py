@@ -85,7 +85,7 @@ class Session:
     """All nodes of a job: opened together, asked together, ended together."""
 
     def __init__(
-        self, hosts: Sequence[Host], transports: Sequence[Transport], outputs: Sequence[NodeOutput], terms: Terms, *,
+        self, hosts: Sequence[Host], transport: Transport, outputs: Sequence[NodeOutput], terms: Terms, *,
         say: Callable[[str], None], progress: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.hosts = list(hosts)
@@ -97,10 +97,10 @@ class Session:
         self.has_setup = False  # whether nodes run one before they look for a Python: words for a long wait
         self.on_stack: Callable[[Event], object] = lambda event: None
         self._progress = progress
-        self._transports = list(transports)
+        self._transport = transport
         self._outputs = outputs
         self._noticed_at = time.monotonic()
-        self.pool = ConnectionPool(hosts, transports, outputs, terms)
+        self.pool = ConnectionPool(hosts, transport, outputs, terms)
 
     @contextlib.contextmanager
     def catch_signals(self) -> Iterator[None]:
@@ -141,7 +141,7 @@ class Session:
             # Two hosts may be one machine, and each supervisor ends its own share only.
             mark=f"{self._mark}.{index}",
             silence_s=self.terms.silence_s,
-            beats=not self._transports[index].is_terse,
+            beats=not self._transport.is_terse,
             boot_id=boot_id(),
             stop_timeout_s=self.terms.stop_timeout_s,
             env=dict(self.terms.env),
@@ -349,7 +349,7 @@ class Session:
             state.is_swept = True
             self.pool.connections[index].close()
             sweeper = Connection(
-                index, self.hosts[index], self._transports[index], terms, self._outputs[index], self.pool.post,
+                index, self.hosts[index], self._transport, terms, self._outputs[index], self.pool.post,
             )  # fmt: skip
             self.pool.connections[index] = sweeper
             order = messages.encode(messages.STOP, timeout_s=0, wait_s=self._sweep_wait_s())

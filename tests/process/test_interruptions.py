@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from node_process import is_alive, shell, wait_until
 from screen import Screen
+from transport_by_host import TransportByHost
 
 from launcher.commands import check
 from launcher.commands.exec import Execution, execute
@@ -107,7 +108,7 @@ class ClosedTransport:
 def make_session(screen: Screen, outputs: Sequence[NodeOutput], **ways: Transport) -> Session:
     terms = Terms("interrupted", {}, [sys.executable], silence_s=15, stop_timeout_s=1, connect_timeout_s=5)
     hosts = [Host(name) for name in ways]
-    return Session(hosts, list(ways.values()), outputs, terms, say=screen.say, progress=lambda text: None)
+    return Session(hosts, TransportByHost(ways), outputs, terms, say=screen.say, progress=lambda text: None)
 
 
 async def interrupt_when(is_true: Callable[[], object]) -> None:

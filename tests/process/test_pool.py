@@ -43,7 +43,7 @@ class Talk:
         self.files: dict[str, bytes] = {}
         self.output: dict[tuple[int | None, int], bytes] = defaultdict(bytes)
         self._terms = Terms("test", {}, pythons or [sys.executable], silence_s, 0.2, TIMEOUT_S)
-        self._pool = ConnectionPool([Host("here")], [LocalTransport()], [self], self._terms, clock=clock)
+        self._pool = ConnectionPool([Host("here")], LocalTransport(), [self], self._terms, clock=clock)
 
     def feed(self, local_rank: int | None, stream: int, data: bytes) -> None:
         self.output[local_rank, stream] += data

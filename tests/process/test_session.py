@@ -23,7 +23,7 @@ def make_session(*names: str, silence_s: float = 5) -> Session:
     """Return a session with these hosts, or with nobody."""
     hosts, outputs = [Host(name) for name in names], [NodeOutput(name, None, None) for name in names]
     terms = Terms("r", {}, [], silence_s=silence_s, stop_timeout_s=1, connect_timeout_s=1)
-    return Session(hosts, [LocalTransport()] * len(hosts), outputs, terms, say=print, progress=print)
+    return Session(hosts, LocalTransport(), outputs, terms, say=print, progress=print)
 
 
 async def is_interrupted(session: Session, within_s: float) -> bool:

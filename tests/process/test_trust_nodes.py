@@ -19,6 +19,7 @@ import pytest
 from machines.patience import DEADLINE_S, NEVER_S, slowed
 from node_process import is_alive, wait_until
 from screen import Screen
+from transport_by_host import TransportByHost
 
 from launcher.commands.exec import Execution, execute
 from launcher.errors import LauncherError
@@ -132,7 +133,8 @@ def play(lie: Lie, folder: Path) -> list[str]:
     program = Program(ProgramKind.COMMAND, "/bin/sh", ("-c", f"echo $$ >>{pids}; exec sleep 300"))
     job = Job(program, nproc=2, cpu=True, silence_s=NEVER_S, stop_timeout_s=1, connect_timeout_s=DEADLINE_S)
     record = create_record(folder / "logs", datetime.now(), lambda path, error: None)
-    hosts, transport = [Host("good"), Host("liar")], LyingTransport(lie)
+    hosts = [Host("good"), Host("liar")]
+    transport = TransportByHost({"good": LocalTransport(), "liar": LyingTransport(lie)})
 
     async def execute() -> Result:
         outputs = [
@@ -140,8 +142,7 @@ def play(lie: Lie, folder: Path) -> list[str]:
             for index, host in enumerate(hosts)
         ]
         terms = make_terms(record.run_id)
-        transports = [LocalTransport(), transport]
-        session = Session(hosts, transports, outputs, terms, say=screen.say, progress=lambda text: None)
+        session = Session(hosts, transport, outputs, terms, say=screen.say, progress=lambda text: None)
         run = Run(job, session, outputs, record, screen=screen, own_python=sys.executable, with_checks=False)
         return await asyncio.wait_for(run.execute(), DEADLINE_S)
 
@@ -242,8 +243,7 @@ NO_CODE = encode(messages.EXIT, local_rank=0, age_s=0, code=None, signal=None)
 def test_a_command_whose_end_is_not_told_is_no_success(lie: Lie, exit_code: int, failures: list[str]) -> None:
     async def run() -> Execution:
         outputs = [NodeOutput("liar", None, None)]
-        transports = [LyingTransport(lie)]
-        session = Session([Host("liar")], transports, outputs, make_terms("exec"), say=print, progress=print)
+        session = Session([Host("liar")], LyingTransport(lie), outputs, make_terms("exec"), say=print, progress=print)
         return await asyncio.wait_for(execute(session, ["true"], None, print), DEADLINE_S)
 
     done = asyncio.run(run())
