@@ -6,7 +6,7 @@ So a node that lies speaks for no rank that it was not given, ends no run, and f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from launcher.escapes import one_line
@@ -49,6 +49,15 @@ class ExpectedMessages:
         self._stacks: set[tuple[int, int]] = set()  # number and rank of those that came
         self._files = 0
         self._files_bytes = 0
+        self._checks: Mapping[str, Callable[[Header], None]] = {
+            messages.OUTPUT: self._check_output,
+            messages.STARTED: self._check_started,
+            messages.EXIT: self._check_exit,
+            messages.STACK: self._check_stack,
+            messages.PROBED: self._check_probed,
+            messages.CENSUS: self._check_census,
+            messages.FILE: self._check_file,
+        }
 
     def ask(self, header: Mapping[str, Any]) -> None:
         """Note what is about to be sent to the node."""
@@ -92,7 +101,7 @@ class ExpectedMessages:
             raise messages.MalformedMessage(f"{kind} with {size} bytes")
         if kind not in _BEFORE_HELLO and not self._said[messages.HELLO]:
             raise UnaskedMessage(f"{kind} before {messages.HELLO}")
-        check = getattr(self, f"_check_{kind}", None)
+        check = self._checks.get(kind)
         if check is not None:
             check(header)
         elif kind != messages.BEAT and self._said[kind] >= self._asked[kind]:

@@ -18,7 +18,7 @@ from launcher.hosts.unreachable import failure_lines
 from launcher.job.facts import NodeFacts, Route, read_facts, read_route
 from launcher.node import messages
 from launcher.output.node_log import NodeOutput
-from launcher.session.connection import Connection, Event
+from launcher.session.connection import LOST, READY, Connection, Event
 from launcher.session.pool import BROKEN, INTERRUPT, WAKE, ConnectionPool
 from launcher.session.terms import Terms
 from launcher.transports.base import Transport
@@ -185,10 +185,21 @@ class Session:
             raise event.fields["error"]
         if event.kind == WAKE:  # of no node: its index is none
             return
-        state = self.states[event.index]
-        handler = getattr(self, f"_take_{event.kind}", None)
-        if handler is not None:
-            handler(state, event)
+        handlers = {
+            READY: self._take_ready,
+            LOST: self._take_lost,
+            messages.HELLO: self._take_hello,
+            messages.FACTS: self._take_facts,
+            messages.ROUTED: self._take_routed,
+            messages.PROBED: self._take_probed,
+            messages.STARTED: self._take_started,
+            messages.EXIT: self._take_exit,
+            messages.ENDED: self._take_ended,
+            messages.FAILED: self._take_failed,
+            messages.CENSUS: self._take_census,
+            messages.STACK: self._take_stack,
+        }
+        handlers[event.kind](self.states[event.index], event)
 
     def _take_ready(self, state: NodeState, event: Event) -> None:
         state.stage = "starting its supervisor"
