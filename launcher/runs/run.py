@@ -170,15 +170,13 @@ class Run:
 
     async def _start(self) -> None:
         assert self._plan is not None
-        session = self._session
         archive = bootstrap.trainer_archive() if self._job.program.kind is ProgramKind.BUILTIN else b""
-        for node, connection, output in zip(self._plan.nodes, session.pool.connections, self._outputs, strict=True):
+        for index, (node, output) in enumerate(zip(self._plan.nodes, self._outputs, strict=True)):
             output.first_rank = node.first_rank
-            connection.send(
-                messages.START, archive, payload_name=ARCHIVE_NAME, with_stacks=self._job.wants_stacks,
-                **start_fields(node),
+            self._session.start_ranks(
+                index, archive, payload_name=ARCHIVE_NAME, imports_torch=bool(node.argv),
+                with_stacks=self._job.wants_stacks, **start_fields(node),
             )  # fmt: skip
-            session.states[connection.index].stage = "importing torch" if node.argv else "starting"
 
     async def _watch(self) -> Cause | None:
         """Wait until all nodes have ended well, or the first failure is known; a hang may be one."""

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 from launcher.clock import boot_id
@@ -39,11 +40,26 @@ class Interrupted(Exception):
         self.number = number
 
 
+class Stage(Enum):
+    """What a node is at; the value says it to the user where the wait is long."""
+
+    CONNECTING = "connecting"
+    STARTING_SUPERVISOR = "starting its supervisor"
+    RUNNING_SETUP = "running its setup, and looking for a Python with torch, and its GPUs"
+    GATHERING_FACTS = "looking for a Python with torch, and its GPUs"
+    WAITING_FOR_OTHERS = "waiting for the others"
+    IMPORTING_TORCH = "importing torch"
+    STARTING_RANKS = "starting"
+    RUNNING_RANKS = "its ranks run, without a line so far"
+    STOPPING = "ending what runs there"
+    UNREACHABLE = "unreachable"
+
+
 @dataclass(slots=True)
 class NodeState:
-    """What we know of one node."""
+    """What we know of one node. Session alone writes it; everybody else only reads."""
 
-    stage: str = "connecting"
+    stage: Stage = Stage.CONNECTING
     failure: HostFailure | None = None
     has_orders: bool = False  # it may have our first message; known once all are being ended
     has_refused: bool = False  # it could do nothing with that
@@ -165,6 +181,11 @@ class Session:
             self._show_progress()
         return True
 
+    def start_ranks(self, index: int, archive: bytes, *, imports_torch: bool, **order: Any) -> None:
+        """Send a node its START; `imports_torch`: it runs torchrun, which takes its time before the first rank."""
+        self.pool.connections[index].send(messages.START, archive, **order)
+        self.states[index].stage = Stage.IMPORTING_TORCH if imports_torch else Stage.STARTING_RANKS
+
     def noise(self, index: int) -> str:
         """Return what a node's shell and supervisor said on stderr."""
         return self.pool.connections[index].noise_text()
@@ -202,14 +223,14 @@ class Session:
         handlers[event.kind](self.states[event.index], event)
 
     def _take_ready(self, state: NodeState, event: Event) -> None:
-        state.stage = "starting its supervisor"
+        state.stage = Stage.STARTING_SUPERVISOR
 
     def _take_lost(self, state: NodeState, event: Event) -> None:
         if state.census is not None:
             state.is_hung_up = True
             return
         if state.is_swept:
-            state.stage = "unreachable"
+            state.stage = Stage.UNREACHABLE
             return
         state.is_lost = True
         state.failure = state.failure or event.fields["failure"]
@@ -218,15 +239,14 @@ class Session:
     def _take_hello(self, state: NodeState, event: Event) -> None:
         state.folder = event.fields["folder"]
         state.keepers = event.fields["keepers"]
-        before = "running its setup, and " if self.has_setup else ""
-        state.stage = f"{before}looking for a Python with torch, and its GPUs"
+        state.stage = Stage.RUNNING_SETUP if self.has_setup else Stage.GATHERING_FACTS
 
     def _take_facts(self, state: NodeState, event: Event) -> None:
         try:
             state.facts = read_facts(event.fields, state.folder or "")
         except LauncherError as error:
             state.failure = HostFailure(self.hosts[event.index].name, "facts", error.message)
-        state.stage = "waiting for the others"
+        state.stage = Stage.WAITING_FOR_OTHERS
 
     def _take_routed(self, state: NodeState, event: Event) -> None:
         state.route = read_route(event.fields, state.asked_at, event.at)
@@ -236,7 +256,7 @@ class Session:
 
     def _take_started(self, state: NodeState, event: Event) -> None:
         state.started.add(event.fields["local_rank"])
-        state.stage = "its ranks run, without a line so far"
+        state.stage = Stage.RUNNING_RANKS
 
     def _take_exit(self, state: NodeState, event: Event) -> None:
         state.exits[event.fields["local_rank"]] = event
@@ -268,7 +288,7 @@ class Session:
     # ---- waiting is never silent --------------------------------------------------------------------------------
 
     def _show_progress(self) -> None:
-        waiting = [state for state in self.states if state.stage in ("connecting", "starting its supervisor")]
+        waiting = [state for state in self.states if state.stage in (Stage.CONNECTING, Stage.STARTING_SUPERVISOR)]
         if waiting:
             self._progress(f"{len(self.states) - len(waiting)} of {len(self.states)} nodes answer")
         else:
@@ -277,12 +297,12 @@ class Session:
     def _notice(self) -> None:
         """Say which nodes have shown nothing yet, and what they are at."""
         self._noticed_at = time.monotonic()
-        quiet: dict[str, list[str]] = {}
+        quiet: dict[Stage, list[str]] = {}
         for host, state, output in zip(self.hosts, self.states, self._outputs, strict=True):
             if state.ended is None and state.census is None and not output.has_lines:
                 quiet.setdefault(state.stage, []).append(host.name)
         for stage, names in quiet.items():
-            self.say(f"launch: waiting for {fold_names(names)}: {stage}")
+            self.say(f"launch: waiting for {fold_names(names)}: {stage.value}")
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
@@ -294,7 +314,7 @@ class Session:
         """
         for state, connection in zip(self.states, self.pool.connections, strict=True):
             state.has_orders = connection.recall()
-            state.stage = "ending what runs there"
+            state.stage = Stage.STOPPING
         self.pool.broadcast(messages.STOP, timeout_s=timeout_s)
         try:
             await self._await_censuses(timeout_s)
@@ -344,7 +364,7 @@ class Session:
     def _needs_nobody(self) -> bool:
         """Whether each node has sent its census, can't be asked, or is to be asked over a new connection."""
         return self._has_lost() or all(
-            state.census is not None or state.stage == "unreachable" or not state.may_run for state in self.states
+            state.census is not None or state.stage is Stage.UNREACHABLE or not state.may_run for state in self.states
         )
 
     def _sweep_wait_s(self) -> float:

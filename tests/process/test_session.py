@@ -14,7 +14,7 @@ from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.output.node_log import NodeOutput
 from launcher.session.connection import Event
-from launcher.session.session import Interrupted, NodeState, Session
+from launcher.session.session import Interrupted, NodeState, Session, Stage
 from launcher.session.terms import Terms
 from launcher.transports.local import LocalTransport
 
@@ -73,14 +73,16 @@ def test_a_wake_is_of_no_node() -> None:
 def test_a_second_connection_leaves_the_words_for_the_others() -> None:
     """It is prepared without a setup, while other nodes may still run theirs."""
 
-    async def run() -> str:
+    async def run() -> Stage:
         session, state = make_session("a", "b"), NodeState()
         session.has_setup = True
         session.prepare_message(1, lost_folder="/tmp/lost")
         session._take_hello(state, Event(0, messages.HELLO, {"folder": "/tmp/x", "keepers": []}, 0.0))
         return state.stage
 
-    assert asyncio.run(run()).startswith("running its setup, and looking for a Python")
+    stage = asyncio.run(run())
+    assert stage is Stage.RUNNING_SETUP
+    assert stage.value.startswith("running its setup, and looking for a Python")
 
 
 def test_a_task_that_the_job_hangs_on_ends_the_waiting_when_it_fails() -> None:
