@@ -59,8 +59,7 @@ async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool) -
 
 
 async def _find(session: Session) -> list[tuple[str, RunProcess]]:
-    wanted = {"facts": True, "gpus": False, "pythons": [], "checks": True}
-    session.pool.start([session.prepare_message(index, **wanted) for index in range(len(session.hosts))])
+    session.open(facts=True, gpus=False, pythons=[], checks=True)
     await session.pump(lambda: all(state.facts or state.failure for state in session.states))
     return [
         (host.name, process)
@@ -73,13 +72,13 @@ async def _find(session: Session) -> list[tuple[str, RunProcess]]:
 def _adopt(session: Session) -> bool:
     """Make the left-overs each node's own, so that its ladder ends them; return whether there are any."""
     has_any = False
-    for connection, state in zip(session.pool.connections, session.states, strict=True):
+    for index, state in enumerate(session.states):
         checks = state.facts.checks if state.facts is not None else None
         runs = checks.runs if checks is not None else ()
         marks = sorted({run.mark for run in runs if not run.is_owned})
         if marks:
             has_any = True
-            connection.send(messages.ADOPT, marks=marks)
+            session.send(index, messages.ADOPT, marks=marks)
     return has_any
 
 

@@ -46,7 +46,7 @@ async def execute(session: Session, argv: Sequence[str], workdir: str | None, sa
     )
     interrupted_by = None
     with session.catch_signals():
-        session.pool.start([session.prepare_message(index) + start for index in range(len(session.hosts))])
+        session.open(start)
         try:
             await session.pump(lambda: all(state.census or state.failure for state in session.states))
             timeout_s = 0.0

@@ -37,15 +37,14 @@ class StackTaker:
         self._answers: dict[_Place, Event] = {}
         self._result: asyncio.Future[FoldedStacks | None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        session.on_quit = self.take
-        session.on_stack = self._take_answer
 
     @contextlib.contextmanager
     def allowed(self, plan: LaunchPlan) -> Iterator[None]:
         """Answer while the block runs: before, no rank is there, and afterwards they are being ended."""
         self._plan = plan
         try:
-            yield
+            with self._session.subscribe(messages.STACK, self._take_answer):
+                yield
         finally:
             self._plan = None
             if self._timer is not None:
@@ -67,7 +66,7 @@ class StackTaker:
         self._answers = {}
         if not is_announced:
             self._session.say(f"launch: taking the stacks of {count(len(self._wanted), 'rank')}")
-        self._session.pool.broadcast(messages.STACKS, number=self._number)
+        self._session.send_to_all(messages.STACKS, number=self._number)
         self._timer = loop.call_later(ANSWER_S, self._finish)
         return self._result
 
@@ -167,7 +166,7 @@ class HangWatch:
 
     def __enter__(self) -> HangWatch:
         if self._timeout_s is not None:
-            self._task = self._session.pool.watch(self._watch(self._timeout_s))
+            self._task = self._session.watch(self._watch(self._timeout_s))
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -187,7 +186,7 @@ class HangWatch:
                 self.failure = self._describe(timeout_s, folded)
             else:
                 self._session.say("launch: there is output again, the run goes on")
-        self._session.pool.wake()
+        self._session.wake()
 
     def _heard_at(self) -> float:
         """When a rank wrote last; the time counts from the start, since many a run hangs before its first line."""

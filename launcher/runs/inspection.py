@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from launcher.errors import HostFailure
 from launcher.hosts.host import Host
@@ -83,12 +84,11 @@ class Inspector:
     async def _gather_facts(self) -> None:
         session, job = self._session, self.job
         script = job.program.target if job.program.kind is ProgramKind.SCRIPT else None
-        wanted = {
+        wanted: dict[str, Any] = {
             "facts": True, "gpus": job.wants_gpus, "pythons": list(self._pythons), "workdir": job.workdir,
             "script": script, "checks": self._with_checks, "setup": setup_order(job), "legacy": job.legacy,
         }  # fmt: skip
-        session.has_setup = wanted["setup"] is not None
-        session.pool.start([session.prepare_message(index, **wanted) for index in range(len(session.hosts))])
+        session.open(**wanted)
         await session.pump(lambda: all(state.facts or state.failure for state in session.states))
         self._facts = {
             index: state.facts
@@ -100,11 +100,10 @@ class Inspector:
     async def _find_routes(self, master: str, *, has_master: bool) -> None:
         first = min(self._facts) if has_master else None
         listens = self._with_checks and len(self._facts) > 1  # alone nobody tries it, but a torchrun by hand may
-        for index, state in self._states():
+        for index, _ in self._states():
             # Node 0 holds the port until torchrun has it: found free now, it could be taken a second later.
             port = (self.job.master_port or 0) if index == first else None
-            state.asked_at = now()
-            self._session.pool.connections[index].send(messages.ROUTE, master=master, port=port, listens=listens)
+            self._session.ask_route(index, master=master, port=port, listens=listens)
         await self._session.pump(lambda: all(state.route for _, state in self._states()))
         self._facts = {index: replace(self._facts[index], route=state.route) for index, state in self._states()}
 
@@ -112,9 +111,8 @@ class Inspector:
         """Let every node try the master port, and a free port of the next node, with a listener at each."""
         targets = self._targets(master)
         for index, probes in targets.items():
-            self._session.pool.connections[index].send(
-                messages.PROBE, targets=[[probe.address, probe.port] for probe in probes], peer=probes[-1].address
-            )
+            addresses = [[probe.address, probe.port] for probe in probes]
+            self._session.send(index, messages.PROBE, targets=addresses, peer=probes[-1].address)
         await self._session.pump(
             lambda: all(state.probed is not None for index, state in self._states() if index in targets)
         )

@@ -94,7 +94,7 @@ class Run:
     async def execute(self) -> Result:
         """Run the job to its end on all nodes; raise LauncherError where it can't begin."""
         session = self._session
-        with session.catch_signals():
+        with session.catch_signals(on_quit=self._stacks.take):
             try:
                 await self._check()
                 if self._is_dry:

@@ -7,7 +7,7 @@ import contextlib
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -19,7 +19,7 @@ from launcher.hosts.unreachable import failure_lines
 from launcher.job.facts import NodeFacts, Route, read_facts, read_route
 from launcher.node import messages
 from launcher.output.node_log import NodeOutput
-from launcher.session.connection import LOST, READY, Connection, Event
+from launcher.session.connection import LOST, READY, Connection, Event, now
 from launcher.session.pool import BROKEN, INTERRUPT, WAKE, ConnectionPool
 from launcher.session.terms import Terms
 from launcher.transports.base import Transport
@@ -30,6 +30,8 @@ GOODBYE_S = 1.0
 FILES_S = 30.0  # what the ranks left for us is small, and nobody waits longer for it
 CENSUS_SLACK_S = 9.0  # ladder's rest (1 s), census (5 s), and the way there and back
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Listener = Callable[[Event], object]
 
 
 class Interrupted(Exception):
@@ -109,24 +111,26 @@ class Session:
         self.states = [NodeState() for _ in hosts]
         self._mark = f"{terms.run_id}.{secrets.token_hex(4)}"
         self.say = say
-        self.on_quit: Callable[[], object] | None = None  # Ctrl-\, where it shall not end us
-        self.has_setup = False  # whether nodes run one before they look for a Python: words for a long wait
-        self.on_stack: Callable[[Event], object] = lambda event: None
+        self._on_quit: Callable[[], object] | None = None
+        self._has_setup = False  # whether nodes run one before they look for a Python
+        self._listeners: list[tuple[str, Listener]] = []  # each with the kind of events that it wants
         self._progress = progress
         self._transport = transport
         self._outputs = outputs
         self._noticed_at = time.monotonic()
-        self.pool = ConnectionPool(hosts, transport, outputs, terms)
+        self._pool = ConnectionPool(hosts, transport, outputs, terms)
 
     @contextlib.contextmanager
-    def catch_signals(self) -> Iterator[None]:
+    def catch_signals(self, on_quit: Callable[[], object] | None = None) -> Iterator[None]:
         """Turn signals into events while the block runs; a stop by Ctrl-Z would let every lease run out.
 
+        on_quit: what Ctrl-\\ does; without it, it ends us.
         A loop has one handler for a signal, so sessions that live side by side share it.
         """
         loop = asyncio.get_running_loop()
+        self._on_quit = on_quit
         # Who started us under nohup, or in a script's background, has a signal ignored and means it.
-        wanted = (*SIGNALS, signal.SIGTSTP, *((signal.SIGQUIT,) if self.on_quit else ()))
+        wanted = (*SIGNALS, signal.SIGTSTP, *((signal.SIGQUIT,) if on_quit else ()))
         caught = [number for number in wanted if signal.getsignal(number) != signal.SIG_IGN]
         _catching.append(self)
         for number in caught:
@@ -142,15 +146,22 @@ class Session:
         if number == signal.SIGTSTP:
             self.say("launch: not stopped by Ctrl-Z: the nodes would take us for dead and end the run")
         elif number == signal.SIGQUIT:
-            if self.on_quit is not None:
-                self.on_quit()
+            if self._on_quit is not None:
+                self._on_quit()
         else:
-            self.pool.interrupt(number)
+            self._pool.interrupt(number)
 
     # ---- asking -------------------------------------------------------------------------------------------------
 
-    def prepare_message(self, index: int, **wanted: Any) -> bytes:
-        """Return the first message to a node; `wanted` says which facts are asked for."""
+    def open(self, order: bytes = b"", **wanted: Any) -> None:
+        """Connect to all nodes at once; each is prepared, and gets `order` (encoded messages) right after that.
+
+        wanted: fields of PREPARE that say which facts are asked for.
+        """
+        self._has_setup = wanted.get("setup") is not None
+        self._pool.start([self._prepare_message(index, **wanted) + order for index in range(len(self.hosts))])
+
+    def _prepare_message(self, index: int, **wanted: Any) -> bytes:
         return messages.encode(
             messages.PREPARE,
             run=self.terms.run_id,
@@ -164,31 +175,64 @@ class Session:
             **wanted,
         )
 
+    def send(self, index: int, kind: str, **fields: Any) -> None:
+        """Queue a message to one node; one to a node that is gone is dropped."""
+        self._pool.connections[index].send(kind, **fields)
+
+    def send_to_all(self, kind: str, **fields: Any) -> None:
+        """Queue the same message to every node."""
+        self._pool.broadcast(kind, **fields)
+
+    def ask_route(self, index: int, **question: Any) -> None:
+        """Send a node its ROUTE, and note when: its answer shows how far its clock is off."""
+        self.states[index].asked_at = now()
+        self.send(index, messages.ROUTE, **question)
+
+    def start_ranks(self, index: int, archive: bytes, *, imports_torch: bool, **order: Any) -> None:
+        """Send a node its START; `imports_torch`: it runs torchrun, which takes its time before the first rank."""
+        self._pool.connections[index].send(messages.START, archive, **order)
+        self.states[index].stage = Stage.IMPORTING_TORCH if imports_torch else Stage.STARTING_RANKS
+
+    # ---- hearing ------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def subscribe(self, kind: str, listener: Listener) -> Iterator[None]:
+        """Give `listener` every event of one kind, from all nodes, while the block runs."""
+        subscription = kind, listener
+        self._listeners.append(subscription)
+        try:
+            yield
+        finally:
+            self._listeners.remove(subscription)
+
+    def watch(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a task beside `pump`, which raises its failure."""
+        return self._pool.watch(work)
+
+    def wake(self) -> None:
+        """Make `pump` ask again whether it is done: something beside the nodes has changed."""
+        self._pool.wake()
+
     async def pump(self, is_done: Callable[[], bool], deadline: float | None = None) -> bool:
         """Take events until `is_done`; return False when the deadline (monotonic seconds) comes first."""
         while not is_done():
             ends = [self._noticed_at + NOTICE_S] + ([deadline] if deadline is not None else [])
             try:
-                event = await asyncio.wait_for(self.pool.events.get(), max(0.0, min(ends) - time.monotonic()))
+                event = await asyncio.wait_for(self._pool.events.get(), max(0.0, min(ends) - time.monotonic()))
             except asyncio.TimeoutError:
                 if deadline is not None and time.monotonic() >= deadline:
                     return False
                 self._notice()
                 continue
             self._take(event)
-            while not self.pool.events.empty():  # what came together is looked at together: `is_done` asks all nodes
-                self._take(self.pool.events.get_nowait())
+            while not self._pool.events.empty():  # what came together is looked at together: `is_done` asks all nodes
+                self._take(self._pool.events.get_nowait())
             self._show_progress()
         return True
 
-    def start_ranks(self, index: int, archive: bytes, *, imports_torch: bool, **order: Any) -> None:
-        """Send a node its START; `imports_torch`: it runs torchrun, which takes its time before the first rank."""
-        self.pool.connections[index].send(messages.START, archive, **order)
-        self.states[index].stage = Stage.IMPORTING_TORCH if imports_torch else Stage.STARTING_RANKS
-
     def noise(self, index: int) -> str:
         """Return what a node's shell and supervisor said on stderr."""
-        return self.pool.connections[index].noise_text()
+        return self._pool.connections[index].noise_text()
 
     def failures(self) -> list[HostFailure]:
         """Return what went wrong with hosts so far."""
@@ -218,9 +262,13 @@ class Session:
             messages.ENDED: self._take_ended,
             messages.FAILED: self._take_failed,
             messages.CENSUS: self._take_census,
-            messages.STACK: self._take_stack,
         }
-        handlers[event.kind](self.states[event.index], event)
+        handler = handlers.get(event.kind)
+        if handler is not None:
+            handler(self.states[event.index], event)
+        for kind, listener in self._listeners:
+            if kind == event.kind:
+                listener(event)
 
     def _take_ready(self, state: NodeState, event: Event) -> None:
         state.stage = Stage.STARTING_SUPERVISOR
@@ -239,7 +287,7 @@ class Session:
     def _take_hello(self, state: NodeState, event: Event) -> None:
         state.folder = event.fields["folder"]
         state.keepers = event.fields["keepers"]
-        state.stage = Stage.RUNNING_SETUP if self.has_setup else Stage.GATHERING_FACTS
+        state.stage = Stage.RUNNING_SETUP if self._has_setup else Stage.GATHERING_FACTS
 
     def _take_facts(self, state: NodeState, event: Event) -> None:
         try:
@@ -277,9 +325,6 @@ class Session:
             self._blame_supervisor(state, event, reason or "its supervisor died")
         state.ended = state.ended or event
 
-    def _take_stack(self, state: NodeState, event: Event) -> None:
-        self.on_stack(event)
-
     def _blame_supervisor(self, state: NodeState, event: Event, text: str) -> None:
         state.failure = state.failure or HostFailure(self.hosts[event.index].name, "supervisor", text)
         state.keeper_ending = state.keeper_ending or event.fields.get("supervisor")
@@ -312,15 +357,15 @@ class Session:
         A host whose connection was lost is asked over a new one: its own supervisor is ending the run there.
         A signal meanwhile means: at once.
         """
-        for state, connection in zip(self.states, self.pool.connections, strict=True):
+        for state, connection in zip(self.states, self._pool.connections, strict=True):
             state.has_orders = connection.recall()
             state.stage = Stage.STOPPING
-        self.pool.broadcast(messages.STOP, timeout_s=timeout_s)
+        self.send_to_all(messages.STOP, timeout_s=timeout_s)
         try:
             await self._await_censuses(timeout_s)
             await self._see_them_off()
         finally:
-            self.pool.close()
+            self._pool.close()
         return self._census()
 
     async def _await_censuses(self, timeout_s: float) -> None:
@@ -334,7 +379,7 @@ class Session:
                 is_settled = await self.pump(self._needs_nobody, deadline)
             except Interrupted:
                 self.say("launch: killing what is left, at once")
-                self.pool.broadcast(messages.STOP, timeout_s=0)
+                self.send_to_all(messages.STOP, timeout_s=0)
                 is_hurried = True
                 deadline = min(deadline, time.monotonic() + CENSUS_SLACK_S)
                 continue
@@ -378,15 +423,15 @@ class Session:
         for index in lost:
             state = self.states[index]
             state.is_swept = True
-            self.pool.connections[index].close()
+            self._pool.connections[index].close()
             sweeper = Connection(
-                index, self.hosts[index], self._transport, terms, self._outputs[index], self.pool.post,
+                index, self.hosts[index], self._transport, terms, self._outputs[index], self._pool.post,
             )  # fmt: skip
-            self.pool.connections[index] = sweeper
+            self._pool.connections[index] = sweeper
             order = messages.encode(messages.STOP, timeout_s=0, wait_s=self._sweep_wait_s())
             # "": lost before it could name one; what it has started is found by its mark.
-            prepare = self.prepare_message(index, lost_folder=state.folder or "", lost_keepers=state.keepers)
-            self.pool.start_one(sweeper, prepare + order)
+            prepare = self._prepare_message(index, lost_folder=state.folder or "", lost_keepers=state.keepers)
+            self._pool.start_one(sweeper, prepare + order)
         return bool(lost)
 
     def _census(self) -> Census:

@@ -14,7 +14,7 @@ from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.output.node_log import NodeOutput
 from launcher.session.connection import Event
-from launcher.session.session import Interrupted, NodeState, Session, Stage
+from launcher.session.session import Interrupted, Session, Stage
 from launcher.session.terms import Terms
 from launcher.transports.local import LocalTransport
 
@@ -64,21 +64,38 @@ def test_the_last_session_gives_the_signals_back() -> None:
 def test_a_wake_is_of_no_node() -> None:
     async def run() -> bool:
         session = make_session()
-        session.pool.wake()
-        return await session.pump(session.pool.events.empty, time.monotonic() + 60)
+        session.wake()
+        return await session.pump(session._pool.events.empty, time.monotonic() + 60)
 
     assert asyncio.run(run())
+
+
+def test_a_subscriber_gets_the_events_of_its_kind_while_the_block_runs() -> None:
+    async def run() -> list[Event]:
+        session, heard = make_session("a"), list[Event]()
+        answers = [Event(0, messages.STACK, {"number": number}, 0.0) for number in range(3)]
+        session._take(answers[0])
+        with session.subscribe(messages.STACK, heard.append):
+            session._take(answers[1])
+            session._take(Event(0, messages.STARTED, {"local_rank": 0}, 0.0))
+        session._take(answers[2])
+        assert session.states[0].started == {0}
+        return heard
+
+    assert [event.fields["number"] for event in asyncio.run(run())] == [1]
 
 
 def test_a_second_connection_leaves_the_words_for_the_others() -> None:
     """It is prepared without a setup, while other nodes may still run theirs."""
 
     async def run() -> Stage:
-        session, state = make_session("a", "b"), NodeState()
-        session.has_setup = True
-        session.prepare_message(1, lost_folder="/tmp/lost")
-        session._take_hello(state, Event(0, messages.HELLO, {"folder": "/tmp/x", "keepers": []}, 0.0))
-        return state.stage
+        session = make_session("a", "b")
+        session.open(setup={})
+        session._prepare_message(1, lost_folder="/tmp/lost")
+        session._take(Event(0, messages.HELLO, {"folder": "/tmp/x", "keepers": []}, 0.0))
+        stage = session.states[0].stage
+        session._pool.close()
+        return stage
 
     stage = asyncio.run(run())
     assert stage is Stage.RUNNING_SETUP
@@ -91,8 +108,8 @@ def test_a_task_that_the_job_hangs_on_ends_the_waiting_when_it_fails() -> None:
 
     async def run() -> None:
         session = make_session()
-        task = session.pool.watch(fail())
-        cancelled = session.pool.watch(asyncio.sleep(60))
+        task = session.watch(fail())
+        cancelled = session.watch(asyncio.sleep(60))
         cancelled.cancel()
         await session.pump(lambda: False, time.monotonic() + 60)
         task.cancel()
@@ -104,12 +121,12 @@ def test_a_task_that_the_job_hangs_on_ends_the_waiting_when_it_fails() -> None:
 def test_heartbeats_that_fail_end_the_waiting() -> None:
     async def run() -> None:
         session = make_session(silence_s=0.1)
-        session.pool._clock = lambda: 1 / 0
-        session.pool.start([])
+        session._pool._clock = lambda: 1 / 0
+        session.open()
         try:
             await session.pump(lambda: False, time.monotonic() + 60)
         finally:
-            session.pool.close()
+            session._pool.close()
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(run())

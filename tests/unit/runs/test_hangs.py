@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
+from contextlib import nullcontext
 from types import SimpleNamespace as Fake
 
 from launcher.node import messages
@@ -18,7 +19,8 @@ def make_taker(said):
     session = Fake(
         states=[NodeState(started={0}), NodeState(started={0})],
         say=said.append,
-        pool=Fake(broadcast=lambda *_, **__: 0),
+        send_to_all=lambda *_, **__: None,
+        subscribe=lambda *_: nullcontext(),
     )
     record = Fake(run_id="r", keep_text=lambda name, text: name)
     nodes = [Fake(host=Fake(name=f"node{rank + 1}"), first_rank=rank, cwd="/") for rank in (0, 1)]
