@@ -10,7 +10,7 @@ from launcher.errors import HostFailure
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.node_log import NodeOutput
-from launcher.session.connection import Event, now
+from launcher.session.connection import Event, wall_clock
 from launcher.session.session import NodeState, Session
 
 
@@ -80,7 +80,7 @@ class _Node:
             host=failure.host,
             node_rank=self.plan.node_rank,
             what="supervisor" if failure.kind == "supervisor" else "connection",
-            at=self.state.ended.at if self.state.ended else now(),
+            at=self.state.ended.at if self.state.ended else wall_clock(),
             code=ending["code"] if ending else None,
             signal=ending["signal"] if ending else None,
             text="" if ending else failure.text,

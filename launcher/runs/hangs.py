@@ -15,7 +15,7 @@ from launcher.output.lines import STDERR, STDOUT
 from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import RunRecord
 from launcher.output.terminal import Screen
-from launcher.session.connection import Event, now
+from launcher.session.connection import Event, wall_clock
 from launcher.session.session import Session
 from launcher.wording import count, span
 
@@ -196,7 +196,7 @@ class HangWatch:
         text = f"no output for {span(timeout_s)} (--hang-timeout)"
         if folded is None or not folded.odd:
             first = self._plan.nodes[0]
-            return Failure(first.host.name, first.node_rank, "hang", now(), text=text)
+            return Failure(first.host.name, first.node_rank, "hang", wall_clock(), text=text)
         odd = folded.odd[0]
         index = next(
             place for place, node in enumerate(self._plan.nodes) if 0 <= odd.rank - node.first_rank < node.nproc
@@ -204,7 +204,7 @@ class HangWatch:
         node, output = self._plan.nodes[index], self._outputs[index]
         local_rank = odd.rank - node.first_rank
         return Failure(
-            host=odd.host, node_rank=node.node_rank, what="hang", at=now(), rank=odd.rank, local_rank=local_rank,
+            host=odd.host, node_rank=node.node_rank, what="hang", at=wall_clock(), rank=odd.rank, local_rank=local_rank,
             text=f"{text}, {folded.verdict}", gpu=node.gpu_of(local_rank),
             stdout=output.tail(local_rank, STDOUT).decode("utf-8", "replace"),
             stderr=output.tail(local_rank, STDERR).decode("utf-8", "replace"),

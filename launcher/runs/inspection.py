@@ -20,7 +20,7 @@ from launcher.node import messages
 from launcher.preflight.checks import find_all, find_problems
 from launcher.preflight.findings import PROBLEM, Finding, Severity
 from launcher.preflight.network import data_address, find_unreachable_master
-from launcher.session.connection import now
+from launcher.session.connection import wall_clock
 from launcher.session.session import NodeState, Session
 
 
@@ -52,7 +52,7 @@ class Inspector:
         self._session = session
         self._pythons = pythons  # candidates for a Python with torch
         self._with_checks = with_checks
-        self._began_at = now()
+        self._began_at = wall_clock()
         self._facts: dict[int, NodeFacts] = {}  # by index, of the nodes that have answered so far
 
     async def ask(self, *, has_master: bool = True) -> Inspection:
@@ -71,7 +71,7 @@ class Inspector:
         facts = list(self._facts.values())
         findings += find(self.job, self._hosts(), facts)
         failures = tuple(self._session.failures())
-        return Inspection(tuple(self._hosts()), tuple(facts), tuple(findings), failures, now() - self._began_at)
+        return Inspection(tuple(self._hosts()), tuple(facts), tuple(findings), failures, wall_clock() - self._began_at)
 
     def _hosts(self) -> list[Host]:
         return [self._session.hosts[index] for index in self._facts]

@@ -33,7 +33,7 @@ from launcher.runs import report
 from launcher.runs.failures import find_failures
 from launcher.runs.hangs import HangWatch, StackTaker
 from launcher.runs.inspection import Inspection, Inspector
-from launcher.session.connection import now
+from launcher.session.connection import wall_clock
 from launcher.session.session import Census, Interrupted, Session
 from launcher.transports import bootstrap
 from launcher.wording import count, duration
@@ -87,7 +87,7 @@ class Run:
         self._is_last_try = is_last_try
         self._stacks = StackTaker(session, record, screen)
         self._plan: LaunchPlan | None = None
-        self._began_at = now()
+        self._began_at = wall_clock()
         self._hang: HangWatch | None = None
         self._stopped_at: float | None = None  # wall-clock: what ends later was ended by us
 
@@ -225,7 +225,7 @@ class Run:
 
     async def _end(self, timeout_s: float) -> Census:
         """End all nodes, and show what was still on its way."""
-        self._stopped_at = now()
+        self._stopped_at = wall_clock()
         census = await self._session.stop_all(timeout_s)
         for output in self._outputs:
             output.finish()
@@ -250,7 +250,7 @@ class Run:
         return self._conclude(Result(EXIT_SIGNAL_BASE + number, self._seconds(), census, interrupted_by=number))
 
     def _seconds(self) -> float:
-        return now() - self._began_at
+        return wall_clock() - self._began_at
 
     async def _finish(self, cause: Cause | None, interrupted_by: int | None = None) -> Result:
         session = self._session

@@ -37,7 +37,7 @@ READY = "ready"
 _EPOCH = time.time() - boottime()
 
 
-def now() -> float:
+def wall_clock() -> float:
     """Return wall-clock seconds that never step back: failures are put in order by them."""
     return _EPOCH + boottime()
 
@@ -130,15 +130,15 @@ class Connection:
 
     def check_time(self) -> None:
         """Hang up where the login shell gives no marker, or the node no sign of life."""
-        now = time.monotonic()
+        checked_at = time.monotonic()
         marker_timeout_s = max(MARKER_TIMEOUT_S, self._terms.connect_timeout_s)
-        if not self.is_ready and self._opened_at is not None and now - self._opened_at > marker_timeout_s:
+        if not self.is_ready and self._opened_at is not None and checked_at - self._opened_at > marker_timeout_s:
             self.give_up(
                 "shell",
                 f"its login shell waits for input (no answer in {marker_timeout_s:g} s)",
                 "an rc file may ask or wait in interactive shells only; for a slow one raise --connect-timeout",
             )
-        elif self.is_ready and not self._is_busy and now - self.heard_at > self._terms.silence_s:
+        elif self.is_ready and not self._is_busy and checked_at - self.heard_at > self._terms.silence_s:
             self.give_up("silent", f"no sign of life for {self._terms.silence_s:g} s")
 
     def give_up(self, kind: str, text: str, hint: str = "") -> None:
@@ -288,10 +288,10 @@ class Connection:
                 events = []
                 self._output.keep_file(header["name"], payload)
             elif header["type"] == messages.STACK:
-                events.append(Event(self.index, header["type"], {**header, "content": payload}, now()))
+                events.append(Event(self.index, header["type"], {**header, "content": payload}, wall_clock()))
             elif header["type"] != messages.BEAT:
                 self.sleeps_along = self.sleeps_along or header.get("sleeps_along") is True
-                events.append(Event(self.index, header["type"], header, now()))
+                events.append(Event(self.index, header["type"], header, wall_clock()))
         if events:
             self._on_events(events)
         self.heard_at = time.monotonic()
@@ -344,7 +344,7 @@ class Connection:
         self._post(LOST, {"failure": failure})
 
     def _post(self, kind: str, fields: Mapping[str, Any]) -> None:
-        self._on_events([Event(self.index, kind, fields, now())])
+        self._on_events([Event(self.index, kind, fields, wall_clock())])
 
     # ---- in the writer thread -----------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any
 from launcher.clock import boottime
 from launcher.concurrency import start_task
 from launcher.hosts.host import Host
-from launcher.session.connection import Connection, Event, Output, now
+from launcher.session.connection import Connection, Event, Output, wall_clock
 from launcher.session.terms import Terms
 from launcher.transports.base import Transport
 
@@ -55,15 +55,15 @@ class ConnectionPool:
 
     def interrupt(self, number: int) -> None:
         """Queue a signal that we got, in line with what the nodes say."""
-        self.events.put_nowait(Event(-1, INTERRUPT, {"signal": number}, now()))
+        self.events.put_nowait(Event(-1, INTERRUPT, {"signal": number}, wall_clock()))
 
     def wake(self) -> None:
         """Let who waits for events look again: something beside the nodes has changed."""
-        self.events.put_nowait(Event(-1, WAKE, {}, now()))
+        self.events.put_nowait(Event(-1, WAKE, {}, wall_clock()))
 
     def watch(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a task that the job hangs on: its failure is queued, and raised where events are waited for."""
-        return start_task(work, lambda error: self.events.put_nowait(Event(-1, BROKEN, {"error": error}, now())))
+        return start_task(work, lambda error: self.events.put_nowait(Event(-1, BROKEN, {"error": error}, wall_clock())))
 
     def broadcast(self, kind: str, **fields: Any) -> None:
         """Send one message to every node that is there."""

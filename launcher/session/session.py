@@ -19,7 +19,7 @@ from launcher.hosts.unreachable import failure_lines
 from launcher.job.facts import NodeFacts, Route, read_facts, read_route
 from launcher.node import messages
 from launcher.output.node_log import NodeOutput
-from launcher.session.connection import LOST, READY, Connection, Event, now
+from launcher.session.connection import LOST, READY, Connection, Event, wall_clock
 from launcher.session.pool import BROKEN, INTERRUPT, WAKE, ConnectionPool
 from launcher.session.terms import Terms
 from launcher.transports.base import Transport
@@ -185,7 +185,7 @@ class Session:
 
     def ask_route(self, index: int, **question: Any) -> None:
         """Send a node its ROUTE, and note when: its answer shows how far its clock is off."""
-        self.states[index].asked_at = now()
+        self.states[index].asked_at = wall_clock()
         self.send(index, messages.ROUTE, **question)
 
     def start_ranks(self, index: int, archive: bytes, *, imports_torch: bool, **order: Any) -> None:
