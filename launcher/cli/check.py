@@ -32,7 +32,7 @@ def command(words: tuple[str, ...], as_json: bool, **options: Any) -> int:
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.runs.inspection import Inspection
     from launcher.runs.run import candidate_pythons
-    from launcher.session.session import Interrupted
+    from launcher.session.signals import Interrupted
 
     hosts = read_hosts(options)
     job = read_job(options, words, hosts)

@@ -34,7 +34,7 @@ def command(python: str | None, dry_run: bool, **options: Any) -> int:
     from launcher.cli.runner import make_session, read_terms
     from launcher.commands.clean import clean
     from launcher.errors import EXIT_SIGNAL_BASE
-    from launcher.session.session import Interrupted
+    from launcher.session.signals import Interrupted
 
     hosts = read_hosts(options)
     open_transport = choose_opener({**options, "python": python}, hosts)

@@ -13,7 +13,8 @@ from launcher.job.job import Job
 from launcher.preflight.findings import PROBLEM, WARNING
 from launcher.preflight.summary import common_traits
 from launcher.runs.inspection import Inspection, Inspector
-from launcher.session.session import Interrupted, Session
+from launcher.session.session import Session
+from launcher.session.signals import Interrupted
 from launcher.wording import count, duration
 
 _WIDTH = 120  # a line that would be longer has its remedy below

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, HostFailure
 from launcher.job.facts import RunProcess
 from launcher.node import messages
-from launcher.session.session import Census, Interrupted, Session
+from launcher.session.node_state import Census
+from launcher.session.session import Session
+from launcher.session.signals import Interrupted
 from launcher.wording import count
 
 _MOST_RUNS = 100  # of one host, that are named one by one

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, HostFailure
 from launcher.node import messages
 from launcher.runs import report
-from launcher.session.session import Census, Interrupted, Session
+from launcher.session.node_state import Census
+from launcher.session.session import Session
+from launcher.session.signals import Interrupted
 from launcher.wording import count
 
 

@@ -11,7 +11,8 @@ from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.node_log import NodeOutput
 from launcher.session.connection import Event, wall_clock
-from launcher.session.session import NodeState, Session
+from launcher.session.node_state import NodeState
+from launcher.session.session import Session
 
 
 def find_failures(

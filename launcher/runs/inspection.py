@@ -21,7 +21,8 @@ from launcher.preflight.checks import find_all, find_problems
 from launcher.preflight.findings import PROBLEM, Finding, Severity
 from launcher.preflight.network import data_address, find_unreachable_master
 from launcher.session.connection import wall_clock
-from launcher.session.session import NodeState, Session
+from launcher.session.node_state import NodeState
+from launcher.session.session import Session
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from launcher.diagnosis.cause import Cause
 from launcher.hosts.host import fold_names
 from launcher.job.plan import FLIGHT_RECORDER_PREFIX, LaunchPlan, NodePlan
 from launcher.preflight.findings import Finding
-from launcher.session.session import Census
+from launcher.session.node_state import Census
 from launcher.wording import count, plural
 
 _MAX_LEFT = 10

@@ -34,7 +34,9 @@ from launcher.runs.failures import find_failures
 from launcher.runs.hangs import HangWatch, StackTaker
 from launcher.runs.inspection import Inspection, Inspector
 from launcher.session.connection import wall_clock
-from launcher.session.session import Census, Interrupted, Session
+from launcher.session.node_state import Census
+from launcher.session.session import Session
+from launcher.session.signals import Interrupted
 from launcher.transports import bootstrap
 from launcher.wording import count, duration
 

@@ -6,6 +6,8 @@ In reading order:
     expected      which messages a node may send now
     terms         what all nodes are told alike, and how long both sides wait
     connection    one supervisor, from connecting to its census, in threads
+    node_state    events of a connection -> what is known of its node
     pool          all connections, in asyncio, and the leases
+    signals       Ctrl-C and its like, for all sessions of a loop
     session       Session: all nodes asked, started and ended together
 """

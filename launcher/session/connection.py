@@ -38,13 +38,13 @@ _EPOCH = time.time() - boottime()
 
 
 def wall_clock() -> float:
-    """Return wall-clock seconds that never step back: failures are put in order by them."""
+    """Return wall-clock seconds that never step back, whoever sets the clock: failures are put in order by them."""
     return _EPOCH + boottime()
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that a node said, or that became of it (`kind` is a message's, or READY or LOST)."""
+    """A message of a node (`kind` is the message's), or what became of its connection (READY, LOST)."""
 
     index: int
     kind: str
@@ -63,7 +63,20 @@ class Output(Protocol):
 
 
 class Connection:
-    """The talk with one supervisor; its events, output and files come in its own reader thread."""
+    """The conversation with one supervisor, over one channel.
+
+    Three threads take part. The reader thread connects, sends the first message, reads, and calls `on_events` and
+    `output`; once the node has answered, the writer thread alone writes. The public methods are for the event loop,
+    and none of them waits for the node. The loop reads `is_ready`, `is_over` and `heard_at` without a lock: each may
+    be a moment old, and when `is_over` is seen, events that came before may still be in the loop's queue.
+
+    READY comes at most once, before every message of the supervisor; the guardian speaks on stderr, and its messages
+    may be ahead. LOST comes exactly once after `start`, as the last event, however the connection ends: also after
+    `close`, after a census, and where no thread could be started.
+
+    The lock is for one promise: after `recall` has returned False, the node never gets its first message; after
+    True, it may have got it.
+    """
 
     def __init__(
         self, index: int, host: Host, transport: Transport, terms: Terms, output: Output,
@@ -72,7 +85,7 @@ class Connection:
         self.index = index
         self.host = host
         self.noise = b""  # what came before the marker, and on stderr
-        self.heard_at = time.monotonic()
+        self.heard_at = time.monotonic()  # the pool sets it forward by the time in which this process stood still
         self.sleeps_along = False  # the node is on this very machine
         self.is_ready = False
         self.is_over = False

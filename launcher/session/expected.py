@@ -33,7 +33,15 @@ class UnaskedMessage(messages.MalformedMessage):
 
 
 class ExpectedMessages:
-    """What one node owes us; one thread tells what it was asked, another one brings what it says."""
+    """What one node may say, by what it was asked so far.
+
+    The event loop calls `ask` before the message is on its way, so no answer can come before its question is known.
+    The reader thread calls `accept`. They need no lock: what one of them changes, the other one only reads, and the
+    numbers of questions only grow.
+
+    That a message is accepted means that the node may say it now, not that it is true. After MalformedMessage the
+    counts are of no use any more: the caller must end the connection.
+    """
 
     def __init__(self) -> None:
         # Nobody asks how a supervisor died: its guardian says that. The census of the supervisor may have come before.

@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 from launcher.clock import boottime
@@ -25,7 +26,16 @@ BROKEN = "broken"
 
 
 class ConnectionPool:
-    """The connections with all hosts of a job."""
+    """The connections with all hosts of a job, in one queue of events.
+
+    `connections[i]` is the connection with host i. `reconnect` puts another one into its place, so nobody should keep
+    a connection across an await. `events` belongs to the event loop: other threads hand theirs in by `post`. The
+    events of one connection are queued in the order in which they came; between hosts there is no order but `at`.
+    Events of kind INTERRUPT, WAKE and BROKEN are of no host, and their index is -1.
+
+    From `start` to `close` one task renews the leases and ends connections with silent hosts. If it fails, that is an
+    event as well (BROKEN): without it, every node would end the run.
+    """
 
     def __init__(
         self, hosts: Sequence[Host], transport: Transport, outputs: Sequence[Output], terms: Terms, *,
@@ -33,10 +43,12 @@ class ConnectionPool:
     ) -> None:  # fmt: skip
         """clock: seconds that count what this machine sleeps."""
         self.events: asyncio.Queue[Event] = asyncio.Queue()
-        self._silence_s = terms.silence_s
         self._window = threading.Semaphore(CONNECT_WINDOW)
         self._clock = clock
         self._loop = asyncio.get_running_loop()
+        self._transport = transport
+        self._outputs = outputs
+        self._terms = terms
         self.connections = [
             Connection(index, host, transport, terms, output, self.post)
             for index, (host, output) in enumerate(zip(hosts, outputs, strict=True))
@@ -46,23 +58,28 @@ class ConnectionPool:
     def start(self, first_messages: Sequence[bytes]) -> None:
         """Connect to all hosts at once; each posts READY or LOST."""
         for connection, first_message in zip(self.connections, first_messages, strict=True):
-            self.start_one(connection, first_message)
+            connection.start(self._window, first_message)
         self._keeper = self.watch(self._keep_leases())
 
-    def start_one(self, connection: Connection, first_message: bytes) -> None:
-        """Connect to one host."""
-        connection.start(self._window, first_message)
+    def reconnect(self, index: int, first_message: bytes, connect_timeout_s: float) -> None:
+        """Hang up on one host, and connect to it anew in its place; the new connection posts READY or LOST again."""
+        lost = self.connections[index]
+        lost.close()
+        terms = replace(self._terms, connect_timeout_s=connect_timeout_s)
+        fresh = Connection(index, lost.host, self._transport, terms, self._outputs[index], self.post)
+        self.connections[index] = fresh
+        fresh.start(self._window, first_message)
 
     def interrupt(self, number: int) -> None:
-        """Queue a signal that we got, in line with what the nodes say."""
+        """Queue a signal that this process got, behind the events that came before it."""
         self.events.put_nowait(Event(-1, INTERRUPT, {"signal": number}, wall_clock()))
 
     def wake(self) -> None:
-        """Let who waits for events look again: something beside the nodes has changed."""
+        """Wake who waits for events: something beside the nodes has changed."""
         self.events.put_nowait(Event(-1, WAKE, {}, wall_clock()))
 
     def watch(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a task that the job hangs on: its failure is queued, and raised where events are waited for."""
+        """Run a task that the job can't do without: its failure is queued as BROKEN."""
         return start_task(work, lambda error: self.events.put_nowait(Event(-1, BROKEN, {"error": error}, wall_clock())))
 
     def broadcast(self, kind: str, **fields: Any) -> None:
@@ -87,7 +104,7 @@ class ConnectionPool:
             self.events.put_nowait(event)
 
     async def _keep_leases(self) -> None:
-        wait_s = min(1.0, self._silence_s / 10)
+        wait_s = min(1.0, self._terms.silence_s / 10)
         beat_at = looked_at = self._clock()
         awake_at = time.monotonic()
         while True:
@@ -99,7 +116,7 @@ class ConnectionPool:
                 connection.heard_at = min(awake_at, connection.heard_at + awake_s - wait_s)
             is_time_to_beat = looked_at >= beat_at
             if is_time_to_beat:
-                beat_at = looked_at + self._silence_s / BEATS_PER_SILENCE
+                beat_at = looked_at + self._terms.silence_s / BEATS_PER_SILENCE
             for connection in self.connections:
                 if not connection.is_over:
                     connection.check_time()
@@ -113,5 +130,5 @@ class ConnectionPool:
         """
         for connection in self.connections:
             stood_s = awake_s if connection.sleeps_along else gap_s
-            if stood_s > self._silence_s and connection.is_ready and not connection.is_over:
+            if stood_s > self._terms.silence_s and connection.is_ready and not connection.is_over:
                 connection.admit_standstill(stood_s)

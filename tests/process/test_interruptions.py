@@ -25,7 +25,8 @@ from launcher.job.job import Job, Program, ProgramKind
 from launcher.output.node_log import NodeLog, NodeOutput
 from launcher.output.run_folder import create_record
 from launcher.runs.run import Result, Run
-from launcher.session.session import Interrupted, Session
+from launcher.session.session import Session
+from launcher.session.signals import Interrupted
 from launcher.session.terms import Terms
 from launcher.transports.base import Channel, Transport
 from launcher.transports.bootstrap import MARKER

@@ -14,7 +14,9 @@ from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.output.node_log import NodeOutput
 from launcher.session.connection import Event
-from launcher.session.session import Interrupted, Session, Stage
+from launcher.session.node_state import Stage
+from launcher.session.session import Session
+from launcher.session.signals import Interrupted
 from launcher.session.terms import Terms
 from launcher.transports.local import LocalTransport
 

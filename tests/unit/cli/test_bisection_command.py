@@ -15,7 +15,7 @@ from launcher.commands.bisection import Group, Together, Verdict
 from launcher.diagnosis.cause import Cause, Failure
 from launcher.hosts.host import Host
 from launcher.runs.run import Result
-from launcher.session.session import Census
+from launcher.session.node_state import Census
 
 
 def make_result(what: str | None, exit_code: int = 1) -> Result:

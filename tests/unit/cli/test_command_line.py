@@ -23,7 +23,7 @@ from launcher.errors import (
 )
 from launcher.job.job import COLLECTIVES_MODULE, TRAINER_MODULE, Activation, Job, Program, ProgramKind
 from launcher.runs.run import Result
-from launcher.session.session import Census
+from launcher.session.node_state import Census
 
 TWO = "node1 slots=8\nnode2 slots=4\n"
 

@@ -7,7 +7,7 @@ import pytest
 from launcher.commands.clean import Cleaning, found_lines
 from launcher.errors import HostFailure
 from launcher.job.facts import RunProcess
-from launcher.session.session import Census
+from launcher.session.node_state import Census
 
 RUN = "20261120-091233.ab12.0"
 

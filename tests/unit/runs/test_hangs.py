@@ -11,13 +11,13 @@ from launcher.node import messages
 from launcher.runs import hangs
 from launcher.runs.hangs import StackTaker
 from launcher.session.connection import Event
-from launcher.session.session import NodeState
+from launcher.session.node_state import NodeState
 
 
 def make_taker(said):
     """Return what takes the stacks of two nodes with one rank each, and its plan."""
     session = Fake(
-        states=[NodeState(started={0}), NodeState(started={0})],
+        states=[NodeState("node1", started={0}), NodeState("node2", started={0})],
         say=said.append,
         send_to_all=lambda *_, **__: None,
         subscribe=lambda *_: nullcontext(),

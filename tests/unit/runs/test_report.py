@@ -22,7 +22,7 @@ from launcher.runs.report import (
     plan_line,
     warning_lines,
 )
-from launcher.session.session import Census
+from launcher.session.node_state import Census
 
 AT = time.mktime((2026, 11, 20, 9, 16, 31, 0, 0, -1))
 TRACEBACK = """\

@@ -1,0 +1,185 @@
+"""What is known of each node, from the events of its connection. Pure: nothing is sent, and no clock is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from launcher.errors import HostFailure, LauncherError
+from launcher.job.facts import NodeFacts, Route, read_facts, read_route
+from launcher.node import messages
+from launcher.session.connection import LOST, READY, Event
+
+
+class Stage(Enum):
+    """What a node is at; the value says it to the user where the wait is long."""
+
+    CONNECTING = "connecting"
+    STARTING_SUPERVISOR = "starting its supervisor"
+    RUNNING_SETUP = "running its setup, and looking for a Python with torch, and its GPUs"
+    GATHERING_FACTS = "looking for a Python with torch, and its GPUs"
+    WAITING_FOR_OTHERS = "waiting for the others"
+    IMPORTING_TORCH = "importing torch"
+    STARTING_RANKS = "starting"
+    RUNNING_RANKS = "its ranks run, without a line so far"
+    STOPPING = "ending what runs there"
+    UNREACHABLE = "unreachable"
+
+
+@dataclass(slots=True)
+class NodeState:
+    """What is known of one node.
+
+    Session alone changes it: by `take`, or when it sends something that changes what the node is at. Everybody else
+    only reads. Nothing is forgotten: a later event may replace what an earlier one said, but no field goes back to
+    None or False. It may be out of date all the same: a node without a failure may be dead already, with the event
+    that says so still in the queue.
+    """
+
+    host: str  # its name
+    stage: Stage = Stage.CONNECTING
+    has_setup: bool = False  # it runs one before it looks for a Python
+    failure: HostFailure | None = None
+    has_orders: bool = False  # it may have our first message; known once all are being ended
+    has_refused: bool = False  # it could do nothing with that
+    folder: str | None = None
+    keepers: Sequence[Sequence[int]] = ()  # process id and start time of supervisor and guardian
+    facts: NodeFacts | None = None
+    route: Route | None = None
+    asked_at: float = 0.0  # for its route, wall-clock here
+    probed: Mapping[str, Any] | None = None
+    started: set[int] = field(default_factory=set)
+    exits: dict[int, Event] = field(default_factory=dict)
+    ended: Event | None = None
+    census: Mapping[str, Any] | None = None
+    keeper_ending: Mapping[str, Any] | None = None  # how the supervisor ended, where its guardian says so
+    is_lost: bool = False  # the connection broke
+    is_hung_up: bool = False  # it ended after the census, and what came before that was taken
+    is_swept: bool = False  # a second connection looked after the first was lost
+
+    @property
+    def may_run(self) -> bool:
+        """Whether something of ours may be there: what a node does before its first word nobody knows."""
+        return self.folder is not None or (self.has_orders and not self.has_refused)
+
+    @property
+    def is_to_sweep(self) -> bool:
+        """Whether something of ours may run there that nobody has looked at since the connection broke."""
+        return self.is_lost and self.census is None and not self.is_swept and self.may_run
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more can be learned of what is left there."""
+        return self.census is not None or self.stage is Stage.UNREACHABLE or not self.may_run
+
+    @property
+    def has_files(self) -> bool:
+        """Whether its census announced files of the ranks, which come after it."""
+        return bool(self.census and self.census.get("files"))
+
+    def take(self, event: Event) -> None:
+        """Note what an event tells of the node; of a stack it is nothing."""
+        handler = _HANDLERS.get(event.kind)
+        if handler is not None:
+            handler(self, event)
+
+    def _take_ready(self, event: Event) -> None:
+        self.stage = Stage.STARTING_SUPERVISOR
+
+    def _take_lost(self, event: Event) -> None:
+        if self.census is not None:
+            self.is_hung_up = True
+            return
+        if self.is_swept:
+            self.stage = Stage.UNREACHABLE
+            return
+        self.is_lost = True
+        self.failure = self.failure or event.fields["failure"]
+        self.ended = self.ended or event
+
+    def _take_hello(self, event: Event) -> None:
+        self.folder = event.fields["folder"]
+        self.keepers = event.fields["keepers"]
+        self.stage = Stage.RUNNING_SETUP if self.has_setup else Stage.GATHERING_FACTS
+
+    def _take_facts(self, event: Event) -> None:
+        try:
+            self.facts = read_facts(event.fields, self.folder or "")
+        except LauncherError as error:
+            self.failure = HostFailure(self.host, "facts", error.message)
+        self.stage = Stage.WAITING_FOR_OTHERS
+
+    def _take_routed(self, event: Event) -> None:
+        self.route = read_route(event.fields, self.asked_at, event.at)
+
+    def _take_probed(self, event: Event) -> None:
+        self.probed = event.fields
+
+    def _take_started(self, event: Event) -> None:
+        self.started.add(event.fields["local_rank"])
+        self.stage = Stage.RUNNING_RANKS
+
+    def _take_exit(self, event: Event) -> None:
+        self.exits[event.fields["local_rank"]] = event
+
+    def _take_ended(self, event: Event) -> None:
+        self.ended = event
+
+    def _take_failed(self, event: Event) -> None:
+        # It says so of a message that it could not serve, and without a folder it starts nothing.
+        is_refusal = event.fields["text"].startswith(f"{messages.PREPARE}: ") and not self.is_swept
+        self.has_refused = self.has_refused or is_refusal
+        self._blame_supervisor(event, event.fields["text"])
+
+    def _take_census(self, event: Event) -> None:
+        self.census = event.fields
+        reason, ending = event.fields.get("reason"), event.fields.get("supervisor")
+        if reason or ending:  # nobody asked: a guardian or supervisor was killed, and the other one has cleaned up
+            self._blame_supervisor(event, reason or "its supervisor died")
+        self.ended = self.ended or event
+
+    def _blame_supervisor(self, event: Event, text: str) -> None:
+        self.failure = self.failure or HostFailure(self.host, "supervisor", text)
+        self.keeper_ending = self.keeper_ending or event.fields.get("supervisor")
+        self.ended = self.ended or event
+
+
+_HANDLERS: Mapping[str, Callable[[NodeState, Event], None]] = {
+    READY: NodeState._take_ready,
+    LOST: NodeState._take_lost,
+    messages.HELLO: NodeState._take_hello,
+    messages.FACTS: NodeState._take_facts,
+    messages.ROUTED: NodeState._take_routed,
+    messages.PROBED: NodeState._take_probed,
+    messages.STARTED: NodeState._take_started,
+    messages.EXIT: NodeState._take_exit,
+    messages.ENDED: NodeState._take_ended,
+    messages.FAILED: NodeState._take_failed,
+    messages.CENSUS: NodeState._take_census,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """What is left of a run: processes by host, and the hosts that can't be asked."""
+
+    left: Mapping[str, Sequence[Sequence[Any]]]
+    unasked: Mapping[str, int]  # host -> processes that may remain
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every host was asked and nothing is left."""
+        return not self.unasked and not any(self.left.values())
+
+
+def make_census(states: Iterable[NodeState]) -> Census:
+    """Add up what all nodes said at their end; one on which nothing of ours may run is in neither half."""
+    left, unasked = {}, {}
+    for state in states:
+        if state.census is not None:
+            left[state.host] = list(state.census.get("left", ()))
+        elif state.may_run:
+            unasked[state.host] = len(state.started) - len(state.exits)
+    return Census(left, unasked)

@@ -1,0 +1,49 @@
+"""Signals that this process gets while sessions live, as actions in their event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Iterator, Mapping
+
+Action = Callable[[], object]
+
+
+class Interrupted(Exception):
+    """The user, or who started us, wants an end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+_catching: list[Mapping[int, Action]] = []
+
+
+@contextlib.contextmanager
+def catch_signals(actions: Mapping[int, Action]) -> Iterator[None]:
+    """Call the action of each of these signals that comes while the block runs; must be called in a running loop.
+
+    A loop has one handler for a signal, so blocks that run side by side share it: each of them gets the signal, and
+    the last one that wants it gives it back.
+    """
+    loop = asyncio.get_running_loop()
+    # Who started us under nohup, or in a script's background, has a signal ignored and means it.
+    caught = {number: act for number, act in actions.items() if signal.getsignal(number) != signal.SIG_IGN}
+    _catching.append(caught)
+    for number in caught:
+        loop.add_signal_handler(number, _act, number)
+    try:
+        yield
+    finally:
+        _catching.remove(caught)
+        for number in caught:
+            if not any(number in others for others in _catching):
+                loop.remove_signal_handler(number)
+
+
+def _act(number: int) -> None:
+    for actions in _catching:
+        if number in actions:
+            actions[number]()

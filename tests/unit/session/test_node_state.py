@@ -1,0 +1,92 @@
+"""What is known of a node after what it said: its stage in words, its failure, and what may still run there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.errors import HostFailure
+from launcher.node import messages
+from launcher.session.connection import LOST, READY, Event
+from launcher.session.node_state import Census, NodeState, Stage, make_census
+
+GONE = HostFailure("n1", "connection", "the connection was lost")
+CLEAN = {"left": [], "reason": None}
+
+
+def event(kind: str, **fields: Any) -> Event:
+    return Event(0, kind, fields, 100.0)
+
+
+def state_after(*events: Event, **known: Any) -> NodeState:
+    state = NodeState("n1", **known)
+    for each in events:
+        state.take(each)
+    return state
+
+
+HELLO = event(messages.HELLO, folder="/tmp/launch-x", keepers=[[1, 2]])
+STARTED = event(messages.STARTED, local_rank=0)
+LOSS = event(LOST, failure=GONE)
+CENSUS = event(messages.CENSUS, **CLEAN)
+LOOKING = "looking for a Python with torch, and its GPUs"
+
+
+@pytest.mark.parametrize(
+    ("events", "known", "words"),
+    [
+        ([], {}, "connecting"),
+        ([event(READY)], {}, "starting its supervisor"),
+        ([event(READY), HELLO], {}, LOOKING),
+        ([event(READY), HELLO], {"has_setup": True}, f"running its setup, and {LOOKING}"),
+        ([HELLO, event(messages.FACTS)], {}, "waiting for the others"),
+        ([STARTED], {"stage": Stage.IMPORTING_TORCH}, "its ranks run, without a line so far"),
+        ([LOSS], {"stage": Stage.STOPPING, "is_swept": True}, "unreachable"),
+        ([], {"stage": Stage.IMPORTING_TORCH}, "importing torch"),
+        ([], {"stage": Stage.STARTING_RANKS}, "starting"),
+        ([], {"stage": Stage.STOPPING}, "ending what runs there"),
+    ],
+)
+def test_the_words_for_what_a_node_is_at(events: list[Event], known: dict[str, Any], words: str) -> None:
+    assert state_after(*events, **known).stage.value == words
+
+
+def test_the_first_failure_is_the_failure() -> None:
+    state = state_after(event(messages.FAILED, text="start: no room"), LOSS)
+    assert state.failure == HostFailure("n1", "supervisor", "start: no room")
+    assert state.is_lost
+
+
+def test_a_connection_that_ends_after_the_census_is_no_failure() -> None:
+    state = state_after(HELLO, CENSUS, LOSS)
+    assert (state.failure, state.is_lost, state.is_hung_up) == (None, False, True)
+
+
+def test_a_stack_changes_nothing() -> None:
+    assert state_after(event(messages.STACK, number=1, local_rank=0)) == NodeState("n1")
+
+
+@pytest.mark.parametrize(
+    ("events", "known", "is_to_sweep", "is_settled"),
+    [
+        ([HELLO], {}, False, False),  # it runs
+        ([HELLO, LOSS], {}, True, False),
+        ([HELLO, LOSS, CENSUS], {"is_swept": True}, False, True),
+        ([LOSS, LOSS], {"has_orders": True, "is_swept": True}, False, True),
+        ([LOSS], {}, False, True),  # it was never reached
+        ([LOSS], {"has_orders": True}, True, False),  # before its first word
+        ([event(messages.FAILED, text="prepare: no room"), LOSS], {"has_orders": True}, False, True),
+    ],
+)
+def test_a_lost_node_is_asked_again_where_something_may_run(
+    events: list[Event], known: dict[str, Any], *, is_to_sweep: bool, is_settled: bool
+) -> None:
+    state = state_after(*events, **known)
+    assert (state.is_to_sweep, state.is_settled) == (is_to_sweep, is_settled)
+
+
+def test_a_census_counts_what_may_remain_where_nobody_answers() -> None:
+    clean = state_after(HELLO, event(messages.CENSUS, left=[[7, "python", "D"]]))
+    silent = NodeState("n2", folder="/tmp/launch-x", started={0, 1, 2}, exits={1: event(messages.EXIT)})
+    assert make_census([clean, silent, NodeState("n3")]) == Census({"n1": [[7, "python", "D"]]}, {"n2": 2})
