@@ -8,7 +8,9 @@ One file per command, and what they share. In reading order:
     trust               who could have written a file that nobody named
     defaults            launcher.toml: where the value of an option comes from
     console             what the user sees: our words, the ranks' output, progress
-    options             options that several commands share -> frozen values
+    option_sources      which of two values counts, and where it came from
+    options             the options that several commands share, for click
+    job_request         the options of a job, and the words after them -> the Job
     prompts             passwords and passphrases, asked once for all hosts
     runner              from a job and its hosts to a run on the console
     selection           which hosts, and by which transport

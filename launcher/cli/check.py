@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from launcher.cli.options import config_option, host_options, job_options, reach_options, read_job
+from launcher.cli.job_request import read_job
+from launcher.cli.options import config_option, host_options, job_options, reach_options
 from launcher.cli.selection import choose_opener, read_hosts
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from launcher.cli.job_request import read_job
+from launcher.cli.option_sources import show_sources
 from launcher.cli.options import (
     check_options,
     config_option,
@@ -15,7 +17,6 @@ from launcher.cli.options import (
     job_options,
     output_options,
     reach_options,
-    read_job,
 )
 from launcher.cli.selection import choose_opener, choose_way, read_hosts
 from launcher.hosts.host import Host
@@ -44,9 +45,7 @@ def command(words: tuple[str, ...], dry_run: bool, check: bool, **options: Any) 
     hosts = read_hosts(options)
     job = read_job(options, words, hosts)
     if options["verbose"]:
-        from launcher.cli.runner import show_sources
-
-        show_sources(list(options))
+        show_sources()
     if dry_run and not check:
         choose_way(options, hosts)
         return print_dry_run(job, hosts)

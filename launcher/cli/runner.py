@@ -10,13 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import click
-from click.core import ParameterSource
-
 from launcher.cli.console import Console
-from launcher.cli.options import is_chosen, read_ranks
+from launcher.cli.option_sources import is_chosen
 from launcher.cli.trust import refuse_strange_folder
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import DEFAULT_PROGRAM, Job
 from launcher.job.variables import refuse_rank
@@ -83,6 +80,16 @@ def make_console(hosts: Sequence[Host], options: Mapping[str, Any]) -> Console:
     return Console(hosts, is_quiet=options["quiet"], as_json=options["as_json"], ranks=read_ranks(options.get("ranks")))
 
 
+def read_ranks(text: str | None) -> frozenset[int] | None:
+    """Return the ranks of --ranks."""
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise UsageError(f"--ranks: want numbers with commas, got {text!r}", "--ranks 0,8")
+    return frozenset(map(int, words))
+
+
 def make_terms(job: Job, run_id: str) -> Terms:
     """Return the terms that a job names."""
     pythons = loader_pythons(job.python)
@@ -105,17 +112,3 @@ def make_session(
 def loader_pythons(python: str | None) -> tuple[str, ...]:
     """Return which Python runs the supervisor on a node, in the order of trying: any from 3.8 on will do."""
     return tuple(dict.fromkeys([*([python] if python else []), "python3", sys.executable]))
-
-
-def show_sources(options: Sequence[str]) -> None:
-    """Say where the values of options came from, those that are not defaults of ours."""
-    places = {
-        ParameterSource.COMMANDLINE: "the command line",
-        ParameterSource.DEFAULT_MAP: "the configuration file",
-    }
-    ctx = click.get_current_context()
-    for name in options:
-        place = places.get(ctx.get_parameter_source(name) or ParameterSource.DEFAULT)
-        if place is not None:
-            value = "..." if name == "env" else ctx.params[name]  # whatever is set there may be a secret
-            click.echo(f"launch: {name.replace('_', '-')} = {value} (from {place})", err=True)

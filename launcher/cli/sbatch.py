@@ -12,15 +12,14 @@ from typing import Any
 
 import click
 
+from launcher.cli.job_request import read_job
+from launcher.cli.option_sources import is_chosen, is_on_command_line
 from launcher.cli.options import (
     check_options,
     config_option,
     hang_options,
-    is_chosen,
-    is_on_command_line,
     job_options,
     output_options,
-    read_job,
 )
 from launcher.cli.trust import refuse_strange_folder
 from launcher.errors import LauncherError, UsageError

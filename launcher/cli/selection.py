@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.options import CHOICE_OF_HOSTS, is_chosen, is_on_command_line, read_env, settle_rivals
+from launcher.cli.job_request import read_env
+from launcher.cli.option_sources import CHOICE_OF_HOSTS, is_chosen, is_on_command_line, settle_rivals
 from launcher.cli.prompts import ask_secrets
 from launcher.errors import UsageError
 from launcher.hosts.host import Host, select_hosts

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from launcher.cli.options import check_options, config_option, hang_options, job_options, output_options, read_job
+from launcher.cli.job_request import read_job
+from launcher.cli.options import check_options, config_option, hang_options, job_options, output_options
 
 
 @click.command("singlenode", context_settings={"allow_interspersed_args": False})

@@ -43,7 +43,7 @@ def command(processes: int, **options: Any) -> int:
     """
     import socket
 
-    from launcher.cli.options import is_on_command_line
+    from launcher.cli.option_sources import is_on_command_line
     from launcher.hosts.host import Host
     from launcher.transports.local import LocalTransport
 
@@ -88,7 +88,7 @@ def run_tests(processes: int, hosts: Sequence[Host], open_transport: Opener, opt
 
 def make_job(processes: int, options: Mapping[str, Any], names: Sequence[str], *words: str) -> Job:
     """Return the job whose ranks check and measure; `words` go to each rank."""
-    from launcher.cli.options import read_activation, read_env
+    from launcher.cli.job_request import read_activation, read_env
     from launcher.job.job import COLLECTIVES_MODULE, Job, Program, ProgramKind
 
     return Job(

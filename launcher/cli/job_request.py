@@ -1,0 +1,147 @@
+"""The options of a job, and the words after them -> the Job; every contradiction is a UsageError."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import click
+
+from launcher.cli.command_table import refuse_unknown_word
+from launcher.cli.option_sources import PYTHONS, settle_rivals
+from launcher.errors import UsageError
+from launcher.hosts.host import Host
+from launcher.job.job import COLLECTIVES_MODULE, DEFAULT_PROGRAM, TRAINER_MODULE, Activation, Job, Program, ProgramKind
+from launcher.job.slurm_allocation import read_allocation, refuse_gpus
+from launcher.job.variables import VISIBLE_DEVICES, forwarded, parse_settings, read_env_file
+
+_SPAN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)")
+
+
+def read_job(options: Mapping[str, Any], words: Sequence[str], hosts: Sequence[Host]) -> Job:
+    """Return the job that the options and the words after them describe."""
+    options = settle_rivals(options)
+    named_env = read_named_env(options)
+    refuse_second_choice(named_env, hosts)
+    return Job(
+        program=read_program(options, words),
+        nproc=read_size(options, hosts),
+        cpu=options["cpu"],
+        gpus=None if options["gpus"] == "auto" else int(options["gpus"]),
+        workdir=options["workdir"] or str(Path.cwd()),
+        python=options["python"],
+        activation=read_activation(options),
+        env=forwarded(os.environ) | named_env,
+        named_env=frozenset(named_env),
+        master_addr=options.get("master_addr"),
+        master_port=options["master_port"],
+        rendezvous_timeout_s=options["rdzv_timeout"],
+        silence_s=options["silence"],
+        stop_timeout_s=options["stop_timeout"],
+        connect_timeout_s=options.get("connect_timeout", 10.0),
+        legacy=options["legacy"],
+        with_stacks=options.get("stacks", False),
+        hang_timeout_s=read_span("--hang-timeout", options.get("hang_timeout")),
+    )
+
+
+def refuse_second_choice(env: Mapping[str, str], hosts: Sequence[Host]) -> None:
+    """Raise UsageError where GPUs are chosen twice: the ranks would run on others than those that are checked."""
+    for name in (name for name in VISIBLE_DEVICES if name in env):
+        for host in hosts:
+            if host.gpus is not None:
+                chosen = ",".join(map(str, host.gpus))
+                text = f"{name}={env[name]} and {host.name}:{chosen} (--include or --exclude) both choose GPUs"
+                raise UsageError(text, "choose them in one way")
+
+
+def read_program(options: Mapping[str, Any], words: Sequence[str]) -> Program:
+    """Return what every rank runs: the words as they were typed, or the built-in trainer."""
+    is_module, no_python = options["is_module"], options["no_python"]
+    if is_module and no_python:
+        raise UsageError("-m and --no-python are both given", "a module needs Python")
+    if options["legacy"] and no_python:
+        raise UsageError("--legacy and --no-python are both given", "a command is started without torchrun anyway")
+    words = list(words)
+    default = click.get_current_context().lookup_default("script")
+    if not words and default:
+        words = [str(default)]
+    if not words:
+        if is_module or no_python:
+            raise UsageError("-m and --no-python need a name after them")
+        return DEFAULT_PROGRAM
+    if is_module and words[0] in (TRAINER_MODULE, COLLECTIVES_MODULE):  # they travel, and need not be installed there
+        return Program(ProgramKind.BUILTIN, words[0], tuple(words[1:]))
+    if not is_module and not no_python and options["workdir"] is None:
+        refuse_unknown_word(words[0])
+    kind = ProgramKind.MODULE if is_module else ProgramKind.COMMAND if no_python else ProgramKind.SCRIPT
+    return Program(kind, words[0], tuple(words[1:]))
+
+
+def read_size(options: Mapping[str, Any], hosts: Sequence[Host]) -> int | None:
+    """Return the processes per host; raise UsageError where options and slots= contradict each other."""
+    gpus, nproc = options["gpus"], options["nproc"]
+    if gpus != "auto" and (not gpus.isascii() or not gpus.isdigit() or int(gpus) < 1):
+        raise UsageError(f"--gpus: want a number from 1 on, or auto; got {gpus!r}")
+    if gpus != "auto" and options["cpu"]:
+        raise UsageError("--gpus and --cpu are both given", "on CPUs: --nproc N --cpu")
+    if gpus != "auto" and nproc is not None and nproc != int(gpus):
+        raise UsageError(f"--gpus {gpus} and --nproc {nproc} differ", "one process a GPU: give one of them")
+    size = nproc if nproc is not None else None if gpus == "auto" else int(gpus)
+    allocation = read_allocation(os.environ)
+    if gpus != "auto" and allocation is not None:
+        refuse_gpus(int(gpus), hosts, allocation)
+    for host in hosts:
+        if size is not None and host.slots is not None and host.slots != size:
+            name = "--nproc" if nproc is not None else "--gpus"
+            raise UsageError(
+                f"{host.source}: {host.name} has {host.slots} slots, {name} says {size}",
+                f"leave {name} or slots= away",
+            )
+        if size is None and options["cpu"] and host.slots is None:
+            raise UsageError("--cpu needs a number of processes", "--nproc N, or slots=N in the hostfile")
+    return size
+
+
+def read_activation(options: Mapping[str, Any]) -> Activation:
+    """Return what makes the environment of the run; raise UsageError where two Pythons are named."""
+    options = settle_rivals(options)
+    for name, rival in PYTHONS:
+        if options[name] and options[rival]:
+            raise UsageError(f"--{name} and --{rival} are both given", "name the Python in one way")
+    return Activation(options["setup"] or None, _read_venv(options), options["conda"] or None)
+
+
+def _read_venv(options: Mapping[str, Any]) -> str | None:
+    """Return the path on the hosts: in --workdir, as SCRIPT is, else in the folder where we are."""
+    if not options["venv"]:
+        return None
+    venv = PurePosixPath(options["venv"])
+    is_whole = str(venv).startswith("~") or options.get("workdir")
+    return str(venv if is_whole else Path.cwd() / venv)
+
+
+def read_span(name: str, text: str | None) -> float | None:
+    """Return the seconds of `90`, `90s`, `10m` or `1h`."""
+    if text is None:
+        return None
+    found = _SPAN.fullmatch(text.strip())
+    if found is None or not float(found[1]):
+        raise UsageError(f"{name}: want a time, got {text!r}", "90, 90s, 10m or 1h")
+    return float(found[1]) * {"h": 3600, "m": 60}.get(found[2], 1)
+
+
+def read_env(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the ranks' variables: the allow-list, then --env-file, then --env."""
+    return forwarded(os.environ) | read_named_env(options)
+
+
+def read_named_env(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that the user has named: --env-file, then --env."""
+    env: dict[str, str] = {}
+    for path in options["env_file"]:
+        env |= read_env_file(path)
+    return env | parse_settings(options["env"], os.environ)

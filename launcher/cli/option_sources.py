@@ -1,0 +1,62 @@
+"""Where the values of a command's options came from, and which of two that contradict each other counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from launcher.job.slurm_allocation import SRUN
+
+CHOICE_OF_HOSTS = ("hosts", "hostfile", "include", "exclude", "num_nodes")  # those of --transport srun are the job's
+PYTHONS = (("python", "venv"), ("python", "conda"), ("venv", "conda"))  # each says which one is to run
+# What is said on the command line wins over launcher.toml, also where the two are different options.
+_RIVALS = (
+    ("hosts", "hostfile"), ("include", "exclude"), ("gpus", "nproc"), ("gpus", "cpu"), ("legacy", "no_python"),
+    *PYTHONS,
+)  # fmt: skip
+_UNSAID = {"gpus": "auto", "cpu": False, "legacy": False}
+_ACTIONS = ("words", "dry_run", "check")  # what `run` is to do; -v shows with which values
+
+
+def settle_rivals(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options without the project's defaults that a typed option contradicts."""
+    settled = dict(options)
+    context = click.get_current_context()
+    for pair in _RIVALS:
+        for name, rival in (pair, pair[::-1]):
+            is_default = context.get_parameter_source(rival) is ParameterSource.DEFAULT_MAP
+            if is_default and is_on_command_line(name):
+                settled[rival] = _UNSAID.get(rival)
+    if settled.get("transport") == SRUN and is_on_command_line("transport"):
+        for name in CHOICE_OF_HOSTS:
+            if context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
+                settled[name] = None
+    return settled
+
+
+def is_on_command_line(name: str) -> bool:
+    """Tell whether an option was typed, and is no default of the project's."""
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def is_chosen(name: str) -> bool:
+    """Tell whether an option was typed or stands in launcher.toml, and is no default of ours."""
+    chosen = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
+    return click.get_current_context().get_parameter_source(name) in chosen
+
+
+def show_sources() -> None:
+    """Print where the values of the command's options came from, except defaults of `launch` itself."""
+    places = {
+        ParameterSource.COMMANDLINE: "the command line",
+        ParameterSource.DEFAULT_MAP: "the configuration file",
+    }
+    ctx = click.get_current_context()
+    for name in (name for name in ctx.params if name not in _ACTIONS):
+        place = places.get(ctx.get_parameter_source(name) or ParameterSource.DEFAULT)
+        if place is not None:
+            value = "..." if name == "env" else ctx.params[name]  # whatever is set there may be a secret
+            click.echo(f"launch: {name.replace('_', '-')} = {value} (from {place})", err=True)
