@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -19,7 +18,7 @@ from launcher.diagnosis.cause import Cause
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError
 from launcher.hosts.host import Host, fold_names
 from launcher.job.job import Job
-from launcher.runs.run import Result
+from launcher.runs.run import Result, RunOptions
 
 SIDE_BY_SIDE = 32  # runs; each has its own connections
 # By now torch is in every host's memory, so who is well is quick.
@@ -48,12 +47,12 @@ def find_culprits(
     make_job: Callable[..., Job],
     hosts: Sequence[Host],
     open_transport: Opener,
-    options: Mapping[str, Any],
     folder: Path,
+    *,
+    as_json: bool,
 ) -> None:
     """Run on ever fewer hosts, say how each run ended and then the verdict; end the command at a signal."""
     by_name = {host.name: host for host in hosts}
-    quiet = {**options, "log_dir": folder, "verbose": False}
     tell(f"test-distributed: looking for the hosts that fail, logs in {folder}")
 
     async def run_group(group: Group) -> str:
@@ -62,7 +61,7 @@ def find_culprits(
         job = replace(make_job(group, *SHORT), rendezvous_timeout_s=RENDEZVOUS_S)
         console = Console(members, is_mute=True)
         try:
-            result, _ = await execute_recorded(job, members, open_transport, quiet, console)
+            result, _ = await execute_recorded(job, members, open_transport, folder, console, RunOptions())
         except LauncherError as error:
             return error.message.partition("\n")[0]
         finally:
@@ -76,7 +75,7 @@ def find_culprits(
     except StoppedError as stop:
         tell("test-distributed: stopped, no verdict")
         raise click.exceptions.Exit(EXIT_SIGNAL_BASE + stop.number) from None
-    if options["as_json"]:
+    if as_json:
         click.echo(json.dumps({"event": "verdict", **asdict(verdict)}))
         return
     for line in verdict.lines():

@@ -34,6 +34,7 @@ def command(nodes: int, nproc: int, **options: Any) -> int:
     from launcher.commands.demo_hosts import demo_hosts
     from launcher.hosts.host import Host
     from launcher.job.job import TRAINER_MODULE, Job, Program, ProgramKind
+    from launcher.runs.run import RunOptions
     from launcher.transports.ssh.fabric import FabricTransport
 
     with demo_hosts(nodes) as hosts:
@@ -47,4 +48,5 @@ def command(nodes: int, nproc: int, **options: Any) -> int:
             python=sys.executable,
         )
         names = [Host(name, source="demo") for name in hosts.names]
-        return run_job(job, names, lambda _, say: FabricTransport(hosts.ssh_config), options)
+        run_options = RunOptions(is_verbose=options["verbose"])
+        return run_job(job, names, lambda _, say: FabricTransport(hosts.ssh_config), options, run_options)

@@ -43,6 +43,8 @@ def command(words: tuple[str, ...], nnodes: int, node_rank: int, dry_run: bool, 
 
         return print_dry_run(job, [host], share)
     from launcher.cli.runner import run_job
+    from launcher.runs.run import RunOptions
     from launcher.transports.local import LocalTransport
 
-    return run_job(job, [host], lambda hosts, say: LocalTransport(), options, share=share)
+    run_options = RunOptions(is_verbose=options["verbose"], with_checks=not options["no_check"], share=share)
+    return run_job(job, [host], lambda hosts, say: LocalTransport(), options, run_options)

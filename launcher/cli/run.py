@@ -53,8 +53,10 @@ def command(words: tuple[str, ...], dry_run: bool, check: bool, **options: Any) 
         raise UsageError("--check goes with --dry-run")
     open_transport = choose_opener(options, hosts)
     from launcher.cli.runner import run_job
+    from launcher.runs.run import RunOptions
 
-    return run_job(job, hosts, open_transport, options, is_dry=dry_run)
+    run_options = RunOptions(is_dry=dry_run, is_verbose=options["verbose"], with_checks=not options["no_check"])
+    return run_job(job, hosts, open_transport, options, run_options)
 
 
 def print_dry_run(job: Job, hosts: Sequence[Host], share: tuple[int, int] | None = None) -> int:

@@ -19,7 +19,7 @@ from launcher.job.job import DEFAULT_PROGRAM, Job
 from launcher.job.variables import refuse_rank
 from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import create_record
-from launcher.runs.run import Result, Run
+from launcher.runs.run import Result, Run, RunOptions
 from launcher.session.session import Session
 from launcher.session.terms import Terms
 from launcher.transports.base import Transport
@@ -27,13 +27,15 @@ from launcher.transports.base import Transport
 Opener = Callable[[Sequence[Host], Callable[[str], None]], Transport]  # gets the hosts of a session, and our voice
 
 
-def run_job(job: Job, hosts: Sequence[Host], open_transport: Opener, options: Mapping[str, Any], **kinds: Any) -> int:
-    """Run the job to its end and return the exit code; `kinds` goes to Run."""
-    return run_recorded(job, hosts, open_transport, options, **kinds)[0].exit_code
+def run_job(
+    job: Job, hosts: Sequence[Host], open_transport: Opener, options: Mapping[str, Any], run_options: RunOptions
+) -> int:
+    """Run the job to its end and return the exit code."""
+    return run_recorded(job, hosts, open_transport, options, run_options)[0].exit_code
 
 
 def run_recorded(
-    job: Job, hosts: Sequence[Host], open_transport: Opener, options: Mapping[str, Any], **kinds: Any
+    job: Job, hosts: Sequence[Host], open_transport: Opener, options: Mapping[str, Any], run_options: RunOptions
 ) -> tuple[Result, Path]:
     """Run the job to its end; return how it ended, and its folder of logs."""
     refuse_rank(os.environ)
@@ -41,27 +43,26 @@ def run_recorded(
         refuse_strange_folder(options["log_dir"])
     console = make_console(hosts, options)
     try:
-        return asyncio.run(execute_recorded(job, hosts, open_transport, options, console, **kinds))
+        return asyncio.run(execute_recorded(job, hosts, open_transport, options["log_dir"], console, run_options))
     finally:
         console.close()
 
 
 async def execute_recorded(
-    job: Job, hosts: Sequence[Host], open_transport: Opener, options: Mapping[str, Any], console: Console, **kinds: Any
+    job: Job, hosts: Sequence[Host], open_transport: Opener, log_dir: Path, console: Console, run_options: RunOptions
 ) -> tuple[Result, Path]:
     """Do the same on a console that is there; several may run side by side in one loop."""
-    record = create_record(options["log_dir"], datetime.now(), console.complain)
+    record = create_record(log_dir, datetime.now(), console.complain)
     if job.program == DEFAULT_PROGRAM:
         console.say(f"launch: no script given, running the built-in trainer ({job.program.target})")
 
     async def execute(*, is_last_try: bool) -> Result:
-        outputs = console.outputs(hosts, record, first_node=(kinds.get("share") or (1, 0))[1])
+        outputs = console.outputs(hosts, record, first_node=(run_options.share or (1, 0))[1])
         transport = open_transport(hosts, console.say)
         session = make_session(make_terms(job, record.run_id), hosts, transport, outputs, console)
         return await Run(
             job, session, outputs, record,
-            screen=console, own_python=sys.executable, is_verbose=options["verbose"],
-            with_checks=not options.get("no_check"), is_last_try=is_last_try, **kinds,
+            screen=console, own_python=sys.executable, options=run_options, is_last_try=is_last_try,
         ).execute()  # fmt: skip
 
     try:

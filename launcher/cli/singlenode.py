@@ -29,6 +29,8 @@ def command(words: tuple[str, ...], dry_run: bool, **options: Any) -> int:
     if dry_run:
         return print_dry_run(job, hosts)
     from launcher.cli.runner import run_job
+    from launcher.runs.run import RunOptions
     from launcher.transports.local import LocalTransport
 
-    return run_job(job, hosts, lambda hosts, say: LocalTransport(), options)
+    run_options = RunOptions(is_verbose=options["verbose"], with_checks=not options["no_check"])
+    return run_job(job, hosts, lambda hosts, say: LocalTransport(), options, run_options)

@@ -75,12 +75,15 @@ def run_tests(processes: int, hosts: Sequence[Host], open_transport: Opener, opt
     """Run on all hosts; find out which of them fail, and draw what they measured. Return the exit code of the run."""
     from launcher.cli import runner
     from launcher.cli.bisection import find_culprits, is_to_bisect
+    from launcher.runs.run import RunOptions
 
     size = ["--max-size", str(options["max_size"])] if options["max_size"] else []
     job = make_job(processes, options, [host.name for host in hosts], *size)
-    result, folder = runner.run_recorded(job, hosts, open_transport, options)
+    run_options = RunOptions(is_verbose=options["verbose"])
+    result, folder = runner.run_recorded(job, hosts, open_transport, options, run_options)
     if is_to_bisect(result) and len(hosts) > 1:
-        find_culprits(partial(make_job, processes, options), hosts, open_transport, options, folder / "bisection")
+        make_part = partial(make_job, processes, options)
+        find_culprits(make_part, hosts, open_transport, folder / "bisection", as_json=options["as_json"])
     if options["plot"] is not None:
         draw(folder / "files" / "node_0" / "results.json", options["plot"], len(hosts))
     return result.exit_code

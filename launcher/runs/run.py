@@ -55,6 +55,16 @@ class Result:
     has_lost_port: bool = False  # somebody took the master port before torchrun had it
 
 
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a run goes about its job; the same for every attempt."""
+
+    is_dry: bool = False  # ask the hosts, print the plan, start nothing
+    is_verbose: bool = False  # tell what is sent to each host
+    with_checks: bool = True  # or ask only for what the plan needs
+    share: tuple[int, int] | None = None  # of a run by hand: (nodes in all, our rank)
+
+
 def candidate_pythons(job: Job, own_python: str) -> list[str]:
     """Return where a Python with torch is looked for on a node, in this order."""
     if not job.program.needs_torch:
@@ -72,8 +82,7 @@ class Run:
 
     def __init__(
         self, job: Job, session: Session, outputs: Sequence[NodeOutput], record: RunRecord, *,
-        screen: Screen, own_python: str, share: tuple[int, int] | None = None,
-        is_dry: bool = False, is_verbose: bool = False, with_checks: bool = True, is_last_try: bool = True,
+        screen: Screen, own_python: str, options: RunOptions, is_last_try: bool = True,
     ) -> None:  # fmt: skip
         self._job = job
         self._session = session
@@ -82,10 +91,10 @@ class Run:
         self._own_python = own_python
         self._screen = screen
         self._say = screen.say
-        self._share = share  # of a run by hand: (nodes in all, our rank)
-        self._is_dry = is_dry
-        self._is_verbose = is_verbose
-        self._with_checks = with_checks
+        self._share = options.share
+        self._is_dry = options.is_dry
+        self._is_verbose = options.is_verbose
+        self._with_checks = options.with_checks
         self._is_last_try = is_last_try
         self._stacks = StackTaker(session, record, screen)
         self._plan: LaunchPlan | None = None

@@ -87,9 +87,7 @@ def search(launch: Launch, cluster: Cluster, capsys: pytest.CaptureFixture[str])
     def call() -> tuple[list[str], str]:
         hosts = parse_hosts("node[1-4]")
         folder = launch.folder / "bisection"
-        find_culprits(
-            make_job, hosts, lambda hosts, say: FabricTransport(cluster.ssh_config), {"as_json": False}, folder
-        )
+        find_culprits(make_job, hosts, lambda hosts, say: FabricTransport(cluster.ssh_config), folder, as_json=False)
         assert len(list(folder.glob("2*/run.json"))) >= 4, "the logs of the runs are kept"
         out, err = capsys.readouterr()
         first, *lines = err.splitlines()

@@ -24,7 +24,7 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.output.node_log import NodeLog, NodeOutput
 from launcher.output.run_folder import create_record
-from launcher.runs.run import Result, Run
+from launcher.runs.run import Result, Run, RunOptions
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
 from launcher.session.terms import Terms
@@ -201,7 +201,8 @@ def interrupt_run(folder: Path, script: str, when: Callable[[Session], object], 
         outputs = [NodeOutput(name, NodeLog(record.log_path(index), lambda path, error: None), None)
                    for index, name in enumerate(ways)]  # fmt: skip
         session = make_session(screen, outputs, **ways)
-        run = Run(job, session, outputs, record, screen=screen, own_python=sys.executable, with_checks=False)
+        options = RunOptions(with_checks=False)
+        run = Run(job, session, outputs, record, screen=screen, own_python=sys.executable, options=options)
         pressing = asyncio.create_task(interrupt_when(lambda: when(session)))
         try:
             return await asyncio.wait_for(run.execute(), DEADLINE_S)

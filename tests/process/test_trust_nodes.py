@@ -29,7 +29,7 @@ from launcher.node import messages
 from launcher.node.messages import Decoder, encode
 from launcher.output.node_log import NodeLog, NodeOutput
 from launcher.output.run_folder import create_record
-from launcher.runs.run import Result, Run
+from launcher.runs.run import Result, Run, RunOptions
 from launcher.session.session import Session
 from launcher.session.terms import Terms
 from launcher.transports.base import STDERR, STDOUT
@@ -143,7 +143,8 @@ def play(lie: Lie, folder: Path) -> list[str]:
         ]
         terms = make_terms(record.run_id)
         session = Session(hosts, transport, outputs, terms, say=screen.say, progress=lambda text: None)
-        run = Run(job, session, outputs, record, screen=screen, own_python=sys.executable, with_checks=False)
+        options = RunOptions(with_checks=False)
+        run = Run(job, session, outputs, record, screen=screen, own_python=sys.executable, options=options)
         return await asyncio.wait_for(run.execute(), DEADLINE_S)
 
     try:

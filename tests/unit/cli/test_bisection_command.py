@@ -99,9 +99,9 @@ def test_culprits_are_searched_before_a_picture_is_drawn(
     results.parent.mkdir(parents=True)
     results.write_text("{")
     monkeypatch.setattr(runner, "run_recorded", lambda *_: (make_result("rank", 3), tmp_path))
-    monkeypatch.setattr(bisection, "find_culprits", lambda *_: print("searched"))
+    monkeypatch.setattr(bisection, "find_culprits", lambda *_, **__: print("searched"))
     monkeypatch.setattr(test_distributed, "make_job", lambda *_: None)
-    options = {"max_size": None, "plot": tmp_path / "p.svg"}
+    options = {"max_size": None, "plot": tmp_path / "p.svg", "verbose": False, "as_json": False}
     hosts = [Host("a", source="x"), Host("b", source="x")]
     assert test_distributed.run_tests(1, hosts, lambda say: None, options) == 3  # type: ignore[arg-type, return-value]
     said = capsys.readouterr()

@@ -22,7 +22,7 @@ from launcher.errors import (
     UnreachableError,
 )
 from launcher.job.job import COLLECTIVES_MODULE, TRAINER_MODULE, Activation, Job, Program, ProgramKind
-from launcher.runs.run import Result
+from launcher.runs.run import Result, RunOptions
 from launcher.session.node_state import Census
 
 TWO = "node1 slots=8\nnode2 slots=4\n"
@@ -55,13 +55,13 @@ def jobs(monkeypatch):
     """Take the jobs instead of running them; each ends with exit code 7."""
     taken = []
 
-    def take(job, hosts, open_transport, options, **kinds):
+    def take(job, hosts, open_transport, output, run_options):
         transport = open_transport(hosts, print)
-        taken.append((job, [host.name for host in hosts], type(transport).__name__, kinds))
+        taken.append((job, [host.name for host in hosts], type(transport).__name__, run_options))
         return 7
 
-    def take_recorded(*args, **kinds):
-        return Result(take(*args, **kinds), 1.0, Census({}, {})), Path("logs/RUN")
+    def take_recorded(*args):
+        return Result(take(*args), 1.0, Census({}, {})), Path("logs/RUN")
 
     monkeypatch.setattr(runner, "run_job", take)
     monkeypatch.setattr(runner, "run_recorded", take_recorded)
@@ -330,7 +330,7 @@ def test_every_option_of_a_job_arrives(launch, jobs, monkeypatch):
         with_stacks=True,
         hang_timeout_s=600.0,
     )
-    assert jobs == [(job, ["a", "b"], "FabricTransport", {"is_dry": False})]
+    assert jobs == [(job, ["a", "b"], "FabricTransport", RunOptions())]
 
 
 @pytest.mark.parametrize(
