@@ -9,6 +9,7 @@ One file per command, and what they share. In reading order:
     defaults            launcher.toml: where the value of an option comes from
     console             what the user sees: our words, the ranks' output, progress
     option_sources      which of two values counts, and where it came from
+    option_groups       what a command's options say -> frozen values
     options             the options that several commands share, for click
     job_request         the options of a job, and the words after them -> the Job
     prompts             passwords and passphrases, asked once for all hosts

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from launcher.cli.job_request import read_job
+from launcher.cli.option_groups import TransportOptions, make_group
 from launcher.cli.options import config_option, host_options, job_options, reach_options
 from launcher.cli.selection import choose_opener, read_hosts
 
@@ -37,7 +38,8 @@ def command(words: tuple[str, ...], as_json: bool, **options: Any) -> int:
 
     hosts = read_hosts(options)
     job = read_job(options, words, hosts)
-    open_transport = choose_opener(options, hosts)
+    transport = make_group(TransportOptions, options)
+    open_transport = choose_opener(transport, hosts, env=job.env, python=job.python, silence_s=job.silence_s)
     console = Console(hosts, as_json=as_json, is_patient=True)
 
     async def ask() -> Inspection:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.cli.option_groups import Timeouts, TransportOptions, make_group
 from launcher.cli.options import config_option, host_options, life_options, reach_options
 from launcher.cli.selection import choose_opener, read_hosts
 
@@ -37,13 +38,13 @@ def command(python: str | None, dry_run: bool, **options: Any) -> int:
     from launcher.session.signals import Interrupted
 
     hosts = read_hosts(options)
-    open_transport = choose_opener({**options, "python": python}, hosts)
+    transport, timeouts = make_group(TransportOptions, options), make_group(Timeouts, options)
+    open_transport = choose_opener(transport, hosts, env={}, python=python, silence_s=timeouts.silence_s)
     console = Console(hosts, is_patient=True)
 
     async def execute() -> Cleaning:
-        terms = read_terms(options, time.strftime("clean-%Y%m%d-%H%M%S"), python)
-        transport = open_transport(hosts, console.say)
-        session = make_session(terms, hosts, transport, console.outputs(hosts, None), console)
+        terms = read_terms(timeouts, time.strftime("clean-%Y%m%d-%H%M%S"), python)
+        session = make_session(terms, hosts, open_transport(hosts, console.say), console.outputs(hosts, None), console)
         return await clean(session, console.say, is_dry=dry_run)
 
     try:

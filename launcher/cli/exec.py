@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.cli.option_groups import Timeouts, TransportOptions, make_group
 from launcher.cli.options import config_option, host_options, life_options, reach_options
 from launcher.cli.selection import choose_opener, read_hosts
 from launcher.errors import UsageError
@@ -46,7 +47,8 @@ def command(words: tuple[str, ...], workdir: str | None, fold: bool, as_json: bo
     if not words:
         raise UsageError("no command given", "launch exec --hosts a,b -- uptime")
     hosts = read_hosts(options)
-    open_transport = choose_opener(options, hosts)
+    transport, timeouts = make_group(TransportOptions, options), make_group(Timeouts, options)
+    open_transport = choose_opener(transport, hosts, env={}, python=options["python"], silence_s=timeouts.silence_s)
     console = Console(hosts, as_json=as_json, is_folding=fold, is_patient=True)  # there are no logs to look into
     try:
         done = asyncio.run(_run(hosts, open_transport, command_argv(words), workdir, console, options))
@@ -70,7 +72,7 @@ async def _run(
     from launcher.commands.exec import execute
 
     run_id = datetime.now().strftime(f"exec-%Y%m%d-%H%M%S-{os.getpid()}")
-    terms = read_terms(options, run_id, options["python"])
+    terms = read_terms(make_group(Timeouts, options), run_id, options["python"])
     outputs = console.outputs(hosts, None, has_ranks=False)
     session = make_session(terms, hosts, open_transport(hosts, console.say), outputs, console)
     try:

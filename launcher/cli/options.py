@@ -1,4 +1,4 @@
-"""The options that several commands share, as click declares them."""
+"""The options that several commands share, as click declares them; `option_groups.py` makes frozen values of them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any, TypeVar
 import click
 
 from launcher.cli.defaults import use_defaults
+from launcher.cli.option_groups import Timeouts
 from launcher.job.slurm_allocation import TRANSPORTS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+_WAIT = Timeouts()
 
 
 class _Seconds(click.FloatRange):
@@ -44,7 +47,7 @@ _REACH = (
     click.option("--accept-new-host-keys", is_flag=True, help="Trust and record the key of a host met first."),
     click.option("--ask-password", is_flag=True, help="Ask once for the password of all hosts that take no key."),
     click.option(
-        "--connect-timeout", metavar="S", type=_Seconds(min=0.1), default=10.0, show_default=True,
+        "--connect-timeout", metavar="S", type=_Seconds(min=0.1), default=_WAIT.connect_timeout_s, show_default=True,
         help="Seconds until a host counts as unreachable; given, it also waits for one that is booting.",
     ),
 )  # fmt: skip
@@ -90,11 +93,11 @@ _CHECKS = (
 )
 _LIFE = (
     click.option(
-        "--silence", metavar="S", type=_Seconds(min=0.5), default=15.0, show_default=True,
+        "--silence", metavar="S", type=_Seconds(min=0.5), default=_WAIT.silence_s, show_default=True,
         help="Seconds without a sign of life until the other side counts as dead.",
     ),
     click.option(
-        "--stop-timeout", metavar="S", type=_Seconds(min=0), default=15.0, show_default=True,
+        "--stop-timeout", metavar="S", type=_Seconds(min=0), default=_WAIT.stop_timeout_s, show_default=True,
         help="Seconds for the trainer to save after SIGTERM.",
     ),
 )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from launcher.cli.job_request import read_job
+from launcher.cli.option_groups import TransportOptions, make_group
 from launcher.cli.option_sources import show_sources
 from launcher.cli.options import (
     check_options,
@@ -46,12 +47,13 @@ def command(words: tuple[str, ...], dry_run: bool, check: bool, **options: Any) 
     job = read_job(options, words, hosts)
     if options["verbose"]:
         show_sources()
+    transport = make_group(TransportOptions, options)
     if dry_run and not check:
-        choose_way(options, hosts)
+        choose_way(transport, hosts, job.env)
         return print_dry_run(job, hosts)
     if check and not dry_run:
         raise UsageError("--check goes with --dry-run")
-    open_transport = choose_opener(options, hosts)
+    open_transport = choose_opener(transport, hosts, env=job.env, python=job.python, silence_s=job.silence_s)
     from launcher.cli.runner import run_job
     from launcher.runs.run import RunOptions
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cli.console import Console
+from launcher.cli.option_groups import Timeouts
 from launcher.cli.option_sources import is_chosen
 from launcher.cli.trust import refuse_strange_folder
 from launcher.errors import LauncherError, UsageError
@@ -97,10 +98,10 @@ def make_terms(job: Job, run_id: str) -> Terms:
     return Terms(run_id, job.env, pythons, job.silence_s, job.stop_timeout_s, job.connect_timeout_s)
 
 
-def read_terms(options: Mapping[str, Any], run_id: str, python: str | None) -> Terms:
+def read_terms(timeouts: Timeouts, run_id: str, python: str | None) -> Terms:
     """Return the terms of a command that runs no job, as its options name them."""
     pythons = (python,) if python else loader_pythons(None)
-    return Terms(run_id, {}, pythons, options["silence"], options["stop_timeout"], options["connect_timeout"])
+    return Terms(run_id, {}, pythons, timeouts.silence_s, timeouts.stop_timeout_s, timeouts.connect_timeout_s)
 
 
 def make_session(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.job_request import read_env
+from launcher.cli.option_groups import TransportOptions
 from launcher.cli.option_sources import CHOICE_OF_HOSTS, is_chosen, is_on_command_line, settle_rivals
 from launcher.cli.prompts import ask_secrets
 from launcher.errors import UsageError
@@ -57,47 +57,54 @@ def _read_allocated() -> tuple[Host, ...]:
     return allocation.hosts()
 
 
-def choose_way(options: Mapping[str, Any], hosts: Sequence[Host]) -> tuple[str, Allocation | None]:
-    """Return the name of the transport, and the Slurm job that we are in.
+def choose_way(
+    options: TransportOptions, hosts: Sequence[Host], env: Mapping[str, str]
+) -> tuple[str, Allocation | None]:
+    """Return the name of the transport, and the Slurm job that we are in; `env` is what the ranks get.
 
     Raise UsageError where there is no way, and for options that this one would ignore.
     """
     allocation = read_allocation(os.environ)
-    chosen = choose_transport(options["transport"], hosts, allocation)
+    chosen = choose_transport(options.transport, hosts, allocation)
     if chosen == SRUN:
         _refuse_ssh(hosts)
     elif chosen == PDSH:
-        _refuse_secrets(options)
-    elif chosen == SSH and options["ask_password"]:
+        _refuse_secrets(options, env)
+    elif chosen == SSH and options.ask_password:
         raise UsageError("--ask-password goes with --transport fabric", "OpenSSH asks a terminal, for each host")
     return chosen, allocation
 
 
-def choose_opener(options: Mapping[str, Any], hosts: Sequence[Host]) -> Opener:
-    """Return what opens the way to the hosts; raise UsageError, before any is asked, where there is none."""
-    chosen, allocation = choose_way(options, hosts)
+def choose_opener(
+    options: TransportOptions, hosts: Sequence[Host], *, env: Mapping[str, str], python: str | None, silence_s: float
+) -> Opener:
+    """Return what opens the way to the hosts; raise UsageError, before any is asked, where there is none.
+
+    `env` is what the ranks get; `python` runs the supervisors if it is given; `silence_s` is what --silence says.
+    """
+    chosen, allocation = choose_way(options, hosts, env)
     if chosen == SRUN:
         assert allocation is not None  # or srun was refused
-        return partial(_open_srun, options, allocation)
+        return partial(_open_srun, python, allocation)
     settings = {
-        "ssh_config": options["ssh_config"],
-        "accept_new_host_keys": options["accept_new_host_keys"],
+        "ssh_config": options.ssh_config,
+        "accept_new_host_keys": options.accept_new_host_keys,
         "may_boot": is_chosen("connect_timeout"),
     }
     if chosen == PDSH:
-        return partial(_open_pdsh, options, settings)
+        return partial(_open_pdsh, python, silence_s, settings)
     if chosen == SSH:
         return partial(_open_ssh, settings)
     return partial(_open_fabric, {**settings, "secrets": ask_secrets(options, hosts)})
 
 
 def _open_srun(
-    options: Mapping[str, Any], allocation: Allocation, hosts: Sequence[Host], say: Callable[[str], None]
+    python: str | None, allocation: Allocation, hosts: Sequence[Host], say: Callable[[str], None]
 ) -> Transport:
     from launcher.cli.runner import loader_pythons
     from launcher.transports.relayed.srun import SrunTransport
 
-    return SrunTransport(hosts, allocation, loader_pythons(options["python"]), srun_environment(os.environ))
+    return SrunTransport(hosts, allocation, loader_pythons(python), srun_environment(os.environ))
 
 
 def _open_fabric(settings: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
@@ -115,13 +122,14 @@ def _open_ssh(settings: Mapping[str, Any], hosts: Sequence[Host], say: Callable[
 
 
 def _open_pdsh(
-    options: Mapping[str, Any], settings: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None]
-) -> Transport:
+    python: str | None, silence_s: float, settings: Mapping[str, Any], hosts: Sequence[Host],
+    say: Callable[[str], None],
+) -> Transport:  # fmt: skip
     from launcher.cli.runner import loader_pythons
     from launcher.transports.relayed.pdsh import PdshTransport
 
-    pythons = loader_pythons(options["python"])
-    return PdshTransport(hosts, pythons, os.environ, options["silence"], **settings, **_voices(say))
+    pythons = loader_pythons(python)
+    return PdshTransport(hosts, pythons, os.environ, silence_s, **settings, **_voices(say))
 
 
 def _refuse_ssh(hosts: Sequence[Host]) -> None:
@@ -153,16 +161,15 @@ def refuse_without_hosts() -> None:
             raise UsageError(text, "name them with --hosts or --hostfile, or leave it out")
 
 
-def _refuse_secrets(options: Mapping[str, Any]) -> None:
+def _refuse_secrets(options: TransportOptions, env: Mapping[str, str]) -> None:
     """Raise UsageError where a value would be seen that is to be shown to nobody."""
-    env = read_env(options) if "env_file" in options else {}
     secrets = [name for name, value in env.items() if is_secret(name, value)]
     if secrets:
         raise UsageError(
             f"--transport pdsh: {secrets[0]} would stand in command lines, which everybody on the hosts can read",
             f"--transport ssh; or set it on the hosts: env -u {secrets[0]} launch ...",
         )
-    if options["ask_password"]:
+    if options.ask_password:
         raise UsageError("--ask-password goes with --transport fabric", "ssh asks a terminal, for each host")
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.cli.option_groups import Timeouts, TransportOptions, make_group
+from launcher.cli.option_sources import is_on_command_line
 from launcher.cli.options import activation_options, config_option, host_options, output_options, reach_options
 from launcher.cli.selection import choose_opener, read_hosts, refuse_without_hosts
 
@@ -41,22 +43,31 @@ def command(processes: int, **options: Any) -> int:
     All collectives with checked results, a DDP step, and bandwidth by size.
     Several hosts are measured in pairs as well; where they fail, runs on fewer find out which of them do.
     """
-    import socket
-
-    from launcher.cli.option_sources import is_on_command_line
-    from launcher.hosts.host import Host
-    from launcher.transports.local import LocalTransport
-
-    # Hosts of launcher.toml don't count: without any on its own line it looks at this machine alone.
-    has_hosts = any(map(is_on_command_line, ("hosts", "hostfile", "transport")))
-    if not has_hosts:
-        refuse_without_hosts()
-    hosts = read_hosts(options) if has_hosts else (Host(socket.gethostname().split(".")[0], source="this machine"),)
-    open_transport: Opener = choose_opener(options, hosts) if has_hosts else lambda hosts, say: LocalTransport()
+    hosts, open_transport = choose_hosts(options)
     refuse_plot(options["plot"], hosts)
     backend = "gloo on CPUs" if options["cpu"] else "NCCL on GPUs, or gloo on CPUs if no host has GPUs"
     click.echo(f"test-distributed: {backend}", err=True)
     return run_tests(processes, hosts, open_transport, options)
+
+
+def choose_hosts(options: Mapping[str, Any]) -> tuple[tuple[Host, ...], Opener]:
+    """Return the hosts that were typed, and what opens the way to them; without any, this machine."""
+    import os
+    import socket
+
+    from launcher.hosts.host import Host
+    from launcher.job.variables import forwarded
+    from launcher.transports.local import LocalTransport
+
+    # Hosts of launcher.toml don't count: without any on its own line it looks at this machine alone.
+    if not any(map(is_on_command_line, ("hosts", "hostfile", "transport"))):
+        refuse_without_hosts()
+        host = Host(socket.gethostname().split(".")[0], source="this machine")
+        return (host,), lambda hosts, say: LocalTransport()
+    hosts = read_hosts(options)
+    transport, timeouts = make_group(TransportOptions, options), make_group(Timeouts, options)
+    env = forwarded(os.environ)
+    return hosts, choose_opener(transport, hosts, env=env, python=options["python"], silence_s=timeouts.silence_s)
 
 
 def refuse_plot(path: Path | None, hosts: Sequence[Host]) -> None:

@@ -399,6 +399,19 @@ def test_collectives_on_this_machine_or_on_hosts(launch, jobs):
     assert jobs[1][0].program.args == ("--names", "a,b", "--max-size", "8")
 
 
+def test_collectives_over_pdsh(launch, jobs, monkeypatch):
+    """The transport wants --silence, which this command hasn't got, and refuses secrets."""
+    line = "2 --cpu --hosts a,b --transport pdsh"
+    monkeypatch.setenv("PATH", "")
+    code, _, err = launch(line, entry=cli.main_test_distributed)
+    assert (code, err.splitlines()[1]) == (EXIT_USAGE, "launch: --transport pdsh: no pdsh on this machine")
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    code, _, err = launch(line, entry=cli.main_test_distributed)
+    said = "launch: --transport pdsh: HF_TOKEN would stand in command lines, which everybody on the hosts can read"
+    assert (code, err.splitlines()[0]) == (EXIT_USAGE, said)
+    assert jobs == []
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
