@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from typing import Any
 
 import click
 
 from launcher.cli.job_request import read_job
-from launcher.cli.option_groups import TransportOptions, make_group
+from launcher.cli.option_groups import HostChoice, JobRequest, TransportOptions, gather
 from launcher.cli.options import config_option, host_options, job_options, reach_options
 from launcher.cli.selection import choose_opener, read_hosts
 
@@ -23,7 +22,10 @@ from launcher.cli.selection import choose_opener, read_hosts
 @reach_options
 @click.option("--json", "as_json", is_flag=True, help="All facts and findings as one JSON object on stdout.")
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
-def command(words: tuple[str, ...], as_json: bool, **options: Any) -> int:
+@gather
+def command(
+    *, words: tuple[str, ...], as_json: bool, choice: HostChoice, request: JobRequest, transport: TransportOptions
+) -> int:
     """Check hosts for a run, without starting it: what is equal on all, and who differs in what.
 
     With SCRIPT its presence and contents are compared as well. The exit code is 0 where nothing would break a run.
@@ -36,9 +38,8 @@ def command(words: tuple[str, ...], as_json: bool, **options: Any) -> int:
     from launcher.runs.run import candidate_pythons
     from launcher.session.signals import Interrupted
 
-    hosts = read_hosts(options)
-    job = read_job(options, words, hosts)
-    transport = make_group(TransportOptions, options)
+    hosts = read_hosts(choice)
+    job = read_job(request, words, hosts)
     open_transport = choose_opener(transport, hosts, env=job.env, python=job.python, silence_s=job.silence_s)
     console = Console(hosts, as_json=as_json, is_patient=True)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.option_groups import Timeouts, TransportOptions, make_group
+from launcher.cli.option_groups import HostChoice, Timeouts, TransportOptions, gather
 from launcher.cli.options import config_option, host_options, life_options, reach_options
 from launcher.cli.selection import choose_opener, read_hosts
 
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 @life_options
 @click.option("--python", metavar="PATH", help="Python 3.8 or newer for our side there; default: python3.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be ended.")
-def command(python: str | None, dry_run: bool, **options: Any) -> int:
+@gather
+def command(
+    *, python: str | None, dry_run: bool, choice: HostChoice, transport: TransportOptions, timeouts: Timeouts
+) -> int:
     """End what earlier runs of yours left on the hosts, after saying what it is.
 
     Left behind is a process with the mark of a run whose supervisor is gone.
@@ -37,8 +40,7 @@ def command(python: str | None, dry_run: bool, **options: Any) -> int:
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.session.signals import Interrupted
 
-    hosts = read_hosts(options)
-    transport, timeouts = make_group(TransportOptions, options), make_group(Timeouts, options)
+    hosts = read_hosts(choice)
     open_transport = choose_opener(transport, hosts, env={}, python=python, silence_s=timeouts.silence_s)
     console = Console(hosts, is_patient=True)
 

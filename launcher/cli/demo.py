@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
+from launcher.cli.option_groups import OutputOptions, gather
 from launcher.cli.options import config_option, output_options
 
 
@@ -22,7 +22,8 @@ from launcher.cli.options import config_option, output_options
     help="Processes on each.",
 )
 @output_options
-def command(nodes: int, nproc: int, **options: Any) -> int:
+@gather
+def command(*, nodes: int, nproc: int, output: OutputOptions) -> int:
     """Train on loopback SSH hosts of this machine: the true path, with nothing to set up.
 
     A small SSH server runs while the demo does; it needs no root, takes one key made for this run, listens on
@@ -48,5 +49,5 @@ def command(nodes: int, nproc: int, **options: Any) -> int:
             python=sys.executable,
         )
         names = [Host(name, source="demo") for name in hosts.names]
-        run_options = RunOptions(is_verbose=options["verbose"])
-        return run_job(job, names, lambda _, say: FabricTransport(hosts.ssh_config), options, run_options)
+        run_options = RunOptions(is_verbose=output.verbose)
+        return run_job(job, names, lambda _, say: FabricTransport(hosts.ssh_config), output, run_options)

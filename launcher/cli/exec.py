@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.option_groups import Timeouts, TransportOptions, make_group
+from launcher.cli.option_groups import HostChoice, Timeouts, TransportOptions, gather
 from launcher.cli.options import config_option, host_options, life_options, reach_options
 from launcher.cli.selection import choose_opener, read_hosts
 from launcher.errors import UsageError
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from launcher.cli.runner import Opener
     from launcher.commands.exec import Execution
     from launcher.hosts.host import Host
+    from launcher.session.terms import Terms
 
 
 @click.command("exec", context_settings={"allow_interspersed_args": False})
@@ -35,23 +36,31 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
 @click.argument("words", metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED)
-def command(words: tuple[str, ...], workdir: str | None, fold: bool, as_json: bool, **options: Any) -> int:
+@gather
+def command(
+    *, words: tuple[str, ...], workdir: str | None, python: str | None, fold: bool, as_json: bool,
+    choice: HostChoice, transport: TransportOptions, timeouts: Timeouts,
+) -> int:  # fmt: skip
     """Run a plain command on every host; its lines come with the host's name.
 
     One word is a line for a shell (`-- 'nvidia-smi | head'`); several are run as they are.
     The exit code is the first one in host order that is not 0, or 69 where only hosts were missing.
     """
+    import os
+    from datetime import datetime
+
     from launcher.cli.console import Console
+    from launcher.cli.runner import read_terms
     from launcher.commands.exec import command_argv
 
     if not words:
         raise UsageError("no command given", "launch exec --hosts a,b -- uptime")
-    hosts = read_hosts(options)
-    transport, timeouts = make_group(TransportOptions, options), make_group(Timeouts, options)
-    open_transport = choose_opener(transport, hosts, env={}, python=options["python"], silence_s=timeouts.silence_s)
+    hosts = read_hosts(choice)
+    open_transport = choose_opener(transport, hosts, env={}, python=python, silence_s=timeouts.silence_s)
     console = Console(hosts, as_json=as_json, is_folding=fold, is_patient=True)  # there are no logs to look into
     try:
-        done = asyncio.run(_run(hosts, open_transport, command_argv(words), workdir, console, options))
+        terms = read_terms(timeouts, datetime.now().strftime(f"exec-%Y%m%d-%H%M%S-{os.getpid()}"), python)
+        done = asyncio.run(_run(hosts, open_transport, terms, command_argv(words), workdir, console))
         console.show_folded()
         failures = {failure.host: failure.text for failure in done.failures}
         console.emit("result", exit_code=done.exit_code, exit_codes=done.exit_codes, failures=failures)
@@ -62,17 +71,12 @@ def command(words: tuple[str, ...], workdir: str | None, fold: bool, as_json: bo
 
 
 async def _run(
-    hosts: Sequence[Host], open_transport: Opener, argv: list[str], workdir: str | None, console: Console,
-    options: dict[str, Any],
+    hosts: Sequence[Host], open_transport: Opener, terms: Terms, argv: list[str], workdir: str | None,
+    console: Console,
 ) -> Execution:  # fmt: skip
-    import os
-    from datetime import datetime
-
-    from launcher.cli.runner import make_session, read_terms
+    from launcher.cli.runner import make_session
     from launcher.commands.exec import execute
 
-    run_id = datetime.now().strftime(f"exec-%Y%m%d-%H%M%S-{os.getpid()}")
-    terms = read_terms(make_group(Timeouts, options), run_id, options["python"])
     outputs = console.outputs(hosts, None, has_ranks=False)
     session = make_session(terms, hosts, open_transport(hosts, console.say), outputs, console)
     try:

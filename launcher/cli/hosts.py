@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.cli.option_groups import HostChoice, gather
 from launcher.cli.options import config_option, host_options
 from launcher.cli.selection import read_hosts
 from launcher.errors import UsageError
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
 @host_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON list on stdout.")
 @click.option("--to", "target", type=click.Choice(list(TARGETS)), help="Write them as this one's hostfile to stdout.")
-def command(as_json: bool, target: str | None, **options: Any) -> int:
+@gather
+def command(*, as_json: bool, target: str | None, choice: HostChoice) -> int:
     """Show the hosts in rank order, and what was understood of each. Contacts nobody."""
     if as_json and target:
         raise UsageError("--json and --to are both given", "give one of them")
-    hosts = read_hosts(options)
+    hosts = read_hosts(choice)
     if target:
         text, left_out = write_hosts(hosts, target)
         click.echo(text, nl=False)

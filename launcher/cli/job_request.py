@@ -6,12 +6,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import click
 
 from launcher.cli.command_table import refuse_unknown_word
-from launcher.cli.option_sources import PYTHONS, settle_rivals
+from launcher.cli.option_groups import JobRequest, PythonEnvironment
+from launcher.cli.option_sources import PYTHONS
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import COLLECTIVES_MODULE, DEFAULT_PROGRAM, TRAINER_MODULE, Activation, Job, Program, ProgramKind
@@ -21,30 +21,29 @@ from launcher.job.variables import VISIBLE_DEVICES, forwarded, parse_settings, r
 _SPAN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)")
 
 
-def read_job(options: Mapping[str, Any], words: Sequence[str], hosts: Sequence[Host]) -> Job:
+def read_job(request: JobRequest, words: Sequence[str], hosts: Sequence[Host]) -> Job:
     """Return the job that the options and the words after them describe."""
-    options = settle_rivals(options)
-    named_env = read_named_env(options)
+    named_env = read_named_env(request)
     refuse_second_choice(named_env, hosts)
     return Job(
-        program=read_program(options, words),
-        nproc=read_size(options, hosts),
-        cpu=options["cpu"],
-        gpus=None if options["gpus"] == "auto" else int(options["gpus"]),
-        workdir=options["workdir"] or str(Path.cwd()),
-        python=options["python"],
-        activation=read_activation(options),
+        program=read_program(request, words),
+        nproc=read_size(request, hosts),
+        cpu=request.cpu,
+        gpus=None if request.gpus == "auto" else int(request.gpus),
+        workdir=request.workdir or str(Path.cwd()),
+        python=request.environment.python,
+        activation=read_activation(request.environment, request.workdir),
         env=forwarded(os.environ) | named_env,
         named_env=frozenset(named_env),
-        master_addr=options.get("master_addr"),
-        master_port=options["master_port"],
-        rendezvous_timeout_s=options["rdzv_timeout"],
-        silence_s=options["silence"],
-        stop_timeout_s=options["stop_timeout"],
-        connect_timeout_s=options.get("connect_timeout", 10.0),
-        legacy=options["legacy"],
-        with_stacks=options.get("stacks", False),
-        hang_timeout_s=read_span("--hang-timeout", options.get("hang_timeout")),
+        master_addr=request.master_addr,
+        master_port=request.master_port,
+        rendezvous_timeout_s=request.rdzv_timeout_s,
+        silence_s=request.timeouts.silence_s,
+        stop_timeout_s=request.timeouts.stop_timeout_s,
+        connect_timeout_s=request.timeouts.connect_timeout_s,
+        legacy=request.legacy,
+        with_stacks=request.stacks,
+        hang_timeout_s=read_span("--hang-timeout", request.hang_timeout),
     )
 
 
@@ -58,12 +57,12 @@ def refuse_second_choice(env: Mapping[str, str], hosts: Sequence[Host]) -> None:
                 raise UsageError(text, "choose them in one way")
 
 
-def read_program(options: Mapping[str, Any], words: Sequence[str]) -> Program:
+def read_program(request: JobRequest, words: Sequence[str]) -> Program:
     """Return what every rank runs: the words as they were typed, or the built-in trainer."""
-    is_module, no_python = options["is_module"], options["no_python"]
+    is_module, no_python = request.is_module, request.no_python
     if is_module and no_python:
         raise UsageError("-m and --no-python are both given", "a module needs Python")
-    if options["legacy"] and no_python:
+    if request.legacy and no_python:
         raise UsageError("--legacy and --no-python are both given", "a command is started without torchrun anyway")
     words = list(words)
     default = click.get_current_context().lookup_default("script")
@@ -75,18 +74,18 @@ def read_program(options: Mapping[str, Any], words: Sequence[str]) -> Program:
         return DEFAULT_PROGRAM
     if is_module and words[0] in (TRAINER_MODULE, COLLECTIVES_MODULE):  # they travel, and need not be installed there
         return Program(ProgramKind.BUILTIN, words[0], tuple(words[1:]))
-    if not is_module and not no_python and options["workdir"] is None:
+    if not is_module and not no_python and request.workdir is None:
         refuse_unknown_word(words[0])
     kind = ProgramKind.MODULE if is_module else ProgramKind.COMMAND if no_python else ProgramKind.SCRIPT
     return Program(kind, words[0], tuple(words[1:]))
 
 
-def read_size(options: Mapping[str, Any], hosts: Sequence[Host]) -> int | None:
+def read_size(request: JobRequest, hosts: Sequence[Host]) -> int | None:
     """Return the processes per host; raise UsageError where options and slots= contradict each other."""
-    gpus, nproc = options["gpus"], options["nproc"]
+    gpus, nproc = request.gpus, request.nproc
     if gpus != "auto" and (not gpus.isascii() or not gpus.isdigit() or int(gpus) < 1):
         raise UsageError(f"--gpus: want a number from 1 on, or auto; got {gpus!r}")
-    if gpus != "auto" and options["cpu"]:
+    if gpus != "auto" and request.cpu:
         raise UsageError("--gpus and --cpu are both given", "on CPUs: --nproc N --cpu")
     if gpus != "auto" and nproc is not None and nproc != int(gpus):
         raise UsageError(f"--gpus {gpus} and --nproc {nproc} differ", "one process a GPU: give one of them")
@@ -101,26 +100,26 @@ def read_size(options: Mapping[str, Any], hosts: Sequence[Host]) -> int | None:
                 f"{host.source}: {host.name} has {host.slots} slots, {name} says {size}",
                 f"leave {name} or slots= away",
             )
-        if size is None and options["cpu"] and host.slots is None:
+        if size is None and request.cpu and host.slots is None:
             raise UsageError("--cpu needs a number of processes", "--nproc N, or slots=N in the hostfile")
     return size
 
 
-def read_activation(options: Mapping[str, Any]) -> Activation:
+def read_activation(environment: PythonEnvironment, workdir: str | None) -> Activation:
     """Return what makes the environment of the run; raise UsageError where two Pythons are named."""
-    options = settle_rivals(options)
+    named = {"python": environment.python, "venv": environment.venv, "conda": environment.conda}
     for name, rival in PYTHONS:
-        if options[name] and options[rival]:
+        if named[name] and named[rival]:
             raise UsageError(f"--{name} and --{rival} are both given", "name the Python in one way")
-    return Activation(options["setup"] or None, _read_venv(options), options["conda"] or None)
+    return Activation(environment.setup or None, _read_venv(environment.venv, workdir), environment.conda or None)
 
 
-def _read_venv(options: Mapping[str, Any]) -> str | None:
+def _read_venv(path: str | None, workdir: str | None) -> str | None:
     """Return the path on the hosts: in --workdir, as SCRIPT is, else in the folder where we are."""
-    if not options["venv"]:
+    if not path:
         return None
-    venv = PurePosixPath(options["venv"])
-    is_whole = str(venv).startswith("~") or options.get("workdir")
+    venv = PurePosixPath(path)
+    is_whole = str(venv).startswith("~") or workdir
     return str(venv if is_whole else Path.cwd() / venv)
 
 
@@ -134,14 +133,9 @@ def read_span(name: str, text: str | None) -> float | None:
     return float(found[1]) * {"h": 3600, "m": 60}.get(found[2], 1)
 
 
-def read_env(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the ranks' variables: the allow-list, then --env-file, then --env."""
-    return forwarded(os.environ) | read_named_env(options)
-
-
-def read_named_env(options: Mapping[str, Any]) -> dict[str, str]:
+def read_named_env(request: JobRequest) -> dict[str, str]:
     """Return the variables that the user has named: --env-file, then --env."""
     env: dict[str, str] = {}
-    for path in options["env_file"]:
+    for path in request.env_file:
         env |= read_env_file(path)
-    return env | parse_settings(options["env"], os.environ)
+    return env | parse_settings(request.env, os.environ)

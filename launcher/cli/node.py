@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
+from dataclasses import replace
 
 import click
 
 from launcher.cli.job_request import read_job
+from launcher.cli.option_groups import JobRequest, OutputOptions, gather
 from launcher.cli.options import check_options, config_option, hang_options, job_options, output_options
 from launcher.errors import UsageError
 
@@ -25,7 +26,11 @@ DEFAULT_MASTER_PORT = 29500  # torchrun's own: every node must name the same
 @output_options
 @click.option("--dry-run", is_flag=True, help="Print the line and start nothing.")
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
-def command(words: tuple[str, ...], nnodes: int, node_rank: int, dry_run: bool, **options: Any) -> int:
+@gather
+def command(
+    *, words: tuple[str, ...], nnodes: int, node_rank: int, dry_run: bool, no_check: bool,
+    request: JobRequest, output: OutputOptions,
+) -> int:  # fmt: skip
     """Run this machine's share of a run that is started by hand on each node.
 
     Every node must be given the same sizes, address and port (--master-port, 29500 unless given).
@@ -34,9 +39,9 @@ def command(words: tuple[str, ...], nnodes: int, node_rank: int, dry_run: bool, 
 
     if node_rank >= nnodes:
         raise UsageError(f"--node-rank {node_rank}: there are {nnodes} nodes, counted from 0")
-    options["master_port"] = options["master_port"] or DEFAULT_MASTER_PORT
     host = Host(socket.gethostname().split(".")[0], source="this machine")
-    job = read_job(options, words, [host])
+    request = replace(request, master_port=request.master_port or DEFAULT_MASTER_PORT)
+    job = read_job(request, words, [host])
     share = (nnodes, node_rank)
     if dry_run:
         from launcher.cli.run import print_dry_run
@@ -46,5 +51,5 @@ def command(words: tuple[str, ...], nnodes: int, node_rank: int, dry_run: bool, 
     from launcher.runs.run import RunOptions
     from launcher.transports.local import LocalTransport
 
-    run_options = RunOptions(is_verbose=options["verbose"], with_checks=not options["no_check"], share=share)
-    return run_job(job, [host], lambda hosts, say: LocalTransport(), options, run_options)
+    run_options = RunOptions(is_verbose=output.verbose, with_checks=not no_check, share=share)
+    return run_job(job, [host], lambda hosts, say: LocalTransport(), output, run_options)

@@ -1,11 +1,34 @@
-"""What the options of a command say: one frozen value for each group of options, made once per command."""
+"""What the options of a command say: one frozen value for each group of options, made once per command.
+
+`options.py` declares the options for click; here their values leave click. A command names the groups that it takes
+as the types of its parameters, and everything below it gets those values, never click's mapping of options.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any, get_type_hints
+
+from launcher.cli.option_sources import settle_rivals
+from launcher.hosts.hostfiles import Colon
+
+
+@dataclass(frozen=True, slots=True)
+class HostChoice:
+    """Which hosts: --hosts or --hostfile, filtered by --include, --exclude and --num-nodes.
+
+    Each is as it was typed; `selection.read_hosts` makes hosts of it, those of a Slurm job if none are named.
+    """
+
+    hosts: str | None = None
+    hostfile: Path | None = None
+    colon: Colon | None = None  # the meaning of the 8 in host:8
+    include: str | None = None
+    exclude: str | None = None
+    num_nodes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +53,84 @@ class Timeouts:
     stop_timeout_s: float = 15.0
 
 
-def make_group(group: type[Any], options: Mapping[str, Any]) -> Any:
-    """Return a value of the dataclass `group`: each field is the option of its name, or a group of its own.
+@dataclass(frozen=True, slots=True)
+class PythonEnvironment:
+    """Which Python runs the ranks: one of --python, --venv and --conda, after the lines of --setup.
 
-    The name of a field may end with its unit, as in `silence_s`. An option that the command hasn't got is left to the
-    field's default; without a default that is a TypeError.
+    More than one may still be named here; `job_request.read_activation` refuses that.
     """
-    types = get_type_hints(group)
+
+    python: str | None = None
+    setup: str | None = None
+    venv: str | None = None
+    conda: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """What the options say of a job, as it was typed; `job_request.read_job` checks it and makes the Job of it."""
+
+    gpus: str  # a number, or "auto"
+    nproc: int | None
+    cpu: bool
+    is_module: bool
+    no_python: bool
+    legacy: bool
+    workdir: str | None
+    env: tuple[str, ...]  # each K=V, or K for the value on the launch host
+    env_file: tuple[Path, ...]
+    master_port: int | None
+    rdzv_timeout_s: int
+    environment: PythonEnvironment
+    timeouts: Timeouts
+    master_addr: str | None = None
+    stacks: bool = False
+    hang_timeout: str | None = None  # 90, 10m or 1h
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """What the console shows of a run, and where its logs go."""
+
+    quiet: bool
+    ranks: str | None  # those whose output is shown, with commas; None: all
+    as_json: bool
+    log_dir: Path
+    verbose: bool
+
+
+def gather(command: Callable[..., int]) -> Callable[..., int]:
+    """Call a command with the options and groups of options that its parameters name, each group as a frozen value.
+
+    This is the only place where click's mapping of options is taken apart. Defaults of launcher.toml that a typed
+    option contradicts are dropped here, so no value holds both. Options that neither a parameter nor a group of the
+    command names go no further; --config, which has done its work by now, is one.
+    """
+    types = get_type_hints(command)
+
+    @wraps(command)
+    def call(**options: Any) -> int:
+        return command(**_find_values(types, settle_rivals(options)))
+
+    return call
+
+
+def make_group(group: type[Any], options: Mapping[str, Any]) -> Any:
+    """Return a value of the dataclass `group`; raise TypeError if the command lacks an option that has no default."""
+    return group(**_find_values(get_type_hints(group), options))
+
+
+def _find_values(types: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a value for each name: a group if its type is a dataclass, else the option of the same name.
+
+    A name may end with its unit, which the option hasn't: `silence_s` is --silence. No value is returned for a name
+    without an option.
+    """
     values: dict[str, Any] = {}
-    for field in fields(group):
-        option = field.name.removesuffix("_s")
-        if is_dataclass(types[field.name]):
-            values[field.name] = make_group(types[field.name], options)
+    for name, kind in types.items():
+        option = name.removesuffix("_s")
+        if isinstance(kind, type) and is_dataclass(kind):
+            values[name] = make_group(kind, options)
         elif option in options:
-            values[field.name] = options[option]
-    return group(**values)
+            values[name] = options[option]
+    return values

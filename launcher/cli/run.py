@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
 from launcher.cli.job_request import read_job
-from launcher.cli.option_groups import TransportOptions, make_group
+from launcher.cli.option_groups import HostChoice, JobRequest, OutputOptions, TransportOptions, gather
 from launcher.cli.option_sources import show_sources
 from launcher.cli.options import (
     check_options,
@@ -36,18 +35,21 @@ from launcher.job.job import Job
 @click.option("--dry-run", is_flag=True, help="Print one line per node and contact nobody.")
 @click.option("--check", is_flag=True, help="With --dry-run: ask the nodes, and print exact lines.")
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
-def command(words: tuple[str, ...], dry_run: bool, check: bool, **options: Any) -> int:
+@gather
+def command(
+    *, words: tuple[str, ...], dry_run: bool, check: bool, no_check: bool,
+    choice: HostChoice, request: JobRequest, transport: TransportOptions, output: OutputOptions,
+) -> int:  # fmt: skip
     """Run SCRIPT on every host under torchrun, one process per GPU.
 
     Everything after SCRIPT goes to it untouched. Without SCRIPT the built-in trainer runs.
     """
     from launcher.errors import UsageError
 
-    hosts = read_hosts(options)
-    job = read_job(options, words, hosts)
-    if options["verbose"]:
+    hosts = read_hosts(choice)
+    job = read_job(request, words, hosts)
+    if output.verbose:
         show_sources()
-    transport = make_group(TransportOptions, options)
     if dry_run and not check:
         choose_way(transport, hosts, job.env)
         return print_dry_run(job, hosts)
@@ -57,8 +59,8 @@ def command(words: tuple[str, ...], dry_run: bool, check: bool, **options: Any) 
     from launcher.cli.runner import run_job
     from launcher.runs.run import RunOptions
 
-    run_options = RunOptions(is_dry=dry_run, is_verbose=options["verbose"], with_checks=not options["no_check"])
-    return run_job(job, hosts, open_transport, options, run_options)
+    run_options = RunOptions(is_dry=dry_run, is_verbose=output.verbose, with_checks=not no_check)
+    return run_job(job, hosts, open_transport, output, run_options)
 
 
 def print_dry_run(job: Job, hosts: Sequence[Host], share: tuple[int, int] | None = None) -> int:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from launcher.cli.console import Console
-from launcher.cli.option_groups import Timeouts
+from launcher.cli.option_groups import OutputOptions, Timeouts
 from launcher.cli.option_sources import is_chosen
 from launcher.cli.trust import refuse_strange_folder
 from launcher.errors import LauncherError, UsageError
@@ -29,22 +28,22 @@ Opener = Callable[[Sequence[Host], Callable[[str], None]], Transport]  # gets th
 
 
 def run_job(
-    job: Job, hosts: Sequence[Host], open_transport: Opener, options: Mapping[str, Any], run_options: RunOptions
+    job: Job, hosts: Sequence[Host], open_transport: Opener, output: OutputOptions, run_options: RunOptions
 ) -> int:
     """Run the job to its end and return the exit code."""
-    return run_recorded(job, hosts, open_transport, options, run_options)[0].exit_code
+    return run_recorded(job, hosts, open_transport, output, run_options)[0].exit_code
 
 
 def run_recorded(
-    job: Job, hosts: Sequence[Host], open_transport: Opener, options: Mapping[str, Any], run_options: RunOptions
+    job: Job, hosts: Sequence[Host], open_transport: Opener, output: OutputOptions, run_options: RunOptions
 ) -> tuple[Result, Path]:
     """Run the job to its end; return how it ended, and its folder of logs."""
     refuse_rank(os.environ)
     if not is_chosen("log_dir"):
-        refuse_strange_folder(options["log_dir"])
-    console = make_console(hosts, options)
+        refuse_strange_folder(output.log_dir)
+    console = make_console(hosts, output)
     try:
-        return asyncio.run(execute_recorded(job, hosts, open_transport, options["log_dir"], console, run_options))
+        return asyncio.run(execute_recorded(job, hosts, open_transport, output.log_dir, console, run_options))
     finally:
         console.close()
 
@@ -77,9 +76,9 @@ async def execute_recorded(
     return result, record.folder
 
 
-def make_console(hosts: Sequence[Host], options: Mapping[str, Any]) -> Console:
+def make_console(hosts: Sequence[Host], output: OutputOptions) -> Console:
     """Return the console that the output options describe."""
-    return Console(hosts, is_quiet=options["quiet"], as_json=options["as_json"], ranks=read_ranks(options.get("ranks")))
+    return Console(hosts, is_quiet=output.quiet, as_json=output.as_json, ranks=read_ranks(output.ranks))
 
 
 def read_ranks(text: str | None) -> frozenset[int] | None:

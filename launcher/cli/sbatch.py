@@ -7,12 +7,13 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import click
 
 from launcher.cli.job_request import read_job
+from launcher.cli.option_groups import JobRequest, gather
 from launcher.cli.option_sources import is_chosen, is_on_command_line
 from launcher.cli.options import (
     check_options,
@@ -29,11 +30,24 @@ from launcher.job.sbatch_script import Batch, batch_text, check_batch, log_folde
 from launcher.job.slurm_allocation import SRUN
 from launcher.job.variables import is_secret, parse_settings
 
-# Those of this command; all others are those of the `launch` in the script.
-_OWN = (
-    "nodes", "time", "partition", "mem", "cpus_per_task", "account", "qos", "constraint", "job_name", "directive",
-    "requeue", "output", "submit",
-)  # fmt: skip
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """The options of this command alone; all others are those of the `launch` in the script."""
+
+    nodes: int
+    time: str | None
+    partition: str | None
+    mem: str | None
+    cpus_per_task: int | None
+    account: str | None
+    qos: str | None
+    constraint: str | None
+    job_name: str | None
+    directive: tuple[str, ...]  # each a line of its own
+    requeue: bool
+    output: Path | None  # where the script is written
+    submit: bool
 
 
 @click.command("sbatch", context_settings={"allow_interspersed_args": False})
@@ -56,31 +70,32 @@ _OWN = (
 @check_options
 @output_options
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
-def command(words: tuple[str, ...], **options: Any) -> int:
+@gather
+def command(*, words: tuple[str, ...], log_dir: Path, batch_options: BatchOptions, request: JobRequest) -> int:
     """Print a batch script for Slurm that runs SCRIPT on every node of the job.
 
     Slurm's logs go to slurm-JOB.out and .err in --log-dir, beside those of the run.
     Before the time limit the ranks get SIGTERM and --stop-timeout to save.
     With --requeue the built-in trainer gets `--resume auto`; a script of yours finds SLURM_RESTART_COUNT set.
     """
-    job = read_job(options, words, [Host("each node", source="--nodes")])
-    batch = read_batch(options, words, job)
+    job = read_job(request, words, [Host("each node", source="--nodes")])
+    batch = read_batch(batch_options, log_dir, words, job)
     check_batch(batch)
-    if options["submit"]:
-        _check_script(job.program, options["workdir"])
+    if batch_options.submit:
+        _check_script(job.program, request.workdir)
     text = batch_text(batch)
-    if options["output"] is not None:
-        _write(options["output"], text)
-    secrets = _secrets(options)
-    if options["submit"]:
+    if batch_options.output is not None:
+        _write(batch_options.output, text)
+    secrets = _secrets(request)
+    if batch_options.submit:
         if not is_chosen("log_dir"):
-            refuse_strange_folder(options["log_dir"])
+            refuse_strange_folder(log_dir)
         _make_folder(Path(log_folder(batch)))
         job_id = submit(text, {**os.environ, **secrets})
         click.echo(job_id)
         notes = [f"job {job_id} is submitted", *_watch_lines(batch, job_id)]
-    elif options["output"] is not None:
-        file = shlex.quote(str(options["output"]))
+    elif batch_options.output is not None:
+        file = shlex.quote(str(batch_options.output))
         notes = [f"start it with: mkdir -p {shlex.quote(log_folder(batch))} && sbatch {file}", *_secret_lines(secrets)]
     else:
         click.echo(text, nl=False)
@@ -90,22 +105,29 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     return 0
 
 
-def read_batch(options: Mapping[str, Any], words: tuple[str, ...], job: Job) -> Batch:
+def read_batch(options: BatchOptions, log_dir: Path, words: tuple[str, ...], job: Job) -> Batch:
     """Return what the options ask of Slurm; the job is what they ask of `launch`."""
     gpus = job.nproc or 0 if job.wants_gpus else 0
     if job.wants_gpus and not gpus:
         raise UsageError("Slurm must know how many GPUs of each node", "--gpus N; on CPUs: --nproc N --cpu")
-    launch = (own_program(), "--transport", SRUN, *_launch_options(options))  # whatever hosts launcher.toml names
-    asked = ("nodes", "time", "partition", "mem", "cpus_per_task", "account", "qos", "constraint", "requeue")
+    launch = (own_program(), "--transport", SRUN, *_launch_options())  # whatever hosts launcher.toml names
     return Batch(
-        argv=(*launch, *_program_words(words, job, requeue=options["requeue"])),
-        job_name=options["job_name"] or _name(job.program),
+        argv=(*launch, *_program_words(words, job, requeue=options.requeue)),
+        job_name=options.job_name or _name(job.program),
         gpus=gpus,
         folder=str(Path.cwd()),
-        log_dir=str(options["log_dir"]),
+        log_dir=str(log_dir),
         stop_timeout_s=job.stop_timeout_s,
-        directives=tuple(options["directive"]),
-        **{name: options[name] for name in asked},
+        directives=options.directive,
+        nodes=options.nodes,
+        time=options.time,
+        partition=options.partition,
+        mem=options.mem,
+        cpus_per_task=options.cpus_per_task,
+        account=options.account,
+        qos=options.qos,
+        constraint=options.constraint,
+        requeue=options.requeue,
     )
 
 
@@ -115,15 +137,17 @@ def own_program() -> str:
     return str(typed if typed.name == "launch" else Path(sys.executable).with_name("launch"))
 
 
-def _launch_options(options: Mapping[str, Any]) -> list[str]:
+def _launch_options() -> list[str]:
     """Return the options that were typed; launcher.toml is read again by the job, which runs in this folder."""
     words: list[str] = []
-    for option in click.get_current_context().command.params:
+    context = click.get_current_context()
+    own = {field.name for field in fields(BatchOptions)}
+    for option in context.command.params:
         name = str(option.name)
-        if not isinstance(option, click.Option) or name in _OWN or not is_on_command_line(name):
+        if not isinstance(option, click.Option) or name in own or not is_on_command_line(name):
             continue
         flag = max(option.opts, key=len)
-        values = options[name] if option.multiple else (options[name],)
+        values = context.params[name] if option.multiple else (context.params[name],)
         for value in values:
             words += [flag] if option.is_flag else [flag, _shown(name, str(value))]
     return words
@@ -135,8 +159,8 @@ def _shown(option: str, value: str) -> str:
     return variable if option == "env" and is_secret(variable, content) else value
 
 
-def _secrets(options: Mapping[str, Any]) -> dict[str, str]:
-    settings = parse_settings(options["env"], os.environ)
+def _secrets(request: JobRequest) -> dict[str, str]:
+    settings = parse_settings(request.env, os.environ)
     return {name: value for name, value in settings.items() if is_secret(name, value)}
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.option_groups import TransportOptions
-from launcher.cli.option_sources import CHOICE_OF_HOSTS, is_chosen, is_on_command_line, settle_rivals
+from launcher.cli.option_groups import HostChoice, TransportOptions
+from launcher.cli.option_sources import CHOICE_OF_HOSTS, is_chosen, is_on_command_line
 from launcher.cli.prompts import ask_secrets
 from launcher.errors import UsageError
 from launcher.hosts.host import Host, select_hosts
@@ -32,21 +32,20 @@ if TYPE_CHECKING:
     from launcher.transports.base import Transport
 
 
-def read_hosts(options: Mapping[str, Any]) -> tuple[Host, ...]:
+def read_hosts(choice: HostChoice) -> tuple[Host, ...]:
     """Return the hosts that were named, or those of our allocation, filtered; raise UsageError where there are none."""
     refuse_tasks(os.environ)
     refuse_rank(os.environ)
-    options = settle_rivals(options)
-    hosts, hostfile = options["hosts"], options["hostfile"]
+    hosts, hostfile = choice.hosts, choice.hostfile
     if hosts is not None and hostfile is not None:
         raise UsageError("--hosts and --hostfile are both given", "name the hosts in one way")
     if hosts is not None:
-        found = parse_hosts(hosts, colon=options["colon"])
+        found = parse_hosts(hosts, colon=choice.colon)
     elif hostfile is not None:
-        found = read_hostfile(hostfile, options["colon"])
+        found = read_hostfile(hostfile, choice.colon)
     else:
         found = _read_allocated()
-    return select_hosts(found, options["include"], options["exclude"], options["num_nodes"])
+    return select_hosts(found, choice.include, choice.exclude, choice.num_nodes)
 
 
 def _read_allocated() -> tuple[Host, ...]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
 
 import click
 
 from launcher.cli.job_request import read_job
+from launcher.cli.option_groups import JobRequest, OutputOptions, gather
 from launcher.cli.options import check_options, config_option, hang_options, job_options, output_options
 
 
@@ -19,18 +19,21 @@ from launcher.cli.options import check_options, config_option, hang_options, job
 @output_options
 @click.option("--dry-run", is_flag=True, help="Print the line and start nothing.")
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
-def command(words: tuple[str, ...], dry_run: bool, **options: Any) -> int:
+@gather
+def command(
+    *, words: tuple[str, ...], dry_run: bool, no_check: bool, request: JobRequest, output: OutputOptions
+) -> int:
     """Run SCRIPT on this machine only, without SSH, with the same logs and the same end."""
     from launcher.cli.run import print_dry_run
     from launcher.hosts.host import Host
 
     hosts = [Host(socket.gethostname().split(".")[0], source="this machine")]
-    job = read_job(options, words, hosts)
+    job = read_job(request, words, hosts)
     if dry_run:
         return print_dry_run(job, hosts)
     from launcher.cli.runner import run_job
     from launcher.runs.run import RunOptions
     from launcher.transports.local import LocalTransport
 
-    run_options = RunOptions(is_verbose=options["verbose"], with_checks=not options["no_check"])
-    return run_job(job, hosts, lambda hosts, say: LocalTransport(), options, run_options)
+    run_options = RunOptions(is_verbose=output.verbose, with_checks=not no_check)
+    return run_job(job, hosts, lambda hosts, say: LocalTransport(), output, run_options)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.option_groups import Timeouts, TransportOptions, make_group
+from launcher.cli.option_groups import HostChoice, OutputOptions, PythonEnvironment, Timeouts, TransportOptions, gather
 from launcher.cli.option_sources import is_on_command_line
 from launcher.cli.options import activation_options, config_option, host_options, output_options, reach_options
 from launcher.cli.selection import choose_opener, read_hosts, refuse_without_hosts
@@ -20,6 +21,18 @@ if TYPE_CHECKING:
     from launcher.job.job import Job
 
 RENDEZVOUS_S = 30
+
+
+@dataclass(frozen=True, slots=True)
+class CollectivesTest:
+    """What is measured, with which Python, and how long it may take to get there."""
+
+    processes: int  # on each host
+    cpu: bool
+    max_size: int | None  # MiB
+    plot: Path | None  # the picture to draw
+    environment: PythonEnvironment
+    timeouts: Timeouts
 
 
 @click.command("test-distributed")
@@ -37,20 +50,23 @@ RENDEZVOUS_S = 30
     "--plot", metavar="FILE", type=click.Path(path_type=Path), help="Draw the pairs of hosts: FILE.png or FILE.svg."
 )
 @output_options
-def command(processes: int, **options: Any) -> int:
+@gather
+def command(*, test: CollectivesTest, choice: HostChoice, transport: TransportOptions, output: OutputOptions) -> int:
     """Check and measure N processes, per host if hosts are given.
 
     All collectives with checked results, a DDP step, and bandwidth by size.
     Several hosts are measured in pairs as well; where they fail, runs on fewer find out which of them do.
     """
-    hosts, open_transport = choose_hosts(options)
-    refuse_plot(options["plot"], hosts)
-    backend = "gloo on CPUs" if options["cpu"] else "NCCL on GPUs, or gloo on CPUs if no host has GPUs"
+    hosts, open_transport = choose_hosts(test, choice, transport)
+    refuse_plot(test.plot, hosts)
+    backend = "gloo on CPUs" if test.cpu else "NCCL on GPUs, or gloo on CPUs if no host has GPUs"
     click.echo(f"test-distributed: {backend}", err=True)
-    return run_tests(processes, hosts, open_transport, options)
+    return run_tests(test, hosts, open_transport, output)
 
 
-def choose_hosts(options: Mapping[str, Any]) -> tuple[tuple[Host, ...], Opener]:
+def choose_hosts(
+    test: CollectivesTest, choice: HostChoice, transport: TransportOptions
+) -> tuple[tuple[Host, ...], Opener]:
     """Return the hosts that were typed, and what opens the way to them; without any, this machine."""
     import os
     import socket
@@ -64,10 +80,9 @@ def choose_hosts(options: Mapping[str, Any]) -> tuple[tuple[Host, ...], Opener]:
         refuse_without_hosts()
         host = Host(socket.gethostname().split(".")[0], source="this machine")
         return (host,), lambda hosts, say: LocalTransport()
-    hosts = read_hosts(options)
-    transport, timeouts = make_group(TransportOptions, options), make_group(Timeouts, options)
-    env = forwarded(os.environ)
-    return hosts, choose_opener(transport, hosts, env=env, python=options["python"], silence_s=timeouts.silence_s)
+    hosts = read_hosts(choice)
+    python, silence_s = test.environment.python, test.timeouts.silence_s
+    return hosts, choose_opener(transport, hosts, env=forwarded(os.environ), python=python, silence_s=silence_s)
 
 
 def refuse_plot(path: Path | None, hosts: Sequence[Host]) -> None:
@@ -82,39 +97,42 @@ def refuse_plot(path: Path | None, hosts: Sequence[Host]) -> None:
         raise UsageError("--plot draws pairs of hosts, and there is one host", "name several with --hosts")
 
 
-def run_tests(processes: int, hosts: Sequence[Host], open_transport: Opener, options: Mapping[str, Any]) -> int:
+def run_tests(test: CollectivesTest, hosts: Sequence[Host], open_transport: Opener, output: OutputOptions) -> int:
     """Run on all hosts; find out which of them fail, and draw what they measured. Return the exit code of the run."""
     from launcher.cli import runner
     from launcher.cli.bisection import find_culprits, is_to_bisect
     from launcher.runs.run import RunOptions
 
-    size = ["--max-size", str(options["max_size"])] if options["max_size"] else []
-    job = make_job(processes, options, [host.name for host in hosts], *size)
-    run_options = RunOptions(is_verbose=options["verbose"])
-    result, folder = runner.run_recorded(job, hosts, open_transport, options, run_options)
+    size = ["--max-size", str(test.max_size)] if test.max_size else []
+    job = make_job(test, [host.name for host in hosts], *size)
+    run_options = RunOptions(is_verbose=output.verbose)
+    result, folder = runner.run_recorded(job, hosts, open_transport, output, run_options)
     if is_to_bisect(result) and len(hosts) > 1:
-        make_part = partial(make_job, processes, options)
-        find_culprits(make_part, hosts, open_transport, folder / "bisection", as_json=options["as_json"])
-    if options["plot"] is not None:
-        draw(folder / "files" / "node_0" / "results.json", options["plot"], len(hosts))
+        make_part = partial(make_job, test)
+        find_culprits(make_part, hosts, open_transport, folder / "bisection", as_json=output.as_json)
+    if test.plot is not None:
+        draw(folder / "files" / "node_0" / "results.json", test.plot, len(hosts))
     return result.exit_code
 
 
-def make_job(processes: int, options: Mapping[str, Any], names: Sequence[str], *words: str) -> Job:
+def make_job(test: CollectivesTest, names: Sequence[str], *words: str) -> Job:
     """Return the job whose ranks check and measure; `words` go to each rank."""
-    from launcher.cli.job_request import read_activation, read_env
+    import os
+
+    from launcher.cli.job_request import read_activation
     from launcher.job.job import COLLECTIVES_MODULE, Job, Program, ProgramKind
+    from launcher.job.variables import forwarded
 
     return Job(
         program=Program(ProgramKind.BUILTIN, COLLECTIVES_MODULE, ("--names", ",".join(names), *words)),
-        nproc=processes,
-        cpu=options["cpu"],
+        nproc=test.processes,
+        cpu=test.cpu,
         may_use_cpus=True,
-        python=options["python"],
-        activation=read_activation(options),
-        env=read_env({"env": (), "env_file": ()}),
+        python=test.environment.python,
+        activation=read_activation(test.environment, None),
+        env=forwarded(os.environ),
         rendezvous_timeout_s=RENDEZVOUS_S,
-        connect_timeout_s=options["connect_timeout"],
+        connect_timeout_s=test.timeouts.connect_timeout_s,
     )
 
 

@@ -11,6 +11,8 @@ from machines.patience import DEADLINE_S
 
 from launcher.cli import bisection, runner, test_distributed
 from launcher.cli.bisection import StoppedError, describe_cause, is_to_bisect, search
+from launcher.cli.option_groups import OutputOptions, PythonEnvironment, Timeouts
+from launcher.cli.test_distributed import CollectivesTest
 from launcher.commands.bisection import Group, Together, Verdict
 from launcher.diagnosis.cause import Cause, Failure
 from launcher.hosts.host import Host
@@ -101,9 +103,10 @@ def test_culprits_are_searched_before_a_picture_is_drawn(
     monkeypatch.setattr(runner, "run_recorded", lambda *_: (make_result("rank", 3), tmp_path))
     monkeypatch.setattr(bisection, "find_culprits", lambda *_, **__: print("searched"))
     monkeypatch.setattr(test_distributed, "make_job", lambda *_: None)
-    options = {"max_size": None, "plot": tmp_path / "p.svg", "verbose": False, "as_json": False}
+    test = CollectivesTest(1, True, None, tmp_path / "p.svg", PythonEnvironment(), Timeouts())
+    output = OutputOptions(quiet=False, ranks=None, as_json=False, log_dir=tmp_path, verbose=False)
     hosts = [Host("a", source="x"), Host("b", source="x")]
-    assert test_distributed.run_tests(1, hosts, lambda say: None, options) == 3  # type: ignore[arg-type, return-value]
+    assert test_distributed.run_tests(test, hosts, lambda hosts, say: None, output) == 3  # type: ignore[arg-type, return-value]
     said = capsys.readouterr()
     assert said.out == "searched\n"
     assert said.err.startswith("test-distributed: no picture: ")

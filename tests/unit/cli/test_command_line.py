@@ -334,6 +334,19 @@ def test_every_option_of_a_job_arrives(launch, jobs, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("line", "run_options"),
+    [
+        ("--hosts a --dry-run --check", RunOptions(is_dry=True)),
+        ("singlenode --no-check -v", RunOptions(is_verbose=True, with_checks=False)),
+        ("node --nnodes 3 --node-rank 1 --master-addr a", RunOptions(share=(3, 1))),
+    ],
+)
+def test_how_a_run_goes_about_its_job(launch, jobs, line, run_options):
+    assert launch(f"{line} --nproc 1 --cpu t.py")[0] == 7
+    assert jobs[0][3] == run_options
+
+
+@pytest.mark.parametrize(
     ("line", "program"),
     [
         ("", Program(ProgramKind.BUILTIN, TRAINER_MODULE)),
@@ -583,6 +596,12 @@ def test_collectives_on_this_machine_take_no_word_on_hosts(launch, jobs):
 def test_collectives_in_an_environment(launch, jobs):
     assert launch("2 --cpu --venv d --setup lines", cli.main_test_distributed)[0] == 7
     assert jobs[0][0].activation == Activation(setup="lines", venv=str(Path.cwd() / "d"))
+
+
+def test_a_typed_environment_of_collectives_goes_before_a_python_by_default(launch, jobs):
+    write_defaults('python = "/p"\n')
+    assert launch("2 --cpu --venv /d", cli.main_test_distributed)[0] == 7
+    assert (jobs[0][0].python, jobs[0][0].activation) == (None, Activation(venv="/d"))
 
 
 def test_collectives_look_at_this_machine_unless_hosts_are_named(launch, jobs):

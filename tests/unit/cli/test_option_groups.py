@@ -1,0 +1,122 @@
+"""Frozen values instead of click's mapping: what each holds, and what of launcher.toml a typed option leaves in it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import click
+import pytest
+
+from launcher.cli.command_table import COMMANDS
+from launcher.cli.option_groups import (
+    HostChoice,
+    JobRequest,
+    OutputOptions,
+    PythonEnvironment,
+    Timeouts,
+    TransportOptions,
+    gather,
+    make_group,
+)
+from launcher.cli.options import (
+    config_option,
+    hang_options,
+    host_options,
+    job_options,
+    output_options,
+    reach_options,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    """What a command gets that takes all groups."""
+
+    choice: HostChoice
+    transport: TransportOptions
+    request: JobRequest
+    output: OutputOptions
+
+
+Read = Callable[..., Everything]
+
+
+@pytest.fixture
+def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
+    """Return a function that gives what the command gets for a line, and for a launcher.toml."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.environ", {"HOME": str(tmp_path)})
+    got: list[Everything] = []
+
+    @click.command()
+    @config_option
+    @host_options
+    @job_options
+    @hang_options
+    @reach_options
+    @output_options
+    @gather
+    def command(*, everything: Everything) -> int:
+        got.append(everything)
+        return 0
+
+    def call(line: str, toml: str = "") -> Everything:
+        Path("launcher.toml").write_text(toml)
+        command.main(line.split(), standalone_mode=False)
+        return got.pop()
+
+    return call
+
+
+def test_each_field_is_the_option_of_its_name(read: Read) -> None:
+    line = (
+        "--hostfile f --colon port --exclude b --num-nodes 2 --transport ssh --ssh-config c --ask-password "
+        "--connect-timeout 2 --gpus 4 -m --workdir /w --env A=1 --env B --env-file e --rdzv-timeout 7 --venv d "
+        "--setup s --silence 3 --hang-timeout 10m --stacks -q --ranks 0,8 --json --log-dir l -v"
+    )
+    assert read(line) == Everything(
+        HostChoice(hostfile=Path("f"), colon="port", exclude="b", num_nodes=2),
+        TransportOptions("ssh", Path("c"), ask_password=True),
+        JobRequest(
+            gpus="4", nproc=None, cpu=False, is_module=True, no_python=False, legacy=False, workdir="/w",
+            env=("A=1", "B"), env_file=(Path("e"),), master_port=None, rdzv_timeout_s=7,
+            environment=PythonEnvironment(setup="s", venv="d"), timeouts=Timeouts(2.0, 3.0),
+            stacks=True, hang_timeout="10m",
+        ),
+        OutputOptions(quiet=True, ranks="0,8", as_json=True, log_dir=Path("l"), verbose=True),
+    )  # fmt: skip
+
+
+def test_a_typed_option_drops_the_defaults_that_contradict_it(read: Read) -> None:
+    toml = 'hosts = "a"\ngpus = 8\npython = "/p"\nsetup = "s"\nlegacy = true\n'
+    got = read("--hostfile f --nproc 2 --venv d --no-python", toml)
+    assert got.choice == HostChoice(hostfile=Path("f"))
+    assert (got.request.gpus, got.request.nproc, got.request.legacy) == ("auto", 2, False)
+    assert got.request.environment == PythonEnvironment(setup="s", venv="d")
+    assert read("--transport srun", 'hosts = "a"\nexclude = "b"\ncolon = "port"\n').choice == HostChoice(colon="port")
+
+
+def test_an_option_that_a_command_lacks_has_its_default() -> None:
+    assert make_group(Timeouts, {"connect_timeout": 1.0}) == Timeouts(1.0, 15.0, 15.0)
+    with pytest.raises(TypeError, match="log_dir"):
+        make_group(OutputOptions, {"quiet": True, "ranks": None, "as_json": False, "verbose": False})
+
+
+def options_of(taker: Any) -> set[str]:
+    """Return the options that a command or a group takes."""
+    types = get_type_hints(taker)
+    parts = [options_of(each) if is_dataclass(each) else {name.removesuffix("_s")} for name, each in types.items()]
+    return set().union(*parts) - {"return"}
+
+
+@pytest.mark.parametrize("module", [*(path for path, _ in COMMANDS.values()), "launcher.cli.test_distributed"])
+def test_no_option_is_lost_on_the_way(module: str) -> None:
+    command = importlib.import_module(module).command
+    declared = {parameter.name for parameter in command.params}
+    # sbatch writes the others into its script as they were typed.
+    others = {"no_check", "quiet", "ranks", "as_json", "verbose"} if module.endswith("sbatch") else set()
+    assert declared - options_of(command.callback) == {"config"} | others
