@@ -69,9 +69,13 @@ class DemoHosts:
 
 
 @contextmanager
-def demo_hosts(count: int, names: str = "node") -> Iterator[DemoHosts]:
-    """Run `count` hosts, `names`1 to `names`N, until the block ends; OSError if none can be bound."""
-    account = _find_account()
+def demo_hosts(count: int, names: str = "node", *, account: pwd.struct_passwd | None = None) -> Iterator[DemoHosts]:
+    """Run `count` hosts, `names`1 to `names`N, until the block ends; OSError if none can be bound.
+
+    account: name, home directory and shell of the sessions, which run as this process's user all the same; None: that
+    user's own.
+    """
+    account = account or _find_account()
     with tempfile.TemporaryDirectory(prefix="launch-demo-") as path, lock_directory(path):  # made with mode 0700
         folder = Path(path)
         key_text, client_key = _new_key()

@@ -29,20 +29,21 @@ USER = pwd.getpwuid(os.getuid()).pw_name
 needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="no OpenSSH client: apt-get install openssh-client")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Give the hosts an empty home: the rc files of who runs the tests are slow and write to stderr."""
-    folder = tmp_path_factory.mktemp("home")
-    name, password, uid, gid, gecos, _, _ = launcher.commands.demo_hosts._find_account()
-    account = pwd.struct_passwd((name, password, uid, gid, gecos, str(folder), "/bin/sh"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launcher.commands.demo_hosts, "_find_account", lambda: account)
-        yield folder
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
 
 
 @pytest.fixture(scope="module")
-def hosts(home: Path) -> Iterator[DemoHosts]:
-    with demo_hosts(2) as running:
+def account(home: Path) -> pwd.struct_passwd:
+    """Give the hosts an empty home: the rc files of who runs the tests are slow and write to stderr."""
+    name, password, uid, gid, gecos, _, _ = pwd.getpwuid(os.getuid())
+    return pwd.struct_passwd((name, password, uid, gid, gecos, str(home), "/bin/sh"))
+
+
+@pytest.fixture(scope="module")
+def hosts(account: pwd.struct_passwd) -> Iterator[DemoHosts]:
+    with demo_hosts(2, account=account) as running:
         yield running
 
 
@@ -249,9 +250,9 @@ def test_a_disconnect_ends_what_reads_or_writes_but_kills_nobody(hosts: DemoHost
     assert (tmp_path / "reader").read_text() == "cleaned\n"
 
 
-def test_a_client_that_does_not_log_in_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_log_in_is_dropped(monkeypatch: pytest.MonkeyPatch, account: pwd.struct_passwd) -> None:
     monkeypatch.setattr(launcher.commands.demo_hosts, "LOGIN_TIMEOUT_S", slowed(0.3))
-    with demo_hosts(1) as hosts:
+    with demo_hosts(1, account=account) as hosts:
         silent = socket.create_connection(find_host(hosts), timeout=DEADLINE_S)
         banner_only = paramiko.Transport(socket.create_connection(find_host(hosts), timeout=DEADLINE_S))
         banner_only.start_client(timeout=DEADLINE_S)
@@ -262,10 +263,12 @@ def test_a_client_that_does_not_log_in_is_dropped(monkeypatch: pytest.MonkeyPatc
             assert stdout.read() == b"stays\n"
 
 
-def test_nothing_is_left_after_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nothing_is_left_after_the_end(
+    monkeypatch: pytest.MonkeyPatch, account: pwd.struct_passwd, tmp_path: Path
+) -> None:
     monkeypatch.setattr(launcher.commands.demo_hosts, "END_TIMEOUT_S", slowed(0.5))
     threads, descriptors = threading.active_count(), set(Path("/dev/fd").iterdir())
-    with demo_hosts(2, "box") as hosts:
+    with demo_hosts(2, "box", account=account) as hosts:
         assert hosts.names == ("box1", "box2")
         address = find_host(hosts, "box1")
         client = connect(hosts, "box1")
@@ -285,9 +288,11 @@ def test_nothing_is_left_after_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert wait_until(lambda: set(Path("/dev/fd").iterdir()) <= descriptors)
 
 
-def test_the_end_does_not_wait_for_a_daemon_that_holds_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_does_not_wait_for_a_daemon_that_holds_the_output(
+    monkeypatch: pytest.MonkeyPatch, account: pwd.struct_passwd
+) -> None:
     monkeypatch.setattr(launcher.commands.demo_hosts, "END_TIMEOUT_S", 0.3)
-    with demo_hosts(1) as hosts:
+    with demo_hosts(1, account=account) as hosts:
         client = connect(hosts)
         _, daemon = start_and_read_pid(client, "(setsid sh -c 'echo $$; exec sleep 300' &)")
         began = time.monotonic()

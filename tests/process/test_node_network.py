@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from machines.patience import DEADLINE_S
 from node_process import WAITS, Message, Node, Nodes, shell
 
 from launcher.node import messages
-from launcher.node.facts import gathering, inspection, network
+from launcher.node.facts import inspection, network
 from launcher.node.loop import Loop
 from launcher.node.processes import proc
 
@@ -338,8 +338,12 @@ class Heard:
         self.sent.append({"type": kind, **fields})
 
 
-def hang(*_: object, **__: object) -> None:  # a fake: a resolver, or a /proc, that does not answer
+def hang(*_: object, **__: object) -> None:  # a fake: a resolver that does not answer
     signal.pause()
+
+
+def refuse() -> int:  # a fake: the limit of processes
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
 def ask_here(**fields: Any) -> tuple[Message, int]:
@@ -389,21 +393,25 @@ def test_a_name_that_nobody_looks_up_is_told_and_stalls_nobody(monkeypatch: pyte
 
 
 def test_an_address_needs_no_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "_fork", hang)
+    monkeypatch.setattr(os, "fork", refuse)
     answer, _ = ask_here(master=HERE)
     assert (answer["interface"], answer["address"], answer["error"]) == ("lo", HERE, None)
 
 
 def test_a_child_that_cannot_be_forked_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> int:  # a fake: the limit of processes
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
     monkeypatch.setattr(os, "fork", refuse)
     assert ask_here(master="localhost")[0]["error"] == os.strerror(errno.EAGAIN)
 
 
 def test_a_holder_that_takes_too_long_to_find_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "find_holder", hang)
+    here, list_directory = os.getpid(), os.listdir
+
+    def hang_in_a_child(path: str) -> list[str]:  # a fake: a /proc that does not answer
+        if os.getpid() != here:
+            signal.pause()
+        return list_directory(path)
+
+    monkeypatch.setattr(os, "listdir", hang_in_a_child)
     monkeypatch.setattr(inspection, "HOLDER_TIMEOUT_S", 0.5)
     with listening(b"") as port:
         answer, turns = ask_here(port=port)
@@ -412,12 +420,19 @@ def test_a_holder_that_takes_too_long_to_find_is_not_named(monkeypatch: pytest.M
 
 
 def test_a_child_that_is_cut_off_counts_as_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_half(output_fd: int, _: object) -> None:  # a fake: what a child leaves that is killed while it writes
-        os.write(output_fd, b'{"error": nul')
-        os._exit(0)
+    here, write = os.getpid(), os.write
 
-    monkeypatch.setattr(network, "write_and_exit", write_half)
-    monkeypatch.setattr(gathering, "write_facts_and_exit", write_half)
+    def cut_off(call: Callable[..., Any]) -> Callable[..., Any]:  # a fake: a child that is killed while it writes
+        def write_half(fd: int, *rest: object) -> Any:
+            if os.getpid() == here:
+                return call(fd, *rest)
+            write(fd, b'{"error": nul')
+            os._exit(0)
+
+        return write_half
+
+    monkeypatch.setattr(os, "write", cut_off(os.write))
+    monkeypatch.setattr(os, "fdopen", cut_off(os.fdopen))
     heard, loop = Heard(), Loop()
     asked = inspection.Inspection(loop, heard, lambda child: None, lambda child, callback: None, -1)  # type: ignore[arg-type]
     asked.gather_facts({"pythons": []}, {}, "")

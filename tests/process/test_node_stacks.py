@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from machines.patience import DEADLINE_S
@@ -33,7 +34,7 @@ from node_process import (
 from launcher.diagnosis.stacks import parse_stack
 from launcher.node import messages
 from launcher.node.loop import Loop
-from launcher.node.processes import proc, stacks, workers
+from launcher.node.processes import proc, stacks
 from launcher.node.processes.stacks import SIGNAL
 
 PY_SPY = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
@@ -435,7 +436,7 @@ def take_here(rank: proc.Process, path: str) -> tuple[stacks.Answer, int]:
     return answers[0], count_descriptors() - before
 
 
-def refuse(*_: object, **__: object) -> None:
+def refuse() -> Any:
     """A fake: what fork(2) says where the limit of processes is reached."""
     raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
@@ -448,16 +449,17 @@ def test_a_py_spy_that_cannot_be_forked_leaks_nothing(
     monkeypatch: pytest.MonkeyPatch, python: str, tmp_path: Path, is_first: bool
 ) -> None:
     """A later try is made by a timer of the loop, where an error would end the supervisor."""
-    forks = iter([refuse] if is_first else [workers.spawn, refuse])
-    monkeypatch.setattr(workers, "spawn", lambda *args: next(forks)(*args))
+    forks = iter([refuse] if is_first else [os.fork, refuse])
     path = write_py_spy(tmp_path, BROKEN)
     with running(python, "-c", "import time; time.sleep(300)") as process:
+        monkeypatch.setattr(os, "fork", lambda: next(forks)())
         answer, leaked = take_here(process, path)
     assert (answer.text, answer.reason, leaked) == (b"", f"py-spy can't be started ({AGAIN}), and {NO_OPTION}", 0)
 
 
 def test_a_rank_that_cannot_be_looked_at_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proc, "read_all", refuse)
+    list_directory = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: refuse() if path == "/proc" else list_directory(path))
     with running("sleep", "300") as process:
         answer, leaked = take_here(process, "")
     assert (answer.pid, answer.reason, leaked) == (process.pid, f"it can't be looked at ({AGAIN})", 0)

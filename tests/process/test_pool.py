@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from launcher.session import connection
 from launcher.session.connection import LOST, READY, Connection, Event
 from launcher.session.pool import ConnectionPool
 from launcher.session.terms import Terms
+from launcher.transports.base import Transport
 from launcher.transports.local import LocalTransport
 from launcher.transports.process_channel import ProcessChannel
 
@@ -37,13 +38,15 @@ class Talk:
 
     def __init__(
         self, *pythons: str, silence_s: float = 15, clock: Callable[[], float] = boottime,
+        transport: Transport | None = None,
     ) -> None:  # fmt: skip
         self.events: list[Event] = []
         self.disk = threading.Event()
         self.files: dict[str, bytes] = {}
         self.output: dict[tuple[int | None, int], bytes] = defaultdict(bytes)
         self._terms = Terms("test", {}, pythons or [sys.executable], silence_s, 0.2, TIMEOUT_S)
-        self._pool = ConnectionPool([Host("here")], LocalTransport(), [self], self._terms, clock=clock)
+        way = transport or LocalTransport()
+        self._pool = ConnectionPool([Host("here")], way, [self], self._terms, clock=clock)
 
     def feed(self, local_rank: int | None, stream: int, data: bytes) -> None:
         self.output[local_rank, stream] += data
@@ -86,12 +89,12 @@ class Talk:
 
 def talking(
     scene: Callable[[Talk], object], *pythons: str, silence_s: float = 15, clock: Callable[[], float] = boottime,
-    **fields: object,
+    transport: Transport | None = None, **fields: object,
 ) -> Talk:  # fmt: skip
     """Play a scene with a pool that was started; then nothing of it may be left, in this process or another."""
 
     async def play() -> Talk:
-        talk = Talk(*pythons, silence_s=silence_s, clock=clock)
+        talk = Talk(*pythons, silence_s=silence_s, clock=clock, transport=transport)
         talk.start(**fields)
         try:
             await scene(talk)  # type: ignore[misc]
@@ -164,9 +167,26 @@ def test_a_disk_that_is_slow_holds_up_neither_the_loop_nor_a_file() -> None:
     talking(scene)
 
 
-def test_what_the_way_to_it_says_late_is_noise_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalTransport, "last_words", lambda transport, host: ("once", f"{host.name} is cancelled"))
+class OddTransport:
+    """This machine's transport, except that opening a channel takes longer, or that it has last words of a host."""
 
+    name = LocalTransport.name
+    is_terse = LocalTransport.is_terse
+
+    def __init__(self, *, delay_s: Callable[[str], float] = lambda _: 0.0, last_words: Sequence[str] = ()) -> None:
+        """delay_s: how long the start of a command takes."""
+        self._delay_s = delay_s
+        self._last_words = last_words
+
+    def open(self, host: Host, command: str, timeout_s: float) -> ProcessChannel:
+        time.sleep(self._delay_s(command))
+        return LocalTransport().open(host, command, timeout_s)
+
+    def last_words(self, host: Host) -> Sequence[str]:
+        return self._last_words
+
+
+def test_what_the_way_to_it_says_late_is_noise_as_well() -> None:
     async def scene(talk: Talk) -> None:
         await talk.wait_for(READY)
         os.kill((await talk.wait_for(messages.HELLO)).fields["pid"], signal.SIGTERM)
@@ -175,7 +195,7 @@ def test_what_the_way_to_it_says_late_is_noise_as_well(monkeypatch: pytest.Monke
             await asyncio.sleep(0.01)
 
     said = "ending the run: its supervisor got signal 15"
-    talk = talking(scene)
+    talk = talking(scene, transport=OddTransport(last_words=("once", "here is cancelled")))
     talk.connection.noise += b"once\n"
     assert talk.connection.noise_text().splitlines() == [said, "once", "here is cancelled"]
 
@@ -352,19 +372,13 @@ def test_the_second_python_is_taken() -> None:
 
 def test_a_second_connection_that_is_slow_is_no_shell_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "MARKER_TIMEOUT_S", TIMEOUT_S)
-    open_at_once = LocalTransport.open
-
-    def open_slowly(transport: LocalTransport, host: Host, command: str, timeout_s: float) -> ProcessChannel:
-        if "nonexistent" not in command:
-            time.sleep(5 * TIMEOUT_S)  # as a login that another one delays: `timeout_s` is the transport's to keep
-        return open_at_once(transport, host, command, timeout_s)
-
-    monkeypatch.setattr(LocalTransport, "open", open_slowly)
+    # As a login that another one delays: `timeout_s` is the transport's to keep.
+    slow = OddTransport(delay_s=lambda command: 0.0 if "nonexistent" in command else 5 * TIMEOUT_S)
 
     async def scene(talk: Talk) -> None:
         await talk.wait_for(messages.HELLO)
 
-    talking(scene, "nonexistent-python", sys.executable, silence_s=2)
+    talking(scene, "nonexistent-python", sys.executable, silence_s=2, transport=slow)
 
 
 def test_a_shell_that_ends(fake: Callable[[str], str]) -> None:

@@ -170,7 +170,8 @@ def test_the_expected_sums_hold_in_any_world_and_miss_no_rank(
     sent: list[Tensor] = []
     monkeypatch.setattr(checks, "ELEMENTS", 300)
     monkeypatch.setattr(dist, "all_reduce", lambda values: sent.append(values.clone()))
-    monkeypatch.setattr(checks, "reduce_scatter", lambda values, parts: sent.append(parts.clone()))
+    reduce_scatter = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+    monkeypatch.setattr(dist, reduce_scatter, lambda values, parts: sent.append(parts.clone()))
     for check in (checks.check_all_reduce, checks.check_reduce_scatter):
         sent.clear()
         expected = [

@@ -123,7 +123,9 @@ def test_the_seed_of_a_rank_makes_its_numbers(monkeypatch: pytest.MonkeyPatch) -
     first, other = draw(7), draw(8)
     assert draw(7) == first
     assert len({*first, *other}) == 8
-    monkeypatch.setattr(distributed, "_rank_and_size", lambda: (1, 2))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     assert draw(7) == other
 
 
@@ -149,12 +151,19 @@ def test_gloo_is_told_its_interface_where_the_own_name_is_a_loopback_address(mon
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(socket, "gethostname", lambda: "127.0.1.1")  # an address is its own name
     place = Place("srun", 0, 2, node_count=2, peers=("127.0.1.1", "10.255.255.1"))
-    monkeypatch.setattr(distributed, "interface_towards", lambda host: f"towards {host}")
+    asked = []
+
+    class Socket(socket.socket):
+        def connect(self, address: tuple[str, int]) -> None:  # a fake: a machine on which every way is over `lo`
+            asked.append(address[0])
+            super().connect(("127.0.0.1", address[1]))
+
+    monkeypatch.setattr(socket, "socket", Socket)
     distributed.bind_gloo(dataclasses.replace(place, node_count=1), {})
     distributed.bind_gloo(place, {"GLOO_SOCKET_IFNAME": "ib0"})
     assert "GLOO_SOCKET_IFNAME" not in os.environ
     distributed.bind_gloo(place, {})
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "towards 10.255.255.1"
+    assert (asked, os.environ["GLOO_SOCKET_IFNAME"]) == (["10.255.255.1"], "lo")
 
 
 def test_the_interface_is_the_one_that_holds_the_source_address() -> None:

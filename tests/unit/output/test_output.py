@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from machines.patience import slowed
+from machines.patience import NEVER_S, slowed
 
 from launcher.cli.console import Console
 from launcher.cli.error_lines import show_error, tell
@@ -343,15 +343,16 @@ def test_a_file_or_pipe_is_waited_for_while_it_moves(pipe, capfd):
 
 
 @pytest.mark.parametrize(
-    ("own", "say"),
+    ("farewell_s", "own_farewell_s", "say"),
     [
-        ("_FAREWELL_S", lambda terminal, fd: terminal.put(fd, b"end\n")),
-        ("_OWN_FAREWELL_S", lambda terminal, fd: terminal.say("end", fd)),  # words of ours are waited for longer
+        (0.05, NEVER_S, lambda terminal, fd: terminal.put(fd, b"end\n")),
+        (NEVER_S, 0.05, lambda terminal, fd: terminal.say("end", fd)),  # words of ours are waited for longer
     ],
 )
-def test_closing_does_not_wait_for_a_pipe_that_nobody_reads(pipe, monkeypatch, capfd, own, say):
+def test_closing_does_not_wait_for_a_pipe_that_nobody_reads(pipe, monkeypatch, capfd, farewell_s, own_farewell_s, say):
     monkeypatch.setattr("launcher.output.terminal._PATIENCE_S", 0.01)
-    monkeypatch.setattr(f"launcher.output.terminal.{own}", 0.05)
+    monkeypatch.setattr("launcher.output.terminal._FAREWELL_S", farewell_s)
+    monkeypatch.setattr("launcher.output.terminal._OWN_FAREWELL_S", own_farewell_s)
     terminal = Terminal(is_terminal=False)
     terminal.put(pipe[1], b"x" * (1 << 20))
     say(terminal, pipe[1])

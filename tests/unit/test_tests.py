@@ -1,0 +1,232 @@
+"""The tests themselves: which functions and classes of ours they replace, read from the source without running it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MOCK_LIBRARIES = {"mock", "unittest.mock", "pytest_mock"}
+
+# What may be replaced nevertheless: the file, the name as it stands there, and why there is no seam for it.
+CLICK_FINDS_IT = "click calls a command by its name, and gives it nothing but what was typed"
+CORRUPTS_ITS_RESULT = "a program whose ranks get wrong results; no check may know of it"
+ALLOWED = {
+    ("tests/unit/cli/test_command_line.py", "launcher.cli.runner.run_job"): CLICK_FINDS_IT,
+    ("tests/unit/cli/test_command_line.py", "launcher.cli.runner.run_recorded"): CLICK_FINDS_IT,
+    ("tests/unit/cli/test_command_line.py", "launcher.cli.run.command.callback"): CLICK_FINDS_IT,
+    ("tests/unit/cli/test_bisection_command.py", "launcher.cli.runner.run_recorded"): CLICK_FINDS_IT,
+    ("tests/unit/cli/test_bisection_command.py", "launcher.cli.bisection.find_culprits"): CLICK_FINDS_IT,
+    ("tests/unit/cli/test_bisection_command.py", "launcher.cli.test_distributed.make_job"): CLICK_FINDS_IT,
+    ("tests/train/wrong_ranks.py", "launcher.collectives.checks.reduce_scatter"): CORRUPTS_ITS_RESULT,
+    ("tests/train/wrong_ranks.py", "launcher.collectives.checks.all_to_all"): CORRUPTS_ITS_RESULT,
+    ("tests/train/wrong_ranks.py", "launcher.collectives.checks.shift"): CORRUPTS_ITS_RESULT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """One line of a test that puts something else in the place of a name; `name` is dotted, or None if unreadable."""
+
+    path: str
+    line: int
+    name: str | None
+
+
+def read_trees(folder: Path) -> dict[str, ast.Module]:
+    """Parse all Python files below a folder, by their paths from the root of the repository."""
+    return {
+        file.relative_to(ROOT).as_posix(): ast.parse(file.read_text("utf-8")) for file in sorted(folder.rglob("*.py"))
+    }
+
+
+# ---- what the tests replace -----------------------------------------------------------------------------------------
+
+
+def find_replacements(path: str, tree: ast.Module) -> Iterator[Replacement]:
+    """Yield every `setattr` of a monkeypatch, whatever it is called, and every assignment to what was imported."""
+    imported = dict(imported_names(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
+            yield Replacement(path, node.lineno, _replaced_name(node.args, imported))
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Attribute) and (name := _dotted_name(target, imported)) is not None:
+                    yield Replacement(path, node.lineno, name)
+
+
+def imported_names(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield each name that an absolute import binds, also inside functions, and the dotted name that it stands for."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def _replaced_name(args: list[ast.expr], imported: dict[str, str]) -> str | None:
+    """Return the name that `setattr("a.b", value)` or `setattr(a, "b", value)` replaces.
+
+    Whatever is not launcher's may be replaced under any name.
+    """
+    if len(args) == 2:
+        return _text(args[0])
+    holder, name = _dotted_name(args[0], imported), _text(args[1])
+    if holder is None or (name is None and holder.startswith("launcher")):
+        return None
+    return f"{holder}.{name}"
+
+
+def _dotted_name(node: ast.expr, imported: dict[str, str]) -> str | None:
+    if isinstance(node, ast.Name):
+        return imported.get(node.id)
+    if isinstance(node, ast.Attribute):
+        holder = _dotted_name(node.value, imported)
+        return holder and f"{holder}.{node.attr}"
+    return None
+
+
+def _text(node: ast.expr) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+# ---- what is ours ---------------------------------------------------------------------------------------------------
+
+
+class OurCode:
+    """What the modules of launcher/ define, by ast: importing them would need torch, and take its time."""
+
+    def __init__(self, trees: dict[str, ast.Module]) -> None:
+        self._modules = {_module_name(path): tree for path, tree in trees.items()}
+
+    def has_callable(self, name: str) -> bool:
+        """Tell whether a dotted name leads to a function or class of ours, or into one, by whatever imports."""
+        module, names = self._split(name)
+        if module is None or not names:
+            return False
+        for node in _top_level(module):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == names[0]:
+                return True
+            if isinstance(node, ast.Assign) and not names[0].isupper() and names[0] in _assigned_names(node):
+                return True
+        source = dict(imported_names(module)).get(names[0])
+        return source is not None and self.has_callable(".".join([source, *names[1:]]))
+
+    def _split(self, name: str) -> tuple[ast.Module | None, list[str]]:
+        """Return the module with which a dotted name begins, the longest that there is, and the names in it."""
+        parts = name.split(".")
+        for count in range(len(parts), 0, -1):
+            module = self._modules.get(".".join(parts[:count]))
+            if module is not None:
+                return module, parts[count:]
+        return None, parts
+
+
+def _module_name(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _top_level(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements of a module, also those under an `if` or `try`, and none inside a function or class."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if isinstance(child, ast.If | ast.Try | ast.ExceptHandler):
+            yield from _top_level(child)
+
+
+def _assigned_names(node: ast.Assign) -> set[str]:
+    return {name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+
+
+# ---- the rule -------------------------------------------------------------------------------------------------------
+
+
+def find_mock_libraries(path: str, tree: ast.Module) -> list[str]:
+    """Say where a mock library is imported."""
+    return [
+        f"{path}: {name} is a mock library; pass a fake in at the seam"
+        for _, name in imported_names(tree)
+        if any(f"{name}.".startswith(f"{library}.") for library in MOCK_LIBRARIES)
+    ]
+
+
+def find_faults(replacement: Replacement, our_code: OurCode) -> list[str]:
+    """Say what is wrong with a replacement that is not on the list."""
+    place = f"{replacement.path}:{replacement.line}"
+    if replacement.name is None:
+        return [f"{place}: name what is replaced, as an imported module and a text, so that it can be judged"]
+    if (replacement.path, replacement.name) in ALLOWED or not our_code.has_callable(replacement.name):
+        return []
+    return [f"{place}: {replacement.name} is ours: pass a fake in at a seam, or let the real one meet the fault"]
+
+
+@pytest.fixture(scope="module")
+def our_code() -> OurCode:
+    return OurCode(read_trees(ROOT / "launcher"))
+
+
+@pytest.fixture(scope="module")
+def tests() -> dict[str, ast.Module]:
+    return read_trees(ROOT / "tests")
+
+
+def test_no_test_replaces_a_function_or_class_of_ours(tests: dict[str, ast.Module], our_code: OurCode) -> None:
+    found = [replacement for path, tree in tests.items() for replacement in find_replacements(path, tree)]
+    faults = [fault for replacement in found for fault in find_faults(replacement, our_code)]
+    faults += [fault for path, tree in tests.items() for fault in find_mock_libraries(path, tree)]
+    assert not faults, "\n".join(faults)
+    gone = ALLOWED.keys() - {(replacement.path, replacement.name) for replacement in found}
+    assert not gone, f"no longer replaced, so no longer allowed: {gone}"
+
+
+OURS = {
+    "launcher/part/__init__.py": "from launcher.part.work import do",
+    "launcher/part/work.py": """
+import os
+from launcher.part.tools import Tool
+LIMIT_S = 5
+_FILE = os.sep
+def do():
+    pass
+quick, slow = do, do
+""",
+    "launcher/part/tools.py": "class Tool:\n    def use(self):\n        pass",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "is_fault"),
+    [
+        ('m.setattr("launcher.part.work.do", f)', True),
+        ('from launcher.part import work\nm.setattr(work, "do", f)', True),
+        ('from launcher.part import work as w\nw.do = f', True),
+        ('import launcher.part.work\nm.setattr(launcher.part.work, "quick", f)', True),
+        ('import launcher.part\nm.setattr(launcher.part, "do", f)', True),
+        ('from launcher.part import work\nm.setattr(work, "Tool", f)', True),
+        ('from launcher.part import work\nm.setattr(work.Tool, "use", f)', True),
+        ('from launcher.part.tools import Tool\nm.setattr(Tool, "use", f)', True),
+        ('from launcher.part import work\nm.setattr(work, name, f)', True),
+        ('m.setattr(f"launcher.part.work.{name}", f)', True),
+        ('m.setattr(tool, "use", f)', True),  # made in the test, where a fake can be made as well
+        ('m.setattr("launcher.part.work.LIMIT_S", 1)', False),
+        ('from launcher.part import work\nm.setattr(work, "_FILE", "x")', False),
+        ('from launcher.part import work\nm.setattr(work.os, "fork", f)', False),
+        ('import os\nm.setattr(os, name, f)', False),
+        ('m.setattr("os.environ", {})', False),
+    ],
+)  # fmt: skip
+def test_what_is_ours_is_found(text: str, is_fault: bool) -> None:
+    ours = OurCode({path: ast.parse(source) for path, source in OURS.items()})
+    found = [fault for one in find_replacements("x.py", ast.parse(text)) for fault in find_faults(one, ours)]
+    assert len(found) == is_fault
+
+
+def test_a_mock_library_is_found() -> None:
+    for text in ("import mock", "from unittest import mock", "from unittest.mock import patch", "import pytest_mock"):
+        assert len(find_mock_libraries("x.py", ast.parse(text))) == 1
+    assert find_mock_libraries("x.py", ast.parse("import unittest\nfrom mockingbird import sing")) == []
