@@ -38,7 +38,8 @@ class Ranks:
         self._owned = owned
         self._on_ended = on_ended  # where all were our own children
         self._torchrun: workers.Child | None = None  # also while it only imports
-        self._expected = 0  # ranks of a shim
+        self._has_shim = False  # which starts the ranks and reports each exit; else torchrun starts them
+        self._expected = 0  # how many ranks the shim starts
         self._unfinished = b""  # line of the shim's
         self._exited: set[int] = set()
         self._inherited: dict[int, tuple[int, float]] = {}  # process id -> how and when it ended
@@ -59,7 +60,7 @@ class Ranks:
         """Start plain commands as ranks; keepers_fd: at its end when guardian and supervisor are gone."""
         from launcher.node.processes import shim
 
-        self._expected = len(order.entries)
+        self._has_shim, self._expected = True, len(order.entries)
         null = os.open(os.devnull, os.O_RDONLY)
         fds: dict[int, dict[int, int]] = {}
         readers = []
@@ -146,8 +147,8 @@ class Ranks:
         self._watch_memory(process.pid)
         self._handover_log.note(rank=local_rank, pid=process.pid, started=process.started)
         self._send_queue.send(messages.STARTED, local_rank=local_rank, pid=process.pid)
-        if self._expected:
-            return  # the shim tells us
+        if self._has_shim:
+            return  # it reports the exit
         pidfd = workers.open_pidfd(process)
         if pidfd is None:
             self._look_again(local_rank, process)
@@ -203,6 +204,6 @@ class Ranks:
         return self._kills.judge(self._owned.ranks[local_rank].pid, was_child=ending["signal"] is None)
 
     def _check_all_exited(self, status: int) -> None:
-        if len(self._exited) == self._expected:
+        if self._has_shim and len(self._exited) == self._expected:
             self._send_queue.send(messages.ENDED, **workers.describe_status(status))
             self._on_ended()
