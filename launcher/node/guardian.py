@@ -138,7 +138,7 @@ def _clean_up(nonce: str, handover_log: dict[str, Any], status: int, strangers: 
             else:
                 owned.add_rank(entry["rank"], process)
         beat = messages.encode(messages.BEAT)
-        left = ladder.take_steps(ladder.descend(owned, proc, handover_log["stop_timeout_s"]), lambda: _say(nonce, beat))
+        left = ladder.take_steps(ladder.descend(owned, handover_log["stop_timeout_s"]), lambda: _say(nonce, beat))
         if not left:  # else `launch clean` goes by it
             workers.remove_folder(handover_log["folder"])
     found = [[process.pid, process.name, process.state] for process in left]

@@ -279,7 +279,7 @@ class Supervisor:
         if self._is_done or (self._steps is not None and timeout_s > 0):
             return
         self._inspection.cancel()
-        self._steps = ladder.descend(self._owned, proc, timeout_s, wait_s)
+        self._steps = ladder.descend(self._owned, timeout_s, wait_s)
         self._loop.cancel(self._step_timer)
         self._step()
 

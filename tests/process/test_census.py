@@ -201,7 +201,7 @@ def test_a_process_reads_itself() -> None:
 
 HIDDEN_CHILD = """
 import json, os, sys, time
-from launcher.node.processes import ladder, owned, proc
+from launcher.node.processes import ladder, owned
 owned.become_subreaper()
 ladder.CENSUS_S = 0.1
 child = os.fork()
@@ -210,7 +210,7 @@ if child == 0:
 os.setgroups([])  # the group of root may look
 os.setgid(65534)
 os.setuid(65534)
-steps = ladder.descend(owned.Owned("no such mark", [os.getpid()]), proc, 0)
+steps = ladder.descend(owned.Owned("no such mark", [os.getpid()]), 0)
 left = ladder.take_steps(steps, beat=lambda: None)
 print(json.dumps([[process.pid == child, process.name, process.state] for process in left]), flush=True)
 """

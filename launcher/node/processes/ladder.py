@@ -13,20 +13,14 @@ import os
 import time
 
 from launcher.node import signals
+from launcher.node.processes import proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Generator, Protocol
+    from typing import Callable, Generator
 
     from launcher.node.processes.owned import Owned
     from launcher.node.processes.proc import Process
-
-    class Signals(Protocol):
-        """What signals processes: the module `processes`, or a test's stand-in."""
-
-        def is_alive(self, process: Process) -> bool: ...
-        def send_signal(self, process: Process, number: int) -> None: ...
-
 
 BEAT_S = 1.0  # a ladder may take longer than the launcher bears silence
 REST_S = 1.0  # what is neither rank nor starter gets at least this long between SIGTERM and SIGKILL
@@ -36,14 +30,11 @@ _QUICK_LOOKS = 50  # of 0.1 ms: what forks and ends every millisecond is met in 
 _PAUSES_S = (0.005, 0.01, 0.02, 0.04)
 
 
-def descend(
-    owned: Owned, processes: Signals, timeout_s: float, wait_s: float = 0
-) -> Generator[float, None, list[Process]]:
+def descend(owned: Owned, timeout_s: float, wait_s: float = 0) -> Generator[float, None, list[Process]]:
     """End the run step by step; a generator of seconds to wait, which returns what could not be ended.
 
-    processes: the module (or a stand-in) that sends signals; timeout_s: how long the ranks may take to save after
-    SIGTERM, 0 to kill at once; wait_s: how long to look on first, where another supervisor, whose launcher was lost,
-    is ending the run already.
+    timeout_s: how long the ranks may take to save after SIGTERM, 0 to kill at once; wait_s: how long to look on first,
+    where another supervisor, whose launcher was lost, is ending the run already.
     """
     if wait_s > 0:
         yield from _wait(time.monotonic() + wait_s, lambda: not owned.living())
@@ -51,15 +42,15 @@ def descend(
     if living and timeout_s > 0:
         end = time.monotonic() + timeout_s
         if owned.starter is not None:
-            processes.send_signal(owned.starter, signals.HOLD)
+            proc.send_signal(owned.starter, signals.HOLD)
         for rank in owned.ranks.values():
-            processes.send_signal(rank, signals.SIGTERM)
-            processes.send_signal(rank, signals.SIGCONT)  # one that is stopped would not hear it
-        yield from _wait(end, lambda: not any(map(processes.is_alive, owned.ranks.values())))
+            proc.send_signal(rank, signals.SIGTERM)
+            proc.send_signal(rank, signals.SIGCONT)  # one that is stopped would not hear it
+        yield from _wait(end, lambda: not any(map(proc.is_alive, owned.ranks.values())))
         # A trainer that a shell script started is found here, and may be saving.
-        rest = _Rest(owned, processes)
+        rest = _Rest(owned)
         yield from _wait(max(end, time.monotonic() + REST_S), rest.is_gone)
-    return (yield from _kill(owned, processes, time.monotonic() + CENSUS_S))
+    return (yield from _kill(owned, time.monotonic() + CENSUS_S))
 
 
 class _Rest:
@@ -68,9 +59,8 @@ class _Rest:
     A process that has become another program counts as new: what came between its fork and its exec is lost.
     """
 
-    def __init__(self, owned: Owned, processes: Signals) -> None:
+    def __init__(self, owned: Owned) -> None:
         self._owned = owned
-        self._processes = processes
         self._asked: set[tuple[int, int, str]] = set()
 
     def is_gone(self) -> bool:
@@ -79,12 +69,12 @@ class _Rest:
             program = process.pid, process.started, process.name
             if program not in self._asked:
                 self._asked.add(program)
-                self._processes.send_signal(process, signals.SIGTERM)
-                self._processes.send_signal(process, signals.SIGCONT)
+                proc.send_signal(process, signals.SIGTERM)
+                proc.send_signal(process, signals.SIGCONT)
         return not living
 
 
-def _kill(owned: Owned, processes: Signals, deadline: float) -> Generator[float, None, list[Process]]:
+def _kill(owned: Owned, deadline: float) -> Generator[float, None, list[Process]]:
     """Kill all that lives until nothing does, or the deadline; return what could not be ended.
 
     All are stopped before one is killed, so that none starts another meanwhile. What forks faster than /proc can be
@@ -94,12 +84,12 @@ def _kill(owned: Owned, processes: Signals, deadline: float) -> Generator[float,
     living = owned.living()
     turn = 0
     while (living or owned.has_children()) and time.monotonic() < deadline:
-        living = yield from _stop(owned, processes, living, deadline)
+        living = yield from _stop(owned, living, deadline)
         for process in sorted(living, key=lambda process: process.pid == starter):
-            processes.send_signal(process, signals.SIGKILL)
+            proc.send_signal(process, signals.SIGKILL)
         if not living:
             for child in (child for _ in range(_QUICK_LOOKS) for child in owned.living_children()):
-                processes.send_signal(child, signals.SIGKILL)
+                proc.send_signal(child, signals.SIGKILL)
         yield _PAUSES_S[min(turn, 1)]
         turn += 1
         living = owned.living()
@@ -107,9 +97,7 @@ def _kill(owned: Owned, processes: Signals, deadline: float) -> Generator[float,
     return living + [child for child in owned.living_children() if child.pid not in known]
 
 
-def _stop(
-    owned: Owned, processes: Signals, living: list[Process], deadline: float
-) -> Generator[float, None, list[Process]]:
+def _stop(owned: Owned, living: list[Process], deadline: float) -> Generator[float, None, list[Process]]:
     """Stop all but the starter until no new process shows; return what lives then."""
     stopped: set[tuple[int, int]] = set()
     while time.monotonic() < deadline:
@@ -117,7 +105,7 @@ def _stop(
         if not fresh:
             break
         for process in fresh:
-            processes.send_signal(process, signals.SIGSTOP)
+            proc.send_signal(process, signals.SIGSTOP)
         stopped.update(map(_identity, fresh))
         yield 0
         living = owned.living()

@@ -135,7 +135,7 @@ class _Shim:
             pass  # the supervisor is gone; the guardian asks nobody for exit codes
 
     def _end_run(self) -> NoReturn:
-        steps = ladder.descend(self._owned, proc, self._order.stop_timeout_s)
+        steps = ladder.descend(self._owned, self._order.stop_timeout_s)
         if not ladder.take_steps(steps, beat=lambda: None):
             workers.remove_folder(self._order.folder)
         os._exit(0)
