@@ -246,10 +246,10 @@ class Supervisor:
         self._inspection.search.give_order(order)
 
     def _arm_stacks(self) -> None:
-        from launcher.node.processes import stacks
+        from launcher.node.processes import faulthandler_stacks
 
         assert self._folder is not None  # PREPARE comes first
-        stacks.arm(self._folder, self._env)
+        faulthandler_stacks.arm(self._folder, self._env)
 
     def _send_stacks(self, header: dict[str, Any], _: bytes) -> None:
         from launcher.node.processes import stacks

@@ -30,7 +30,8 @@ _NODE_MODULES = (
         "visible_gpus", "xids",
     )),
     *(f"processes.{name}" for name in (
-        "handover_log", "kills", "ladder", "owned", "proc", "ranks", "shim", "stacks", "torchrun", "workers",
+        "faulthandler_stacks", "handover_log", "kills", "ladder", "owned", "proc", "py_spy", "ranks", "shim", "stacks",
+        "torchrun", "workers",
     )),
 )  # fmt: skip
 _LOCK = threading.Lock()

@@ -34,8 +34,8 @@ from node_process import (
 from launcher.diagnosis.stacks import parse_stack
 from launcher.node import messages
 from launcher.node.loop import Loop
-from launcher.node.processes import proc, stacks
-from launcher.node.processes.stacks import SIGNAL
+from launcher.node.processes import faulthandler_stacks, proc, stacks
+from launcher.node.processes.faulthandler_stacks import SIGNAL
 
 PY_SPY = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 NO_PY_SPY = "py-spy is not there (pip install py-spy)"
@@ -375,8 +375,8 @@ def test_a_file_that_a_rank_has_filled_is_read_in_part(tmp_path: Path) -> None:
     path = tmp_path / "stack.1"
     with path.open("wb") as file:
         file.truncate(5 * MIB)
-    assert len(stacks._read_from(str(path), 0)) == messages.MAX_STACK_BYTES
-    assert len(stacks._read_from(str(path), 5 * MIB - 7)) == 7
+    assert len(faulthandler_stacks.read_from(str(path), 0)) == messages.MAX_STACK_BYTES
+    assert len(faulthandler_stacks.read_from(str(path), 5 * MIB - 7)) == 7
 
 
 # ---- a machine on which something has run out -----------------------------------------------------------------------

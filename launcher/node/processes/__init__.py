@@ -2,14 +2,16 @@
 
 In reading order:
 
-    proc            processes as /proc shows them, and signals to them
-    owned           which of them belong to a run
-    workers         how we start one, and the run's folder
-    ladder          how a run is ended, step by step
-    handover_log    what the guardian must know if the supervisor dies
-    kills           whether the kernel killed a rank for lack of memory
-    stacks          where the ranks stand, when they hang
-    shim            the parent of plain commands
-    torchrun        the parent of the other ranks, in the Python that has torch
-    ranks           the ranks' start, output and exit codes
+    proc                   processes as /proc shows them, and signals to them
+    owned                  which of them belong to a run
+    workers                how a process is started, and the run's directory
+    ladder                 how a run is ended, step by step
+    handover_log           what the guardian must know if the supervisor dies
+    kills                  whether the kernel killed a rank for lack of memory
+    py_spy                 one source of a rank's Python stack: py-spy
+    faulthandler_stacks    the other: the rank writes it itself, with --stacks
+    stacks                 the stacks of all ranks, from the one source or the other
+    shim                   the parent of the ranks of plain commands
+    torchrun               the parent of all other ranks, in the Python that has torch
+    ranks                  the start, the output and the exit of each rank
 """
