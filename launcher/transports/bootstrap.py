@@ -36,6 +36,7 @@ _NODE_MODULES = (
 )  # fmt: skip
 _LOCK = threading.Lock()
 _PACKAGES = ("launcher", "launcher.node", "launcher.node.facts", "launcher.node.processes")
+_RELAY_MODULES = ("relays.relayed_process", "relays.relay")
 _RELAY_PACKAGES = ("launcher", "launcher.node", "launcher.node.relays")
 
 # Reads one line, byte by byte, and runs it; at end of file it runs nothing and ends.
@@ -97,10 +98,27 @@ def relay_argv(pythons: Sequence[str], nonce: str) -> list[str]:
     return ["/bin/sh", "-c", _RELAY_SHELL, _RELAY_LOADER.format(nonce=nonce), *pythons]
 
 
+# Text that makes modules of texts, and calls a function of the last of them.
+_RELAY_IMPORTER = """\
+import sys
+for name, text in {sources!r}:
+    exec(text, sys.modules.setdefault(name, type(sys)(name)).__dict__)
+sys.modules[name].main({nonce!r}, {block_bytes}, {kept_blocks})
+"""
+
+
 def relay_code(nonce: str, block_bytes: int, kept_blocks: int) -> bytes:
     """Return the first line for a relay, the same for every node and every Python."""
-    call = f"main({nonce!r}, {block_bytes}, {kept_blocks})\n"
-    return f"exec({_source_of('relays.relay') + call!r})\n".encode()
+    code = _RELAY_IMPORTER.format(
+        sources=_relay_sources(_RELAY_MODULES), nonce=nonce, block_bytes=block_bytes, kept_blocks=kept_blocks
+    )
+    return f"exec({code!r})\n".encode()
+
+
+def _relay_sources(modules: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the names and texts of these modules of the node's, behind the empty packages that they are in."""
+    sources = [(name, "") for name in _RELAY_PACKAGES]
+    return sources + [(f"launcher.node.{name}", _source_of(name)) for name in modules]
 
 
 # For a task of pdsh all is in the command line, of which a login shell takes 128 KB, as small as it can be.
@@ -118,7 +136,7 @@ _INPUT_SHELL = 'for p; do "$p" -X utf8 -ISc "$0"; s=$?; [ $s -eq 127 ] || exit $
 
 def relay_line(pythons: Sequence[str], nonce: str, rank: str, silence_s: float) -> str:
     """Return the command line that starts a relay; `rank` stands for what pdsh puts there."""
-    modules = ("clock", *(f"relays.{name}" for name in ("launcher_probe", "relay_socket", "relay")))
+    modules = ("clock", "relays.launcher_probe", "relays.relay_socket", *_RELAY_MODULES)
     return _task_line(_RELAY_SHELL, pythons, rank, modules, "main_with_socket", nonce, silence_s)
 
 
@@ -140,9 +158,8 @@ def _task_line(
     shell: str, pythons: Sequence[str], rank: str, modules: Sequence[str], function: str, *words: Any
 ) -> str:
     """Return what calls a function of the last of these modules of the node's; `rank` is its second argument."""
-    sources = [(name, "") for name in _RELAY_PACKAGES]
-    sources += [(f"launcher.node.{name}", _source_of(name)) for name in modules]
-    blob = base64.b64encode(zlib.compress(marshal.dumps((sources, function, words), 2), 9)).decode()
+    message = (_relay_sources(modules), function, words)
+    blob = base64.b64encode(zlib.compress(marshal.dumps(message, 2), 9)).decode()
     loader = _TASK_LOADER.format(blob=blob, rank=rank)
     return f"exec /bin/sh -c '{shell}' '{loader}' {shlex.join(pythons)}"
 

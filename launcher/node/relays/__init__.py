@@ -1,9 +1,10 @@
-"""What carries the bytes of guardians under srun and pdsh. Each module is sent as text, without the others of a node.
+"""The relays, which carry the streams of guardians under srun and pdsh. They are sent without a node's other code.
 
 In reading order:
 
-    launcher_probe    whether the launcher's machine still answers
-    relay_socket      under pdsh: where a relay gets what the launcher says
-    relay_input       under pdsh: brings it there
-    relay             one process of srun or pdsh, and the processes that it starts for the launcher
+    launcher_probe     under pdsh: whether the launcher's machine still answers
+    relay_socket       under pdsh: the socket at which a relay gets the launcher's lines
+    relay_input        under pdsh: the task that brings them there
+    relayed_process    one process that a relay has started for the launcher
+    relay              the task of srun or pdsh that starts them and carries their streams
 """

@@ -9,8 +9,8 @@ another pdsh, whose task on this node puts them into our socket (launcher/node/r
                       took CHANNEL SIZE            shut CHANNEL          hang TASK PID STARTED
     from each         here TASK NODE PID STARTED   out CHANNEL BYTES     err CHANNEL BYTES     exit CHANNEL CODE
 
-This file is sent alone: to srun as the first line on stdin, where the loader has said `here`; to pdsh within the
-command line, with the three modules that it uses there.
+This file and `relayed_process` are sent without the rest of the node's code: to srun as the first line on stdin, where
+the loader has said `here`; to pdsh within the command line, with the three modules that are used there only.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from __future__ import annotations
 import os
 import select
 from binascii import a2b_base64, b2a_base64
+
+from launcher.node.relays.relayed_process import RelayedProcess
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,57 +52,6 @@ _DROPPED = (
 )  # fmt: skip
 
 
-class Child:
-    """One process: its pipes, and what is on its way to it and from it."""
-
-    def __init__(self, command: str, env: dict[str, str]) -> None:
-        stdin, self.stdin = os.pipe()
-        stdout, stderr = os.pipe(), os.pipe()
-        self.streams = {stdout[0]: b"out", stderr[0]: b"err"}
-        self.backlog = bytearray()  # that its stdin has not taken yet
-        self.untaken_bytes = 0  # sent, and not taken by the launcher yet
-        self.exit_code: int | None = None
-        self.pid = os.fork()
-        if self.pid == 0:
-            _become(command, env, (stdin, stdout[1], stderr[1]))
-        for fd in (stdin, stdout[1], stderr[1]):
-            os.close(fd)
-        os.set_blocking(self.stdin, False)
-
-    def feed(self) -> None:
-        """Write what its stdin takes."""
-        try:
-            written = os.write(self.stdin, self.backlog)
-        except BlockingIOError:
-            return
-        except OSError:  # it reads no more
-            written = len(self.backlog)
-        del self.backlog[:written]
-
-    def hang_up(self) -> None:
-        """Close all pipes, as sshd does when the connection is gone."""
-        for fd in (self.stdin, *self.streams):
-            if fd >= 0:
-                os.close(fd)
-        self.stdin = -1
-        self.backlog.clear()
-        self.streams.clear()
-
-
-def _become(command: str, env: dict[str, str], streams: tuple[int, int, int]) -> None:
-    try:
-        os.setsid()
-        for number, fd in enumerate(streams):
-            os.dup2(fd, number)
-        os.chdir(env.get("HOME", "/"))  # where a login starts
-    except OSError:
-        pass
-    try:
-        os.execve("/bin/sh", ["sh", "-c", command], env)
-    finally:
-        os._exit(126)
-
-
 class Relay:
     """All channels of this node."""
 
@@ -112,7 +63,7 @@ class Relay:
         self._line_bytes = line_bytes
         self._window_bytes = window_bytes
         self._block_characters = self._kept_blocks = 0
-        self._children: dict[bytes, Child] = {}  # by channel
+        self._children: dict[bytes, RelayedProcess] = {}  # by channel
         self._sources = {_STDIN: b""}  # where lines of the launcher come from, and the start of an unfinished one
         self._socket: socket | None = None
         self._senders: dict[int, socket] = {}  # by descriptor
@@ -249,7 +200,7 @@ class Relay:
         self._kept.pop(self._kept_count - self._kept_blocks, None)
         self._kept_count += 1
 
-    def _serve(self, verb: bytes, name: bytes, child: Child, text: bytes) -> None:
+    def _serve(self, verb: bytes, name: bytes, child: RelayedProcess, text: bytes) -> None:
         if verb == b"took":
             child.untaken_bytes -= int(text)
         elif verb == b"shut":
@@ -261,7 +212,7 @@ class Relay:
     def _open(self, channel: bytes, command: str) -> None:
         self._patience_s = LINGER_S
         try:
-            self._children[channel] = Child(command, self._env)
+            self._children[channel] = RelayedProcess(command, self._env)
         except OSError as error:  # no process is left, or no descriptor
             self._send(b"err", channel, os.fsencode("%s: %s\n" % (command[:40], error.strerror)))
             self._say(b"exit", b"%s 126" % channel)
@@ -274,7 +225,7 @@ class Relay:
         for channel, child in list(self._children.items()):
             self._hang_up(channel, child)
 
-    def _hang_up(self, channel: bytes, child: Child) -> None:
+    def _hang_up(self, channel: bytes, child: RelayedProcess) -> None:
         """Close the pipes of a process, which may have ended before: nothing else would tell of it then."""
         child.hang_up()
         self._settle(channel, child)
@@ -305,7 +256,7 @@ class Relay:
                     child.exit_code = code
                     self._settle(channel, child)
 
-    def _settle(self, channel: bytes, child: Child) -> None:
+    def _settle(self, channel: bytes, child: RelayedProcess) -> None:
         """Tell the end of a process, once all that it has written is on its way."""
         if child.exit_code is not None and not child.streams:
             self._say(b"exit", b"%s %d" % (channel, child.exit_code))
