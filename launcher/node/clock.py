@@ -1,6 +1,6 @@
-"""A clock that goes on while this machine sleeps, and what tells one machine's sleep from another's.
+"""Seconds that count suspend, and the boot id, by which two processes learn whether they are suspended together.
 
-launcher/clock.py is the launcher's own: of the node's code, it may import the wire format alone.
+launcher/clock.py is the launcher's copy: of the node's code, the launcher may import `messages` alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def boottime() -> float:
 
 
 def boot_id() -> str | None:
-    """Return what all processes on this kernel share, or None where it does not tell."""
+    """Return an id that all processes on this running kernel share, and no other machine; None if it gives none."""
     try:
         with open(_BOOT_ID) as file:
             return file.read().strip()

@@ -1,7 +1,13 @@
-"""The first process on a node: it starts the supervisor, waits, and ends the run if the supervisor is killed.
+"""The guardian: the first process on a node, which starts the supervisor and ends the run if the supervisor dies.
 
-It is a subreaper, so the orphans of a dead supervisor become its children and none is lost.
-It speaks on stderr only: the supervisor may have died in the middle of a message on stdout.
+No process of the run is lost while the guardian lives: it is a subreaper, so the orphans of a dead supervisor become
+its children. While the supervisor lives, the guardian only reaps children and passes signals on; ending the run is the
+supervisor's business, and the two never do it at the same time. If the guardian dies first, the supervisor sees that
+and ends the run; if both die, torchrun or the shim does.
+
+The guardian writes nothing to stdout, where the supervisor may have died in the middle of a message. It tells the
+launcher on stderr what became of the run, each message on a line that begins with the nonce of the connection.
+Do not assume that the supervisor's notes are complete: it may have died before any, and PREPARE may never have come.
 """
 
 from __future__ import annotations
@@ -22,10 +28,10 @@ _FORWARDED = (signals.SIGTERM, signals.SIGHUP, signals.SIGINT)
 
 def main(nonce: str) -> NoReturn:
     """Run the node's side of one conversation; never returns."""
-    # Two pipes: one tells the supervisor that we live, into the other it writes what we need if it dies.
+    # Two pipes: by one the supervisor sees that we live, into the other it writes what we need if it dies.
     life_read, life_write = os.pipe()
     handover_read, handover_write = os.pipe()
-    # A third is at its end when both are gone: for who starts the ranks, and is then the last that can end them.
+    # A third is at its end when both are gone: for torchrun or the shim, which then is the last that can end the ranks.
     keepers_read, keepers_write = os.pipe()
     guardian = os.getpid()
     # The login's shell has become this process, with the children that its files had started in the background.
@@ -41,7 +47,7 @@ def main(nonce: str) -> NoReturn:
     os.close(handover_write)
     os.close(keepers_read)
     _release_stdout()
-    # A polite end is the supervisor's business; it has the terminal's signals blocked out as well.
+    # Signals that ask for an end are the supervisor's to judge; it ignores SIGINT.
     for number in _FORWARDED:
         signals.signal(number, lambda number, frame: _forward(pid, number))
     status = _wait_for(pid)
@@ -96,7 +102,7 @@ def _wait_for(supervisor: int) -> int:
 
 
 def _read_handover_log(fd: int) -> dict[str, Any]:
-    """Return what the supervisor wrote down for this case."""
+    """Return the supervisor's notes: mark, folder and stop_timeout_s if it was prepared, and its `processes`."""
     import json
 
     os.set_blocking(fd, False)

@@ -13,12 +13,12 @@ _MAX_RECORDS = 20000  # more than the log's ring holds
 
 
 def open_log(path: str = KERNEL_LOG) -> int:
-    """Return a descriptor at the oldest record, which never waits; raise OSError where we may not."""
+    """Return a descriptor at the oldest record, reads of which never wait; raise OSError if we may not read it."""
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
 
 
 def read_records(fd: int) -> Iterator[bytes]:
-    """Yield what is there and not read yet; each read gives one record (Documentation/ABI/testing/dev-kmsg)."""
+    """Yield the records that this descriptor has not read yet (Documentation/ABI/testing/dev-kmsg)."""
     for _ in range(_MAX_RECORDS):
         try:
             record = os.read(fd, 8192)

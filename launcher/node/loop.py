@@ -18,7 +18,15 @@ _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
 
 
 class Loop:
-    """Calls back when descriptors are ready and when times come."""
+    """Calls back when descriptors are ready and when times come.
+
+    Callbacks run one after the other, on the thread that calls `run_once`, and none may block. A callback may watch,
+    forget and cancel whatever it likes, also what is due in the same turn: from then on it is not called. A descriptor
+    is forgotten before it is closed; its number may be another's at once.
+
+    Times are of time.monotonic(), which stands still while the machine is suspended, so a timer may come late by as
+    long as that. An exception of a callback is not caught: it leaves `run_once` and ends the process.
+    """
 
     def __init__(self) -> None:
         self._poll = select.poll()
@@ -26,7 +34,7 @@ class Loop:
         self._timers: list[Timer] = []
 
     def watch(self, fd: int, callback: Callable[[], object], events: int = _READABLE) -> None:
-        """Call `callback()` whenever `fd` is ready."""
+        """Call `callback()` whenever `fd` is ready, instead of what was called for it before."""
         self._poll.register(fd, events)
         self._callbacks[fd] = callback
 

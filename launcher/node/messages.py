@@ -1,7 +1,7 @@
 """The wire format between the launcher and a supervisor.
 
 A message is one line of JSON; where it has a `size`, that many raw bytes follow the line.
-So output travels as it is, in chunks, and one flipped bit is found at the next header.
+So output travels as it is, in pieces, and damage to the stream shows at the next header.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_HEADER_BYTES = 4 << 20  # of a node's; the launcher's may hold large argumen
 MAX_PAYLOAD_BYTES = 64 << 20
 MAX_OUTPUT_BYTES = 1 << 18  # in one message
 MAX_STACK_BYTES = 1 << 20  # of one rank's text
-MAX_FILES_BYTES = 32 << 20  # that the ranks of a node may send home
+MAX_FILES_BYTES = 32 << 20  # that the ranks of a node may have copied to the launch host
 MAX_FILES = 1000
 
 # A candidate for a Python with torch: the one that the login shell finds.
@@ -63,7 +63,7 @@ NO_WORD = "no word from the launcher for"
 
 
 class MalformedMessage(ValueError):
-    """The other side sent what is no message."""
+    """Raised when the bytes that the other side sent are no message."""
 
 
 def encode(kind: str, payload: bytes = b"", **fields: object) -> bytes:
@@ -76,12 +76,12 @@ def encode(kind: str, payload: bytes = b"", **fields: object) -> bytes:
 
 
 class Decoder:
-    """Cuts a byte stream, fed in any pieces, into messages."""
+    """Cuts a stream of bytes, which comes in any pieces, into messages."""
 
     def __init__(
         self, max_header_bytes: int = MAX_HEADER_BYTES, accept: Callable[[Header], Header] = lambda header: header
     ) -> None:
-        """accept: gets each header before its payload is waited for; returns what to keep, or raises."""
+        """accept: gets each header before its payload is waited for; returns the header to keep, or raises."""
         self._max_header_bytes = max_header_bytes
         self._accept = accept
         self._buffer = bytearray()

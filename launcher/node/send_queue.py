@@ -1,4 +1,4 @@
-"""What leaves this node: messages, and the ranks' output among them, no faster than the network takes it."""
+"""The way to the launcher: messages, and the ranks' output among them, no faster than the network takes them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,30 @@ _STDOUT_FD = 1
 
 
 class SendQueue:
-    """Our stdout, which never blocks, and the pipes of the ranks that feed it."""
+    """What waits for stdout, which never blocks, and the pipes of the ranks that it is read from.
+
+    Messages leave in the order in which they were sent, and each of them whole. While `LIMIT_BYTES` or more wait, the
+    ranks' pipes are not read, so ranks wait in their writes and memory stays bounded. `push` and `close`, which change
+    how much waits, restore this before they return. More may wait for a moment: messages are never held back, and
+    `drain` reads on, up to `DRAIN_BYTES` a pipe, since the exit that it is called for must come after the output.
+
+    Do not assume that a message has left when `send` returns, or ever: once nobody reads, all that waits is dropped.
+    The pipes are read on then, so that no rank hangs in a write.
+    """
 
     def __init__(self, loop: Loop, is_known: Callable[[int], bool]) -> None:
+        """is_known: whether a local rank has started yet."""
         self.sent_at = time.monotonic()
-        self.has_read = False  # output was read since somebody last looked
+        self.has_read = False  # output was read since the loop's owner set this to False
         self._loop = loop
-        self._is_known = is_known  # whether a local rank has been there
+        self._is_known = is_known
         self._outgoing = bytearray()
         self._is_listening = True  # whether somebody still reads what we send
         self._streams: dict[int, tuple[int | None, int]] = {}  # fd -> (local rank, stream)
         os.set_blocking(_STDOUT_FD, False)
 
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
-        """Send a message, after those that wait already; a small one leaves with the others of its turn."""
+        """Queue a message behind those that wait; the next `push` writes it, or this call if many bytes wait."""
         if not self._is_listening:
             return
         self._outgoing += messages.encode(kind, payload, **fields)
@@ -41,21 +51,21 @@ class SendQueue:
             self.push()
 
     def close(self) -> None:
-        """Send nothing more: nobody listens. Output is read on, so that no rank hangs in a write."""
+        """Drop all that waits and all that will be sent: nobody reads it. The ranks' pipes are read on."""
         self._is_listening = False
         was_full = self._is_full()
         self._outgoing.clear()
         self._adjust_watches(was_full)
 
     def watch(self, fd: int, local_rank: int | None, stream: int) -> None:
-        """Send on what a rank writes (None: torchrun itself)."""
+        """Read a pipe of a rank (None: torchrun's own) from now on, and send what comes."""
         os.set_blocking(fd, False)
         self._streams[fd] = (local_rank, stream)
         if not self._is_full():
             self._resume(fd)
 
     def drain(self, is_wanted: Callable[[int | None], bool] = lambda rank: True) -> None:
-        """Send on what stands in the pipes of these ranks now."""
+        """Read what is in the pipes of these ranks now, so that it is sent before whatever is sent next."""
         for fd in [fd for fd, (rank, _) in self._streams.items() if is_wanted(rank)]:
             left = DRAIN_BYTES
             while left > 0:
@@ -63,7 +73,7 @@ class SendQueue:
                 left -= size or left
 
     def flush(self) -> None:
-        """Wait until all has left, or nobody listens: a pager may be read for long, and the lease says how long."""
+        """Run the loop until all has left or nobody reads: a reader may be slow, and the lease says how long."""
         self.push()
         while self._outgoing:
             self._loop.run_once()
@@ -72,7 +82,7 @@ class SendQueue:
         self._loop.watch(fd, lambda: self._read(fd))
 
     def _read(self, fd: int) -> int:
-        """Send on one piece; return its size, 0 where there is none."""
+        """Read and send one piece; return its size, 0 if none is there."""
         local_rank, stream = self._streams[fd]
         try:
             data = os.read(fd, messages.MAX_OUTPUT_BYTES)
@@ -92,7 +102,7 @@ class SendQueue:
         return len(self._outgoing) >= LIMIT_BYTES
 
     def push(self) -> None:
-        """Write what the network takes now."""
+        """Write what the network takes now, without waiting."""
         if not self._outgoing:
             return
         was_full = self._is_full()

@@ -1,7 +1,7 @@
-"""Owns the processes of a run on this node, and talks to the launcher over stdin and stdout.
+"""The supervisor: the process on a node that starts a run's processes, watches them and ends them.
 
-Its life hangs on a lease that the launcher's messages renew: at end of file, at silence, at a signal and at the
-guardian's death it ends the run by itself.
+It serves the launcher over stdin and stdout, in the messages of `launcher.node.messages`. What is asked before the run
+is answered by `facts/`; what happens in the run is done by `processes/`.
 """
 
 from __future__ import annotations
@@ -33,16 +33,34 @@ COALESCE_S = 0.002  # a writer's small pieces gather in its pipe for so long, so
 
 
 class Supervisor:
-    """One conversation: prepare, facts, route, start, output and exits, stop, census."""
+    """One conversation with the launcher: prepare, facts, route, start, output and exits, stop, census.
+
+    The run lives on a lease, which everything that the launcher sends renews. When the lease runs out, stdin is at its
+    end, the guardian dies, or SIGTERM or SIGHUP comes, the supervisor ends the run by itself, as a STOP would have it
+    end. It goes down one ladder only: a later reason to end changes nothing, unless it leaves the ranks no time, and
+    then the ladder begins anew with the kill. Once the census is queued the conversation is over (`_is_done`), and no
+    message is served any more.
+
+    All of it is callbacks of one loop, on one thread, and none of them may wait: whoever stands still sends no
+    heartbeats, and does not see that its own lease is over. What can block runs in a forked child. Only the end may
+    take its time: reading what ranks left behind, removing directories, and sending the last messages.
+
+    Do not assume that the launcher has got what was sent, that the guardian lives, or that there are a directory and a
+    mark before PREPARE was served; a rank may also start while the run is being ended, and the ladder finds it.
+    """
 
     def __init__(
         self, life_fd: int, handover_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int]
     ) -> None:
-        """strangers: children of the guardian, by process id with their start times, that it was born with."""
+        """Take what the guardian has made before the fork.
+
+        life_fd: at its end when the guardian dies; handover_fd: where the `HandoverLog` is written; keepers_fds: both
+        ends of a pipe that is at its end once guardian and supervisor are gone; strangers: start times, by process id,
+        of the children that the guardian had before it started anything.
+        """
         self._loop = Loop()
-        self._life_fd = life_fd  # at its end when the guardian dies
-        # Two ends of a pipe: who starts the ranks reads in it that guardian and supervisor are gone.
-        self._keepers_fds = keepers_fds
+        self._life_fd = life_fd
+        self._keepers_fds = keepers_fds  # the reading end is for torchrun or the shim, which then end the ranks
         self._handover_log = HandoverLog(handover_fd)
         self._keepers = [os.getpid(), guardian]
         self._owned = Owned(None, self._keepers)
@@ -59,8 +77,8 @@ class Supervisor:
         self._clock = clock.boottime  # the launcher goes on while this machine sleeps
         self._heard_at = self._clock()
         self._folder: str | None = None
-        self._adopted_runs: set[str] = set()  # earlier ones, whose left-overs we end
-        self._lost_folder: str | None = None  # of the supervisor whose run we sweep up
+        self._adopted_runs: set[str] = set()  # earlier ones, whose leftover processes are to be ended
+        self._lost_folder: str | None = None  # of the supervisor that lost its launcher, and whose run we end
         self._lost_keepers: list[list[int]] = []  # itself and its guardian
         if os.path.expanduser("~") == "~":  # neither HOME nor passwd tells, as in some containers
             os.environ["HOME"] = "/"
@@ -75,7 +93,7 @@ class Supervisor:
     # ---- life ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until the census is sent, or nobody is left to send it to."""
+        """Serve until the census has left or nobody reads it, or until a run could not be prepared."""
         self._catch_signals()
         self._loop.watch(0, self._read_launcher)
         self._loop.watch(self._life_fd, lambda: self._end_run("its guardian was killed"))
@@ -205,7 +223,7 @@ class Supervisor:
         self._inspection.probe(header)
 
     def _adopt(self, header: dict[str, Any], _: bytes) -> None:
-        """Take earlier runs' left-overs for ours, so that the next STOP ends them."""
+        """Count the leftover processes of earlier runs as this run's, so that the next STOP ends them."""
         self._owned.marks.update(header["marks"])
         self._owned.born = 0
         self._adopted_runs = {mark.partition(".")[0] for mark in header["marks"]}
@@ -268,7 +286,10 @@ class Supervisor:
         self._end_run("the launcher says so", header["timeout_s"], header.get("wait_s", 0))
 
     def _end_run(self, reason: str, timeout_s: float | None = None, wait_s: float = 0) -> None:
-        """Go down the ladder; a second call may only hurry it."""
+        """Begin to end the run; a further call changes nothing, but one with a `timeout_s` of 0 kills at once.
+
+        timeout_s: how long the ranks may take to save; None: as PREPARE said, and the launcher is told the reason.
+        """
         self._loop.forget(self._life_fd)
         if timeout_s is None:
             timeout_s = self._stop_timeout_s
@@ -293,14 +314,14 @@ class Supervisor:
             self._step_timer = self._loop.call_later(pause, self._step)
 
     def _kill_lost_keepers(self) -> None:
-        """A supervisor that was stopped (SIGSTOP) would stay for ever, with nothing left to keep."""
+        """Kill the supervisor that lost its launcher, and its guardian: stopped by SIGSTOP they would stay for ever."""
         for pid, started in self._lost_keepers:
             keeper = proc.read_process(pid)
             if keeper is not None and keeper.started == started:
                 proc.send_signal(keeper, signals.SIGKILL)
 
     def _wake_guardian(self) -> None:
-        """One that was stopped would stay for ever, though nothing is left to guard."""
+        """Continue our guardian: stopped by SIGSTOP it would stay for ever, with nothing left to guard."""
         guardian = self._keepers[1]
         if os.getppid() == guardian:  # else it is dead, and its number may be another's
             os.kill(guardian, signals.SIGCONT)

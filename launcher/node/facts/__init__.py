@@ -1,11 +1,11 @@
-"""What the launcher asks a node before a run.
+"""The answers to what the launcher asks a node before a run.
 
 In reading order:
 
     network         addresses, routes, ports, probes
     visible_gpus    which GPUs the ranks will see
     slurm           what Slurm gives the run here
-    gpus            what the GPU tool says, and who is on the GPUs
+    gpus            the GPUs, by nvidia-smi or rocm-smi, and the processes on them
     xids            GPU faults in the kernel's log
     machine         memory, limits, disks
     leftovers       processes of other runs

@@ -1,4 +1,4 @@
-"""What this node says of itself, gathered in a child of the supervisor so that nothing here can stall it."""
+"""The facts about this node, gathered in a fork of the supervisor, which a dead disk or driver here can't stall."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_facts_and_exit(output_fd: int, wanted: dict[str, Any]) -> NoReturn:
 
 
 def gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Return what this node says of itself, as JSON values; with `checks` also what the plan does not need."""
+    """Return the facts as JSON values; with `checks` also those that only the preflight checks need."""
     folder = os.path.expanduser(wanted.get("workdir") or "~")
     facts: dict[str, Any] = {
         "hostname": socket.gethostname(),
@@ -70,14 +70,17 @@ def _gather_checks(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
 
 
 def _launcher_ends() -> dict[str, str | None]:
-    """Both ends of the way from the launcher: behind a jump host or NAT ours is still one of our own addresses."""
+    """Return both ends of the connection from the launcher, as this node sees them.
+
+    Behind a jump host or NAT `ssh_address` is still one of this node's own addresses, and `ssh_client` the jump host's.
+    """
     words = os.environ.get("SSH_CONNECTION", "").split()
     client, server = (words[0], words[2]) if len(words) == 4 else slurm.find_ends()
     return {"ssh_client": client, "ssh_address": server}
 
 
 def _find_folder(folder: str, script: str | None, venv: str | None) -> dict[str, bool]:
-    """Whether the working folder, and the script and the --venv in it, are there."""
+    """Tell whether the working folder, and the script and the --venv in it, are there."""
     return {
         "workdir_found": os.path.isdir(folder),
         "script_found": script is None or os.path.isfile(os.path.join(folder, script)),

@@ -1,4 +1,4 @@
-"""What this node's GPU tool says: NVIDIA's, or else AMD's. Having no GPU, or no tool to ask, is a fact and no error."""
+"""This node's GPUs, by nvidia-smi or else rocm-smi. That there is no GPU, or no tool to ask, is a fact and no error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _AMD_COMMAND = ["rocm-smi", "--showproductname", "--showmeminfo", "vram", "--sho
 
 
 class _Answer:
-    """What a tool said, or why it did not."""
+    """What a tool printed to stdout and stderr, in lines, and its exit code."""
 
     def __init__(self, lines: list[str], complaints: list[str], code: int | None) -> None:
         self.lines = lines

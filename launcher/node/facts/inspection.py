@@ -1,6 +1,7 @@
-"""What the launcher asks before a run: facts, a Python with torch, the way to node 0 and whether it is open.
+"""What the launcher asks before a run: facts, a Python with torch, the route to node 0 and whether its port is open.
 
-Nothing here may stall the supervisor: what can block runs in a forked child, and its answer is read by the loop.
+Nothing here stalls the supervisor: whatever may block runs in a forked child, whose answer the loop reads for so long.
+A child that is killed, or cut off in the middle of its answer, counts as one that gave none.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ HOLDER_TIMEOUT_S = 3.0  # a large machine has many descriptors to look at
 
 
 class Inspection:
-    """Gathers the answers and sends them."""
+    """Gathers the answers to the launcher's questions, and sends each when it has it.
+
+    After `cancel` no answer is sent any more: the run is being ended, and a child may have been killed for that. The
+    port that node 0 holds stays held until `release_port`.
+    """
 
     def __init__(
         self,
@@ -40,11 +45,15 @@ class Inspection:
         await_exit: AwaitExit,
         keepers_fd: int,
     ) -> None:
+        """on_python: gets the process that imports torchrun; await_exit: calls back when a child has ended.
+
+        keepers_fd: for the process that imports torchrun; at its end when guardian and supervisor are gone.
+        """
         self.search: Search | None = None
         self._loop = loop
         self._send_queue = send_queue
-        self._keepers_fd = keepers_fd  # for that process: at its end when guardian and supervisor are gone
-        self._on_python = on_python  # gets the process that imports torchrun
+        self._keepers_fd = keepers_fd
+        self._on_python = on_python
         self._await_exit = await_exit
         self._setup: Setup | None = None
         self._made: dict[str, Any] | None = None  # what became of the setup, where one was asked for
@@ -85,7 +94,7 @@ class Inspection:
         self._setup.run_next()
 
     def cancel(self) -> None:
-        """Begin nothing more, and tell nothing of what is ended before it has an answer: the run is being ended."""
+        """Begin nothing more and send no answer that is still to come: the run is being ended."""
         self._is_over = True
         if self._setup is not None:
             self._setup.cancel()
@@ -138,7 +147,7 @@ class Inspection:
     # ---- the network --------------------------------------------------------------------------------------------
 
     def find_route(self, header: dict[str, Any]) -> None:
-        """Answer a ROUTE: interface and own address towards the master; node 0 holds the port from now on.
+        """Answer a ROUTE with interface and own address towards the master; node 0 holds the port from now on.
 
         With `listens` a port for a neighbour's probe is open as well, and node 0 answers on the master port.
         """
@@ -159,7 +168,7 @@ class Inspection:
         )
 
     def _go_route(self, header: dict[str, Any], found: dict[str, Any]) -> None:
-        """Hold and open the ports on the route that was found, if one was, and answer."""
+        """Hold and open the ports on the route, if one was `found`, and send the answer."""
         from launcher.node.facts import network
 
         answer: dict[str, Any] = {
@@ -189,7 +198,7 @@ class Inspection:
                 self._listen(network.listen(everywhere, answer["port"]))
 
     def _name_holder(self, answer: dict[str, Any], port: int) -> None:
-        """Send an answer of which the error is that `port` is taken, with who has it where that can be seen."""
+        """Send an answer whose error is that `port` is taken; the process that has it is named if that can be seen."""
         from launcher.node.facts import network
 
         def send(found: dict[str, Any] | None) -> None:
@@ -204,9 +213,9 @@ class Inspection:
     def _ask_child(
         self, find: Callable[[], dict[str, Any]], on_found: Callable[[dict[str, Any] | None], object], timeout_s: float
     ) -> None:
-        """Run `find` in a fork, which may block; `on_found` gets what it returned, or None where nothing came in time.
+        """Run `find`, which may block, in a fork; `on_found` gets what it returned, or None if nothing came in time.
 
-        Where the run is being ended before, nobody gets anything.
+        If the run is being ended before, `on_found` is not called.
         """
         from launcher.node.facts import network
 
@@ -223,7 +232,7 @@ class Inspection:
         self._loop.read_all(answer_fd, take, timeout_s, lambda: workers.kill(child))
 
     def _listen(self, listener: socket) -> int:
-        """Answer whoever connects until the run starts; return the port."""
+        """Send our token to whoever connects, until the run starts; return the port."""
         self._listeners.append(listener)
         self._loop.watch(listener.fileno(), lambda: self._answer(listener))
         port: int = listener.getsockname()[1]
@@ -244,7 +253,7 @@ class Inspection:
             self._hang_up(self._answered[0])
 
     def _hang_up(self, sock: socket) -> None:
-        """Close a connection that was answered: its end has come, or words, which are no prober's."""
+        """Close a connection that was answered: the other side has hung up, or sent what no probe sends."""
         self._loop.forget(sock.fileno())
         self._answered.remove(sock)
         try:
@@ -255,7 +264,7 @@ class Inspection:
         sock.close()
 
     def probe(self, header: dict[str, Any]) -> None:
-        """Answer a PROBE: whether each [address, port] of `targets` can be reached, and what name look-ups cost."""
+        """Answer a PROBE: whether each [address, port] of `targets` can be reached, and how long a look-up takes."""
         from launcher.node.facts import network
 
         targets = header["targets"]
@@ -274,14 +283,14 @@ class Inspection:
         self._listeners, self._answered = [], []
 
     def release_port(self) -> None:
-        """Let go of the port that node 0 held for torchrun."""
+        """Close the port that node 0 has held, so that torchrun can have it."""
         if self._held_port is not None:
             self._held_port.close()
             self._held_port = None
 
 
 def _fork(find: Callable[[], dict[str, Any]]) -> tuple[workers.Child, int]:
-    """Begin `find` in a child; return it and the descriptor on which its answer comes."""
+    """Start `find` in a child; return it and the descriptor from which its answer is read."""
     from launcher.node.facts import network
 
     answer_read, answer_write = os.pipe()
@@ -298,7 +307,7 @@ def _fork(find: Callable[[], dict[str, Any]]) -> tuple[workers.Child, int]:
 
 
 def _read_answer(data: bytes) -> dict[str, Any] | None:
-    """Return what a child wrote, or None where it was ended before, or in the middle of it."""
+    """Return what a child wrote, or None if it was killed before that or in the middle of it."""
     try:
         found: dict[str, Any] = fast_json.loads(data.decode())
         return found

@@ -1,4 +1,4 @@
-"""Processes of runs on this node: those of a run that goes on, and those that nobody looks after any more."""
+"""Processes of other runs on this node: those of a run that goes on, and leftover ones, whose keepers are gone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def find_runs(own_mark: str) -> list[dict[str, Any]]:
 
 
 def _run_of(mark: str) -> str:
-    """Return `RUN.TOKEN` of a mark `RUN.TOKEN.INDEX`, or "" of what is no mark of ours."""
+    """Return `RUN.TOKEN` of a mark `RUN.TOKEN.INDEX`, or "" if it is none of launcher's marks."""
     run_id, _, rest = mark.partition(".")
     token = rest.partition(".")[0]
     return run_id + "." + token if run_id and _is_hex(token) else ""
@@ -45,7 +45,7 @@ def _is_hex(text: str) -> bool:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether it runs as the user that we are; root may see everybody's, and they are not ours for that."""
+    """Tell whether a process runs as our own user: root can see those of others, which are none of its runs."""
     try:
         return os.stat("/proc/%d" % pid).st_uid == os.getuid()
     except OSError:
@@ -53,7 +53,7 @@ def _is_ours(pid: int) -> bool:
 
 
 def _is_of_this_machine(pid: int) -> bool:
-    """Whether it is in our PID namespace: a container is a machine of its own, whose runs are ended there."""
+    """Tell whether a process is in our PID namespace: a container is a machine of its own, and ends its runs itself."""
     try:
         return os.readlink("/proc/%d/ns/pid" % pid) == os.readlink("/proc/self/ns/pid")
     except OSError:  # it may not be looked into
@@ -61,7 +61,7 @@ def _is_of_this_machine(pid: int) -> bool:
 
 
 def _has_folder(pid: int, mark: str) -> bool:
-    """Whether its run's folder is here, which is removed at the census that finds nothing left.
+    """Tell whether the folder of a process's run is here, as it is until a census finds nothing left.
 
     The mark alone proves nothing: what a run hands to a scheduler (at, qsub) carries it to other times and machines.
     """
@@ -74,7 +74,7 @@ def _has_folder(pid: int, mark: str) -> bool:
 
 
 def _has_keeper(process: proc.Process, everything: dict[int, proc.Process]) -> bool:
-    """Whether a guardian or supervisor is among the ancestors."""
+    """Tell whether a guardian or supervisor is among the ancestors of a process."""
     seen = set()
     while process.ppid in everything and process.ppid not in seen:
         process = everything[process.ppid]
@@ -85,7 +85,7 @@ def _has_keeper(process: proc.Process, everything: dict[int, proc.Process]) -> b
 
 
 def remove_folders(run_ids: set[str]) -> None:
-    """Remove the folders of runs of which nothing lives any more."""
+    """Remove the folders of those of these runs of which no process lives."""
     alive = {mark.partition(".")[0] for mark in map(proc.read_mark, proc.read_all()) if mark is not None}
     for base in workers.folder_places():
         try:
@@ -101,7 +101,7 @@ def remove_folders(run_ids: set[str]) -> None:
 
 
 def _is_own_folder(path: str) -> bool:
-    """Whether it is a run's folder of ours: no link, and with what each one has in it."""
+    """Tell whether a path is a run's folder of our own user: no link, and with the directory that each one has."""
     try:
         found = os.lstat(path)
     except OSError:

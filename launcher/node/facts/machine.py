@@ -1,4 +1,4 @@
-"""What this node's machine and its limits are, as ranks started from here will find them."""
+"""Memory, disks and limits of this node, as ranks that the supervisor starts will find them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CAP_IPC_LOCK = 14  # linux/capability.h
 
 
 def describe_machine(workdir: str) -> dict[str, Any]:
-    """Return memory, /dev/shm, limits and free disk in MiB; None where this system does not tell."""
+    """Return memory, /dev/shm, limits and free disk; None for what this system does not tell, or does not limit."""
     memory = _read_meminfo()
     return {
         "memory_mib": memory.get("MemTotal"),
@@ -51,7 +51,7 @@ def _limit(kind: int, unit: int) -> int | None:
 
 
 def _may_lock_all() -> bool:
-    """Whether the limit of locked memory is none for us: the kernel asks a CAP_IPC_LOCK, as root mostly has, first."""
+    """Tell whether CAP_IPC_LOCK, which root mostly has, frees this process from the limit of locked memory."""
     try:
         with open("/proc/self/status") as file:
             rows = [line.split() for line in file if line.startswith("CapEff:")]
@@ -61,7 +61,7 @@ def _may_lock_all() -> bool:
 
 
 def hash_file(path: str) -> str | None:
-    """Return the SHA-256 of a file, or None where it can't be read, or is none (a pipe would be waited for)."""
+    """Return the SHA-256 of a regular file, or None: a read of anything else, such as a pipe, could wait for ever."""
     import hashlib
 
     try:

@@ -1,4 +1,4 @@
-"""This node's addresses, the way to node 0, and ports: held for torchrun, listened on and tried before a run."""
+"""This node's addresses, its route to node 0, and ports: held for torchrun, listened on and tried before a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 3.0
 RETRY_S = 0.5
 DNS_TIMEOUT_S = 1.0  # TCPStore looks names up for each connection: more than this is worth a word
-TOKEN = b"launch\n"  # what our listeners say, so that nobody else's is taken for one
+TOKEN = b"launch\n"  # what our listeners send, so that a probe tells them from any other program's
 _SIOCGIFCONF = 0x8912
 _IFREQ_BYTES = 40  # struct ifreq on 64-bit Linux
 
@@ -53,7 +53,7 @@ def _list_ipv6() -> list[list[str]]:
 
 
 def list_networks(root: str = "") -> list[dict[str, Any]]:
-    """Return interface, network (`10.0.1.0/24`) and speed (Mbit/s, None: unknown) of each IPv4 subnet we are in."""
+    """Return interface, network (`10.0.1.0/24`) and speed (Mbit/s, None: unknown) of each IPv4 subnet of this node."""
     try:
         with open(root + "/proc/net/route") as file:
             rows = [line.split() for line in file][1:]
@@ -101,7 +101,7 @@ def _list_folder(path: str) -> list[str]:
 
 
 def is_address(text: str) -> bool:
-    """Tell whether `text` is an IP address as it stands, so that no resolver is asked for it."""
+    """Tell whether `text` is an IP address, for which no resolver is asked."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, text)
@@ -154,7 +154,7 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def find_holder(port: int) -> str | None:
-    """Return `pid 4411 (python)` for who listens on a TCP port, as far as we may see it."""
+    """Return `pid 4411 (python)` for the process that listens on a TCP port, or None if it can't be seen."""
     inodes: set[str] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
@@ -193,7 +193,7 @@ def write_and_exit(output_fd: int, find: Callable[[], dict[str, Any]]) -> NoRetu
 
 
 def describe_error(error: Exception) -> str:
-    """Return the words alone of what the system, or the resolver, refused."""
+    """Return the text of an error of the system or the resolver, without its number."""
     return getattr(error, "strerror", None) or str(error)
 
 
@@ -228,7 +228,10 @@ def try_targets(targets: list[list[Any]], peer: str | None) -> dict[str, Any]:
 
 
 def _begin_look_up(peer: str | None) -> tuple[int, int]:
-    """Look names up in a process of its own: a poor resolver stalls it, and Python's getnameinfo holds the GIL."""
+    """Look names up in a process of its own, and return it with the descriptor on which two lines come.
+
+    A poor resolver stalls a look-up, and Python's getnameinfo holds the GIL meanwhile.
+    """
     import time
 
     answers_read, answers_write = os.pipe()

@@ -1,7 +1,7 @@
 """The search for a Python that has torch; the one that is found goes on to import torchrun at once.
 
-So the second that the import takes runs while the launcher still compares the nodes, and torchrun then gets its
-arguments over a pipe. Where the ranks are started without torchrun, it ends instead.
+So the second that the import takes passes while the launcher still compares the nodes; torchrun then waits for its
+arguments, which come over a pipe. If the ranks are started without torchrun, the Python that was found exits instead.
 """
 
 from __future__ import annotations
@@ -61,7 +61,11 @@ if version is None or "torchrun" not in sys.argv:
 
 
 class Search:
-    """Tries one candidate after the other; the supervisor's loop feeds it."""
+    """Tries one candidate after the other, without blocking: the supervisor's loop brings each one's answer.
+
+    `on_found` is called once, with what the first Python that has torch says of itself, or with None; by then `child`
+    is the process that imports torchrun, and `tried` has why each candidate before it was not taken.
+    """
 
     def __init__(
         self,
@@ -84,11 +88,11 @@ class Search:
         self._on_found = on_found
         self.for_torchrun = for_torchrun
         self.tried: list[list[str]] = []
-        self.child: workers.Child | None = None  # the waiting stub
-        self.order_fd: int | None = None  # what torchrun is to do is written here
+        self.child: workers.Child | None = None  # the candidate that runs, then the one that waits for its order
+        self.order_fd: int | None = None  # where that order is written
 
     def try_next(self) -> None:
-        """Start the next candidate, or tell that none is left."""
+        """Start the next candidate, or call `on_found` with None if none is left."""
         if not self._candidates:
             self._on_found(None)
             return
@@ -102,10 +106,7 @@ class Search:
             self._start_stub(candidate)
 
     def give_order(self, order: dict[str, Any]) -> None:
-        """Tell the waiting torchrun what to do: its argv, env and cwd.
-
-        Over the pipe alone: the environment holds secrets, which no disk shall keep.
-        """
+        """Send the waiting torchrun its argv, env and cwd; over the pipe, since secrets in env must reach no disk."""
         import json
 
         assert self.order_fd is not None  # opened with the stub
@@ -158,7 +159,7 @@ class Search:
 
 
 def find_program(name: str, env: dict[str, str]) -> str | None:
-    """Return where `name` would be started from, with this environment."""
+    """Return the path of the program that `name` starts with this environment, or None."""
     if "/" in name:
         return name if os.access(name, os.X_OK) else None
     for folder in env.get("PATH", os.defpath).split(":"):

@@ -1,6 +1,7 @@
-"""The environment of a run on this node: what --setup, --conda and --venv make of the one that a login has.
+"""The environment of a run on this node: what --setup, --conda and --venv make of that of a login.
 
-Each step runs in a bash of its own and hands its whole environment to the next; the supervisor's loop waits for none.
+Each step runs in a bash of its own, and its whole environment is that of the next; the supervisor's loop goes on
+meanwhile.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ _CONDA = "LAUNCH_CONDA"  # in which the launcher's lines for --conda say what th
 
 
 class Setup:
-    """Runs the steps of one order one after the other, and changes `env` in place."""
+    """Runs the steps of a PREPARE one after the other, and changes `env` in place.
+
+    `on_done` is called once, after the last step or the first that fails; after `cancel` it is not called at all. Do
+    not use `env` before: between the steps it is that of the last one that succeeded.
+    """
 
     def __init__(
         self, loop: Loop, await_exit: AwaitExit, folder: str, env: dict[str, str], wanted: dict[str, Any],
@@ -73,7 +78,7 @@ class Setup:
         self._flags = "-lc" if is_login else "-c"
 
     def run_next(self) -> None:
-        """Start the next step, or tell that all is done."""
+        """Start the next step, or call `on_done` if none is left."""
         if not self._steps:
             self._finish()
             return
@@ -96,7 +101,7 @@ class Setup:
         self._timer = self._loop.call_later(self._timeout_s, lambda: self._give_up(step["name"], child))
 
     def _start(self, command: str) -> tuple[workers.Child, int, int]:
-        """Start bash; return it, and where what it prints and the environment that it ends with come."""
+        """Start bash; return it, and the descriptors of what it prints and of the environment that it ends with."""
         fifo = os.path.join(self._folder, "setup.env")
         if os.path.lexists(fifo):  # of the step before, which may have put anything there
             os.unlink(fifo)
@@ -117,7 +122,7 @@ class Setup:
         return child, noise_read, found_read
 
     def _env_of_bash(self) -> dict[str, str]:
-        """Return the environment, but that of what the user has named none is executed."""
+        """Return the environment for bash: variables that a shell executes are this node's own, never the user's."""
         env = dict(self._env)
         for name in set(_CODE_OF_SHELLS).intersection(self._named):
             env.pop(name, None)
@@ -126,7 +131,7 @@ class Setup:
         return env
 
     def cancel(self) -> None:
-        """Start nothing more, and tell nothing: the run is being ended."""
+        """Start no further step and do not call `on_done`: the run is being ended."""
         self._is_over = True
         self._loop.cancel(self._timer)
 
@@ -189,7 +194,7 @@ class Setup:
         return [line for line in lines if line][-TAIL_LINES:]
 
     def _adopt(self, data: bytes) -> None:
-        """Take the environment that `env -0` has written, but for what is bash's and what is ours."""
+        """Take over the environment that `env -0` has written, except for bash's own variables and for launcher's."""
         entries = (os.fsdecode(entry).partition("=") for entry in data.split(b"\0") if entry)
         found = {name: value for name, _, value in entries if name not in _BASH_S_OWN}
         kept = [*self._named, *_BASH_S_OWN]

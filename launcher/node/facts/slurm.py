@@ -1,6 +1,7 @@
-"""What Slurm gives a run on this node, read from the variables of the step, or the batch script, that we are in.
+"""What Slurm gives a run on this node, read from the variables of the step or batch script that started us.
 
-A site without cgroups hides nothing: there nvidia-smi shows every GPU, and the kernel every CPU, those of others too.
+They are read because a site without cgroups hides nothing: there nvidia-smi shows every GPU, and the kernel every CPU,
+those of other jobs too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def count_cpus(allowed: int) -> int:
 
 
 def choose_gpus(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return those of the GPUs that are the job's; where Slurm counts none, all are."""
+    """Return those of the GPUs that are the job's: all of them if Slurm doesn't count GPUs here."""
     if not is_in_job():
         return found
     # Not HIP's variable: its numbers are those of the GPUs that Slurm has left.
@@ -38,7 +39,7 @@ def choose_gpus(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def find_ends() -> tuple[str | None, str | None]:
-    """Return the launcher's address, and the one of ours from which it is reached; nothing outside of a step."""
+    """Return the launcher's address, and this node's own on the route to it; None for both outside of a step."""
     launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") if is_in_job() else None
     if launcher is None:
         return None, None

@@ -19,7 +19,7 @@ UNKNOWN = -1  # the index of the GPU that a MIG device is part of
 def find_visible(gpus: list[dict[str, Any]], env: Mapping[str, str]) -> list[int] | None:
     """Return the indexes of the GPUs that a process with this environment sees, in its order.
 
-    None: all of them, or the tool doesn't tell enough of them.
+    None: it sees all of them, or their UUIDs, which it needs to choose, aren't known.
     """
     seen = {gpu["index"]: gpu for gpu in gpus}
     found = None
@@ -35,7 +35,7 @@ def find_visible(gpus: list[dict[str, Any]], env: Mapping[str, str]) -> list[int
 
 
 def _variables(gpus: list[dict[str, Any]], env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what counts, in order: ROCm's runtime hides GPUs and numbers the rest anew, and HIP chooses of those."""
+    """Return the variables that count, in order: ROCr's hides GPUs and numbers the rest anew, HIP chooses of those."""
     if not any(gpu.get("is_amd") for gpu in gpus):
         return (CUDA,)
     if ROCR in env:

@@ -16,7 +16,7 @@ _START = b"NVRM: Xid (PCI:"
 
 
 def find_xids(log: str = KERNEL_LOG, uptime_s: float | None = None) -> list[dict[str, Any]]:
-    """Return GPU (PCI address) and number of the last day's Xids, each pair once."""
+    """Return the GPU (PCI address) and the number of each Xid of the last day, each pair once."""
     since_us = ((time.monotonic() if uptime_s is None else uptime_s) - _RECENT_S) * 1e6
     try:
         fd = open_log(log)

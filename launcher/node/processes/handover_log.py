@@ -1,4 +1,4 @@
-"""What the supervisor writes down for the guardian, which reads it if the supervisor is killed."""
+"""The supervisor's notes for the guardian, which reads them if the supervisor dies."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from launcher.node import fast_json
 
 
 class HandoverLog:
-    """A pipe to the guardian; it is small, and must not stop us if the guardian sleeps."""
+    """The writing end of a pipe that the guardian reads at the end only; a note for which it has no room is lost."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         os.set_blocking(fd, False)
 
     def note(self, **entry: object) -> None:
-        """Write down one entry, a line of JSON."""
+        """Write one entry, a line of JSON, without waiting."""
         try:
             os.write(self._fd, fast_json.dumps(entry).encode() + b"\n")
         except OSError:

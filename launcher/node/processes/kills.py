@@ -1,7 +1,7 @@
-"""Kills by the kernel for lack of memory, told from every other SIGKILL.
+"""Which SIGKILLs came from the kernel, for lack of memory.
 
-The kernel counts them per control group and for the machine before it sends the signal, and names the victim in its
-log, which on most systems root alone may read (mm/oom_kill.c; Documentation/admin-guide/cgroup-v2.rst).
+The kernel counts such kills per control group and for the machine before it sends the signal, and names the victim in
+its log, which on most systems only root may read (mm/oom_kill.c; Documentation/admin-guide/cgroup-v2.rst).
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ _MACHINE = "/proc/vmstat"
 
 
 class KernelKills:
-    """What the kernel had counted when the run began, and what it counts when a process has ended."""
+    """Compares the kernel's counts when a process has ended with those from before.
+
+    Each kill that is counted explains the end of one process only. If the log can be read, it alone decides on ranks,
+    and the counts only on a rank's children.
+    """
 
     def __init__(self, root: str = "") -> None:
         self._root = root
@@ -29,20 +33,21 @@ class KernelKills:
         self._named: set[int] = set()  # by the log
 
     def watch(self, pid: int) -> None:
-        """Note the control group of a process while it lives: a zombie has none, under cgroup v1."""
+        """Note the control group of a process, which must still live: under cgroup v1 a zombie has none."""
         found = self._find_counter(pid)
         if found is not None:
             self._groups[pid] = found
             self._counts.setdefault(found[0], (self._count(found[0]),) * 2)
 
     def forget(self) -> None:
-        """Leave out what happened before the last call, such as the end of a helper: to be called every PERIOD_S."""
+        """Disregard kills from before the last call, such as that of a helper; to be called every PERIOD_S."""
         self._counts = {path: (lately, self._count(path)) for path, (_, lately) in self._counts.items()}
 
     def judge(self, pid: int, *, was_child: bool = False) -> str | None:
-        """Say whether the kernel killed this process, or None where nothing speaks for it.
+        """Return CERTAIN or PROBABLE if the kernel killed this process, or None if nothing speaks for it.
 
-        was_child: a child of it was killed, as a shell's exit code tells; the log names that by an id unknown here.
+        was_child: not the process but a child of it was killed, as a shell's exit code tells; the log names that by an
+        id that is not known here.
         """
         if self._log is not None and not was_child:
             return CERTAIN if self._is_in_log(pid) else None  # it names every one
@@ -93,7 +98,7 @@ class KernelKills:
             return ""
 
     def _open_log(self) -> int | None:
-        """Return the kernel's log at its end, so that only what follows is read."""
+        """Return a descriptor at the end of the kernel's log, so that only later records are read; None if denied."""
         try:
             if os.readlink(self._root + "/proc/self/ns/pid") != _FIRST_PID_NAMESPACE:
                 return None

@@ -1,10 +1,18 @@
-"""How a run is ended on a node, the same whoever asks for it.
+"""The ladder: the steps by which a run is ended on a node, the same for supervisor, guardian and shim.
 
-torchrun is held first: left alone it signals each rank's whole process group, data-loader workers too, and a
-trainer whose loader workers die cannot save ("DataLoader worker exited unexpectedly").
-It is held by a signal that it catches, never by SIGSTOP: should all who could go on with the ladder be killed, it
-must still be able to end its ranks, and a process that is stopped can do nothing.
-For the same reason it is the last to be killed.
+First the starter of the ranks (torchrun or the shim) is held, then the ranks get SIGTERM and time to save, then all
+other processes of the run get SIGTERM; at last all are stopped (SIGSTOP) and killed until none is left, or until
+`CENSUS_S` are over.
+
+The starter is held before any rank is asked to end, it is never stopped, and it is the last to be killed. Left alone,
+torchrun would signal each rank's whole process group, data-loader workers too, and a trainer whose workers die can't
+save ("DataLoader worker exited unexpectedly"). It is held by a signal that it catches, never by SIGSTOP: if all who
+could go on with the ladder are killed, the starter must still end its ranks, and a stopped process can do nothing.
+A signal goes only to the very process that was seen, known by its id and start time.
+
+If whoever goes down a ladder is killed, processes may be left stopped; the next ladder begins at the top, and makes
+them go on or kills them. Do not assume that the processes found in one step are those of the next: a run may start
+others at any time, so each step looks anew.
 """
 
 from __future__ import annotations
@@ -31,10 +39,11 @@ _PAUSES_S = (0.005, 0.01, 0.02, 0.04)
 
 
 def descend(owned: Owned, timeout_s: float, wait_s: float = 0) -> Generator[float, None, list[Process]]:
-    """End the run step by step; a generator of seconds to wait, which returns what could not be ended.
+    """End the run step by step; return the processes that could not be ended.
 
-    timeout_s: how long the ranks may take to save after SIGTERM, 0 to kill at once; wait_s: how long to look on first,
-    where another supervisor, whose launcher was lost, is ending the run already.
+    It never waits itself: it yields the seconds after which it wants to go on. timeout_s: how long the ranks may take
+    to save after SIGTERM, 0 to kill at once; wait_s: how long another supervisor, which has lost its launcher and is
+    ending the run already, may first take for that.
     """
     if wait_s > 0:
         yield from _wait(time.monotonic() + wait_s, lambda: not owned.living())
@@ -54,9 +63,9 @@ def descend(owned: Owned, timeout_s: float, wait_s: float = 0) -> Generator[floa
 
 
 class _Rest:
-    """What is neither rank nor starter: each gets SIGTERM once, those too that were started since the last look.
+    """All processes of the run but the starter; each gets SIGTERM once, those too that start meanwhile.
 
-    A process that has become another program counts as new: what came between its fork and its exec is lost.
+    A process that has become another program counts as new: a SIGTERM between its fork and its exec has no effect.
     """
 
     def __init__(self, owned: Owned) -> None:
@@ -64,6 +73,7 @@ class _Rest:
         self._asked: set[tuple[int, int, str]] = set()
 
     def is_gone(self) -> bool:
+        """Ask those to end that were not asked yet; tell whether none is left."""
         living = _without_starter(self._owned, self._owned.living())
         for process in living:
             program = process.pid, process.started, process.name
@@ -75,10 +85,10 @@ class _Rest:
 
 
 def _kill(owned: Owned, deadline: float) -> Generator[float, None, list[Process]]:
-    """Kill all that lives until nothing does, or the deadline; return what could not be ended.
+    """Kill all that lives until nothing does, or until the deadline (monotonic seconds); return what is left.
 
-    All are stopped before one is killed, so that none starts another meanwhile. What forks faster than /proc can be
-    read becomes our child when its parent ends, and the kernel says whether we have one.
+    All are stopped before one is killed, so that none starts another meanwhile. A process that forks faster than /proc
+    can be read becomes our child when its parent ends, and the kernel tells whether we have one.
     """
     starter = owned.starter.pid if owned.starter is not None else None
     living = owned.living()
@@ -122,7 +132,7 @@ def _without_starter(owned: Owned, living: list[Process]) -> list[Process]:
 
 
 def take_steps(steps: Generator[float, None, list[Process]], beat: Callable[[], object]) -> list[Process]:
-    """Go down the ladder without an event loop, and `beat` about every second; return what could not be ended."""
+    """Go down a ladder without an event loop; reap, and call `beat` about every second; return what is left."""
     beat_at = time.monotonic()
     while True:
         try:

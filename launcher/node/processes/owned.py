@@ -1,11 +1,12 @@
 """Which processes belong to a run.
 
 Three signs count together, because each alone can be lost: the run's mark in the environment (setproctitle may
-overwrite it), descent from the supervisor (lost when a parent dies and no subreaper is left), and the sessions
+overwrite it), descent from guardian or supervisor (lost when a parent dies and no subreaper is left), and the sessions
 that the run's processes lead. A process that one of them has shown once stays the run's.
 
-Reading /proc is slower than forking, and hidepid hides other users' processes there. The kernel itself knows better:
-as a subreaper, guardian and supervisor have children as long as anything of the run lives.
+Do not assume that a run is over because /proc shows none of its processes: reading it is slower than forking, and
+hidepid hides other users' processes there. What the kernel says of a process's own children is exact: as subreapers,
+guardian and supervisor have children as long as any descendant of theirs lives.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper() -> None:
-    """Have the orphans among our descendants become our children."""
+    """Make this process adopt the orphans among its descendants; without libffi or prctl nothing changes."""
     try:
         import ctypes  # a Python that was built without libffi has none
 
@@ -34,10 +35,10 @@ def become_subreaper() -> None:
 
 
 def read_children() -> list[int]:
-    """Return our children's process ids, zombies' too; none where the kernel keeps no such list.
+    """Return the process ids of this process's children, zombies too; none if the kernel keeps no such list.
 
-    It is a hundred times faster than all of /proc, and hidepid hides nothing in it. None of these numbers is given
-    out again before we reap it.
+    That is a hundred times faster than reading all of /proc, and hidepid hides nothing in it. The kernel gives none of
+    these ids out again before we reap it.
     """
     try:
         with open("/proc/self/task/%d/children" % os.getpid()) as file:
@@ -47,7 +48,7 @@ def read_children() -> list[int]:
 
 
 def has_children() -> bool:
-    """Tell whether we have children, by the kernel's own word; one that has ended counts until it is reaped."""
+    """Ask the kernel whether this process has children; one that has ended counts until it is reaped."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -59,16 +60,19 @@ class Owned:
     """The processes of one run on this machine.
 
     What `living` has returned once stays the run's until it ends, whatever becomes of its mark, parent and session.
-    A session counts only while its leader is there, the very process that was recorded: after that its number may
-    be a stranger's.
+    A session counts only while its leader is there, the very process that was recorded: after that its id may be given
+    to others. The keepers are never part of the run, nor are the strangers and what these start.
+
+    Each `living` is one look at /proc, in which processes come and go: its result holds for that moment, and only the
+    next look finds what was started since. `starter` and `ranks` keep processes that have ended.
     """
 
     def __init__(self, mark: str | None, keepers: Iterable[int] = ()) -> None:
-        self.marks = {mark} if mark else set()  # one, but where an earlier run's left-overs are cleaned up
-        self.keepers = set(keepers)  # guardian and supervisor: their children are ours, they themselves are not
-        # What is older than the run's supervisor can't be of the run; its environment need not be read.
+        self.marks = {mark} if mark else set()  # more than one while earlier runs' leftover processes are ended
+        self.keepers = set(keepers)  # guardian and supervisor, or the shim: what they start is the run's
+        # A process that started before this can't be of the run; its environment need not be read.
         self.born = 0
-        # Children that a login's files left to the guardian, with their start times: nobody's here, nor what is below.
+        # Start times, by process id, of children that the guardian got from a login's files: they belong to no run.
         self.strangers: dict[int, int] = {}
         self.starter: Process | None = None  # of the ranks: torchrun, or a shim
         self.ranks: dict[int, Process] = {}  # by local rank
@@ -101,11 +105,11 @@ class Owned:
         return [process for process in mine.values() if process.state not in proc.GONE]
 
     def has_children(self) -> bool:
-        """Tell whether a child of ours lives that is no stranger; one that has ended counts until it is reaped."""
+        """Tell whether this process has a child that is no stranger; without strangers, unreaped ones count too."""
         return bool(self.living_children()) if self.strangers else has_children()
 
     def living_children(self) -> list[Process]:
-        """Return our children that live, those that /proc hides with `?` for all but their id."""
+        """Return this process's children that live and are no strangers; one that /proc hides is named `?`."""
         found = [proc.read_process(pid) or proc.Process(pid, "?", _HIDDEN) for pid in read_children()]
         return [process for process in found if process.state not in proc.GONE and not self._is_stranger(process)]
 

@@ -1,6 +1,7 @@
 """Processes as /proc shows them, and signals to exactly those that were seen.
 
-A process is known by its id and its start time, so a number that the kernel gave out again is never signalled.
+A process is known by its id and its start time together: the kernel gives ids out again, and a signal must not reach
+the next process that has one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ GONE = "ZX"  # a zombie holds no memory and no GPU; it only waits to be reaped
 
 
 class Process:
-    """One line of /proc/PID/stat."""
+    """What /proc/PID/stat said of a process at one moment; all but `pid` and `started` may have changed since."""
 
     __slots__ = ("exit_status", "name", "pid", "ppid", "session", "started", "state")
 
@@ -30,13 +31,13 @@ class Process:
 
 
 def read_process(pid: int) -> Process | None:
-    """Return what /proc says of `pid`, or None when it is gone."""
+    """Return what /proc says of `pid`, or None if it is gone."""
     text = read_stat(pid)
     return parse_stat(text) if text is not None else None
 
 
 def read_stat(pid: int) -> str | None:
-    """Return the line of /proc/PID/stat, or None when it is gone."""
+    """Return the line of /proc/PID/stat, or None if it is gone."""
     try:
         with open("/proc/%d/stat" % pid, "rb") as file:
             return file.read().decode("utf-8", "replace")
@@ -52,7 +53,7 @@ def parse_stat(text: str) -> Process:
 
 
 def read_all() -> dict[int, Process]:
-    """Return all processes of this machine that we can see, by process id."""
+    """Return all processes of this machine that /proc shows to this one, by process id."""
     found = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -63,15 +64,15 @@ def read_all() -> dict[int, Process]:
 
 
 def mark_environment(env: dict[str, str], mark: str) -> None:
-    """Mark all that will be started with `env` as part of a run, and of the Slurm job that `env` names."""
+    """Mark whatever is started with `env` as part of a run, and of the Slurm job that `env` names."""
     env[MARK] = mark
     env[SLURM_JOB] = env.get(_SLURM_S_OWN, "")
 
 
 def read_mark(pid: int) -> str | None:
-    """Return the mark of the run that a process belongs to, or None where it has none or is not ours to look into.
+    """Return the mark of the run that a process belongs to; None if it has none or may not be looked into.
 
-    A Slurm job inherits the environment in which it was submitted: one that a run has submitted is no part of it.
+    A Slurm job inherits the environment in which it was submitted, mark included, but is no part of that run.
     """
     env = read_environment(pid, MARK, SLURM_JOB, _SLURM_S_OWN)
     if env.get(_SLURM_S_OWN, "") not in ("", env.get(SLURM_JOB, "")):
@@ -81,7 +82,7 @@ def read_mark(pid: int) -> str | None:
 
 
 def read_environment(pid: int, *names: str) -> dict[str, str]:
-    """Return those of these variables that a process was started with; none where it is not ours to look into."""
+    """Return those of these variables that a process was started with; none if it may not be looked into."""
     starts = tuple((name + "=").encode() for name in names)
     try:
         with open("/proc/%d/environ" % pid, "rb") as file:
@@ -96,7 +97,7 @@ def read_environment(pid: int, *names: str) -> dict[str, str]:
 
 
 def read_command_line(pid: int) -> bytes:
-    """Return the argv of a process, its words separated by NUL; empty when it is gone."""
+    """Return the argv of a process, its words separated by NUL; empty if it is gone."""
     try:
         with open("/proc/%d/cmdline" % pid, "rb") as file:
             return file.read()
@@ -105,13 +106,13 @@ def read_command_line(pid: int) -> bytes:
 
 
 def is_alive(process: Process) -> bool:
-    """Tell whether this very process still runs (a zombie does not)."""
+    """Tell whether this very process, and no other of its id, still runs (a zombie does not)."""
     now = read_process(process.pid)
     return now is not None and now.started == process.started and now.state not in GONE
 
 
 def send_signal(process: Process, number: int) -> None:
-    """Signal `process` if it still is the one that was seen; errors mean that it is gone."""
+    """Signal `process` if it is still the one that was seen; one that may not be signalled counts as gone."""
     if is_alive(process):
         try:
             os.kill(process.pid, number)

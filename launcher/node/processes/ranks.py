@@ -1,4 +1,4 @@
-"""The ranks on this node: started by ourselves or by torchrun, each known to the kernel, its end told at once."""
+"""The ranks on this node, which a shim or torchrun starts: the launcher is told at once what becomes of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,16 @@ if TYPE_CHECKING:
 
 
 class Ranks:
-    """Watches the processes of a run from their start to their exit codes."""
+    """Watches the ranks of a run from their start to their exit codes, and reaps all children of the supervisor.
+
+    The launcher gets one STARTED and then one EXIT for each rank whose process was seen, however many sources tell of
+    its end; the output that is in its pipes by then is sent before the EXIT. As soon as one rank has failed, the
+    starter of the ranks is held, so that it ends no others: the launcher decides what happens next.
+
+    Do not assume that an exit code is known: torchrun's ranks are not our children, and /proc may hide how they ended
+    (None). Nor that there is an EXIT for each rank that was to start: torchrun may fail before, and a rank may be gone
+    before its process was looked at. `seen` has such a rank too.
+    """
 
     def __init__(
         self,
@@ -31,12 +40,13 @@ class Ranks:
         owned: Owned,
         on_ended: Callable[[], object],
     ) -> None:
-        self.seen: set[int] = set()  # local ranks that have been there, if for a moment only
+        """on_ended: called when all ranks of a shim have ended."""
+        self.seen: set[int] = set()  # local ranks that have started, if only for a moment
         self._loop = loop
         self._send_queue = send_queue
         self._handover_log = handover_log
         self._owned = owned
-        self._on_ended = on_ended  # where all were our own children
+        self._on_ended = on_ended
         self._torchrun: workers.Child | None = None  # also while it only imports
         self._has_shim = False  # which starts the ranks and reports each exit; else torchrun starts them
         self._expected = 0  # how many ranks the shim starts
@@ -47,7 +57,7 @@ class Ranks:
         self._kills: KernelKills | None = None  # once a rank runs
 
     def set_torchrun(self, child: workers.Child | None) -> None:
-        """Take the process that will start the ranks."""
+        """Take the process that imports torchrun and will start the ranks."""
         self._torchrun = child
         if child is not None and child.process is not None:
             self._note_starter(child.process)
@@ -57,7 +67,7 @@ class Ranks:
         self._handover_log.note(rank=None, pid=process.pid, started=process.started)
 
     def start_processes(self, order: Order, keepers_fd: int) -> None:
-        """Start plain commands as ranks; keepers_fd: at its end when guardian and supervisor are gone."""
+        """Start plain commands as ranks, below a shim; keepers_fd: at its end when guardian and supervisor are gone."""
         from launcher.node.processes import shim
 
         self._has_shim, self._expected = True, len(order.entries)
@@ -79,7 +89,7 @@ class Ranks:
         self._loop.watch(reports, lambda: self._read_shim(reports))
 
     def await_torchrun(self, folder: str, local_ranks: list[int], on_started: Callable[[], object]) -> None:
-        """Open what torchrun's ranks will write to; `on_started` is called when one is there."""
+        """Open the FIFOs that torchrun's ranks will write to; `on_started` is called whenever one has started."""
         reports, streams = workers.Fifos(folder).make(local_ranks)
         for (local_rank, stream), fd in streams.items():
             self._send_queue.watch(fd, local_rank, stream)
@@ -90,7 +100,7 @@ class Ranks:
         self._others[child.pid] = callback
 
     def reap(self) -> None:
-        """Take how our children have ended, and what we have inherited of the ranks."""
+        """Reap all children that have ended: helpers, torchrun, and ranks that we inherited from a killed starter."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -197,7 +207,7 @@ class Ranks:
         self._loop.call_later(PERIOD_S, self._forget_old_kills)
 
     def _judge_kill(self, local_rank: int, ending: dict[str, Any]) -> str | None:
-        """Say whether the kernel ended a rank for lack of memory; a shell says 137 of a child that was killed."""
+        """Judge whether the kernel killed a rank for lack of memory; exit code 137 is a shell's for a killed child."""
         is_kill = ending["signal"] == signals.SIGKILL or ending["code"] == 128 + signals.SIGKILL
         if not is_kill or self._kills is None:
             return None

@@ -1,8 +1,14 @@
-"""The parent of plain commands, which outlives guardian and supervisor if both are killed, and then ends the run.
+"""The shim: the parent of ranks that are plain commands, which ends the run if guardian and supervisor are both killed.
 
-To the ladder it is what torchrun is: it started the ranks, and is killed last. Should it be killed itself, the kernel
-kills the commands, though not their children: a process can ask for a signal at the death of its parent alone, and one
-parent may die while the other can still let the commands save.
+It is a fork of the supervisor, and to the ladder what torchrun is: the starter of the ranks, which is killed last. As
+long as guardian or supervisor lives it only starts the ranks and reports each start and end; ending them is their
+business, so it ignores SIGTERM, SIGHUP, SIGINT and the signal that holds a starter. It stays when its ranks have ended,
+since a daemon of theirs may live on. It holds nothing of the supervisor's connection, whose end must not wait for it,
+but the reading ends of the ranks' pipes: a rank that prints while it saves would fail if nobody had them open.
+
+If the shim itself is killed, the kernel kills its ranks, though not their children, for a process can ask for a signal
+at the death of its parent only. So ranks are no children of the supervisor, at whose death they may still save. Do not
+assume that a report arrives, or that a rank that ended was reported: then the supervisor inherits and reaps it.
 """
 
 from __future__ import annotations
@@ -21,13 +27,13 @@ if TYPE_CHECKING:
 
 
 class Order:
-    """What a shim starts, and what it must know to end it."""
+    """What a shim starts, and what it must know to end the run without the supervisor."""
 
     def __init__(
         self, entries: list[dict[str, Any]], env: dict[str, str], cwd: str | None, *, marks: set[str], folder: str,
         stop_timeout_s: float,
     ) -> None:  # fmt: skip
-        """Take the launcher's entries, each with rank, argv and env."""
+        """entries: of the launcher's START, each with rank, argv and env, which is added to `env`."""
         self.entries = entries
         self.env = env
         self.cwd = cwd
@@ -39,11 +45,10 @@ class Order:
 def start(
     order: Order, streams: dict[int, dict[int, int]], readers: list[int], keepers_fd: int
 ) -> tuple[workers.Child, int]:
-    """Fork a shim; return it, and where it reports starts and ends as lines of JSON.
+    """Fork a shim; return it, and the descriptor on which it reports starts and ends as lines of JSON.
 
-    streams: the descriptors of each rank, by the number that they get there; readers: the other ends of their pipes,
-    kept so that one that prints while it saves does not fail because the supervisor has been killed; keepers_fd: at
-    its end when guardian and supervisor are gone.
+    streams: our descriptors for each rank, by the number that they get there; readers: the reading ends of the ranks'
+    pipes; keepers_fd: at its end when guardian and supervisor are gone.
     """
     report_read, report_write = os.pipe()
     pid = workers.fork(death_signal=0)
@@ -58,7 +63,7 @@ def start(
 
 
 def _leave(*kept: int) -> None:
-    """Let go of all that is the supervisor's: its connection shall end with it."""
+    """Close all that is the supervisor's, whose connection must end with it, and ignore what asks for an end."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
@@ -82,7 +87,7 @@ class _Shim:
         self._owned.marks.update(order.marks)
 
     def run(self) -> NoReturn:
-        """Start the commands and tell of each end, until it is killed or nobody is left to be told."""
+        """Start the commands and report each end, until this process is killed or the keepers are gone."""
         become_subreaper()  # a daemon without mark is still a child, then
         loop = Loop()
         wake_read, wake_write = os.pipe()

@@ -1,6 +1,6 @@
-"""The Python stacks of the ranks, taken while they run: by py-spy where it may, else by faulthandler in the rank.
+"""The Python stacks of the ranks, taken while they run: by py-spy if it may, else by faulthandler in the rank.
 
-A dump must never end, stop or disturb a rank.
+A dump never ends, stops or disturbs a rank.
 So py-spy reads without pausing (`--nonblocking`): attaching would interrupt system calls, and a py-spy that is killed
 in the middle may leave its target stopped.
 A hung process stands still, so what is read is consistent; where it is not, py-spy fails and is asked again.
@@ -37,7 +37,7 @@ _LOOK_AGAIN_S = 0.1  # a page fault is state D for a moment as well
 def send_stacks(
     loop: Loop, send_queue: SendQueue, number: int, ranks: dict[int, proc.Process], env: dict[str, str], run_folder: str
 ) -> None:
-    """Answer a STACKS with one STACK for each rank that lives; env: where py-spy is looked for, by its PATH."""
+    """Answer a STACKS with one STACK for each rank that lives; py-spy is also looked for on the PATH of `env`."""
     armed = faulthandler_stacks.find_armed_folder(run_folder)
     for local_rank, process in ranks.items():
         if proc.is_alive(process):
@@ -52,7 +52,7 @@ def send_stacks(
 
 
 class Answer:
-    """What was found out about one rank."""
+    """What was found out about one rank: its stack as `text`, or the `reason` why there is none."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -64,9 +64,10 @@ class Answer:
 
 
 class _Dump:
-    """One rank's stack: a few steps, each called by the loop, which is never blocked.
+    """The search for one rank's stack: steps that the loop calls, none of which blocks.
 
-    A run hangs where processes or descriptors have run out, too: what a step is refused ends the dump, never the run.
+    `on_done` gets one answer, whatever happens. A run may hang because processes or descriptors have run out, so an
+    OSError in any step ends the dump, never the supervisor: each step is called by `_do`, which sees to that.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class _Dump:
         self._deadline = 0.0
 
     def begin(self) -> None:
-        """Look what the process is at; one that the kernel holds is not waited for."""
+        """Begin with the state of the process; one that the kernel holds (D) is not waited for."""
         self._do(self._find_process)
 
     def _do(self, step: Callable[..., object], *args: object) -> None:
@@ -212,7 +213,7 @@ class _Dump:
 
 
 def find_python(rank: proc.Process) -> proc.Process | None:
-    """Return the rank's process, or the first below it (a shell may have started the trainer), that is a Python."""
+    """Return the first Python among the rank's process and those below it: a shell may have started the trainer."""
     level = [rank]
     everything: dict[int, proc.Process] = {}
     while level:

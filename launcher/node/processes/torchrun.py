@@ -1,13 +1,15 @@
-"""How torchrun runs on a node: as text for the Python that has torch, which is not ours.
+"""The program that becomes torchrun on a node, as text: it runs in the Python that has torch, not in the supervisor's.
 
-It is the parent of the ranks, and outlives guardian and supervisor if both are killed. While one of them lives, the
-end of the ranks is theirs: they hold torchrun by a signal, and the kernel sends the same one when the supervisor dies.
-Held, its main thread waits in the handler and does not listen to SIGTERM, so neither the end of a rank nor Slurm makes
-it end the others. When both are gone it does what the ladder would: SIGTERM to the ranks alone, so that a trainer with
-data-loader workers can save, after the time for that SIGTERM to the rest, and SIGKILL. torchrun's own end would take
-30 s where a rank ignores SIGTERM.
-Not SIGSTOP: what the kernel sends would not reach a process that is stopped, and node 0's store would stand still while
-ranks save together.
+It is the parent of the ranks, and ends the run if guardian and supervisor are both killed. As long as one of them
+lives, ending the ranks is their business. They hold torchrun by a signal, and the kernel sends the same one when the
+supervisor dies. Held, its main thread waits in the handler and ignores SIGTERM, so neither the end of a rank nor Slurm
+makes it end the others; it never goes on from there. When both are gone it does what the ladder would: SIGTERM to the
+ranks alone, so that a trainer with data-loader workers can save, after the time for that SIGTERM to the rest, and
+SIGKILL. torchrun's own way to end would take 30 s if a rank ignores SIGTERM.
+
+It is not held by SIGSTOP: a stopped process does not get what the kernel sends, and node 0's store would stand still
+while ranks save together. Do not assume that a signal reaches Python code at once: the main thread may wait in C++ for
+other nodes, so another thread watches for the end of both keepers.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from __future__ import annotations
 KEEPERS_FD = 4  # at its end when guardian and supervisor are gone
 
 # Its arguments are the word torchrun, the signal that holds it, and how long ranks may save, in seconds.
-# The main thread may wait in C++, for other nodes, where it hears no signal: another one looks after the end.
 PROGRAM = """\
 import signal, threading, time
 hold_signal, stop_timeout_s = int(sys.argv[2]), float(sys.argv[3])
@@ -60,7 +61,7 @@ def is_alive(pid):
 def find_marked():
     pids = filter(str.isdigit, os.listdir("/proc"))
     return [pid for pid in pids if int(pid) != os.getpid() and is_marked(read("/proc/%s/environ" % pid))]
-def is_marked(environment):  # as processes.read_mark says
+def is_marked(environment):  # as proc.read_mark does
     env = dict(entry.partition("=")[::2] for entry in environment.split("\\0"))
     return env.get("LAUNCH_MARK") == mark and env.get("SLURM_JOB_ID", "") in ("", env.get("LAUNCH_SLURM_JOB", ""))
 def read(path):

@@ -1,7 +1,8 @@
-"""How the processes of a run are started on this node, and how their output and their end reach us.
+"""How processes are started on this node, how their output and exit status are read, and the run's own directory.
 
-Under torchrun, each rank is a `/bin/sh` that opens two FIFOs of ours and then becomes the trainer: bytes arrive
-exact, per rank and stream, and cost torchrun nothing (its own `--tee` rewrites carriage returns and mixes ranks).
+Under torchrun, each rank is a `/bin/sh` that opens two FIFOs in that directory and then becomes the trainer: its bytes
+arrive unchanged, per rank and stream, and cost torchrun nothing (whose `--tee` rewrites carriage returns and mixes
+ranks).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, Iterable
 
 STDOUT, STDERR = 1, 2
-FILES = "files"  # in the run's folder: what ranks leave here goes home
+FILES = "files"  # in the run's folder: the launcher gets what ranks leave here
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _PR_SET_PDEATHSIG = 1
@@ -26,7 +27,7 @@ _IGNORED = (signals.SIGPIPE, signals.SIGXFSZ, signals.SIGINT, signals.HOLD)  # b
 
 
 class Child:
-    """A process that we started and will reap."""
+    """A child of this process, which it has started and will reap."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -34,9 +35,9 @@ class Child:
 
 
 def fork(death_signal: int = signals.SIGKILL) -> int:
-    """Fork; what we catch ends the child, and is never written into our wake-up pipe, however early it comes.
+    """Fork, and return as os.fork does; when this process dies the kernel sends the child `death_signal` (0: none).
 
-    When we die the kernel sends the child `death_signal`, 0 for none.
+    A signal to the child that this process catches ends the child, however early it comes, and never wakes our loop.
     """
     parent = os.getpid()
     signals.pthread_sigmask(signals.SIG_BLOCK, _CAUGHT)
@@ -63,8 +64,8 @@ def spawn(
 ) -> Child:
     """Start `argv` in a session of its own; `fds` maps the child's descriptors to ours.
 
-    When we die the kernel sends the child `death_signal`.
-    A program that can't be started is told on the child's stderr, with exit code 127, as a shell does.
+    When this process dies the kernel sends the child `death_signal`. If the program can't be started, the child says so
+    on its stderr and exits with 127, as a shell's does.
     """
     pid = fork(death_signal)
     if pid:
@@ -91,7 +92,7 @@ def spawn(
 
 
 def spawn_piped(argv: list[str], env: dict[str, str], fds: dict[int, int] | None = None) -> tuple[Child, int]:
-    """Start `argv` with all that it prints in a pipe; return it and the end to read, or raise and leave none open.
+    """Start `argv`; return it, and the descriptor from which all that it prints is read; raise OSError.
 
     fds: more descriptors of the child, mapped to ours.
     """
@@ -134,13 +135,13 @@ def _die_with(parent: int, number: int) -> None:
 
 
 def kill(child: Child) -> None:
-    """Kill one child, if it still is there."""
+    """Kill one child, if it is still there; what it started lives on."""
     if child.process is not None:
         proc.send_signal(child.process, signals.SIGKILL)
 
 
 def widen(fd: int) -> None:
-    """Give a pipe room, so that a flood comes in few large pieces."""
+    """Let a pipe hold 1 MiB, so that much output comes in few large pieces."""
     import fcntl
 
     try:
@@ -150,13 +151,16 @@ def widen(fd: int) -> None:
 
 
 class Fifos:
-    """The named pipes of a run's ranks, in the run's folder."""
+    """The named pipes that torchrun's ranks write to, in the run's folder."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
 
     def make(self, local_ranks: Iterable[int]) -> tuple[int, dict[tuple[int, int], int]]:
-        """Make and open all of them; return (reports fd, {(local rank, stream): fd})."""
+        """Make and open all of them; return (fd, {(local rank, stream): fd}).
+
+        On the first one each rank writes its number and process id when it starts.
+        """
         reports = os.path.join(self.folder, "ranks")
         os.mkfifo(reports, 0o600)
         streams = {}
@@ -172,7 +176,7 @@ class Fifos:
 
 
 def open_pidfd(process: proc.Process) -> int | None:
-    """Return a descriptor that becomes readable when `process` ends, or None where the system has none."""
+    """Return a descriptor that becomes readable when `process` ends, or None if the system gives none."""
     if not hasattr(os, "pidfd_open"):  # Python 3.8, or a C library from before Linux 5.3
         return None
     try:
@@ -182,7 +186,7 @@ def open_pidfd(process: proc.Process) -> int | None:
 
 
 def read_exit_status(process: proc.Process) -> int | None:
-    """Return the wait(2) status of a rank that torchrun has not reaped yet, 0 or None when it can't be known.
+    """Return the wait(2) status of a rank that torchrun has not reaped yet; 0 or None if it can't be known.
 
     The rank is torchrun's child, so only /proc tells; torchrun looks ten times a second and prints exit codes in
     a page of text, for the first failure alone.
@@ -203,7 +207,7 @@ def describe_status(status: int | None) -> dict[str, Any]:
 
 
 def complain(text: str) -> None:
-    """Say something on stderr, which the launcher keeps; nobody may be there to read it."""
+    """Write a line to stderr, which the launcher keeps; it is lost if nobody reads there."""
     try:
         os.write(STDERR, (text + "\n").encode("utf-8", "replace"))
     except OSError:
@@ -211,12 +215,12 @@ def complain(text: str) -> None:
 
 
 def folder_places() -> list[str]:
-    """Return where a run's folder may be, in the order of trying."""
+    """Return the directories in which a run's folder may be made, in the order of trying."""
     return [place for place in (os.environ.get("TMPDIR"), "/tmp", "/dev/shm", os.path.expanduser("~")) if place]
 
 
 def make_folder(name: str) -> str:
-    """Make the run's private folder on this node, in the first place that lets us, and lock it while we live."""
+    """Make the run's private folder on this node, where that is possible; it stays locked while this process lives."""
     error = OSError("no place for the run's folder")
     for base in folder_places():
         path = os.path.join(base, "launch-%s-%s" % (name, os.urandom(4).hex()))
@@ -231,7 +235,7 @@ def make_folder(name: str) -> str:
 
 
 def _lock_folder(path: str) -> None:
-    """Keep systemd-tmpfiles out, which removes what is ten days old in /tmp, but nothing below a folder that is locked.
+    """Keep systemd-tmpfiles from removing what is ten days old in /tmp: it leaves a folder alone that is locked.
 
     See https://systemd.io/TEMPORARY_DIRECTORIES.
     """
@@ -245,7 +249,7 @@ def _lock_folder(path: str) -> None:
 
 
 def read_files(folder: str) -> list[tuple[str, bytes]]:
-    """Return name and content of the files in `folder`, smallest first, as much as may go home."""
+    """Return name and content of the files in `folder`, smallest first, as much as the launcher takes."""
     try:
         names = [name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name))]
         sizes = sorted((os.path.getsize(os.path.join(folder, name)), name) for name in names)

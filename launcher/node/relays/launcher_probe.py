@@ -1,4 +1,4 @@
-"""Whether the machine that has logged in here still answers, told by TCP where nobody else does."""
+"""Whether the launcher's machine, which has logged in here, still answers: TCP knows, if nobody sends heartbeats."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from launcher.node import clock
 class Login:
     """The TCP connection of our login.
 
-    When its cable is pulled, sshd ends it when TCP gives up, after a quarter of an hour; a ClientAliveInterval of its
-    configuration did not help while something was printed (OpenSSH 9.2).
+    If the other machine is cut off, sshd ends the connection only when TCP gives up, after a quarter of an hour; a
+    ClientAliveInterval in its configuration did not help while something was printed (OpenSSH 9.2).
     """
 
     def __init__(self, words: list[str], silence_s: float) -> None:
-        """Take the words of SSH_CONNECTION (the client's address and port, then ours) and how long it may be silent."""
+        """words: of SSH_CONNECTION, the client's address and port and then ours; without them it is never dead."""
         from socket import AF_INET, AF_INET6, inet_pton
 
         self._silence_s = silence_s
@@ -28,7 +28,7 @@ class Login:
                 self._ends.add((ours, theirs))
 
     def is_dead(self) -> bool:
-        """Whether what we have sent has come nowhere for so long, though it was sent again and again."""
+        """Tell whether TCP has sent the same again for `silence_s` without an acknowledgement; to be asked often."""
         if not self._is_sending_again():
             self._stalled_at = None
             return False

@@ -1,9 +1,9 @@
-"""Carries the streams of processes on this node over the streams of one task of srun or pdsh.
+"""The relay: carries the streams of processes on this node over the streams of one task of srun or pdsh.
 
 Both mix what their tasks write, in whole lines: srun's of less than 1,024 bytes, pdsh's of 128 KiB at most. So bytes
-travel as lines of base64, and each line names a channel: one process of ours on one node.
-srun gives what it reads to every task. pdsh gives nothing, and only its end is seen: there the launcher's lines come by
-another pdsh, whose task on this node puts them into our socket (launcher/node/relays/relay_input.py).
+travel as lines of base64, and each line names a channel: one process that the launcher has started on one node.
+srun gives what it reads to every task. pdsh gives a task no input, only its end: there the launcher's lines come by
+another pdsh, whose task on this node brings them to the relay's socket (launcher/node/relays/relay_input.py).
 
     to all relays     open CHANNEL TASK COMMAND    data CHANNEL BYTES    again CHANNEL NUMBER
                       took CHANNEL SIZE            shut CHANNEL          hang TASK PID STARTED
@@ -53,10 +53,15 @@ _DROPPED = (
 
 
 class Relay:
-    """All channels of this node."""
+    """All channels of this node.
+
+    A process's exit is sent after all of its output, and once only. While `OUT_BYTES` wait for srun or pdsh, or the
+    launcher has `window_bytes` of a process still to take, that process's pipes are not read. When the launcher is gone
+    (`_is_cut`) all pipes are closed, and the relay stays until each process has ended by itself.
+    """
 
     def __init__(self, nonce: str, task: int, env: dict[str, str], line_bytes: int, window_bytes: int) -> None:
-        """Carry whatever the launcher that knows this nonce starts on this task, with this environment."""
+        """Begin to catch signals; nonce: begins each line of ours, so that the launcher knows it; task: our number."""
         self._mark = b"~%s " % nonce.encode()
         self._task = b"%d" % task
         self._env = env
@@ -84,12 +89,12 @@ class Relay:
             signals.signal(number, lambda number, frame: None)
 
     def keep_blocks(self, block_bytes: int, kept_blocks: int) -> None:
-        """Keep the last blocks of a size, for whatever channel: the launcher names one that is sent again by number."""
+        """Keep the last blocks of a size, of whatever channel: the launcher names one by number to send it again."""
         self._block_characters = (block_bytes + 2) // 3 * 4
         self._kept_blocks = kept_blocks
 
     def open_socket(self, nonce: str, silence_s: float) -> None:
-        """Take the launcher's lines at a socket that leaves no file behind; then say `here`."""
+        """Take the launcher's lines at a socket, since only the end of stdin comes from pdsh; send `here`."""
         from launcher.node.relays import launcher_probe, relay_socket
 
         self._login = launcher_probe.Login(self._env.get("SSH_CONNECTION", "").split(), silence_s)
@@ -121,7 +126,7 @@ class Relay:
         return self._look_s * 1000 if self._login is not None and not self._is_cut else None
 
     def _look_at_login(self) -> None:
-        """Where beats from the launcher would be missed, TCP's acknowledgements are."""
+        """Cut the channels if the launcher's machine is gone: under pdsh no heartbeat tells, but TCP does."""
         if self._login is None or self._is_cut:
             return
         from launcher.node import clock
@@ -134,7 +139,7 @@ class Relay:
             self._cut()
 
     def _wanted(self) -> Iterator[Wanted]:
-        """Yield what is waited for now: descriptor, events, and who takes care."""
+        """Yield what is waited for now: descriptor, events, callback and its arguments."""
         yield self._wake_read, select.POLLIN, self._take_signals, ()
         if self._socket is not None:
             yield self._socket.fileno(), select.POLLIN, self._accept_sender, ()
@@ -184,7 +189,7 @@ class Relay:
                 self._serve(verb, name, self._children[name], text)
 
     def _end_source(self, source: int) -> None:
-        """Say that all of a sender was taken; the end of stdin is that of the launcher, or of the way from it."""
+        """Confirm that all of a sender's lines were taken; at the end of stdin the launcher is gone, so cut."""
         if source == _STDIN:
             self._cut()
             return
@@ -218,7 +223,7 @@ class Relay:
             self._say(b"exit", b"%s 126" % channel)
 
     def _cut(self) -> None:
-        """Nobody is there any more: the processes see that, and what they still say is for nobody."""
+        """Close all pipes and drop what waits: the launcher is gone."""
         self._is_cut = True
         self._sources.pop(_STDIN, None)
         self._outgoing.clear()
@@ -257,7 +262,7 @@ class Relay:
                     self._settle(channel, child)
 
     def _settle(self, channel: bytes, child: RelayedProcess) -> None:
-        """Tell the end of a process, once all that it has written is on its way."""
+        """Send the exit of a process, once it has ended and all that it has written is on its way."""
         if child.exit_code is not None and not child.streams:
             self._say(b"exit", b"%s %d" % (channel, child.exit_code))
             child.hang_up()
@@ -294,7 +299,7 @@ def _started(pid: int) -> int:
 
 
 def _hang_up_relay(pid: int, started: int) -> None:
-    """Tell the relay of a step whose srun is gone: Slurm does not."""
+    """Send SIGHUP to the relay of a step whose srun is gone, which Slurm does not tell it."""
     if started and _started(pid) == started:
         try:
             os.kill(pid, signals.SIGHUP)

@@ -1,4 +1,4 @@
-"""The task of a short pdsh: brings the relay on this node what the launcher says, with its socket's module alone."""
+"""A task of a pdsh of its own: brings the relay on this node the launcher's lines. Sent with `relay_socket` alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT_S = 10.0  # for a relay, which does nothing that takes long
 
 
 def main(nonce: str, rank: int, texts: list[bytes], inputs: list[tuple[int, List[Line]]]) -> None:
-    """Deliver what is for our place among the hosts of this pdsh, and say so; texts: what several lines share."""
+    """Deliver the lines for host number `rank` of this pdsh and print that it is done; texts: what lines share."""
     task, lines = inputs[rank]
     with socket(AF_UNIX) as sock:
         sock.settimeout(TIMEOUT_S)

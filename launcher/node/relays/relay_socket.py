@@ -1,6 +1,6 @@
-"""Where a relay under pdsh gets what the launcher says: a socket of a name, which leaves no file behind.
+"""The socket at which a relay under pdsh gets the launcher's lines; it has a name, but no file that could be left.
 
-Everybody on the node can read the name in a command line, so both ends look whose the other one is.
+Everybody on the node can read the name in a command line, so both ends check the user of the other one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from socket import AF_UNIX, SO_PEERCRED, SOL_SOCKET, socket
 
 
 def open_socket(nonce: str, task: int) -> socket:
-    """Listen for `launcher.node.relays.relay_input`."""
+    """Return a socket at which `launcher.node.relays.relay_input` can connect."""
     listener = socket(AF_UNIX)
     listener.bind(name_of(nonce, task))
     listener.listen()
@@ -19,7 +19,7 @@ def open_socket(nonce: str, task: int) -> socket:
 
 
 def accept(listener: socket) -> socket | None:
-    """Return who brings input, or None where it is another user."""
+    """Return the connection of whoever brings lines, or None if that is another user."""
     sender, _ = listener.accept()
     return sender if is_own(sender) else None
 
@@ -30,6 +30,6 @@ def name_of(nonce: str, task: int) -> bytes:
 
 
 def is_own(sock: socket) -> bool:
-    """Whether the other end is a process of our own user."""
+    """Tell whether the other end is a process of our own user."""
     credentials = sock.getsockopt(SOL_SOCKET, SO_PEERCRED, 12)  # process, user and group, of 4 bytes each
     return int.from_bytes(credentials[4:8], sys.byteorder) == os.getuid()
