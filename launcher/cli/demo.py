@@ -35,6 +35,7 @@ def command(nodes: int, nproc: int, **options: Any) -> int:
     from launcher.hosts.host import Host
     from launcher.job.job import TRAINER_MODULE, Job, Program, ProgramKind
     from launcher.transports.ssh.fabric import FabricTransport
+    from launcher.transports.ssh.settings import SshSettings
 
     with demo_hosts(nodes) as hosts:
         click.echo(f"launch: {nodes} SSH hosts on loopback: {', '.join(hosts.names)}", err=True)
@@ -47,4 +48,4 @@ def command(nodes: int, nproc: int, **options: Any) -> int:
             python=sys.executable,
         )
         names = [Host(name, source="demo") for name in hosts.names]
-        return run_job(job, names, lambda _, say: FabricTransport(hosts.ssh_config), options)
+        return run_job(job, names, lambda _, say: FabricTransport(SshSettings(hosts.ssh_config)), options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from launcher.job.slurm_allocation import (
     srun_environment,
 )
 from launcher.job.variables import is_secret, refuse_rank
+from launcher.transports.ssh.settings import SshSettings
 
 if TYPE_CHECKING:
     from launcher.cli.runner import Opener
@@ -78,16 +80,16 @@ def choose_opener(options: Mapping[str, Any], hosts: Sequence[Host]) -> Opener:
     if chosen == SRUN:
         assert allocation is not None  # or srun was refused
         return partial(_open_srun, options, allocation)
-    settings = {
-        "ssh_config": options["ssh_config"],
-        "accept_new_host_keys": options["accept_new_host_keys"],
-        "may_boot": is_chosen("connect_timeout"),
-    }
+    settings = SshSettings(
+        ssh_config=options["ssh_config"],
+        accept_new_host_keys=options["accept_new_host_keys"],
+        may_boot=is_chosen("connect_timeout"),
+    )
     if chosen == PDSH:
         return partial(_open_pdsh, options, settings)
     if chosen == SSH:
         return partial(_open_ssh, settings)
-    return partial(_open_fabric, {**settings, "secrets": ask_secrets(options, hosts)})
+    return partial(_open_fabric, replace(settings, secrets=ask_secrets(options, hosts)))
 
 
 def _open_srun(
@@ -99,28 +101,28 @@ def _open_srun(
     return SrunTransport(hosts, allocation, loader_pythons(options["python"]), srun_environment(os.environ))
 
 
-def _open_fabric(settings: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
+def _open_fabric(settings: SshSettings, hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
     from launcher.transports.ssh.fabric import FabricTransport
 
-    return FabricTransport(**settings, **_voices(say))
+    return FabricTransport(_add_messages(settings, say))
 
 
-def _open_ssh(settings: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
+def _open_ssh(settings: SshSettings, hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
     from launcher.transports.ssh.openssh import OpenSSHTransport
 
-    transport = OpenSSHTransport(**settings, **_voices(say))
+    transport = OpenSSHTransport(_add_messages(settings, say))
     transport.ask_first(hosts)
     return transport
 
 
 def _open_pdsh(
-    options: Mapping[str, Any], settings: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None]
+    options: Mapping[str, Any], settings: SshSettings, hosts: Sequence[Host], say: Callable[[str], None]
 ) -> Transport:
     from launcher.cli.runner import loader_pythons
     from launcher.transports.relayed.pdsh import PdshTransport
 
     pythons = loader_pythons(options["python"])
-    return PdshTransport(hosts, pythons, os.environ, options["silence"], **settings, **_voices(say))
+    return PdshTransport(hosts, pythons, os.environ, options["silence"], _add_messages(settings, say))
 
 
 def _refuse_ssh(hosts: Sequence[Host]) -> None:
@@ -165,9 +167,14 @@ def _refuse_secrets(options: Mapping[str, Any]) -> None:
         raise UsageError("--ask-password goes with --transport fabric", "ssh asks a terminal, for each host")
 
 
-def _voices(say: Callable[[str], None]) -> dict[str, Any]:
+def _add_messages(settings: SshSettings, say: Callable[[str], None]) -> SshSettings:
+    """Let `say` tell about hosts that are this machine, or might be."""
+
     def tell_doubt(name: str, doubt: str, fix: str) -> None:
         remedy = f"\n  fix: {fix}" if fix else ""
         say(f"launch: {name} has this machine's address, but {doubt}; connecting over SSH{remedy}")
 
-    return {"on_local": lambda name: say(f"launch: {name} is this machine, no SSH to it"), "on_doubt": tell_doubt}
+    def tell_local(name: str) -> None:
+        say(f"launch: {name} is this machine, no SSH to it")
+
+    return replace(settings, on_local=tell_local, on_doubt=tell_doubt)

@@ -7,9 +7,8 @@ import getpass
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from launcher.errors import HostFailure, UsageError
 from launcher.hosts.host import Host
@@ -20,6 +19,7 @@ from launcher.transports.ssh import openssh_failures
 from launcher.transports.ssh.failures import DROPPED, SLOW_LOGIN, Judgement
 from launcher.transports.ssh.logins import Gates, LoginError, keep_trying
 from launcher.transports.ssh.openssh_config import Answer, Answers, keep_known_keys, login_words
+from launcher.transports.ssh.settings import SshSettings
 from launcher.transports.ssh.this_machine import SSH_PORT, ThisMachine, is_this_machine
 
 _NO_PYTHON = 127
@@ -39,37 +39,29 @@ class PdshTransport:
         pythons: Sequence[str],
         environ: Mapping[str, str],
         silence_s: float,
-        ssh_config: Path | None = None,
-        *,
-        accept_new_host_keys: bool = False,
-        may_boot: bool = False,
-        on_local: Callable[[str], None] | None = None,
-        on_doubt: Callable[[str, str, str], None] | None = None,
+        settings: SshSettings,
     ) -> None:
-        """Find pdsh; raise UsageError where it or a named file is missing, or it can't do what is asked.
+        """Find pdsh; raise UsageError if it or a named file is missing, or pdsh can't do what is asked.
 
-        environ: pdsh's; what it says to ssh in PDSH_SSH_ARGS_APPEND counts.
-        silence_s: after which a host takes us for dead, whose machine does not answer it.
-        may_boot: wait for a host that is not there yet, for as long as `open` may take.
-        on_local: told of each host that turns out to be this machine, which then needs no SSH.
-        on_doubt: told of each host that has this machine's address, why it may not be this machine, and what helps.
+        environ: pdsh's; what PDSH_SSH_ARGS_APPEND has for ssh counts.
+        silence_s: a host takes `launch` for dead when the launch host has not answered it for so long.
         """
-        self._answers = Answers(shutil.which("ssh") or "ssh", ssh_config)
-        self._this_machine = ThisMachine(on_local, on_doubt)
+        self._answers = Answers(shutil.which("ssh") or "ssh", settings.ssh_config)
+        self._this_machine = ThisMachine(settings)
         self._here = {host.name for host in hosts if self._is_here(host, own_words(environ))}
         self._hosts = {host.name: host for host in hosts if host.name not in self._here}
-        self._pdsh = Pdsh(list(self._hosts.values()), environ, ssh_config, accept_new_host_keys=accept_new_host_keys)
+        self._pdsh = Pdsh(list(self._hosts.values()), environ, settings)
         self._ask_first()
         self._pythons = pythons
         self._silence_s = silence_s
-        self._may_boot = may_boot
+        self._may_boot = settings.may_boot
         self._gates = Gates()  # of second tries
         self._steps: dict[str, Step] = {}  # by host, the one by which it was reached last
         self._lock = threading.Lock()
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         if host.name in self._here:
-            return self._this_machine.open(host, command, timeout_s)
+            return self._this_machine.start(host, command)
         began_at = time.monotonic()
         try:
             return self._open_once(host, command, timeout_s)
@@ -166,7 +158,7 @@ class PdshTransport:
         try:
             if is_this_machine(host.name, host.port or SSH_PORT, host.user or getpass.getuser()):
                 answer = self._answers.of(host.name, [*words, *login_words(host)])
-                return answer.is_direct and self._this_machine.is_meant(answer.place, answer.settings)
+                return self._this_machine.is_meant(answer.place, answer.settings, is_direct=answer.is_direct)
         except (OSError, KeyError):  # no ssh, or a user id without a name
             pass
         return False

@@ -10,12 +10,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.private_files import lock_directory
 from launcher.transports.ssh.openssh_options import OPTIONS
+from launcher.transports.ssh.settings import SshSettings, check_config_file
 
 RANK = "%n"  # pdsh puts the host's place in -w there
 _ARGS = "PDSH_SSH_ARGS"  # in the place of pdsh's own -a and -x
@@ -61,15 +61,13 @@ class Call:
 class Pdsh:
     """The options of all our calls."""
 
-    def __init__(
-        self, hosts: Sequence[Host], environ: Mapping[str, str], ssh_config: Path | None, *, accept_new_host_keys: bool
-    ) -> None:
-        """Find pdsh; raise UsageError where there is none, or it can't do what is asked; `environ` is pdsh's."""
+    def __init__(self, hosts: Sequence[Host], environ: Mapping[str, str], settings: SshSettings) -> None:
+        """Find pdsh; raise UsageError if there is none, or it can't do what is asked; `environ` is pdsh's."""
         pdsh = shutil.which("pdsh")
         if pdsh is None:
             raise UsageError("--transport pdsh: no pdsh on this machine", "apt-get install pdsh, or --transport ssh")
-        if ssh_config is not None and not ssh_config.is_file():
-            raise UsageError(f"{ssh_config}: no such file", "--ssh-config names an OpenSSH client configuration")
+        ssh_config = settings.ssh_config
+        check_config_file(ssh_config)
         if ssh_config is not None and not _is_plain(str(ssh_config)):
             raise UsageError(f"--transport pdsh: it takes no path with blanks or %: {str(ssh_config)!r}", _TO_SSH)
         _check_users(hosts)
@@ -80,7 +78,7 @@ class Pdsh:
         self._words = [
             *(["-p", str(port)] if (port := _port(hosts)) is not None else []),
             *(f"-o{name}={value}" for name, value in _OPTIONS.items()),
-            *(["-oStrictHostKeyChecking=accept-new"] if accept_new_host_keys else []),
+            *(["-oStrictHostKeyChecking=accept-new"] if settings.accept_new_host_keys else []),
         ]
 
     def call(

@@ -10,8 +10,9 @@ In reading order:
     known_hosts_paths     which files UserKnownHostsFile and GlobalKnownHostsFile name
     host_certificates     who has signed a host's key, and whether that counts
     own_host_keys         whether known_hosts means this machine by a name
-    this_machine          hosts that are this machine, and need no SSH
     key_files             private keys, public keys and certificates in files
+    settings              what the user asked for every login over SSH
+    this_machine          hosts that are this machine, and need no SSH
     identities            with what one logs in: keys, agents, certificates, passwords
     packets               bounds for what a server sends
     host_keys             whether a host's key is the right one

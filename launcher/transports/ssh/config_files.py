@@ -16,6 +16,7 @@ from paramiko.ssh_exception import ConfigParseError
 
 from launcher.errors import UsageError
 from launcher.transports.ssh.openssh_config import ask_ssh, split_jump
+from launcher.transports.ssh.settings import check_config_file
 
 _USER_FILE = Path("~/.ssh/config")
 _SYSTEM_FILE = Path("/etc/ssh/ssh_config")
@@ -34,8 +35,7 @@ class ConfigFiles:
 
     def __init__(self, path: Path | None = None) -> None:
         """Read the files; raise UsageError where a named one is missing or wrong."""
-        if path is not None and not path.is_file():
-            raise UsageError(f"{path}: no such file", "--ssh-config names an OpenSSH client configuration")
+        check_config_file(path)
         self._named = path
         self._texts = {file: _read(file) for file in ([path] if path else [_USER_FILE, _SYSTEM_FILE])}
         needs_ssh = any(_is_misread(text, file) for file, text in self._texts.items())

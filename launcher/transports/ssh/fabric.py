@@ -10,7 +10,7 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from launcher.transports.ssh.logins import Gates, LoginError, keep_trying
 from launcher.transports.ssh.openssh_config import jump_circle, read_seconds, split_jump
 from launcher.transports.ssh.packets import BoundedPipe
 from launcher.transports.ssh.proxy_command import Proxy
+from launcher.transports.ssh.settings import SshSettings
 from launcher.transports.ssh.this_machine import ThisMachine
 
 # What paramiko logs of a broken connection is a traceback; what we raise says it in one line.
@@ -85,35 +86,22 @@ class FabricTransport:
     name = "fabric"
     is_terse = False
 
-    def __init__(
-        self,
-        ssh_config: Path | None = None,
-        *,
-        accept_new_host_keys: bool = False,
-        may_boot: bool = False,
-        secrets: Secrets | None = None,
-        on_local: Callable[[str], None] | None = None,
-        on_doubt: Callable[[str, str, str], None] | None = None,
-    ) -> None:
-        """Read the configuration once; raise UsageError where a named file is missing.
-
-        may_boot: wait for a host that is not there yet, for as long as `open` may take.
-        secrets: what was typed for logins, once for all hosts.
-        on_local: told of each host that turns out to be this machine, which then needs no SSH.
-        on_doubt: told of each host that has this machine's address, why it may not be this machine, and what helps.
-        """
-        self._may_boot = may_boot
-        self._secrets = secrets or Secrets()
-        self._this_machine = ThisMachine(on_local, on_doubt)
+    def __init__(self, settings: SshSettings) -> None:
+        """Read ssh_config once for all hosts; raise UsageError if a named file is missing."""
+        self._may_boot = settings.may_boot
+        self._secrets = settings.secrets or Secrets()
+        self._this_machine = ThisMachine(settings)
         self._gates = Gates()
-        self._files = ConfigFiles(ssh_config)
-        self._known_hosts = KnownHosts(accept_new=accept_new_host_keys)
+        self._files = ConfigFiles(settings.ssh_config)
+        self._known_hosts = KnownHosts(accept_new=settings.accept_new_host_keys)
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         connection = self.prepare(host)
         place = fabric_failures.place_of(connection)
-        if connection.gateway is None and self._this_machine.is_meant(place, connection.ssh_config):
-            return self._this_machine.open(host, command, timeout_s)
+        is_direct = connection.gateway is None
+        channel = self._this_machine.open(host, command, place, connection.ssh_config, is_direct=is_direct)
+        if channel is not None:
+            return channel
         own_limit_s = None if self._may_boot else read_seconds(connection.ssh_config.get("connecttimeout"))
         gate = self._gates[_gate_name(connection)]
         prepared = [connection]  # for the first try; one that failed is of no more use

@@ -11,8 +11,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
@@ -22,6 +21,7 @@ from launcher.transports.ssh import openssh_failures
 from launcher.transports.ssh.logins import Gates, LoginError, keep_trying
 from launcher.transports.ssh.openssh_config import Answer, Answers, keep_known_keys, login_words, read_seconds
 from launcher.transports.ssh.openssh_options import OPTIONS, later_options
+from launcher.transports.ssh.settings import SshSettings, check_config_file
 from launcher.transports.ssh.this_machine import ThisMachine
 
 # At VERBOSE ssh says when the login is through; what follows on stderr is the host's, but for these at the end.
@@ -86,33 +86,19 @@ class OpenSSHTransport:
     name = "ssh"
     is_terse = False
 
-    def __init__(
-        self,
-        ssh_config: Path | None = None,
-        *,
-        accept_new_host_keys: bool = False,
-        may_boot: bool = False,
-        on_local: Callable[[str], None] | None = None,
-        on_doubt: Callable[[str, str, str], None] | None = None,
-    ) -> None:
-        """Find ssh; raise UsageError where it or a named file is missing.
-
-        may_boot: wait for a host that is not there yet, for as long as `open` may take.
-        on_local: told of each host that turns out to be this machine, which then needs no SSH.
-        on_doubt: told of each host that has this machine's address, why it may not be this machine, and what helps.
-        """
-        if ssh_config is not None and not ssh_config.is_file():
-            raise UsageError(f"{ssh_config}: no such file", "--ssh-config names an OpenSSH client configuration")
+    def __init__(self, settings: SshSettings) -> None:
+        """Find ssh; raise UsageError if it or a named file is missing."""
+        check_config_file(settings.ssh_config)
         ssh = shutil.which("ssh")
         if ssh is None:
             raise UsageError("no ssh on this machine", "install openssh-client, or take --transport fabric")
         self._ssh = ssh
-        self._ssh_config = ssh_config
-        self._accept_new = accept_new_host_keys
-        self._may_boot = may_boot
-        self._this_machine = ThisMachine(on_local, on_doubt)
+        self._ssh_config = settings.ssh_config
+        self._accept_new = settings.accept_new_host_keys
+        self._may_boot = settings.may_boot
+        self._this_machine = ThisMachine(settings)
         self._gates = Gates()
-        self._answers = Answers(ssh, ssh_config)
+        self._answers = Answers(ssh, settings.ssh_config)
         self._connecting: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         atexit.register(self._end_connecting)
@@ -124,8 +110,9 @@ class OpenSSHTransport:
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         words = login_words(host)
         answer = self._answers.of(host.name, words)
-        if answer.is_direct and self._this_machine.is_meant(answer.place, answer.settings):
-            return self._this_machine.open(host, command, timeout_s)
+        channel = self._this_machine.open(host, command, answer.place, answer.settings, is_direct=answer.is_direct)
+        if channel is not None:
+            return channel
         hops = self._answers.of_jumps(answer)  # ssh itself would go round in a circle
         keep_known_keys(answer, hops, accept_new=self._accept_new)
         own_limit_s = None if self._may_boot else read_seconds(answer.option("connecttimeout"))
