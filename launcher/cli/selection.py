@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from launcher.cli.runner import Opener
     from launcher.transports.base import Transport
 
+_SILENCE_S = 15.0  # a job's own, for a command that has no --silence
+
 
 def read_hosts(options: Mapping[str, Any]) -> tuple[Host, ...]:
     """Return the hosts that were named, or those of our allocation, filtered; raise UsageError where there are none."""
@@ -122,7 +124,7 @@ def _open_pdsh(
     from launcher.transports.relayed.pdsh import PdshTransport
 
     pythons = loader_pythons(options["python"])
-    return PdshTransport(hosts, pythons, os.environ, options["silence"], _add_messages(settings, say))
+    return PdshTransport(hosts, pythons, os.environ, options.get("silence", _SILENCE_S), _add_messages(settings, say))
 
 
 def _refuse_ssh(hosts: Sequence[Host]) -> None:

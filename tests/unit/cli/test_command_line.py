@@ -648,6 +648,18 @@ def test_what_a_file_says_for_ssh_does_not_hinder_srun(in_allocation, launch, jo
     assert launch(f"--transport srun --hosts {getpass.getuser()}@n1 t.py")[0] == 7
 
 
+def test_collectives_over_pdsh(launch, jobs, monkeypatch):
+    told = []
+
+    class PdshTransport:
+        def __init__(self, hosts, pythons, environ, silence_s, settings):
+            told.append(silence_s)
+
+    monkeypatch.setattr("launcher.transports.relayed.pdsh.PdshTransport", PdshTransport)
+    assert launch("2 --cpu --hosts a --transport pdsh", entry=cli.main_test_distributed)[0] == 7
+    assert told == [jobs[0][0].silence_s]
+
+
 def test_collectives_on_an_allocation(in_allocation, launch, jobs):
     for line in ("2 --cpu", "2 --cpu --transport srun"):
         launch(line, entry=cli.main_test_distributed)
