@@ -17,8 +17,9 @@ from launcher.cli.defaults import use_defaults
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import COLLECTIVES_MODULE, DEFAULT_PROGRAM, TRAINER_MODULE, Activation, Job, Program, ProgramKind
-from launcher.job.slurm_allocation import SRUN, TRANSPORTS, read_allocation, refuse_gpus
+from launcher.job.slurm_allocation import read_allocation, refuse_gpus
 from launcher.job.variables import VISIBLE_DEVICES, forwarded, parse_settings, read_env_file
+from launcher.transports.registry import TRANSPORTS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -43,7 +44,7 @@ _HOSTS = (
 )
 _REACH = (
     click.option(
-        "--transport", metavar="NAME", type=click.Choice(TRANSPORTS),
+        "--transport", metavar="NAME", type=click.Choice(list(TRANSPORTS)),
         help="fabric (SSH, built in), ssh (OpenSSH), pdsh, or srun; default: srun in a Slurm job, else fabric.",
     ),
     click.option(
@@ -182,7 +183,8 @@ def settle_rivals(options: Mapping[str, Any]) -> dict[str, Any]:
             is_default = context.get_parameter_source(rival) is ParameterSource.DEFAULT_MAP
             if is_default and is_on_command_line(name):
                 settled[rival] = _UNSAID.get(rival)
-    if settled.get("transport") == SRUN and is_on_command_line("transport"):
+    transport = TRANSPORTS.get(settled.get("transport", ""))
+    if transport is not None and transport.needs_allocation and is_on_command_line("transport"):
         for name in CHOICE_OF_HOSTS:
             if context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
                 settled[name] = None

@@ -27,8 +27,8 @@ from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, Program, ProgramKind
 from launcher.job.sbatch_script import Batch, batch_text, check_batch, log_folder
-from launcher.job.slurm_allocation import SRUN
 from launcher.job.variables import is_secret, parse_settings
+from launcher.transports.registry import SRUN
 
 # Those of this command; all others are those of the `launch` in the script.
 _OWN = (
@@ -96,7 +96,7 @@ def read_batch(options: Mapping[str, Any], words: tuple[str, ...], job: Job) -> 
     gpus = job.nproc or 0 if job.wants_gpus else 0
     if job.wants_gpus and not gpus:
         raise UsageError("Slurm must know how many GPUs of each node", "--gpus N; on CPUs: --nproc N --cpu")
-    launch = (own_program(), "--transport", SRUN, *_launch_options(options))  # whatever hosts launcher.toml names
+    launch = (own_program(), "--transport", SRUN.name, *_launch_options(options))  # whatever hosts launcher.toml names
     asked = ("nodes", "time", "partition", "mem", "cpus_per_task", "account", "qos", "constraint", "requeue")
     return Batch(
         argv=(*launch, *_program_words(words, job, requeue=options["requeue"])),
