@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from launcher.errors import HostFailure, UsageError
 from launcher.hosts.host import Host
+from launcher.transports import bootstrap
 from launcher.transports.base import Channel, TransportError
 from launcher.transports.relayed.pdsh_command import Pdsh, own_words
 from launcher.transports.relayed.pdsh_step import NotStartedError, Step
@@ -22,7 +23,6 @@ from launcher.transports.ssh.openssh_config import Answer, Answers, keep_known_k
 from launcher.transports.ssh.settings import SshSettings
 from launcher.transports.ssh.this_machine import SSH_PORT, ThisMachine, is_this_machine
 
-_NO_PYTHON = 127
 _EXIT_OF_SSH = 255
 _ASKED_AT_ONCE = 16
 
@@ -132,9 +132,8 @@ class PdshTransport:
             keep_known_keys(answer, self._answers.of_jumps(answer), accept_new=False)  # the option is in the answer
 
     def _judge(self, host: Host, error: NotStartedError) -> LoginError | TransportError:
-        if error.exit_code == _NO_PYTHON:
-            text = f"no Python 3.8 or newer there (tried {', '.join(self._pythons)})"
-            return TransportError(HostFailure(host.name, "no python", text, "name one that is with --python PATH"))
+        if error.exit_code == bootstrap.NO_PYTHON_EXIT_CODE:
+            return TransportError(bootstrap.no_python(host.name, self._pythons))
         if error.exit_code not in (None, _EXIT_OF_SSH):
             word = error.said.strip().rpartition("\n")[2]
             text = f"its login shell ended (exit code {error.exit_code}){word and f': {word[:200]}'}"
