@@ -15,7 +15,7 @@ from launcher.hosts.host import Host
 from launcher.transports import bootstrap
 from launcher.transports.base import Channel, TransportError
 from launcher.transports.relayed.pdsh_command import Pdsh, own_words
-from launcher.transports.relayed.pdsh_step import NotStartedError, Step
+from launcher.transports.relayed.pdsh_step import NotStartedError, PdshStep
 from launcher.transports.ssh import openssh_failures
 from launcher.transports.ssh.failures import DROPPED, SLOW_LOGIN, Judgement
 from launcher.transports.ssh.logins import Gates, LoginError, keep_trying
@@ -56,7 +56,7 @@ class PdshTransport:
         self._silence_s = silence_s
         self._may_boot = settings.may_boot
         self._gates = Gates()  # of second tries
-        self._steps: dict[str, Step] = {}  # by host, the one by which it was reached last
+        self._steps: dict[str, PdshStep] = {}  # by host, the one by which it was reached last
         self._lock = threading.Lock()
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
@@ -100,7 +100,7 @@ class PdshTransport:
         except NotStartedError as error:
             raise self._judge(host, error) from None
 
-    def _find_step(self, host: Host, timeout_s: float) -> Step:
+    def _find_step(self, host: Host, timeout_s: float) -> PdshStep:
         """Return the step to a host: the one for all, or after a loss another one for this host alone."""
         with self._lock:
             step = self._steps.get(host.name)
@@ -111,9 +111,9 @@ class PdshTransport:
                 self._steps[host.name] = self._start([host], timeout_s)
             return self._steps[host.name]
 
-    def _start(self, hosts: Sequence[Host], timeout_s: float) -> Step:
+    def _start(self, hosts: Sequence[Host], timeout_s: float) -> PdshStep:
         self._keep_known_keys(hosts)
-        return Step(
+        return PdshStep(
             self._pdsh, hosts, [python.replace("%", "%%") for python in self._pythons], timeout_s, self._silence_s
         )
 

@@ -37,6 +37,7 @@ class Relays:
         """most_bytes: of a channel's output, that may wait here to be taken."""
         self.changed = threading.Condition()
         self._relays = {host: Relay(host) for host in hosts}
+        self._missing = len(self._relays)  # counted, since every thread that waits asks after every start
         self._channels: dict[int, RelayChannel] = {}
         self._numbers = itertools.count(1)
         self._most_bytes = most_bytes
@@ -68,6 +69,19 @@ class Relays:
         is_tired = relay.idle_since is not None and time.monotonic() - relay.idle_since > _REUSE_S
         is_lost = relay.failure is not None or relay.is_left or is_tired
         return not relay.was_asked or not is_lost
+
+    def mark_started(self, host: str, here: Here) -> None:
+        """Note that a host's relay runs; a second word of it changes nothing."""
+        with self.changed:
+            relay = self._relays[host]
+            if relay.here is None:
+                relay.here = here
+                self._missing -= 1
+            self.changed.notify_all()
+
+    def are_complete(self) -> bool:
+        """Tell whether the relay of every host has started."""
+        return not self._missing
 
     def present(self) -> dict[str, Here]:
         """Return the relays that run, or have run, by host."""

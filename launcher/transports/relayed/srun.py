@@ -11,7 +11,7 @@ from launcher.job.slurm_allocation import Allocation
 from launcher.transports.base import TransportError
 from launcher.transports.relayed.channel import RelayChannel
 from launcher.transports.relayed.framing import Here
-from launcher.transports.relayed.srun_step import Step
+from launcher.transports.relayed.srun_step import SrunStep
 
 
 class SrunTransport:
@@ -28,7 +28,7 @@ class SrunTransport:
         self._allocation = allocation
         self._pythons = pythons
         self._environ = environ
-        self._steps: dict[str, Step] = {}  # by host, the one by which it was reached last
+        self._steps: dict[str, SrunStep] = {}  # by host, the one by which it was reached last
         self._lock = threading.Lock()
 
     def open(self, host: Host, command: str, timeout_s: float) -> RelayChannel:
@@ -46,7 +46,7 @@ class SrunTransport:
         step = self._steps.get(host.name)
         return () if step is None else step.last_words(host.name)
 
-    def _find_step(self, host: str) -> Step:
+    def _find_step(self, host: str) -> SrunStep:
         """Return the step to a host: the one for all, or after a loss another one for this host alone."""
         with self._lock:
             step = self._steps.get(host)
@@ -56,7 +56,7 @@ class SrunTransport:
                 self._start([host], step.present())
             return self._steps[host]
 
-    def _go_on_without_others(self, host: str, step: Step) -> Step:
+    def _go_on_without_others(self, host: str, step: SrunStep) -> SrunStep:
         """Return a step of the nodes that have come; the first one to give up starts it."""
         with self._lock:
             if self._steps[host] is step:
@@ -66,7 +66,7 @@ class SrunTransport:
             return self._steps[host]
 
     def _start(self, hosts: Sequence[str], lost: Mapping[str, Here]) -> None:
-        step = Step(hosts, srun_options(self._allocation, hosts), self._pythons, self._environ, lost)
+        step = SrunStep(hosts, srun_options(self._allocation, hosts), self._pythons, self._environ, lost)
         self._steps.update(dict.fromkeys(hosts, step))
 
 

@@ -31,7 +31,7 @@ _IDLE_WORDS = (
 )  # fmt: skip
 
 
-class SrunWords:
+class SrunOutput:
     """All that srun has printed besides the relays' lines."""
 
     def __init__(self, hosts: Sequence[str], pythons: Sequence[str]) -> None:
