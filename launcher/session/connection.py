@@ -113,7 +113,7 @@ class Connection:
         """Return what the login shell and the supervisor said besides messages, and the way to them."""
         text = self.noise.decode("utf-8", "replace").strip("\n")
         # Slurm says why it ends a step on a way of its own, which may be slower than the supervisor's last word.
-        late = [line for line in self._transport.last_words(self.host) if line not in text]
+        late = [line for line in self._transport.own_messages(self.host) if line not in text]
         return "\n".join(filter(None, [text, *late]))
 
     def admit_standstill(self, gap_s: float) -> None:

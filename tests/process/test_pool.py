@@ -164,7 +164,7 @@ def test_a_disk_that_is_slow_holds_up_neither_the_loop_nor_a_file() -> None:
 
 
 def test_what_the_way_to_it_says_late_is_noise_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalTransport, "last_words", lambda transport, host: ("once", f"{host.name} is cancelled"))
+    monkeypatch.setattr(LocalTransport, "own_messages", lambda transport, host: ("once", f"{host.name} is cancelled"))
 
     async def scene(talk: Talk) -> None:
         await talk.wait_for(READY)

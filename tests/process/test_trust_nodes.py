@@ -116,7 +116,7 @@ class LyingTransport:
         self.opened.append(Channel(self.lie if not self.opened else lambda order, said, _: said, nonce[1]))
         return self.opened[-1]
 
-    def last_words(self, host: Host) -> Sequence[str]:
+    def own_messages(self, host: Host) -> Sequence[str]:
         return ()
 
 

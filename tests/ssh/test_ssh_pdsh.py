@@ -156,7 +156,7 @@ def test_options_that_ssh_refuses_are_told_before_anything_starts(launch: Launch
 def test_ssh_is_told_of_its_configuration_once(launch: Launch) -> None:
     """What asks it about a host names the file itself."""
     pdsh = Pdsh([Host("node1")], os.environ, SshSettings(launch.ssh_config))
-    assert "-F" not in pdsh.login_words(Host("node1"))
+    assert "-F" not in pdsh.login_args(Host("node1"))
 
 
 def test_the_user_s_own_options_for_pdsh_s_ssh_count(launch: Launch) -> None:

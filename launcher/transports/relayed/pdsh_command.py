@@ -73,7 +73,7 @@ class Pdsh:
         _check_users(hosts)
         self._pdsh = pdsh
         self._environ = {**environ, _ARGS: " ".join(_heard(environ[_ARGS]))} if _ARGS in environ else environ
-        self._own_words = own_words(environ)  # ours come before and win
+        self._own_options = own_options(environ)  # ours come before and win
         self._file = ["-F", str(ssh_config)] if ssh_config else []
         self._words = [
             *(["-p", str(port)] if (port := _port(hosts)) is not None else []),
@@ -92,18 +92,18 @@ class Pdsh:
         argv = [self._pdsh, "-R", "ssh", "-f", str(len(hosts)), "-t", str(max(1, int(timeout_s)))]
         limit = ["-u", str(_SHORT_S)] if is_short else []
         names = ",".join(f"{host.user}@{host.name}" if host.user is not None else host.name for host in hosts)
-        words = [*self._file, *self._words, *_share(hosts, folder), *self._own_words]
+        words = [*self._file, *self._words, *_share(hosts, folder), *self._own_options]
         env = {**self._environ, _APPEND: " ".join([*words, *_login_as(hosts)])}
         stderr = subprocess.STDOUT if is_short else subprocess.PIPE
         return Call([*argv, *limit, "-w", names, command], env, "" if is_short else folder, stderr)
 
-    def login_words(self, host: Host) -> list[str]:
+    def login_args(self, host: Host) -> list[str]:
         """Return the words with which ssh logs in to a host, to ask it what it makes of them; -F is for who asks."""
         user = ["-l", host.user] if host.user is not None else []
-        return [*self._words, *self._own_words, *user, "--", host.name]
+        return [*self._words, *self._own_options, *user, "--", host.name]
 
 
-def own_words(environ: Mapping[str, str]) -> list[str]:
+def own_options(environ: Mapping[str, str]) -> list[str]:
     """Return what the user has pdsh say to ssh, but for the wish that it be quiet or forward something."""
     return _heard(environ.get(_APPEND, ""))
 

@@ -9,7 +9,7 @@ from launcher.errors import HostFailure
 from launcher.hosts.host import Host
 from launcher.transports import bootstrap
 from launcher.transports.relayed.channel import RelayChannel
-from launcher.transports.relayed.framing import Event, Exit, Here, LineDecoder, Output
+from launcher.transports.relayed.framing import Event, Exit, LineDecoder, Output, RelayStarted
 from launcher.transports.relayed.pdsh_command import RANK, Pdsh, make_folder
 from launcher.transports.relayed.pdsh_input import RelayInput, data_lines
 from launcher.transports.relayed.pdsh_lines import whole_lines
@@ -53,15 +53,15 @@ class PdshStep:
         self._call = pdsh.call(hosts, command, timeout_s, folder)
         with self._lifecycle.starting():
             self._input = RelayInput(pdsh, hosts, pythons, self._nonce, folder, timeout_s, self._lose_input)
-            self._hearing = self._lifecycle.start_thread(self._hear, "hear pdsh")
-            self._reading = self._lifecycle.start_thread(self._read, "read pdsh")
+            self._stderr_reader = self._lifecycle.start_thread(self._read_stderr, "hear pdsh")
+            self._stdout_reader = self._lifecycle.start_thread(self._read_stdout, "read pdsh")
 
     def open(self, host: str, command: str) -> RelayChannel:
         """Start a process on a host, once its relay is there; raise NotStartedError."""
         relay = self._relays[host]
         with self._relays.changed:
-            is_known = self._relays.wait_for(relay, lambda: relay.here or relay.failure, self._limit_s)
-            if relay.here is not None and relay.failure is None:
+            is_known = self._relays.wait_for(relay, lambda: relay.started or relay.failure, self._limit_s)
+            if relay.started is not None and relay.failure is None:
                 return self._open(relay, command)
             self._lifecycle.give_up(relay, self.why_lost(host))
         raise NotStartedError(self._output.said(host), self._output.exit_code(host), is_late=not is_known)
@@ -73,7 +73,7 @@ class PdshStep:
         self._input.post(task, [(words, command.encode("utf-8", "surrogateescape"))])
         return channel
 
-    def await_calm(self) -> None:
+    def await_logins(self) -> None:
         """Wait until no host logs in any more."""
         with self._relays.changed:
             self._relays.changed.wait_for(self._relays.are_settled, self._limit_s)
@@ -82,7 +82,7 @@ class PdshStep:
         """Whether a process, another one perhaps, may be started there through this step."""
         return self._lifecycle.is_usable(host)
 
-    def tell_taken(self, channel: RelayChannel, size_bytes: int) -> None:
+    def acknowledge(self, channel: RelayChannel, size_bytes: int) -> None:
         """Do nothing: while we read slowly, pdsh holds all hosts back."""
 
     def send_data(self, channel: RelayChannel, data: bytes) -> None:
@@ -107,7 +107,7 @@ class PdshStep:
 
     def await_end(self) -> None:
         """Wait until pdsh has closed its stdout, for a moment at most."""
-        self._reading.join(_END_S)
+        self._stdout_reader.join(_END_S)
 
     def terminate(self) -> None:
         """End pdsh."""
@@ -119,7 +119,7 @@ class PdshStep:
 
     # ---- the threads ----------------------------------------------------------------------------------------------
 
-    def _read(self) -> None:
+    def _read_stdout(self) -> None:
         decoder = LineDecoder(self._nonce)
         assert self._call.process.stdout is not None  # asked for
         with self._call.process.stdout as stdout:
@@ -127,7 +127,7 @@ class PdshStep:
                 hosts, text = self._output.split(line)
                 for event in decoder.feed(text + b"\n"):
                     self._take(hosts, event)
-        self._hearing.join(_END_S)  # its last words say why
+        self._stderr_reader.join(_END_S)  # its last words say why
         self._output.end()
         self._lifecycle.lose([host.name for host in self._hosts])
         self._input.close()
@@ -138,21 +138,21 @@ class PdshStep:
         """Believe a host what it says of itself; pdsh says who it is."""
         if isinstance(event, Output | Exit):
             self._relays.deliver(event, hosts, _WAITING_BYTES)
-        elif isinstance(event, Here):
+        elif isinstance(event, RelayStarted):
             for host in hosts:
                 if self._tasks[host] == event.task:
                     self._relays.mark_started(host, event)
         else:
-            self._take_words(hosts, event.text)
+            self._take_line(hosts, event.text)
 
-    def _take_words(self, hosts: Sequence[str], text: bytes) -> None:
+    def _take_line(self, hosts: Sequence[str], text: bytes) -> None:
         line = text.decode("utf-8", "replace").rstrip("\r\n")
         with self._relays.changed:
             self._output.keep(hosts, line)
             if line.strip():
                 self._relays.deliver_noise(line, hosts)
 
-    def _hear(self) -> None:
+    def _read_stderr(self) -> None:
         assert self._call.process.stderr is not None  # asked for
         with self._call.process.stderr as stderr:
             for line in whole_lines(stderr):
@@ -160,7 +160,7 @@ class PdshStep:
                 if gone:
                     self._lifecycle.lose_soon(gone)
                 else:
-                    self._take_words(*self._output.split(line))
+                    self._take_line(*self._output.split(line))
 
     def _lose_input(self, task: int, said: str) -> None:
         host = self._hosts[task].name

@@ -10,7 +10,7 @@ from launcher.hosts.host import Host
 from launcher.job.slurm_allocation import Allocation
 from launcher.transports.base import TransportError
 from launcher.transports.relayed.channel import RelayChannel
-from launcher.transports.relayed.framing import Here
+from launcher.transports.relayed.framing import RelayStarted
 from launcher.transports.relayed.srun_step import SrunStep
 
 
@@ -42,9 +42,9 @@ class SrunTransport:
             raise TransportError(failure) from None
         return channel
 
-    def last_words(self, host: Host) -> Sequence[str]:
+    def own_messages(self, host: Host) -> Sequence[str]:
         step = self._steps.get(host.name)
-        return () if step is None else step.last_words(host.name)
+        return () if step is None else step.own_messages(host.name)
 
     def _find_step(self, host: str) -> SrunStep:
         """Return the step to a host: the one for all, or after a loss another one for this host alone."""
@@ -65,7 +65,7 @@ class SrunTransport:
                 self._start(list(present), present)
             return self._steps[host]
 
-    def _start(self, hosts: Sequence[str], lost: Mapping[str, Here]) -> None:
+    def _start(self, hosts: Sequence[str], lost: Mapping[str, RelayStarted]) -> None:
         step = SrunStep(hosts, srun_options(self._allocation, hosts), self._pythons, self._environ, lost)
         self._steps.update(dict.fromkeys(hosts, step))
 

@@ -28,9 +28,9 @@ from launcher.transports.relayed.framing import (
     DataLines,
     Event,
     Exit,
-    Here,
     LineDecoder,
     Output,
+    RelayStarted,
     hang_line,
     open_line,
     shut_line,
@@ -54,7 +54,7 @@ class SrunStep:
 
     def __init__(
         self, hosts: Sequence[str], options: Sequence[str], pythons: Sequence[str], environ: Mapping[str, str],
-        lost: Mapping[str, Here],
+        lost: Mapping[str, RelayStarted],
     ) -> None:  # fmt: skip
         """Start srun, or raise OSError; `lost`: relays of an earlier step, which may not know that its srun is gone."""
         self._hosts = tuple(hosts)
@@ -73,9 +73,9 @@ class SrunStep:
         )
         self._orders.put(bootstrap.relay_code(self._nonce, BLOCK_BYTES, KEPT_BLOCKS))
         with self._lifecycle.starting():
-            self._hearing = self._lifecycle.start_thread(self._hear, "hear srun")
-            self._lifecycle.start_thread(self._write, "write srun")
-            self._lifecycle.start_thread(self._read, "read srun")
+            self._stderr_reader = self._lifecycle.start_thread(self._read_stderr, "hear srun")
+            self._lifecycle.start_thread(self._write_stdin, "write srun")
+            self._lifecycle.start_thread(self._read_stdout, "read srun")
 
     def open(self, host: str, command: str, timeout_s: float) -> RelayChannel | None:
         """Start a process on a node, once all relays are there: srun reads nothing before; raise TransportError.
@@ -85,31 +85,31 @@ class SrunStep:
         relay = self._relays[host]
         with self._relays.changed:
             self._relays.wait_for(relay, lambda: self._relays.are_complete() or relay.failure, timeout_s)
-            if relay.here is not None and not self._relays.are_complete():
+            if relay.started is not None and not self._relays.are_complete():
                 return None
-            if relay.here is not None and relay.failure is None:
-                return self._open(relay, relay.here, command)
+            if relay.started is not None and relay.failure is None:
+                return self._open(relay, relay.started, command)
             failure = self._lifecycle.give_up(relay, self._output.not_started(host, timeout_s))
         if self._lifecycle.is_ending:
             self.await_end()
         raise TransportError(failure)
 
-    def _open(self, relay: Relay, here: Here, command: str) -> RelayChannel:
+    def _open(self, relay: Relay, started: RelayStarted, command: str) -> RelayChannel:
         channel = self._lifecycle.open_channel(relay, self, self._output.lines(relay.host))
         if relay.host in self._lost:
-            self._orders.put(hang_line(here.task, self._lost[relay.host]))
-        self._orders.put(open_line(channel.number, here.task, command))
+            self._orders.put(hang_line(started.task, self._lost[relay.host]))
+        self._orders.put(open_line(channel.number, started.task, command))
         return channel
 
     def is_usable(self, host: str) -> bool:
         """Whether a process, another one perhaps, may be started there through this step."""
         return self._lifecycle.is_usable(host)
 
-    def present(self) -> dict[str, Here]:
+    def present(self) -> dict[str, RelayStarted]:
         """Return the relays that run, or have run, by host."""
         return self._relays.present()
 
-    def last_words(self, host: str) -> tuple[str, ...]:
+    def own_messages(self, host: str) -> tuple[str, ...]:
         """Return what srun has said of a host so far."""
         return self._output.lines(host)
 
@@ -119,7 +119,7 @@ class SrunStep:
         if not self._has_ended.wait(_KILL_S):
             self._process.kill()
 
-    def tell_taken(self, channel: RelayChannel, size_bytes: int) -> None:
+    def acknowledge(self, channel: RelayChannel, size_bytes: int) -> None:
         """Let so much more output come."""
         self._orders.put(took_line(channel.number, size_bytes))
 
@@ -158,7 +158,7 @@ class SrunStep:
 
     # ---- the threads ----------------------------------------------------------------------------------------------
 
-    def _write(self) -> None:
+    def _write_stdin(self) -> None:
         assert self._process.stdin is not None  # asked for
         lines = DataLines()
         with self._process.stdin as stdin, contextlib.suppress(OSError):  # srun is gone, which the reader sees
@@ -166,7 +166,7 @@ class SrunStep:
                 for line in (order,) if isinstance(order, bytes) else lines.encode(*order):
                     _write_all(stdin.fileno(), line)
 
-    def _read(self) -> None:
+    def _read_stdout(self) -> None:
         assert self._process.stdout is not None  # asked for
         decoder = LineDecoder(self._nonce)
         with self._process.stdout as stdout:
@@ -181,20 +181,20 @@ class SrunStep:
     def _take(self, event: Event) -> None:
         if isinstance(event, Output | Exit):
             self._relays.deliver(event)
-        elif isinstance(event, Here):
+        elif isinstance(event, RelayStarted):
             if event.node in self._hosts:
                 self._relays.mark_started(event.node, event)
         else:
-            self._hear_line(event.text.decode("utf-8", "replace"))
+            self._take_line(event.text.decode("utf-8", "replace"))
 
-    def _hear(self) -> None:
+    def _read_stderr(self) -> None:
         assert self._process.stderr is not None  # asked for
         with self._process.stderr as stderr:
             text = io.TextIOWrapper(stderr, "utf-8", "replace")
             for line in iter(partial(text.readline, MAX_LINE_BYTES), ""):
-                self._hear_line(line.rstrip("\n"))
+                self._take_line(line.rstrip("\n"))
 
-    def _hear_line(self, line: str) -> None:
+    def _take_line(self, line: str) -> None:
         with self._relays.changed:
             gone = self._output.take(line)
             if says_something(line):
@@ -205,7 +205,7 @@ class SrunStep:
     def _finish(self) -> None:
         """After the end of srun's stdout: nobody can be talked to any more."""
         self._process.wait()
-        self._hearing.join(_END_S)  # its last words say why
+        self._stderr_reader.join(_END_S)  # its last words say why
         self._lifecycle.lose(self._hosts)
         self._orders.put(None)
         self._has_ended.set()

@@ -15,7 +15,7 @@ from typing import Protocol
 from launcher.concurrency import start_thread, start_timer
 from launcher.errors import HostFailure, LauncherError
 from launcher.transports.base import STDERR
-from launcher.transports.relayed.channel import RelayChannel, Talk
+from launcher.transports.relayed.channel import RelayChannel, RelayLink
 from launcher.transports.relayed.relays import Relay, Relays, as_noise
 
 # After the end of a host's task or ssh: what the host has printed before may still lie in the other pipe, and that
@@ -71,7 +71,7 @@ class StepLifecycle:
         """Run `work` on a stream of the process; an exception in it loses all hosts and ends the process."""
         return start_thread(work, name, self._break)
 
-    def open_channel(self, relay: Relay, link: Talk, earlier: Iterable[str]) -> RelayChannel:
+    def open_channel(self, relay: Relay, link: RelayLink, earlier: Iterable[str]) -> RelayChannel:
         """Return a new channel to a host, with what was printed about the host earlier on its stderr.
 
         `relays.changed` must be held, and the relay must have started.

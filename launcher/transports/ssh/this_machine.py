@@ -1,4 +1,4 @@
-"""Hosts that turn out to be this machine: they need no SSH, where nothing speaks against it."""
+"""Hosts that turn out to be this machine, which need no SSH: their command is started right here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ SSH_PORT = 22
 
 
 class ThisMachine:
-    """Knows whether a login would end here, and opens such a host without one."""
+    """Decides for every transport over SSH whether a host is this machine, and starts commands for it.
+
+    A host is this machine only if its login would end here in every respect: address, port 22, user, and no host key in
+    known_hosts that says otherwise. If keys speak against it, SSH is used, and `SshSettings.on_doubt` tells why.
+    """
 
     def __init__(self, settings: SshSettings) -> None:
         self._on_local = settings.on_local
@@ -56,13 +60,13 @@ class ThisMachine:
 
 
 def is_this_machine(hostname: str, port: int, user: str) -> bool:
-    """Tell whether a login to `user@hostname:port` would end where we are: address, port 22 and user are ours."""
+    """Tell whether `user@hostname:port` is an address of this machine, port 22, and the user who runs `launch`."""
     if port != SSH_PORT or user != _own_user():
         return False
     with contextlib.suppress(OSError):
         family, _, _, _, place = socket.getaddrinfo(hostname, SSH_PORT, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect(place)  # sends nothing; to an address of ours the kernel goes from that very address
+            sock.connect(place)  # sends nothing; to one of its own addresses the kernel sends from that very address
             source: str = sock.getsockname()[0]
             return source == place[0] or (source.startswith("127.") and str(place[0]).startswith("127."))
     return False

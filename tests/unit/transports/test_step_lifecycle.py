@@ -7,7 +7,7 @@ import pytest
 from launcher.errors import HostFailure, LauncherError
 from launcher.transports.base import STDERR, TransportError
 from launcher.transports.relayed.channel import RelayChannel
-from launcher.transports.relayed.framing import Here
+from launcher.transports.relayed.framing import RelayStarted
 from launcher.transports.relayed.step_lifecycle import StepLifecycle
 
 GONE = "the connection was lost"
@@ -22,12 +22,12 @@ class Process:
 
     def open(self, host: str, *earlier: str) -> RelayChannel:
         relays = self.lifecycle.relays
-        relays.mark_started(host, Here(0, host, 1, 1))
+        relays.mark_started(host, RelayStarted(0, host, 1, 1))
         relays[host].was_asked = True
         with relays.changed:
             return self.lifecycle.open_channel(relays[host], self, earlier)
 
-    def tell_taken(self, channel: RelayChannel, size_bytes: int) -> None: ...
+    def acknowledge(self, channel: RelayChannel, size_bytes: int) -> None: ...
 
     def send_data(self, channel: RelayChannel, data: bytes) -> None: ...
 
