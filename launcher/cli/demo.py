@@ -37,6 +37,7 @@ def command(*, nodes: int, nproc: int, output: OutputOptions) -> int:
     from launcher.job.job import TRAINER_MODULE, Job, Program, ProgramKind
     from launcher.runs.run import RunOptions
     from launcher.transports.ssh.fabric import FabricTransport
+    from launcher.transports.ssh.settings import SshSettings
 
     with demo_hosts(nodes) as hosts:
         click.echo(f"launch: {nodes} SSH hosts on loopback: {', '.join(hosts.names)}", err=True)
@@ -50,4 +51,5 @@ def command(*, nodes: int, nproc: int, output: OutputOptions) -> int:
         )
         names = [Host(name, source="demo") for name in hosts.names]
         run_options = RunOptions(is_verbose=output.verbose)
-        return run_job(job, names, lambda _, say: FabricTransport(hosts.ssh_config), output, run_options)
+        settings = SshSettings(hosts.ssh_config)
+        return run_job(job, names, lambda _, say: FabricTransport(settings), output, run_options)

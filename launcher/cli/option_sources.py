@@ -8,7 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from launcher.job.slurm_allocation import SRUN
+from launcher.transports.registry import TRANSPORTS
 
 CHOICE_OF_HOSTS = ("hosts", "hostfile", "include", "exclude", "num_nodes")  # those of --transport srun are the job's
 PYTHONS = (("python", "venv"), ("python", "conda"), ("venv", "conda"))  # each says which one is to run
@@ -30,7 +30,8 @@ def settle_rivals(options: Mapping[str, Any]) -> dict[str, Any]:
             is_default = context.get_parameter_source(rival) is ParameterSource.DEFAULT_MAP
             if is_default and is_on_command_line(name):
                 settled[rival] = _UNSAID.get(rival)
-    if settled.get("transport") == SRUN and is_on_command_line("transport"):
+    transport = TRANSPORTS.get(settled.get("transport", ""))
+    if transport is not None and transport.needs_allocation and is_on_command_line("transport"):
         for name in CHOICE_OF_HOSTS:
             if context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
                 settled[name] = None

@@ -11,7 +11,7 @@ import click
 
 from launcher.cli.defaults import use_defaults
 from launcher.cli.option_groups import Timeouts
-from launcher.job.slurm_allocation import TRANSPORTS
+from launcher.transports.registry import TRANSPORTS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -38,7 +38,7 @@ _HOSTS = (
 )
 _REACH = (
     click.option(
-        "--transport", metavar="NAME", type=click.Choice(TRANSPORTS),
+        "--transport", metavar="NAME", type=click.Choice(list(TRANSPORTS)),
         help="fabric (SSH, built in), ssh (OpenSSH), pdsh, or srun; default: srun in a Slurm job, else fabric.",
     ),
     click.option(

@@ -26,13 +26,14 @@ def ask_secrets(options: TransportOptions, hosts: Sequence[Host]) -> Secrets:
     """
     from launcher.transports.ssh.fabric import FabricTransport
     from launcher.transports.ssh.key_files import Secrets
+    from launcher.transports.ssh.settings import SshSettings
 
     if not sys.stdin.isatty():
         if options.ask_password:
             raise UsageError("--ask-password needs a terminal", "from a pipe or a job log in with a key")
         return Secrets()
     secrets = Secrets(_ask("password for all hosts") if options.ask_password else None)
-    for path in FabricTransport(options.ssh_config, secrets=secrets).locked_keys(hosts):
+    for path in FabricTransport(SshSettings(options.ssh_config, secrets=secrets)).locked_keys(hosts):
         for _ in range(_TRIES):
             passphrase = _ask(f"passphrase of {path} (Enter: do without)")
             if not passphrase or secrets.unlock(path, passphrase):

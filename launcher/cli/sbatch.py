@@ -27,8 +27,8 @@ from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, Program, ProgramKind
 from launcher.job.sbatch_script import Batch, batch_text, check_batch, log_folder
-from launcher.job.slurm_allocation import SRUN
 from launcher.job.variables import is_secret, parse_settings
+from launcher.transports.registry import SRUN
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def read_batch(options: BatchOptions, log_dir: Path, words: tuple[str, ...], job
     gpus = job.nproc or 0 if job.wants_gpus else 0
     if job.wants_gpus and not gpus:
         raise UsageError("Slurm must know how many GPUs of each node", "--gpus N; on CPUs: --nproc N --cpu")
-    launch = (own_program(), "--transport", SRUN, *_launch_options())  # whatever hosts launcher.toml names
+    launch = (own_program(), "--transport", SRUN.name, *_launch_options())  # whatever hosts launcher.toml names
     return Batch(
         argv=(*launch, *_program_words(words, job, requeue=options.requeue)),
         job_name=options.job_name or _name(job.program),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,17 +15,10 @@ from launcher.cli.prompts import ask_secrets
 from launcher.errors import UsageError
 from launcher.hosts.host import Host, select_hosts
 from launcher.hosts.hostfiles import parse_hosts, read_hostfile
-from launcher.job.slurm_allocation import (
-    PDSH,
-    SRUN,
-    SSH,
-    Allocation,
-    choose_transport,
-    read_allocation,
-    refuse_tasks,
-    srun_environment,
-)
+from launcher.job.slurm_allocation import Allocation, read_allocation, refuse_tasks
 from launcher.job.variables import is_secret, refuse_rank
+from launcher.transports.registry import TransportEntry, TransportSettings, choose_transport
+from launcher.transports.ssh.settings import SshSettings
 
 if TYPE_CHECKING:
     from launcher.cli.runner import Opener
@@ -58,19 +51,20 @@ def _read_allocated() -> tuple[Host, ...]:
 
 def choose_way(
     options: TransportOptions, hosts: Sequence[Host], env: Mapping[str, str]
-) -> tuple[str, Allocation | None]:
-    """Return the name of the transport, and the Slurm job that we are in; `env` is what the ranks get.
+) -> tuple[TransportEntry, Allocation | None]:
+    """Return the transport, and the Slurm job that we are in; `env` is what the ranks get.
 
     Raise UsageError where there is no way, and for options that this one would ignore.
     """
     allocation = read_allocation(os.environ)
     chosen = choose_transport(options.transport, hosts, allocation)
-    if chosen == SRUN:
-        _refuse_ssh(hosts)
-    elif chosen == PDSH:
-        _refuse_secrets(options, env)
-    elif chosen == SSH and options.ask_password:
-        raise UsageError("--ask-password goes with --transport fabric", "OpenSSH asks a terminal, for each host")
+    if not chosen.uses_ssh:
+        _refuse_ssh(chosen, hosts)
+    if chosen.shows_variables:
+        _refuse_secrets(chosen, env)
+    if chosen.prompting_program and options.ask_password:
+        hint = f"{chosen.prompting_program} asks a terminal, for each host"
+        raise UsageError("--ask-password goes with --transport fabric", hint)
     return chosen, allocation
 
 
@@ -82,64 +76,37 @@ def choose_opener(
     `env` is what the ranks get; `python` runs the supervisors if it is given; `silence_s` is what --silence says.
     """
     chosen, allocation = choose_way(options, hosts, env)
-    if chosen == SRUN:
-        assert allocation is not None  # or srun was refused
-        return partial(_open_srun, python, allocation)
-    settings = {
-        "ssh_config": options.ssh_config,
-        "accept_new_host_keys": options.accept_new_host_keys,
-        "may_boot": is_chosen("connect_timeout"),
-    }
-    if chosen == PDSH:
-        return partial(_open_pdsh, python, silence_s, settings)
-    if chosen == SSH:
-        return partial(_open_ssh, settings)
-    return partial(_open_fabric, {**settings, "secrets": ask_secrets(options, hosts)})
+    ssh = SshSettings(
+        ssh_config=options.ssh_config,
+        accept_new_host_keys=options.accept_new_host_keys,
+        may_boot=is_chosen("connect_timeout"),
+        secrets=ask_secrets(options, hosts) if chosen.takes_secrets else None,
+    )
+
+    def open_transport(hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
+        from launcher.cli.runner import loader_pythons
+
+        settings = TransportSettings(
+            ssh=_add_messages(ssh, say),
+            pythons=loader_pythons(python),
+            variables=os.environ,
+            silence_s=silence_s,
+            allocation=allocation,
+        )
+        return chosen.open(hosts, settings)
+
+    return open_transport
 
 
-def _open_srun(
-    python: str | None, allocation: Allocation, hosts: Sequence[Host], say: Callable[[str], None]
-) -> Transport:
-    from launcher.cli.runner import loader_pythons
-    from launcher.transports.relayed.srun import SrunTransport
-
-    return SrunTransport(hosts, allocation, loader_pythons(python), srun_environment(os.environ))
-
-
-def _open_fabric(settings: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
-    from launcher.transports.ssh.fabric import FabricTransport
-
-    return FabricTransport(**settings, **_voices(say))
-
-
-def _open_ssh(settings: Mapping[str, Any], hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
-    from launcher.transports.ssh.openssh import OpenSSHTransport
-
-    transport = OpenSSHTransport(**settings, **_voices(say))
-    transport.ask_first(hosts)
-    return transport
-
-
-def _open_pdsh(
-    python: str | None, silence_s: float, settings: Mapping[str, Any], hosts: Sequence[Host],
-    say: Callable[[str], None],
-) -> Transport:  # fmt: skip
-    from launcher.cli.runner import loader_pythons
-    from launcher.transports.relayed.pdsh import PdshTransport
-
-    pythons = loader_pythons(python)
-    return PdshTransport(hosts, pythons, os.environ, silence_s, **settings, **_voices(say))
-
-
-def _refuse_ssh(hosts: Sequence[Host]) -> None:
+def _refuse_ssh(transport: TransportEntry, hosts: Sequence[Host]) -> None:
     """Raise UsageError for what SSH alone heeds; in launcher.toml it may stand for runs outside of a job."""
     for name in ("ask_password", "ssh_config", "accept_new_host_keys"):
         if is_on_command_line(name):
-            text = f"--{name.replace('_', '-')} is for SSH, and srun reaches the hosts without it"
+            text = f"--{name.replace('_', '-')} is for SSH, and {transport.name} reaches the hosts without it"
             raise UsageError(text, "leave it out, or name a transport over SSH: --transport fabric")
     for host in hosts:
         if host.user is not None and not _is_own_name(host.user):
-            text = f"{host.source}: {host.name} has the user {host.user}, and srun runs everything as you"
+            text = f"{host.source}: {host.name} has the user {host.user}, and {transport.name} runs everything as you"
             raise UsageError(text, "leave the user out, or log in as that user: --transport fabric")
 
 
@@ -160,21 +127,25 @@ def refuse_without_hosts() -> None:
             raise UsageError(text, "name them with --hosts or --hostfile, or leave it out")
 
 
-def _refuse_secrets(options: TransportOptions, env: Mapping[str, str]) -> None:
+def _refuse_secrets(transport: TransportEntry, env: Mapping[str, str]) -> None:
     """Raise UsageError where a value would be seen that is to be shown to nobody."""
     secrets = [name for name, value in env.items() if is_secret(name, value)]
     if secrets:
         raise UsageError(
-            f"--transport pdsh: {secrets[0]} would stand in command lines, which everybody on the hosts can read",
+            f"--transport {transport.name}: {secrets[0]} would stand in command lines, "
+            "which everybody on the hosts can read",
             f"--transport ssh; or set it on the hosts: env -u {secrets[0]} launch ...",
         )
-    if options.ask_password:
-        raise UsageError("--ask-password goes with --transport fabric", "ssh asks a terminal, for each host")
 
 
-def _voices(say: Callable[[str], None]) -> dict[str, Any]:
+def _add_messages(settings: SshSettings, say: Callable[[str], None]) -> SshSettings:
+    """Let `say` tell about hosts that are this machine, or might be."""
+
     def tell_doubt(name: str, doubt: str, fix: str) -> None:
         remedy = f"\n  fix: {fix}" if fix else ""
         say(f"launch: {name} has this machine's address, but {doubt}; connecting over SSH{remedy}")
 
-    return {"on_local": lambda name: say(f"launch: {name} is this machine, no SSH to it"), "on_doubt": tell_doubt}
+    def tell_local(name: str) -> None:
+        say(f"launch: {name} is this machine, no SSH to it")
+
+    return replace(settings, on_local=tell_local, on_doubt=tell_doubt)

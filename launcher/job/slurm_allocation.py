@@ -14,12 +14,6 @@ from launcher.hosts.host import Host
 from launcher.hosts.ranges import expand_names, fold_names, split_list
 from launcher.wording import count, listed
 
-FABRIC = "fabric"
-SRUN = "srun"
-SSH = "ssh"
-PDSH = "pdsh"
-TRANSPORTS = (SRUN, FABRIC, SSH, PDSH)
-
 # Steps that are shells and no tasks (batch, interactive, extern): Slurm counts them down from 0xffffffff (slurm.h).
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 _REPEATED = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,5})\))?")
@@ -96,23 +90,6 @@ def refuse_tasks(environ: Mapping[str, str]) -> None:
             f"srun has started launch {tasks} times, and each would start a run of its own",
             "start it once, without srun: it reaches every node of the job by itself",
         )
-
-
-def choose_transport(wanted: str | None, hosts: Sequence[Host], allocation: Allocation | None) -> str:
-    """Return the name of the way to the hosts; raise UsageError where srun does not lead there."""
-    if wanted != SRUN:
-        is_slurm = allocation is not None and all(host.source == allocation.name for host in hosts)
-        return wanted or (SRUN if is_slurm else FABRIC)
-    if allocation is None:
-        raise UsageError("--transport srun: this is no Slurm allocation", "salloc or sbatch makes one")
-    outside = [host.name for host in hosts if host.name not in allocation.nodes]
-    if outside:
-        names = fold_names(outside)
-        raise UsageError(
-            f"--transport srun: {names} {'is' if len(outside) == 1 else 'are'} not in {allocation.name}",
-            f"it has {fold_names(allocation.nodes)}; any other host by --transport fabric",
-        )
-    return SRUN
 
 
 def refuse_gpus(gpus: int, hosts: Sequence[Host], allocation: Allocation) -> None:

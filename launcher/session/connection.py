@@ -29,7 +29,6 @@ from launcher.transports.base import KILLED, STDOUT, Channel, Transport, Transpo
 MARKER_TIMEOUT_S = 10.0
 MAX_WAITING_BEATS = 3
 NOISE_BYTES = 64 << 10
-_EXIT_NOT_FOUND = 127
 
 LOST = "lost"
 READY = "ready"
@@ -132,7 +131,7 @@ class Connection:
         """Return what the login shell and the supervisor said besides messages, and the way to them."""
         text = self.noise.decode("utf-8", "replace").strip("\n")
         # Slurm says why it ends a step on a way of its own, which may be slower than the supervisor's last word.
-        late = [line for line in self._transport.last_words(self.host) if line not in text]
+        late = [line for line in self._transport.own_messages(self.host) if line not in text]
         return "\n".join(filter(None, [text, *late]))
 
     def admit_standstill(self, gap_s: float) -> None:
@@ -224,7 +223,7 @@ class Connection:
                 self.is_ready = True
                 self._may_write.set()  # somebody may have had something to say before
                 return rest
-            has_no_python = self._channel.exit_code() == _EXIT_NOT_FOUND
+            has_no_python = self._channel.exit_code() == bootstrap.NO_PYTHON_EXIT_CODE
             self._has_orders = self._has_orders and not has_no_python  # nobody was there to read them
             self._channel.close()
             if not has_no_python:
@@ -267,13 +266,8 @@ class Connection:
         if self._is_closed and not self._has_orders:
             return HostFailure(self.host.name, "closed", "the launch ended before it was reached")
         code = self._channel.exit_code() if self._channel is not None else None
-        if code == _EXIT_NOT_FOUND:
-            return HostFailure(
-                self.host.name,
-                "no python",
-                f"no Python 3.8 or newer there (tried {', '.join(self._terms.pythons)})",
-                "name one that is with --python PATH",
-            )
+        if code == bootstrap.NO_PYTHON_EXIT_CODE:
+            return bootstrap.no_python(self.host.name, self._terms.pythons)
         if code is None:
             return HostFailure(self.host.name, "shell", "the connection was lost at once" + self._last_noise())
         text = "killed by a signal" if code == KILLED else f"exit code {code}"

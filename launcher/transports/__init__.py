@@ -8,4 +8,5 @@ In reading order:
     bootstrap          how the node's code gets to a node that has nothing but Python
     ssh/               each host by itself: fabric, the system's ssh
     relayed/           one process for all hosts: srun, pdsh
+    registry           every transport by its name, and which one is the default
 """

@@ -49,5 +49,5 @@ class Transport(Protocol):
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         """Start `command` (a shell's command line) on `host`; block, and raise TransportError."""
 
-    def last_words(self, host: Host) -> Sequence[str]:
+    def own_messages(self, host: Host) -> Sequence[str]:
         """Return the lines that the way to a host has said itself, also after the end of a process there."""

@@ -22,7 +22,10 @@ from importlib.util import MAGIC_NUMBER, find_spec
 from types import CodeType
 from typing import Any
 
+from launcher.errors import HostFailure
+
 MARKER = "~launch"
+NO_PYTHON_EXIT_CODE = 127  # of each command line here, as a shell's for a program that it doesn't find
 _NODE_MODULES = (
     "clock", "fast_json", "guardian", "kernel_log", "loop", "messages", "send_queue", "signals", "supervisor",
     *(f"facts.{name}" for name in (
@@ -42,7 +45,7 @@ _RELAY_PACKAGES = ("launcher", "launcher.node", "launcher.node.relays")
 # Reads one line, byte by byte, and runs it; at end of file it runs nothing and ends.
 _LOADER = (
     "import os,sys,_frozen_importlib_external as f;"
-    "sys.version_info<(3,8)and os._exit(127);"  # as a shell says that there is none
+    "sys.version_info<(3,8)and os._exit(127);"
     'print("{marker} {nonce}",f.MAGIC_NUMBER.hex(),flush=True);'
     'exec(b"".join(iter(lambda:os.read(0,1).strip(b"\\n"),b"")))'
 )
@@ -70,6 +73,12 @@ sys.meta_path.insert(0, Importer)
 from launcher.node import guardian
 guardian.main({nonce!r})
 """
+
+
+def no_python(host: str, pythons: Sequence[str]) -> HostFailure:
+    """Return the failure of a host where none of these is a Python that is new enough."""
+    text = f"no Python 3.8 or newer there (tried {', '.join(pythons)})"
+    return HostFailure(host, "no python", text, "name one that is with --python PATH")
 
 
 def loader_command(python: str, nonce: str) -> str:

@@ -17,5 +17,5 @@ class LocalTransport:
     def open(self, host: Host, command: str, timeout_s: float) -> ProcessChannel:
         return ProcessChannel(start_process(["/bin/sh", "-c", command]))
 
-    def last_words(self, host: Host) -> Sequence[str]:
+    def own_messages(self, host: Host) -> Sequence[str]:
         return ()

@@ -15,6 +15,7 @@ from launcher.cli.bisection import find_culprits
 from launcher.hosts.hostfiles import parse_hosts
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.transports.ssh.fabric import FabricTransport
+from launcher.transports.ssh.settings import SshSettings
 
 PORT = 40001
 # Every rank meets every other one, as gloo's do, in a tenth of the time that torch takes to be imported.
@@ -87,7 +88,8 @@ def search(launch: Launch, cluster: Cluster, capsys: pytest.CaptureFixture[str])
     def call() -> tuple[list[str], str]:
         hosts = parse_hosts("node[1-4]")
         folder = launch.folder / "bisection"
-        find_culprits(make_job, hosts, lambda hosts, say: FabricTransport(cluster.ssh_config), folder, as_json=False)
+        settings = SshSettings(cluster.ssh_config)
+        find_culprits(make_job, hosts, lambda hosts, say: FabricTransport(settings), folder, as_json=False)
         assert len(list(folder.glob("2*/run.json"))) >= 4, "the logs of the runs are kept"
         out, err = capsys.readouterr()
         first, *lines = err.splitlines()

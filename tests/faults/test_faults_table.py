@@ -6,6 +6,8 @@ from pathlib import Path
 
 from ways import GAPS, WAYS, Promise
 
+from launcher.transports.registry import TRANSPORTS
+
 GUIDE = Path(__file__).parents[2] / "LAUNCH_GUIDE.md"
 TESTS = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py") if path != Path(__file__))
 
@@ -14,6 +16,15 @@ def test_every_promise_is_tried() -> None:
     tried = {promise for promise in Promise if f"Promise.{promise.name}" in TESTS}
     assert tried == set(Promise) - {Promise.BROKEN}, "this one is tried by over_cuts"
     assert "@over_cuts()" in TESTS
+
+
+def test_every_transport_is_tried() -> None:
+    assert set(TRANSPORTS) == {way.name for way in WAYS} - {"local"}  # no name of --transport: singlenode, node
+
+
+def test_a_transport_that_shows_variables_keeps_no_secret() -> None:
+    shown = {name for name, entry in TRANSPORTS.items() if entry.shows_variables}
+    assert shown == {name for name, gaps in GAPS.items() if Promise.SECRET in gaps}
 
 
 def test_a_way_without_cuts_says_why() -> None:

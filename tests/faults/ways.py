@@ -1,6 +1,7 @@
 """The ways in: how a run is typed on `login`, what breaks its connections, and what a way can't give.
 
 A new way is an entry of WAYS, and one of GAPS for each promise that it can't keep: what can't be kept is not tested.
+Every transport of launcher/transports/registry.py must have one, which test_faults_table.py checks.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from launcher.output.lines import STDERR
 from launcher.output.terminal import Terminal
 from launcher.transports.base import TransportError
 from launcher.transports.relayed.pdsh_input import RelayInput
-from launcher.transports.relayed.srun_step import Step
+from launcher.transports.relayed.srun_step import SrunStep
 
 DEADLINE_S = 60.0
 NO_THREAD = "this machine can't start another thread (can't start new thread)"
@@ -109,14 +109,14 @@ def test_input_that_nobody_carries_is_lost_aloud(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def srun(tmp_path: Path) -> Callable[[], Step]:
+def srun(tmp_path: Path) -> Callable[[], SrunStep]:
     program = tmp_path / "srun"
     program.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nexec cat >/dev/null\n")
     program.chmod(0o700)
-    return lambda: Step(["n1"], [], ["python3"], {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, {})
+    return lambda: SrunStep(["n1"], [], ["python3"], {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, {})
 
 
-def test_an_srun_that_nobody_reads_is_told(srun: Callable[[], Step], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_srun_that_nobody_reads_is_told(srun: Callable[[], SrunStep], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "fcntl", lambda *_: fail())  # with which its pipe is given room
     with pytest.raises(TransportError) as error:
         srun().open("n1", "true", DEADLINE_S)
@@ -124,7 +124,7 @@ def test_an_srun_that_nobody_reads_is_told(srun: Callable[[], Step], monkeypatch
 
 
 def test_an_srun_is_ended_where_no_thread_is_left(
-    srun: Callable[[], Step], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    srun: Callable[[], SrunStep], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     refuse_threads(monkeypatch, "read srun")
     with pytest.raises(LauncherError):

@@ -82,7 +82,7 @@ class QuietTransport:
         channel = LocalTransport().open(host, command, timeout_s)
         return channel if self.opened > 1 else QuietChannel(channel, self.may_speak, self.breaks)
 
-    def last_words(self, host: Host) -> Sequence[str]:
+    def own_messages(self, host: Host) -> Sequence[str]:
         return ()
 
 
@@ -102,7 +102,7 @@ class ClosedTransport:
         self.channels.append(LocalTransport().open(host, command, timeout_s))
         return self.channels[-1]
 
-    def last_words(self, host: Host) -> Sequence[str]:
+    def own_messages(self, host: Host) -> Sequence[str]:
         return ()
 
 

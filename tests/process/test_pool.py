@@ -168,22 +168,22 @@ def test_a_disk_that_is_slow_holds_up_neither_the_loop_nor_a_file() -> None:
 
 
 class OddTransport:
-    """This machine's transport, except that opening a channel takes longer, or that it has last words of a host."""
+    """This machine's transport, except that opening a channel takes longer, or that it has a host's own messages."""
 
     name = LocalTransport.name
     is_terse = LocalTransport.is_terse
 
-    def __init__(self, *, delay_s: Callable[[str], float] = lambda _: 0.0, last_words: Sequence[str] = ()) -> None:
+    def __init__(self, *, delay_s: Callable[[str], float] = lambda _: 0.0, own_messages: Sequence[str] = ()) -> None:
         """delay_s: how long the start of a command takes."""
         self._delay_s = delay_s
-        self._last_words = last_words
+        self._own_messages = own_messages
 
     def open(self, host: Host, command: str, timeout_s: float) -> ProcessChannel:
         time.sleep(self._delay_s(command))
         return LocalTransport().open(host, command, timeout_s)
 
-    def last_words(self, host: Host) -> Sequence[str]:
-        return self._last_words
+    def own_messages(self, host: Host) -> Sequence[str]:
+        return self._own_messages
 
 
 def test_what_the_way_to_it_says_late_is_noise_as_well() -> None:
@@ -195,7 +195,7 @@ def test_what_the_way_to_it_says_late_is_noise_as_well() -> None:
             await asyncio.sleep(0.01)
 
     said = "ending the run: its supervisor got signal 15"
-    talk = talking(scene, transport=OddTransport(last_words=("once", "here is cancelled")))
+    talk = talking(scene, transport=OddTransport(own_messages=("once", "here is cancelled")))
     talk.connection.noise += b"once\n"
     assert talk.connection.noise_text().splitlines() == [said, "once", "here is cancelled"]
 

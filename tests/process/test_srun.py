@@ -358,11 +358,11 @@ def test_what_srun_says_after_the_end_of_a_process_is_kept(cluster: Cluster) -> 
     lost = transport.open(B, "echo $PPID; cat", DEADLINE_S)
     relay_pid = int(read_line(lost))
     run(transport, A, "true")
-    assert (transport.last_words(A), transport.last_words(B)) == ((), ())
+    assert (transport.own_messages(A), transport.own_messages(B)) == ((), ())
     os.kill(relay_pid, signal.SIGKILL)
-    wait_until(lambda: transport.last_words(B))
-    assert transport.last_words(B) == ("srun: error: n2: task 1: Killed",)
-    assert transport.last_words(A) == ()
+    wait_until(lambda: transport.own_messages(B))
+    assert transport.own_messages(B) == ("srun: error: n2: task 1: Killed",)
+    assert transport.own_messages(A) == ()
     lost.close()
 
 

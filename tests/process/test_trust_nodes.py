@@ -34,7 +34,7 @@ from launcher.session.session import Session
 from launcher.session.terms import Terms
 from launcher.transports.base import STDERR, STDOUT
 from launcher.transports.local import LocalTransport
-from launcher.transports.relayed.srun_step import Step
+from launcher.transports.relayed.srun_step import SrunStep
 
 MOST_KIB = 64 << 10  # more than before, for a liar that sends without end
 READ_BYTES = 1 << 18
@@ -118,7 +118,7 @@ class LyingTransport:
         self.opened.append(Channel(self.lie if not self.opened else lambda order, said, _: said, nonce[1]))
         return self.opened[-1]
 
-    def last_words(self, host: Host) -> Sequence[str]:
+    def own_messages(self, host: Host) -> Sequence[str]:
         return ()
 
 
@@ -262,7 +262,7 @@ def test_a_task_that_says_twice_that_it_is_there_is_not_another(tmp_path: Path) 
     there = "echo $(echo \"$*\" | grep -o '~[0-9a-f]* here') 0 n1 1 1"
     srun.write_text(f"#!/bin/sh\n{there}\n{there}\nexec cat >/dev/null\n")
     srun.chmod(0o700)
-    step = Step(["n1", "n2"], [], ["python3"], {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, {})
+    step = SrunStep(["n1", "n2"], [], ["python3"], {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, {})
     try:
         assert step.open("n1", "true", timeout_s=slowed(0.3)) is None
     finally:

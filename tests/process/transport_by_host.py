@@ -25,5 +25,5 @@ class TransportByHost:
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         return self.ways[host.name].open(host, command, timeout_s)
 
-    def last_words(self, host: Host) -> Sequence[str]:
-        return self.ways[host.name].last_words(host)
+    def own_messages(self, host: Host) -> Sequence[str]:
+        return self.ways[host.name].own_messages(host)

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,9 @@ from launcher.transports.base import Transport, TransportError
 from launcher.transports.ssh.fabric import FabricTransport
 from launcher.transports.ssh.key_files import Secrets
 from launcher.transports.ssh.openssh import OpenSSHTransport
+from launcher.transports.ssh.settings import SshSettings
 
-CLIENTS: dict[str, Callable[[Path], Transport]] = {"fabric": FabricTransport, "ssh": OpenSSHTransport}
+CLIENTS: dict[str, Callable[[SshSettings], Transport]] = {"fabric": FabricTransport, "ssh": OpenSSHTransport}
 PASSPHRASE = "of two words"
 
 LogIn = Callable[..., str | HostFailure]
@@ -37,13 +39,14 @@ def log_in(hosts: SshHosts, tmp_path: Path, transport: str) -> LogIn:
 
     def log_in(
         host: str | Host = "node2",
-        make: Callable[[Path], Transport] = CLIENTS[transport],
+        make: Callable[[SshSettings], Transport] = CLIENTS[transport],
         command: str = "echo in",
         **blocks: dict,
     ) -> str:
         config = hosts.write_config(tmp_path / "config", **blocks)
         try:
-            channel = make(config).open(host if isinstance(host, Host) else Host(host), command, DEADLINE_S)
+            named = host if isinstance(host, Host) else Host(host)
+            channel = make(SshSettings(config)).open(named, command, DEADLINE_S)
         except TransportError as error:
             return error.failure
         text = b""
@@ -173,8 +176,8 @@ def test_the_passphrase_of_a_key_is_kept_for_all_hosts(log_in: LogIn, hosts: Ssh
     assert not secrets.unlock(key, "wrong")
     assert secrets.unlock(key, PASSPHRASE)
 
-    def make(config: Path) -> FabricTransport:
-        return FabricTransport(config, secrets=secrets)
+    def make(settings: SshSettings) -> FabricTransport:
+        return FabricTransport(replace(settings, secrets=secrets))
 
     assert log_in(make=make, node2={"IdentityFile": key}) == "in\n"
     assert log_in("node1", make=make, node1={"IdentityFile": key}) == "in\n"
@@ -351,8 +354,8 @@ def test_a_changed_key_that_ssh_config_bears_with(log_in: LogIn, known: Callable
     assert log_in(node2={**known("[127.0.0.2]:PORT OTHER\n"), "StrictHostKeyChecking": "no"}) == "in\n"
 
 
-def accept_new(config: Path) -> FabricTransport:
-    return FabricTransport(config, accept_new_host_keys=True)
+def accept_new(settings: SshSettings) -> FabricTransport:
+    return FabricTransport(replace(settings, accept_new_host_keys=True))
 
 
 NEW_KEYS = [
@@ -426,8 +429,8 @@ def settings_of(server: PasswordServer) -> dict[str, object]:
 
 @pytest.mark.parametrize("methods", ["password", "keyboard-interactive", "publickey,password"])
 def test_a_password(log_in: LogIn, hosts: SshHosts, methods: str) -> None:
-    def make(config: Path) -> FabricTransport:
-        return FabricTransport(config, secrets=Secrets(password))
+    def make(settings: SshSettings) -> FabricTransport:
+        return FabricTransport(replace(settings, secrets=Secrets(password)))
 
     with PasswordServer(methods, hosts["node1"].folder / "host_key") as server:
         password = PASSWORD
@@ -446,8 +449,8 @@ def test_a_host_that_takes_a_password_alone(log_in: LogIn, hosts: SshHosts) -> N
 def test_no_password_is_told_to_a_host_with_another_key(
     log_in: LogIn, hosts: SshHosts, known: Callable[[str], dict[str, object]]
 ) -> None:
-    def make(config: Path) -> FabricTransport:
-        return FabricTransport(config, secrets=Secrets(PASSWORD))
+    def make(settings: SshSettings) -> FabricTransport:
+        return FabricTransport(replace(settings, secrets=Secrets(PASSWORD)))
 
     with PasswordServer("password", hosts["node1"].folder / "host_key") as server:
         settings = {**settings_of(server), **known(f"[127.0.0.1]:{server.port} NODE\n")}

@@ -5,6 +5,7 @@ In reading order:
     framing         what launcher and relays say to each other, in lines
     channel         the streams of one process under a relay
     relays          all relays of one srun or pdsh, and when nobody needs them any more
+    step_lifecycle  one srun or pdsh: its channels, the hosts that it loses, its end
     srun_output     what srun prints -> why a host takes no part
     srun_step       one srun, and the threads on its streams
     srun            --transport srun: the nodes of a Slurm allocation

@@ -13,10 +13,10 @@ _TOOK_BYTES = 1 << 18  # a relay with a window sends several times as much befor
 _NOISE_BYTES = 64 << 10  # that wait to be read
 
 
-class Talk(Protocol):
+class RelayLink(Protocol):
     """What a channel needs of its step."""
 
-    def tell_taken(self, channel: RelayChannel, size_bytes: int) -> None:
+    def acknowledge(self, channel: RelayChannel, size_bytes: int) -> None:
         """Let so much more output come."""
 
     def send_data(self, channel: RelayChannel, data: bytes) -> None:
@@ -29,11 +29,11 @@ class Talk(Protocol):
 class RelayChannel:
     """The streams of one process under the relay of its node."""
 
-    def __init__(self, host: str, number: int, step: Talk, most_bytes: float = math.inf) -> None:
+    def __init__(self, host: str, number: int, link: RelayLink, most_bytes: float = math.inf) -> None:
         """most_bytes: what a relay with a window never sends before it waits for our word."""
         self.host = host
         self.number = number
-        self._step = step
+        self._link = link
         self._most_bytes = most_bytes
         self._arrived = threading.Condition()
         self._pending = {STDOUT: bytearray(), STDERR: bytearray()}
@@ -47,20 +47,20 @@ class RelayChannel:
         stream, data = self._take()
         self._untold_bytes += len(data)
         if self._untold_bytes >= _TOOK_BYTES:
-            self._step.tell_taken(self, self._untold_bytes)
+            self._link.acknowledge(self, self._untold_bytes)
             self._untold_bytes = 0
         return stream, data
 
     def write(self, data: bytes) -> None:
         if self._failure is not None:
             raise BrokenPipeError(self._failure.text)
-        self._step.send_data(self, data)
+        self._link.send_data(self, data)
 
     def close(self) -> None:
         with self._arrived:
             self._is_closed = True
             self._arrived.notify_all()
-        self._step.leave(self)
+        self._link.leave(self)
 
     def exit_code(self) -> int | None:
         return self._exit_code

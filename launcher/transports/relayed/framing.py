@@ -22,7 +22,7 @@ _STREAMS = {b"out": STDOUT, b"err": STDERR}
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class RelayStarted:
     """A relay has started."""
 
     task: int
@@ -55,7 +55,7 @@ class Noise:
     text: bytes
 
 
-Event = Here | Output | Exit | Noise
+Event = RelayStarted | Output | Exit | Noise
 
 
 def open_line(channel: int, task: int, command: str) -> bytes:
@@ -73,7 +73,7 @@ def shut_line(channel: int) -> bytes:
     return b"shut %d\n" % channel
 
 
-def hang_line(task: int, lost: Here) -> bytes:
+def hang_line(task: int, lost: RelayStarted) -> bytes:
     """Have a relay tell the one of a lost step on its node that nobody listens."""
     return b"hang %d %d %d\n" % (task, lost.pid, lost.started)
 
@@ -144,7 +144,7 @@ def _parse(text: bytes) -> Event:
         return Exit(int(channel), int(code))
     if verb == b"here":
         task, node, pid, started = words
-        return Here(int(task), node.decode(), int(pid), int(started))
+        return RelayStarted(int(task), node.decode(), int(pid), int(started))
     raise ValueError(verb)
 
 

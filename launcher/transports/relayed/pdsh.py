@@ -7,22 +7,22 @@ import getpass
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from launcher.errors import HostFailure, UsageError
 from launcher.hosts.host import Host
+from launcher.transports import bootstrap
 from launcher.transports.base import Channel, TransportError
-from launcher.transports.relayed.pdsh_command import Pdsh, own_words
-from launcher.transports.relayed.pdsh_step import NotStartedError, Step
+from launcher.transports.relayed.pdsh_command import Pdsh, own_options
+from launcher.transports.relayed.pdsh_step import NotStartedError, PdshStep
 from launcher.transports.ssh import openssh_failures
-from launcher.transports.ssh.failures import DROPPED, SLOW_LOGIN, Judgement
-from launcher.transports.ssh.logins import Gates, LoginError, keep_trying
-from launcher.transports.ssh.openssh_config import Answer, Answers, keep_known_keys, login_words
+from launcher.transports.ssh.failures import DROPPED, SLOW_LOGIN, LoginFailure
+from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
+from launcher.transports.ssh.openssh_config import Answer, Answers, keep_known_keys, login_args
+from launcher.transports.ssh.settings import SshSettings
 from launcher.transports.ssh.this_machine import SSH_PORT, ThisMachine, is_this_machine
 
-_NO_PYTHON = 127
 _EXIT_OF_SSH = 255
 _ASKED_AT_ONCE = 16
 
@@ -39,64 +39,56 @@ class PdshTransport:
         pythons: Sequence[str],
         environ: Mapping[str, str],
         silence_s: float,
-        ssh_config: Path | None = None,
-        *,
-        accept_new_host_keys: bool = False,
-        may_boot: bool = False,
-        on_local: Callable[[str], None] | None = None,
-        on_doubt: Callable[[str, str, str], None] | None = None,
+        settings: SshSettings,
     ) -> None:
-        """Find pdsh; raise UsageError where it or a named file is missing, or it can't do what is asked.
+        """Find pdsh; raise UsageError if it or a named file is missing, or pdsh can't do what is asked.
 
-        environ: pdsh's; what it says to ssh in PDSH_SSH_ARGS_APPEND counts.
-        silence_s: after which a host takes us for dead, whose machine does not answer it.
-        may_boot: wait for a host that is not there yet, for as long as `open` may take.
-        on_local: told of each host that turns out to be this machine, which then needs no SSH.
-        on_doubt: told of each host that has this machine's address, why it may not be this machine, and what helps.
+        environ: pdsh's; what PDSH_SSH_ARGS_APPEND has for ssh counts.
+        silence_s: a host takes `launch` for dead when the launch host has not answered it for so long.
         """
-        self._answers = Answers(shutil.which("ssh") or "ssh", ssh_config)
-        self._this_machine = ThisMachine(on_local, on_doubt)
-        self._here = {host.name for host in hosts if self._is_here(host, own_words(environ))}
+        self._answers = Answers(shutil.which("ssh") or "ssh", settings.ssh_config)
+        self._this_machine = ThisMachine(settings)
+        self._here = {host.name for host in hosts if self._is_here(host, own_options(environ))}
         self._hosts = {host.name: host for host in hosts if host.name not in self._here}
-        self._pdsh = Pdsh(list(self._hosts.values()), environ, ssh_config, accept_new_host_keys=accept_new_host_keys)
+        self._pdsh = Pdsh(list(self._hosts.values()), environ, settings)
         self._ask_first()
         self._pythons = pythons
         self._silence_s = silence_s
-        self._may_boot = may_boot
-        self._gates = Gates()  # of second tries
-        self._steps: dict[str, Step] = {}  # by host, the one by which it was reached last
+        self._may_boot = settings.may_boot
+        self._queues = LoginQueues()  # of second tries
+        self._steps: dict[str, PdshStep] = {}  # by host, the one by which it was reached last
         self._lock = threading.Lock()
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         if host.name in self._here:
-            return self._this_machine.open(host, command, timeout_s)
+            return self._this_machine.start(host, command)
         began_at = time.monotonic()
         try:
             return self._open_once(host, command, timeout_s)
         except LoginError as error:
             left_s = timeout_s - (time.monotonic() - began_at)
-            if self._is_crowded(host, error.judgement):
-                self._steps[host.name].await_calm()
+            if self._may_blame_other_logins(host, error.failure):
+                self._steps[host.name].await_logins()
                 left_s = timeout_s
-            elif left_s <= 0 or not error.judgement.is_passing(may_boot=self._may_boot):
-                raise TransportError(error.judgement.of(host.name, error.gateway)) from error
-        gate = self._gates[self._answer(host).gate_name]
+            elif left_s <= 0 or not error.failure.is_passing(may_boot=self._may_boot):
+                raise TransportError(error.failure.of_host(host.name, error.jump_host)) from error
+        queue = self._queues[self._answer(host).first_sshd]
         return keep_trying(
-            host.name, gate, lambda try_s: self._open_once(host, command, try_s), left_s, may_boot=self._may_boot
+            host.name, queue, lambda try_s: self._open_once(host, command, try_s), left_s, may_boot=self._may_boot
         )
 
-    def last_words(self, host: Host) -> Sequence[str]:
+    def own_messages(self, host: Host) -> Sequence[str]:
         return ()
 
-    def _is_crowded(self, host: Host, judgement: Judgement) -> bool:
+    def _may_blame_other_logins(self, host: Host, failure: LoginFailure) -> bool:
         """Whether our other hosts are to blame: pdsh has all log in at once, also through one gateway."""
-        if judgement.kind not in (DROPPED, SLOW_LOGIN):
+        if failure.kind not in (DROPPED, SLOW_LOGIN):
             return False
         return not self._answer(host).is_direct
 
     def _answer(self, host: Host) -> Answer:
         """Return what ssh makes of a host; it was asked when pdsh was started."""
-        return self._answers.of(host.name, self._pdsh.login_words(host))
+        return self._answers.of(host.name, self._pdsh.login_args(host))
 
     def _open_once(self, host: Host, command: str, timeout_s: float) -> Channel:
         """Start a process; raise LoginError where SSH does not lead there, or TransportError."""
@@ -106,9 +98,9 @@ class PdshTransport:
             failure = HostFailure(host.name, "pdsh", f"pdsh can't be started: {error.strerror}", "or --transport ssh")
             raise TransportError(failure) from None
         except NotStartedError as error:
-            raise self._judge(host, error) from None
+            raise self._classify(host, error) from None
 
-    def _find_step(self, host: Host, timeout_s: float) -> Step:
+    def _find_step(self, host: Host, timeout_s: float) -> PdshStep:
         """Return the step to a host: the one for all, or after a loss another one for this host alone."""
         with self._lock:
             step = self._steps.get(host.name)
@@ -119,9 +111,9 @@ class PdshTransport:
                 self._steps[host.name] = self._start([host], timeout_s)
             return self._steps[host.name]
 
-    def _start(self, hosts: Sequence[Host], timeout_s: float) -> Step:
+    def _start(self, hosts: Sequence[Host], timeout_s: float) -> PdshStep:
         self._keep_known_keys(hosts)
-        return Step(
+        return PdshStep(
             self._pdsh, hosts, [python.replace("%", "%%") for python in self._pythons], timeout_s, self._silence_s
         )
 
@@ -139,34 +131,33 @@ class PdshTransport:
             answer = self._answer(host)
             keep_known_keys(answer, self._answers.of_jumps(answer), accept_new=False)  # the option is in the answer
 
-    def _judge(self, host: Host, error: NotStartedError) -> LoginError | TransportError:
-        if error.exit_code == _NO_PYTHON:
-            text = f"no Python 3.8 or newer there (tried {', '.join(self._pythons)})"
-            return TransportError(HostFailure(host.name, "no python", text, "name one that is with --python PATH"))
+    def _classify(self, host: Host, error: NotStartedError) -> LoginError | TransportError:
+        if error.exit_code == bootstrap.NO_PYTHON_EXIT_CODE:
+            return TransportError(bootstrap.no_python(host.name, self._pythons))
         if error.exit_code not in (None, _EXIT_OF_SSH):
             word = error.said.strip().rpartition("\n")[2]
             text = f"its login shell ended (exit code {error.exit_code}){word and f': {word[:200]}'}"
             return TransportError(HostFailure(host.name, "shell", text))
         try:
             answer = self._answer(host)
-            judgement, gateway = openssh_failures.judge(
+            failure, jump_host = openssh_failures.classify(
                 error.said, answer, self._answers.of_jumps(answer), is_late=error.is_late
             )
         except UsageError as unknown:  # ssh_config makes no sense to ssh
-            return LoginError(Judgement("ssh", unknown.message, unknown.hint))
-        return LoginError(judgement, gateway)
+            return LoginError(LoginFailure("ssh", unknown.message, unknown.hint))
+        return LoginError(failure, jump_host)
 
     def _ask_first(self) -> None:
         """Raise UsageError for what ssh would refuse of every host: its options, and those of ssh_config."""
         with contextlib.suppress(OSError):  # no ssh
-            self._answers.ask_first((host.name, self._pdsh.login_words(host)) for host in self._hosts.values())
+            self._answers.ask_first((host.name, self._pdsh.login_args(host)) for host in self._hosts.values())
 
     def _is_here(self, host: Host, words: Sequence[str]) -> bool:
         """Tell whether a host is this machine; ssh is asked about those alone whose name looks so."""
         try:
             if is_this_machine(host.name, host.port or SSH_PORT, host.user or getpass.getuser()):
-                answer = self._answers.of(host.name, [*words, *login_words(host)])
-                return answer.is_direct and self._this_machine.is_meant(answer.place, answer.settings)
+                answer = self._answers.of(host.name, [*words, *login_args(host)])
+                return self._this_machine.is_meant(answer.place, answer.settings, is_direct=answer.is_direct)
         except (OSError, KeyError):  # no ssh, or a user id without a name
             pass
         return False

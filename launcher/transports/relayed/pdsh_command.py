@@ -10,12 +10,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.private_files import lock_directory
 from launcher.transports.ssh.openssh_options import OPTIONS
+from launcher.transports.ssh.settings import SshSettings, check_config_file
 
 RANK = "%n"  # pdsh puts the host's place in -w there
 _ARGS = "PDSH_SSH_ARGS"  # in the place of pdsh's own -a and -x
@@ -61,26 +61,24 @@ class Call:
 class Pdsh:
     """The options of all our calls."""
 
-    def __init__(
-        self, hosts: Sequence[Host], environ: Mapping[str, str], ssh_config: Path | None, *, accept_new_host_keys: bool
-    ) -> None:
-        """Find pdsh; raise UsageError where there is none, or it can't do what is asked; `environ` is pdsh's."""
+    def __init__(self, hosts: Sequence[Host], environ: Mapping[str, str], settings: SshSettings) -> None:
+        """Find pdsh; raise UsageError if there is none, or it can't do what is asked; `environ` is pdsh's."""
         pdsh = shutil.which("pdsh")
         if pdsh is None:
             raise UsageError("--transport pdsh: no pdsh on this machine", "apt-get install pdsh, or --transport ssh")
-        if ssh_config is not None and not ssh_config.is_file():
-            raise UsageError(f"{ssh_config}: no such file", "--ssh-config names an OpenSSH client configuration")
+        ssh_config = settings.ssh_config
+        check_config_file(ssh_config)
         if ssh_config is not None and not _is_plain(str(ssh_config)):
             raise UsageError(f"--transport pdsh: it takes no path with blanks or %: {str(ssh_config)!r}", _TO_SSH)
         _check_users(hosts)
         self._pdsh = pdsh
         self._environ = {**environ, _ARGS: " ".join(_heard(environ[_ARGS]))} if _ARGS in environ else environ
-        self._own_words = own_words(environ)  # ours come before and win
+        self._own_options = own_options(environ)  # ours come before and win
         self._file = ["-F", str(ssh_config)] if ssh_config else []
         self._words = [
             *(["-p", str(port)] if (port := _port(hosts)) is not None else []),
             *(f"-o{name}={value}" for name, value in _OPTIONS.items()),
-            *(["-oStrictHostKeyChecking=accept-new"] if accept_new_host_keys else []),
+            *(["-oStrictHostKeyChecking=accept-new"] if settings.accept_new_host_keys else []),
         ]
 
     def call(
@@ -94,18 +92,18 @@ class Pdsh:
         argv = [self._pdsh, "-R", "ssh", "-f", str(len(hosts)), "-t", str(max(1, int(timeout_s)))]
         limit = ["-u", str(_SHORT_S)] if is_short else []
         names = ",".join(f"{host.user}@{host.name}" if host.user is not None else host.name for host in hosts)
-        words = [*self._file, *self._words, *_share(hosts, folder), *self._own_words]
+        words = [*self._file, *self._words, *_share(hosts, folder), *self._own_options]
         env = {**self._environ, _APPEND: " ".join([*words, *_login_as(hosts)])}
         stderr = subprocess.STDOUT if is_short else subprocess.PIPE
         return Call([*argv, *limit, "-w", names, command], env, "" if is_short else folder, stderr)
 
-    def login_words(self, host: Host) -> list[str]:
+    def login_args(self, host: Host) -> list[str]:
         """Return the words with which ssh logs in to a host, to ask it what it makes of them; -F is for who asks."""
         user = ["-l", host.user] if host.user is not None else []
-        return [*self._words, *self._own_words, *user, "--", host.name]
+        return [*self._words, *self._own_options, *user, "--", host.name]
 
 
-def own_words(environ: Mapping[str, str]) -> list[str]:
+def own_options(environ: Mapping[str, str]) -> list[str]:
     """Return what the user has pdsh say to ssh, but for the wish that it be quiet or forward something."""
     return _heard(environ.get(_APPEND, ""))
 

@@ -14,7 +14,7 @@ from launcher.transports import bootstrap
 from launcher.transports.relayed.framing import BLOCK_BYTES
 from launcher.transports.relayed.pdsh_command import RANK, Call, Pdsh
 from launcher.transports.relayed.pdsh_lines import whole_lines
-from launcher.transports.relayed.pdsh_output import PdshWords
+from launcher.transports.relayed.pdsh_output import PdshOutput
 
 Line = tuple[bytes, bytes | None]  # its words, and what follows in base64
 
@@ -133,7 +133,7 @@ class RelayInput:
     def _carry(self, tasks: Sequence[int], command: str) -> None:
         """Send one call to its end; tasks that have taken theirs by then can get more."""
         hosts = [self._hosts[task] for task in tasks]
-        words = PdshWords([host.name for host in hosts])
+        words = PdshOutput([host.name for host in hosts])
         missing, said = set(tasks), b""
         try:
             call = self._pdsh.call(hosts, command, self._timeout_s, self._folder, is_short=True)

@@ -12,7 +12,7 @@ _KEPT_LINES = 50  # of a host
 _KEPT_CHARACTERS = 1000  # of a line
 
 
-class PdshWords:
+class PdshOutput:
     """All that one pdsh has printed besides the relays' lines."""
 
     def __init__(self, hosts: Sequence[str]) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from launcher.errors import HostFailure
-from launcher.transports.relayed.channel import RelayChannel, Talk
-from launcher.transports.relayed.framing import Exit, Here, Output
+from launcher.transports.relayed.channel import RelayChannel, RelayLink
+from launcher.transports.relayed.framing import Exit, Output, RelayStarted
 
 _REUSE_S = 0.5  # well below a relay's LINGER_S
 
@@ -21,11 +21,11 @@ class Relay:
     """One node, as it is known here."""
 
     host: str
-    here: Here | None = None
+    started: RelayStarted | None = None
     failure: HostFailure | None = None
     was_asked: bool = False
     is_awaited: bool = False  # somebody asks for it just now
-    is_left: bool = False  # hung up on while something ran there: not to be trusted with another process
+    was_hung_up: bool = False  # hung up on while something ran there: not to be trusted with another process
     idle_since: float | None = None  # monotonic seconds: it ends by itself when nothing runs there
     channels: set[RelayChannel] = field(default_factory=set)  # that were not closed
 
@@ -37,6 +37,7 @@ class Relays:
         """most_bytes: of a channel's output, that may wait here to be taken."""
         self.changed = threading.Condition()
         self._relays = {host: Relay(host) for host in hosts}
+        self._missing = len(self._relays)  # counted, since every thread that waits asks after every start
         self._channels: dict[int, RelayChannel] = {}
         self._numbers = itertools.count(1)
         self._most_bytes = most_bytes
@@ -44,9 +45,9 @@ class Relays:
     def __getitem__(self, host: str) -> Relay:
         return self._relays[host]
 
-    def add_channel(self, relay: Relay, talk: Talk) -> RelayChannel:
+    def add_channel(self, relay: Relay, link: RelayLink) -> RelayChannel:
         """Return a new channel to a node."""
-        channel = RelayChannel(relay.host, next(self._numbers), talk, self._most_bytes)
+        channel = RelayChannel(relay.host, next(self._numbers), link, self._most_bytes)
         self._channels[channel.number] = channel
         relay.channels.add(channel)
         relay.idle_since = None
@@ -59,23 +60,36 @@ class Relays:
             return False
         relay.channels.remove(channel)
         relay.idle_since = None if relay.channels else time.monotonic()
-        relay.is_left = relay.is_left or not channel.is_over
+        relay.was_hung_up = relay.was_hung_up or not channel.is_over
         return not channel.is_over
 
     def is_usable(self, host: str) -> bool:
         """Whether a process, another one perhaps, may be started there."""
         relay = self._relays[host]
-        is_tired = relay.idle_since is not None and time.monotonic() - relay.idle_since > _REUSE_S
-        is_lost = relay.failure is not None or relay.is_left or is_tired
+        is_idle_too_long = relay.idle_since is not None and time.monotonic() - relay.idle_since > _REUSE_S
+        is_lost = relay.failure is not None or relay.was_hung_up or is_idle_too_long
         return not relay.was_asked or not is_lost
 
-    def present(self) -> dict[str, Here]:
+    def mark_started(self, host: str, started: RelayStarted) -> None:
+        """Note that a host's relay runs; a second word of it changes nothing."""
+        with self.changed:
+            relay = self._relays[host]
+            if relay.started is None:
+                relay.started = started
+                self._missing -= 1
+            self.changed.notify_all()
+
+    def are_complete(self) -> bool:
+        """Tell whether the relay of every host has started."""
+        return not self._missing
+
+    def present(self) -> dict[str, RelayStarted]:
         """Return the relays that run, or have run, by host."""
-        return {host: relay.here for host, relay in self._relays.items() if relay.here is not None}
+        return {host: relay.started for host, relay in self._relays.items() if relay.started is not None}
 
     def are_settled(self) -> bool:
         """Whether of every host it is known that its relay runs, or why not."""
-        return all(relay.here or relay.failure for relay in self._relays.values())
+        return all(relay.started or relay.failure for relay in self._relays.values())
 
     def are_unused(self) -> bool:
         """Whether every host was asked and left."""

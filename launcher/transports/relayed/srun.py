@@ -10,8 +10,8 @@ from launcher.hosts.host import Host
 from launcher.job.slurm_allocation import Allocation
 from launcher.transports.base import TransportError
 from launcher.transports.relayed.channel import RelayChannel
-from launcher.transports.relayed.framing import Here
-from launcher.transports.relayed.srun_step import Step
+from launcher.transports.relayed.framing import RelayStarted
+from launcher.transports.relayed.srun_step import SrunStep
 
 
 class SrunTransport:
@@ -28,7 +28,7 @@ class SrunTransport:
         self._allocation = allocation
         self._pythons = pythons
         self._environ = environ
-        self._steps: dict[str, Step] = {}  # by host, the one by which it was reached last
+        self._steps: dict[str, SrunStep] = {}  # by host, the one by which it was reached last
         self._lock = threading.Lock()
 
     def open(self, host: Host, command: str, timeout_s: float) -> RelayChannel:
@@ -42,11 +42,11 @@ class SrunTransport:
             raise TransportError(failure) from None
         return channel
 
-    def last_words(self, host: Host) -> Sequence[str]:
+    def own_messages(self, host: Host) -> Sequence[str]:
         step = self._steps.get(host.name)
-        return () if step is None else step.last_words(host.name)
+        return () if step is None else step.own_messages(host.name)
 
-    def _find_step(self, host: str) -> Step:
+    def _find_step(self, host: str) -> SrunStep:
         """Return the step to a host: the one for all, or after a loss another one for this host alone."""
         with self._lock:
             step = self._steps.get(host)
@@ -56,7 +56,7 @@ class SrunTransport:
                 self._start([host], step.present())
             return self._steps[host]
 
-    def _go_on_without_others(self, host: str, step: Step) -> Step:
+    def _go_on_without_others(self, host: str, step: SrunStep) -> SrunStep:
         """Return a step of the nodes that have come; the first one to give up starts it."""
         with self._lock:
             if self._steps[host] is step:
@@ -65,8 +65,8 @@ class SrunTransport:
                 self._start(list(present), present)
             return self._steps[host]
 
-    def _start(self, hosts: Sequence[str], lost: Mapping[str, Here]) -> None:
-        step = Step(hosts, srun_options(self._allocation, hosts), self._pythons, self._environ, lost)
+    def _start(self, hosts: Sequence[str], lost: Mapping[str, RelayStarted]) -> None:
+        step = SrunStep(hosts, srun_options(self._allocation, hosts), self._pythons, self._environ, lost)
         self._steps.update(dict.fromkeys(hosts, step))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from launcher.errors import HostFailure, UsageError
 from launcher.hosts.ranges import expand_ranges, split_list
+from launcher.transports import bootstrap
 
 _LIMIT = 200  # lines that are kept, and characters of one that is shown
 _TASK = re.compile(r"srun: error: (?P<hosts>\S+): tasks? [\d,-]+: (?P<text>.+)")
@@ -18,7 +19,7 @@ _CANCELLED = re.compile(
 )
 _SPEAKER = re.compile(r"^(?:srun|slurmstepd\S*): (?:error: |fatal: )*")
 _ABORTED = "Job step aborted: Waiting up to"  # what srun says of each cancelling; slurmstepd's line is lost at times
-_NO_PYTHON = "Exited with exit code 127"
+_NO_PYTHON = f"Exited with exit code {bootstrap.NO_PYTHON_EXIT_CODE}"
 _HINTS = {
     "unrecognized option": "it takes Slurm 20.11 or newer; or --transport fabric",
     "(gres) specification": "ask Slurm for as many GPUs on each node: --gpus-per-node=N or --gres=gpu:N",
@@ -30,7 +31,7 @@ _IDLE_WORDS = (
 )  # fmt: skip
 
 
-class SrunWords:
+class SrunOutput:
     """All that srun has printed besides the relays' lines."""
 
     def __init__(self, hosts: Sequence[str], pythons: Sequence[str]) -> None:
@@ -79,8 +80,7 @@ class SrunWords:
         if self._cancelled and ending != _NODE_FAILURE:
             return HostFailure(host, "slurm", self._cancelled)
         if ending == _NO_PYTHON:
-            text = f"no Python 3.8 or newer there (tried {', '.join(self._pythons)})"
-            return HostFailure(host, "no python", text, "name one that is with --python PATH")
+            return bootstrap.no_python(host, self._pythons)
         if ending:
             return HostFailure(host, "slurm", f"our task there ended: {ending}")
         if exit_code is not None and exit_code < 0:

@@ -17,10 +17,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from queue import SimpleQueue
 
-from launcher.concurrency import start_thread, start_timer
-from launcher.errors import HostFailure, LauncherError
+from launcher.errors import HostFailure
 from launcher.transports import bootstrap
-from launcher.transports.base import READ_BYTES, STDERR, TransportError
+from launcher.transports.base import READ_BYTES, TransportError
 from launcher.transports.relayed.channel import RelayChannel
 from launcher.transports.relayed.framing import (
     BLOCK_BYTES,
@@ -29,43 +28,42 @@ from launcher.transports.relayed.framing import (
     DataLines,
     Event,
     Exit,
-    Here,
     LineDecoder,
     Output,
+    RelayStarted,
     hang_line,
     open_line,
     shut_line,
     took_line,
 )
-from launcher.transports.relayed.relays import Relay, Relays, as_noise
-from launcher.transports.relayed.srun_output import SrunWords, says_something
+from launcher.transports.relayed.relays import Relay
+from launcher.transports.relayed.srun_output import SrunOutput, says_something
+from launcher.transports.relayed.step_lifecycle import StepLifecycle
 
 # srun writes a flood in pieces of 1 KB, and each would wake us: they gather for a moment.
 _FEW_BYTES = 512
 _GATHER_S = 0.002
 _PIPE_BYTES = 1 << 20
 _MOST_BYTES = 4 << 20  # four windows of a relay
-_SETTLE_S = 0.2  # after the end of a task: that Slurm has cancelled the step may be said a moment later
 _END_S = 2.0  # for srun, once nobody is left to talk to
 _KILL_S = 1.0
 
 
-class Step:
+class SrunStep:
     """One srun on some nodes of an allocation."""
 
     def __init__(
         self, hosts: Sequence[str], options: Sequence[str], pythons: Sequence[str], environ: Mapping[str, str],
-        lost: Mapping[str, Here],
+        lost: Mapping[str, RelayStarted],
     ) -> None:  # fmt: skip
         """Start srun, or raise OSError; `lost`: relays of an earlier step, which may not know that its srun is gone."""
         self._hosts = tuple(hosts)
-        self._relays = Relays(hosts, _MOST_BYTES)
-        self._missing = len(hosts)
+        self._lifecycle = StepLifecycle(hosts, self, "talk to srun", _MOST_BYTES)
+        self._relays = self._lifecycle.relays
         self._lost = lost
         self._nonce = secrets.token_hex(4)
-        self._words = SrunWords(hosts, pythons)
+        self._output = SrunOutput(hosts, pythons)
         self._orders: SimpleQueue[bytes | tuple[int, bytes] | None] = SimpleQueue()
-        self._is_ending = False
         self._has_ended = threading.Event()
         argv = ["srun", *options, *bootstrap.relay_argv(pythons, self._nonce)]
         pipe = subprocess.PIPE
@@ -74,13 +72,10 @@ class Step:
             argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True, env=environ
         )
         self._orders.put(bootstrap.relay_code(self._nonce, BLOCK_BYTES, KEPT_BLOCKS))
-        try:
-            self._hearing = start_thread(self._hear, "hear srun", self._break)
-            start_thread(self._write, "write srun", self._break)
-            start_thread(self._read, "read srun", self._break)
-        except LauncherError:
-            self._process.terminate()
-            raise
+        with self._lifecycle.starting():
+            self._stderr_reader = self._lifecycle.start_thread(self._read_stderr, "hear srun")
+            self._lifecycle.start_thread(self._write_stdin, "write srun")
+            self._lifecycle.start_thread(self._read_stdout, "read srun")
 
     def open(self, host: str, command: str, timeout_s: float) -> RelayChannel | None:
         """Start a process on a node, once all relays are there: srun reads nothing before; raise TransportError.
@@ -89,46 +84,42 @@ class Step:
         """
         relay = self._relays[host]
         with self._relays.changed:
-            self._relays.wait_for(relay, lambda: not self._missing or relay.failure, timeout_s)
-            if relay.here is not None and self._missing:
+            self._relays.wait_for(relay, lambda: self._relays.are_complete() or relay.failure, timeout_s)
+            if relay.started is not None and not self._relays.are_complete():
                 return None
-            if relay.here is not None and relay.failure is None:
-                return self._open(relay, relay.here, command)
-            relay.failure = relay.failure or self._words.not_started(host, timeout_s)
-            self._end_if_unused()
-        if self._is_ending:
-            self._await_end()
-        raise TransportError(relay.failure)
+            if relay.started is not None and relay.failure is None:
+                return self._open(relay, relay.started, command)
+            failure = self._lifecycle.give_up(relay, self._output.not_started(host, timeout_s))
+        if self._lifecycle.is_ending:
+            self.await_end()
+        raise TransportError(failure)
 
-    def _open(self, relay: Relay, here: Here, command: str) -> RelayChannel:
-        channel = self._relays.add_channel(relay, self)
-        for line in self._words.lines(relay.host):
-            channel.deliver(STDERR, as_noise(line))
+    def _open(self, relay: Relay, started: RelayStarted, command: str) -> RelayChannel:
+        channel = self._lifecycle.open_channel(relay, self, self._output.lines(relay.host))
         if relay.host in self._lost:
-            self._orders.put(hang_line(here.task, self._lost[relay.host]))
-        self._orders.put(open_line(channel.number, here.task, command))
+            self._orders.put(hang_line(started.task, self._lost[relay.host]))
+        self._orders.put(open_line(channel.number, started.task, command))
         return channel
 
     def is_usable(self, host: str) -> bool:
         """Whether a process, another one perhaps, may be started there through this step."""
-        return self._relays.is_usable(host) and not (self._is_ending and self._relays[host].was_asked)
+        return self._lifecycle.is_usable(host)
 
-    def present(self) -> dict[str, Here]:
+    def present(self) -> dict[str, RelayStarted]:
         """Return the relays that run, or have run, by host."""
         return self._relays.present()
 
-    def last_words(self, host: str) -> tuple[str, ...]:
+    def own_messages(self, host: str) -> tuple[str, ...]:
         """Return what srun has said of a host so far."""
-        return self._words.lines(host)
+        return self._output.lines(host)
 
     def abandon(self) -> None:
         """End srun, which waits for nodes that don't come."""
-        self._is_ending = True
-        self._process.terminate()
+        self._lifecycle.abandon()
         if not self._has_ended.wait(_KILL_S):
             self._process.kill()
 
-    def tell_taken(self, channel: RelayChannel, size_bytes: int) -> None:
+    def acknowledge(self, channel: RelayChannel, size_bytes: int) -> None:
         """Let so much more output come."""
         self._orders.put(took_line(channel.number, size_bytes))
 
@@ -138,29 +129,36 @@ class Step:
 
     def leave(self, channel: RelayChannel) -> None:
         """Close the process's pipes; when no host needs srun any more, wait a moment for its end."""
-        with self._relays.changed:
-            if self._relays.leave(channel):
-                self._orders.put(shut_line(channel.number))
-            self._end_if_unused()
-        if self._is_ending:
-            self._await_end()
+        self._lifecycle.leave(channel)
 
-    def _end_if_unused(self) -> None:
-        """Let srun end, which the end of its stdin brings about, once every host was asked and left."""
-        if self._relays.are_unused():
-            self._is_ending = True
-            self._orders.put(None)
+    # ---- what the lifecycle asks for ------------------------------------------------------------------------------
 
-    def _await_end(self) -> None:
+    def send_shut(self, channel: RelayChannel) -> None:
+        """Queue the order that closes the process's pipes."""
+        self._orders.put(shut_line(channel.number))
+
+    def begin_end(self) -> None:
+        """Let srun end, which the end of its stdin brings about."""
+        self._orders.put(None)
+
+    def await_end(self) -> None:
         """Wait for srun, without much patience where it has started nothing; a node that hangs must not keep it."""
         if not self._has_ended.wait(_END_S if self._relays.present() else 0):
             self._process.terminate()
             if not self._has_ended.wait(_KILL_S):
                 self._process.kill()
 
+    def terminate(self) -> None:
+        """End srun, and with it every task."""
+        self._process.terminate()
+
+    def why_lost(self, host: str) -> HostFailure:
+        """Return what srun has printed about the end of a node's task, or how srun itself has ended."""
+        return self._output.gone(host, self._process.returncode)
+
     # ---- the threads ----------------------------------------------------------------------------------------------
 
-    def _write(self) -> None:
+    def _write_stdin(self) -> None:
         assert self._process.stdin is not None  # asked for
         lines = DataLines()
         with self._process.stdin as stdin, contextlib.suppress(OSError):  # srun is gone, which the reader sees
@@ -168,7 +166,7 @@ class Step:
                 for line in (order,) if isinstance(order, bytes) else lines.encode(*order):
                     _write_all(stdin.fileno(), line)
 
-    def _read(self) -> None:
+    def _read_stdout(self) -> None:
         assert self._process.stdout is not None  # asked for
         decoder = LineDecoder(self._nonce)
         with self._process.stdout as stdout:
@@ -183,45 +181,32 @@ class Step:
     def _take(self, event: Event) -> None:
         if isinstance(event, Output | Exit):
             self._relays.deliver(event)
-        elif isinstance(event, Here):
-            with self._relays.changed:
-                if event.node in self._hosts and self._relays[event.node].here is None:
-                    self._relays[event.node].here = event
-                    self._missing -= 1
-                self._relays.changed.notify_all()
+        elif isinstance(event, RelayStarted):
+            if event.node in self._hosts:
+                self._relays.mark_started(event.node, event)
         else:
-            self._hear_line(event.text.decode("utf-8", "replace"))
+            self._take_line(event.text.decode("utf-8", "replace"))
 
-    def _hear(self) -> None:
+    def _read_stderr(self) -> None:
         assert self._process.stderr is not None  # asked for
         with self._process.stderr as stderr:
             text = io.TextIOWrapper(stderr, "utf-8", "replace")
             for line in iter(partial(text.readline, MAX_LINE_BYTES), ""):
-                self._hear_line(line.rstrip("\n"))
+                self._take_line(line.rstrip("\n"))
 
-    def _hear_line(self, line: str) -> None:
+    def _take_line(self, line: str) -> None:
         with self._relays.changed:
-            gone = self._words.take(line)
+            gone = self._output.take(line)
             if says_something(line):
                 self._relays.deliver_noise(line, gone)
         if gone:
-            start_timer(_SETTLE_S, partial(self._lose, gone), self._break)
-
-    def _lose(self, hosts: Sequence[str], exit_code: int | None = None) -> None:
-        self._relays.lose([self._words.gone(host, exit_code) for host in hosts])
-
-    def _break(self, error: Exception) -> None:
-        """Nobody reads any more what the hosts say, or brings them a word."""
-        self._relays.lose(
-            [HostFailure(host, "connection", f"launch can't talk to srun any more: {error!r}") for host in self._hosts]
-        )
-        self._process.terminate()
+            self._lifecycle.lose_soon(gone)
 
     def _finish(self) -> None:
         """After the end of srun's stdout: nobody can be talked to any more."""
-        exit_code = self._process.wait()
-        self._hearing.join(_END_S)  # its last words say why
-        self._lose(self._hosts, exit_code)
+        self._process.wait()
+        self._stderr_reader.join(_END_S)  # its last words say why
+        self._lifecycle.lose(self._hosts)
         self._orders.put(None)
         self._has_ended.set()
 

@@ -1,27 +1,29 @@
-"""The ways over SSH, each host by itself: what ssh_config, keys and known_hosts say, and two clients.
+"""The transports with one SSH connection for each host, and what every login over SSH needs: ssh_config, keys,
+known_hosts.
 
 fabric and paramiko are imported here, and nowhere else but in the servers of `launch demo`.
 
 In reading order:
 
-    known_hosts           lines of known_hosts: names, wildcards, hashes, marks
+    known_hosts           lines of known_hosts: names, wildcards, hashes, markers
     known_hosts_file      one such file, read and added to while others write it
-    failures              how a login fails: one set of classes and words for all clients
+    failures              why a login fails: the same classes and messages for all clients
     known_hosts_paths     which files UserKnownHostsFile and GlobalKnownHostsFile name
-    host_certificates     who has signed a host's key, and whether that counts
-    own_host_keys         whether known_hosts means this machine by a name
-    this_machine          hosts that are this machine, and need no SSH
+    host_certificates     certificates of hosts: who has signed one, and whether it is valid
+    own_host_keys         this machine's host keys, compared with those of known_hosts
     key_files             private keys, public keys and certificates in files
-    identities            with what one logs in: keys, agents, certificates, passwords
-    packets               bounds for what a server sends
-    host_keys             whether a host's key is the right one
-    logins                how often a login is tried, and how many at once
+    settings              what the user asked for every login over SSH
+    this_machine          hosts that are this machine, and need no SSH
+    identities            what a login offers: keys, an agent's keys, certificates, a password
+    packets               limits for what a server may send
+    host_keys             a host's key, checked against known_hosts
+    logins                how often a login is tried, and how many at a time
     proxy_command         a ProxyCommand, run as ssh runs it
     openssh_config        ssh_config as `ssh -G` reads it
-    config_files          ssh_config as paramiko reads it, with `ssh -G` where that is not enough
+    config_files          ssh_config for fabric: read by paramiko, or by `ssh -G` if that isn't enough
     fabric_failures       fabric's and paramiko's errors -> failures
     fabric                --transport fabric: the built-in client
-    openssh_options       what each ssh of ours is told, whatever ssh_config says
-    openssh_failures      the words of `ssh` on stderr -> failures
+    openssh_options       options of every ssh process of a run, whatever ssh_config says
+    openssh_failures      what `ssh` prints on stderr -> failures
     openssh               --transport ssh: the system's client
 """

@@ -1,7 +1,10 @@
-"""SSH through Fabric: ssh_config, keys, agent, gateways and login are Fabric's; the channel is driven by us.
+"""SSH through Fabric and paramiko, which do ssh_config, keys, agent, jump hosts and login; the channel is read here.
 
-`Connection.run()` joins all output so far for every 1000 bytes and polls 100 times a second per host, and Fabric
-accepts any host key; so the connection's transport is taken and both are done here.
+Fabric's own `Connection.run()` joins all output so far for every 1000 bytes and polls 100 times a second per host, and
+Fabric accepts any host key. So commands are started on the connection's paramiko transport, and host keys are checked
+by launcher.transports.ssh.host_keys.
+
+A hop, below, is one Fabric connection on the way to a host: to a jump host ("gateway" in Fabric) or to the host itself.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +27,30 @@ from launcher.transports.ssh.config_files import ConfigFiles
 from launcher.transports.ssh.host_keys import KnownHosts
 from launcher.transports.ssh.identities import Login, locked_keys
 from launcher.transports.ssh.key_files import Secrets
-from launcher.transports.ssh.logins import Gates, LoginError, keep_trying
+from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
 from launcher.transports.ssh.openssh_config import jump_circle, read_seconds, split_jump
 from launcher.transports.ssh.packets import BoundedPipe
 from launcher.transports.ssh.proxy_command import Proxy
+from launcher.transports.ssh.settings import SshSettings
 from launcher.transports.ssh.this_machine import ThisMachine
 
-# What paramiko logs of a broken connection is a traceback; what we raise says it in one line.
+# paramiko logs a traceback when a connection breaks; the TransportError says it in one line.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
-_IDLE_WAKE_S = 30  # paramiko's transport thread looks ten times a second otherwise
+_IDLE_WAKE_S = 30  # paramiko's transport thread would wake up ten times a second otherwise
 _EXIT_STATUS_WAIT_S = 2.0
 _TCP_USER_TIMEOUT_MS = 30_000
-_WINDOW_BYTES = 1 << 20  # so much of each host may wait here while nobody reads
+_WINDOW_BYTES = 1 << 20  # of each host's output, that may wait here while nobody reads it
 
 
 class FabricChannel:
-    """An SSH channel of a Fabric connection."""
+    """The streams of a process on an SSH channel; closing it closes the connections to all jump hosts as well."""
 
     def __init__(self, connection: fabric.Connection, channel: paramiko.Channel) -> None:
         self._connection = connection
         self._channel = channel
-        # Not paramiko's descriptor: read in one stream while the other receives, it stays unset with data waiting,
-        # and nothing that comes later sets it.
+        # Not paramiko's own event: if one stream is read while the other receives, it stays unset with data waiting,
+        # and data that comes later doesn't set it.
         self._arrived = threading.Event()
         channel.in_buffer, channel.in_stderr_buffer = (BoundedPipe(_WINDOW_BYTES, self._arrived) for _ in range(2))
 
@@ -61,7 +65,7 @@ class FabricChannel:
             if is_over:
                 return 0, b""
             self._arrived.wait()
-            self._arrived.clear()  # before the next look, so that what comes after it is not slept through
+            self._arrived.clear()  # before the next look, or data that comes after that look would be slept through
 
     def write(self, data: bytes) -> None:
         self._channel.sendall(data)
@@ -80,50 +84,37 @@ class FabricChannel:
 
 
 class FabricTransport:
-    """Reaches hosts by SSH, one connection and one channel each."""
+    """Reaches each host over an SSH connection of its own, with one channel in it."""
 
     name = "fabric"
     is_terse = False
 
-    def __init__(
-        self,
-        ssh_config: Path | None = None,
-        *,
-        accept_new_host_keys: bool = False,
-        may_boot: bool = False,
-        secrets: Secrets | None = None,
-        on_local: Callable[[str], None] | None = None,
-        on_doubt: Callable[[str, str, str], None] | None = None,
-    ) -> None:
-        """Read the configuration once; raise UsageError where a named file is missing.
-
-        may_boot: wait for a host that is not there yet, for as long as `open` may take.
-        secrets: what was typed for logins, once for all hosts.
-        on_local: told of each host that turns out to be this machine, which then needs no SSH.
-        on_doubt: told of each host that has this machine's address, why it may not be this machine, and what helps.
-        """
-        self._may_boot = may_boot
-        self._secrets = secrets or Secrets()
-        self._this_machine = ThisMachine(on_local, on_doubt)
-        self._gates = Gates()
-        self._files = ConfigFiles(ssh_config)
-        self._known_hosts = KnownHosts(accept_new=accept_new_host_keys)
+    def __init__(self, settings: SshSettings) -> None:
+        """Read ssh_config once for all hosts; raise UsageError if a named file is missing."""
+        self._may_boot = settings.may_boot
+        self._secrets = settings.secrets or Secrets()
+        self._this_machine = ThisMachine(settings)
+        self._queues = LoginQueues()
+        self._files = ConfigFiles(settings.ssh_config)
+        self._known_hosts = KnownHosts(accept_new=settings.accept_new_host_keys)
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         connection = self.prepare(host)
         place = fabric_failures.place_of(connection)
-        if connection.gateway is None and self._this_machine.is_meant(place, connection.ssh_config):
-            return self._this_machine.open(host, command, timeout_s)
+        is_direct = connection.gateway is None
+        channel = self._this_machine.open(host, command, place, connection.ssh_config, is_direct=is_direct)
+        if channel is not None:
+            return channel
         own_limit_s = None if self._may_boot else read_seconds(connection.ssh_config.get("connecttimeout"))
-        gate = self._gates[_gate_name(connection)]
-        prepared = [connection]  # for the first try; one that failed is of no more use
+        queue = self._queues[_first_sshd(connection)]
+        prepared = [connection]  # for the first try; a Fabric connection that has failed can't be opened again
 
         def log_in(try_s: float) -> Channel:
             return self._log_in(prepared.pop() if prepared else self.prepare(host), command, try_s)
 
-        return keep_trying(host.name, gate, log_in, own_limit_s or timeout_s, may_boot=self._may_boot)
+        return keep_trying(host.name, queue, log_in, own_limit_s or timeout_s, may_boot=self._may_boot)
 
-    def last_words(self, host: Host) -> Sequence[str]:
+    def own_messages(self, host: Host) -> Sequence[str]:
         return ()
 
     def _log_in(self, connection: fabric.Connection, command: str, timeout_s: float) -> Channel:
@@ -140,15 +131,15 @@ class FabricTransport:
                 _tune(hop.transport)
             return _start(connection, command, timeout_s)
         except Exception as error:
-            stray_words = _stray_words(hop)
+            non_ssh_reply = _non_ssh_reply(hop)
             _close(connection)
-            gateway = hop.original_host if hop is not connection else None
-            judgement = fabric_failures.judge(error, hop, proxy.last_words() if proxy else None, stray_words)
-            raise LoginError(judgement, gateway) from error
+            jump_host = hop.original_host if hop is not connection else None
+            failure = fabric_failures.classify(error, hop, proxy.last_stderr_line() if proxy else None, non_ssh_reply)
+            raise LoginError(failure, jump_host) from error
 
     def prepare(self, host: Host) -> fabric.Connection:
-        """Return the connection to `host`, with its gateways, not opened yet; raise UsageError."""
-        # A configuration each: making a connection writes to its own, and hosts connect in threads.
+        """Return the connection to `host` through its jump hosts, none of them opened yet; raise UsageError."""
+        # One configuration for each host: making a connection changes it, and hosts connect in threads.
         config = fabric.Config(ssh_config=self._files.lookup(host.name))
         try:
             connection = fabric.Connection(
@@ -167,7 +158,7 @@ class FabricTransport:
         return connection
 
     def locked_keys(self, hosts: Iterable[Host]) -> list[Path]:
-        """Return the keys on the way to these hosts for which a passphrase is wanted; nobody is contacted."""
+        """Return the keys for these hosts and their jump hosts that need a passphrase; no host is contacted."""
         found: dict[Path, None] = {}
         asked: set[str] = set()  # most hosts have the same keys
         for host in hosts:
@@ -183,17 +174,17 @@ class FabricTransport:
         seen: set[str] = set()
         pending = [name]
         while pending:
-            hop = pending.pop()
-            if hop not in seen:  # `Host *` may send a bastion by way of itself
-                seen.add(hop)
-                yield (settings := config.lookup(hop))
+            host = pending.pop()
+            if host not in seen:  # with ProxyJump under `Host *` a jump host may lead to itself
+                seen.add(host)
+                yield (settings := config.lookup(host))
                 jumps = settings.get("proxyjump")
                 pending += [split_jump(jump)[0] for jump in jumps.split(",")] if jumps else []
 
     def _jump_chain(self, host: Host, config: fabric.Config) -> fabric.Connection | None:
-        """Return the gateways of `ProxyJump a,b` in OpenSSH's order, a first; fabric goes the other way round.
+        """Return the connection to the last jump host of `ProxyJump a,b`, through the others, a first as in OpenSSH.
 
-        None leaves a single jump, or none at all, to fabric.
+        Fabric would take b first. None means one jump host at most, which is left to Fabric.
         """
         if not self._files.has_jump_chains:
             return None
@@ -205,7 +196,7 @@ class FabricTransport:
 
 
 class _BoundedEvent(threading.Event):
-    """paramiko waits for the answer to exec without end, on the channel's event: this one ends."""
+    """An event for paramiko's channel with a time limit: paramiko waits on it for the answer to exec, without one."""
 
     def __init__(self, limit_s: float) -> None:
         super().__init__()
@@ -220,28 +211,28 @@ class _BoundedEvent(threading.Event):
 def _start(connection: fabric.Connection, command: str, timeout_s: float) -> FabricChannel:
     channel = connection.transport.open_session(window_size=_WINDOW_BYTES, timeout=timeout_s)
     channel.event = _BoundedEvent(timeout_s)
-    ours = FabricChannel(connection, channel)  # before anything can come
+    ours = FabricChannel(connection, channel)  # replaces the channel's buffers, so before any output can come
     channel.exec_command(command)
     return ours
 
 
 def _hops(connection: fabric.Connection) -> Iterator[fabric.Connection]:
-    """The connection itself, and each gateway on the way to it."""
+    """Yield the connection itself, then the jump host that it goes through, and so on to the first one."""
     hop: Any = connection
     while isinstance(hop, fabric.Connection):
         yield hop
         hop = hop.gateway
 
 
-def _stray_words(hop: fabric.Connection) -> str | None:
-    """Return what was said by who answered and does not speak SSH."""
+def _non_ssh_reply(hop: fabric.Connection) -> str | None:
+    """Return the first line of a server that doesn't speak SSH; None for one that does."""
     transport = hop.client.get_transport()
-    words: str | None = transport.packetizer.stray_words if transport is not None else None
-    return words
+    reply: str | None = transport.packetizer.non_ssh_reply if transport is not None else None
+    return reply
 
 
-def _gate_name(connection: fabric.Connection) -> str:
-    """Return what the hosts behind one gateway have in common: the first hop, or their ProxyCommand."""
+def _first_sshd(connection: fabric.Connection) -> str:
+    """Return a name for the first sshd on the way, the same for all hosts behind one jump host or ProxyCommand."""
     *_, first = _hops(connection)
     if isinstance(first.gateway, str):
         return first.gateway.replace(first.host, "%h").replace(str(first.port), "%p")
@@ -257,9 +248,9 @@ def _close(connection: fabric.Connection) -> None:
 
 
 def _hang_up(transport: paramiko.Transport) -> None:
-    """Close without a word: a polite end could block on a frozen peer.
+    """Close the TCP connection without SSH's own goodbye, which could block on a frozen peer.
 
-    The transport's thread still waits on the socket, so closing alone would send nothing; shutdown does.
+    The transport's thread still reads the socket, so closing it alone would send nothing; shutdown does.
     """
     if isinstance(transport.sock, socket.socket):
         with contextlib.suppress(OSError):

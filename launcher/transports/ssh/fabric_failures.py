@@ -1,4 +1,4 @@
-"""Every way in which a connection of Fabric's fails, told by paramiko's exceptions and judged."""
+"""From the exceptions of Fabric and paramiko to the class of a failed login."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import fabric
 import paramiko
 from paramiko.ssh_exception import NoValidConnectionsError
 
-from launcher.transports.ssh.failures import LET_IT_SIGN, Judgement, Place
+from launcher.transports.ssh.failures import LET_IT_SIGN, LoginFailure, Place
 from launcher.transports.ssh.host_keys import ChangedHostKey, RevokedHostKey, UnknownHostKey, UnrecordedHostKey
 from launcher.transports.ssh.identities import LoginRefused
 from launcher.transports.ssh.known_hosts_paths import find_files
@@ -19,31 +19,32 @@ from launcher.transports.ssh.packets import OversizedError
 _DROPPED = ("Error reading SSH protocol banner", "Connection reset by peer", "EOF during negotiation")
 
 
-def judge(
-    error: Exception, hop: fabric.Connection, proxy_words: str | None = None, stray_words: str | None = None
-) -> Judgement:
-    """Return the class of an exception that `hop` raised: a connection, or a gateway's.
+def classify(
+    error: Exception, hop: fabric.Connection, proxy_error: str | None = None, non_ssh_reply: str | None = None
+) -> LoginFailure:
+    """Return the class of an exception that `hop` raised, the connection to the host or to one of its jump hosts.
 
-    proxy_words: what the ProxyCommand said, where there is one; stray_words: what was said in place of SSH.
+    proxy_error: the last line that the ProxyCommand has printed; None without one.
+    non_ssh_reply: the first line of a server that doesn't speak SSH.
     """
     place = place_of(hop)
     if isinstance(error, OversizedError):
         return place.no_ssh(str(error))
-    if stray_words is not None:
-        return place.no_ssh(f"it says {stray_words!r}")
+    if non_ssh_reply is not None:
+        return place.no_ssh(f"it says {non_ssh_reply!r}")
     for find in (_host_key, _silence, _login, _network):
-        judgement = find(error, hop, place)
-        if judgement is not None:
-            return judgement
-    if proxy_words is not None and isinstance(error, EOFError | OSError | paramiko.SSHException):
-        return place.cut_off(proxy_words)
+        failure = find(error, hop, place)
+        if failure is not None:
+            return failure
+    if proxy_error is not None and isinstance(error, EOFError | OSError | paramiko.SSHException):
+        return place.cut_off(proxy_error)
     if any(text in str(error) for text in _DROPPED):
         return place.dropped()
     return place.lost() if isinstance(error, EOFError) else place.other(f"{type(error).__name__}: {error}")
 
 
 def place_of(hop: fabric.Connection) -> Place:
-    """Return where a connection goes."""
+    """Return the destination of a connection, as ssh_config describes it."""
     settings = hop.ssh_config
     place = Place(hop.original_host, hop.host, hop.port, hop.user, settings.get("hostkeyalias"))
     if "userknownhostsfile" not in settings:
@@ -52,7 +53,7 @@ def place_of(hop: fabric.Connection) -> Place:
     return replace(place, known_file=str(own[0])) if own else place
 
 
-def _host_key(error: Exception, hop: fabric.Connection, place: Place) -> Judgement | None:
+def _host_key(error: Exception, hop: fabric.Connection, place: Place) -> LoginFailure | None:
     if isinstance(error, ChangedHostKey):
         return place.key_changed(error.fingerprint, error.known_fingerprint)
     if isinstance(error, RevokedHostKey):
@@ -64,7 +65,7 @@ def _host_key(error: Exception, hop: fabric.Connection, place: Place) -> Judgeme
     return None
 
 
-def _login(error: Exception, hop: fabric.Connection, place: Place) -> Judgement | None:
+def _login(error: Exception, hop: fabric.Connection, place: Place) -> LoginFailure | None:
     if not isinstance(error, LoginRefused):
         return None
     if error.locked and not error.tried:
@@ -73,7 +74,7 @@ def _login(error: Exception, hop: fabric.Connection, place: Place) -> Judgement 
 
 
 def _login_hint(error: LoginRefused, hop: fabric.Connection) -> str:
-    """Name the way that is left, where it is not to copy a key there."""
+    """Return how the user can log in to this host, if copying a key there is not the remedy; else nothing."""
     if "gssapi-with-mic" in error.wanted and hop.ssh_config.get("gssapiauthentication", "no") == "yes":
         return "GSSAPI works with --transport ssh"
     takes_password = {"password", "keyboard-interactive"} & set(error.wanted)
@@ -86,13 +87,13 @@ def _login_hint(error: LoginRefused, hop: fabric.Connection) -> str:
     return ""
 
 
-def _silence(error: Exception, hop: fabric.Connection, place: Place) -> Judgement | None:
+def _silence(error: Exception, hop: fabric.Connection, place: Place) -> LoginFailure | None:
     if isinstance(error, paramiko.AuthenticationException) and "timeout" in str(error).lower():
         return place.slow_login()
     return place.timed_out() if _is_timeout(error) else None
 
 
-def _network(error: Exception, hop: fabric.Connection, place: Place) -> Judgement | None:
+def _network(error: Exception, hop: fabric.Connection, place: Place) -> LoginFailure | None:
     if isinstance(error, NoValidConnectionsError):
         error = next(iter(error.errors.values()))
     if isinstance(error, socket.gaierror):
@@ -107,7 +108,7 @@ def _network(error: Exception, hop: fabric.Connection, place: Place) -> Judgemen
 
 
 def _is_timeout(error: Exception) -> bool:
-    """Whether the other side was silent: paramiko tells a missing banner in three ways."""
+    """Tell whether the other side was silent: paramiko reports a missing banner by three kinds of errors."""
     texts = ("timed out", "no existing session")
     return (
         isinstance(error, TimeoutError)

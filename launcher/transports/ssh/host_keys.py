@@ -1,7 +1,7 @@
 """Host keys: checked against the known_hosts files that ssh_config names, as OpenSSH does.
 
 Fabric never loads them and accepts every key, so a changed key would pass in silence.
-paramiko's own reader knows neither wildcards, nor authorities, nor what is revoked.
+paramiko's own reader supports neither wildcards, nor certificate authorities, nor revoked keys.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from launcher.transports.ssh.packets import BoundedPacketizer
 
 _ACCEPT_ANY = ("no", "off", "false")
 _ACCEPT_NEW = "accept-new"
-# Seals a packet in one call, and OpenSSH prefers it too; paramiko begins with CTR and an HMAC, at 1.4 times the CPU.
+# Encrypts and authenticates in one call, and OpenSSH prefers it too; paramiko's first choice, CTR with an HMAC, takes
+# 1.4 times the CPU.
 _CIPHER = "aes128-gcm@openssh.com"
 
 
 class HostKeyRefused(paramiko.SSHException):
-    """The host shows a key that is not to be trusted."""
+    """The host shows a key that can't be trusted."""
 
     def __init__(self, kind: str, key: paramiko.PKey) -> None:
         super().__init__(f"{kind}: {key.get_name()} {fingerprint(key.asbytes())}")
@@ -39,7 +40,7 @@ class HostKeyRefused(paramiko.SSHException):
 
 
 class UnknownHostKey(HostKeyRefused):
-    """The host has no key in known_hosts; doubt: why none can be written there."""
+    """known_hosts has no key of this host; doubt: why none can be recorded there."""
 
     def __init__(self, key: paramiko.PKey, doubt: str) -> None:
         super().__init__("unknown", key)
@@ -47,14 +48,14 @@ class UnknownHostKey(HostKeyRefused):
 
 
 class RevokedHostKey(HostKeyRefused):
-    """known_hosts says that nobody may use this key."""
+    """known_hosts marks this key as revoked."""
 
     def __init__(self, key: paramiko.PKey) -> None:
         super().__init__("revoked", key)
 
 
 class ChangedHostKey(HostKeyRefused):
-    """known_hosts has another key of this host."""
+    """known_hosts has a different key for this host."""
 
     def __init__(self, key: paramiko.PKey, known: KnownKey) -> None:
         super().__init__("changed", key)
@@ -62,7 +63,7 @@ class ChangedHostKey(HostKeyRefused):
 
 
 class UnrecordedHostKey(HostKeyRefused):
-    """The host's key is new and was to be recorded, which failed: the next one would be new again."""
+    """The host's new key could not be recorded, so it isn't accepted: next time any key would be new again."""
 
     def __init__(self, key: paramiko.PKey, path: Path, error: OSError) -> None:
         super().__init__("not recorded", key)
@@ -70,7 +71,7 @@ class UnrecordedHostKey(HostKeyRefused):
 
 
 class KnownHosts:
-    """The known_hosts files, each read once for all hosts."""
+    """The known_hosts files, each read once for all hosts; threads that connect share it."""
 
     def __init__(self, *, accept_new: bool) -> None:
         self._accept_new = accept_new
@@ -78,7 +79,10 @@ class KnownHosts:
         self._lock = threading.Lock()
 
     def guard(self, connection: fabric.Connection, place: Place, on_untrusted: Callable[[], None]) -> None:
-        """Let the connection check its host's key; on_untrusted: a changed one is borne with, but gets no password."""
+        """Make the connection check its host's key when it opens.
+
+        on_untrusted: called if ssh_config accepts any key and this one isn't trusted; the host must get no password.
+        """
         settings = connection.ssh_config
         own, others = find_files(settings, place)
         host, name = place.alias or place.host, place.known_name
@@ -103,9 +107,9 @@ class KnownHosts:
             return self._files[path].keys
 
     def _write(self, path: Path, name: str, key: paramiko.PKey) -> None:
-        """Record a key; raise ChangedHostKey where another one was recorded since the files were read.
+        """Record a key; raise ChangedHostKey if a different one was recorded since the files were read.
 
-        Many hosts have one gateway, and each has looked before the first of them came here.
+        That happens with a jump host of many hosts: their threads look for its key before the first one records it.
         """
         self._read(path)
         with self._lock:
@@ -118,7 +122,7 @@ class KnownHosts:
 
 
 class _Policy(paramiko.MissingHostKeyPolicy):
-    """Decides about one host's key; paramiko is given no keys, so that it asks here about each."""
+    """Decides about one host's key; paramiko gets no known keys, so that it asks this policy about each."""
 
     def __init__(
         self, host: str, name: str, about: Sequence[KnownKey], elsewhere: Sequence[KnownKey], doubt: str, *,
@@ -128,8 +132,8 @@ class _Policy(paramiko.MissingHostKeyPolicy):
         self._name = name
         self._about = about
         self._known = next((line for line in about if line.marker is None), None)
-        # As OpenSSH has it, a key of the host at its usual port is good for a port of which no key is known. OpenSSH
-        # 9.2 forgets that one is known where the server shows a certificate of nobody's; here nothing gets around it.
+        # As in OpenSSH, a host's key for port 22 is accepted at a port for which no key is known. OpenSSH 9.2 does so
+        # even for a port with a known key if the server shows a certificate of an unknown authority; not here.
         self._elsewhere = [line for line in elsewhere if line.marker is not None or self._known is None]
         self._doubt = doubt
         self._on_untrusted = on_untrusted
@@ -137,7 +141,7 @@ class _Policy(paramiko.MissingHostKeyPolicy):
 
     @property
     def lines(self) -> list[KnownKey]:
-        """Return all that a key may be held against."""
+        """Return all lines of known_hosts with which a key may be compared."""
         return [*self._about, *self._elsewhere]
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
@@ -159,9 +163,9 @@ class _Policy(paramiko.MissingHostKeyPolicy):
 
 
 def _make_transport(lines: Iterable[KnownKey], sock: Any, **settings: Any) -> paramiko.Transport:
-    """Ask the server for a key that can be checked: a certificate where an authority is known, or a known type.
+    """Ask the server for a key that can be checked: a certificate if an authority is known, then keys of known types.
 
-    And for the quickest cipher.
+    Also ask for the cipher that takes the least CPU time.
     """
     transport = paramiko.Transport(sock, packetizer_class=BoundedPacketizer, **settings)
     options = transport.get_security_options()

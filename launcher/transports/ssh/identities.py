@@ -1,6 +1,6 @@
-"""With what one logs in: the keys that ssh_config names, an agent's, certificates, a password; in OpenSSH's order.
+"""What a login offers, in OpenSSH's order: keys that ssh_config names, an agent's keys, certificates, a password.
 
-paramiko alone gives up the agent where `IdentitiesOnly yes` stands, also for a key that both know.
+paramiko's own login ignores the agent under `IdentitiesOnly yes`, even for keys that ssh_config names.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _AGENT_TIMEOUT_S = 30.0
 
 
 class LoginRefused(paramiko.AuthenticationException):
-    """Nothing that was tried is accepted."""
+    """The server has accepted nothing that was tried; it carries what that was, for the message."""
 
     def __init__(self, login: Login, wanted: Sequence[str]) -> None:
-        """wanted: the methods that the server would take, where it has told them."""
+        """wanted: the methods that the server would accept, if it has told them."""
         super().__init__("login refused")
         self.tried = tuple(login.tried)
         self.locked = tuple(login.locked)
@@ -46,9 +46,10 @@ class LoginRefused(paramiko.AuthenticationException):
 
 
 class HeldKey(AgentKey):
-    """A key that an agent holds, which may decline to sign with it: its card is gone, its user said no or nothing.
+    """A key in an agent, which may decline to sign: its smart card was removed, or its user said no or nothing.
 
-    paramiko ends the connection then. A signature of nothing is refused as a key is, and the next one is tried.
+    paramiko would end the connection then. Here the signature is empty, which the server refuses like a wrong key, so
+    that the next key is tried.
     """
 
     has_declined = False
@@ -57,7 +58,7 @@ class HeldKey(AgentKey):
         try:
             return super().sign_ssh_data(data, algorithm)
         except (paramiko.SSHException, OSError) as error:
-            if isinstance(error, OSError):  # what it says too late would pass for its next answer
+            if isinstance(error, OSError):  # a late answer would be taken for the answer to the next request
                 self.agent._conn.close()  # type: ignore[attr-defined]
             self.has_declined = True
             return b""
@@ -65,18 +66,21 @@ class HeldKey(AgentKey):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A key that can be offered, and how the user knows it."""
+    """A key to offer, and what the message calls it: its file, or its comment in the agent."""
 
     name: str
     key: paramiko.PKey
 
 
 class Login:
-    """One login, in the place of paramiko's own ways; `settings` is what ssh_config says of the host."""
+    """How paramiko logs in to one host (its auth_strategy); `settings` are the options of ssh_config for the host.
+
+    The lists grow while it tries: what was offered, and which keys could not be.
+    """
 
     def __init__(self, user: str, settings: Mapping[str, Any], secrets: Secrets) -> None:
         self.tried: list[str] = []
-        self.locked: list[Path] = []  # nobody knows their passphrase
+        self.locked: list[Path] = []  # their passphrases were not typed
         self.unusable: list[Path] = []
         self.has_declined = False  # an agent
         self._user = user
@@ -85,7 +89,7 @@ class Login:
         self._password = secrets.password
 
     def keep_password(self) -> None:
-        """Don't tell the password: nobody knows who the host is."""
+        """Don't send the password: the host's key isn't trusted, so it may be another host."""
         self._password = None
 
     def authenticate(self, transport: paramiko.Transport) -> None:
@@ -99,7 +103,7 @@ class Login:
             raise LoginRefused(self, wanted or self._ask_methods(transport))
 
     def _try_keys(self, transport: paramiko.Transport, agent_keys: Sequence[AgentKey]) -> Sequence[str] | None:
-        """Offer the keys; return None when one let us in, else what the server wants beside or instead."""
+        """Offer the keys; return None if one is accepted, else the methods that the server wants as well or instead."""
         if self._settings.get("pubkeyauthentication") in ("no", "false"):
             return ()
         for identity in self.identities(agent_keys):
@@ -115,7 +119,7 @@ class Login:
         return ()
 
     def identities(self, agent_keys: Sequence[AgentKey]) -> Iterator[Identity]:
-        """Yield the keys to offer: those of ssh_config that an agent has, the agent's others, and those in files."""
+        """Yield the keys to offer: those of ssh_config that the agent holds, the agent's others, and those in files."""
         certificates = self._certificates()
         held = {plain_public(key.blob): key for key in agent_keys if CERTIFICATE not in key.get_name()}
         signed = [key for key in agent_keys if CERTIFICATE in key.get_name()]
@@ -150,13 +154,13 @@ class Login:
 
     @property
     def files(self) -> list[Path]:
-        """Return the keys that ssh_config names, or the default ones, those that are there."""
+        """Return the private keys that ssh_config names, or else the default ones, as far as they exist."""
         names = self._settings.get("identityfile") or _DEFAULT_FILES
         paths = [Path(name).expanduser() for name in names if name != "none"]
         return [path for path in dict.fromkeys(paths) if path.is_file()]
 
     def _certificates(self) -> dict[bytes, list[PublicBlob]]:
-        """Return the certificates by the key that they certify: those that are named, and those beside the keys."""
+        """Return certificates by their public key: those that ssh_config names, and those in files beside the keys."""
         named = self._settings.get("certificatefile", [])
         paths = [Path(name).expanduser() for name in ([named] if isinstance(named, str) else named)]
         paths += [path.with_name(f"{path.name}-cert.pub") for path in self.files]
@@ -167,7 +171,7 @@ class Login:
         return found
 
     def _ask_methods(self, transport: paramiko.Transport) -> Sequence[str]:
-        """Ask what the server would take; a failure does not tell."""
+        """Return the methods that the server would accept; a refused login doesn't always tell them."""
         try:
             transport.auth_none(self._user)
         except paramiko.BadAuthenticationType as error:
@@ -178,7 +182,10 @@ class Login:
 
 
 def locked_keys(settings: Mapping[str, Any], secrets: Secrets) -> list[Path]:
-    """Return the keys for which a passphrase is wanted: no agent has them, and they are named, or all there is."""
+    """Return the keys for which to ask for a passphrase: no agent holds them.
+
+    A default key counts only if every key is locked and the agent is empty: else the login may do without it.
+    """
     with open_agent(settings.get("identityagent")) as agent_keys:
         held = {plain_public(key.blob) for key in agent_keys}
     login = Login("", settings, secrets)
@@ -189,9 +196,9 @@ def locked_keys(settings: Mapping[str, Any], secrets: Secrets) -> list[Path]:
 
 
 def _try(log_in: Any, secret: Any) -> Sequence[str] | None:
-    """Return None for a login that worked; else what the server wants instead, or nothing where it does not say."""
+    """Return None if the login worked; else the methods that the server wants instead, empty if it doesn't say."""
     try:
-        wanted: Sequence[str] = log_in(secret)  # not empty: this was good, and something else is wanted as well
+        wanted: Sequence[str] = log_in(secret)  # not empty: it was accepted, and another method is wanted as well
     except paramiko.BadAuthenticationType as error:
         return error.allowed_types
     except paramiko.AuthenticationException as error:
@@ -208,8 +215,8 @@ def _of_agent(
     signed: Sequence[AgentKey],
     certificates: Mapping[bytes, Sequence[PublicBlob]],
 ) -> Iterator[Identity]:
-    """Yield a key of an agent: with the agent's certificates, with those in files, and as it is."""
-    assert public is not None  # it was found by that
+    """Yield a key of an agent with each of the agent's certificates, with each of those in files, and without one."""
+    assert public is not None  # callers have found the key by it
     key = held.get(public)
     for certified in signed:
         if plain_public(certified.blob) == public:
@@ -236,7 +243,7 @@ def _name(name: str, certificate: PublicBlob | None) -> str:
 
 @contextlib.contextmanager
 def open_agent(place: str | None) -> Iterator[Sequence[AgentKey]]:
-    """Give the keys of the agent that IdentityAgent names, else of SSH_AUTH_SOCK; none where there is no agent."""
+    """Yield the keys of the agent that IdentityAgent names, or else of SSH_AUTH_SOCK; none if there is no agent."""
     if place == "none":
         yield ()
         return

@@ -17,11 +17,14 @@ _HEADER = b"openssh-key-v1\0"
 
 
 class UnusableKey(paramiko.SSHException):
-    """A key that paramiko can't sign with: one in a FIDO token, or of a type that it has not got."""
+    """A key that paramiko can't sign with: it is in a FIDO token, or of a type that paramiko doesn't support."""
 
 
 class Secrets:
-    """What somebody has typed once for all hosts: passphrases of keys, and a password."""
+    """What the user has typed once for all hosts: a password, and passphrases of keys, with the keys that they open.
+
+    Threads that log in to hosts share it; each key is read once.
+    """
 
     def __init__(self, password: str | None = None) -> None:
         self.password = password
@@ -30,7 +33,7 @@ class Secrets:
         self._lock = threading.Lock()
 
     def unlock(self, path: Path, passphrase: str) -> bool:
-        """Keep the passphrase of a key; False where it is not the right one."""
+        """Keep the passphrase of a key and return True; return False if it is wrong."""
         self._passphrases[path] = passphrase.encode()
         try:
             self.load(path)
@@ -39,7 +42,7 @@ class Secrets:
         return path in self._passphrases
 
     def is_locked(self, path: Path) -> bool:
-        """Tell whether nobody has said the passphrase of a key yet."""
+        """Tell whether a key needs a passphrase that was not typed yet."""
         try:
             self.load(path)
         except paramiko.PasswordRequiredException:
@@ -60,16 +63,16 @@ def _load_private(path: Path, passphrase: bytes | None) -> paramiko.PKey:
     try:
         # The passphrase goes to cryptography as it stands, which takes bytes.
         return paramiko.PKey.from_path(path, passphrase)  # type: ignore[arg-type]
-    except TypeError:  # so cryptography says that there is a passphrase
+    except TypeError:  # what cryptography raises for a missing passphrase
         raise paramiko.PasswordRequiredException(f"{path} has a passphrase") from None
     except (UnsupportedAlgorithm, paramiko.UnknownKeyType, ValueError, OSError) as error:  # type: ignore[attr-defined]
         raise UnusableKey(f"{path}: {error}") from None
 
 
 def read_public(path: Path) -> bytes | None:
-    """Return the public half of a key as the protocol has it, also of one that is locked; None where it can't be told.
+    """Return a private key's public half in the format of the protocol, without a passphrase; None if it isn't known.
 
-    `path` may name the public half alone: its private one is in an agent then.
+    `path` may also name a public key, whose private one is in an agent.
     """
     for file in (path.with_name(f"{path.name}.pub"), path):
         found = _read_line(file)
@@ -89,13 +92,13 @@ def read_public(path: Path) -> bytes | None:
 
 
 def read_certificate(path: Path) -> tuple[bytes, PublicBlob] | None:
-    """Return a certificate with the public key that it certifies; None where the file holds none."""
+    """Return the public key that a certificate is for, and the certificate; None if the file holds none."""
     found = _read_line(path)
     return (plain_public(found.key_blob), found) if found is not None and CERTIFICATE in found.key_type else None
 
 
 def plain_public(blob: bytes) -> bytes:
-    """Return the public key in a certificate; a plain key as it is."""
+    """Return the public key that a certificate is for; a public key without one is returned as it is."""
     kind = paramiko.Message(blob).get_text()
     if CERTIFICATE not in kind:
         return blob

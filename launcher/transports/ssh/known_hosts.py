@@ -1,4 +1,4 @@
-"""known_hosts files as sshd(8) describes them: names with wildcards or hashed, and what is marked. Pure."""
+"""The lines of known_hosts files as sshd(8) describes them: names with wildcards or hashed, keys, markers. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HASHED = "|1|"
 
 @dataclass(frozen=True, slots=True)
 class KnownKey:
-    """A line: whose key it is, and whether it is marked."""
+    """One line: the hosts whose key it is, the key, and its marker: @cert-authority, @revoked or None."""
 
     names: str
     kind: str
@@ -25,7 +25,7 @@ class KnownKey:
     marker: str | None
 
     def is_of(self, name: str) -> bool:
-        """Tell whether the line speaks of `name`: a host, `[host]:port` or an alias."""
+        """Tell whether the line is about `name`: a host, `[host]:port` or a HostKeyAlias."""
         name = name.lower()
         if self.names.startswith(_HASHED):
             return self._is_hash_of(name)
@@ -42,7 +42,7 @@ class KnownKey:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Tell whether `*` and `?` in the pattern can stand for what is in the name; brackets stand for themselves."""
+    """Tell whether a name matches a pattern with `*` and `?`; unlike in a shell, brackets mean themselves."""
     if "*" not in pattern and "?" not in pattern:
         return name == pattern
     return _expression(pattern).fullmatch(name) is not None
@@ -55,7 +55,7 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 
 def parse_known_hosts(text: str) -> Iterator[KnownKey]:
-    """Yield the lines that hold a key; ssh skips the others in silence as well."""
+    """Yield the lines that hold a key; others are skipped without a message, as ssh does."""
     for line in text.splitlines():
         words = line.split()
         marker = words.pop(0) if words and words[0] in (AUTHORITY, REVOKED) else None
@@ -70,7 +70,7 @@ def parse_known_hosts(text: str) -> Iterator[KnownKey]:
 
 
 def _is_whole(kind: str, blob: bytes) -> bool:
-    """Tell whether a key's fields, each after its length, end where it does: a writer may have been cut off."""
+    """Tell whether a key is complete, by its fields with their lengths: whoever wrote it may have been interrupted."""
     fields = []
     while len(blob) >= 4:
         end = 4 + int.from_bytes(blob[:4], "big")
@@ -82,17 +82,17 @@ def _is_whole(kind: str, blob: bytes) -> bool:
 
 
 def is_revoked(lines: Iterable[KnownKey], shown: Container[bytes]) -> bool:
-    """Tell whether one of the keys that a host shows, or that have signed them, may be used by nobody."""
+    """Tell whether one of the keys that a host shows, or of those that have signed them, is marked as revoked."""
     return any(line.marker == REVOKED and line.blob in shown for line in lines)
 
 
 def is_vouched_for(lines: Iterable[KnownKey], key: bytes, signer: bytes | None) -> bool:
-    """Tell whether the lines hold a host's key; signer: the authority that has signed it for this host."""
+    """Tell whether the lines have this host key, or `signer`, the key of the authority that has signed it."""
     return any(
         line.blob == key if line.marker is None else line.marker == AUTHORITY and line.blob == signer for line in lines
     )
 
 
 def fingerprint(blob: bytes) -> str:
-    """Return what ssh shows of a key."""
+    """Return a key's fingerprint as ssh prints it, `SHA256:...`."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")

@@ -1,4 +1,4 @@
-"""One known_hosts file, read and added to: ssh, ssh-keygen, editors and other launches may write it meanwhile."""
+"""One known_hosts file, read and appended to while ssh, ssh-keygen, editors and other launches may write it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ _State = tuple[int, int, int, int]
 
 @dataclass(slots=True)
 class KnownHostsFile:
-    """The keys of one file, as they were when it was last looked at; two threads must not record at once."""
+    """One file and its keys.
+
+    `keys` are those of the last read, so others may have changed the file since; `record` reads it again. Two threads
+    must not call `record` at once: the caller has a lock for that. A lock on the file keeps other processes out.
+    """
 
     path: Path
     keys: list[KnownKey] = field(default_factory=list)
@@ -25,16 +29,17 @@ class KnownHostsFile:
 
     @classmethod
     def read(cls, path: Path) -> KnownHostsFile:
-        """Read a file; one that isn't there, or can't be read, knows no host."""
+        """Read a file; one that doesn't exist, or can't be read, has no keys."""
         file = cls(path)
         with contextlib.suppress(OSError, ValueError):
             file.keys = list(parse_known_hosts(path.read_text("utf-8", "replace")))
         return file
 
     def record(self, new: KnownKey) -> KnownKey | None:
-        """Add a line, unless the file has keys for this name by now; return this one, or another. Raise OSError.
+        """Append a line and return None, unless the file has keys for this name by now: return this one, or another.
 
-        The file is locked meanwhile: of two launches that meet a host first, one finds what the other has recorded.
+        Raise OSError. The file is locked meanwhile: of two launches that meet a new host at once, the second finds what
+        the first has recorded.
         """
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -55,7 +60,7 @@ class KnownHostsFile:
             self.keys = list(parse_known_hosts(text))
 
     def _append(self, descriptor: int, new: KnownKey) -> None:
-        """Write the line by one call, so that it isn't mixed with another's; a last line without an end gets one."""
+        """Write the line by one call, so that no other writer's gets into it; first end a last line without newline."""
         line = f"{new.names} {new.kind} {base64.b64encode(new.blob).decode()}\n".encode()
         rest = b"\n" * _is_cut(descriptor) + line
         while rest:
@@ -65,7 +70,7 @@ class KnownHostsFile:
 
 
 def end_last_line(path: Path) -> None:
-    """Give a last line without an end one: ssh writes a new key right behind it, and both keys would be lost.
+    """End a last line that lacks its newline: ssh would append a new key to that line, and both keys would be lost.
 
     Nothing happens to a file that can't be written: ssh can't write it either.
     """
@@ -78,9 +83,9 @@ def end_last_line(path: Path) -> None:
 
 
 def lacks_newline(path: Path) -> bool:
-    """Tell whether a line that is added by `>>` would become a part of the file's last one."""
+    """Tell whether the file's last line lacks its newline, so that `>>` would append to that line."""
     try:
-        if not path.is_file():  # opening a pipe waits for who writes it
+        if not path.is_file():  # opening a pipe would wait for a writer
             return False
         with path.open("rb") as file:
             return _is_cut(file.fileno())

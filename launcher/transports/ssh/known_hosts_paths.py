@@ -39,8 +39,8 @@ def find_files(settings: Mapping[str, str], place: Place) -> tuple[list[Path], l
 def read_paths(value: str) -> list[Path]:
     """Return the files that the option's value names.
 
-    A blank without quotes may be a part of a path or stand between two: then it is one path if that file or its
-    folder is there.
+    A blank without quotes may be part of a path or separate two: it is taken for one path if that file or its directory
+    exists.
     """
     value = value.strip()
     if _OUTER_QUOTES_LOST.fullmatch(value):
@@ -55,12 +55,12 @@ def read_paths(value: str) -> list[Path]:
 
 
 def first_path(value: str | None) -> str | None:
-    """Return where ssh writes a new key, or None where the option is not set or says so."""
+    """Return the file to which ssh adds a new key: the first one; None if the option is not set or `none`."""
     return next(map(str, read_paths(value or "")), None)
 
 
 def find_doubt(path: Path) -> str:
-    """Return why no key may be written there, since nobody knows which file is meant; nothing where that is clear."""
+    """Return why no key can be recorded in a file, since its path is ambiguous; nothing if it is clear."""
     text = str(path)
     if _is_there(path):
         return ""
@@ -70,14 +70,14 @@ def find_doubt(path: Path) -> str:
 
 
 def has_tokens(path: Path) -> bool:
-    """Tell whether a path has what only ssh itself expands."""
+    """Tell whether a path has tokens or variables that only ssh itself expands."""
     return ("%" in str(path) or "${" in str(path)) and not _is_there(path)
 
 
 def _expand(path: Path, place: Place) -> Path:
-    """Put in what ssh puts for tokens; `ssh -G` has done so, paramiko has not.
+    """Replace tokens like %h as ssh does; `ssh -G` prints them replaced, paramiko does not.
 
-    A path with a token that has no value here stays as it is: the value of %C is another one in other versions of ssh.
+    A path with any other token stays as it is: the value of %C, for one, depends on the version of ssh.
     """
     if not has_tokens(path):
         return path
@@ -109,7 +109,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _is_one(text: str) -> bool:
-    """Tell whether a text with blanks is one path: that file is there, or may come into a folder that is."""
+    """Tell whether a text with blanks is one path: that file exists, or may be created in a directory that exists."""
     path, first = _path(text), _path(text.partition(" ")[0])
     begins_with_a_file = _is_there(first) and not first.is_dir()
     return _is_there(path) or (path.is_absolute() and _is_there(path.parent) and not begins_with_a_file)

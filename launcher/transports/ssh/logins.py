@@ -1,4 +1,4 @@
-"""Logging in: how often it is tried, for how long, and how many do it at once."""
+"""Logging in over SSH: how often a host is tried, for how long, and how many log in to one sshd at a time."""
 
 from __future__ import annotations
 
@@ -10,31 +10,37 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from launcher.transports.base import Channel, TransportError
-from launcher.transports.ssh.failures import DROPPED, TIMED_OUT, Judgement
+from launcher.transports.ssh.failures import DROPPED, TIMED_OUT, LoginFailure
 
-LOGINS_AT_ONCE = 8  # on one sshd, which drops at random beyond 10 (MaxStartups); somebody else may log in as well
-_BOOT_TRY_S = 10.0  # TCP asks again after 1, 2, 4, 8, ... s: one long try would find a host that has booted too late
+# To one sshd, which drops connections at random beyond 10 logins in progress (MaxStartups); other users log in as well.
+LOGINS_AT_ONCE = 8
+# TCP repeats a connection request after 1, 2, 4, 8, ... s: one long try would notice late that a host has booted.
+_BOOT_TRY_S = 10.0
 
 
 class LoginError(Exception):
-    """One login failed; gateway: the hop on the way to the host that is to blame, None for the host itself."""
+    """One login failed; `jump_host` names the jump host that is to blame, None means the host itself."""
 
-    def __init__(self, judgement: Judgement, gateway: str | None = None) -> None:
-        super().__init__(judgement.text)
-        self.judgement = judgement
-        self.gateway = gateway
+    def __init__(self, failure: LoginFailure, jump_host: str | None = None) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
+        self.jump_host = jump_host
 
 
-class Gate:
-    """What many hosts log in through: one sshd, their gateway's or their own."""
+class LoginQueue:
+    """The logins that pass through one sshd: a host's own, or that of a jump host which many hosts share.
+
+    At most LOGINS_AT_ONCE logins are in progress; the others wait for a slot. If the jump host itself refuses a login,
+    those that are waiting then fail with the same error and don't ask again; one that comes later does.
+    """
 
     def __init__(self) -> None:
         self._slots = threading.Semaphore(LOGINS_AT_ONCE)
         self._refusal: tuple[float, LoginError] | None = None
 
     @contextmanager
-    def passed(self) -> Iterator[None]:
-        """Wait for a slot; raise what the gateway said meanwhile to another one, if it will say it to all."""
+    def slot(self) -> Iterator[None]:
+        """Wait for a slot; raise the LoginError by which the jump host has refused another login meanwhile."""
         came_at = time.monotonic()
         with self._slots:
             if self._refusal is not None and self._refusal[0] > came_at:
@@ -42,25 +48,25 @@ class Gate:
             try:
                 yield
             except LoginError as error:
-                if error.gateway is not None and error.judgement.kind != DROPPED:
+                if error.jump_host is not None and error.failure.kind != DROPPED:
                     self._refusal = time.monotonic(), error
                 raise
 
 
-class Gates:
-    """The gates of all hosts, by a name for each: who stands behind the same gateway gives the same."""
+class LoginQueues:
+    """One LoginQueue for each first sshd on the way to hosts, by a name: hosts behind one jump host share a queue."""
 
     def __init__(self) -> None:
-        self._gates: dict[str, Gate] = defaultdict(Gate)
+        self._queues: dict[str, LoginQueue] = defaultdict(LoginQueue)
         self._lock = threading.Lock()
 
-    def __getitem__(self, name: str) -> Gate:
+    def __getitem__(self, name: str) -> LoginQueue:
         with self._lock:
-            return self._gates[name]
+            return self._queues[name]
 
 
-class _Patience:
-    """How long a host is tried, from when its turn has come: standing in the queue is not its fault."""
+class _Deadline:
+    """When to give up on a host. The time starts with its first try: waiting for a slot isn't its fault."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -74,31 +80,32 @@ class _Patience:
 
 
 def keep_trying(
-    name: str, gate: Gate, log_in: Callable[[float], Channel], limit_s: float, *, may_boot: bool
+    name: str, queue: LoginQueue, log_in: Callable[[float], Channel], limit_s: float, *, may_boot: bool
 ) -> Channel:
-    """Log in to the host `name`; raise TransportError when that can't help any more, or after limit_s.
+    """Log in to the host `name`, several times if need be; raise TransportError if another try can't help.
 
-    log_in: gets the seconds that it may take, and raises LoginError.
-    may_boot: a host that is not there yet is waited for.
+    log_in: logs in once within the seconds that it gets, or raises LoginError.
+    limit_s: for all tries together, without the time in the queue.
+    may_boot: also try again if the host doesn't answer, since it may be booting.
     """
-    patience = _Patience(limit_s)
+    deadline = _Deadline(limit_s)
     try_s = _BOOT_TRY_S if may_boot else limit_s
-    told = None
-    while isinstance(outcome := _try_once(gate, log_in, patience, try_s), LoginError):
-        # The last try is cut short by us: what an earlier one was answered says more than its silence.
-        told = told if told is not None and outcome.judgement.kind == TIMED_OUT else outcome
+    reported = None
+    while isinstance(outcome := _try_once(queue, log_in, deadline, try_s), LoginError):
+        # The last try is cut short here: the answer to an earlier one says more than its time-out.
+        reported = reported if reported is not None and outcome.failure.kind == TIMED_OUT else outcome
         pause_s = random.uniform(0.2, 1.0)  # spreads the tries of many hosts
-        if pause_s > patience.left_s or not outcome.judgement.is_passing(may_boot=may_boot):
-            raise TransportError(told.judgement.of(name, told.gateway)) from told
+        if pause_s > deadline.left_s or not outcome.failure.is_passing(may_boot=may_boot):
+            raise TransportError(reported.failure.of_host(name, reported.jump_host)) from reported
         time.sleep(pause_s)
     return outcome
 
 
 def _try_once(
-    gate: Gate, log_in: Callable[[float], Channel], patience: _Patience, try_s: float
+    queue: LoginQueue, log_in: Callable[[float], Channel], deadline: _Deadline, try_s: float
 ) -> Channel | LoginError:
     try:
-        with gate.passed():
-            return log_in(min(try_s, max(0.1, patience.left_s)))
+        with queue.slot():
+            return log_in(min(try_s, max(0.1, deadline.left_s)))
     except LoginError as error:
         return error

@@ -1,4 +1,4 @@
-"""SSH through the system's own client, one process for each host: what works with `ssh NODE` works here."""
+"""SSH through the system's ssh program, one process for each host: what works with `ssh NODE` works here."""
 
 from __future__ import annotations
 
@@ -11,54 +11,55 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.transports.base import KILLED, READ_BYTES, STDERR, Channel
 from launcher.transports.process_channel import ProcessChannel, end_process, start_process
 from launcher.transports.ssh import openssh_failures
-from launcher.transports.ssh.logins import Gates, LoginError, keep_trying
-from launcher.transports.ssh.openssh_config import Answer, Answers, keep_known_keys, login_words, read_seconds
+from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
+from launcher.transports.ssh.openssh_config import Answer, Answers, keep_known_keys, login_args, read_seconds
 from launcher.transports.ssh.openssh_options import OPTIONS, later_options
+from launcher.transports.ssh.settings import SshSettings, check_config_file
 from launcher.transports.ssh.this_machine import ThisMachine
 
-# At VERBOSE ssh says when the login is through; what follows on stderr is the host's, but for these at the end.
+# At VERBOSE ssh prints when it has logged in. All that follows on stderr is the host's, but for _SUMMARY at the end.
 _OPTIONS = {
     **OPTIONS,
     "LogLevel": "VERBOSE",
-    "ControlMaster": "no",  # the user's is used; one of ours would hold all sessions by one process
+    # A ControlMaster that is running is used, and none is started: all sessions would depend on that one process.
+    "ControlMaster": "no",
 }
 _SUMMARY = re.compile(rb"^(?:Transferred: sent|Bytes per second: sent) [^\n]*\n", re.MULTILINE)
-# How ssh says on stderr that the connection was lost; a command that a signal has ended gives 255 without a word.
+# What ssh prints if the connection was lost. If a signal has killed the command, it prints nothing and exits with 255.
 _LOST = re.compile(
     rb"^(?:Connection to \S+ closed|Connection (?:reset|closed) by|Read from remote host|client_loop: |Timeout, server|"
     rb"Received disconnect|Disconnected from|ssh_dispatch_run_fatal|mux_client_|packet_write)",
     re.MULTILINE,
 )
 _EXIT_OF_SSH = 255
-_MARGIN_S = 2.0  # our own clock ends a login that is slow; ssh's, which ends before, knows who does not answer
+_MARGIN_S = 2.0  # after ssh's own ConnectTimeout, which ends first and tells who doesn't answer
 _STDERR_KEPT = 64 << 10
 
 
 class OpenSSHChannel:
     """An `ssh` process that has logged in."""
 
-    def __init__(self, process: subprocess.Popen[bytes], said: bytes, *, is_guest: bool) -> None:
-        """Take a process over; said: what came on its stderr already; is_guest: on a connection of the user's."""
+    def __init__(self, process: subprocess.Popen[bytes], said: bytes, *, is_multiplexed: bool) -> None:
+        """Take over a process; said: what it has printed on stderr; is_multiplexed: it uses a running ControlMaster."""
         self._process = process
-        self._is_guest = is_guest
+        self._is_multiplexed = is_multiplexed
         self._pipes = ProcessChannel(process)
         self._said = said
-        self._last_words = b""
+        self._stderr_tail = b""
 
     def read(self) -> tuple[int, bytes]:
         while True:
             stream, data = (STDERR, self._said) if self._said else self._pipes.read()
             self._said = b""
             if stream == STDERR:
-                self._last_words = (self._last_words + data)[-_STDERR_KEPT:]
+                self._stderr_tail = (self._stderr_tail + data)[-_STDERR_KEPT:]
                 data = _SUMMARY.sub(b"", data)
             if data or not stream:
                 return stream, data
@@ -68,79 +69,66 @@ class OpenSSHChannel:
 
     def close(self) -> None:
         self._pipes.close()
-        end_process(self._process)  # with a frozen peer end of file alone would keep it waiting
+        end_process(self._process)  # after end of file alone it would wait for ever for a frozen host
 
     def exit_code(self) -> int | None:
         code = self._process.poll()
         if code is None or code < 0:
             return None
         if code == _EXIT_OF_SSH:
-            # A guest has no words for it that its host has ended.
-            return None if self._is_guest or _LOST.search(self._last_words) else KILLED
+            # When a ControlMaster ends, ssh exits without any of these messages.
+            return None if self._is_multiplexed or _LOST.search(self._stderr_tail) else KILLED
         return code
 
 
 class OpenSSHTransport:
-    """Reaches hosts by `ssh`, as ssh_config describes them to it."""
+    """Reaches each host by an `ssh` process, which reads ssh_config, keys and known_hosts by itself."""
 
     name = "ssh"
     is_terse = False
 
-    def __init__(
-        self,
-        ssh_config: Path | None = None,
-        *,
-        accept_new_host_keys: bool = False,
-        may_boot: bool = False,
-        on_local: Callable[[str], None] | None = None,
-        on_doubt: Callable[[str, str, str], None] | None = None,
-    ) -> None:
-        """Find ssh; raise UsageError where it or a named file is missing.
-
-        may_boot: wait for a host that is not there yet, for as long as `open` may take.
-        on_local: told of each host that turns out to be this machine, which then needs no SSH.
-        on_doubt: told of each host that has this machine's address, why it may not be this machine, and what helps.
-        """
-        if ssh_config is not None and not ssh_config.is_file():
-            raise UsageError(f"{ssh_config}: no such file", "--ssh-config names an OpenSSH client configuration")
+    def __init__(self, settings: SshSettings) -> None:
+        """Find ssh; raise UsageError if it or a named file is missing."""
+        check_config_file(settings.ssh_config)
         ssh = shutil.which("ssh")
         if ssh is None:
             raise UsageError("no ssh on this machine", "install openssh-client, or take --transport fabric")
         self._ssh = ssh
-        self._ssh_config = ssh_config
-        self._accept_new = accept_new_host_keys
-        self._may_boot = may_boot
-        self._this_machine = ThisMachine(on_local, on_doubt)
-        self._gates = Gates()
-        self._answers = Answers(ssh, ssh_config)
+        self._ssh_config = settings.ssh_config
+        self._accept_new = settings.accept_new_host_keys
+        self._may_boot = settings.may_boot
+        self._this_machine = ThisMachine(settings)
+        self._queues = LoginQueues()
+        self._answers = Answers(ssh, settings.ssh_config)
         self._connecting: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         atexit.register(self._end_connecting)
 
     def ask_first(self, hosts: Sequence[Host]) -> None:
         """Raise UsageError for an ssh_config that ssh would refuse for every host."""
-        self._answers.ask_first((host.name, login_words(host)) for host in hosts)
+        self._answers.ask_first((host.name, login_args(host)) for host in hosts)
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
-        words = login_words(host)
-        answer = self._answers.of(host.name, words)
-        if answer.is_direct and self._this_machine.is_meant(answer.place, answer.settings):
-            return self._this_machine.open(host, command, timeout_s)
-        hops = self._answers.of_jumps(answer)  # ssh itself would go round in a circle
-        keep_known_keys(answer, hops, accept_new=self._accept_new)
+        args = login_args(host)
+        answer = self._answers.of(host.name, args)
+        channel = self._this_machine.open(host, command, answer.place, answer.settings, is_direct=answer.is_direct)
+        if channel is not None:
+            return channel
+        jump_hosts = self._answers.of_jumps(answer)  # raises for a ProxyJump loop, which ssh would follow for ever
+        keep_known_keys(answer, jump_hosts, accept_new=self._accept_new)
         own_limit_s = None if self._may_boot else read_seconds(answer.option("connecttimeout"))
         limit_s = own_limit_s or timeout_s
-        gate = self._gates[answer.gate_name]
-        argv = [*self._argv(answer), *words, command]
+        queue = self._queues[answer.first_sshd]
+        argv = [*self._argv(answer), *args, command]
         return keep_trying(
-            host.name, gate, lambda try_s: self._log_in(argv, answer, try_s), limit_s, may_boot=self._may_boot
+            host.name, queue, lambda try_s: self._log_in(argv, answer, try_s), limit_s, may_boot=self._may_boot
         )
 
-    def last_words(self, host: Host) -> Sequence[str]:
+    def own_messages(self, host: Host) -> Sequence[str]:
         return ()
 
     def _argv(self, answer: Answer) -> list[str]:
-        """Return the start of the command line: what is the same for every host but for its host key."""
+        """Return ssh's command line up to the host; only what it says of host keys differs between hosts."""
         options = {**_OPTIONS, **later_options(answer.options)}
         if self._accept_new and answer.option("stricthostkeychecking") not in ("no", "false", "off"):
             options["StrictHostKeyChecking"] = "accept-new"
@@ -158,31 +146,31 @@ class OpenSSHTransport:
             with self._lock:
                 self._connecting.discard(process)
         if login is not None:
-            return OpenSSHChannel(process, said, is_guest=login is _Login.GUEST)
+            return OpenSSHChannel(process, said, is_multiplexed=login is _Login.MULTIPLEXED)
         is_late = process.poll() is None
         end_process(process)
         text = said.decode("utf-8", "replace")
-        judgement, gateway = openssh_failures.judge(text, answer, self._answers.of_jumps(answer), is_late=is_late)
-        raise LoginError(judgement, gateway)
+        failure, jump_host = openssh_failures.classify(text, answer, self._answers.of_jumps(answer), is_late=is_late)
+        raise LoginError(failure, jump_host)
 
     def _end_connecting(self) -> None:
-        """An ssh that has not logged in does not look at its stdin, and would stay after us."""
+        """End each ssh that has not logged in: it doesn't read its stdin yet, so it would outlive `launch`."""
         with self._lock:
             for process in self._connecting:
                 end_process(process)
 
 
 class _Login(enum.Enum):
-    """Whose connection it is."""
+    """Which connection a login got."""
 
     OWN = enum.auto()
-    GUEST = enum.auto()  # a ControlMaster's
+    MULTIPLEXED = enum.auto()  # that of a running ControlMaster
 
 
 def _await_login(process: subprocess.Popen[bytes], answer: Answer, timeout_s: float) -> tuple[_Login | None, bytes]:
-    """Wait until the login is through, or the process or the time at its end; return what came on stderr so far.
+    """Wait for the login; return None if ssh has ended or the time is over, and in any case what came on stderr.
 
-    Over a ControlMaster nothing tells of a login; then the command's first output does.
+    Over a ControlMaster ssh doesn't print that it has logged in; the command's first output shows it.
     """
     assert process.stdout and process.stderr  # start_process asks for them
     done = re.compile(rb"^Authenticated to %s \([^\n]*\n" % re.escape(answer.place.host.encode()), re.MULTILINE)
@@ -204,7 +192,7 @@ def _await_login(process: subprocess.Popen[bytes], answer: Answer, timeout_s: fl
         if done.search(said):
             return _Login.OWN, done.sub(b"", said)
         if has_output:
-            return _Login.GUEST, said
+            return _Login.MULTIPLEXED, said
     if not open_fds:
         process.wait()
     return None, said

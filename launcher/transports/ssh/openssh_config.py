@@ -1,4 +1,4 @@
-"""What `ssh -G` says of a host: ssh_config as OpenSSH itself reads it."""
+"""The options that ssh_config sets for a host, as `ssh -G` prints them, so as OpenSSH itself reads its files."""
 
 from __future__ import annotations
 
@@ -23,62 +23,63 @@ _PART = re.compile(r"(\d+)([smhdw]?)", re.IGNORECASE)
 _TIME = re.compile(rf"(?:{_PART.pattern})+", re.IGNORECASE)
 
 
-_RECORDS_NO_KEY = ("yes", "true", "ask")  # of StrictHostKeyChecking: nobody is there whom ssh could ask
+# Values of StrictHostKeyChecking with which ssh adds no new key; "ask" too, since in batch mode it can't ask anybody.
+_RECORDS_NO_KEY = ("yes", "true", "ask")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The options of one host, by their names in small letters; an option that may stand there twice has a list."""
+    """What `ssh -G` prints for one host: every option by its name in lower case, with all its values in order."""
 
     place: Place
     options: Mapping[str, Sequence[str]]
 
     def option(self, name: str) -> str | None:
-        """Return an option's value, or None where it is not set."""
+        """Return an option's first value, or None if it is not set or `none`."""
         values = self.options.get(name, ())
         return values[0] if values and values[0] != "none" else None
 
     @property
     def jumps(self) -> list[str]:
-        """Return the hosts on the way to this one, the first one first, each as `[user@]name[:port]`."""
+        """Return the jump hosts of ProxyJump, the first one first, each as `[user@]name[:port]`."""
         return (self.option("proxyjump") or "").split(",") if self.option("proxyjump") else []
 
     @property
     def is_direct(self) -> bool:
-        """Tell whether nothing stands between."""
+        """Tell whether ssh connects to the host itself, without a jump host or a ProxyCommand."""
         return not self.jumps and self.option("proxycommand") is None
 
     @property
-    def gate_name(self) -> str:
-        """Return a name for the sshd that lets us in first, which many hosts may have in common."""
+    def first_sshd(self) -> str:
+        """Return a name for the first sshd that a login passes, which all hosts behind one jump host have in common."""
         if self.jumps:
             return self.jumps[0]
         return self.option("proxycommand") or f"{self.place.host}:{self.place.port}"
 
     @property
     def settings(self) -> dict[str, str]:
-        """Return each option's first value, as it stands."""
+        """Return each option's first value, `none` included."""
         return {name: values[0] for name, values in self.options.items()}
 
     @property
     def key_files(self) -> list[str]:
-        """Return the keys that are there; ssh also names those of its own list that are not."""
+        """Return the private keys that exist; `ssh -G` also prints default ones that don't."""
         return [path for path in self.options.get("identityfile", ()) if Path(path).expanduser().is_file()]
 
     @property
     def is_agent_limited(self) -> bool:
-        """Tell whether only keys that ssh_config names are tried."""
+        """Tell whether ssh tries only the keys that ssh_config names, and no other key of the agent."""
         return self.option("identitiesonly") == "yes"
 
     def may_record_key(self, *, accept_new: bool) -> bool:
-        """Tell whether ssh may add a key to known_hosts; with CheckHostIP it adds that of an address at any time."""
+        """Tell whether ssh may add a key to known_hosts; with CheckHostIP it also adds a known host's new address."""
         is_strict = (self.option("stricthostkeychecking") or "ask") in _RECORDS_NO_KEY
         return accept_new or not is_strict or self.option("checkhostip") == "yes"
 
 
-def ask_ssh(ssh: str, named: Path | None, words: Sequence[str]) -> list[str]:
-    """Return the lines of `ssh -G` for options and a host; named: --ssh-config; raise UsageError in ssh's words."""
-    argv = [ssh, "-G", *(["-F", str(named)] if named else []), *words]
+def ask_ssh(ssh: str, named: Path | None, args: Sequence[str]) -> list[str]:
+    """Return what `ssh -G` prints; named: --ssh-config; args: options, host. Raise UsageError in ssh's own words."""
+    argv = [ssh, "-G", *(["-F", str(named)] if named else []), *args]
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
@@ -93,7 +94,7 @@ def ask_ssh(ssh: str, named: Path | None, words: Sequence[str]) -> list[str]:
 
 
 def _refusal(stderr: str) -> str:
-    """Return the last of ssh's lines but for the one that counts what is wrong in a file."""
+    """Return the last line on ssh's stderr that names an error, not the one that counts the bad options of a file."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip() and ": terminating, " not in line]
     return lines[-1] if lines else ""
 
@@ -112,82 +113,86 @@ def read_answer(name: str, lines: Sequence[str]) -> Answer:
 
 
 class Answers:
-    """What ssh says of hosts and their gateways, asked once for each."""
+    """The answers of `ssh -G` for hosts and their jump hosts; ssh is run once for each."""
 
     def __init__(self, ssh: str, named: Path | None) -> None:
         self._ssh = ssh
         self._named = named
         self._answers: dict[tuple[str, ...], Answer] = {}
 
-    def of(self, name: str, words: Sequence[str]) -> Answer:
-        """Return what it says of a login with these words; raise UsageError."""
-        key = tuple(words)
+    def of(self, name: str, args: Sequence[str]) -> Answer:
+        """Return the options for the host `name` and these arguments of ssh; raise UsageError if ssh refuses them."""
+        key = tuple(args)
         if key not in self._answers:
-            self._answers[key] = read_answer(name, ask_ssh(self._ssh, self._named, words))
+            self._answers[key] = read_answer(name, ask_ssh(self._ssh, self._named, args))
         return self._answers[key]
 
     def ask_first(self, logins: Iterable[tuple[str, Sequence[str]]]) -> None:
-        """Raise UsageError where ssh would refuse all; where it is well with one of two, each host has its own."""
+        """Raise UsageError if ssh would refuse every one of these logins, each a host's name and arguments of ssh.
+
+        Two are tried. If ssh takes one of them, an error is a matter of single hosts, which report it themselves.
+        """
         refusal = None
-        for name, words in islice(logins, 2):
-            refusal = self._find_refusal(name, words)
+        for name, args in islice(logins, 2):
+            refusal = self._find_refusal(name, args)
             if refusal is None:
                 return
         if refusal is not None:
             raise refusal
 
-    def _find_refusal(self, name: str, words: Sequence[str]) -> UsageError | None:
+    def _find_refusal(self, name: str, args: Sequence[str]) -> UsageError | None:
         try:
-            self.of_jumps(self.of(name, words))
+            self.of_jumps(self.of(name, args))
         except UsageError as error:
             return error
         return None
 
     def of_jumps(self, answer: Answer) -> list[Answer]:
-        """Return what it says of each hop on the way, in the order of the logins; raise UsageError.
+        """Return the options for each jump host on the way, in the order of the logins; raise UsageError.
 
-        ssh reaches the first hop as its ssh_config says, so by way of others, and each further one from that before it.
-        Where that leads round in a circle it starts itself for ever: that is a UsageError as well.
+        ssh reaches the first jump host of ProxyJump as ssh_config describes it, perhaps through jump hosts of its own,
+        and each further one from the one before it. If a jump host is reached through itself, ssh would start itself
+        for ever: that is a UsageError as well.
         """
-        hops: list[Answer] = []
+        jump_hosts: list[Answer] = []
         asked: set[str] = set()
         jumps = answer.jumps
         while jumps:
             if jumps[0] in asked:
                 raise jump_circle(answer.place.name, jumps[0])
             asked.add(jumps[0])
-            hops = [self.of(jump, _jump_words(jump)) for jump in jumps] + hops
-            jumps = hops[0].jumps
-        return hops
+            jump_hosts = [self.of(jump, _jump_args(jump)) for jump in jumps] + jump_hosts
+            jumps = jump_hosts[0].jumps
+        return jump_hosts
 
 
-def keep_known_keys(answer: Answer, hops: Iterable[Answer], *, accept_new: bool) -> None:
-    """End the last line of each known_hosts file to which a login may add a key.
+def keep_known_keys(answer: Answer, jump_hosts: Iterable[Answer], *, accept_new: bool) -> None:
+    """End the last line of each known_hosts file to which a login may add a key: ssh would append to that line.
 
-    hops: those on the way, which ssh_config alone tells whether a new key is accepted.
+    jump_hosts: for them ssh_config alone decides whether a new key is accepted, not `accept_new`.
     """
     recording = [answer] if answer.may_record_key(accept_new=accept_new) else []
-    recording += [hop for hop in hops if hop.may_record_key(accept_new=False)]
+    recording += [jump_host for jump_host in jump_hosts if jump_host.may_record_key(accept_new=False)]
     for known_file in {each.place.known_file for each in recording} - {None}:
         end_last_line(Path(str(known_file)))
 
 
 def jump_circle(name: str, jump: str) -> UsageError:
-    """Return what is wrong with a host's ProxyJump that leads to a hop which is reached by way of itself."""
+    """Return the error for a host whose jump host `jump` is reached through itself."""
     return UsageError(
         f"the way to {name} leads round in a circle: {jump} is reached by way of itself",
         f"does a `Host *` with ProxyJump mean {jump} too? `Host * !{jump}` leaves it out",
     )
 
 
-def login_words(host: Host) -> list[str]:
-    """Return the end of ssh's command line for a host."""
+def login_args(host: Host) -> list[str]:
+    """Return the arguments that end ssh's command line for a host: port, user and name."""
     port = ["-p", str(host.port)] if host.port is not None else []
     user = ["-l", host.user] if host.user is not None else []
     return [*port, *user, "--", host.name]
 
 
-def _jump_words(jump: str) -> list[str]:
+def _jump_args(jump: str) -> list[str]:
     name, user, port = split_jump(jump)
     return [*(["-p", port] if port else []), *(["-l", user] if user else []), "--", name]
 
@@ -205,7 +210,7 @@ def split_jump(jump: str) -> tuple[str, str | None, str | None]:
 
 
 def read_seconds(text: str | None) -> float | None:
-    """Return the seconds of a time as ssh_config has it (`90`, `1m30s`); None where there is none."""
+    """Return the seconds of a time in ssh_config's format (`90`, `1m30s`); None if it is not set, or not a time."""
     if text is None or _TIME.fullmatch(text) is None:
         return None
     return float(sum(int(number) * _SECONDS[unit.lower()] for number, unit in _PART.findall(text)))

@@ -1,4 +1,4 @@
-"""Every way in which `ssh` fails to log in, told by the words on its stderr and judged."""
+"""From what `ssh` prints on stderr to the class of a failed login, and which host on the way is to blame."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.transports.ssh.failures import LET_IT_SIGN, WOULD_NOT_SIGN, Judgement, Place
+from launcher.transports.ssh.failures import LET_IT_SIGN, WOULD_NOT_SIGN, LoginFailure, Place
 from launcher.transports.ssh.known_hosts import fingerprint
 from launcher.transports.ssh.openssh_config import Answer
 
 _KEYGEN_TIMEOUT_S = 5
 _LINE_LENGTH = 200
 
-# "Connection closed" alone says little, and follows on most of the others: it is looked for last.
+# What the patterns below match are lines of OpenSSH's client. "Connection closed" alone says little and follows most of
+# the other lines, so it is looked for last.
 _NEGOTIATE = re.compile(r"^Unable to negotiate with (\S+) port (\d+): .*?(?=\r?$)", re.MULTILINE)
 _CONNECT = re.compile(r"^ssh: connect to host (\S+) port (\d+): (.*?)\r?$", re.MULTILINE)
 _RESOLVE = re.compile(r"^ssh: Could not resolve hostname (\S+): ", re.MULTILINE)
@@ -39,9 +40,9 @@ _NO_SSH = re.compile(
     r"|(?P<packet>Bad packet length \d+)\.)\r?$",
     re.MULTILINE,
 )
-# Its way was closed before it had written a word.
+# The connection through a jump host was closed before ssh had written anything to it.
 _UNWRITTEN = r"banner exchange: Connection to \S+ port \d+: (?:Broken pipe|Connection reset by peer)"
-# What the ssh to each hop behind the one that has failed says, and the ssh to the host.
+# A line of each ssh whose connection went through the jump host that has failed: the later jump hosts' and the host's.
 _CLOSED_WAY = re.compile(
     rf"^(?:kex_exchange_identification: (?:read: )?Connection (?:closed|reset) |{_UNWRITTEN})", re.MULTILINE
 )
@@ -53,37 +54,43 @@ _DROPPED = re.compile(
 )
 
 
-def judge(text: str, answer: Answer, hops: Sequence[Answer], *, is_late: bool) -> tuple[Judgement, str | None]:
-    """Return the class of a failure, and the gateway to blame; is_late: ssh had not ended in time."""
+def classify(
+    text: str, answer: Answer, jump_hosts: Sequence[Answer], *, is_late: bool
+) -> tuple[LoginFailure, str | None]:
+    """Return why a login has failed, and the jump host that is to blame; None means the host itself.
+
+    text: all that ssh has printed on stderr; answer, jump_hosts: what `ssh -G` says of the host and of each jump host.
+    is_late: ssh was still running when its time was over.
+    """
     for find in (_connect, _talk, _host_key, _login):
-        found = find(text, answer, hops)
+        found = find(text, answer, jump_hosts)
         if found is not None:
-            judgement, place = found
-            return judgement, place.name if place.name != answer.place.name else None
-    judgement, place = _judge_the_rest(text, answer, hops, is_late=is_late)
-    return judgement, place.name if place.name != answer.place.name else None
+            failure, place = found
+            return failure, place.name if place.name != answer.place.name else None
+    failure, place = _classify_the_rest(text, answer, jump_hosts, is_late=is_late)
+    return failure, place.name if place.name != answer.place.name else None
 
 
-_Found = tuple[Judgement, Place] | None
+_Found = tuple[LoginFailure, Place] | None
 
 
-def _connect(text: str, answer: Answer, hops: Sequence[Answer]) -> _Found:
+def _connect(text: str, answer: Answer, jump_hosts: Sequence[Answer]) -> _Found:
     if found := _CONNECT.search(text):
-        place = _blame(f"[{found[1]}]:{found[2]}", text, answer, hops).place
-        return _judge_errno(found[3], place), place
+        place = _blame(f"[{found[1]}]:{found[2]}", text, answer, jump_hosts).place
+        return _classify_errno(found[3], place), place
     if found := _RESOLVE.search(text):
-        place = _blame(found[1], text, answer, hops).place
+        place = _blame(found[1], text, answer, jump_hosts).place
         return place.name_unknown(), place
     if found := _FORWARD.search(text):
-        way = [*hops, answer]
-        gateway = _blame(None, text, answer, hops)  # it is logged in to, and the one behind it out of its reach
-        place = way[min(way.index(gateway) + 1, len(hops))].place
+        way = [*jump_hosts, answer]
+        jump_host = _blame(None, text, answer, jump_hosts)  # its login worked, and it can't reach the next one
+        place = way[min(way.index(jump_host) + 1, len(jump_hosts))].place
         return place.no_way(found[1].removeprefix("connect failed: ")), place
     return None
 
 
-def _judge_errno(words: str, place: Place) -> Judgement:
-    for said, judge_it in (
+def _classify_errno(words: str, place: Place) -> LoginFailure:
+    for said, make in (
         ("refused", place.refused),
         ("timed out", place.timed_out),
         ("unreachable", place.no_route),
@@ -91,34 +98,34 @@ def _judge_errno(words: str, place: Place) -> Judgement:
         ("reset", place.dropped),
     ):
         if said in words:
-            return judge_it()
+            return make()
     return place.other(words)
 
 
-def _talk(text: str, answer: Answer, hops: Sequence[Answer]) -> _Found:
-    """Find out who answers, and can't be talked to."""
+def _talk(text: str, answer: Answer, jump_hosts: Sequence[Answer]) -> _Found:
+    """Find a server that answers, but speaks no SSH or none that this ssh can speak."""
     if found := _NEGOTIATE.search(text):
-        place = _blame(f"[{found[1]}]:{found[2]}" if found[1] != _UNNAMED else None, text, answer, hops).place
+        place = _blame(f"[{found[1]}]:{found[2]}" if found[1] != _UNNAMED else None, text, answer, jump_hosts).place
         return place.other(found[0]), place
     if found := _NO_SSH.search(text):
-        place = _blame(None, text, answer, hops).place
+        place = _blame(None, text, answer, jump_hosts).place
         return place.no_ssh(found["banner"] or found["packet"]), place
     return None
 
 
-def _host_key(text: str, answer: Answer, hops: Sequence[Answer]) -> _Found:
+def _host_key(text: str, answer: Answer, jump_hosts: Sequence[Answer]) -> _Found:
     if _KEY_FAILED not in text:
         return None
     if found := _REVOKED_KEY.search(text):
-        place = _blame(found[1], text, answer, hops).place
+        place = _blame(found[1], text, answer, jump_hosts).place
         return place.key_revoked(), place
     if found := _CHANGED_KEY.search(text):
-        place = _blame(found[1], text, answer, hops).place
+        place = _blame(found[1], text, answer, jump_hosts).place
         new = _NEW_FINGERPRINT.search(text)
         return place.key_changed(new[1] if new else "", _known_fingerprint(text)), place
-    found = _UNKNOWN_KEY.search(text)  # where ssh would ask, and may not, no name is said
-    place = _blame(found[1] if found else None, text, answer, hops).place
-    # A gateway is logged in to by another ssh, which gets no options of ours.
+    found = _UNKNOWN_KEY.search(text)  # no match where ssh would have asked the user: then it prints no name
+    place = _blame(found[1] if found else None, text, answer, jump_hosts).place
+    # To a jump host another ssh logs in, which doesn't get the options of `launch`.
     return place.key_unknown(can_accept=place is answer.place), place
 
 
@@ -135,11 +142,11 @@ def _known_fingerprint(text: str) -> str:
     return fingerprint(blob)
 
 
-def _login(text: str, answer: Answer, hops: Sequence[Answer]) -> _Found:
+def _login(text: str, answer: Answer, jump_hosts: Sequence[Answer]) -> _Found:
     found = _DENIED.search(text)
     if found is None:
         return None
-    blamed = _blame(found["host"], text, answer, hops)
+    blamed = _blame(found["host"], text, answer, jump_hosts)
     place = replace(blamed.place, user=found["user"] or blamed.place.user)
     files = blamed.key_files
     if files and all(map(_has_passphrase, files)):
@@ -148,7 +155,7 @@ def _login(text: str, answer: Answer, hops: Sequence[Answer]) -> _Found:
 
 
 def _tried(text: str, blamed: Answer) -> list[str]:
-    """Return what ssh had to log in with, and what it says to have been wrong with it."""
+    """Return what ssh has offered to log in with, each with why it could not be used, if ssh has named a reason."""
     if not blamed.options:
         return ["what ssh has for it"]
     unread = dict(_UNREAD_KEY.findall(text))
@@ -166,13 +173,13 @@ def _tried(text: str, blamed: Answer) -> list[str]:
 def _login_hint(text: str, blamed: Answer) -> str:
     own = {str(Path(path).expanduser()) for path in blamed.key_files}
     for path, why in _UNREAD_KEY.findall(text):
-        if why == "bad permissions" and (path in own or not blamed.options):  # another hop may do without its key
+        if why == "bad permissions" and (path in own or not blamed.options):  # a jump host may do without it
             return f"chmod 600 {shlex.quote(path)}"
     return LET_IT_SIGN if _UNSIGNED.search(text) else ""
 
 
 def _has_passphrase(path: str) -> bool:
-    """Ask ssh-keygen, which reads every format that ssh does."""
+    """Tell whether a private key has a passphrase, by ssh-keygen, which reads every format that ssh does."""
     keygen = shutil.which("ssh-keygen")
     if keygen is None:
         return False
@@ -186,15 +193,17 @@ def _has_passphrase(path: str) -> bool:
     return done.returncode != 0 and "passphrase" in done.stderr
 
 
-def _judge_the_rest(text: str, answer: Answer, hops: Sequence[Answer], *, is_late: bool) -> tuple[Judgement, Place]:
+def _classify_the_rest(
+    text: str, answer: Answer, jump_hosts: Sequence[Answer], *, is_late: bool
+) -> tuple[LoginFailure, Place]:
     place = answer.place
     if _SILENT.search(text):
-        return place.timed_out(", ".join(hop.place.name for hop in hops)), place
+        return place.timed_out(", ".join(jump_host.place.name for jump_host in jump_hosts)), place
     if is_late:
         return place.slow_login(), place
     if found := _DROPPED.search(text):
-        way = [*hops, answer]
-        dropped = way[-min(max(1, len(_CLOSED_WAY.findall(text))), len(way))]  # its own way was closed as well
+        way = [*jump_hosts, answer]
+        dropped = way[-min(max(1, len(_CLOSED_WAY.findall(text))), len(way))]  # one of these lines is its own
         said = _last_line(text[: found.start()])
         place = dropped.place
         return place.cut_off(said) if dropped.option("proxycommand") else place.dropped(), place
@@ -205,14 +214,15 @@ def _last_line(text: str) -> str:
     return text.strip().rpartition("\n")[2].strip()[:_LINE_LENGTH]
 
 
-def _blame(said: str | None, text: str, answer: Answer, hops: Sequence[Answer]) -> Answer:
-    """Return which hop ssh speaks of: by what it has said of it, and by how many others were closed with it.
+def _blame(said: str | None, text: str, answer: Answer, jump_hosts: Sequence[Answer]) -> Answer:
+    """Return which host on the way a message of ssh is about, a jump host or the host itself.
 
-    said: its address, or the name under which its key is known. What is no hop's is that of an ssh in a ProxyCommand.
+    It is told by `said`, the address or known_hosts name in the message, and by how many connections through it were
+    closed. A name of none of them must come from an ssh in a ProxyCommand: then it is returned without options.
     """
-    way = [*hops, answer]
-    likely = way[-1 - min(len(_CLOSED_WAY.findall(text)), len(hops))]
-    if said is None or (answer.is_direct and not hops):
+    way = [*jump_hosts, answer]
+    likely = way[-1 - min(len(_CLOSED_WAY.findall(text)), len(jump_hosts))]
+    if said is None or (answer.is_direct and not jump_hosts):
         return likely
     for hop in (likely, *way):  # two may have one address, each in a network of its own
         place = hop.place

@@ -1,7 +1,7 @@
-"""This machine's own host keys: is a host that has its address the one that known_hosts means by that name?
+"""This machine's own host keys, compared with those that known_hosts has for a name with this machine's address.
 
-DNS, /etc/hosts or a forwarded port can lead a name here. SSH would find out by the host key; a run that starts here
-without SSH must too.
+DNS, /etc/hosts or a forwarded port can make another machine's name lead here. SSH would notice it by the host key, so a
+run that starts here without SSH must notice it too.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from launcher.transports.ssh.known_hosts_file import KnownHostsFile
 from launcher.transports.ssh.known_hosts_paths import find_files, has_tokens
 
 _FOLDER = Path("/etc/ssh")
-# Where sshd_config can be read at all: some systems show it to root alone.
+# A line of sshd_config, if the user may read that file: some systems show it to root alone.
 _NAMED_FILE = re.compile(r'^[ \t]*host(key|certificate)[ \t=]+"?([^"\n]+?)"?[ \t]*$', re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """Why a host may be another machine, and what helps where nothing could be compared."""
+    """Why a host may be another machine; `fix` says what helps if the keys could not be compared."""
 
     text: str
     fix: str = ""
@@ -44,9 +44,9 @@ _NO_KEY = Objection(
 
 
 def find_objection(place: Place, settings: Mapping[str, str]) -> Objection | None:
-    """Return why a host may be another machine though its address is this one's; None where no key says so.
+    """Return why a host may be another machine though its address is this one's; None if no key speaks against it.
 
-    place, settings: where the login goes, and what ssh_config says of it.
+    place, settings: the destination of its login, and the options that ssh_config sets for it.
     """
     if settings.get("knownhostscommand", "none") != "none":
         return _BY_COMMAND
@@ -77,7 +77,7 @@ def _compare(name: str, lines: Iterable[KnownKey]) -> Objection | None:
 
 
 def _read_own() -> Iterator[tuple[str, bytes]]:
-    """Yield kind and content of each key and certificate, those of sshd's defaults and those that it is told of."""
+    """Yield kind and content of this machine's host keys and certificates, sshd's defaults and those of sshd_config."""
     for path in _find_files():
         words = _text(path).split()
         with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Bounds for what a server sends: paramiko has none for a banner, for a packet, or for what overruns a window."""
+"""Limits for what a server may send: paramiko has none for a banner, a packet, or data beyond a channel's window."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ MAX_BANNER_BYTES = 64 << 10  # a server may say some lines before its version (R
 MAX_PACKET_BYTES = 256 << 10  # as OpenSSH has it (PACKET_MAX_SIZE)
 _VERSION = b"SSH-"
 _MAX_WORDS = 60
-# What sshd says in place of its banner, beyond MaxStartups and to an address that it has a penalty for.
+# What sshd prints in place of its banner beyond MaxStartups, and to an address that it penalizes.
 _DROPS = (b"Exceeded MaxStartups", b"Not allowed at this time")
 
 
 class OversizedError(SSHException):
-    """The server sends more than any server has to."""
+    """The server has sent more than the protocol ever needs."""
 
 
 class BoundedPacketizer(Packetizer):
-    """Reads packets, and keeps what was said in place of a banner."""
+    """Reads packets of limited size, and keeps what a server that doesn't speak SSH sends."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
         self._heard = b""  # up to the version, and a little more
 
     @property
-    def stray_words(self) -> str | None:
-        """Return what was said by who does not speak SSH; None for a server that does, or has said nothing."""
+    def non_ssh_reply(self) -> str | None:
+        """Return the first line of a server that doesn't speak SSH; None for one that does, or has sent nothing."""
         lines = [line.strip() for line in self._heard.split(b"\n") if line.strip()]
         is_ssh = any(line.startswith((_VERSION, *_DROPS)) for line in lines) and not self._is_overlong
         return lines[0][:_MAX_WORDS].decode("utf-8", "replace") if lines and not is_ssh else None
@@ -53,7 +53,7 @@ class BoundedPacketizer(Packetizer):
 
 
 class BoundedPipe(BufferedPipe):  # type: ignore[type-arg] # generic in its stubs alone
-    """What a channel has received on one stream and nobody has read yet: never more than its window."""
+    """A buffer for one stream of a channel: data that nobody has read yet, never more than the channel's window."""
 
     def __init__(self, window_bytes: int, arrived: threading.Event) -> None:
         """arrived: set after each piece and at the end; the two streams of a channel share it."""

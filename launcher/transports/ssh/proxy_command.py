@@ -1,6 +1,6 @@
-"""A ProxyCommand, run as ssh runs it: a shell's line whose standard streams are the connection.
+"""A ProxyCommand, run as ssh runs it: a shell command line whose stdin and stdout are the connection.
 
-paramiko's own splits the line into words for no shell, polls, and leaves it in reach of the terminal's Ctrl-C.
+paramiko's own class runs it without a shell, polls, and leaves it in the terminal's reach, where Ctrl-C would end it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _WORDS_BYTES = 4096
 
 
 class Proxy:
-    """A socket to a process, as far as paramiko uses one; closing it ends the process, which may not look at it."""
+    """As much of a socket as paramiko uses, connected to a process; `close` also ends a process that ignores it."""
 
     def __init__(self, command: str) -> None:
-        """Start `command`, in which everything is filled in."""
+        """Start `command`, in which all tokens like %h are already replaced."""
         self._closed = False  # paramiko looks at this, as a socket has it
         self._sock, theirs = socket.socketpair()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
@@ -45,8 +45,8 @@ class Proxy:
         self._sock.close()
         end_process(self._process)
 
-    def last_words(self) -> str:
-        """Return the last line that it said on stderr."""
+    def last_stderr_line(self) -> str:
+        """Return the last line that the process has printed on stderr."""
         size = self._stderr.seek(0, 2)
         self._stderr.seek(max(0, size - _WORDS_BYTES))
         return self._stderr.read().decode("utf-8", "replace").strip().rpartition("\n")[2].strip()

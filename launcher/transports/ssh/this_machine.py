@@ -1,61 +1,72 @@
-"""Hosts that turn out to be this machine: they need no SSH, where nothing speaks against it."""
+"""Hosts that turn out to be this machine, which need no SSH: their command is started right here."""
 
 from __future__ import annotations
 
 import contextlib
 import getpass
+import math
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from launcher.hosts.host import Host
 from launcher.transports.base import Channel
 from launcher.transports.local import LocalTransport
 from launcher.transports.ssh.failures import Place
 from launcher.transports.ssh.own_host_keys import find_objection
+from launcher.transports.ssh.settings import SshSettings
 
 SSH_PORT = 22
 
 
 class ThisMachine:
-    """Knows whether a login would end here, and opens such a host without one."""
+    """Decides for every transport over SSH whether a host is this machine, and starts commands for it.
 
-    def __init__(
-        self,
-        on_local: Callable[[str], None] | None = None,
-        on_doubt: Callable[[str, str, str], None] | None = None,
-    ) -> None:
-        """on_local: told of each host that runs here without SSH; on_doubt: of one that doesn't, why and what helps."""
-        self._on_local = on_local
-        self._on_doubt = on_doubt
+    A host is this machine only if its login would end here in every respect: address, port 22, user, and no host key in
+    known_hosts that says otherwise. If keys speak against it, SSH is used, and `SshSettings.on_doubt` tells why.
+    """
+
+    def __init__(self, settings: SshSettings) -> None:
+        self._on_local = settings.on_local
+        self._on_doubt = settings.on_doubt
         self._local = LocalTransport()
 
-    def is_meant(self, place: Place, settings: Mapping[str, str]) -> bool:
+    def open(
+        self, host: Host, command: str, place: Place, ssh_config: Mapping[str, str], *, is_direct: bool
+    ) -> Channel | None:
+        """Start `command` here if a login to `host` would end here; return None if it takes a login.
+
+        The other arguments are those of `is_meant`.
+        """
+        return self.start(host, command) if self.is_meant(place, ssh_config, is_direct=is_direct) else None
+
+    def is_meant(self, place: Place, ssh_config: Mapping[str, str], *, is_direct: bool) -> bool:
         """Tell whether a login would end here: the address is this machine's, and known_hosts has no other key for it.
 
-        place, settings: where the login goes, and what ssh_config says of it; nothing stands between.
+        place, ssh_config: where the login goes, and the options that ssh_config sets for it.
+        is_direct: no jump host and no ProxyCommand stands between; behind one the address may be another machine's.
         """
-        if not is_this_machine(place.host, place.port, place.user):
+        if not is_direct or not is_this_machine(place.host, place.port, place.user):
             return False
-        doubt = find_objection(place, settings)
+        doubt = find_objection(place, ssh_config)
         if doubt is not None and self._on_doubt is not None:
             self._on_doubt(place.name, doubt.text, doubt.fix)
         return doubt is None
 
-    def open(self, host: Host, command: str, timeout_s: float) -> Channel:
-        """Start `command` here in the place of a login, and tell of it."""
+    def start(self, host: Host, command: str) -> Channel:
+        """Start `command` here without a login, for a host that `is_meant` found to be this machine."""
         if self._on_local is not None:
             self._on_local(host.name)
-        return self._local.open(host, command, timeout_s)
+        return self._local.open(host, command, timeout_s=math.inf)  # it has nobody to wait for
 
 
 def is_this_machine(hostname: str, port: int, user: str) -> bool:
-    """Tell whether a login to `user@hostname:port` would end where we are: address, port 22 and user are ours."""
+    """Tell whether `user@hostname:port` is an address of this machine, port 22, and the user who runs `launch`."""
     if port != SSH_PORT or user != _own_user():
         return False
     with contextlib.suppress(OSError):
         family, _, _, _, place = socket.getaddrinfo(hostname, SSH_PORT, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect(place)  # sends nothing; to an address of ours the kernel goes from that very address
+            sock.connect(place)  # sends nothing; to one of its own addresses the kernel sends from that very address
             source: str = sock.getsockname()[0]
             return source == place[0] or (source.startswith("127.") and str(place[0]).startswith("127."))
     return False

@@ -1,4 +1,4 @@
-"""An allocation from its variables: nodes, sizes, whether we are a task, the way to the nodes, what srun gets."""
+"""An allocation from its variables: nodes, sizes, whether we are a task, what srun gets."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
-from launcher.hosts.hostfiles import parse_hosts
 from launcher.job.slurm_allocation import (
     Allocation,
-    choose_transport,
     count_tasks,
     read_allocation,
     refuse_gpus,
@@ -183,38 +181,7 @@ def test_several_tasks_are_refused():
         refuse_tasks(TASK)
 
 
-# ---- the way
-
-
-@pytest.mark.parametrize(
-    ("wanted", "hosts", "allocation", "way"),
-    [
-        (None, TWO.hosts(), TWO, "srun"),
-        (None, TWO.hosts()[:1], TWO, "srun"),
-        (None, parse_hosts("n1,n2"), TWO, "fabric"),
-        (None, parse_hosts("n1,n2"), None, "fabric"),
-        ("fabric", TWO.hosts(), TWO, "fabric"),
-        ("srun", parse_hosts("n2,n1"), TWO, "srun"),
-    ],
-)
-def test_the_way_to_hosts(wanted, hosts, allocation, way):
-    assert choose_transport(wanted, hosts, allocation) == way
-
-
-@pytest.mark.parametrize(
-    ("hosts", "allocation", "message", "hint"),
-    [
-        ("n1", None, "--transport srun: this is no Slurm allocation", "salloc or sbatch makes one"),
-        ("n1,n3", TWO, "--transport srun: n3 is not in Slurm job 7",
-         "it has n[1-2]; any other host by --transport fabric"),
-        ("x[1-2]", TWO, "--transport srun: x[1-2] are not in Slurm job 7",
-         "it has n[1-2]; any other host by --transport fabric"),
-    ],
-)  # fmt: skip
-def test_srun_leads_to_nodes_of_the_job_alone(hosts, allocation, message, hint):
-    with pytest.raises(UsageError) as caught:
-        choose_transport("srun", parse_hosts(hosts), allocation)
-    assert (caught.value.message, caught.value.hint) == (message, hint)
+# ---- what is asked of it
 
 
 def test_more_gpus_than_slurm_gives():

@@ -13,6 +13,7 @@ from launcher.hosts.host import Host
 from launcher.transports.ssh import config_files
 from launcher.transports.ssh.config_files import ConfigFiles
 from launcher.transports.ssh.fabric import FabricTransport
+from launcher.transports.ssh.settings import SshSettings
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh: apt install openssh-client")
 
@@ -115,7 +116,7 @@ def test_what_is_said_of_a_hop_is_known(read, more):
 def test_a_hop_has_its_own_name_user_and_port(read, more, jump, hops):
     last = "Host last\n  HostName 10.0.0.8\n  User second\n"
     _, path = read(f"{more}Host node\n  HostName 10.0.0.2\n  User worker\n  ProxyJump {jump}\n{HOP}{last}")
-    connection = FabricTransport(path).prepare(Host("node"))
+    connection = FabricTransport(SshSettings(path)).prepare(Host("node"))
     found = [(connection.host, connection.user, connection.port)]
     while connection.gateway is not None:
         connection = connection.gateway

@@ -17,10 +17,10 @@ from launcher.transports.relayed.framing import (
     MAX_LINE_BYTES,
     DataLines,
     Exit,
-    Here,
     LineDecoder,
     Noise,
     Output,
+    RelayStarted,
     hang_line,
     open_line,
     shut_line,
@@ -88,7 +88,7 @@ def test_orders_to_relays() -> None:
     assert open_line(3, 1, "echo \udce4") == b"open 3 1 " + b64encode(b"echo \xe4") + b"\n"
     assert took_line(3, 1000) == b"took 3 1000\n"
     assert shut_line(3) == b"shut 3\n"
-    assert hang_line(1, Here(0, "n1", 4711, 99)) == b"hang 1 4711 99\n"
+    assert hang_line(1, RelayStarted(0, "n1", 4711, 99)) == b"hang 1 4711 99\n"
 
 
 # ---- what comes
@@ -108,7 +108,7 @@ SAID = (
     + line("exit 1 137")
 )
 READ = [
-    Here(0, "n1", 4711, 1234),
+    RelayStarted(0, "n1", 4711, 1234),
     Noise(b"module noise"),
     Output(1, STDOUT, b"a\0\xff"),
     Output(1, STDERR, b"b"),
@@ -166,7 +166,7 @@ def test_a_line_without_end_is_not_hoarded() -> None:
                 | st.binary(max_size=3)).map(b"".join))  # fmt: skip
 def test_any_bytes_are_lines_or_noise(data: bytes) -> None:
     whole = LineDecoder(NONCE).feed(data)
-    assert all(isinstance(event, Here | Output | Exit | Noise) for event in whole)
+    assert all(isinstance(event, RelayStarted | Output | Exit | Noise) for event in whole)
     decoder = LineDecoder(NONCE)
     pieces = [event for byte in data for event in decoder.feed(bytes([byte]))]
     assert [event for event in pieces if not isinstance(event, Output)] == [

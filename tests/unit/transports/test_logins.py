@@ -9,8 +9,8 @@ from machines.patience import DEADLINE_S
 
 from launcher.transports.base import TransportError
 from launcher.transports.ssh import logins
-from launcher.transports.ssh.failures import Judgement, Place
-from launcher.transports.ssh.logins import LOGINS_AT_ONCE, Gate, Gates, LoginError, keep_trying
+from launcher.transports.ssh.failures import LoginFailure, Place
+from launcher.transports.ssh.logins import LOGINS_AT_ONCE, LoginError, LoginQueue, LoginQueues, keep_trying
 
 PLACE = Place("node", "10.0.0.2", 22, "ann")
 DROPPED = PLACE.dropped()
@@ -27,7 +27,7 @@ def short_pauses(monkeypatch):
 class Logins:
     """Fails as it is told, one time after the other, and then logs in."""
 
-    def __init__(self, *failures: Judgement, gateway: str | None = None) -> None:
+    def __init__(self, *failures: LoginFailure, gateway: str | None = None) -> None:
         self.failures = list(failures)
         self.gateway = gateway
         self.allowed_s: list[float] = []
@@ -39,8 +39,8 @@ class Logins:
         return CHANNEL
 
 
-def log_in(log_in, *, limit_s=DEADLINE_S, may_boot=False, gate=None):
-    return keep_trying("node", gate or Gate(), log_in, limit_s, may_boot=may_boot)
+def log_in(log_in, *, limit_s=DEADLINE_S, may_boot=False, queue=None):
+    return keep_trying("node", queue or LoginQueue(), log_in, limit_s, may_boot=may_boot)
 
 
 def test_a_connection_that_was_dropped_is_made_again():
@@ -51,26 +51,28 @@ def test_a_connection_that_was_dropped_is_made_again():
 
 @pytest.mark.parametrize("may_boot", [True, False])
 @pytest.mark.parametrize(
-    "judgement",
+    "reason",
     [LOGIN_REFUSED, PLACE.key_unknown(), PLACE.key_changed("a", "b"), PLACE.name_unknown(), PLACE.slow_login()],
-    ids=lambda judgement: judgement.kind,
+    ids=lambda reason: reason.kind,
 )
-def test_what_does_not_pass_is_never_tried_again(judgement, may_boot):
-    logging_in = Logins(judgement)
+def test_what_does_not_pass_is_never_tried_again(reason, may_boot):
+    logging_in = Logins(reason)
     with pytest.raises(TransportError) as caught:
         log_in(logging_in, may_boot=may_boot)
     failure = caught.value.failure
-    assert (failure.host, failure.kind, failure.text) == ("node", judgement.kind, judgement.text)
+    assert (failure.host, failure.kind, failure.text) == ("node", reason.kind, reason.text)
     assert len(logging_in.allowed_s) == 1
 
 
 @pytest.mark.parametrize(
-    "judgement", [REFUSED, PLACE.timed_out(), PLACE.no_route(), PLACE.no_way("x")], ids=lambda judgement: judgement.kind
+    "reason",
+    [REFUSED, PLACE.timed_out(), PLACE.no_route(), PLACE.no_way("x")],
+    ids=lambda reason: reason.kind,
 )
-def test_a_host_that_may_be_booting_is_waited_for(judgement):
-    assert log_in(Logins(judgement, judgement), may_boot=True) is CHANNEL
+def test_a_host_that_may_be_booting_is_waited_for(reason):
+    assert log_in(Logins(reason, reason), may_boot=True) is CHANNEL
     with pytest.raises(TransportError):
-        log_in(Logins(judgement))
+        log_in(Logins(reason))
 
 
 def test_the_wait_has_an_end():
@@ -92,13 +94,13 @@ def test_a_gateway_that_is_to_blame_is_named():
     assert caught.value.failure.text == "on the way to it, bastion: login refused for user ann (tried id)"
 
 
-# ---- gates ----------------------------------------------------------------------------------------------------------
+# ---- queues ----------------------------------------------------------------------------------------------------------
 
 
 class Crowd:
-    """Many hosts that log in by the same gate, each in a thread."""
+    """Many hosts that log in by the same queue, each in a thread."""
 
-    def __init__(self, count: int, gateways: Judgement | None = None) -> None:
+    def __init__(self, count: int, gateways: LoginFailure | None = None) -> None:
         """gateways: what the gateway says of each login; None: all succeed."""
         self._gateways = gateways
         self.most = self.now = self.tries = 0
@@ -106,8 +108,8 @@ class Crowd:
         self.inside = threading.Semaphore(0)
         self.may_go = threading.Event()
         self._lock = threading.Lock()
-        gates = Gates()
-        self._threads = [threading.Thread(target=self._enter, args=(gates["bastion"],)) for _ in range(count)]
+        queues = LoginQueues()
+        self._threads = [threading.Thread(target=self._enter, args=(queues["bastion"],)) for _ in range(count)]
 
     def start(self) -> None:
         for thread in self._threads:
@@ -118,9 +120,9 @@ class Crowd:
         for thread in self._threads:
             thread.join(DEADLINE_S)
 
-    def _enter(self, gate: Gate) -> None:
+    def _enter(self, queue: LoginQueue) -> None:
         try:
-            log_in(self._log_in, gate=gate)
+            log_in(self._log_in, queue=queue)
         except TransportError as error:
             self.failures.append(error.failure.text)
 
@@ -160,8 +162,8 @@ def test_who_waits_at_a_gateway_that_refuses_need_not_ask_again():
 
 
 def test_what_a_host_behind_it_says_is_no_other_s():
-    gates = Gates()
+    queues = LoginQueues()
     with pytest.raises(TransportError):
-        log_in(Logins(LOGIN_REFUSED), gate=gates["bastion"])
-    assert log_in(Logins(), gate=gates["bastion"]) is CHANNEL
-    assert gates["bastion"] is not gates["another"]
+        log_in(Logins(LOGIN_REFUSED), queue=queues["bastion"])
+    assert log_in(Logins(), queue=queues["bastion"]) is CHANNEL
+    assert queues["bastion"] is not queues["another"]

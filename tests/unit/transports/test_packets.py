@@ -31,8 +31,8 @@ def greet(banner: bytes) -> tuple[str | None, Exception | None]:
         try:
             transport._check_banner()
         except paramiko.SSHException as error:
-            return transport.packetizer.stray_words, error
-        return transport.packetizer.stray_words, None
+            return transport.packetizer.non_ssh_reply, error
+        return transport.packetizer.non_ssh_reply, None
 
 
 def send(sock: socket.socket, data: bytes) -> None:

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from launcher.transports.relayed.pdsh_command import Call, make_folder, own_words
+from launcher.transports.relayed.pdsh_command import Call, make_folder, own_options
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from launcher.transports.relayed.pdsh_command import Call, make_folder, own_word
     ],
 )
 def test_a_wish_to_be_quiet_or_to_forward_is_not_heard(said, taken):
-    assert own_words({"PDSH_SSH_ARGS_APPEND": said}) == taken
+    assert own_options({"PDSH_SSH_ARGS_APPEND": said}) == taken
 
 
 def test_the_folder_of_sockets_is_locked_until_it_is_removed():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.transports.relayed.pdsh_output import PdshWords
+from launcher.transports.relayed.pdsh_output import PdshOutput
 
 HOSTS = ("gpu1", "a.east.lab", "a.west.lab", "10.0.0.7")
 
@@ -23,11 +23,11 @@ HOSTS = ("gpu1", "a.east.lab", "a.west.lab", "10.0.0.7")
     ],
 )
 def test_a_line_is_split(line: bytes, hosts: list[str], text: bytes) -> None:
-    assert PdshWords(HOSTS).split(line) == (hosts, text)
+    assert PdshOutput(HOSTS).split(line) == (hosts, text)
 
 
 def test_an_end_is_remembered() -> None:
-    words = PdshWords(HOSTS)
+    words = PdshOutput(HOSTS)
     assert words.find_ended(b"pdsh@head: gpu1: ssh exited with exit code 127\n") == ["gpu1"]
     assert words.find_ended(b"pdsh@head: 10.0.0.7: ssh killed by signal 9\n") == ["10.0.0.7"]
     assert words.find_ended(b"gpu1: pdsh@head: 10.0.0.7: ssh killed by signal 9\n") == ()
@@ -42,7 +42,7 @@ def test_an_end_is_remembered() -> None:
 
 
 def test_what_was_said_of_a_host_is_kept_in_bounds() -> None:
-    words = PdshWords(HOSTS)
+    words = PdshOutput(HOSTS)
     for number in range(100):
         words.keep(["gpu1"], f"{number} " + "x" * 10_000)
     words.keep([], "pdsh: of all")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.errors import HostFailure
-from launcher.transports.relayed.srun_output import SrunWords
+from launcher.transports.relayed.srun_output import SrunOutput
 
 HOSTS = ("node1", "node2", "node3")
 PYTHONS = ("python3", "/opt/python")
@@ -13,8 +13,8 @@ ABORTED = "srun: Job step aborted: Waiting up to 5 seconds for job step to finis
 IDLE = ["srun: cluster configuration lacks support for cpu binding", "", "srun: Force Terminated StepId=3.0"]
 
 
-def make_words(*lines: str) -> SrunWords:
-    words = SrunWords(HOSTS, PYTHONS)
+def make_words(*lines: str) -> SrunOutput:
+    words = SrunOutput(HOSTS, PYTHONS)
     for line in lines:
         words.take(line)
     return words
@@ -35,7 +35,7 @@ def make_words(*lines: str) -> SrunWords:
     ],
 )  # fmt: skip
 def test_lines_that_say_which_node_is_gone(line: str, gone: tuple[str, ...], text: str) -> None:
-    words = SrunWords(HOSTS, PYTHONS)
+    words = SrunOutput(HOSTS, PYTHONS)
     assert words.take(line) == gone
     for host in gone:
         assert words.gone(host) == HostFailure(host, "slurm", text)

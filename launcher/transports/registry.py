@@ -1,0 +1,113 @@
+"""Every transport by its name: how it is opened, what it can't do, and which one is taken where none is named.
+
+A new transport takes its module, an opener and a line of TRANSPORTS here, and an entry in tests/faults/ways.py.
+`launch --help` imports this module, so a transport is imported when it is opened and not before: paramiko alone takes
+a quarter of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.errors import UsageError
+from launcher.hosts.host import Host
+from launcher.hosts.ranges import fold_names
+from launcher.job.slurm_allocation import Allocation, srun_environment
+from launcher.transports.base import Transport
+from launcher.transports.ssh.settings import SshSettings
+
+
+@dataclass(frozen=True, slots=True)
+class TransportSettings:
+    """Everything that a transport may ask for when it is opened; each takes what it needs."""
+
+    ssh: SshSettings
+    pythons: Sequence[str]  # names or paths of Python on the hosts, in the order of trying
+    variables: Mapping[str, str]  # of the environment of `launch`; srun and pdsh are started with it
+    silence_s: float  # a host ends its ranks when it has not heard from `launch` for so long
+    allocation: Allocation | None = None  # the Slurm job that `launch` runs in
+
+
+@dataclass(frozen=True, slots=True)
+class TransportEntry:
+    """One transport, and what the command line must know of it before it is opened."""
+
+    name: str  # as --transport takes it
+    open: Callable[[Sequence[Host], TransportSettings], Transport]  # raises UsageError
+    uses_ssh: bool = True  # the options for SSH, and the users in host names, mean something to it
+    needs_allocation: bool = False  # reaches the nodes of the Slurm job that `launch` runs in, and no other host
+    shows_variables: bool = False  # passes the ranks' variables in command lines, which every user of a host can read
+    # The program that asks for passwords and passphrases by itself; "" where `launch` asks, once for all hosts.
+    prompting_program: str = ""
+
+    @property
+    def takes_secrets(self) -> bool:
+        """Tell whether `launch` asks for passwords and passphrases, and passes them in SshSettings.secrets."""
+        return self.uses_ssh and not self.prompting_program
+
+
+def _open_srun(hosts: Sequence[Host], settings: TransportSettings) -> Transport:
+    from launcher.transports.relayed.srun import SrunTransport
+
+    assert settings.allocation is not None  # choose_transport has refused it otherwise
+    return SrunTransport(hosts, settings.allocation, settings.pythons, srun_environment(settings.variables))
+
+
+def _open_fabric(hosts: Sequence[Host], settings: TransportSettings) -> Transport:
+    from launcher.transports.ssh.fabric import FabricTransport
+
+    return FabricTransport(settings.ssh)
+
+
+def _open_ssh(hosts: Sequence[Host], settings: TransportSettings) -> Transport:
+    from launcher.transports.ssh.openssh import OpenSSHTransport
+
+    transport = OpenSSHTransport(settings.ssh)
+    transport.ask_first(hosts)
+    return transport
+
+
+def _open_pdsh(hosts: Sequence[Host], settings: TransportSettings) -> Transport:
+    from launcher.transports.relayed.pdsh import PdshTransport
+
+    return PdshTransport(hosts, settings.pythons, settings.variables, settings.silence_s, settings.ssh)
+
+
+SRUN = TransportEntry("srun", _open_srun, uses_ssh=False, needs_allocation=True)
+FABRIC = TransportEntry("fabric", _open_fabric)
+TRANSPORTS: Mapping[str, TransportEntry] = {
+    entry.name: entry
+    for entry in (
+        SRUN,
+        FABRIC,
+        TransportEntry("ssh", _open_ssh, prompting_program="OpenSSH"),
+        TransportEntry("pdsh", _open_pdsh, shows_variables=True, prompting_program="ssh"),
+    )
+}
+
+
+def choose_transport(wanted: str | None, hosts: Sequence[Host], allocation: Allocation | None) -> TransportEntry:
+    """Return the transport to these hosts: the one that is wanted, else srun to nodes of the allocation, else fabric.
+
+    Raise UsageError if the wanted one doesn't reach all of them.
+    """
+    if wanted is None:
+        is_slurm = allocation is not None and all(host.source == allocation.name for host in hosts)
+        return SRUN if is_slurm else FABRIC
+    entry = TRANSPORTS[wanted]
+    if entry.needs_allocation:
+        _refuse_outside(entry.name, hosts, allocation)
+    return entry
+
+
+def _refuse_outside(name: str, hosts: Sequence[Host], allocation: Allocation | None) -> None:
+    if allocation is None:
+        raise UsageError(f"--transport {name}: this is no Slurm allocation", "salloc or sbatch makes one")
+    outside = [host.name for host in hosts if host.name not in allocation.nodes]
+    if outside:
+        names = fold_names(outside)
+        raise UsageError(
+            f"--transport {name}: {names} {'is' if len(outside) == 1 else 'are'} not in {allocation.name}",
+            f"it has {fold_names(allocation.nodes)}; any other host by --transport fabric",
+        )

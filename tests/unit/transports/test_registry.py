@@ -1,0 +1,67 @@
+"""Every transport by its name: which one is taken, and that naming them imports none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from launcher.cli.options import reach_options
+from launcher.errors import UsageError
+from launcher.hosts.hostfiles import parse_hosts
+from launcher.job.slurm_allocation import Allocation
+from launcher.transports.registry import TRANSPORTS, choose_transport
+
+TWO = Allocation("7", ("n1", "n2"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "hosts", "allocation", "name"),
+    [
+        (None, TWO.hosts(), TWO, "srun"),
+        (None, TWO.hosts()[:1], TWO, "srun"),
+        (None, parse_hosts("n1,n2"), TWO, "fabric"),
+        (None, parse_hosts("n1,n2"), None, "fabric"),
+        ("fabric", TWO.hosts(), TWO, "fabric"),
+        ("srun", parse_hosts("n2,n1"), TWO, "srun"),
+        ("pdsh", TWO.hosts(), TWO, "pdsh"),
+    ],
+)
+def test_the_transport_to_hosts(wanted, hosts, allocation, name):
+    assert choose_transport(wanted, hosts, allocation).name == name
+
+
+@pytest.mark.parametrize(
+    ("hosts", "allocation", "message", "hint"),
+    [
+        ("n1", None, "--transport srun: this is no Slurm allocation", "salloc or sbatch makes one"),
+        ("n1,n3", TWO, "--transport srun: n3 is not in Slurm job 7",
+         "it has n[1-2]; any other host by --transport fabric"),
+        ("x[1-2]", TWO, "--transport srun: x[1-2] are not in Slurm job 7",
+         "it has n[1-2]; any other host by --transport fabric"),
+    ],
+)  # fmt: skip
+def test_srun_leads_to_nodes_of_the_job_alone(hosts, allocation, message, hint):
+    with pytest.raises(UsageError) as caught:
+        choose_transport("srun", parse_hosts(hosts), allocation)
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+
+
+def test_the_help_of_transport_names_each():
+    @reach_options
+    def command() -> None: ...
+
+    options = {option.name: option for option in command.__click_params__}
+    assert list(options["transport"].type.choices) == list(TRANSPORTS)
+    assert all(name in options["transport"].help for name in TRANSPORTS)
+
+
+def test_launch_asks_for_secrets_where_no_program_does_and_a_login_may_want_them():
+    assert [name for name, entry in TRANSPORTS.items() if entry.takes_secrets] == ["fabric"]
+
+
+def test_the_names_are_there_without_the_transports():
+    code = "import sys, launcher.transports.registry; print(*({'fabric', 'paramiko'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
