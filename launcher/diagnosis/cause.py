@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from launcher.diagnosis.collective_timeouts import explain_wait
-from launcher.diagnosis.exit_codes import explain_ending, explain_loss, signal_name
+from launcher.diagnosis.exit_codes import describe_ending, explain_ending, explain_loss
 from launcher.diagnosis.signatures import Explanation, Kind, explain_lines
 from launcher.diagnosis.tracebacks import (
     cut_tracebacks,
@@ -110,8 +110,7 @@ class Failure:
             return self.text
         if self.signal is None and self.code is None:
             return "exit code unknown"
-        ending = f"exit code {self.code}" if self.signal is None else f"killed by {signal_name(self.signal)}"
-        return ending + _OUT_OF_MEMORY.get(self.oom, "")
+        return describe_ending(self.code, self.signal) + _OUT_OF_MEMORY.get(self.oom, "")
 
 
 @dataclass(frozen=True, slots=True)
