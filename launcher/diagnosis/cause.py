@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import islice
 
 from launcher.diagnosis.collective_timeouts import explain_wait
@@ -38,15 +39,25 @@ _OUT_OF_MEMORY: Mapping[str | None, str] = {
 _ENDED_BY_US = "worker-gone"  # what a rank that we stop says too
 
 
+class FailureKind(Enum):
+    """What it was that failed, in the word that run.json and the headline have for it."""
+
+    RANK = "rank"  # a training process ended badly
+    TORCHRUN = "torchrun"  # the torchrun of a node did, and no rank of that node is known to have
+    SUPERVISOR = "supervisor"  # `launch`'s helper on a node ended or gave up, and with it the node's ranks
+    CONNECTION = "connection"  # a node was lost, for any other reason
+    HANG = "hang"  # nothing has ended: one rank is stuck, or all of them
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Something that ended in a way it should not have."""
+    """One thing that failed in a run: where, when, how it ended, and the last that it printed."""
 
     host: str
     node_rank: int
-    what: str  # "rank", "torchrun", "supervisor", "connection", "hang" (of a rank, or of all)
+    kind: FailureKind
     at: float  # wall-clock seconds of the launcher
-    rank: int | None = None
+    rank: int | None = None  # of a rank or a hang; None where it is a hang of all ranks
     local_rank: int | None = None
     code: int | None = None
     signal: int | None = None
@@ -60,9 +71,9 @@ class Failure:
     @property
     def exit_code(self) -> int:
         """The launcher's exit code for this failure."""
-        if self.what == "connection":
+        if self.kind is FailureKind.CONNECTION:
             return EXIT_UNREACHABLE
-        if self.what == "hang":
+        if self.kind is FailureKind.HANG:
             return EXIT_HANG
         if self.signal is not None:
             return EXIT_SIGNAL_BASE + self.signal
@@ -73,7 +84,7 @@ class Failure:
         """Whether it looks like the consequence of another failure."""
         if self.after_stop or self.signal == signal.SIGTERM:
             return True
-        if self.what in ("connection", "hang") or self.signal == signal.SIGKILL or self.oom:
+        if self.kind in (FailureKind.CONNECTION, FailureKind.HANG) or self.signal == signal.SIGKILL or self.oom:
             return False
         error = extract_traceback(self.stderr)[-1:]
         if not error or self.signal is not None:
@@ -88,18 +99,18 @@ class Failure:
     @property
     def subject(self) -> str:
         """Who failed, in a few words."""
-        if self.what == "hang" and self.rank is None:
+        if self.kind is FailureKind.HANG and self.rank is None:
             return "all ranks"
-        if self.what in ("rank", "hang"):
+        if self.kind in (FailureKind.RANK, FailureKind.HANG):
             return f"{self.host} rank {self.rank}"
-        return f"{self.host} {self.what}"
+        return f"{self.host} {self.kind.value}"
 
     @property
     def headline(self) -> str:
         """Who failed first and how, in one line."""
-        if self.what == "connection":
+        if self.kind is FailureKind.CONNECTION:
             return f"lost {self.host} ({self.ending})"
-        if self.what == "hang":
+        if self.kind is FailureKind.HANG:
             return self.ending
         return f"{self.subject} failed first ({self.ending.partition(' (')[0] if self.oom else self.ending})"
 
@@ -131,7 +142,7 @@ def find_cause(failures: Sequence[Failure], ranks: Collection[int] = ()) -> Caus
     lines = first.stderr.splitlines()
     found: list[str] = []
     # No exception ends in SIGKILL or in a hang: a traceback before it was handled.
-    if first.signal != signal.SIGKILL and first.what != "hang":
+    if first.signal != signal.SIGKILL and first.kind is not FailureKind.HANG:
         found = shorten_traceback(extract_traceback(first.stderr))
         lines = cut_tracebacks(lines)
     crash = extract_crash(first.stderr) if first.signal is not None else []
@@ -142,9 +153,9 @@ def find_cause(failures: Sequence[Failure], ranks: Collection[int] = ()) -> Caus
 
 def _explain(first: Failure, failures: Sequence[Failure], ranks: Collection[int]) -> Explanation | None:
     """Say why the first failure happened; where it is a consequence, what the others say goes before."""
-    if first.what == "connection":
+    if first.kind is FailureKind.CONNECTION:
         return explain_loss(first.text)
-    if first.what == "hang":  # the stacks tell why
+    if first.kind is FailureKind.HANG:  # the stacks tell why
         return None
     ending = explain_ending(first.code, first.signal, is_out_of_memory=first.oom is not None)
     if first.oom or first.signal in (signal.SIGKILL, signal.SIGTERM):  # from outside: no line of its own can tell
@@ -163,7 +174,7 @@ def _explain_by_lines(failure: Failure, count: int = _SEARCHED_LINES) -> Explana
     error = extract_errors(failure.stderr)
     found = [known for known in explain_lines(error) if known.kind in (Kind.CAUSE, Kind.CONSEQUENCE)]
     causes = [known for known in found if known.kind is Kind.CAUSE]
-    if not causes and (not error or failure.is_secondary or failure.what == "torchrun"):
+    if not causes and (not error or failure.is_secondary or failure.kind is FailureKind.TORCHRUN):
         for line in _searched_lines(failure, count):
             said = [known for known in explain_lines([line]) if known.kind in (Kind.CAUSE, Kind.CONSEQUENCE)]
             if said and said[0].kind is Kind.CAUSE:
@@ -175,7 +186,7 @@ def _explain_by_lines(failure: Failure, count: int = _SEARCHED_LINES) -> Explana
 def _explain_by_others(first: Failure, failures: Sequence[Failure], ranks: Collection[int]) -> Explanation | None:
     """A rank that hangs may have said why, and was ended by us; else compare who waited for whom."""
     for other in sorted(failures, key=lambda failure: failure.at):
-        is_other = other is not first and other.what == "rank"
+        is_other = other is not first and other.kind is FailureKind.RANK
         said = _explain_by_lines(other, _SEARCHED_LINES_OF_OTHERS) if is_other else None
         if said is not None and said.kind is Kind.CAUSE and said.name != _ENDED_BY_US:
             return Explanation(said.name, f"{other.subject} says that {said.cause}", said.fix, said.kind)
