@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from launcher.diagnosis.cause import Failure, FailureKind
-from launcher.errors import HostFailure
+from launcher.errors import HostFailure, HostFailureKind
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.node_log import NodeOutput
@@ -80,7 +80,7 @@ class _Node:
     def _keeper(self, failure: HostFailure) -> Failure:
         """The node itself failed: its supervisor, or the connection to it."""
         ending = self.state.keeper_ending
-        is_supervisor = failure.kind == "supervisor"
+        is_supervisor = failure.kind is HostFailureKind.SUPERVISOR
         return Failure(
             host=failure.host,
             node_rank=self.plan.node_rank,

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from launcher.errors import HostFailure, UsageError
+from launcher.errors import HostFailure, HostFailureKind, UsageError
 from launcher.hosts.host import Host
 from launcher.transports.base import Channel, TransportError
 from launcher.transports.relayed.pdsh_command import Pdsh, own_words
 from launcher.transports.relayed.pdsh_step import NotStartedError, Step
 from launcher.transports.ssh import openssh_failures
-from launcher.transports.ssh.failures import DROPPED, SLOW_LOGIN, Judgement
+from launcher.transports.ssh.failures import is_passing, pass_on
 from launcher.transports.ssh.logins import Gates, LoginError, keep_trying
 from launcher.transports.ssh.openssh_config import Answer, Answers, keep_known_keys, login_words
 from launcher.transports.ssh.this_machine import SSH_PORT, ThisMachine, is_this_machine
@@ -75,11 +75,11 @@ class PdshTransport:
             return self._open_once(host, command, timeout_s)
         except LoginError as error:
             left_s = timeout_s - (time.monotonic() - began_at)
-            if self._is_crowded(host, error.judgement):
+            if self._is_crowded(host, error.failure):
                 self._steps[host.name].await_calm()
                 left_s = timeout_s
-            elif left_s <= 0 or not error.judgement.is_passing(may_boot=self._may_boot):
-                raise TransportError(error.judgement.of(host.name, error.gateway)) from error
+            elif left_s <= 0 or not is_passing(error.failure, may_boot=self._may_boot):
+                raise TransportError(pass_on(error.failure, host.name, error.gateway)) from error
         gate = self._gates[self._answer(host).gate_name]
         return keep_trying(
             host.name, gate, lambda try_s: self._open_once(host, command, try_s), left_s, may_boot=self._may_boot
@@ -88,9 +88,9 @@ class PdshTransport:
     def last_words(self, host: Host) -> Sequence[str]:
         return ()
 
-    def _is_crowded(self, host: Host, judgement: Judgement) -> bool:
+    def _is_crowded(self, host: Host, failure: HostFailure) -> bool:
         """Whether our other hosts are to blame: pdsh has all log in at once, also through one gateway."""
-        if judgement.kind not in (DROPPED, SLOW_LOGIN):
+        if failure.kind not in (HostFailureKind.DROPPED, HostFailureKind.SLOW_LOGIN):
             return False
         return not self._answer(host).is_direct
 
@@ -103,7 +103,8 @@ class PdshTransport:
         try:
             return self._find_step(host, timeout_s).open(host.name, command)
         except OSError as error:
-            failure = HostFailure(host.name, "pdsh", f"pdsh can't be started: {error.strerror}", "or --transport ssh")
+            text = f"pdsh can't be started: {error.strerror}"
+            failure = HostFailure(host.name, HostFailureKind.PDSH, text, "or --transport ssh")
             raise TransportError(failure) from None
         except NotStartedError as error:
             raise self._judge(host, error) from None
@@ -142,19 +143,20 @@ class PdshTransport:
     def _judge(self, host: Host, error: NotStartedError) -> LoginError | TransportError:
         if error.exit_code == _NO_PYTHON:
             text = f"no Python 3.8 or newer there (tried {', '.join(self._pythons)})"
-            return TransportError(HostFailure(host.name, "no python", text, "name one that is with --python PATH"))
+            hint = "name one that is with --python PATH"
+            return TransportError(HostFailure(host.name, HostFailureKind.NO_PYTHON, text, hint))
         if error.exit_code not in (None, _EXIT_OF_SSH):
             word = error.said.strip().rpartition("\n")[2]
             text = f"its login shell ended (exit code {error.exit_code}){word and f': {word[:200]}'}"
-            return TransportError(HostFailure(host.name, "shell", text))
+            return TransportError(HostFailure(host.name, HostFailureKind.SHELL, text))
         try:
             answer = self._answer(host)
-            judgement, gateway = openssh_failures.judge(
+            failure, gateway = openssh_failures.judge(
                 error.said, answer, self._answers.of_jumps(answer), is_late=error.is_late
             )
         except UsageError as unknown:  # ssh_config makes no sense to ssh
-            return LoginError(Judgement("ssh", unknown.message, unknown.hint))
-        return LoginError(judgement, gateway)
+            return LoginError(HostFailure(host.name, HostFailureKind.SSH, unknown.message, unknown.hint))
+        return LoginError(failure, gateway)
 
     def _ask_first(self) -> None:
         """Raise UsageError for what ssh would refuse of every host: its options, and those of ssh_config."""

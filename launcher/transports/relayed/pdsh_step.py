@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from launcher.concurrency import start_thread, start_timer
-from launcher.errors import HostFailure, LauncherError
+from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.hosts.host import Host
 from launcher.transports import bootstrap
 from launcher.transports.base import STDERR
@@ -166,7 +166,7 @@ class Step:
         """Nobody reads any more what the hosts say."""
         self._relays.lose(
             [
-                HostFailure(host.name, "connection", f"launch can't read pdsh any more: {error!r}")
+                HostFailure(host.name, HostFailureKind.CONNECTION, f"launch can't read pdsh any more: {error!r}")
                 for host in self._hosts
             ]
         )
@@ -176,9 +176,9 @@ class Step:
         self._relays.lose(map(self._lost, hosts))
 
     def _lost(self, host: str) -> HostFailure:
-        return HostFailure(host, "connection", self._words.lost(host))
+        return HostFailure(host, HostFailureKind.CONNECTION, self._words.lost(host))
 
     def _lose_input(self, task: int, said: str) -> None:
         host = self._hosts[task].name
         text = f"our word did not reach it{said and f': {said[:_WORD_CHARACTERS]}'}"
-        self._relays.lose([HostFailure(host, "connection", text)])
+        self._relays.lose([HostFailure(host, HostFailureKind.CONNECTION, text)])

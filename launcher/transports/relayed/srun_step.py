@@ -18,7 +18,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from launcher.concurrency import start_thread, start_timer
-from launcher.errors import HostFailure, LauncherError
+from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.transports import bootstrap
 from launcher.transports.base import READ_BYTES, STDERR, TransportError
 from launcher.transports.relayed.channel import RelayChannel
@@ -213,7 +213,10 @@ class Step:
     def _break(self, error: Exception) -> None:
         """Nobody reads any more what the hosts say, or brings them a word."""
         self._relays.lose(
-            [HostFailure(host, "connection", f"launch can't talk to srun any more: {error!r}") for host in self._hosts]
+            [
+                HostFailure(host, HostFailureKind.CONNECTION, f"launch can't talk to srun any more: {error!r}")
+                for host in self._hosts
+            ]
         )
         self._process.terminate()
 

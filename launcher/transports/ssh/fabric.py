@@ -143,8 +143,8 @@ class FabricTransport:
             stray_words = _stray_words(hop)
             _close(connection)
             gateway = hop.original_host if hop is not connection else None
-            judgement = fabric_failures.judge(error, hop, proxy.last_words() if proxy else None, stray_words)
-            raise LoginError(judgement, gateway) from error
+            failure = fabric_failures.judge(error, hop, proxy.last_words() if proxy else None, stray_words)
+            raise LoginError(failure, gateway) from error
 
     def prepare(self, host: Host) -> fabric.Connection:
         """Return the connection to `host`, with its gateways, not opened yet; raise UsageError."""

@@ -10,7 +10,8 @@ import fabric
 import paramiko
 from paramiko.ssh_exception import NoValidConnectionsError
 
-from launcher.transports.ssh.failures import LET_IT_SIGN, Judgement, Place
+from launcher.errors import HostFailure
+from launcher.transports.ssh.failures import LET_IT_SIGN, Place
 from launcher.transports.ssh.host_keys import ChangedHostKey, RevokedHostKey, UnknownHostKey, UnrecordedHostKey
 from launcher.transports.ssh.identities import LoginRefused
 from launcher.transports.ssh.known_hosts_paths import find_files
@@ -21,8 +22,8 @@ _DROPPED = ("Error reading SSH protocol banner", "Connection reset by peer", "EO
 
 def judge(
     error: Exception, hop: fabric.Connection, proxy_words: str | None = None, stray_words: str | None = None
-) -> Judgement:
-    """Return the class of an exception that `hop` raised: a connection, or a gateway's.
+) -> HostFailure:
+    """Return what an exception means that `hop` raised: the connection to a host, or to a gateway.
 
     proxy_words: what the ProxyCommand said, where there is one; stray_words: what was said in place of SSH.
     """
@@ -32,9 +33,9 @@ def judge(
     if stray_words is not None:
         return place.no_ssh(f"it says {stray_words!r}")
     for find in (_host_key, _silence, _login, _network):
-        judgement = find(error, hop, place)
-        if judgement is not None:
-            return judgement
+        failure = find(error, hop, place)
+        if failure is not None:
+            return failure
     if proxy_words is not None and isinstance(error, EOFError | OSError | paramiko.SSHException):
         return place.cut_off(proxy_words)
     if any(text in str(error) for text in _DROPPED):
@@ -52,7 +53,7 @@ def place_of(hop: fabric.Connection) -> Place:
     return replace(place, known_file=str(own[0])) if own else place
 
 
-def _host_key(error: Exception, hop: fabric.Connection, place: Place) -> Judgement | None:
+def _host_key(error: Exception, hop: fabric.Connection, place: Place) -> HostFailure | None:
     if isinstance(error, ChangedHostKey):
         return place.key_changed(error.fingerprint, error.known_fingerprint)
     if isinstance(error, RevokedHostKey):
@@ -64,7 +65,7 @@ def _host_key(error: Exception, hop: fabric.Connection, place: Place) -> Judgeme
     return None
 
 
-def _login(error: Exception, hop: fabric.Connection, place: Place) -> Judgement | None:
+def _login(error: Exception, hop: fabric.Connection, place: Place) -> HostFailure | None:
     if not isinstance(error, LoginRefused):
         return None
     if error.locked and not error.tried:
@@ -86,13 +87,13 @@ def _login_hint(error: LoginRefused, hop: fabric.Connection) -> str:
     return ""
 
 
-def _silence(error: Exception, hop: fabric.Connection, place: Place) -> Judgement | None:
+def _silence(error: Exception, hop: fabric.Connection, place: Place) -> HostFailure | None:
     if isinstance(error, paramiko.AuthenticationException) and "timeout" in str(error).lower():
         return place.slow_login()
     return place.timed_out() if _is_timeout(error) else None
 
 
-def _network(error: Exception, hop: fabric.Connection, place: Place) -> Judgement | None:
+def _network(error: Exception, hop: fabric.Connection, place: Place) -> HostFailure | None:
     if isinstance(error, NoValidConnectionsError):
         error = next(iter(error.errors.values()))
     if isinstance(error, socket.gaierror):

@@ -9,19 +9,23 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from launcher.errors import HostFailure, HostFailureKind
 from launcher.transports.base import Channel, TransportError
-from launcher.transports.ssh.failures import DROPPED, TIMED_OUT, Judgement
+from launcher.transports.ssh.failures import is_passing, pass_on
 
 LOGINS_AT_ONCE = 8  # on one sshd, which drops at random beyond 10 (MaxStartups); somebody else may log in as well
 _BOOT_TRY_S = 10.0  # TCP asks again after 1, 2, 4, 8, ... s: one long try would find a host that has booted too late
 
 
 class LoginError(Exception):
-    """One login failed; gateway: the hop on the way to the host that is to blame, None for the host itself."""
+    """One login failed; gateway: the hop on the way to the host that is to blame, None for the host itself.
 
-    def __init__(self, judgement: Judgement, gateway: str | None = None) -> None:
-        super().__init__(judgement.text)
-        self.judgement = judgement
+    `failure` is of the one that is to blame; `pass_on` makes that of the host from it.
+    """
+
+    def __init__(self, failure: HostFailure, gateway: str | None = None) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
         self.gateway = gateway
 
 
@@ -42,7 +46,7 @@ class Gate:
             try:
                 yield
             except LoginError as error:
-                if error.gateway is not None and error.judgement.kind != DROPPED:
+                if error.gateway is not None and error.failure.kind is not HostFailureKind.DROPPED:
                     self._refusal = time.monotonic(), error
                 raise
 
@@ -86,10 +90,10 @@ def keep_trying(
     told = None
     while isinstance(outcome := _try_once(gate, log_in, patience, try_s), LoginError):
         # The last try is cut short by us: what an earlier one was answered says more than its silence.
-        told = told if told is not None and outcome.judgement.kind == TIMED_OUT else outcome
+        told = told if told is not None and outcome.failure.kind is HostFailureKind.TIMED_OUT else outcome
         pause_s = random.uniform(0.2, 1.0)  # spreads the tries of many hosts
-        if pause_s > patience.left_s or not outcome.judgement.is_passing(may_boot=may_boot):
-            raise TransportError(told.judgement.of(name, told.gateway)) from told
+        if pause_s > patience.left_s or not is_passing(outcome.failure, may_boot=may_boot):
+            raise TransportError(pass_on(told.failure, name, told.gateway)) from told
         time.sleep(pause_s)
     return outcome
 

@@ -162,8 +162,8 @@ class OpenSSHTransport:
         is_late = process.poll() is None
         end_process(process)
         text = said.decode("utf-8", "replace")
-        judgement, gateway = openssh_failures.judge(text, answer, self._answers.of_jumps(answer), is_late=is_late)
-        raise LoginError(judgement, gateway)
+        failure, gateway = openssh_failures.judge(text, answer, self._answers.of_jumps(answer), is_late=is_late)
+        raise LoginError(failure, gateway)
 
     def _end_connecting(self) -> None:
         """An ssh that has not logged in does not look at its stdin, and would stay after us."""

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.transports.ssh.failures import LET_IT_SIGN, WOULD_NOT_SIGN, Judgement, Place
+from launcher.errors import HostFailure
+from launcher.transports.ssh.failures import LET_IT_SIGN, WOULD_NOT_SIGN, Place
 from launcher.transports.ssh.known_hosts import fingerprint
 from launcher.transports.ssh.openssh_config import Answer
 
@@ -53,18 +54,18 @@ _DROPPED = re.compile(
 )
 
 
-def judge(text: str, answer: Answer, hops: Sequence[Answer], *, is_late: bool) -> tuple[Judgement, str | None]:
-    """Return the class of a failure, and the gateway to blame; is_late: ssh had not ended in time."""
+def judge(text: str, answer: Answer, hops: Sequence[Answer], *, is_late: bool) -> tuple[HostFailure, str | None]:
+    """Return what failed, and the gateway to blame; is_late: ssh had not ended in time."""
     for find in (_connect, _talk, _host_key, _login):
         found = find(text, answer, hops)
         if found is not None:
-            judgement, place = found
-            return judgement, place.name if place.name != answer.place.name else None
-    judgement, place = _judge_the_rest(text, answer, hops, is_late=is_late)
-    return judgement, place.name if place.name != answer.place.name else None
+            failure, place = found
+            return failure, place.name if place.name != answer.place.name else None
+    failure, place = _judge_the_rest(text, answer, hops, is_late=is_late)
+    return failure, place.name if place.name != answer.place.name else None
 
 
-_Found = tuple[Judgement, Place] | None
+_Found = tuple[HostFailure, Place] | None
 
 
 def _connect(text: str, answer: Answer, hops: Sequence[Answer]) -> _Found:
@@ -82,7 +83,7 @@ def _connect(text: str, answer: Answer, hops: Sequence[Answer]) -> _Found:
     return None
 
 
-def _judge_errno(words: str, place: Place) -> Judgement:
+def _judge_errno(words: str, place: Place) -> HostFailure:
     for said, judge_it in (
         ("refused", place.refused),
         ("timed out", place.timed_out),
@@ -186,7 +187,7 @@ def _has_passphrase(path: str) -> bool:
     return done.returncode != 0 and "passphrase" in done.stderr
 
 
-def _judge_the_rest(text: str, answer: Answer, hops: Sequence[Answer], *, is_late: bool) -> tuple[Judgement, Place]:
+def _judge_the_rest(text: str, answer: Answer, hops: Sequence[Answer], *, is_late: bool) -> tuple[HostFailure, Place]:
     place = answer.place
     if _SILENT.search(text):
         return place.timed_out(", ".join(hop.place.name for hop in hops)), place

@@ -147,5 +147,5 @@ def test_the_way_that_is_left_is_named(unusable, has_declined, wanted, hint):
     hop = SimpleNamespace(
         original_host="node", host="10.0.0.2", port=22, user="ann", ssh_config={"gssapiauthentication": "yes"}
     )
-    judgement = judge(LoginRefused(login, wanted), hop)
-    assert (judgement.text, judgement.hint) == ("login refused for user ann (tried id)", hint)
+    failure = judge(LoginRefused(login, wanted), hop)
+    assert (failure.text, failure.hint) == ("login refused for user ann (tried id)", hint)

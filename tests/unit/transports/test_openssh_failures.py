@@ -7,6 +7,7 @@ import subprocess
 import pytest
 from machines.patience import DEADLINE_S
 
+from launcher.errors import HostFailureKind
 from launcher.transports.ssh.openssh_config import read_answer, read_seconds, split_jump
 from launcher.transports.ssh.openssh_failures import judge
 
@@ -206,20 +207,20 @@ SAID = [
 
 @pytest.mark.parametrize(("said", "hops", "kind", "text", "gateway"), SAID, ids=[row[0].strip()[:60] for row in SAID])
 def test_what_ssh_says_has_a_class(said, hops, kind, text, gateway):
-    judgement, blamed = judge(said, NODE, hops, is_late=False)
-    assert (judgement.kind, judgement.text, blamed) == (kind, text, gateway)
-    assert judgement.hint
+    failure, blamed = judge(said, NODE, hops, is_late=False)
+    assert (failure.kind, failure.text, blamed) == (kind, text, gateway)
+    assert failure.hint
 
 
 @pytest.mark.parametrize("closed", [CLOSED_WAY, UNWRITTEN])
 def test_a_proxy_command_is_quoted(closed):
     behind = answer("node", "10.0.0.2", 2222, "proxycommand nosuch 10.0.0.2")
-    judgement, _ = judge("/bin/sh: 1: exec: nosuch: not found\n" + closed, behind, [], is_late=False)
-    assert (judgement.kind, judgement.text) == (
+    failure, _ = judge("/bin/sh: 1: exec: nosuch: not found\n" + closed, behind, [], is_late=False)
+    assert (failure.kind, failure.text) == (
         "cut off",
         "its ProxyCommand ended: /bin/sh: 1: exec: nosuch: not found",
     )
-    assert judge(closed, behind, [], is_late=False)[0].kind == "dropped"
+    assert judge(closed, behind, [], is_late=False)[0].kind is HostFailureKind.DROPPED
 
 
 @pytest.mark.parametrize(
@@ -237,37 +238,37 @@ def test_a_proxy_command_is_quoted(closed):
 )
 def test_a_name_that_no_hop_has_is_blamed_itself(said, text):
     """As that of a gateway to which a ProxyCommand leads."""
-    judgement, blamed = judge(f"{said}\r\n{CLOSED_WAY}", BY_PROXY, [], is_late=False)
-    assert (judgement.text, blamed) == (text, "10.0.0.7")
-    assert "10.0.0.2" not in judgement.hint
+    failure, blamed = judge(f"{said}\r\n{CLOSED_WAY}", BY_PROXY, [], is_late=False)
+    assert (failure.text, blamed) == (text, "10.0.0.7")
+    assert "10.0.0.2" not in failure.hint
 
 
 def test_a_login_that_takes_too_long():
-    judgement, _ = judge("a banner\r\n", NODE, [], is_late=True)
-    assert (judgement.kind, judgement.text) == ("slow login", "it did not finish the login in time")
+    failure, _ = judge("a banner\r\n", NODE, [], is_late=True)
+    assert (failure.kind, failure.text) == (HostFailureKind.SLOW_LOGIN, "it did not finish the login in time")
 
 
 def test_a_key_that_has_changed_is_told_with_both_fingerprints(tmp_path):
     known = tmp_path / "known_hosts"
     known.write_text(f"other {KNOWN_KEY}\n|1|c2FsdA==|aGFzaA== {KNOWN_KEY}\n")
     text = "its host key has changed: SHA256:PkA5gfsv2oR9YDtjYtQ0pM036z/p9l4hnMkCZBJOUa0, known is "
-    judgement, _ = judge(CHANGED.replace("KNOWN", str(known)), NODE, [], is_late=False)
-    assert judgement.text == f"{text}SHA256:gwgt4+Q62yQmvmWFRsSXfJwOm9Up82T+wncXzHlYuWQ"
-    judgement, _ = judge(CHANGED.replace("KNOWN", "/none"), NODE, [], is_late=False)
-    assert judgement.text == f"{text}that of /none:2"
+    failure, _ = judge(CHANGED.replace("KNOWN", str(known)), NODE, [], is_late=False)
+    assert failure.text == f"{text}SHA256:gwgt4+Q62yQmvmWFRsSXfJwOm9Up82T+wncXzHlYuWQ"
+    failure, _ = judge(CHANGED.replace("KNOWN", "/none"), NODE, [], is_late=False)
+    assert failure.text == f"{text}that of /none:2"
 
 
 def test_the_hints_name_file_and_alias():
     said = (
         "No ED25519 host key is known for gpu and you have requested strict checking.\r\nHost key verification failed."
     )
-    judgement, _ = judge(said, ALIASED, [], is_late=False)
-    assert judgement.hint == (
+    failure, _ = judge(said, ALIASED, [], is_late=False)
+    assert failure.hint == (
         "check it and add it: ssh-keyscan 10.0.0.2 | sed 's/^[^ #]*/gpu/' >> /k; "
         "or trust it now: --accept-new-host-keys"
     )
-    judgement, _ = judge(said.replace("gpu", "10.0.0.9"), NODE, [HOP], is_late=False)
-    assert judgement.hint == "check it and add it: ssh-keyscan 10.0.0.9 >> /k"  # no option of ours comes to its ssh
+    failure, _ = judge(said.replace("gpu", "10.0.0.9"), NODE, [HOP], is_late=False)
+    assert failure.hint == "check it and add it: ssh-keyscan 10.0.0.9 >> /k"  # no option of ours comes to its ssh
 
 
 def test_keys_with_a_passphrase_are_told_from_refused_ones(tmp_path):
@@ -277,9 +278,9 @@ def test_keys_with_a_passphrase_are_told_from_refused_ones(tmp_path):
     said = "ann@10.0.0.2: Permission denied (publickey).\r\n"
     locked = answer("node", "10.0.0.2", 2222, f"identityfile {tmp_path}/locked")
     both = answer("node", "10.0.0.2", 2222, f"identityfile {tmp_path}/locked", f"identityfile {tmp_path}/open")
-    assert judge(said, locked, [], is_late=False)[0].kind == "key encrypted"
-    judgement, _ = judge(said, both, [], is_late=False)
-    assert judgement.text == f"login refused for user ann (tried {tmp_path}/locked, {tmp_path}/open)"
+    assert judge(said, locked, [], is_late=False)[0].kind is HostFailureKind.KEY_ENCRYPTED
+    failure, _ = judge(said, both, [], is_late=False)
+    assert failure.text == f"login refused for user ann (tried {tmp_path}/locked, {tmp_path}/open)"
 
 
 @pytest.mark.parametrize(
@@ -306,9 +307,9 @@ def test_why_a_key_was_of_no_use_is_told(tmp_path, said, tried, hint):
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True, timeout=DEADLINE_S)
     named = answer("node", "10.0.0.2", 2222, f"identityfile {key}")
     text = f"{said}\r\nann@10.0.0.2: Permission denied (publickey).\r\n".replace("KEY", str(key))
-    judgement, _ = judge(text, named, [], is_late=False)
-    assert judgement.text.replace(str(key), "KEY") == f"login refused for user ann (tried {tried})"
-    assert judgement.hint.replace(str(key), "KEY").replace("-p 2222 ann@10.0.0.2", "WHERE") == hint
+    failure, _ = judge(text, named, [], is_late=False)
+    assert failure.text.replace(str(key), "KEY") == f"login refused for user ann (tried {tried})"
+    assert failure.hint.replace(str(key), "KEY").replace("-p 2222 ann@10.0.0.2", "WHERE") == hint
 
 
 @pytest.mark.parametrize(
