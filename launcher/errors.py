@@ -7,7 +7,28 @@
       PreflightError              70   hosts answer but can't train together (EX_SOFTWARE)
 
 The library raises; `launcher.cli` alone prints and exits.
-What happens to one host of many is a value, `HostFailure`, and is never raised past the connections.
+
+From what went wrong to the screen. A LauncherError ends the command; what goes wrong on one host of many must not, so
+it is a value. There are five such types, and none of them prints or exits:
+
+    HostFailure    here                     why one host takes no part
+    Finding        preflight.findings       what the checks say of hosts that answer
+    Failure        diagnosis.cause          what ended a run, or a part of it, in a way it should not
+    Explanation    diagnosis.signatures     why something failed and what to do, in words
+    Cause          diagnosis.cause          the first Failure of a run, with its last lines and its Explanation
+
+A transport that does not reach a host raises TransportError, which carries a HostFailure. `session.connection` catches
+it, makes a HostFailure of whatever else happens to a connection, and raises nothing further; `session.node_state` makes
+one where a supervisor reports that it has failed.
+
+- Before a run starts, `runs.run` raises one UnreachableError for all HostFailures, which `hosts.unreachable` words, or
+  one PreflightError for all Findings that are problems; it prints the warnings, and goes on. `launch check` prints
+  both, and exits with the same codes.
+- Once it has started, `runs.failures` makes a Failure of each process that ended badly and of each HostFailure.
+  `find_cause` picks the one that came first and explains it, `runs.report` puts that Cause into words, and the run's
+  exit code is `Cause.failure.exit_code`.
+- `launch exec` and `launch clean` have no Cause: they print their HostFailures by `hosts.unreachable`, and exit with
+  69 unless something else went wrong as well.
 """
 
 from __future__ import annotations

@@ -9,4 +9,6 @@ In reading order:
     cause                  Cause: the first failure of a run, from all of these
     stacks                 the Python stacks of living ranks, equal ones folded
     flight_recorder        whether a dump of NCCL's flight recorder is plain data
+
+Who becomes what on the way to the screen stands in `launcher.errors`.
 """

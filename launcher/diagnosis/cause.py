@@ -51,7 +51,11 @@ class FailureKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One thing that failed in a run: where, when, how it ended, and the last that it printed."""
+    """One thing that failed in a run: where, when, how it ended, and the last that it printed.
+
+    `launcher.errors` tells what else there is for things that go wrong, and what becomes of each on the way to the
+    screen.
+    """
 
     host: str
     node_rank: int

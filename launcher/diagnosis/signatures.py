@@ -49,7 +49,10 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why something failed and what to do, each in one line of plain words."""
+    """Why something failed and what to do, each in one line of plain words; `name` stands in run.json.
+
+    `launcher.errors` tells how it comes to the screen.
+    """
 
     name: str
     cause: str

@@ -1,4 +1,4 @@
-"""Hosts that can't be used: those with the same reason together. Pure."""
+"""The HostFailures of hosts that can't be used -> lines for the screen, hosts with the same reason together. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What a check says, and how equal findings of several hosts become one."""
+"""What a check says, and how equal findings of several hosts become one.
+
+A Finding is of hosts that answer; of one that does not there is a HostFailure. `launcher.errors` tells the way of both
+to the screen.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the nodes said -> the failures among it, each with the last lines of its process."""
+"""What the nodes said -> the Failures among it, each with the last lines of its process.
+
+Here a node's HostFailure becomes a Failure of the run; `launcher.errors` tells the whole way to the screen.
+"""
 
 from __future__ import annotations
 

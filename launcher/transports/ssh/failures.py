@@ -1,6 +1,7 @@
 """How a login over SSH fails: the same kinds in the same words, whether Fabric or ssh has met them.
 
 `fabric_failures` and `openssh_failures` read what their client says, and take the HostFailure from a Place.
+What becomes of it on the way to the screen stands in `launcher.errors`.
 """
 
 from __future__ import annotations
