@@ -1,7 +1,8 @@
-"""Failures and last lines -> the cause, in words. Pure.
+"""The failures of a run -> its cause, in words. Nothing here does I/O.
 
 The first failure by time is not always the cause: a rank that raises takes a second to tear down, while its peers
-already died of the closed connection. So the class of failure goes first, then time.
+already died of the closed connection. So a failure that looks like the consequence of another one counts only if there
+is no other, and among the rest the earliest is the cause.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Failure:
 
     @property
     def exit_code(self) -> int:
-        """The launcher's exit code for this failure."""
+        """The exit code that `launch` ends with if this failure is the cause."""
         if self.kind is FailureKind.CONNECTION:
             return EXIT_UNREACHABLE
         if self.kind is FailureKind.HANG:
@@ -97,7 +98,11 @@ class Failure:
 
     @property
     def is_final(self) -> bool:
-        """Whether no other failure may say more: Slurm tells supervisors, ranks and us to end at once."""
+        """Whether there is no use in waiting for another failure that says more.
+
+        Slurm ends a job by telling supervisors, ranks and `launch` at the same time, so a supervisor that was told to
+        end may be the first sign of a cause that is still to come.
+        """
         return not self.is_secondary and self.text != TERMINATED
 
     @property
@@ -130,7 +135,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The first failure and what belongs to it."""
+    """The failure that the end of a run is blamed on, and what the user is shown of it.
+
+    `explanation` is None where nothing known matches; the traceback and last lines are shown all the same.
+    """
 
     failure: Failure
     traceback: tuple[str, ...]
@@ -139,7 +147,10 @@ class Cause:
 
 
 def find_cause(failures: Sequence[Failure], ranks: Collection[int] = ()) -> Cause | None:
-    """Return the cause of a failed run, or None where nothing failed; ranks: all of the run, where all were ours."""
+    """Return the cause of a failed run, or None where nothing failed.
+
+    ranks: all ranks of the run; empty if some were started elsewhere, so that nobody knows here which ones are missing.
+    """
     if not failures:
         return None
     first = min(failures, key=lambda failure: (failure.is_secondary, failure.at))
@@ -174,7 +185,7 @@ def _explain(first: Failure, failures: Sequence[Failure], ranks: Collection[int]
 
 
 def _explain_by_lines(failure: Failure, count: int = _SEARCHED_LINES) -> Explanation | None:
-    """Ask the error first; other lines only where no error tells, since a run survives much that it warns of."""
+    """Explain a failure by its Python error, by other lines only if no error tells: runs survive many warnings."""
     error = extract_errors(failure.stderr)
     found = [known for known in explain_lines(error) if known.kind in (Kind.CAUSE, Kind.CONSEQUENCE)]
     causes = [known for known in found if known.kind is Kind.CAUSE]
@@ -188,7 +199,10 @@ def _explain_by_lines(failure: Failure, count: int = _SEARCHED_LINES) -> Explana
 
 
 def _explain_by_others(first: Failure, failures: Sequence[Failure], ranks: Collection[int]) -> Explanation | None:
-    """A rank that hangs may have said why, and was ended by us; else compare who waited for whom."""
+    """Explain a failure by what other ranks said, or by which rank they all waited for.
+
+    A rank that hung may have said why, and ended only because `launch` stopped it.
+    """
     for other in sorted(failures, key=lambda failure: failure.at):
         is_other = other is not first and other.kind is FailureKind.RANK
         said = _explain_by_lines(other, _SEARCHED_LINES_OF_OTHERS) if is_other else None
@@ -217,5 +231,5 @@ def _searched_lines(failure: Failure, count: int) -> list[str]:
 
 
 def _last_said(lines: Sequence[str], count: int) -> list[str]:
-    """Return the last lines that are no stack: it stands after the error, which would not be among the last."""
+    """Return the last lines without those of native stacks, which come after an error and would push it out."""
     return list(islice((line for line in reversed(lines) if not is_stack(line)), count))[::-1]

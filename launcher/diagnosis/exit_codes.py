@@ -1,7 +1,7 @@
-"""How a process or a connection ended -> why, where no line of output tells.
+"""How a process or a connection ended -> why, for ends that no line of output explains. Nothing here does I/O.
 
 Both tables are keyed by what `launch` itself says of an end, and docs/log_lines.py writes them into TROUBLESHOOTING.md:
-words in backticks are for that page, and left out on the screen. Pure.
+the backticks are for that page, and left out on the screen.
 """
 
 from __future__ import annotations
