@@ -25,8 +25,8 @@ def make_table() -> str:
     lines += ["", *HEAD, *map(_row, consequences)]
     lines += ["", "Where no line tells, the way in which a rank ended does."]
     lines += ["", "| it says | it means | do |", HEAD[1]]
-    lines += [_cells(f"`{ending.says}`", ending.cause, ending.fix) for ending in ENDINGS]
-    lines += [_cells(f"`lost n2 ({loss.says} ...)`", loss.cause, loss.fix) for loss in LOSSES]
+    lines += [_cells(f"`{said}`", known.cause, known.fix) for said, known in ENDINGS.items()]
+    lines += [_cells(f"`lost n2 ({said} ...)`", known.cause, known.fix) for said, known in LOSSES.items()]
     return "\n".join(lines)
 
 

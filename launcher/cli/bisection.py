@@ -14,7 +14,7 @@ from launcher.cli.console import Console
 from launcher.cli.error_lines import tell
 from launcher.cli.runner import Opener, execute_recorded
 from launcher.commands.bisection import Group, Verdict, search_culprits
-from launcher.diagnosis.cause import Cause
+from launcher.diagnosis.cause import Cause, FailureKind
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError
 from launcher.hosts.host import Host, fold_names
 from launcher.job.job import Job
@@ -38,9 +38,9 @@ class StoppedError(Exception):
 
 def is_to_bisect(result: Result) -> bool:
     """Whether ranks failed and nobody knows on which host; a host that was lost is known, and Ctrl-C means an end."""
-    return (
-        result.interrupted_by is None and result.cause is not None and result.cause.failure.what in ("rank", "torchrun")
-    )
+    if result.interrupted_by is not None or result.cause is None:
+        return False
+    return result.cause.failure.kind in (FailureKind.RANK, FailureKind.TORCHRUN)
 
 
 def find_culprits(

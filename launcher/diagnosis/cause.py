@@ -1,7 +1,8 @@
-"""Failures and last lines -> the cause, in words. Pure.
+"""The failures of a run -> its cause, in words. Nothing here does I/O.
 
 The first failure by time is not always the cause: a rank that raises takes a second to tear down, while its peers
-already died of the closed connection. So the class of failure goes first, then time.
+already died of the closed connection. So a failure that looks like the consequence of another one counts only if there
+is no other, and among the rest the earliest is the cause.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import islice
 
 from launcher.diagnosis.collective_timeouts import explain_wait
-from launcher.diagnosis.exit_codes import explain_ending, explain_loss, signal_name
+from launcher.diagnosis.exit_codes import describe_ending, explain_ending, explain_loss
 from launcher.diagnosis.signatures import Explanation, Kind, explain_lines
 from launcher.diagnosis.tracebacks import (
     cut_tracebacks,
@@ -38,15 +40,29 @@ _OUT_OF_MEMORY: Mapping[str | None, str] = {
 _ENDED_BY_US = "worker-gone"  # what a rank that we stop says too
 
 
+class FailureKind(Enum):
+    """What it was that failed, in the word that run.json and the headline have for it."""
+
+    RANK = "rank"  # a training process ended badly
+    TORCHRUN = "torchrun"  # the torchrun of a node did, and no rank of that node is known to have
+    SUPERVISOR = "supervisor"  # `launch`'s helper on a node ended or gave up, and with it the node's ranks
+    CONNECTION = "connection"  # a node was lost, for any other reason
+    HANG = "hang"  # nothing has ended: one rank is stuck, or all of them
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Something that ended in a way it should not have."""
+    """One thing that failed in a run: where, when, how it ended, and the last that it printed.
+
+    `launcher.errors` tells what else there is for things that go wrong, and what becomes of each on the way to the
+    screen.
+    """
 
     host: str
     node_rank: int
-    what: str  # "rank", "torchrun", "supervisor", "connection", "hang" (of a rank, or of all)
+    kind: FailureKind
     at: float  # wall-clock seconds of the launcher
-    rank: int | None = None
+    rank: int | None = None  # of a rank or a hang; None where it is a hang of all ranks
     local_rank: int | None = None
     code: int | None = None
     signal: int | None = None
@@ -59,10 +75,10 @@ class Failure:
 
     @property
     def exit_code(self) -> int:
-        """The launcher's exit code for this failure."""
-        if self.what == "connection":
+        """The exit code that `launch` ends with if this failure is the cause."""
+        if self.kind is FailureKind.CONNECTION:
             return EXIT_UNREACHABLE
-        if self.what == "hang":
+        if self.kind is FailureKind.HANG:
             return EXIT_HANG
         if self.signal is not None:
             return EXIT_SIGNAL_BASE + self.signal
@@ -73,7 +89,7 @@ class Failure:
         """Whether it looks like the consequence of another failure."""
         if self.after_stop or self.signal == signal.SIGTERM:
             return True
-        if self.what in ("connection", "hang") or self.signal == signal.SIGKILL or self.oom:
+        if self.kind in (FailureKind.CONNECTION, FailureKind.HANG) or self.signal == signal.SIGKILL or self.oom:
             return False
         error = extract_traceback(self.stderr)[-1:]
         if not error or self.signal is not None:
@@ -82,24 +98,28 @@ class Failure:
 
     @property
     def is_final(self) -> bool:
-        """Whether no other failure may say more: Slurm tells supervisors, ranks and us to end at once."""
+        """Whether there is no use in waiting for another failure that says more.
+
+        Slurm ends a job by telling supervisors, ranks and `launch` at the same time, so a supervisor that was told to
+        end may be the first sign of a cause that is still to come.
+        """
         return not self.is_secondary and self.text != TERMINATED
 
     @property
     def subject(self) -> str:
         """Who failed, in a few words."""
-        if self.what == "hang" and self.rank is None:
+        if self.kind is FailureKind.HANG and self.rank is None:
             return "all ranks"
-        if self.what in ("rank", "hang"):
+        if self.kind in (FailureKind.RANK, FailureKind.HANG):
             return f"{self.host} rank {self.rank}"
-        return f"{self.host} {self.what}"
+        return f"{self.host} {self.kind.value}"
 
     @property
     def headline(self) -> str:
         """Who failed first and how, in one line."""
-        if self.what == "connection":
+        if self.kind is FailureKind.CONNECTION:
             return f"lost {self.host} ({self.ending})"
-        if self.what == "hang":
+        if self.kind is FailureKind.HANG:
             return self.ending
         return f"{self.subject} failed first ({self.ending.partition(' (')[0] if self.oom else self.ending})"
 
@@ -110,13 +130,15 @@ class Failure:
             return self.text
         if self.signal is None and self.code is None:
             return "exit code unknown"
-        ending = f"exit code {self.code}" if self.signal is None else f"killed by {signal_name(self.signal)}"
-        return ending + _OUT_OF_MEMORY.get(self.oom, "")
+        return describe_ending(self.code, self.signal) + _OUT_OF_MEMORY.get(self.oom, "")
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The first failure and what belongs to it."""
+    """The failure that the end of a run is blamed on, and what the user is shown of it.
+
+    `explanation` is None where nothing known matches; the traceback and last lines are shown all the same.
+    """
 
     failure: Failure
     traceback: tuple[str, ...]
@@ -125,14 +147,17 @@ class Cause:
 
 
 def find_cause(failures: Sequence[Failure], ranks: Collection[int] = ()) -> Cause | None:
-    """Return the cause of a failed run, or None where nothing failed; ranks: all of the run, where all were ours."""
+    """Return the cause of a failed run, or None where nothing failed.
+
+    ranks: all ranks of the run; empty if some were started elsewhere, so that nobody knows here which ones are missing.
+    """
     if not failures:
         return None
     first = min(failures, key=lambda failure: (failure.is_secondary, failure.at))
     lines = first.stderr.splitlines()
     found: list[str] = []
     # No exception ends in SIGKILL or in a hang: a traceback before it was handled.
-    if first.signal != signal.SIGKILL and first.what != "hang":
+    if first.signal != signal.SIGKILL and first.kind is not FailureKind.HANG:
         found = shorten_traceback(extract_traceback(first.stderr))
         lines = cut_tracebacks(lines)
     crash = extract_crash(first.stderr) if first.signal is not None else []
@@ -143,9 +168,9 @@ def find_cause(failures: Sequence[Failure], ranks: Collection[int] = ()) -> Caus
 
 def _explain(first: Failure, failures: Sequence[Failure], ranks: Collection[int]) -> Explanation | None:
     """Say why the first failure happened; where it is a consequence, what the others say goes before."""
-    if first.what == "connection":
+    if first.kind is FailureKind.CONNECTION:
         return explain_loss(first.text)
-    if first.what == "hang":  # the stacks tell why
+    if first.kind is FailureKind.HANG:  # the stacks tell why
         return None
     ending = explain_ending(first.code, first.signal, is_out_of_memory=first.oom is not None)
     if first.oom or first.signal in (signal.SIGKILL, signal.SIGTERM):  # from outside: no line of its own can tell
@@ -160,11 +185,11 @@ def _explain(first: Failure, failures: Sequence[Failure], ranks: Collection[int]
 
 
 def _explain_by_lines(failure: Failure, count: int = _SEARCHED_LINES) -> Explanation | None:
-    """Ask the error first; other lines only where no error tells, since a run survives much that it warns of."""
+    """Explain a failure by its Python error, by other lines only if no error tells: runs survive many warnings."""
     error = extract_errors(failure.stderr)
     found = [known for known in explain_lines(error) if known.kind in (Kind.CAUSE, Kind.CONSEQUENCE)]
     causes = [known for known in found if known.kind is Kind.CAUSE]
-    if not causes and (not error or failure.is_secondary or failure.what == "torchrun"):
+    if not causes and (not error or failure.is_secondary or failure.kind is FailureKind.TORCHRUN):
         for line in _searched_lines(failure, count):
             said = [known for known in explain_lines([line]) if known.kind in (Kind.CAUSE, Kind.CONSEQUENCE)]
             if said and said[0].kind is Kind.CAUSE:
@@ -174,9 +199,12 @@ def _explain_by_lines(failure: Failure, count: int = _SEARCHED_LINES) -> Explana
 
 
 def _explain_by_others(first: Failure, failures: Sequence[Failure], ranks: Collection[int]) -> Explanation | None:
-    """A rank that hangs may have said why, and was ended by us; else compare who waited for whom."""
+    """Explain a failure by what other ranks said, or by which rank they all waited for.
+
+    A rank that hung may have said why, and ended only because `launch` stopped it.
+    """
     for other in sorted(failures, key=lambda failure: failure.at):
-        is_other = other is not first and other.what == "rank"
+        is_other = other is not first and other.kind is FailureKind.RANK
         said = _explain_by_lines(other, _SEARCHED_LINES_OF_OTHERS) if is_other else None
         if said is not None and said.kind is Kind.CAUSE and said.name != _ENDED_BY_US:
             return Explanation(said.name, f"{other.subject} says that {said.cause}", said.fix, said.kind)
@@ -203,5 +231,5 @@ def _searched_lines(failure: Failure, count: int) -> list[str]:
 
 
 def _last_said(lines: Sequence[str], count: int) -> list[str]:
-    """Return the last lines that are no stack: it stands after the error, which would not be among the last."""
+    """Return the last lines without those of native stacks, which come after an error and would push it out."""
     return list(islice((line for line in reversed(lines) if not is_stack(line)), count))[::-1]

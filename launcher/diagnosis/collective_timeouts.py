@@ -1,7 +1,8 @@
-"""What ranks say that waited for others in vain -> which rank it was that did not come. Pure.
+"""The errors of ranks whose collective timed out -> the rank that did not join it. Nothing here does I/O.
 
-NCCL's watchdog prints the number of the collective; the rank that is missing prints nothing, or a lower number.
-gloo prints no number, and its other ranks then lose their connection to the one that gave up.
+On GPUs the error comes from the watchdog thread of PyTorch's ProcessGroupNCCL, which names the collective by its
+sequence number (SeqNum); the rank that is missing prints nothing, or a lower number. gloo prints no number, and its
+other ranks then lose their connection to the one that gave up.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _MAX_NAMED = 8  # ranges of ranks
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """What a rank waited in; numbers count per process group."""
+    """The collective in which a rank timed out; sequence numbers count per process group."""
 
     number: int
     operation: str
@@ -36,7 +37,10 @@ class _Wait:
 
 
 def explain_wait(stderr_of: Mapping[int, str], ranks: Collection[int]) -> Explanation | None:
-    """Name the rank to suspect, or return None where nobody waited; ranks: all of the run, empty if unknown."""
+    """Name the ranks to suspect, or return None if no collective timed out.
+
+    stderr_of: the last of it, by rank; ranks: all of the run, empty if unknown.
+    """
     waits = {rank: wait for rank, stderr in stderr_of.items() if (wait := _find_wait(stderr)) is not None}
     return _compare(waits, ranks) if waits else _find_silent(stderr_of, ranks)
 
@@ -77,7 +81,7 @@ def _compare(waits: Mapping[int, _Wait], ranks: Collection[int]) -> Explanation:
 
 
 def name_ranks(ranks: Collection[int]) -> str:
-    """`rank 3`, `ranks 0, 2-7`; far apart ones are counted from the ninth range on."""
+    """Return `rank 3` or `ranks 0, 2-7`: up to eight ranges by name, and how many ranks the others are."""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {fold_ranks(ranks, most=_MAX_NAMED)}"
 
 
@@ -87,7 +91,7 @@ def _explain(cause: str, suspect: str) -> Explanation:
 
 
 def _find_wait(stderr: str) -> _Wait | None:
-    """Return the earliest collective that a rank's watchdog named; later ones hang behind it."""
+    """Return the earliest collective that timed out on a rank; later ones only waited for that one."""
     waits: Sequence[_Wait] = [
         _Wait(int(report["number"]), report["operation"], report["group"]) for report in _REPORT.finditer(stderr)
     ]

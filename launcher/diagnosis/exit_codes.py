@@ -1,143 +1,122 @@
-"""How a process ended -> why, where no line of its output tells. Plain data, and the guide has it too. Pure."""
+"""How a process or a connection ended -> why, for ends that no line of output explains. Nothing here does I/O.
+
+Both tables are keyed by what `launch` itself says of an end, and docs/log_lines.py writes them into TROUBLESHOOTING.md:
+the backticks are for that page, and left out on the screen.
+"""
 
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 
 from launcher.diagnosis.signatures import Explanation, plain
 from launcher.errors import EXIT_SIGNAL_BASE
 
 _CRASHED = "with --env PYTHONFAULTHANDLER=1 Python names the line of the script"
 _LESS_MEMORY = "fewer loader workers, a smaller batch"
+_OUT_OF_MEMORY = ": out of memory"  # the kernel said so, of this SIGKILL
 
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """One row: an exit code or a signal."""
-
-    number: int
-    cause: str
-    fix: str
-    is_signal: bool = True
-    is_out_of_memory: bool = False  # the kernel said so, of this SIGKILL
-
-    @property
-    def says(self) -> str:
-        """As the launcher says it."""
-        if not self.is_signal:
-            return f"exit code {self.number}"
-        return f"killed by {signal_name(self.number)}" + (": out of memory" if self.is_out_of_memory else "")
-
-
-ENDINGS: tuple[Ending, ...] = (
-    Ending(
-        126,
+# By the whole of what is said of a process.
+ENDINGS: Mapping[str, Explanation] = {
+    "exit code 126": Explanation(
+        "ending",
         "what was started is no program, or may not be run",
         "chmod +x on that node, its first line (#!), or a mount with noexec",
-        is_signal=False,
     ),
-    Ending(
-        127,
+    "exit code 127": Explanation(
+        "ending",
         "a command was not found",
         "its full path, --python, or load what puts it on the PATH with --setup",
-        is_signal=False,
     ),
-    Ending(
-        signal.SIGKILL,
+    "killed by SIGKILL: out of memory": Explanation(
+        "ending",
         "the node's memory was full, or the limit of its container or job was reached",
         f"{_LESS_MEMORY}, or a higher limit; `dmesg -T` on that node shows who had how much",
-        is_out_of_memory=True,
     ),
-    Ending(
-        signal.SIGKILL,
+    "killed by SIGKILL": Explanation(
+        "ending",
         "it was killed from outside: by somebody, by systemd-oomd or earlyoom, or by the kernel for lack of memory",
         f"`dmesg -T` on that node says which; {_LESS_MEMORY}",
     ),
-    Ending(
-        signal.SIGSEGV,
+    "killed by SIGSEGV": Explanation(
+        "ending",
         "it crashed in native code: an extension, a driver, or libraries that don't belong together",
         _CRASHED,
     ),
-    Ending(
-        signal.SIGBUS,
+    "killed by SIGBUS": Explanation(
+        "ending",
         "memory behind a file vanished, mostly because /dev/shm is full",
         "docker: --shm-size=8g or --ipc=host; else clear /dev/shm, or a file that another node cut off",
     ),
-    Ending(
-        signal.SIGABRT,
+    "killed by SIGABRT": Explanation(
+        "ending",
         "native code gave up: an assertion, or a C++ error that nobody caught",
         f"the last lines name it; {_CRASHED}",
     ),
-    Ending(
-        signal.SIGILL,
+    "killed by SIGILL": Explanation(
+        "ending",
         "a library uses an instruction that this node's processor does not have",
         "a build for this processor; `launch exec -- lscpu` shows the nodes'",
     ),
-    Ending(signal.SIGFPE, "native code divided by zero", _CRASHED),
-    Ending(signal.SIGTERM, "something on that node ended it; it was not us", "who shuts down or cleans up there"),
-    Ending(signal.SIGHUP, "the session it hung on was closed; it was not us", "who logged out or cleans up there"),
-    Ending(signal.SIGXCPU, "the limit of CPU time is reached", "--setup 'ulimit -t unlimited'"),
-)
+    "killed by SIGFPE": Explanation("ending", "native code divided by zero", _CRASHED),
+    "killed by SIGTERM": Explanation(
+        "ending", "something on that node ended it; it was not us", "who shuts down or cleans up there"
+    ),
+    "killed by SIGHUP": Explanation(
+        "ending", "the session it hung on was closed; it was not us", "who logged out or cleans up there"
+    ),
+    "killed by SIGXCPU": Explanation("ending", "the limit of CPU time is reached", "--setup 'ulimit -t unlimited'"),
+}
 
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """One row: what the launcher says of a node whose connection ended."""
-
-    says: str
-    cause: str
-    fix: str
-
-
-LOSSES: tuple[Loss, ...] = (
-    Loss(
-        "no sign of life",
+# By a part of what is said of a connection; the first one that is found counts.
+LOSSES: Mapping[str, Explanation] = {
+    "no sign of life": Explanation(
+        "loss",
         "it froze, was switched off, or the network to it broke",
         "look at the machine itself; when it answers again, `launch check` and `launch clean`",
     ),
-    Loss(
-        "this machine stood still",
+    "this machine stood still": Explanation(
+        "loss",
         "the machine that you typed on slept, and the nodes ended the run",
         "start runs from one that stays awake",
     ),
-    Loss(
-        "its ssh was killed",
+    "its ssh was killed": Explanation(
+        "loss",
         "something on the machine that you typed on ended it; the nodes ended the run",
         "the kernel's log there (`dmesg`): memory is often short where many log in",
     ),
-    Loss(
-        "pdsh itself has ended",
+    "pdsh itself has ended": Explanation(
+        "loss",
         "something on the machine that you typed on ended it; the nodes ended the run",
         "the kernel's log there (`dmesg`): memory is often short where many log in",
     ),
-    Loss(
-        "the connection was lost",
+    "the connection was lost": Explanation(
+        "loss",
         "its sshd, a firewall or the network ended the connection",
         "the log of its sshd, and what lies between it and you",
     ),
-    Loss(
-        "Slurm has cancelled",
+    "Slurm has cancelled": Explanation(
+        "loss",
         "somebody ended the job, its time was over, or another job went before",
         "`sacct -j JOB` knows which; more time: `--time` of sbatch and salloc",
     ),
-    Loss(
-        "srun was killed",
+    "srun was killed": Explanation(
+        "loss",
         "something on the machine that you typed on ended it; the nodes ended the run",
         "the kernel's log there (`dmesg`): memory is often short where many log in",
     ),
-    Loss(
-        "our task there ended",
+    "our task there ended": Explanation(
+        "loss",
         "something on that node ended our side of the run",
         "the kernel's log there (`dmesg`), and the memory that the job has: `--mem` of sbatch and salloc",
     ),
-)
+}
 
 
 def explain_loss(text: str) -> Explanation | None:
-    """Return what stands behind the end of a connection, or None."""
-    known = (Explanation("loss", plain(loss.cause), plain(loss.fix)) for loss in LOSSES if loss.says in text)
-    return next(known, None)
+    """Return why a connection ended of which `launch` says `text`, or None."""
+    return next((_plain(known) for said, known in LOSSES.items() if said in text), None)
 
 
 def explain_ending(code: int | None, number: int | None, *, is_out_of_memory: bool = False) -> Explanation | None:
@@ -147,11 +126,13 @@ def explain_ending(code: int | None, number: int | None, *, is_out_of_memory: bo
     """
     if number is None and code is not None and code > EXIT_SIGNAL_BASE:
         number = code - EXIT_SIGNAL_BASE
-    wanted = (number or code, number is not None, is_out_of_memory)
-    for ending in ENDINGS:
-        if (ending.number, ending.is_signal, ending.is_out_of_memory) == wanted:
-            return Explanation("ending", plain(ending.cause), plain(ending.fix))
-    return None
+    known = ENDINGS.get(describe_ending(code, number) + (_OUT_OF_MEMORY if is_out_of_memory else ""))
+    return None if known is None else _plain(known)
+
+
+def describe_ending(code: int | None, number: int | None) -> str:
+    """Return `exit code 3`, or `killed by SIGKILL` where the signal `number` ended a process."""
+    return f"exit code {code}" if number is None else f"killed by {signal_name(number)}"
 
 
 def signal_name(number: int) -> str:
@@ -160,3 +141,7 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def _plain(known: Explanation) -> Explanation:
+    return replace(known, cause=plain(known.cause), fix=plain(known.fix))

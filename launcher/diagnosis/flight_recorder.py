@@ -1,4 +1,4 @@
-"""What ranks left of NCCL's flight recorder: pickles, which run code when they are read, unless they hold plain data.
+"""Tell whether the dumps of NCCL's flight recorder are safe to read: they are pickles, which can run code when loaded.
 
 torchfrtrace unpickles every file below its folder whose name has the prefix (torch/distributed/flight_recorder/
 components/loader.py, read_dir), on the launch host and as the user. The hosts sent these files.

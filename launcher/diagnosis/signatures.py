@@ -1,8 +1,10 @@
-"""What a failed program says -> why, and what to do. Plain data, and the guide's table is made of it. Pure.
+"""The table of known log lines: what a failed program says -> why, and what to do. Nothing here does I/O.
 
-Lines come from the issue threads of torch, NCCL and the launchers; tests/unit/diagnosis/seen_lines.txt has some.
-A line is explained by the first signature that matches it, so what is special stands above what is general.
-Patterns hold no nested repetition, and lines are cut, because tails of floods are searched too.
+docs/log_lines.py makes the table of TROUBLESHOOTING.md from it. Lines come from the issue threads of torch, NCCL and
+other launchers; tests/unit/diagnosis/seen_lines.txt has some.
+
+A line is explained by the first signature that matches it, so special ones stand above general ones.
+Patterns hold no nested repetition and lines are cut: a rank may print megabytes, and its last lines are searched too.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One row of the table; `cause` and `fix` may name the groups of `pattern` in braces."""
+    """One row of the table: what a line looks like, and what it means.
+
+    `cause` and `fix` may name groups of `pattern` in braces, which get what the line has there.
+    """
 
     name: str
     pattern: str
@@ -49,7 +54,10 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why something failed and what to do, each in one line of plain words."""
+    """Why something failed and what to do, each in one line of plain words; `name` stands in run.json.
+
+    `launcher.errors` tells how it comes to the screen.
+    """
 
     name: str
     cause: str
@@ -729,7 +737,7 @@ SIGNATURES: tuple[Signature, ...] = (
 
 
 def explain_lines(lines: Iterable[str]) -> Iterator[Explanation]:
-    """Yield what the signatures that match any of the lines say, the most special first."""
+    """Yield an explanation for each line that a signature matches, in the order of the table: special ones first."""
     lines = [line[:MAX_LINE] for line in lines]
     for signature, pattern in _compiled():
         for match in filter(None, map(pattern.search, lines)):
@@ -739,11 +747,11 @@ def explain_lines(lines: Iterable[str]) -> Iterator[Explanation]:
 
 
 def plain(text: str) -> str:
-    """Return words without the guide's backticks, which are no help on a screen."""
+    """Return text without the backticks that it has for the guide."""
     return text.replace("`", "")
 
 
 @functools.cache
 def _compiled() -> tuple[tuple[Signature, re.Pattern[str]], ...]:
-    """Compiling takes 5 ms, which only failed runs need to spend."""
+    """Compile the patterns on first use: it takes 5 ms, which only failed runs need to spend."""
     return tuple((signature, re.compile(signature.pattern)) for signature in SIGNATURES)

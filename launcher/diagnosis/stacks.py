@@ -1,6 +1,7 @@
-"""Stacks of all ranks -> who stands where: equal ones folded, the odd one first. Pure.
+"""The Python stacks of all ranks -> which ranks are at the same place, and which one differs. Nothing here does I/O.
 
-A hang is mostly one rank that does something else while all others wait for it in a collective.
+A hang is mostly one rank that does something else while all others wait for it in a collective. So ranks with equal
+stacks are folded into one group, and the group to look at comes first.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MAIN = "MainThread"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One call; `file` without the folders that differ from node to node."""
+    """One call of a stack; `file` lacks the leading directories, which differ from node to node."""
 
     file: str
     line: int | None
@@ -53,7 +54,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """What one rank was found at."""
+    """What is known of where one rank is: its frames, its state in the kernel, or why there are none."""
 
     host: str
     rank: int
@@ -65,24 +66,27 @@ class Stack:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for ranks that are at the same point; where in the standard library's waiting it is, is chance."""
+        """What is equal for ranks that are at the same point.
+
+        Innermost frames of the standard library don't count: which line of a wait a rank is at is chance.
+        """
         start = next((place for place, frame in enumerate(self.frames) if not frame.is_standard), 0)
         frames = tuple(frame.key for frame in self.frames[start:])
         return frames, self.state, self.wchan, self.reason, self.is_silent
 
     @property
     def is_telling(self) -> bool:
-        """Whether it says what the rank is at; a node without py-spy is no odd one."""
+        """Whether it tells where the rank is, or that it is in trouble; others, as without py-spy, are never odd."""
         return bool(self.frames) or self.is_in_trouble
 
     @property
     def is_in_trouble(self) -> bool:
-        """Whether it can't go on, whatever its stack is."""
+        """Whether the rank can't go on, whatever its stack is: state D or T, or its node doesn't answer."""
         return self.state is not None or self.is_silent
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for other ranks in a collective, as far as Python sees it."""
+        """Whether it waits for other ranks in a collective, as far as its Python frames show."""
         return any(_WAITS in frame.file for frame in self.frames[:MAX_FRAMES])
 
 
@@ -94,12 +98,12 @@ class Group:
 
     @property
     def size(self) -> int:
-        """How many ranks they are."""
+        """The number of ranks in it."""
         return len(self.stacks)
 
     @property
     def first(self) -> Stack:
-        """The one that stands for all."""
+        """The stack that is shown for all of them."""
         return self.stacks[0]
 
     @property
@@ -113,19 +117,19 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class FoldedStacks:
-    """All ranks of a run at one moment."""
+    """The stacks of all ranks at one moment, as groups of equal ones."""
 
     groups: tuple[Group, ...]  # the smallest first: that is what one looks for
     odd: tuple[Stack, ...] = field(default=())  # those that are not where most are
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks in all groups."""
         return sum(group.size for group in self.groups)
 
     @property
     def verdict(self) -> str:
-        """Who differs, in a few words; empty where nothing can be said."""
+        """Which ranks differ from the others, in a few words; empty if nothing can be said."""
         if self.odd:
             words = listed([f"{stack.host} rank {stack.rank}" for stack in self.odd])
             others = self.size - len(self.odd)
@@ -171,7 +175,7 @@ def _frame(file: str, line: int | None, function: str, cwd: str) -> Frame:
 
 
 def fold(stacks: Iterable[Stack]) -> FoldedStacks:
-    """Put ranks with equal stacks together, and find the odd ones."""
+    """Group ranks with equal stacks, and find the few that differ from most."""
     by_key: dict[tuple[object, ...], list[Stack]] = {}
     for stack in stacks:
         by_key.setdefault(stack.key, []).append(stack)
@@ -182,7 +186,10 @@ def fold(stacks: Iterable[Stack]) -> FoldedStacks:
 
 
 def _find_odd(groups: Sequence[Group]) -> list[Stack]:
-    """The ranks outside the group that most are in; else those in trouble, or that don't wait while others do."""
+    """Return the ranks outside the group that most are in; else those in trouble, or that don't wait while others do.
+
+    Empty if that would be more than three, or more than half of all.
+    """
     total = sum(group.size for group in groups)
     choices = (
         [group for group in groups if 2 * group.size <= total],
@@ -195,7 +202,7 @@ def _find_odd(groups: Sequence[Group]) -> list[Stack]:
 
 
 def folded_lines(folded: FoldedStacks) -> list[str]:
-    """The block that shows them: each group with its innermost calls, the most recent last."""
+    """Return the lines that show them: each group with its innermost calls, the most recent last."""
     hosts = {stack.host for group in folded.groups for stack in group.stacks}
     verdict = f" ({folded.verdict})" if folded.verdict else ""
     lines = [f"stacks of {count(folded.size, 'rank')} on {count(len(hosts), 'node')}{verdict}"]
@@ -206,7 +213,7 @@ def folded_lines(folded: FoldedStacks) -> list[str]:
 
 
 def stack_lines(stack: Stack) -> list[str]:
-    """What one rank is at, in few lines."""
+    """Return where one rank is, in a few lines."""
     if stack.is_silent:
         return ["no answer from its node"]
     lines = []
@@ -224,7 +231,7 @@ def _in(stack: Stack) -> str:
 
 
 def _shown_frames(frames: Sequence[Frame]) -> list[str]:
-    """The innermost frames and the user's own, at most eight; `...` stands for calls of libraries left out."""
+    """Return the innermost frames and the user's own, at most eight; `...` stands for library calls left out."""
     frames = [
         frame
         for place, frame in enumerate(frames)

@@ -1,4 +1,7 @@
-"""Python's tracebacks in what a program printed on stderr: found, cut to what one reads first. Pure."""
+"""Find Python's tracebacks in what a program printed on stderr, and cut them to what one reads first.
+
+Nothing here does I/O.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ _MAX_MESSAGE_LINES = 8  # of an error's message, after its first; NCCL says why 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A traceback: where it stands, and its lines without prefixes."""
+    """A traceback: the range of lines that it takes, and these lines without prefixes such as `[rank0]:`."""
 
     start: int
     end: int
@@ -66,18 +69,21 @@ def extract_crash(stderr: str) -> list[str]:
 
 
 def is_stack(line: str) -> bool:
-    """Tell whether a line is blank, or of what C++ and faulthandler print after an error that ended in a crash."""
+    """Tell whether a line is blank, or part of the stack that C++ or faulthandler prints after a crash."""
     return not line.strip() or line.startswith((_CRASH, "Extension modules: ")) or bool(_STACK.match(line))
 
 
 def cut_tracebacks(lines: Sequence[str]) -> list[str]:
-    """Return the lines without the last traceback and those that belong to it: chained, or torch's second copy."""
+    """Return the lines without the last traceback and those that belong to it.
+
+    These are the ones it is chained to, and the second copy that torch prints with `[rank0]:`.
+    """
     blocks = _last_group(_without_prefixes(lines))
     return [*lines[: blocks[0].start], *lines[blocks[-1].end :]] if blocks else list(lines)
 
 
 def shorten_traceback(lines: Sequence[str]) -> list[str]:
-    """Return the user's innermost frame and the error, as one reads them first."""
+    """Return the innermost frame of the user's own code, and the error line: what one reads first."""
     if not lines:
         return []
     frames = [index for index, line in enumerate(lines) if _FRAME.match(line)]
@@ -90,7 +96,10 @@ def shorten_traceback(lines: Sequence[str]) -> list[str]:
 
 
 def _without_prefixes(lines: Sequence[str]) -> list[str]:
-    """Return the lines as Python printed them; few have a prefix, and a thousand ranks have many lines."""
+    """Return the lines as Python printed them.
+
+    Few have a prefix, so a cheap test goes before the patterns: a thousand ranks have many lines.
+    """
     return [
         _GROUP_BORDER.sub("", _RANK_PREFIX.sub("", line)) if line.startswith(("[rank", "  ")) else line
         for line in lines

@@ -26,7 +26,7 @@ _LISTED_LENGTH = 300  # a hint with more names than that hides what it hints at
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Hold one host as it was named; None means that nothing was said and ssh_config or the node decides."""
+    """One host as the user named it. None: the user did not say, so ssh_config or the node decides."""
 
     name: str  # what ssh is given, and what output shows; an IPv6 address stands without brackets
     user: str | None = None

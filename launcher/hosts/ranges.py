@@ -1,4 +1,4 @@
-"""Names of hosts as text: lists, ranges in the order written, what a name may hold, folding for display."""
+"""Read lists and ranges of host names such as `gpu[1-4],gpu7`, check the names, and fold them again for display."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MISPLACED = {
 
 
 def shown(text: str) -> str:
-    """Quote text from outside for a message: no raw control characters, and never pages of it."""
+    """Quote text from outside for a message: cut to 100 characters, and control characters escaped."""
     return repr(text if len(text) <= _SHOWN_LENGTH else text[: _SHOWN_LENGTH - 3] + "...")
 
 
@@ -81,13 +81,16 @@ def expand_names(pattern: str) -> tuple[str, ...]:
 
 
 def split_number(text: str) -> tuple[str, str | None]:
-    """Return the host and the number of `host:8`; an IPv6 address has a number only behind its brackets."""
+    """Split `host:8` into the host and its number, or None; an IPv6 address has a number only after its brackets."""
     match = None if ipv6_name(text) is not None else _HOST_AND_NUMBER.fullmatch(text)
     return (match[1], match[2]) if match else (text, None)
 
 
 def name_key(name: str) -> str:
-    """Return what makes two names one host: DNS and ssh ignore case, and two nodes of it would share its GPUs."""
+    """Return the key that is equal for two spellings of one host: DNS and ssh ignore case.
+
+    A host that was listed twice would become two nodes that share its GPUs.
+    """
     return name.lower()
 
 

@@ -1,4 +1,7 @@
-"""Hosts that can't be used: those with the same reason together. Pure."""
+"""The HostFailures of hosts that can't be used -> lines for the screen, hosts with the same reason together.
+
+Nothing here does I/O.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _ADDRESS = "\0"
 
 
 def failure_lines(failures: Sequence[HostFailure]) -> list[str]:
-    """Say why hosts can't be used."""
+    """Return a heading, and for each reason the hosts, the text and the hint; empty if there is no failure."""
     if not failures:
         return []
     lines = [f"launch: {count(len(failures), 'host')} can't be used:"]
@@ -23,7 +26,10 @@ def failure_lines(failures: Sequence[HostFailure]) -> list[str]:
 
 
 def fold_failures(failures: Sequence[HostFailure]) -> Iterator[tuple[list[str], str, str]]:
-    """Yield the hosts, the text and the hint of each reason; where only the hosts' addresses differ it is one."""
+    """Yield the hosts, the text and the hint of each reason.
+
+    Texts and hints that differ only in the hosts' addresses are one reason: its text names all addresses, its hint one.
+    """
     folded: dict[tuple[str, str], list[HostFailure]] = {}
     for failure in failures:
         folded.setdefault((_generic(failure.text, failure), _generic(failure.hint, failure)), []).append(failure)
@@ -33,14 +39,14 @@ def fold_failures(failures: Sequence[HostFailure]) -> Iterator[tuple[list[str], 
 
 
 def _generic(words: str, failure: HostFailure) -> str:
-    """Put a mark where a failure has its host's address."""
+    """Replace the host's address by a mark, so that texts of several hosts can be equal."""
     if not failure.address:
         return words
     return re.sub(rf"(?<![\w.-]){re.escape(failure.address)}(?!\w|-|\.\w)", _ADDRESS, words)
 
 
 def _example(hint: str, alike: Sequence[HostFailure]) -> str:
-    """Name the first address alone: what is to be typed must be a line that can be."""
+    """Put the first address in the place of the mark: a command to copy can name only one."""
     addresses = list(dict.fromkeys(failure.address for failure in alike))
     if len(addresses) > 1:
         hint = re.sub(rf"({_ADDRESS}[^;]*)", rf"\1 (and so for {len(addresses) - 1} more)", hint, count=1)

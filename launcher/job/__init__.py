@@ -1,9 +1,11 @@
-"""What is wanted, to the last argument. Pure: no process, socket, clock or environment.
+"""What the user wants, worked out to the last argument of every process.
+
+Everything here is a pure function of its arguments: it starts no process, and reads no socket, clock or environment.
 
 In reading order:
 
     job                 Job: what the user asked for
-    facts               what a node says of itself, and what becomes of its words
+    facts               what a node says of itself, checked and typed
     variables           what the ranks get in their environment, and what is never forwarded
     activation          --setup, --venv and --conda, as orders for the node
     plan                job, hosts and facts become the argv of every node

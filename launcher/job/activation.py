@@ -1,6 +1,6 @@
-"""What --setup, --conda and --venv mean: steps for the bash of a node, and the same as words for a reader's own. Pure.
+"""Turn --setup, --conda and --venv into steps for a node, and into commands that a person can paste.
 
-What a node makes of the steps is in `launcher.node.facts.setup`.
+A node runs the steps in bash; how is in `launcher.node.facts.setup`. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _NOT_AS_IT_STANDS = re.compile(r"[;|#<>(){}!\\\n]|(?<!&)&(?!&)")
 
 
 def setup_order(job: Job) -> dict[str, Any] | None:
-    """Return what a supervisor is told to do before it looks for a Python; None for nothing, which costs nothing."""
+    """Return the steps that a supervisor runs before it looks for a Python; None if there are none."""
     activation = job.activation
     steps = []
     if activation.setup:
@@ -82,7 +82,7 @@ def _conda_script(name: str) -> str:
 
 
 def setup_by_hand(job: Job, fact: NodeFacts) -> list[str]:
-    """Return the commands that do the same in a person's bash, to be joined by `&&`."""
+    """Return commands that do the same if a person pastes them into bash, to be joined by `&&`."""
     activation = job.activation
     commands = []
     if activation.setup:
@@ -111,6 +111,6 @@ def _conda_by_hand(name: str, program: str) -> str:
 
 
 def _quote_path(path: str) -> str:
-    """Quote a path for a shell, but for a leading `~`, which the node's own shell shall replace."""
+    """Quote a path for a shell, except a leading `~`, which the node's shell must expand."""
     home, slash, rest = path.partition("/")
     return f"{home}/{shlex.quote(rest)}" if slash and re.fullmatch(r"~[\w.-]*", home) else shlex.quote(path)

@@ -1,4 +1,8 @@
-"""What a node said of itself, checked when it comes in and typed from then on."""
+"""Read what a node says of itself into typed values.
+
+A node is not trusted: a message of the wrong form, or a list longer than any machine's, raises LauncherError, and that
+host takes no part. From then on nobody has to check a fact again.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ _MAX_NUMBER = 1 << 64  # some limits of the kernel's are almost that; a float st
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that has memory on a GPU; None for what that node can't see of it."""
+    """A process that has memory on a GPU; None: the node can't see it, as in another container."""
 
     pid: int
     memory_mib: int | None = None
@@ -33,7 +37,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One device as the GPU tool describes it."""
+    """One GPU as nvidia-smi or rocm-smi describes it; None: the tool doesn't say."""
 
     index: int
     name: str
@@ -48,14 +52,14 @@ class Gpu:
 
     @property
     def pci_address(self) -> str:
-        """The same as the kernel writes it, 0000:3b:00; empty where it is not known."""
+        """Its PCI address as the kernel writes it, 0000:3b:00; empty if it is not known."""
         domain, colon, place = self.bus_id.lower().partition(":")
         return f"{domain.lstrip('0'):0>4}:{place.partition('.')[0]}" if colon else ""
 
 
 @dataclass(frozen=True, slots=True)
 class RunProcess:
-    """A process of another run of ours on a node."""
+    """A process of another run of `launch` that is on a node, found by the mark in its environment."""
 
     pid: int
     name: str
@@ -70,7 +74,7 @@ class RunProcess:
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """A fault of a GPU in the kernel's log."""
+    """A fault of a GPU that the driver has written to the kernel's log, with its number in NVIDIA's list (Xid)."""
 
     gpu: str  # its PCI address
     number: int
@@ -87,14 +91,14 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """What no plan needs, and a run may still break of; MiB where nothing else is said, None: not known."""
+    """Facts that no plan needs but that can break a run; None: not known, unless a field says something else."""
 
     memory_mib: int | None = None
     memory_free_mib: int | None = None
     shm_mib: int | None = None
     memlock_kib: int | None = None  # None: no limit
     open_files: int | None = None  # None: no limit
-    disks: Mapping[str, int | None] = field(default_factory=dict)  # folder -> free room
+    disks: Mapping[str, int | None] = field(default_factory=dict)  # folder -> free MiB
     script_hash: str | None = None
     networks: tuple[Network, ...] = ()
     infiniband: tuple[str, ...] = ()
@@ -117,7 +121,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What came of a try to reach an address and port of another node."""
+    """One attempt of a node to reach an address and port of another node; error None: it worked, or is to be tried."""
 
     host: str
     address: str
@@ -128,7 +132,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """What a node found out about its network by trying."""
+    """What a node found out about its network by trying: connections to other nodes, and look-ups of names."""
 
     tried: tuple[Probe, ...] = ()
     reverse_dns_s: float | None = None
@@ -146,7 +150,10 @@ class SetupFailure:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """The facts of one node: first what a plan needs, then what the checks compare."""
+    """All facts of one node: what a plan needs, what the checks compare, and what was asked for later.
+
+    None: not known or not there, unless a field says something else.
+    """
 
     folder: str  # the run's private folder there
     hostname: str = ""
@@ -294,7 +301,7 @@ def _read_checks(checks: Mapping[str, Any]) -> Checks:
 
 
 def _list(values: object, what: str) -> list[Any]:
-    """Return a list of a node's; raise LauncherError where it is longer than any machine's."""
+    """Return a list from a message; raise LauncherError if it has more elements than `MOST` allows for `what`."""
     if not isinstance(values, list):
         raise TypeError(f"no list: {values!r:.80}")
     if len(values) > MOST[what]:
@@ -317,7 +324,7 @@ _flag_or_none = _typed(bool)
 
 
 def _number_or_none(value: object) -> int | None:
-    """JSON knows no largest number, and what counts with one of 4,000 digits may raise."""
+    """Refuse numbers beyond 64 bits: JSON has no limit, and arithmetic with 4,000 digits may raise later on."""
     number: int | None = _integer_or_none(value)
     if number is not None and not -_MAX_NUMBER < number < _MAX_NUMBER:
         raise ValueError("too large a number")
@@ -332,13 +339,13 @@ def _count(value: object) -> int:
 
 
 def _address_or_none(value: object) -> str | None:
-    """sshd says UNKNOWN where a client came by no address."""
+    """Return an IP address, or None for anything else: sshd says UNKNOWN if a client has no address."""
     text: str | None = _text_or_none(value)
     return text if is_address(text) else None
 
 
 def is_address(value: object) -> bool:
-    """Tell whether a node may be reached by it, as it stands: no name that somebody would have to look up."""
+    """Tell whether a value is an IP address, so that a node can be reached by it without looking up a name."""
     try:
         return isinstance(value, str) and bool(ipaddress.ip_address(value))
     except ValueError:
@@ -348,7 +355,8 @@ def is_address(value: object) -> bool:
 def read_route(message: Mapping[str, Any], asked_at: float | None = None, answered_at: float = 0.0) -> Route:
     """Read a supervisor's answer about the way to node 0.
 
-    asked_at, answered_at: wall-clock seconds here; its clock was read in between, so half of that is the error.
+    asked_at, answered_at: wall-clock seconds of this machine. The node read its clock in between, so the offset is
+    taken from the middle, and may be wrong by half of the time that passed.
     """
     offset, error = None, 0.0
     if asked_at is not None:

@@ -1,4 +1,4 @@
-"""What is wanted: one frozen value, read from the command line, before any host is asked."""
+"""The job that the user asked for: one frozen value, made from the command line before any host is asked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ProgramKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What every rank runs; `argv` stays a list from here to exec."""
+    """The program that every rank runs; its arguments stay a list until exec, and are never quoted for a shell."""
 
     kind: ProgramKind
     target: str
@@ -29,7 +29,7 @@ class Program:
 
     @property
     def needs_torch(self) -> bool:
-        """A plain command is started by the supervisor itself, with torchrun's variables."""
+        """Whether ranks run in a Python with torch; a plain command needs none, as the supervisor starts it itself."""
         return self.kind is not ProgramKind.COMMAND
 
 
@@ -38,7 +38,7 @@ DEFAULT_PROGRAM = Program(ProgramKind.BUILTIN, TRAINER_MODULE)
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """What is entered on a node before its Python is looked for; the setup comes first."""
+    """The environment that a node enters before it looks for a Python: first the setup, then venv or conda."""
 
     setup: str | None = None  # lines for a bash
     venv: str | None = None  # a folder
@@ -46,7 +46,7 @@ class Activation:
 
     @property
     def has_python(self) -> bool:
-        """Whether it says which Python is to run."""
+        """Whether it names the environment whose Python is to run."""
         return bool(self.venv or self.conda)
 
 
@@ -81,7 +81,10 @@ class Job:
 
     @property
     def wants_stacks(self) -> bool:
-        """Whether Python is started with our sitecustomize; a hang that ends the run shall be shown as well."""
+        """Whether ranks must be able to write their stacks, by the sitecustomize that `launch` puts on their path.
+
+        A hang timeout needs that as well: the stacks are shown before the run ends.
+        """
         return self.with_stacks or self.hang_timeout_s is not None
 
     @property

@@ -92,13 +92,16 @@ def count_processes(job: Job, host: Host, fact: NodeFacts) -> int:
 
 
 def settle_device(job: Job, facts: Sequence[NodeFacts]) -> Job:
-    """Return the job on CPUs if it may run there and no host has GPUs; a tool that fails may still have some."""
+    """Return the job on CPUs if it may run there and no host has GPUs.
+
+    A host whose GPU tool fails may still have some, so the job stays as it is.
+    """
     has_none = all(not fact.gpus and fact.gpu_error == messages.NO_GPU_TOOL for fact in facts)
     return replace(job, cpu=True) if job.may_use_cpus and facts and has_none else job
 
 
 def count_visible(host: Host, fact: NodeFacts) -> int:
-    """Return how many GPUs ranks may see, also of those that can't be named (MIG)."""
+    """Return how many GPUs ranks may see, including MIG devices, which have no index."""
     is_known = host.gpus is not None or fact.visible_gpus is None
     return len(visible_gpus(host, fact)) if is_known else len(fact.visible_gpus or ())
 
@@ -113,10 +116,10 @@ def visible_gpus(host: Host, fact: NodeFacts) -> tuple[Gpu, ...]:
 
 
 def master_address(host: Host, facts: Sequence[NodeFacts], *, alone: bool) -> str:
-    """Return the address of node 0 for the others: addr=, else the one of its own to which SSH was spoken.
+    """Return the address by which the others reach node 0: addr=, else the address of its own that SSH connected to.
 
-    facts: of all nodes, node 0 first. Where node 0 is the launch host it was not reached by SSH; then it is the
-    address from which the other nodes saw us come.
+    facts: of all nodes, node 0 first. If node 0 is the launch host itself, no SSH led to it; then it is the address
+    from which the other nodes saw this machine connect.
     """
     if alone:
         return "127.0.0.1"
@@ -130,7 +133,7 @@ def master_address(host: Host, facts: Sequence[NodeFacts], *, alone: bool) -> st
 
 
 def _first_outside(fact: NodeFacts) -> str | None:
-    """The first address that is not the machine's own alone."""
+    """Return the first address that other machines can reach: not a loopback one."""
     virtual = ("lo", "docker", "veth", "virbr", "br-")
     found = [address for name, address in fact.addresses if not name.startswith(virtual) and ":" not in address]
     return found[0] if found else None
@@ -180,7 +183,10 @@ def _plan_node(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFa
 
 
 def _torchrun_options(job: Job, world: _World, node_rank: int, fact: NodeFacts) -> tuple[str, ...]:
-    """Static rendezvous: the only one that keeps --node-rank, and the fastest; c10d sorts the nodes by name."""
+    """Return torchrun's options, with static rendezvous.
+
+    It is the fastest, and the only one that keeps --node-rank: c10d sorts the nodes by name.
+    """
     local = fact.route.address if fact.route else None
     return (
         "--nnodes", str(len(world.sizes)),
@@ -201,7 +207,7 @@ def _escape_macros(*words: str) -> tuple[str, ...]:
 
 
 def _node_env(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFacts) -> dict[str, str]:
-    """What the plan sets for a node, unless the user has set it."""
+    """Return the variables that the plan sets on a node, without those that the user or a setup has set."""
     env = {"PYTHONUNBUFFERED": "1"}
     nproc = world.sizes[node_rank]
     if fact.cpu_count:
@@ -223,9 +229,10 @@ def _node_env(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFac
 
 
 def _flight_recorder(fact: NodeFacts) -> dict[str, str]:
-    """NCCL's flight recorder, kept in memory and written when a collective times out (both spellings of torch).
+    """Return the variables that turn on NCCL's flight recorder, in the spellings of older and newer torch.
 
-    What lies in the folder of LAUNCH_FILES comes home.
+    It is kept in memory and written when a collective times out, into the directory LAUNCH_FILES, whose files are
+    copied to the launch host.
     """
     prefix = f"{fact.folder}/files/{FLIGHT_RECORDER_PREFIX}"
     return {
@@ -256,7 +263,10 @@ def _by_hand_program(program: Program) -> tuple[str, ...]:
 def _rank_processes(
     world: _World, node_rank: int, command: tuple[str, ...], env: Mapping[str, str]
 ) -> tuple[RankProcess, ...]:
-    """Ranks of our own get the variables that torchrun gives, and a plain command needs no torch on the node."""
+    """Return the ranks that the supervisor starts itself, with the variables that torchrun would give them.
+
+    So a plain command needs no torch on the node.
+    """
     nproc, first = world.sizes[node_rank], world.first_rank(node_rank)
     common = {
         "WORLD_SIZE": str(sum(world.sizes)),
@@ -293,9 +303,10 @@ def _processes_by_hand(job: Job, world: _World, node: NodePlan, fact: NodeFacts)
 
 
 def _legacy_by_hand(job: Job, world: _World, node: NodePlan, fact: NodeFacts) -> str:
-    """The line that starts the same ranks: the spelling is that of all versions, and the variables are those missing.
+    """Return the line that starts the same ranks by torch.distributed.launch.
 
-    Without --use_env it would add --local_rank=N to the script's arguments.
+    Options are spelled as every version of torch reads them, and variables that it does not set are added. Without
+    --use_env it would add --local_rank=N to the script's arguments.
     """
     nproc = str(node.nproc or f"<number of GPUs of {node.host.name}>")
     nnodes, node_rank = str(len(world.sizes)), str(node.node_rank)
@@ -318,7 +329,10 @@ def _before(job: Job, fact: NodeFacts, cwd: str) -> list[str]:
 
 
 def _shown(job: Job, env: Mapping[str, str], fact: NodeFacts) -> dict[str, str]:
-    """The environment by hand: without what points into a folder that only a run has, or what a setup has replaced."""
+    """Return the environment for a line that a person pastes.
+
+    It lacks what points into the directory of a run, which is not there by hand, and what a setup has replaced.
+    """
     kept = {name: value for name, value in job.env.items() if name in job.named_env or name not in fact.setup_names}
     return kept | {name: value for name, value in env.items() if not value.startswith(f"{fact.folder}/")}
 
@@ -328,7 +342,7 @@ def _line(env: Mapping[str, str], argv: Sequence[str]) -> str:
 
 
 def placeholder_facts(job: Job, host: Host) -> NodeFacts:
-    """Return facts for a dry run: what only the node can tell stands there by name."""
+    """Return facts for a dry run, with placeholders such as `<home on gpu1>` for what only the node knows."""
     name = host.name
     return NodeFacts(
         folder=f"<run folder on {name}>",

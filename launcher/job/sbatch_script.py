@@ -1,4 +1,7 @@
-"""The text of a Slurm batch script, in which `launch` runs on all nodes of the job. Pure; Slurm 20.11 and newer."""
+"""Make the text of a Slurm batch script that runs `launch` on all nodes of the job, for Slurm 20.11 and newer.
+
+Nothing here does I/O.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ exit "$code"
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a batch job asks of Slurm, and the `launch` that runs in it; what is None is left to the cluster."""
+    """What a batch job asks of Slurm, and the `launch` command that runs in it; None: the cluster decides."""
 
     argv: tuple[str, ...]  # launch, with its options and the program
     job_name: str
@@ -58,12 +61,12 @@ class Batch:
 
     @property
     def signal_s(self) -> int:
-        """Return how many seconds before the time limit Slurm gives its sign."""
+        """Return how many seconds before the time limit Slurm sends the signal to stop."""
         return math.ceil(self.stop_timeout_s) + SIGNAL_MARGIN_S
 
 
 def check_batch(batch: Batch) -> None:
-    """Raise UsageError for what sbatch would refuse, or would take for something else."""
+    """Raise UsageError for values that sbatch would refuse or misread."""
     for name, number in (("--nodes", batch.nodes), ("--cpus-per-task", batch.cpus_per_task)):
         if number is not None and number < 1:
             raise UsageError(f"{name} must be at least 1, got {number}")
@@ -96,7 +99,7 @@ def _check_time(batch: Batch) -> None:
 
 
 def time_limit_s(text: str) -> int:
-    """Return the seconds of a time as Slurm writes it; 0 is no limit."""
+    """Return the seconds of a time limit as Slurm writes it; 0: no limit."""
     found = _TIME.fullmatch(text)
     if found is None:
         raise UsageError(f"--time: want a time as Slurm writes it, got {text!r}", "90 (minutes), 12:00:00 or 2-12")

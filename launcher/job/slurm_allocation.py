@@ -1,6 +1,6 @@
-"""The Slurm allocation that we are in, read from its variables alone, without scontrol. Pure.
+"""Read the Slurm allocation that `launch` runs in from SLURM_* variables alone, without calling scontrol.
 
-The environment comes in as a mapping, from the command line's side.
+The environment is passed in as a mapping, so nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SLURM_NAMES = ("SLURM", "SRUN_", "PMI_", "PMI2_", "PMIX_")
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A job's share of a cluster; None: its variables don't say."""
+    """The nodes, CPUs and GPUs that a Slurm job has; None or empty: its variables don't say."""
 
     job_id: str
     nodes: tuple[str, ...]  # in Slurm's order
@@ -44,7 +44,7 @@ class Allocation:
         return tuple(Host(node, source=self.name) for node in self.nodes)
 
     def describe(self) -> str:
-        """Return what it is, in one line."""
+        """Return the job, its nodes and their sizes in one line."""
         sizes = {count(cpus, "CPU") for cpus in self.cpus_per_node}
         each = sorted(sizes) if len(sizes) == 1 else []
         each += [count(self.gpus_per_node, "GPU")] if self.gpus_per_node else []
@@ -68,10 +68,11 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
 
 
 def count_tasks(environ: Mapping[str, str]) -> int:
-    """Return how many processes srun has started beside us, ourselves included; 0 in a shell or outside of Slurm.
+    """Return how many tasks the srun step has that this process is one of; 0 in a shell or outside of Slurm.
 
-    sbatch's script has SLURM_PROCID as well, but no SLURM_STEP_ID, or that of a special step. Of `srun --pty bash` the
-    first task has the terminal, and the others end at once. A step of one task is a shell to us: it starts one run.
+    sbatch's script has SLURM_PROCID as well, but no SLURM_STEP_ID, or that of a special step. With `srun --pty bash`
+    the first task has the terminal, and the others end at once. A step of one task counts as a shell, since it starts
+    one run.
     """
     step, rank = environ.get("SLURM_STEP_ID", ""), environ.get("SLURM_PROCID")
     if not step.isdecimal() or int(step) >= _FIRST_SPECIAL_STEP or rank is None:
@@ -101,7 +102,10 @@ def refuse_gpus(gpus: int, hosts: Sequence[Host], allocation: Allocation) -> Non
 
 
 def srun_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what srun gets: sbatch's options come as variables, and srun would take each of them for its own."""
+    """Return the environment for srun, without the variables that sbatch made of its own options.
+
+    srun would read each of them as an option of its own.
+    """
     return {
         name: value
         for name, value in environ.items()
@@ -117,7 +121,7 @@ def _read_nodes(name: str, text: str) -> tuple[str, ...]:
 
 
 def _read_repeated(environ: Mapping[str, str], name: str) -> tuple[int, ...]:
-    """Read `8(x2),4` as 8, 8, 4; what a Slurm of tomorrow may write instead is not known, as if it were not there."""
+    """Read `8(x2),4` as 8, 8, 4; a form that is not known counts as if the variable were not set."""
     numbers: list[int] = []
     for word in environ.get(name, "").split(","):
         found = _REPEATED.fullmatch(word)
@@ -128,7 +132,7 @@ def _read_repeated(environ: Mapping[str, str], name: str) -> tuple[int, ...]:
 
 
 def _read_gpus(environ: Mapping[str, str], node_count: int) -> int | None:
-    """Return the GPUs on each node, where all have as many; salloc --gres says nothing, and only the nodes know."""
+    """Return how many GPUs each node has, if all have as many; None after salloc --gres, which sets no variable."""
     if text := environ.get("SLURM_GPUS_PER_NODE"):
         return _count_gpus(text)
     if total := _count_gpus(environ.get("SLURM_GPUS", "")):

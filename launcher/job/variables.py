@@ -1,8 +1,8 @@
 """Which environment variables reach the ranks: a documented allow-list, --env and --env-file.
 
-Forwarding everything broke nodes elsewhere (SSH_CONNECTION, functions, one node's CUDA_VISIBLE_DEVICES), and
-forwarding nothing loses WANDB_API_KEY.
-Values travel over stdin and stand in no command line, but for pdsh's, which refuses secrets.
+Other launchers that forward everything break nodes (SSH_CONNECTION, functions, one node's CUDA_VISIBLE_DEVICES), and
+those that forward nothing lose WANDB_API_KEY. Values travel over stdin and never appear in a command line, except with
+pdsh, which refuses secrets.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _REFUSED = ("SHELLOPTS", "BASHOPTS")
 
 
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return those of our own variables that every rank gets."""
+    """Return the variables of this environment that every rank gets: those on the allow-list."""
     return {
         name: value
         for name, value in sorted(environ.items())
@@ -73,7 +73,7 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_settings(settings: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Read the values of --env: `K=V`, or `K` for our own value of it."""
+    """Read the values of --env: `K=V`, or `K` to forward its value in `environ`."""
     found = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
@@ -105,23 +105,23 @@ def read_env_file(path: Path) -> dict[str, str]:
 
 
 def _line_number(binding: Binding) -> int:
-    """The line of a binding itself: the parser counts from the blank lines before it."""
+    """Return the line of a binding; the parser gives that of the first blank line before it."""
     text = binding.original.string
     blank = text[: len(text) - len(text.lstrip())]
     return binding.original.line + blank.count("\n")
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Tell whether a variable's name, or what its value looks like, says that the value is to be shown to nobody.
+    """Tell whether a variable's value must not be shown, by its name or by what the value looks like.
 
-    No name makes a secret of `true`, and only a password's name makes one of a number: MAX_TOKENS=4096.
+    Switches such as `true` are never secret, and a number is only if the name says password: MAX_TOKENS=4096 is none.
     """
     is_plain = _SWITCH.fullmatch(value) or (_NUMBER.fullmatch(value) and not _PASSWORD_NAME.search(name))
     return bool((_SECRET_NAME.search(name) and not is_plain) or _SECRET_VALUE.search(value))
 
 
 def shell_assignments(env: Mapping[str, str]) -> list[str]:
-    """Return `NAME=value` words for a shell; a secret is taken from the reader's own environment."""
+    """Return `NAME=value` words for a shell; a secret becomes `NAME="${NAME}"`, to be set where the line is pasted."""
     return [
         f'{name}="${{{name}}}"' if is_secret(name, value) else f"{name}={shlex.quote(value)}"
         for name, value in env.items()
@@ -129,7 +129,7 @@ def shell_assignments(env: Mapping[str, str]) -> list[str]:
 
 
 def refuse_rank(environ: Mapping[str, str]) -> None:
-    """Raise UsageError in a rank of a run of ours: every one of them would start a run of its own."""
+    """Raise UsageError if this process is a rank of a run of `launch`: every rank would start a run of its own."""
     mark, rank = environ.get("LAUNCH_MARK"), environ.get("RANK")
     if mark and rank:
         who = f"rank {rank} of run {mark.partition('.')[0]}"
@@ -145,7 +145,7 @@ def _check_name(name: str, where: str) -> None:
 
 
 def _hide_value(setting: str) -> str:
-    """Keep what may be a secret out of a message: whatever is wrong with a setting, it is no use to show its value."""
+    """Return a setting for a message without its value, which may be a secret."""
     name, equals, _ = setting.partition("=")
     return f"{name}{equals}..." if equals else setting
 

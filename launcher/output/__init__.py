@@ -1,11 +1,13 @@
-"""What the launch host shows and keeps of a run. Nothing here knows what a run is.
+"""What the launch host prints while hosts are at work, and what it writes to disk.
+
+It gets lines and the names of hosts, and knows nothing of plans and connections.
 
 In reading order:
 
     lines         whole lines out of a rank's stream, progress bars made readable
-    display       `[node2:5] ` before each line and its colour, or JSON
-    terminal      the terminal's own thread, which never stalls a run
+    display       each line with a prefix such as `[node2:5] `, or as JSON
+    terminal      a thread that writes to the terminal, so that a slow one never stalls a run
     node_log      all output of one node: its log, and what the screen gets
-    folding       equal output of several hosts, once
+    folding       equal output of several hosts, shown once
     run_folder    logs/RUN: where it is, who may write it, and run.json
 """

@@ -1,4 +1,4 @@
-"""How a line looks on the screen: `[node2:5] ` before it, in the node's colour, or one JSON object."""
+"""How a rank's line looks on the screen: with a prefix such as `[node2:5] ` in a colour, or as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Display(Protocol):
 
 
 class PrefixDisplay:
-    """`[node2:5] line`, coloured by node on a terminal."""
+    """Shows a line as `[node2:5] line`, with the prefix in a colour of its node."""
 
     def __init__(self, hosts: Sequence[str], *, is_terminal: bool, with_colour: bool) -> None:
         self._is_terminal = is_terminal
@@ -39,7 +39,7 @@ class PrefixDisplay:
 
 
 class JsonDisplay:
-    """One JSON object per line, for a program that reads us."""
+    """Shows each line as one JSON object, for a program that reads the output of `launch`."""
 
     def render(self, host: str, rank: int | None, stream: int, lines: bytes) -> bytes:
         common = {
@@ -54,7 +54,7 @@ class JsonDisplay:
 
 
 def prefix_of(host: str, rank: int | None) -> bytes:
-    """Return `[host:rank]`, or `[host]` for what no rank said."""
+    """Return `[host:rank]`, or `[host]` for output that comes from no rank."""
     return f"[{host}]".encode() if rank is None else f"[{host}:{rank}]".encode()
 
 

@@ -1,7 +1,7 @@
-"""Output that is shown at the end, equal output of several hosts once: its memory has a bound, whatever a host prints.
+"""Collect the output of each host, to show equal output of several hosts once at the end.
 
-Of a host that prints more than its share the first and the last lines are kept, and a digest of all of it: hosts are
-folded only where everything was equal, what was left out as well.
+Memory is bounded, whatever hosts print. Of a host that prints more than its share only the first and the last lines are
+kept, and a digest of all of it: hosts are folded only if everything was equal, including what was left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LEAST_BYTES = 16 << 10  # of each, however many there are
 
 
 class FoldedOutput:
-    """What one host has printed: all of it, or its head and its tail."""
+    """The output of one host: all of it, or its first and last lines and how many are missing between."""
 
     def __init__(self, most_bytes: int) -> None:
         self.left_out = 0  # lines
@@ -28,7 +28,7 @@ class FoldedOutput:
         self._digest = hashlib.blake2b()
 
     def add(self, lines: bytes) -> None:
-        """Take whole lines."""
+        """Add whole lines."""
         self._digest.update(lines)
         if not self._is_head_full:
             room = self._half_bytes - len(self._head)
@@ -41,11 +41,11 @@ class FoldedOutput:
             self._cut_tail()
 
     def digest(self) -> bytes:
-        """Return what is equal for equal output only; empty where there was none."""
+        """Return bytes that are equal only for equal output; empty if there was none."""
         return self._digest.digest() if self._head or self._tail or self.left_out else b""
 
     def text(self) -> bytes:
-        """Return what is shown, with a line where others were left out."""
+        """Return the text to show, with a line that says how many were left out."""
         self._cut_tail()
         mark = f"launch: {count(self.left_out, 'line')} left out here\n".encode() if self.left_out else b""
         return bytes(self._head) + mark + bytes(self._tail)
@@ -69,13 +69,13 @@ class Group:
 
 
 def make_folds(hosts: Sequence[str]) -> dict[str, FoldedOutput]:
-    """Return where the output of each host goes, in host order; all of it together has a bound."""
+    """Return one FoldedOutput per host, in host order; together they hold about MOST_BYTES."""
     share = max(_LEAST_BYTES, MOST_BYTES // max(1, len(hosts)))
     return {host: FoldedOutput(share) for host in hosts}
 
 
 def group(folds: Mapping[str, FoldedOutput]) -> list[Group]:
-    """Return who has printed the same, by their first host; who has printed nothing is left away."""
+    """Return the groups of hosts that printed the same, in the order of their first hosts, without silent hosts."""
     hosts: dict[bytes, list[str]] = {}
     for host, output in folds.items():
         if digest := output.digest():

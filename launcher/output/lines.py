@@ -1,4 +1,4 @@
-"""Whole lines out of a rank's stream: a progress bar becomes readable, and no character is cut.
+"""Cut the stream of a rank into whole lines; progress bars become readable, and no UTF-8 character is split.
 
 All work is done on blocks of whole lines with bytes.replace: eight million lines pass in about a second.
 """
@@ -15,7 +15,10 @@ PROGRESS_S = 1.0  # a progress bar is shown this often
 
 
 class LineStream:
-    """Cuts one stream of one rank into whole lines, and makes progress bars readable."""
+    """One stream (stdout or stderr) of one rank, cut into whole lines.
+
+    It keeps the start of a line until the rest has come, and in `tail` the last bytes of all, for the report.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._rest = b""
@@ -40,12 +43,15 @@ class LineStream:
         return self._split_progress(block)
 
     def finish(self) -> bytes:
-        """Return the last line, which had no newline, with one."""
+        """Return the rest that never got a newline, with one added; empty if there is none."""
         rest, self._rest = self._rest.rstrip(b"\r"), b""
         return rest.replace(b"\r", b"\n") + b"\n" if rest else b""
 
     def _split_progress(self, block: bytes) -> tuple[bytes, bytes]:
-        """A carriage return draws over the line: all states go to the log, the last of each second to the screen."""
+        """Return the lines for the log and for the screen of a block with carriage returns, as progress bars have.
+
+        All states of a bar go to the log, and at most one in a second to the screen.
+        """
         block = block.replace(b"\r\n", b"\n")
         log, screen = [], []
         for line in block.split(b"\n")[:-1]:
@@ -65,7 +71,7 @@ def _join(lines: list[bytes]) -> bytes:
 
 
 def _whole_characters(data: bytes) -> int:
-    """How much of `data` does not end inside a UTF-8 character."""
+    """Return the length of the longest start of `data` that doesn't end inside a UTF-8 character."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte < 0x80:

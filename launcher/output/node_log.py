@@ -1,6 +1,6 @@
-"""All output of one node, on its way to the node's log and to the screen.
+"""Take the output of one node, write it to the node's log and hand it on to the screen.
 
-It comes from that node's reader thread, so a slow disk holds up that node alone.
+All of that happens in the reader thread of that node's connection, so a slow disk holds up that node alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from launcher.private_files import make_private, open_private
 
 
 class NodeLog:
-    """A node's full log; a disk that is full is said once, and the run goes on."""
+    """The log file of one node, and the files that its ranks left; write errors go to `complain` and end nothing."""
 
     def __init__(self, path: Path, complain: Callable[[Path, OSError], None]) -> None:
         self._path = path
@@ -36,7 +36,7 @@ class NodeLog:
             self._complain(self._path, error)
 
     def keep_file(self, name: str, content: bytes) -> None:
-        """Put a file of the node's ranks beside the log: files/node_0/NAME."""
+        """Keep a file that a rank left on the node beside the log, as files/node_0/NAME."""
         path = self._path.parent / "files" / self._path.stem / name
         try:
             make_private(path.parent, self._path.parent.parent, exist_ok=True)
@@ -55,7 +55,11 @@ class NodeLog:
 
 
 class NodeOutput:
-    """All output of one node; fed by that node's reader thread."""
+    """All output of one node, cut into lines for its log and the screen.
+
+    `feed` is called by the reader thread of the node's connection, and `finish` by the event loop, after which output
+    that still comes is dropped.
+    """
 
     def __init__(
         self,
@@ -77,7 +81,7 @@ class NodeOutput:
         self.heard_at = 0.0  # monotonic: when a rank wrote last, be it half a line
 
     def feed(self, local_rank: int | None, stream: int, data: bytes) -> None:
-        """Take a piece of a rank's output (None: torchrun's own)."""
+        """Take a piece of a rank's output, or of torchrun's if local_rank is None."""
         with self._lock:
             if self._is_finished:
                 return
@@ -89,7 +93,7 @@ class NodeOutput:
             self._emit(local_rank, stream, *lines.feed(data))
 
     def finish(self) -> None:
-        """Emit what had no newline at its end, and close the log."""
+        """Write and show the last lines that had no newline, and close the log."""
         with self._lock:
             self._is_finished = True
             for (local_rank, stream), lines in self._streams.items():
@@ -99,12 +103,12 @@ class NodeOutput:
                 self._log.close()
 
     def keep_file(self, name: str, content: bytes) -> None:
-        """Keep a file that a rank left for us; without a log there is no place for it."""
+        """Keep a file that a rank left on the node; it is dropped if there is no log."""
         if self._log is not None:
             self._log.keep_file(name, content)
 
     def tail(self, local_rank: int | None, stream: int) -> bytes:
-        """Return the last bytes of a stream."""
+        """Return the last bytes of a rank's stream, or of torchrun's if local_rank is None."""
         lines = self._streams.get((local_rank, stream))
         return lines.tail if lines else b""
 

@@ -32,7 +32,7 @@ class RunRecord:
         return self.folder / f"node_{node_rank}.log"
 
     def keep_text(self, name: str, text: str) -> Path:
-        """Write a text of ours beside the logs, and return where; a disk that is full is said."""
+        """Write a text of `launch` beside the logs, and return its path; a write error is passed to `complain`."""
         path = self.folder / name
         try:
             _write_text(path, text)
@@ -41,11 +41,11 @@ class RunRecord:
         return path
 
     def find_files(self, prefix: str) -> list[Path]:
-        """Return the ranks' files that torchfrtrace reads when it is given this prefix."""
+        """Return the files of ranks that torchfrtrace would read with this prefix."""
         return sorted((self.folder / "files").rglob(f"*{prefix}*"))
 
     def update(self, values: Mapping[str, Any]) -> None:
-        """Add to run.json and write it; a disk that is full is said and does not end the run."""
+        """Add values to run.json and write it; a write error is passed to `complain`, and the run goes on."""
         self._content.update(values)
         text = json.dumps(self._content, indent=2, ensure_ascii=False, default=str) + "\n"
         try:
@@ -59,9 +59,9 @@ class RunRecord:
             self.folder.rmdir()
 
     def link(self, node_ranks: Sequence[int]) -> bool:
-        """Point logs/latest to this run and logs/node_<rank>.log into it; return False where latest is another user's.
+        """Point logs/latest to this run and logs/node_<rank>.log into it.
 
-        In a sticky directory nobody can replace what is another's.
+        Return False if latest is another user's: in a sticky directory nobody can replace what is another's.
         """
         base = self.folder.parent
         try:
@@ -82,10 +82,10 @@ class RunRecord:
 
 
 def create_record(base: Path, now: datetime, complain: Complaint) -> RunRecord:
-    """Make the folder of a new run, named by its start; raise UsageError where that can't be.
+    """Make the directory of a new run, named by the time of its start; raise UsageError if that fails.
 
-    It is the user's alone: ranks print what they like. Several users may share `base`, so that is by the umask.
-    A full disk is no such case: a run that could go on without its logs shall go on.
+    Only the user can read it, since ranks may print secrets. Several users may share `base`, so the umask decides on
+    that one. A full disk raises nothing: the run goes on without its logs.
     """
     stamp = now.strftime("%Y%m%d-%H%M%S")
     for number in range(1, 100):

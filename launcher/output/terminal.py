@@ -1,6 +1,6 @@
-"""The terminal's own thread: Ctrl-S, or a pager that is not read, holds up nobody.
+"""Write to the terminal from a thread of its own, so that one that is blocked (Ctrl-S, a pager) never stalls a run.
 
-Its queue is bounded: what a terminal that stands still would have shown is dropped and counted. Logs get everything.
+The queue is bounded: lines of ranks that a blocked terminal would have shown are dropped and counted. Logs get all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ _OWN_FAREWELL_S = 60.0
 
 
 class Terminal:
-    """Writes to stdout and stderr from a thread of its own."""
+    """Writes to stdout and stderr from a thread of its own.
+
+    Blocks come out whole, in the order in which they were queued by whatever threads. Lines of ranks (`put`) may be
+    dropped while a reader is blocked; messages of `launch` (`say`) never are, so the queue may outgrow its bound.
+    """
 
     def __init__(self, *, is_terminal: bool, patience_s: float | None = None) -> None:
         self._queue: deque[tuple[int, bytes]] = deque()
@@ -43,7 +47,10 @@ class Terminal:
         self._thread = start_thread(self._write_all, "terminal", self._break)
 
     def put(self, fd: int, block: bytes) -> None:
-        """Queue whole lines; dropped and counted once the terminal stands still and the queue is full."""
+        """Queue whole lines of ranks.
+
+        If the queue is full it waits while the reader moves, and drops and counts the lines if the reader is blocked.
+        """
         with self._changed:
             while self._queued_bytes >= QUEUE_BYTES and not self._is_stuck():
                 self._changed.wait(0.1)
@@ -53,13 +60,13 @@ class Terminal:
             self._append(fd, block)
 
     def say(self, text: str, fd: int) -> None:
-        """Queue words of our own, which are never dropped; what a node said in them is cleaned."""
+        """Queue a message of `launch`, which is never dropped; control characters in it are removed."""
         with self._changed:
             self._append(fd, clean(text.encode("utf-8", "replace")) + b"\n")
             self._own_waiting = self._queued_bytes  # they come last
 
     def close(self) -> None:
-        """Wait until all is written; give up on a file or pipe that stands still, and say how much it missed."""
+        """Wait until all is written; give up on a file or pipe whose reader is blocked, and say how much it missed."""
         with self._changed:
             self._is_closing = True
             self._moved_at = time.monotonic()
@@ -73,14 +80,14 @@ class Terminal:
                 return
 
     def _break(self, error: Exception) -> None:
-        """Nothing is written any more; the run goes on, and what comes is dropped."""
+        """Say that the writing thread has failed: the run goes on, and nothing more is printed."""
         self._patience_s = 0.0
         text = f"launch: printing failed ({error!r}); the run goes on\n"
         with contextlib.suppress(OSError):
             os.write(STDERR, text.encode())
 
     def _farewell_s(self) -> float:
-        """How long a reader may stand still at the end: our own words, the cause above all, are worth a wait."""
+        """Return how long a reader may be blocked at the end: longest if the cause, or another message, waits."""
         if self._is_terminal or math.isinf(self._patience_s):
             return math.inf
         return _OWN_FAREWELL_S if self._own_waiting else _FAREWELL_S
@@ -135,13 +142,13 @@ def _write_some(fd: int, view: memoryview) -> int:
 
 
 class Screen(Protocol):
-    """Where the words of a run go."""
+    """Where a run puts its messages and results."""
 
     def say(self, text: str) -> None:
-        """Say words of ours, on stderr."""
+        """Print a message of `launch` on stderr."""
 
     def show(self, text: str) -> None:
-        """Put a result of ours on stdout."""
+        """Print a result on stdout."""
 
     def emit(self, event: str, **values: object) -> None:
-        """With --json: put one object on stdout."""
+        """With --json, print one JSON object on stdout; else do nothing."""

@@ -1,4 +1,4 @@
-"""Whether what --setup, --venv and --conda name could be entered on each node."""
+"""Check whether each node could enter the environment that --setup, --venv or --conda names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def find(node: Node) -> Iterator[tuple[str, str]]:
 
 
 def is_entered(node: Node) -> bool:
-    """Tell whether a Python was looked for at all."""
+    """Tell whether the environment could be entered; only then did the node look for a Python."""
     return node.fact.venv_found and node.fact.setup_failure is None
 
 

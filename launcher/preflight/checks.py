@@ -1,4 +1,4 @@
-"""All checks, in the order of what they say: problems first, then warnings, then notes."""
+"""Run the checks on the facts of all nodes: those that every run needs, or all of them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from launcher.preflight.findings import Finding, Node, fold
 
 
 def find_problems(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Finding]:
-    """Return what would make the plan itself wrong; this much is always looked at."""
+    """Return what would make the plan itself wrong, folded; a run looks at this much even with --no-check."""
     return fold(chain.from_iterable(requirements.check(node) for node in _nodes(job, hosts, facts)))
 
 
 def find_all(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Finding]:
-    """Return all that is worth a word, problems first, then warnings, then notes."""
+    """Return the findings of all checks, folded; problems first, then warnings, then notes."""
     nodes = _nodes(job, hosts, facts)
     is_alone = len(nodes) == 1
     each = [[*requirements.check(node), *gpus.check(node), *condition.check(node, is_alone=is_alone)] for node in nodes]

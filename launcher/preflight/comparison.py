@@ -1,4 +1,7 @@
-"""The nodes against each other: whoever differs from most is named, or without a majority who has what."""
+"""Compare the nodes with each other.
+
+A node that differs from most is named; if no value has a majority, the finding lists which node has which value.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _VIRTUAL = ("lo", "docker", "veth", "virbr", "br-", "cni", "flannel")
 
 @dataclass(frozen=True, slots=True)
 class _Trait:
-    """Something that should be equal on all nodes."""
+    """Something that should be equal on all nodes, and what it means if it is not."""
 
     label: str
     value_of: Callable[[Node], str | None]  # None: this node does not tell, and is left out
@@ -29,7 +32,7 @@ class _Trait:
 
 
 def check(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """Yield in what single nodes differ from the others."""
+    """Yield how nodes differ from each other."""
     for trait in _TRAITS:
         yield from _compare(trait, nodes)
     yield from _compare_releases(nodes)
@@ -64,7 +67,10 @@ def _list_values(values: Mapping[str, str], ordered: Sequence[str]) -> str:
 
 
 def _compare_releases(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """torch 2.12 does not talk to 2.13; another patch release or build does, and may compute other numbers."""
+    """Compare the versions of torch and Python.
+
+    torch 2.12 does not talk to 2.13; another patch release or build does, and may compute other numbers.
+    """
     apart = "install the same one everywhere: they can't train together"
     found = list(_compare(_Trait("torch ", lambda node: _release(_torch(node)), PROBLEM, apart), nodes))
     near = "install the same one everywhere: numbers may differ"
@@ -95,7 +101,7 @@ def _of_checks(value_of: Callable[[Checks], str | None]) -> Callable[[Node], str
 
 
 def _count_gpus(node: Node) -> str | None:
-    """Where each node takes what it has; where a number is wanted, one that has fewer is refused."""
+    """Count a node's GPUs if it uses all that it has; None if a number was asked for, as too few are a problem then."""
     is_free = node.job.nproc is None and node.host.slots is None and node.host.gpus is None
     return f"{count_processes(node.job, node.host, node.fact)} GPUs" if is_free else None
 
@@ -139,7 +145,7 @@ def _check_clocks(nodes: Sequence[Node]) -> Iterator[Finding]:
 
 
 def _check_faster_network(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """A subnet that all nodes share, whose slowest link beats the one that the data would take."""
+    """Find a subnet that all nodes share, and whose slowest link is faster than that of the one in use."""
     if len(nodes) < 2 or any(map(_has_chosen_network, nodes)) or all(map(_has_infiniband, nodes)):
         return
     shared = _shared_networks(nodes)
@@ -163,12 +169,12 @@ def _has_chosen_network(node: Node) -> bool:
 
 
 def _has_infiniband(node: Node) -> bool:
-    """Whether the data takes another way: NCCL needs TCP to meet, and no more."""
+    """Tell whether the data goes over InfiniBand; NCCL then needs TCP only to connect the ranks."""
     return node.job.wants_gpus and node.fact.checks is not None and bool(node.fact.checks.infiniband)
 
 
 def _is_used(entries: Sequence[Network], nodes: Sequence[Node]) -> bool:
-    """Whether the way of a node to the others is in a subnet; `eth0` of one node may be `eth1` of the next."""
+    """Tell whether a node reaches the others over a subnet; its interface may have another name on each node."""
     return any(
         node.fact.route is not None and node.fact.route.interface == entry.interface
         for entry, node in zip(entries, nodes, strict=True)

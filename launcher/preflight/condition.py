@@ -1,4 +1,4 @@
-"""The state of each node by itself: memory, limits, disks, left-overs, names."""
+"""Check each node by itself: memory, limits, disks, leftover processes, name look-ups."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def _check_files(checks: Checks) -> _Found:
 
 
 def _check_memlock(node: Node, checks: Checks) -> Iterator[Finding]:
-    """NCCL locks what InfiniBand reads and writes; ranks of one node go over NVLink and /dev/shm."""
+    """Check the limit of locked memory: NCCL locks what InfiniBand reads and writes.
+
+    Ranks of one node need none, as they use NVLink and /dev/shm.
+    """
     if not checks.infiniband or not node.job.wants_gpus or node.job.env.get("NCCL_IB_DISABLE") == "1":
         return
     if checks.memlock_kib is not None and checks.memlock_kib < _SMALL_MEMLOCK_KIB:
@@ -60,7 +63,7 @@ def _check_memlock(node: Node, checks: Checks) -> Iterator[Finding]:
 
 
 def _check_runs(checks: Checks) -> _Found:
-    """Left-overs, by run; the processes of a run that goes on are its own business."""
+    """Find leftover processes of earlier runs, by run; a run that is still going on is a note only."""
     left: dict[str, list[int]] = {}
     going_on: dict[str, None] = {}
     for run in checks.runs:

@@ -1,4 +1,8 @@
-"""What a check says, and how equal findings of several hosts become one."""
+"""What a check says, and how equal findings of several hosts become one.
+
+A Finding is of hosts that answer; of one that does not there is a HostFailure. `launcher.errors` tells the way of both
+to the screen.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ class Severity(Enum):
 
     @property
     def rank(self) -> int:
-        """0 for the worst."""
+        """The place in the order of severities; 0 is the worst."""
         return list(Severity).index(self)
 
 
@@ -29,7 +33,7 @@ PROBLEM, WARNING, NOTE = Severity
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What a check looks at: one host of a job, and what it said."""
+    """What a check looks at: the job, one of its hosts, and the facts of that host."""
 
     job: Job
     host: Host
@@ -43,7 +47,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What the checks say of some hosts, and the remedy."""
+    """What a check found on one or more hosts, what it means for a run, and the remedy."""
 
     hosts: tuple[str, ...]
     text: str
@@ -55,17 +59,17 @@ class Finding:
 
     @property
     def one_line(self) -> str:
-        """The same in one line."""
+        """The finding in one line, with the remedy in parentheses."""
         return f"{fold_names(self.hosts)}: {self.text}" + (f" ({self.hint})" if self.hint else "")
 
 
 def on_cpus(job: Job) -> str:
-    """Return how the same job runs without GPUs, as it may be typed: `test-distributed`, for one, knows no --nproc."""
+    """Return the options that run the same job without GPUs; `test-distributed`, for one, has no --nproc."""
     return "on CPUs: --cpu" if job.nproc and job.gpus is None else "on CPUs: --nproc N --cpu"
 
 
 def fold(findings: Iterable[Finding]) -> list[Finding]:
-    """Make one of those that differ in their hosts alone."""
+    """Join findings that differ only in their hosts."""
     folded: dict[Finding, list[str]] = {}
     for finding in findings:
         folded.setdefault(replace(finding, hosts=()), []).extend(finding.hosts)

@@ -1,4 +1,4 @@
-"""The GPUs that a run would use on a node: who is on them, and whether they are well."""
+"""Check the GPUs that a run would use on a node: whether other processes use them, and whether they are healthy."""
 
 from __future__ import annotations
 
@@ -50,7 +50,11 @@ def _is_built_for_cpus(node: Node) -> bool:
 
 
 def _hardware_faults(node: Node, checks: Checks, gpus: list[Gpu]) -> dict[str, list[int]]:
-    """Return the faults of GPUs that the run uses; one that fell off the bus is no longer listed, and may be meant."""
+    """Return the hardware faults (Xids) of GPUs that the run uses, by PCI address.
+
+    A GPU that fell off the bus is no longer listed, so a fault of one that is not known counts, unless the user chose
+    GPUs and all of them are there.
+    """
     wanted, there = ({gpu.pci_address for gpu in some} for some in (gpus, node.fact.gpus))
     is_choice = len(node.host.gpus or ()) == len(gpus) and "" not in wanted  # and all that were chosen are there
     faults: dict[str, dict[int, None]] = {}
@@ -62,13 +66,13 @@ def _hardware_faults(node: Node, checks: Checks, gpus: list[Gpu]) -> dict[str, l
 
 
 def wanted_gpus(node: Node) -> list[Gpu]:
-    """Return the GPUs that the plan would use there."""
+    """Return the GPUs that the plan would use on this node."""
     gpus = list(visible_gpus(node.host, node.fact))
     return gpus if node.host.gpus is not None else gpus[: count_processes(node.job, node.host, node.fact)]
 
 
 def _check_busy(node: Node, gpus: list[Gpu]) -> Iterator[Finding]:
-    """One finding for all processes of one owner and program, which are mostly one job."""
+    """Yield one finding for all processes of one owner and program, which are mostly one job."""
     jobs: dict[tuple[str | None, ...], list[tuple[Gpu, GpuProcess]]] = {}
     for gpu in gpus:
         for process in gpu.processes:
@@ -89,7 +93,7 @@ def _check_busy(node: Node, gpus: list[Gpu]) -> Iterator[Finding]:
 
 
 def _few(jobs: dict[tuple[str | None, ...], list[tuple[Gpu, GpuProcess]]]) -> list[list[tuple[Gpu, GpuProcess]]]:
-    """Return the jobs that are named one by one, and last all others as one."""
+    """Return the first jobs, which are named one by one, and then all others together as one."""
     named = list(jobs.values())
     others = [place for places in named[_FEW_JOBS:] for place in places]
     return [*named[:_FEW_JOBS], *([others] if others else [])]
@@ -130,6 +134,6 @@ def _remedy(processes: list[GpuProcess]) -> str:
 
 
 def gigabytes(mib: int) -> str:
-    """`120 GB` or `0.4 GB` for MiB, in the units of a GPU's label: 81559 MiB are 80 GB."""
+    """Return `120 GB` or `0.4 GB` for MiB, in the units of a GPU's label: 81559 MiB are 80 GB."""
     size = mib / 1024
     return f"{size:.0f} GB" if size >= 9.5 else f"{size:.1f} GB"

@@ -1,4 +1,4 @@
-"""What the nodes found when they tried to reach each other, and the interfaces that a user has named."""
+"""Check whether the nodes could reach each other, and whether they have the interfaces that the user named."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OPEN_ALL = "some ports are open, but NCCL and gloo take any free one: open all 
 
 
 def check(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """Yield who can't reach whom, and interface names that are not there."""
+    """Yield which node can't reach which, and which interfaces are missing."""
     for node in nodes:
         yield from _check_interfaces(node)
         if len(nodes) > 1:
@@ -48,7 +48,10 @@ def _tried(node: Node) -> tuple[Probe, ...]:
 
 
 def _check_ring(nodes: Sequence[Node], failed: list[tuple[Node, Probe]]) -> Iterator[Finding]:
-    """Where the master port is open and a free port of a neighbour is not, a firewall knows a list of ports."""
+    """Yield which node can't reach a free port of the next one.
+
+    If the master port is open and these are not, a firewall lets only listed ports through.
+    """
     masters = [probe for node in nodes for probe in _tried(node) if probe.is_master]
     hint = _OPEN_ALL if masters and all(probe.error is None for probe in masters) else _OPEN
     if len(failed) > _FEW:
@@ -68,7 +71,10 @@ def _lowered(error: str | None) -> str:
 
 
 def _check_interfaces(node: Node) -> Iterator[Finding]:
-    """gloo takes a list of names; NCCL a list of prefixes, exact names after `=`, or exclusions after `^`."""
+    """Check the interfaces named by GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.
+
+    gloo takes a list of names; NCCL a list of prefixes, exact names after `=`, or exclusions after `^`.
+    """
     there = list(dict.fromkeys(name for name, _ in node.fact.addresses))
     if not there:
         return
@@ -89,7 +95,10 @@ def _check_interfaces(node: Node) -> Iterator[Finding]:
 
 
 def _check_loopback(node: Node) -> Iterator[Finding]:
-    """NCCL meets over the first interface that it may take, which is lo (findInterfaces in its socket.cc)."""
+    """Find an NCCL_SOCKET_IFNAME that excludes some interfaces, but not lo.
+
+    NCCL connects over the first interface that it may use, which then is lo (findInterfaces in its socket.cc).
+    """
     value = node.job.env.get("NCCL_SOCKET_IFNAME", "")
     if node.job.wants_gpus and value.startswith("^") and matches(value, "lo") and not node.fact.is_on_loopback:
         text = f"NCCL_SOCKET_IFNAME={value} lets lo in, by which no other node is reached"
@@ -97,7 +106,10 @@ def _check_loopback(node: Node) -> Iterator[Finding]:
 
 
 def data_address(job: Job, fact: NodeFacts) -> str | None:
-    """Return the address by which ranks on a node are reached: of the interface that the user named, or the route's."""
+    """Return the address by which ranks on a node are reached.
+
+    It is that of the interface that the user named, else that of the route to node 0.
+    """
     variable = "NCCL_SOCKET_IFNAME" if job.wants_gpus else "GLOO_SOCKET_IFNAME"
     setting = job.env.get(variable)
     if setting:
@@ -114,7 +126,7 @@ def _is_meant(variable: str, setting: str, interface: str) -> bool:
 
 
 def matches(setting: str, interface: str) -> bool:
-    """Tell whether NCCL would take an interface by this setting."""
+    """Tell whether NCCL would use an interface with this value of NCCL_SOCKET_IFNAME."""
     names = setting.lstrip("^=").split(",")
     if setting.startswith(("=", "^=")):
         is_named = interface in names
@@ -124,7 +136,10 @@ def matches(setting: str, interface: str) -> bool:
 
 
 def find_unreachable_master(hosts: Sequence[Host], facts: Sequence[NodeFacts], master: str) -> list[Finding]:
-    """A master on loopback is reached by its own machine alone: nodes that came by SSH to others would hang."""
+    """Return a finding if node 0 is known only by a loopback address and other nodes are on other machines.
+
+    They could not reach it, and would hang.
+    """
     if len(hosts) < 2 or not master.startswith("127."):
         return []
     outside = [

@@ -1,4 +1,4 @@
-"""What a plan needs of each node: a system, a Python with torch, the folder, enough GPUs, a way to node 0."""
+"""Check what a plan needs of each node: Linux, a Python with torch, the directory, enough GPUs, a way to node 0."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _check_python(node: Node) -> _Found:
 
 
 def _check_torchrun(node: Node) -> _Found:
-    """Before 2.0 torchrun took no option with dashes (pytorch #94505), and before 1.9 there was none."""
+    """Refuse torch before 2.0: its torchrun takes no option with dashes (pytorch #94505); before 1.9 there is none."""
     version = node.fact.torch_version
     if node.job.uses_torchrun and version is not None and version.partition(".")[0] in ("0", "1"):
         yield f"torch {version} is too old for torchrun as it is started here", "start the ranks without it: --legacy"

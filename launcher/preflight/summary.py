@@ -1,4 +1,4 @@
-"""What all nodes have in common, in a few words."""
+"""Describe the nodes in a few words: GPUs, versions and the data interface."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from launcher.preflight.gpus import gigabytes
 
 
 def summarize(job: Job, facts: Sequence[NodeFacts]) -> str:
-    """Return what the nodes have: GPUs, versions, the data interface; differing values side by side."""
+    """Return the traits of the nodes in one line; values that differ are joined by `or`."""
     return ", ".join(" or ".join(dict.fromkeys(values)) for values in _traits(job, facts))
 
 
 def common_traits(job: Job, facts: Sequence[NodeFacts]) -> list[str]:
-    """Return only what is equal on all nodes."""
+    """Return the traits that are equal on all nodes."""
     traits = [*_traits(job, facts), _script_words(job, facts)]
     return [values[0] for values in traits if len(values) == len(facts) and len(set(values)) == 1]
 
 
 def _traits(job: Job, facts: Sequence[NodeFacts]) -> list[list[str]]:
-    """Return one list per trait with one word per node."""
+    """Return one list per trait, with the value of each node in words."""
     traits = [_gpu_words(job, facts), _driver_words(job, facts)]
     if job.program.needs_torch:
         traits.append(_words("python", (fact.python_version for fact in facts)))
@@ -59,6 +59,6 @@ def _describe_gpus(fact: NodeFacts) -> str:
 
 
 def _words(label: str, values: Iterable[str | None]) -> list[str]:
-    """Name the trait with the first value only: `python 3.11 or 3.12`."""
+    """Return the values of a trait in words; only the first has the label, for `python 3.11 or 3.12`."""
     found = [value for value in values if value is not None]
     return [f"{label} {value}" if index == 0 or value == found[0] else str(value) for index, value in enumerate(found)]

@@ -1,12 +1,15 @@
-"""What the nodes said -> the failures among it, each with the last lines of its process."""
+"""What the nodes said -> the Failures among it, each with the last lines of its process.
+
+Here a node's HostFailure becomes a Failure of the run; `launcher.errors` tells the whole way to the screen.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from launcher.diagnosis.cause import Failure
-from launcher.errors import HostFailure
+from launcher.diagnosis.cause import Failure, FailureKind
+from launcher.errors import HostFailure, HostFailureKind
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.node_log import NodeOutput
@@ -22,10 +25,13 @@ def find_failures(
     found = []
     for index, node in enumerate(plan.nodes):
         found += _Node(index, node, session.states[index], outputs[index], session).failures()
-    return [
-        replace(failure, after_stop=stopped_at is not None and failure.at > stopped_at and failure.what != "connection")
-        for failure in found
-    ]
+    return found if stopped_at is None else [_mark(failure, stopped_at) for failure in found]
+
+
+def _mark(failure: Failure, stopped_at: float) -> Failure:
+    """Mark what may have ended because it was asked to; a lost connection never does."""
+    is_lost = failure.kind is FailureKind.CONNECTION
+    return replace(failure, after_stop=failure.at > stopped_at and not is_lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ class _Node:
         return Failure(
             host=self.plan.host.name,
             node_rank=self.plan.node_rank,
-            what="rank",
+            kind=FailureKind.RANK,
             at=event.at - event.fields["age_s"],
             rank=self.plan.first_rank + local_rank,
             local_rank=local_rank,
@@ -67,7 +73,7 @@ class _Node:
         return Failure(
             host=self.plan.host.name,
             node_rank=self.plan.node_rank,
-            what="torchrun",
+            kind=FailureKind.TORCHRUN,
             at=event.at,
             code=event.fields["code"],
             signal=event.fields["signal"],
@@ -77,10 +83,11 @@ class _Node:
     def _keeper(self, failure: HostFailure) -> Failure:
         """The node itself failed: its supervisor, or the connection to it."""
         ending = self.state.keeper_ending
+        is_supervisor = failure.kind is HostFailureKind.SUPERVISOR
         return Failure(
             host=failure.host,
             node_rank=self.plan.node_rank,
-            what="supervisor" if failure.kind == "supervisor" else "connection",
+            kind=FailureKind.SUPERVISOR if is_supervisor else FailureKind.CONNECTION,
             at=self.state.ended.at if self.state.ended else wall_clock(),
             code=ending["code"] if ending else None,
             signal=ending["signal"] if ending else None,

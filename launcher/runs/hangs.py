@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
-from launcher.diagnosis.cause import Failure
+from launcher.diagnosis.cause import Failure, FailureKind
 from launcher.diagnosis.stacks import FoldedStacks, Stack, fold, folded_lines, parse_stack, stack_lines
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.node import messages
@@ -196,7 +196,7 @@ class HangWatch:
         text = f"no output for {span(timeout_s)} (--hang-timeout)"
         if folded is None or not folded.odd:
             first = self._plan.nodes[0]
-            return Failure(first.host.name, first.node_rank, "hang", wall_clock(), text=text)
+            return Failure(first.host.name, first.node_rank, FailureKind.HANG, wall_clock(), text=text)
         odd = folded.odd[0]
         index = next(
             place for place, node in enumerate(self._plan.nodes) if 0 <= odd.rank - node.first_rank < node.nproc
@@ -204,8 +204,8 @@ class HangWatch:
         node, output = self._plan.nodes[index], self._outputs[index]
         local_rank = odd.rank - node.first_rank
         return Failure(
-            host=odd.host, node_rank=node.node_rank, what="hang", at=wall_clock(), rank=odd.rank, local_rank=local_rank,
-            text=f"{text}, {folded.verdict}", gpu=node.gpu_of(local_rank),
+            host=odd.host, node_rank=node.node_rank, kind=FailureKind.HANG, at=wall_clock(), rank=odd.rank,
+            local_rank=local_rank, text=f"{text}, {folded.verdict}", gpu=node.gpu_of(local_rank),
             stdout=output.tail(local_rank, STDOUT).decode("utf-8", "replace"),
             stderr=output.tail(local_rank, STDERR).decode("utf-8", "replace"),
         )  # fmt: skip

@@ -1,4 +1,7 @@
-"""The words in which a run is told: its plan, its end and its cause. Pure."""
+"""The messages about a run: its plan, how it ended and the cause. Nothing here does I/O.
+
+A Cause gets its last form here; `launcher.errors` tells how it came about.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +45,14 @@ def plan_line(plan: LaunchPlan, run_id: str, folder: Path, *, on_cpu: bool) -> s
 
 
 def warning_lines(warnings: Sequence[Finding]) -> list[str]:
-    """One line for each; of very many the first ones."""
+    """Return one line for each warning; of more than eight the first ones, and how many more there are."""
     lines = [f"  {warning.one_line}" for warning in warnings]
     more = len(lines) - _MAX_WARNINGS
     return lines[:_MAX_WARNINGS] + ([f"  and {more} more: launch check"] if more > 0 else [])
 
 
 def plan_lines(plan: LaunchPlan) -> list[str]:
-    """One comment and one line to copy and paste per node."""
+    """Return for each node a comment, and the command to copy and paste."""
     lines = []
     first_is_known = True
     for node in plan.nodes:
@@ -60,7 +63,7 @@ def plan_lines(plan: LaunchPlan) -> list[str]:
 
 
 def _rank_words(node: NodePlan, *, first_is_known: bool) -> str:
-    """A dry run does not know the size of a node whose GPUs nobody has counted."""
+    """Return a node's ranks; a dry run doesn't know their number, or the first one, if a node's GPUs are uncounted."""
     if not node.nproc:
         return "as many ranks as GPUs"
     if not first_is_known:
@@ -71,7 +74,7 @@ def _rank_words(node: NodePlan, *, first_is_known: bool) -> str:
 
 
 def census_words(census: Census) -> str:
-    """`0 processes left on 2 nodes`, and every host where that is not so."""
+    """Return `0 processes left on 2 nodes`, and each host that could not be asked."""
     nodes = len(census.left)
     total = sum(len(processes) for processes in census.left.values())
     words = [f"{count(total, 'process')} left on {count(nodes, 'node')}"] if nodes else []
@@ -84,7 +87,7 @@ def census_words(census: Census) -> str:
 
 
 def left_lines(census: Census) -> list[str]:
-    """One line for each process that could not be ended."""
+    """Return one line for each process that could not be ended."""
     lines = [
         f"  {host}: pid {pid} ({name}) {_survival(state)}"
         for host, processes in census.left.items()
@@ -101,12 +104,15 @@ def _survival(state: str) -> str:
 
 
 def failed_first_line(cause: Cause, nodes: int) -> str:
-    """`gpu2 rank 11 failed first (exit code 1), stopping 2 nodes`."""
+    """Return `gpu2 rank 11 failed first (exit code 1), stopping 2 nodes`."""
     return f"{cause.failure.headline}, stopping {count(nodes, 'node')}"
 
 
 def cause_block(cause: Cause, others: Sequence[str], log: Path) -> list[str]:
-    """The block that names the cause; it fits a screen."""
+    """Return the lines that explain the cause, no more than fit a screen of 24 rows.
+
+    others: what became of the other ranks; log: the file with all output of the failed node.
+    """
     failure = cause.failure
     local = f" (local rank {failure.local_rank}" + (f", GPU {failure.gpu})" if failure.gpu is not None else ")")
     where = local if failure.local_rank is not None else ""
@@ -130,7 +136,7 @@ def _cut(line: str, length: int) -> str:
 
 
 def _fit_traceback(traceback: Sequence[str]) -> list[str]:
-    """A frame with a long statement, or an error with a long message, must not push the rest off the screen."""
+    """Cut long statements and messages, so that they don't push the rest off the screen."""
     *frame, error = traceback or ("",)
     if len(frame) > _MAX_FRAME_LINES:
         frame = [*frame[: _MAX_FRAME_LINES - 1], "  ..."]
@@ -138,7 +144,7 @@ def _fit_traceback(traceback: Sequence[str]) -> list[str]:
 
 
 def _fit_last_lines(lines: Sequence[str], rows: int) -> list[str]:
-    """Return the latest that have room."""
+    """Return the latest lines that fit into so many rows of the screen."""
     kept: list[str] = []
     for line in reversed([f"    {_cut(line, _MAX_LINE)}" for line in lines]):
         rows -= _rows(line)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.diagnosis.cause import SETTLE_S, Cause, Failure, find_cause
+from launcher.diagnosis.cause import SETTLE_S, Cause, Failure, FailureKind, find_cause
 from launcher.diagnosis.flight_recorder import find_unsafe
 from launcher.errors import EXIT_SIGNAL_BASE, PreflightError, UnreachableError
 from launcher.job.job import Job, ProgramKind
@@ -301,7 +301,8 @@ class Run:
         """Whether torchrun found the port taken that we chose and held for it."""
         failure = cause.failure
         has_begun = any(state.started for state in self._session.states)
-        is_ours = self._job.master_port is None and failure.what == "torchrun" and failure.node_rank == 0
+        is_torchrun = failure.kind is FailureKind.TORCHRUN
+        is_ours = self._job.master_port is None and is_torchrun and failure.node_rank == 0
         return is_ours and not has_begun and cause.explanation is not None and cause.explanation.name in _PORT_TAKEN
 
     def _plan_port(self) -> int | str:
@@ -317,7 +318,7 @@ class Run:
     def _others(self, cause: Cause, census: Census) -> list[str]:
         """What became of the other ranks, of hosts that could be asked."""
         assert self._plan is not None and self._stopped_at is not None
-        if cause.failure.what == "hang" and cause.failure.rank is None:
+        if cause.failure.kind is FailureKind.HANG and cause.failure.rank is None:
             return []  # it was all of them
         stopped, failed, ended = Counter[str](), Counter[str](), Counter[str]()
         for node, state in zip(self._plan.nodes, self._session.states, strict=True):
@@ -377,7 +378,7 @@ def _as_record(result: Result) -> dict[str, Any]:
         if cause is None
         else {
             "host": cause.failure.host,
-            "what": cause.failure.what,
+            "what": cause.failure.kind.value,
             "rank": cause.failure.rank,
             "local_rank": cause.failure.local_rank,
             "exit_code": cause.failure.code,

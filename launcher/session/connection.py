@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from launcher.clock import boottime
 from launcher.concurrency import start_thread
-from launcher.errors import HostFailure, LauncherError
+from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.session.expected import ExpectedMessages, UnaskedMessage
@@ -113,7 +113,7 @@ class Connection:
         try:
             start_thread(lambda: self._converse(window, first_message), f"read {self.host.name}", self._break)
         except LauncherError as error:
-            self._lose(HostFailure(self.host.name, "threads", error.message, error.hint))
+            self._lose(HostFailure(self.host.name, HostFailureKind.THREADS, error.message, error.hint))
 
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
         """Queue a message; one for a node that is gone is dropped."""
@@ -138,7 +138,7 @@ class Connection:
         """Hang up where the node has heard nothing for so long, and has ended the run."""
         if not self._transport.is_terse:
             text = f"this machine stood still for {gap_s:.0f} s, and the nodes took it for dead"
-            self.give_up("standstill", text)
+            self.give_up(HostFailureKind.STANDSTILL, text)
 
     def check_time(self) -> None:
         """Hang up where the login shell gives no marker, or the node no sign of life."""
@@ -146,14 +146,14 @@ class Connection:
         marker_timeout_s = max(MARKER_TIMEOUT_S, self._terms.connect_timeout_s)
         if not self.is_ready and self._opened_at is not None and checked_at - self._opened_at > marker_timeout_s:
             self.give_up(
-                "shell",
+                HostFailureKind.SHELL,
                 f"its login shell waits for input (no answer in {marker_timeout_s:g} s)",
                 "an rc file may ask or wait in interactive shells only; for a slow one raise --connect-timeout",
             )
         elif self.is_ready and not self._is_busy and checked_at - self.heard_at > self._terms.silence_s:
-            self.give_up("silent", f"no sign of life for {self._terms.silence_s:g} s")
+            self.give_up(HostFailureKind.SILENT, f"no sign of life for {self._terms.silence_s:g} s")
 
-    def give_up(self, kind: str, text: str, hint: str = "") -> None:
+    def give_up(self, kind: HostFailureKind, text: str, hint: str = "") -> None:
         """Hang up, and make this the reason."""
         if self._failure is None:
             self._failure = HostFailure(self.host.name, kind, text, hint)
@@ -191,17 +191,17 @@ class Connection:
         except TransportError as error:
             self._lose(error.failure)
         except UnaskedMessage as error:
-            self._lose(HostFailure(self.host.name, "protocol", f"it sent what nobody asked for: {error}"))
+            self._lose(HostFailure(self.host.name, HostFailureKind.PROTOCOL, f"it sent what nobody asked for: {error}"))
         except messages.MalformedMessage as error:
-            self._lose(HostFailure(self.host.name, "protocol", f"it sent what is no message: {error}"))
+            self._lose(HostFailure(self.host.name, HostFailureKind.PROTOCOL, f"it sent what is no message: {error}"))
         except LauncherError as error:
-            self._lose(HostFailure(self.host.name, "configuration", error.message, error.hint))
+            self._lose(HostFailure(self.host.name, HostFailureKind.CONFIGURATION, error.message, error.hint))
         finally:
             self.close()
 
     def _break(self, error: Exception) -> None:
         """A host's failure becomes a value, whatever it is."""
-        self._lose(HostFailure(self.host.name, "connection", f"the connection was lost: {error!r}"))
+        self._lose(HostFailure(self.host.name, HostFailureKind.CONNECTION, f"the connection was lost: {error!r}"))
 
     def _open(self, first_message: bytes) -> bytes:
         """Connect and start the node's side; return what came after its marker."""
@@ -258,20 +258,20 @@ class Connection:
                 return text[start + len(marker) : end].decode("ascii", "replace"), text[end + 1 :]
             if len(text) > NOISE_BYTES:
                 self._keep_noise(text)
-                raise TransportError(
-                    HostFailure(self.host.name, "shell", "its login shell prints without end", "look at its rc files")
-                )
+                said = "its login shell prints without end"
+                raise TransportError(HostFailure(self.host.name, HostFailureKind.SHELL, said, "look at its rc files"))
 
     def _no_marker(self) -> HostFailure:
         if self._is_closed and not self._has_orders:
-            return HostFailure(self.host.name, "closed", "the launch ended before it was reached")
+            return HostFailure(self.host.name, HostFailureKind.CLOSED, "the launch ended before it was reached")
         code = self._channel.exit_code() if self._channel is not None else None
         if code == bootstrap.NO_PYTHON_EXIT_CODE:
             return bootstrap.no_python(self.host.name, self._terms.pythons)
         if code is None:
-            return HostFailure(self.host.name, "shell", "the connection was lost at once" + self._last_noise())
+            said = f"the connection was lost at once{self._last_noise()}"
+            return HostFailure(self.host.name, HostFailureKind.SHELL, said)
         text = "killed by a signal" if code == KILLED else f"exit code {code}"
-        return HostFailure(self.host.name, "shell", f"its login shell ended ({text}){self._last_noise()}")
+        return HostFailure(self.host.name, HostFailureKind.SHELL, f"its login shell ended ({text}){self._last_noise()}")
 
     def _read_to_end(self) -> None:
         assert self._channel is not None  # it answered
@@ -336,15 +336,15 @@ class Connection:
         if self._failure is not None:
             self._lose(self._failure)
         elif code is None:
-            self._lose(HostFailure(self.host.name, "connection", "the connection was lost"))
+            self._lose(HostFailure(self.host.name, HostFailureKind.CONNECTION, "the connection was lost"))
         elif messages.NO_WORD in self._last_noise():  # it ended before we noticed that time had passed
             silence = self._last_noise().rpartition(messages.NO_WORD)[2]
             text = f"this machine stood still for over{silence}, and the nodes took it for dead"
-            self._lose(HostFailure(self.host.name, "standstill", text))
+            self._lose(HostFailure(self.host.name, HostFailureKind.STANDSTILL, text))
         else:
             ended = f"its guardian ended (exit code {code}){self._last_noise()}"
             text = "its guardian was killed" if code >= KILLED else ended
-            self._lose(HostFailure(self.host.name, "supervisor", text))
+            self._lose(HostFailure(self.host.name, HostFailureKind.SUPERVISOR, text))
 
     def _lose(self, failure: HostFailure) -> None:
         self.is_over = True
@@ -364,4 +364,4 @@ class Connection:
 
     def _break_writing(self, error: Exception) -> None:
         """Nothing reaches the node any more, its heartbeats neither."""
-        self.give_up("connection", f"the connection was lost: {error!r}")
+        self.give_up(HostFailureKind.CONNECTION, f"the connection was lost: {error!r}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from launcher.errors import HostFailure, LauncherError
+from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.job.facts import NodeFacts, Route, read_facts, read_route
 from launcher.node import messages
 from launcher.session.connection import LOST, READY, Event
@@ -108,7 +108,7 @@ class NodeState:
         try:
             self.facts = read_facts(event.fields, self.folder or "")
         except LauncherError as error:
-            self.failure = HostFailure(self.host, "facts", error.message)
+            self.failure = HostFailure(self.host, HostFailureKind.FACTS, error.message)
         self.stage = Stage.WAITING_FOR_OTHERS
 
     def _take_routed(self, event: Event) -> None:
@@ -141,7 +141,7 @@ class NodeState:
         self.ended = self.ended or event
 
     def _blame_supervisor(self, event: Event, text: str) -> None:
-        self.failure = self.failure or HostFailure(self.host, "supervisor", text)
+        self.failure = self.failure or HostFailure(self.host, HostFailureKind.SUPERVISOR, text)
         self.keeper_ending = self.keeper_ending or event.fields.get("supervisor")
         self.ended = self.ended or event
 

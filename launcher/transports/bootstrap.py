@@ -22,7 +22,7 @@ from importlib.util import MAGIC_NUMBER, find_spec
 from types import CodeType
 from typing import Any
 
-from launcher.errors import HostFailure
+from launcher.errors import HostFailure, HostFailureKind
 
 MARKER = "~launch"
 NO_PYTHON_EXIT_CODE = 127  # of each command line here, as a shell's for a program that it doesn't find
@@ -78,7 +78,7 @@ guardian.main({nonce!r})
 def no_python(host: str, pythons: Sequence[str]) -> HostFailure:
     """Return the failure of a host where none of these is a Python that is new enough."""
     text = f"no Python 3.8 or newer there (tried {', '.join(pythons)})"
-    return HostFailure(host, "no python", text, "name one that is with --python PATH")
+    return HostFailure(host, HostFailureKind.NO_PYTHON, text, "name one that is with --python PATH")
 
 
 def loader_command(python: str, nonce: str) -> str:

@@ -18,7 +18,7 @@ from machines.patience import DEADLINE_S, slowed
 from node_process import WAITS, find_marked, is_alive, shell, wait_until
 
 from launcher.clock import boot_id, boottime
-from launcher.errors import HostFailure
+from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.session import connection
@@ -275,7 +275,7 @@ def test_a_launch_host_that_slept_blames_no_node() -> None:
         await talk.wait_for(messages.HELLO)
         clock.slept_s = 3600
         failure = await talk.wait_for_failure()
-        assert failure.kind == "standstill"
+        assert failure.kind is HostFailureKind.STANDSTILL
         assert failure.text.startswith("this machine stood still for 36")
 
     talking(scene, clock=clock)
@@ -407,7 +407,7 @@ def test_a_node_that_freezes() -> None:
         hello = await talk.wait_for(messages.HELLO)
         os.kill(hello.fields["pid"], signal.SIGSTOP)
         try:
-            assert (await talk.wait_for_failure()).kind == "silent"
+            assert (await talk.wait_for_failure()).kind is HostFailureKind.SILENT
         finally:
             os.kill(hello.fields["pid"], signal.SIGCONT)
 

@@ -19,7 +19,7 @@ from password_server import PASSWORD, PasswordServer
 from ssh_hosts import SshHosts, find_free_port, is_alive, make_key, sign, wait_until
 from terminal import Terminal
 
-from launcher.errors import HostFailure
+from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.transports.base import Transport, TransportError
 from launcher.transports.ssh.fabric import FabricTransport
@@ -101,7 +101,7 @@ def test_a_locked_key_whose_agent_has_it(
     """Also where only keys that ssh_config names may be tried."""
     key = tmp_path / "key"
     allow(hosts, make_key(key, kind, PASSPHRASE))
-    assert log_in(node2={"IdentityFile": key}).kind == "key encrypted"
+    assert log_in(node2={"IdentityFile": key}).kind is HostFailureKind.KEY_ENCRYPTED
     add_to_agent(key, PASSPHRASE)
     assert log_in(node2={"IdentityFile": key}) == "in\n"
     key.with_name("key.pub").unlink()
@@ -117,7 +117,7 @@ def test_a_key_whose_private_half_the_agent_alone_has(
     add_to_agent(key)
     key.unlink()
     assert log_in(node2={"IdentityFile": f"{key}.pub"}) == "in\n"
-    assert log_in(node2={"IdentityFile": tmp_path / "none"}).kind == "login refused"
+    assert log_in(node2={"IdentityFile": tmp_path / "none"}).kind is HostFailureKind.LOGIN_REFUSED
     assert log_in(node2={"IdentityFile": tmp_path / "none", "IdentitiesOnly": "no"}) == "in\n"
 
 
@@ -130,9 +130,9 @@ def test_an_agent_that_ssh_config_names(
     add_to_agent(key)
     key.unlink()
     settings = {"IdentityFile": f"{key}.pub"}
-    assert log_in(node2={**settings, "IdentityAgent": "none"}).kind == "login refused"
+    assert log_in(node2={**settings, "IdentityAgent": "none"}).kind is HostFailureKind.LOGIN_REFUSED
     monkeypatch.delenv("SSH_AUTH_SOCK")
-    assert log_in(node2=settings).kind == "login refused"
+    assert log_in(node2=settings).kind is HostFailureKind.LOGIN_REFUSED
     assert log_in(node2={**settings, "IdentityAgent": agent}) == "in\n"
 
 
@@ -144,7 +144,7 @@ def test_an_agent_that_does_not_sign(log_in: LogIn, hosts: SshHosts, tmp_path: P
     add_to_agent(key, options=["-c"])  # it asks before it signs, and nobody is there to say yes
     key.unlink()
     failure = log_in(node2={"IdentityFile": f"{key}.pub"})
-    assert failure.kind == "login refused"
+    assert failure.kind is HostFailureKind.LOGIN_REFUSED
     assert failure.text.endswith(f"(tried {key}.pub (agent), which would not sign)")
     assert failure.hint == "say yes to the agent, or plug its card in"
     assert log_in(node2={"IdentityFile": f"{key}.pub\n  IdentityFile {hosts.folder / 'id'}"}) == "in\n"
@@ -230,13 +230,13 @@ def certified(hosts: SshHosts, tmp_path: Path) -> Path:
 def test_a_certificate_beside_its_key(log_in: LogIn, certified: Path) -> None:
     assert log_in(node2={"IdentityFile": certified}) == "in\n"
     certified.with_name("key-cert.pub").unlink()
-    assert log_in(node2={"IdentityFile": certified}).kind == "login refused"
+    assert log_in(node2={"IdentityFile": certified}).kind is HostFailureKind.LOGIN_REFUSED
 
 
 @every_transport
 def test_a_certificate_that_ssh_config_names(log_in: LogIn, certified: Path, tmp_path: Path) -> None:
     elsewhere = certified.with_name("key-cert.pub").rename(tmp_path / "elsewhere.pub")
-    assert log_in(node2={"IdentityFile": certified}).kind == "login refused"
+    assert log_in(node2={"IdentityFile": certified}).kind is HostFailureKind.LOGIN_REFUSED
     assert log_in(node2={"IdentityFile": certified, "CertificateFile": elsewhere}) == "in\n"
 
 
@@ -247,7 +247,9 @@ def test_a_certificate_of_a_key_in_an_agent(log_in: LogIn, certified: Path, agen
     certified.unlink()
     assert log_in(node2={"IdentityFile": f"{certified}.pub", "IdentitiesOnly": "no"}) == "in\n"
     subprocess.run(["ssh-add", "-q", "-D"], check=True, capture_output=True, timeout=DEADLINE_S)
-    assert log_in(node2={"IdentityFile": f"{certified}.pub", "IdentitiesOnly": "no"}).kind == "login refused"
+    assert (
+        log_in(node2={"IdentityFile": f"{certified}.pub", "IdentitiesOnly": "no"}).kind is HostFailureKind.LOGIN_REFUSED
+    )
 
 
 # ---- host keys ------------------------------------------------------------------------------------------------------
@@ -310,14 +312,14 @@ def test_known_hosts(log_in: LogIn, known: Callable[[str], dict[str, object]], t
 def test_a_key_of_the_port_alone_is_good_for_it(log_in: LogIn, known: Callable[[str], dict[str, object]]) -> None:
     """A key of the host at its usual port is no key of another server there, say one that a user has started."""
     settings = known("127.0.0.2 NODE\n[127.0.0.2]:PORT OTHER\n")
-    assert log_in(node2={**settings, "HostKeyAlgorithms": "ssh-ed25519"}).kind == "host key changed"
+    assert log_in(node2={**settings, "HostKeyAlgorithms": "ssh-ed25519"}).kind is HostFailureKind.HOST_KEY_CHANGED
 
 
 def test_no_certificate_gets_around_the_key_of_the_port(
     log_in: LogIn, known: Callable[[str], dict[str, object]]
 ) -> None:
     """OpenSSH 9.2 forgets the key of the port when it is shown a certificate that nobody knows."""
-    assert log_in(node2=known("127.0.0.2 NODE\n[127.0.0.2]:PORT OTHER\n")).kind == "host key changed"
+    assert log_in(node2=known("127.0.0.2 NODE\n[127.0.0.2]:PORT OTHER\n")).kind is HostFailureKind.HOST_KEY_CHANGED
 
 
 @every_transport
@@ -345,7 +347,7 @@ def test_the_alias_of_a_host_key(log_in: LogIn, known: Callable[[str], dict[str,
     settings = {**known("gpu NODE\n"), "HostKeyAlias": "gpu"}
     assert log_in(node2=settings) == "in\n"
     failure = log_in(node2={**settings, "HostKeyAlias": "other"})
-    assert failure.kind == "host key unknown"
+    assert failure.kind is HostFailureKind.HOST_KEY_UNKNOWN
     assert "127.0.0.2 | sed 's/^[^ #]*/other/' >> " in failure.hint
 
 
@@ -410,14 +412,14 @@ def test_a_new_key_that_is_added_by_hand_takes_no_other_s_place(
     line = hint.removeprefix("check it and add it: ").removesuffix("; or trust it now: --accept-new-host-keys")
     subprocess.run(["/bin/sh", "-c", line], check=True, capture_output=True, timeout=DEADLINE_S)
     assert log_in("node1", node1=settings) == "in\n"
-    assert log_in("node2", node2=settings).kind == "host key changed"
+    assert log_in("node2", node2=settings).kind is HostFailureKind.HOST_KEY_CHANGED
 
 
 def test_a_new_key_that_can_t_be_recorded(log_in: LogIn, tmp_path: Path) -> None:
     """Trusted all the same, a host would be new at every login, and anybody could stand for it."""
     failure = log_in("node1", accept_new, node1={"UserKnownHostsFile": tmp_path})
     said = f"its new host key can't be recorded: {tmp_path}: Is a directory"
-    assert (failure.kind, failure.text) == ("host key unrecorded", said)
+    assert (failure.kind, failure.text) == (HostFailureKind.HOST_KEY_UNRECORDED, said)
 
 
 # ---- what is typed --------------------------------------------------------------------------------------------------
@@ -443,7 +445,7 @@ def test_a_password(log_in: LogIn, hosts: SshHosts, methods: str) -> None:
 def test_a_host_that_takes_a_password_alone(log_in: LogIn, hosts: SshHosts) -> None:
     with PasswordServer("password", hosts["node1"].folder / "host_key") as server:
         failure = log_in("pw", pw=settings_of(server))
-    assert (failure.kind, failure.hint) == ("login refused", "it takes a password: --ask-password")
+    assert (failure.kind, failure.hint) == (HostFailureKind.LOGIN_REFUSED, "it takes a password: --ask-password")
 
 
 def test_no_password_is_told_to_a_host_with_another_key(
@@ -454,7 +456,7 @@ def test_no_password_is_told_to_a_host_with_another_key(
 
     with PasswordServer("password", hosts["node1"].folder / "host_key") as server:
         settings = {**settings_of(server), **known(f"[127.0.0.1]:{server.port} NODE\n")}
-        assert log_in("pw", make=make, pw=settings).kind == "login refused"
+        assert log_in("pw", make=make, pw=settings).kind is HostFailureKind.LOGIN_REFUSED
         assert server.told == []
 
 
@@ -566,7 +568,7 @@ def test_a_proxy_command_is_a_shell_s_line(log_in: LogIn, tmp_path: Path) -> Non
 @every_transport
 def test_a_proxy_command_that_fails_is_told_in_its_words(log_in: LogIn) -> None:
     failure = log_in(node2={"ProxyCommand": "sh -c 'echo no way to %h >&2'"})
-    assert (failure.kind, failure.text) == ("cut off", "its ProxyCommand ended: no way to 127.0.0.2")
+    assert (failure.kind, failure.text) == (HostFailureKind.CUT_OFF, "its ProxyCommand ended: no way to 127.0.0.2")
 
 
 @every_transport
@@ -578,7 +580,7 @@ def test_a_gateway_that_does_not_answer(log_in: LogIn, transport: str) -> None:
         "fabric": "on the way to it, node1: 127.0.0.1 port {} does not answer",
         "ssh": "127.0.0.2 port {} does not answer by way of node1",  # it can't tell who is silent
     }[transport]
-    assert (failure.kind, re.sub(r"port \d+", "port {}", failure.text)) == ("timed out", said)
+    assert (failure.kind, re.sub(r"port \d+", "port {}", failure.text)) == (HostFailureKind.TIMED_OUT, said)
 
 
 @every_transport

@@ -6,7 +6,7 @@ import math
 import threading
 from typing import Protocol
 
-from launcher.errors import HostFailure
+from launcher.errors import HostFailure, HostFailureKind
 from launcher.transports.base import STDERR, STDOUT, TransportError
 
 _TOOK_BYTES = 1 << 18  # a relay with a window sends several times as much before it waits for our word
@@ -78,7 +78,9 @@ class RelayChannel:
             self._is_flooded = self._is_flooded or len(self._pending[stream]) + len(data) > self._most_bytes
             if self._is_flooded:
                 self._pending[stream].clear()
-                self._failure = self._failure or HostFailure(self.host, "protocol", "it sends more than it may")
+                self._failure = self._failure or HostFailure(
+                    self.host, HostFailureKind.PROTOCOL, "it sends more than it may"
+                )
             else:
                 self._pending[stream] += data
             self._arrived.notify_all()

@@ -10,14 +10,14 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from launcher.errors import HostFailure, UsageError
+from launcher.errors import HostFailure, HostFailureKind, UsageError
 from launcher.hosts.host import Host
 from launcher.transports import bootstrap
 from launcher.transports.base import Channel, TransportError
 from launcher.transports.relayed.pdsh_command import Pdsh, own_options
 from launcher.transports.relayed.pdsh_step import NotStartedError, PdshStep
 from launcher.transports.ssh import openssh_failures
-from launcher.transports.ssh.failures import DROPPED, SLOW_LOGIN, LoginFailure
+from launcher.transports.ssh.failures import is_passing, pass_on
 from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
 from launcher.transports.ssh.openssh_config import Answer, Answers, keep_known_keys, login_args
 from launcher.transports.ssh.settings import SshSettings
@@ -70,8 +70,8 @@ class PdshTransport:
             if self._may_blame_other_logins(host, error.failure):
                 self._steps[host.name].await_logins()
                 left_s = timeout_s
-            elif left_s <= 0 or not error.failure.is_passing(may_boot=self._may_boot):
-                raise TransportError(error.failure.of_host(host.name, error.jump_host)) from error
+            elif left_s <= 0 or not is_passing(error.failure, may_boot=self._may_boot):
+                raise TransportError(pass_on(error.failure, host.name, error.jump_host)) from error
         queue = self._queues[self._answer(host).first_sshd]
         return keep_trying(
             host.name, queue, lambda try_s: self._open_once(host, command, try_s), left_s, may_boot=self._may_boot
@@ -80,9 +80,9 @@ class PdshTransport:
     def own_messages(self, host: Host) -> Sequence[str]:
         return ()
 
-    def _may_blame_other_logins(self, host: Host, failure: LoginFailure) -> bool:
+    def _may_blame_other_logins(self, host: Host, failure: HostFailure) -> bool:
         """Whether our other hosts are to blame: pdsh has all log in at once, also through one gateway."""
-        if failure.kind not in (DROPPED, SLOW_LOGIN):
+        if failure.kind not in (HostFailureKind.DROPPED, HostFailureKind.SLOW_LOGIN):
             return False
         return not self._answer(host).is_direct
 
@@ -95,7 +95,8 @@ class PdshTransport:
         try:
             return self._find_step(host, timeout_s).open(host.name, command)
         except OSError as error:
-            failure = HostFailure(host.name, "pdsh", f"pdsh can't be started: {error.strerror}", "or --transport ssh")
+            text = f"pdsh can't be started: {error.strerror}"
+            failure = HostFailure(host.name, HostFailureKind.PDSH, text, "or --transport ssh")
             raise TransportError(failure) from None
         except NotStartedError as error:
             raise self._classify(host, error) from None
@@ -137,14 +138,14 @@ class PdshTransport:
         if error.exit_code not in (None, _EXIT_OF_SSH):
             word = error.said.strip().rpartition("\n")[2]
             text = f"its login shell ended (exit code {error.exit_code}){word and f': {word[:200]}'}"
-            return TransportError(HostFailure(host.name, "shell", text))
+            return TransportError(HostFailure(host.name, HostFailureKind.SHELL, text))
         try:
             answer = self._answer(host)
             failure, jump_host = openssh_failures.classify(
                 error.said, answer, self._answers.of_jumps(answer), is_late=error.is_late
             )
         except UsageError as unknown:  # ssh_config makes no sense to ssh
-            return LoginError(LoginFailure("ssh", unknown.message, unknown.hint))
+            return LoginError(HostFailure(host.name, HostFailureKind.SSH, unknown.message, unknown.hint))
         return LoginError(failure, jump_host)
 
     def _ask_first(self) -> None:

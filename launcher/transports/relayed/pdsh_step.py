@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from launcher.errors import HostFailure
+from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.transports import bootstrap
 from launcher.transports.relayed.channel import RelayChannel
@@ -115,7 +115,7 @@ class PdshStep:
 
     def why_lost(self, host: str) -> HostFailure:
         """Return what pdsh has printed about the end of a host's ssh."""
-        return HostFailure(host, "connection", self._output.lost(host))
+        return HostFailure(host, HostFailureKind.CONNECTION, self._output.lost(host))
 
     # ---- the threads ----------------------------------------------------------------------------------------------
 
@@ -165,4 +165,4 @@ class PdshStep:
     def _lose_input(self, task: int, said: str) -> None:
         host = self._hosts[task].name
         text = f"our word did not reach it{said and f': {said[:_WORD_CHARACTERS]}'}"
-        self._relays.lose([HostFailure(host, "connection", text)])
+        self._relays.lose([HostFailure(host, HostFailureKind.CONNECTION, text)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
-from launcher.errors import HostFailure
+from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.job.slurm_allocation import Allocation
 from launcher.transports.base import TransportError
@@ -38,7 +38,7 @@ class SrunTransport:
                 step = self._go_on_without_others(host.name, step)
         except OSError as error:
             hint = "load Slurm's module, or --transport fabric"
-            failure = HostFailure(host.name, "slurm", f"srun can't be started: {error.strerror}", hint)
+            failure = HostFailure(host.name, HostFailureKind.SLURM, f"srun can't be started: {error.strerror}", hint)
             raise TransportError(failure) from None
         return channel
 

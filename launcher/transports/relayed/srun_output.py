@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from launcher.errors import HostFailure, UsageError
+from launcher.errors import HostFailure, HostFailureKind, UsageError
 from launcher.hosts.ranges import expand_ranges, split_list
 from launcher.transports import bootstrap
 
@@ -70,24 +70,23 @@ class SrunOutput:
     def not_started(self, host: str, timeout_s: float) -> HostFailure:
         """Say that a node's relay did not come in time."""
         text = f"Slurm has not started our step there in {timeout_s:g} s{self._last_word()}"
-        return HostFailure(
-            host, "slurm", text, "sinfo -N shows the node's state; for a slow cluster raise --connect-timeout"
-        )
+        hint = "sinfo -N shows the node's state; for a slow cluster raise --connect-timeout"
+        return HostFailure(host, HostFailureKind.SLURM, text, hint)
 
     def gone(self, host: str, exit_code: int | None = None) -> HostFailure:
         """Say why a node's relay is gone; `exit_code` (below 0: a signal) is srun's own, where that has ended."""
         ending = self._endings.get(host, "")
         if self._cancelled and ending != _NODE_FAILURE:
-            return HostFailure(host, "slurm", self._cancelled)
+            return HostFailure(host, HostFailureKind.SLURM, self._cancelled)
         if ending == _NO_PYTHON:
             return bootstrap.no_python(host, self._pythons)
         if ending:
-            return HostFailure(host, "slurm", f"our task there ended: {ending}")
+            return HostFailure(host, HostFailureKind.SLURM, f"our task there ended: {ending}")
         if exit_code is not None and exit_code < 0:
-            return HostFailure(host, "slurm", f"srun was killed by signal {-exit_code}")
+            return HostFailure(host, HostFailureKind.SLURM, f"srun was killed by signal {-exit_code}")
         word = self._last_word()
         hint = next((hint for said, hint in _HINTS.items() if said in word), "")
-        return HostFailure(host, "slurm", f"srun ended (exit code {exit_code}){word}", hint)
+        return HostFailure(host, HostFailureKind.SLURM, f"srun ended (exit code {exit_code}){word}", hint)
 
     def _last_word(self) -> str:
         """Return the last line that says something, with a colon before it."""

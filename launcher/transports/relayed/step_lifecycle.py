@@ -13,7 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from launcher.concurrency import start_thread, start_timer
-from launcher.errors import HostFailure, LauncherError
+from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.transports.base import STDERR
 from launcher.transports.relayed.channel import RelayChannel, RelayLink
 from launcher.transports.relayed.relays import Relay, Relays, as_noise
@@ -122,5 +122,5 @@ class StepLifecycle:
     def _break(self, error: Exception) -> None:
         """A thread has failed: nobody reads any more what the hosts say, or brings them their input."""
         text = f"launch can't {self._program} any more: {error!r}"
-        self.relays.lose([HostFailure(host, "connection", text) for host in self._hosts])
+        self.relays.lose([HostFailure(host, HostFailureKind.CONNECTION, text) for host in self._hosts])
         self._process.terminate()

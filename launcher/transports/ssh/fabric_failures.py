@@ -10,7 +10,8 @@ import fabric
 import paramiko
 from paramiko.ssh_exception import NoValidConnectionsError
 
-from launcher.transports.ssh.failures import LET_IT_SIGN, LoginFailure, Place
+from launcher.errors import HostFailure
+from launcher.transports.ssh.failures import LET_IT_SIGN, Place
 from launcher.transports.ssh.host_keys import ChangedHostKey, RevokedHostKey, UnknownHostKey, UnrecordedHostKey
 from launcher.transports.ssh.identities import LoginRefused
 from launcher.transports.ssh.known_hosts_paths import find_files
@@ -21,7 +22,7 @@ _DROPPED = ("Error reading SSH protocol banner", "Connection reset by peer", "EO
 
 def classify(
     error: Exception, hop: fabric.Connection, proxy_error: str | None = None, non_ssh_reply: str | None = None
-) -> LoginFailure:
+) -> HostFailure:
     """Return the class of an exception that `hop` raised, the connection to the host or to one of its jump hosts.
 
     proxy_error: the last line that the ProxyCommand has printed; None without one.
@@ -53,7 +54,7 @@ def place_of(hop: fabric.Connection) -> Place:
     return replace(place, known_file=str(own[0])) if own else place
 
 
-def _host_key(error: Exception, hop: fabric.Connection, place: Place) -> LoginFailure | None:
+def _host_key(error: Exception, hop: fabric.Connection, place: Place) -> HostFailure | None:
     if isinstance(error, ChangedHostKey):
         return place.key_changed(error.fingerprint, error.known_fingerprint)
     if isinstance(error, RevokedHostKey):
@@ -65,7 +66,7 @@ def _host_key(error: Exception, hop: fabric.Connection, place: Place) -> LoginFa
     return None
 
 
-def _login(error: Exception, hop: fabric.Connection, place: Place) -> LoginFailure | None:
+def _login(error: Exception, hop: fabric.Connection, place: Place) -> HostFailure | None:
     if not isinstance(error, LoginRefused):
         return None
     if error.locked and not error.tried:
@@ -87,13 +88,13 @@ def _login_hint(error: LoginRefused, hop: fabric.Connection) -> str:
     return ""
 
 
-def _silence(error: Exception, hop: fabric.Connection, place: Place) -> LoginFailure | None:
+def _silence(error: Exception, hop: fabric.Connection, place: Place) -> HostFailure | None:
     if isinstance(error, paramiko.AuthenticationException) and "timeout" in str(error).lower():
         return place.slow_login()
     return place.timed_out() if _is_timeout(error) else None
 
 
-def _network(error: Exception, hop: fabric.Connection, place: Place) -> LoginFailure | None:
+def _network(error: Exception, hop: fabric.Connection, place: Place) -> HostFailure | None:
     if isinstance(error, NoValidConnectionsError):
         error = next(iter(error.errors.values()))
     if isinstance(error, socket.gaierror):

@@ -9,8 +9,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from launcher.errors import HostFailure, HostFailureKind
 from launcher.transports.base import Channel, TransportError
-from launcher.transports.ssh.failures import DROPPED, TIMED_OUT, LoginFailure
+from launcher.transports.ssh.failures import is_passing, pass_on
 
 # To one sshd, which drops connections at random beyond 10 logins in progress (MaxStartups); other users log in as well.
 LOGINS_AT_ONCE = 8
@@ -21,7 +22,7 @@ _BOOT_TRY_S = 10.0
 class LoginError(Exception):
     """One login failed; `jump_host` names the jump host that is to blame, None means the host itself."""
 
-    def __init__(self, failure: LoginFailure, jump_host: str | None = None) -> None:
+    def __init__(self, failure: HostFailure, jump_host: str | None = None) -> None:
         super().__init__(failure.text)
         self.failure = failure
         self.jump_host = jump_host
@@ -48,7 +49,7 @@ class LoginQueue:
             try:
                 yield
             except LoginError as error:
-                if error.jump_host is not None and error.failure.kind != DROPPED:
+                if error.jump_host is not None and error.failure.kind is not HostFailureKind.DROPPED:
                     self._refusal = time.monotonic(), error
                 raise
 
@@ -93,10 +94,10 @@ def keep_trying(
     reported = None
     while isinstance(outcome := _try_once(queue, log_in, deadline, try_s), LoginError):
         # The last try is cut short here: the answer to an earlier one says more than its time-out.
-        reported = reported if reported is not None and outcome.failure.kind == TIMED_OUT else outcome
+        reported = reported if reported is not None and outcome.failure.kind is HostFailureKind.TIMED_OUT else outcome
         pause_s = random.uniform(0.2, 1.0)  # spreads the tries of many hosts
-        if pause_s > deadline.left_s or not outcome.failure.is_passing(may_boot=may_boot):
-            raise TransportError(reported.failure.of_host(name, reported.jump_host)) from reported
+        if pause_s > deadline.left_s or not is_passing(outcome.failure, may_boot=may_boot):
+            raise TransportError(pass_on(reported.failure, name, reported.jump_host)) from reported
         time.sleep(pause_s)
     return outcome
 

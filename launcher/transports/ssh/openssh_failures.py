@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.transports.ssh.failures import LET_IT_SIGN, WOULD_NOT_SIGN, LoginFailure, Place
+from launcher.errors import HostFailure
+from launcher.transports.ssh.failures import LET_IT_SIGN, WOULD_NOT_SIGN, Place
 from launcher.transports.ssh.known_hosts import fingerprint
 from launcher.transports.ssh.openssh_config import Answer
 
@@ -56,7 +57,7 @@ _DROPPED = re.compile(
 
 def classify(
     text: str, answer: Answer, jump_hosts: Sequence[Answer], *, is_late: bool
-) -> tuple[LoginFailure, str | None]:
+) -> tuple[HostFailure, str | None]:
     """Return why a login has failed, and the jump host that is to blame; None means the host itself.
 
     text: all that ssh has printed on stderr; answer, jump_hosts: what `ssh -G` says of the host and of each jump host.
@@ -71,7 +72,7 @@ def classify(
     return failure, place.name if place.name != answer.place.name else None
 
 
-_Found = tuple[LoginFailure, Place] | None
+_Found = tuple[HostFailure, Place] | None
 
 
 def _connect(text: str, answer: Answer, jump_hosts: Sequence[Answer]) -> _Found:
@@ -89,7 +90,7 @@ def _connect(text: str, answer: Answer, jump_hosts: Sequence[Answer]) -> _Found:
     return None
 
 
-def _classify_errno(words: str, place: Place) -> LoginFailure:
+def _classify_errno(words: str, place: Place) -> HostFailure:
     for said, make in (
         ("refused", place.refused),
         ("timed out", place.timed_out),
@@ -195,7 +196,7 @@ def _has_passphrase(path: str) -> bool:
 
 def _classify_the_rest(
     text: str, answer: Answer, jump_hosts: Sequence[Answer], *, is_late: bool
-) -> tuple[LoginFailure, Place]:
+) -> tuple[HostFailure, Place]:
     place = answer.place
     if _SILENT.search(text):
         return place.timed_out(", ".join(jump_host.place.name for jump_host in jump_hosts)), place

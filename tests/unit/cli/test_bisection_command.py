@@ -14,23 +14,30 @@ from launcher.cli.bisection import StoppedError, describe_cause, is_to_bisect, s
 from launcher.cli.option_groups import OutputOptions, PythonEnvironment, Timeouts
 from launcher.cli.test_distributed import CollectivesTest
 from launcher.commands.bisection import Group, Together, Verdict
-from launcher.diagnosis.cause import Cause, Failure
+from launcher.diagnosis.cause import Cause, Failure, FailureKind
 from launcher.hosts.host import Host
 from launcher.runs.run import Result
 from launcher.session.node_state import Census
 
 
-def make_result(what: str | None, exit_code: int = 1) -> Result:
-    failure = Failure("n1", 0, what or "", 0.0, rank=3, code=exit_code)
-    return Result(exit_code, 1.0, Census({}, {}), Cause(failure, (), ()) if what else None)
+def make_result(kind: FailureKind | None, exit_code: int = 1) -> Result:
+    failure = Failure("n1", 0, kind or FailureKind.RANK, 0.0, rank=3, code=exit_code)
+    return Result(exit_code, 1.0, Census({}, {}), Cause(failure, (), ()) if kind else None)
 
 
 @pytest.mark.parametrize(
-    ("what", "is_wanted"),
-    [("rank", True), ("torchrun", True), ("connection", False), ("supervisor", False), (None, False)],
+    ("kind", "is_wanted"),
+    [
+        (FailureKind.RANK, True),
+        (FailureKind.TORCHRUN, True),
+        (FailureKind.CONNECTION, False),
+        (FailureKind.SUPERVISOR, False),
+        (FailureKind.HANG, False),
+        (None, False),
+    ],
 )
-def test_what_is_searched(what: str | None, is_wanted: bool) -> None:
-    assert is_to_bisect(make_result(what)) is is_wanted
+def test_what_is_searched(kind: FailureKind | None, is_wanted: bool) -> None:
+    assert is_to_bisect(make_result(kind)) is is_wanted
 
 
 @pytest.mark.parametrize(
@@ -46,7 +53,7 @@ def test_what_is_searched(what: str | None, is_wanted: bool) -> None:
     ],
 )
 def test_a_cause_in_one_line(traceback: tuple[str, ...], last_lines: tuple[str, ...], text: str) -> None:
-    cause = make_result("rank").cause
+    cause = make_result(FailureKind.RANK).cause
     assert cause is not None
     assert describe_cause(Cause(cause.failure, traceback, last_lines)) == text
 
@@ -100,7 +107,7 @@ def test_culprits_are_searched_before_a_picture_is_drawn(
     results = tmp_path / "files" / "node_0" / "results.json"
     results.parent.mkdir(parents=True)
     results.write_text("{")
-    monkeypatch.setattr(runner, "run_recorded", lambda *_: (make_result("rank", 3), tmp_path))
+    monkeypatch.setattr(runner, "run_recorded", lambda *_: (make_result(FailureKind.RANK, 3), tmp_path))
     monkeypatch.setattr(bisection, "find_culprits", lambda *_, **__: print("searched"))
     monkeypatch.setattr(test_distributed, "make_job", lambda *_: None)
     test = CollectivesTest(1, True, None, tmp_path / "p.svg", PythonEnvironment(), Timeouts())

@@ -18,6 +18,7 @@ from launcher.errors import (
     EXIT_UNREACHABLE,
     EXIT_USAGE,
     HostFailure,
+    HostFailureKind,
     PreflightError,
     UnreachableError,
 )
@@ -169,7 +170,10 @@ def test_a_word_may_be_a_file_of_the_hosts(launch, jobs, word):
         ),
         (
             UnreachableError(
-                [HostFailure(name, "refused", "nobody listens on port 22", "is sshd up?") for name in "ab"]
+                [
+                    HostFailure(name, HostFailureKind.REFUSED, "nobody listens on port 22", "is sshd up?")
+                    for name in "ab"
+                ]
             ),
             EXIT_UNREACHABLE,
             "launch: 2 hosts can't be used:\n"

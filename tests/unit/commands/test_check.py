@@ -8,7 +8,7 @@ import pytest
 from machines.example_facts import H200, JOB, checked, facts
 
 from launcher.commands import check
-from launcher.errors import EXIT_PREFLIGHT, EXIT_UNREACHABLE, HostFailure
+from launcher.errors import EXIT_PREFLIGHT, EXIT_UNREACHABLE, HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.job.facts import Gpu, GpuProcess, Probe, Probes, RunProcess
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding
@@ -19,8 +19,8 @@ TRAITS = "8 x H200 140 GB, driver 580.159, python 3.11, torch 2.13.0, CUDA 13.0,
 SMALL = Finding(("gpu2",), "/dev/shm is 64 MB", "docker: --shm-size=8g", WARNING)
 BUSY = Finding(("gpu1", "gpu2"), "GPU 0 busy", "take others", PROBLEM)
 LONELY = Finding(("gpu3",), "32 CPUs, the others 64 CPUs", "", NOTE)
-OFF = HostFailure("gpu4", "timeout", "10.0.0.4 port 22 does not answer", "is it on?", "10.0.0.4")
-NAMELESS = HostFailure("gpu5.cluster", "name", "no such name")
+OFF = HostFailure("gpu4", HostFailureKind.TIMED_OUT, "10.0.0.4 port 22 does not answer", "is it on?", "10.0.0.4")
+NAMELESS = HostFailure("gpu5.cluster", HostFailureKind.NAME_UNKNOWN, "no such name")
 
 
 def inspection(*findings, hosts=3, failures=(), every_fact=None, seconds=1.24):
@@ -151,12 +151,12 @@ def test_a_record_tells_all_and_comes_back_from_json():
         "unreachable": [
             {
                 "host": "gpu4",
-                "kind": "timeout",
+                "kind": "timed out",
                 "text": "10.0.0.4 port 22 does not answer",
                 "hint": "is it on?",
                 "address": "10.0.0.4",
             },
-            {"host": "gpu5.cluster", "kind": "name", "text": "no such name", "hint": "", "address": ""},
+            {"host": "gpu5.cluster", "kind": "name unknown", "text": "no such name", "hint": "", "address": ""},
         ],
     }
     assert list(read["hosts"]) == ["gpu1", "gpu2"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.commands.clean import Cleaning, found_lines
-from launcher.errors import HostFailure
+from launcher.errors import HostFailure, HostFailureKind
 from launcher.job.facts import RunProcess
 from launcher.session.node_state import Census
 
@@ -40,7 +40,7 @@ def test_of_very_many_runs_the_first_are_named():
     assert lines[-1] == "  gpu1: 19800 processes of 9900 more runs (runs in progress are left alone)"
 
 
-OFF = HostFailure("gpu4", "timeout", "does not answer")
+OFF = HostFailure("gpu4", HostFailureKind.TIMED_OUT, "does not answer")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.diagnosis.cause import Failure, find_cause
+from launcher.diagnosis.cause import Failure, FailureKind, find_cause
 from launcher.diagnosis.tracebacks import shorten_traceback
 
 SIMPLE = """\
@@ -25,7 +25,7 @@ CLOSED = SIMPLE.replace(
 
 
 def failure(at=100.0, *, host="gpu1", rank=0, code=1, **more):
-    return Failure(host=host, node_rank=0, what="rank", at=at, rank=rank, local_rank=rank, code=code, **more)
+    return Failure(host=host, node_rank=0, kind=FailureKind.RANK, at=at, rank=rank, local_rank=rank, code=code, **more)
 
 
 # which one
@@ -53,7 +53,7 @@ PRIMARY = [
     failure(stderr="Connection closed by peer\n" + SIMPLE),
     failure(stderr=SIMPLE + "Connection closed by peer\n"),
     failure(stderr="Broken pipe\none\ntwo\nthree\n"),
-    replace(failure(code=None, text="Connection reset by peer"), what="connection", stderr="Broken pipe\n"),
+    replace(failure(code=None, text="Connection reset by peer"), kind=FailureKind.CONNECTION, stderr="Broken pipe\n"),
     failure(code=None, signal=signal.SIGKILL, stderr="Broken pipe\n"),
     failure(code=137, oom="certain", stderr="Broken pipe\n"),
 ]
@@ -92,14 +92,18 @@ def test_a_cause_goes_before_its_consequences_and_then_time_counts(secondary):
             "gpu1 rank 0 failed first (exit code 137: probably out of memory)",
         ),
         (
-            Failure("gpu2", 1, "connection", 1.0, text="no sign of life for 15 s"),
+            Failure("gpu2", 1, FailureKind.CONNECTION, 1.0, text="no sign of life for 15 s"),
             69,
             "lost gpu2 (no sign of life for 15 s)",
         ),
-        (Failure("gpu2", 1, "torchrun", 1.0, code=1), 1, "gpu2 torchrun failed first (exit code 1)"),
-        (Failure("gpu2", 1, "supervisor", 1.0, signal=9), 137, "gpu2 supervisor failed first (killed by SIGKILL)"),
+        (Failure("gpu2", 1, FailureKind.TORCHRUN, 1.0, code=1), 1, "gpu2 torchrun failed first (exit code 1)"),
         (
-            Failure("gpu2", 1, "supervisor", 1.0, text="its guardian was killed"),
+            Failure("gpu2", 1, FailureKind.SUPERVISOR, 1.0, signal=9),
+            137,
+            "gpu2 supervisor failed first (killed by SIGKILL)",
+        ),
+        (
+            Failure("gpu2", 1, FailureKind.SUPERVISOR, 1.0, text="its guardian was killed"),
             1,
             "gpu2 supervisor failed first (its guardian was killed)",
         ),
@@ -221,7 +225,7 @@ def why(*failures, ranks=()):
         (failure(code=127), "ending"),
         (failure(code=137, oom="certain", stderr=FULL), "ending"),
         (failure(code=None, signal=signal.SIGSEGV, stdout="step 41\n"), "ending"),
-        (replace(failure(code=1, stderr=FULL), what="torchrun"), "gpu-memory"),
+        (replace(failure(code=1, stderr=FULL), kind=FailureKind.TORCHRUN), "gpu-memory"),
     ],
 )
 def test_a_failure_is_explained_by_what_it_said(failed, name):
@@ -236,7 +240,7 @@ def test_a_failure_is_explained_by_what_it_said(failed, name):
         failure(stderr=FULL + "retrying with a smaller batch\n" + SIMPLE),  # it lived on
         failure(stderr=raising(FULL) + "retrying\n" + SIMPLE),
         failure(code=3, stderr=FULL + "step\n" * 40),
-        Failure("gpu2", 1, "connection", 1.0, text="it sent what is no message: x", stderr="Broken pipe\n"),
+        Failure("gpu2", 1, FailureKind.CONNECTION, 1.0, text="it sent what is no message: x", stderr="Broken pipe\n"),
         failure(code=3, stderr="NCCL INFO NET : Using interface lo:127.0.0.1<0>\n"),
     ],
 )
@@ -371,12 +375,12 @@ HANG = "no output for 10 min (--hang-timeout)"
 def test_a_hang_is_a_cause_of_its_own():
     """What the odd rank said last is told; an error that it met before is not its end."""
     hang = failure(rank=3, code=None, text=HANG, stderr=SIMPLE + "Connection refused\n")
-    cause = find_cause([replace(hang, what="hang")])
+    cause = find_cause([replace(hang, kind=FailureKind.HANG)])
     assert (cause.failure.exit_code, cause.failure.headline, cause.traceback) == (124, HANG, ())
     assert (cause.failure.subject, cause.failure.is_secondary) == ("gpu1 rank 3", False)
     assert cause.last_lines[-1] == "Connection refused"
 
 
 def test_a_hang_of_nobody_in_particular():
-    hang = replace(failure(rank=None, code=None, text=HANG), what="hang")
+    hang = replace(failure(rank=None, code=None, text=HANG), kind=FailureKind.HANG)
     assert (hang.subject, hang.headline, hang.exit_code) == ("all ranks", HANG, 124)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 
 import pytest
 
-from launcher.diagnosis.exit_codes import ENDINGS, LOSSES, explain_ending, explain_loss, signal_name
+from launcher.diagnosis.exit_codes import ENDINGS, LOSSES, describe_ending, explain_ending, explain_loss, signal_name
+from launcher.diagnosis.signatures import Explanation, Kind, plain
+from launcher.errors import EXIT_SIGNAL_BASE
 
 
 def test_names_of_signals() -> None:
@@ -14,13 +17,21 @@ def test_names_of_signals() -> None:
 
 
 def test_every_ending_is_found_by_its_own_row() -> None:
-    for ending in ENDINGS:
-        number = ending.number if ending.is_signal else None
-        code = None if ending.is_signal else ending.number
-        found = explain_ending(code, number, is_out_of_memory=ending.is_out_of_memory)
-        assert found is not None
-        assert found.cause == ending.cause
-    assert len({ending.says for ending in ENDINGS}) == len(ENDINGS)
+    found = {describe_ending(code, None): explain_ending(code, None) for code in range(1, EXIT_SIGNAL_BASE)}
+    for number in range(1, 65):
+        words = describe_ending(None, number)
+        found[words] = explain_ending(None, number)
+        found[f"{words}: out of memory"] = explain_ending(None, number, is_out_of_memory=True)
+    told = {words: known for words, known in found.items() if known is not None}
+    assert {words: known.cause for words, known in told.items()} == {
+        words: plain(known.cause) for words, known in ENDINGS.items()
+    }
+
+
+@pytest.mark.parametrize(("table", "name"), [(ENDINGS, "ending"), (LOSSES, "loss")])
+def test_run_json_has_one_name_for_all_rows_of_a_table(table: Mapping[str, Explanation], name: str) -> None:
+    assert {known.name for known in table.values()} == {name}
+    assert {known.kind for known in table.values()} == {Kind.CAUSE}
 
 
 def test_out_of_memory_is_told_from_other_kills() -> None:
@@ -74,4 +85,3 @@ def test_an_ending_that_does_not_tell(code: int | None, number: int | None) -> N
 def test_a_connection_that_ended(text: str, start: str | None) -> None:
     found = explain_loss(text)
     assert (found.cause[: len(start)] if found and start else found) == start
-    assert len({loss.says for loss in LOSSES}) == len(LOSSES)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from launcher.errors import HostFailure
+from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.unreachable import fold_failures
-from launcher.transports.ssh.failures import Place
+from launcher.transports.ssh.failures import Place, pass_on
 
 
 def place(name: str, address: str) -> Place:
@@ -12,9 +12,9 @@ def place(name: str, address: str) -> Place:
 
 
 def test_what_differs_in_the_addresses_alone_is_one_reason() -> None:
-    off = [place(f"gpu{n}", f"10.0.0.{n}").timed_out().of_host(f"gpu{n}") for n in (1, 2, 10)]
-    refused = [place(name, name).login_refused(["~/.ssh/id"]).of_host(name) for name in ("e1", "e10", "port")]
-    alone = HostFailure("e1", "shell", "its login shell ended (exit code 3): port e1 is closed", "why?")
+    off = [place(f"gpu{n}", f"10.0.0.{n}").timed_out() for n in (1, 2, 10)]
+    refused = [place(name, name).login_refused(["~/.ssh/id"]) for name in ("e1", "e10", "port")]
+    alone = HostFailure("e1", HostFailureKind.SHELL, "its login shell ended (exit code 3): port e1 is closed", "why?")
     assert list(fold_failures([*off, alone, *refused])) == [
         (
             ["gpu1", "gpu2", "gpu10"],
@@ -31,7 +31,7 @@ def test_what_differs_in_the_addresses_alone_is_one_reason() -> None:
 
 
 def test_what_need_not_be_repeated_is_not_counted() -> None:
-    unknown = [place(name, name).key_unknown().of_host(name) for name in ("a", "b")]
+    unknown = [place(name, name).key_unknown() for name in ("a", "b")]
     ((_, _, hint),) = fold_failures(unknown)
     assert hint == (
         "check it and add it: ssh-keyscan a >> ~/.ssh/known_hosts (and so for 1 more); "
@@ -40,13 +40,13 @@ def test_what_need_not_be_repeated_is_not_counted() -> None:
 
 
 def test_what_differs_in_more_stays_apart() -> None:
-    changed = [place(name, name).key_changed(f"SHA256:{name}x", "SHA256:old").of_host(name) for name in ("a", "b")]
-    ports = [Place(name, name, port, "me").refused().of_host(name) for name, port in (("a", 22), ("b", 2222))]
+    changed = [place(name, name).key_changed(f"SHA256:{name}x", "SHA256:old") for name in ("a", "b")]
+    ports = [Place(name, name, port, "me").refused() for name, port in (("a", 22), ("b", 2222))]
     assert [names for names, _, _ in fold_failures([*changed, *ports])] == [["a"], ["b"], ["a"], ["b"]]
 
 
 def test_a_gateway_that_all_share_is_named_once() -> None:
-    failures = [place("gate", "10.0.0.1").login_refused([]).of_host(name, "gate") for name in ("a", "b")]
+    failures = [pass_on(place("gate", "10.0.0.1").login_refused([]), name, "gate") for name in ("a", "b")]
     ((names, text, hint),) = fold_failures(failures)
     assert names == ["a", "b"]
     assert text == "on the way to it, gate: login refused for user me (tried nothing: there is no key)"

@@ -22,7 +22,7 @@ from machines.patience import NEVER_S, slowed
 
 from launcher.cli.console import Console
 from launcher.cli.error_lines import show_error, tell
-from launcher.errors import HostFailure, UnreachableError
+from launcher.errors import HostFailure, HostFailureKind, UnreachableError
 from launcher.hosts.host import Host
 from launcher.output.display import JsonDisplay, PrefixDisplay
 from launcher.output.lines import LINE_BYTES, STDERR, STDOUT, TAIL_BYTES, LineStream
@@ -465,7 +465,9 @@ def test_output_that_was_folded_does_not_steer_a_terminal(screen, capfd, is_term
     assert shown == b"---- gpu1 ----\n" + (STEERED if is_terminal else STEERING)
 
 
-@pytest.mark.parametrize("say", [tell, lambda text: show_error(UnreachableError([HostFailure("a", "x", text)]))])
+@pytest.mark.parametrize(
+    "say", [tell, lambda text: show_error(UnreachableError([HostFailure("a", HostFailureKind.SSH, text)]))]
+)
 def test_words_without_a_console_do_not_steer_a_terminal_either(capsys, say):
     say("\x1b[2J\x9b2J\x07a\rname")
     assert re.search(r"[^ -~\n]", capsys.readouterr().err) is None

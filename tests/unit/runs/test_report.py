@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.diagnosis.cause import Failure, find_cause
+from launcher.diagnosis.cause import Failure, FailureKind, find_cause
 from launcher.hosts.host import Host
 from launcher.job.job import Program, ProgramKind
 from launcher.job.plan import LaunchPlan, NodePlan
@@ -86,7 +86,7 @@ def test_each_process_that_can_not_be_ended_is_named():
 
 def rank_failure(**more):
     known = {"code": 1, "rank": 11, "local_rank": 3, "gpu": 3, "stderr": TRACEBACK, "stdout": "step 41 loss 7.1\n"}
-    return Failure("gpu2", 1, "rank", AT, **(known | more))
+    return Failure("gpu2", 1, FailureKind.RANK, AT, **(known | more))
 
 
 def test_the_cause_as_the_design_draws_it():
@@ -120,7 +120,7 @@ def test_the_cause_as_the_design_draws_it():
             ],
         ),
         (
-            Failure("gpu2", 1, "connection", AT, text="no sign of life for 15 s"),
+            Failure("gpu2", 1, FailureKind.CONNECTION, AT, text="no sign of life for 15 s"),
             "lost gpu2 (no sign of life for 15 s), stopping 1 node",
             [
                 "  gpu2 connection at 09:16:31:",
@@ -131,7 +131,7 @@ def test_the_cause_as_the_design_draws_it():
             ],
         ),
         (
-            Failure("gpu2", 1, "torchrun", AT, signal=11, stderr="W1120 a warning\n"),
+            Failure("gpu2", 1, FailureKind.TORCHRUN, AT, signal=11, stderr="W1120 a warning\n"),
             "gpu2 torchrun failed first (killed by SIGSEGV), stopping 1 node",
             [
                 "  gpu2 torchrun at 09:16:31:",

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import HostFailure
+from launcher.errors import HostFailure, HostFailureKind
 from launcher.node import messages
 from launcher.session.connection import LOST, READY, Event
 from launcher.session.node_state import Census, NodeState, Stage, make_census
 
-GONE = HostFailure("n1", "connection", "the connection was lost")
+GONE = HostFailure("n1", HostFailureKind.CONNECTION, "the connection was lost")
 CLEAN = {"left": [], "reason": None}
 
 
@@ -54,7 +54,7 @@ def test_the_words_for_what_a_node_is_at(events: list[Event], known: dict[str, A
 
 def test_the_first_failure_is_the_failure() -> None:
     state = state_after(event(messages.FAILED, text="start: no room"), LOSS)
-    assert state.failure == HostFailure("n1", "supervisor", "start: no room")
+    assert state.failure == HostFailure("n1", HostFailureKind.SUPERVISOR, "start: no room")
     assert state.is_lost
 
 

@@ -7,9 +7,10 @@ import threading
 import pytest
 from machines.patience import DEADLINE_S
 
+from launcher.errors import HostFailure, HostFailureKind
 from launcher.transports.base import TransportError
 from launcher.transports.ssh import logins
-from launcher.transports.ssh.failures import LoginFailure, Place
+from launcher.transports.ssh.failures import Place
 from launcher.transports.ssh.logins import LOGINS_AT_ONCE, LoginError, LoginQueue, LoginQueues, keep_trying
 
 PLACE = Place("node", "10.0.0.2", 22, "ann")
@@ -27,7 +28,7 @@ def short_pauses(monkeypatch):
 class Logins:
     """Fails as it is told, one time after the other, and then logs in."""
 
-    def __init__(self, *failures: LoginFailure, gateway: str | None = None) -> None:
+    def __init__(self, *failures: HostFailure, gateway: str | None = None) -> None:
         self.failures = list(failures)
         self.gateway = gateway
         self.allowed_s: list[float] = []
@@ -78,7 +79,7 @@ def test_a_host_that_may_be_booting_is_waited_for(reason):
 def test_the_wait_has_an_end():
     with pytest.raises(TransportError) as caught:
         log_in(Logins(*[REFUSED] * 1000), limit_s=0.3, may_boot=True)
-    assert caught.value.failure.kind == "refused"
+    assert caught.value.failure.kind is HostFailureKind.REFUSED
 
 
 def test_one_try_on_a_host_that_may_be_booting_is_short():
@@ -100,7 +101,7 @@ def test_a_gateway_that_is_to_blame_is_named():
 class Crowd:
     """Many hosts that log in by the same queue, each in a thread."""
 
-    def __init__(self, count: int, gateways: LoginFailure | None = None) -> None:
+    def __init__(self, count: int, gateways: HostFailure | None = None) -> None:
         """gateways: what the gateway says of each login; None: all succeed."""
         self._gateways = gateways
         self.most = self.now = self.tries = 0

@@ -7,7 +7,7 @@ import threading
 import pytest
 from machines.patience import DEADLINE_S
 
-from launcher.errors import HostFailure
+from launcher.errors import HostFailure, HostFailureKind
 from launcher.transports.base import STDERR, STDOUT, TransportError
 from launcher.transports.relayed.channel import RelayChannel
 from launcher.transports.relayed.framing import Exit, Output
@@ -78,7 +78,7 @@ def test_they_are_unused_when_all_were_asked_and_left() -> None:
     assert not relays.leave(channel)
     assert not relays.is_usable("a")
     assert not relays.are_unused()  # b may be asked yet
-    relays.lose([HostFailure("b", "connection", "gone")])
+    relays.lose([HostFailure("b", HostFailureKind.CONNECTION, "gone")])
     assert relays.are_unused()
     assert relays.is_usable("b")  # it was not asked, so it was not found wanting
 
@@ -91,10 +91,10 @@ def test_one_that_fails_does_not_end_those_that_are_waited_for() -> None:
         waiting.wait()
         with relays.changed:
             relays["b"].was_asked = True
-        relays.lose([HostFailure("b", "connection", "gone")])
+        relays.lose([HostFailure("b", HostFailureKind.CONNECTION, "gone")])
         with relays.changed:
             seen.append(relays.are_unused())
-            relays["a"].failure = HostFailure("a", "connection", "gone")
+            relays["a"].failure = HostFailure("a", HostFailureKind.CONNECTION, "gone")
             relays.changed.notify_all()
 
     failing = threading.Thread(target=fail)
@@ -115,7 +115,7 @@ def test_a_relay_that_sends_more_than_it_may_loses_its_own_channel_alone() -> No
     relays.deliver(Output(other.number, STDOUT, b"1234567890"))
     with pytest.raises(TransportError) as error:
         flooded.read()
-    assert error.value.failure == HostFailure("a", "protocol", "it sends more than it may")
+    assert error.value.failure == HostFailure("a", HostFailureKind.PROTOCOL, "it sends more than it may")
     assert other.read() == (STDOUT, b"1234567890")
 
 

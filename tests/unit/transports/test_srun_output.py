@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.errors import HostFailure
+from launcher.errors import HostFailure, HostFailureKind
 from launcher.transports.relayed.srun_output import SrunOutput
 
 HOSTS = ("node1", "node2", "node3")
@@ -38,13 +38,13 @@ def test_lines_that_say_which_node_is_gone(line: str, gone: tuple[str, ...], tex
     words = SrunOutput(HOSTS, PYTHONS)
     assert words.take(line) == gone
     for host in gone:
-        assert words.gone(host) == HostFailure(host, "slurm", text)
+        assert words.gone(host) == HostFailure(host, HostFailureKind.SLURM, text)
 
 
 def test_no_python() -> None:
     assert make_words("srun: error: node2: task 1: Exited with exit code 127").gone("node2") == HostFailure(
         "node2",
-        "no python",
+        HostFailureKind.NO_PYTHON,
         "no Python 3.8 or newer there (tried python3, /opt/python)",
         "name one that is with --python PATH",
     )
@@ -75,14 +75,14 @@ def test_no_python() -> None:
     ],
 )  # fmt: skip
 def test_why_srun_is_gone(lines: list[str], exit_code: int, text: str, hint: str) -> None:
-    assert make_words(*lines).gone("node1", exit_code) == HostFailure("node1", "slurm", text, hint)
+    assert make_words(*lines).gone("node1", exit_code) == HostFailure("node1", HostFailureKind.SLURM, text, hint)
 
 
 def test_a_step_that_does_not_begin() -> None:
     words = make_words("srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)", *IDLE)
     assert words.not_started("node1", 10) == HostFailure(
         "node1",
-        "slurm",
+        HostFailureKind.SLURM,
         "Slurm has not started our step there in 10 s: "
         "Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)",
         "sinfo -N shows the node's state; for a slow cluster raise --connect-timeout",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.errors import HostFailure, LauncherError
+from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.transports.base import STDERR, TransportError
 from launcher.transports.relayed.channel import RelayChannel
 from launcher.transports.relayed.framing import RelayStarted
@@ -47,7 +47,7 @@ class Process:
         self.asked.append("terminate")
 
     def why_lost(self, host: str) -> HostFailure:
-        return HostFailure(host, "connection", GONE)
+        return HostFailure(host, HostFailureKind.CONNECTION, GONE)
 
 
 def test_it_ends_once_after_every_host_was_asked_and_left() -> None:
@@ -70,8 +70,8 @@ def test_a_host_that_was_given_up_keeps_its_first_failure_and_holds_up_no_end() 
     process.open("a").close()
     relays = process.lifecycle.relays
     with relays.changed:
-        failure = process.lifecycle.give_up(relays["b"], HostFailure("b", "slurm", "late"))
-        assert process.lifecycle.give_up(relays["b"], HostFailure("b", "slurm", "later")) is failure
+        failure = process.lifecycle.give_up(relays["b"], HostFailure("b", HostFailureKind.SLURM, "late"))
+        assert process.lifecycle.give_up(relays["b"], HostFailure("b", HostFailureKind.SLURM, "later")) is failure
     assert process.asked == ["shut 1", "begin end"]
 
 
