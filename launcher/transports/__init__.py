@@ -1,12 +1,12 @@
-"""Bytes to one process on one host. Nothing here knows what is said.
+"""The transports: each starts a process on a host and carries its streams. None knows what the bytes mean.
 
 In reading order:
 
-    base               Transport and Channel: what every way gives
+    base               Transport and Channel: what every transport provides
     process_channel    a channel over the pipes of a process on this machine
     local              this machine, without SSH
-    bootstrap          how the node's code gets to a node that has nothing but Python
-    ssh/               each host by itself: fabric, the system's ssh
+    bootstrap          command lines that load the node's code where there is nothing but Python
+    ssh/               one SSH connection for each host: fabric, the system's ssh
     relayed/           one process for all hosts: srun, pdsh
     registry           every transport by its name, and which one is the default
 """

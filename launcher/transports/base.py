@@ -1,4 +1,4 @@
-"""What every transport gives: a channel to one process on one host."""
+"""What every transport provides: a channel to a process that it starts on a host."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from launcher.hosts.host import Host
 
 STDOUT, STDERR = 1, 2
 READ_BYTES = 1 << 18
-KILLED = 128  # by a signal whose number the transport does not tell
+KILLED = 128  # exit code for a signal whose number the transport doesn't report
 
 
 class TransportError(Exception):
-    """A host can't be reached, as a value to report; every error of a transport's library is mapped to this."""
+    """A host can't be reached, with the HostFailure to report; every error of a transport's library becomes this."""
 
     def __init__(self, failure: HostFailure) -> None:
         super().__init__(f"{failure.host}: {failure.text}")
@@ -22,32 +22,34 @@ class TransportError(Exception):
 
 
 class Channel(Protocol):
-    """The standard streams of one remote process.
+    """The standard streams of one process on a host.
 
-    One thread reads and one thread writes; `close` may come from any other.
+    One thread reads and one thread writes; any other may call `close`, and more than once.
     """
 
     def read(self) -> tuple[int, bytes]:
         """Block for the next piece: (1, data) of stdout, (2, data) of stderr, (0, b"") at the end of both."""
 
     def write(self, data: bytes) -> None:
-        """Block until all of `data` is on its way; raise OSError when the other side is gone."""
+        """Block until all of `data` is accepted for sending; raise OSError if the process can't be reached any more."""
 
     def close(self) -> None:
-        """Hang up: the process sees end of file, and a blocked `read` returns."""
+        """Close the streams: the process sees end of file, and a blocked `read` returns."""
 
     def exit_code(self) -> int | None:
-        """Return the process's exit code, KILLED for an unknown signal, or None where the connection was lost."""
+        """Return the process's exit code, KILLED for an unknown signal, or None if the connection was lost."""
 
 
 class Transport(Protocol):
-    """A way to reach hosts."""
+    """Starts processes on hosts; threads may open several hosts at once."""
 
     name: str
-    is_terse: bool  # each word to a host costs a call: no beats, so its lease hangs on the connection alone
+    # Each message to a host costs a call of a program: no heartbeats are sent, and the host's lease depends on the
+    # connection alone.
+    is_terse: bool
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
-        """Start `command` (a shell's command line) on `host`; block, and raise TransportError."""
+        """Start `command`, a shell's command line, on `host`; block until it is started, or raise TransportError."""
 
     def own_messages(self, host: Host) -> Sequence[str]:
-        """Return the lines that the way to a host has said itself, also after the end of a process there."""
+        """Return what the transport's own program has printed about a host; it may come after the process's end."""

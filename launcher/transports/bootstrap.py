@@ -1,8 +1,8 @@
-"""How the node's code gets to a node that has nothing but Python: the command line, and what follows on stdin.
+"""How the node's code gets to a host that has nothing but Python: by a command line, and by what follows on stdin.
 
 The command line is small and the same for every shell (bash, dash, zsh, fish, tcsh): single quotes around text
 without single quotes, backslash escapes that no shell touches, and no `!`.
-It prints a marker first; nothing is sent before that, since an rc file that reads stdin would eat it.
+It prints a marker first. Nothing is sent before that, since an rc file that reads stdin would take it.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ def no_python(host: str, pythons: Sequence[str]) -> HostFailure:
 
 
 def loader_command(python: str, nonce: str) -> str:
-    """Return the remote command line; `python` is a plain program name or path."""
-    # -X utf8: under a locale of 8 bits arguments and paths would change on their way.
+    """Return the command line that prints the marker and runs one line from stdin; python: a program's name or path."""
+    # -X utf8: under an 8-bit locale, arguments and paths would not arrive unchanged.
     return f"exec {shlex.quote(python)} -X utf8 -ISc '{_LOADER.format(marker=MARKER, nonce=nonce)}'"
 
 
-# The same for a task of Slurm, with the words of `launcher.node.relays.relay` for a marker: srun gives nothing to
-# read before every node has started its task, so who is there must say so first.
+# The same for a task of Slurm, with the line `here` of launcher.node.relays.relay as the marker: srun passes on no
+# input before every node has started its task, so each task reports first.
 _RELAY_LOADER = (
     "import os;"
     'print("~{nonce} here",os.environ["SLURM_PROCID"],os.environ["SLURMD_NODENAME"],os.getpid(),'
@@ -103,7 +103,7 @@ _RELAY_SHELL = (
 
 
 def relay_argv(pythons: Sequence[str], nonce: str) -> list[str]:
-    """Return what starts a relay on a node; its code is the first line that it reads."""
+    """Return the command that starts a relay as a task of srun; the relay's code is the first line that it reads."""
     return ["/bin/sh", "-c", _RELAY_SHELL, _RELAY_LOADER.format(nonce=nonce), *pythons]
 
 
@@ -117,7 +117,7 @@ sys.modules[name].main({nonce!r}, {block_bytes}, {kept_blocks})
 
 
 def relay_code(nonce: str, block_bytes: int, kept_blocks: int) -> bytes:
-    """Return the first line for a relay, the same for every node and every Python."""
+    """Return that first line, the same for every node and every Python."""
     code = _RELAY_IMPORTER.format(
         sources=_relay_sources(_RELAY_MODULES), nonce=nonce, block_bytes=block_bytes, kept_blocks=kept_blocks
     )
@@ -125,12 +125,12 @@ def relay_code(nonce: str, block_bytes: int, kept_blocks: int) -> bytes:
 
 
 def _relay_sources(modules: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the names and texts of these modules of the node's, behind the empty packages that they are in."""
+    """Return the names and texts of these modules of launcher.node, behind the empty packages that they are in."""
     sources = [(name, "") for name in _RELAY_PACKAGES]
     return sources + [(f"launcher.node.{name}", _source_of(name)) for name in modules]
 
 
-# For a task of pdsh all is in the command line, of which a login shell takes 128 KB, as small as it can be.
+# A task of pdsh gets no input, so everything is in its command line, compressed: a login shell takes 128 KB of one.
 _TASK_LOADER = (
     "import base64,marshal,os,sys,zlib;"
     "sys.version_info<(3,8)and os._exit(127);"
@@ -139,18 +139,19 @@ _TASK_LOADER = (
     "getattr(sys.modules[s[-1][0]],n)(w[0],{rank},*w[1:])"
 )
 
-# In one start, which exit code 127 tells from a Python that is missing or too old: input is in more of a hurry.
+# Doesn't ask each Python for its version first, but runs it: exit code 127 means that it is missing or too old. Input
+# is sent often, and one start is faster than two.
 _INPUT_SHELL = 'for p; do "$p" -X utf8 -ISc "$0"; s=$?; [ $s -eq 127 ] || exit $s; done; exit 127'
 
 
 def relay_line(pythons: Sequence[str], nonce: str, rank: str, silence_s: float) -> str:
-    """Return the command line that starts a relay; `rank` stands for what pdsh puts there."""
+    """Return the command line that starts a relay as a task of pdsh; rank: what pdsh replaces by the host's index."""
     modules = ("clock", "relays.launcher_probe", "relays.relay_socket", *_RELAY_MODULES)
     return _task_line(_RELAY_SHELL, pythons, rank, modules, "main_with_socket", nonce, silence_s)
 
 
 def input_line(pythons: Sequence[str], nonce: str, rank: str, texts: Sequence[bytes], inputs: Sequence[Any]) -> str:
-    """Return the command line that brings relays their input, as `launcher.node.relays.relay_input` takes it."""
+    """Return the command line of a short pdsh that brings relays their input, for launcher.node.relays.relay_input."""
     return _task_line(
         _INPUT_SHELL,
         pythons,
@@ -166,7 +167,10 @@ def input_line(pythons: Sequence[str], nonce: str, rank: str, texts: Sequence[by
 def _task_line(
     shell: str, pythons: Sequence[str], rank: str, modules: Sequence[str], function: str, *words: Any
 ) -> str:
-    """Return what calls a function of the last of these modules of the node's; `rank` is its second argument."""
+    """Return the command line that loads these modules of launcher.node, and calls a function of the last one.
+
+    Its arguments are the words, with `rank` as the second.
+    """
     message = (_relay_sources(modules), function, words)
     blob = base64.b64encode(zlib.compress(marshal.dumps(message, 2), 9)).decode()
     loader = _TASK_LOADER.format(blob=blob, rank=rank)
@@ -179,8 +183,8 @@ def _source_of(module: str) -> str:
 
 
 def node_code(nonce: str, magic: str) -> bytes:
-    """Return what follows on stdin once the marker came; `magic` is its Python's bytecode number in hex, "": any."""
-    with _LOCK:  # hosts connect in threads, and one making is enough
+    """Return what to send on stdin after the marker; magic: its Python's bytecode number in hex, "" for any Python."""
+    with _LOCK:  # hosts connect in threads, and the modules are compiled once for all
         modules = _compiled_modules() if magic == MAGIC_NUMBER.hex() else _plain_modules()
     importer = _IMPORTER.format(size=len(modules), packages=_PACKAGES, nonce=nonce)
     return f"exec({importer!r})\n".encode() + modules
@@ -194,14 +198,14 @@ def _plain_modules() -> bytes:
 
 @functools.cache
 def _compiled_modules() -> bytes:
-    """The same as code objects, which saves a Python of our minor version 12 ms of compiling."""
+    """Return the same as code objects, which saves a Python of the launcher's minor version 12 ms of compiling."""
     code = {f"launcher.node.{name}": _code_of(f"launcher.node.{name}") for name in _NODE_MODULES}
     packages = {name: compile("", name, "exec") for name in _PACKAGES}
     return zlib.compress(marshal.dumps(packages | code))
 
 
 def _code_of(name: str) -> CodeType:
-    """A module's code, from its cache where there is one."""
+    """Return a module's code, from its .pyc file if there is one."""
     spec = find_spec(name)
     assert spec is not None and isinstance(spec.loader, InspectLoader)  # it is part of this package
     code = spec.loader.get_code(name)
@@ -229,5 +233,5 @@ def trainer_archive() -> bytes:
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
-    """A member with a fixed date, so that equal code gives an equal archive."""
+    """Return a member with a fixed date, so that equal code gives an equal archive."""
     return zipfile.ZipInfo(name, date_time=(2000, 1, 1, 0, 0, 0))

@@ -1,4 +1,4 @@
-"""This machine, without SSH: the same command line, in a session of its own."""
+"""The transport to this machine, without SSH: it starts the same command line in a session of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launcher.transports.process_channel import ProcessChannel, start_process
 
 
 class LocalTransport:
-    """Runs the node's side on this machine."""
+    """Starts processes on this machine, whatever the host is called."""
 
     name = "local"
     is_terse = False

@@ -1,4 +1,4 @@
-"""A channel over the pipes of a process on this machine: the node's side itself, or a client that leads to it."""
+"""A channel over the pipes of a process on this machine: the command itself, or an ssh that runs it on a host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CLOSE_WAIT_S = 0.1
 
 
 def start_process(argv: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a process with pipes, in a session of its own: the terminal's Ctrl-C would reach it before us."""
+    """Start a process with pipes, in a session of its own, so that the terminal's Ctrl-C reaches `launch` alone."""
     return subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,
@@ -28,9 +28,9 @@ def start_process(argv: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
-    """End a process of a session of its own, and what it has started: for an ssh that is the one for a jump.
+    """End a process that has a session of its own, with its children, such as the ssh to a jump host.
 
-    By SIGTERM, so that an ssh removes the socket of a ControlMaster.
+    SIGTERM lets an ssh remove the socket of a ControlMaster.
     """
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
@@ -38,7 +38,10 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
 
 
 class ProcessChannel:
-    """The pipes of a process that start_process has started."""
+    """The pipes of a process that start_process has started; a Channel of launcher.transports.base.
+
+    `close` wakes a blocked `read` through a pipe of its own, and only the reader closes that pipe if it is reading.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin and process.stdout and process.stderr  # start_process asks for them

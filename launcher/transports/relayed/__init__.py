@@ -1,18 +1,21 @@
-"""The ways on which one process of ours reaches all hosts: a relay on each host tells them apart.
+"""The transports that reach all hosts by one process on the launch host, srun or pdsh, and a relay on each host.
+
+srun and pdsh have one stdin and one stdout for all hosts. The relay, a small program that is sent to each host, starts
+processes there and carries their streams in lines that name a channel.
 
 In reading order:
 
-    framing         what launcher and relays say to each other, in lines
+    framing         the lines that launcher and relays exchange
     channel         the streams of one process under a relay
-    relays          all relays of one srun or pdsh, and when nobody needs them any more
-    step_lifecycle  one srun or pdsh: its channels, the hosts that it loses, its end
-    srun_output     what srun prints -> why a host takes no part
+    relays          the relays of one srun or pdsh: which run, which are lost, which are in use
+    step_lifecycle  one srun or pdsh from start to end: its channels, hosts that it loses
+    srun_output     what srun prints -> why a node can't be used
     srun_step       one srun, and the threads on its streams
     srun            --transport srun: the nodes of a Slurm allocation
-    pdsh_lines      lines that carry their host's name
+    pdsh_lines      whole lines of what pdsh prints
     pdsh_output     what pdsh prints -> which host is gone
-    pdsh_command    how pdsh is called, and what ends it with us
-    pdsh_input      what goes to the relays: short calls of pdsh, which reads nothing for them
+    pdsh_command    how pdsh is called, and ended with the launcher
+    pdsh_input      input for the relays, by short calls of pdsh, which itself passes on none
     pdsh_step       one long pdsh, and the threads on its streams
     pdsh            --transport pdsh: SSH through pdsh
 """

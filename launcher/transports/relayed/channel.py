@@ -1,4 +1,7 @@
-"""The streams of one process under a relay: two threads of a connection at one end, its step's at the other."""
+"""The streams of one process that a relay has started: queues between a connection's threads and the step's.
+
+A step is one srun or pdsh, with the relays that it runs.
+"""
 
 from __future__ import annotations
 
@@ -9,35 +12,42 @@ from typing import Protocol
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.transports.base import STDERR, STDOUT, TransportError
 
-_TOOK_BYTES = 1 << 18  # a relay with a window sends several times as much before it waits for our word
-_NOISE_BYTES = 64 << 10  # that wait to be read
+_ACKNOWLEDGED_BYTES = 1 << 18  # a relay sends several times as much before it waits for an acknowledgement
+_NOISE_BYTES = 64 << 10  # of output of no process, that may wait to be read
 
 
 class RelayLink(Protocol):
-    """What a channel needs of its step."""
+    """What a channel needs of its step, to reach the relay."""
 
     def acknowledge(self, channel: RelayChannel, size_bytes: int) -> None:
-        """Let so much more output come."""
+        """Tell the relay that so much output was read, so that it may send more."""
 
     def send_data(self, channel: RelayChannel, data: bytes) -> None:
         """Queue what goes to the process's stdin."""
 
     def leave(self, channel: RelayChannel) -> None:
-        """Close the process's pipes; asked again, wait for the end of the step, where it ends."""
+        """Have the relay close the process's pipes; if the step ends with that, wait for its end.
+
+        A second call only waits.
+        """
 
 
 class RelayChannel:
-    """The streams of one process under the relay of its node."""
+    """The streams of one process under the relay of its node; a Channel of launcher.transports.base.
+
+    The step's threads add what arrives, and its reader may be slow. Memory stays bounded: a relay under srun has a
+    window, and if it sends more than `most_bytes`, its channel ends; under pdsh the step waits in `await_room`.
+    """
 
     def __init__(self, host: str, number: int, link: RelayLink, most_bytes: float = math.inf) -> None:
-        """most_bytes: what a relay with a window never sends before it waits for our word."""
+        """most_bytes: more output than a relay with a window may send without an acknowledgement."""
         self.host = host
         self.number = number
         self._link = link
         self._most_bytes = most_bytes
         self._arrived = threading.Condition()
         self._pending = {STDOUT: bytearray(), STDERR: bytearray()}
-        self._untold_bytes = 0  # taken, without a word to the relay so far
+        self._unacknowledged_bytes = 0  # that were read
         self._exit_code: int | None = None
         self._failure: HostFailure | None = None
         self._is_closed = False
@@ -45,10 +55,10 @@ class RelayChannel:
 
     def read(self) -> tuple[int, bytes]:
         stream, data = self._take()
-        self._untold_bytes += len(data)
-        if self._untold_bytes >= _TOOK_BYTES:
-            self._link.acknowledge(self, self._untold_bytes)
-            self._untold_bytes = 0
+        self._unacknowledged_bytes += len(data)
+        if self._unacknowledged_bytes >= _ACKNOWLEDGED_BYTES:
+            self._link.acknowledge(self, self._unacknowledged_bytes)
+            self._unacknowledged_bytes = 0
         return stream, data
 
     def write(self, data: bytes) -> None:
@@ -67,13 +77,13 @@ class RelayChannel:
 
     @property
     def is_over(self) -> bool:
-        """Whether the process has ended, or the way to it."""
+        """Tell whether nothing more can come: the process has ended, or the connection to it."""
         return self._exit_code is not None or self._failure is not None
 
     # ---- from the step's threads --------------------------------------------------------------------------------
 
     def deliver(self, stream: int, data: bytes) -> None:
-        """Add what came; a relay that sends on without our word has said enough."""
+        """Add output; a relay that exceeds its window loses this channel, and its output is dropped."""
         with self._arrived:
             self._is_flooded = self._is_flooded or len(self._pending[stream]) + len(data) > self._most_bytes
             if self._is_flooded:
@@ -86,19 +96,19 @@ class RelayChannel:
             self._arrived.notify_all()
 
     def deliver_noise(self, data: bytes) -> None:
-        """Add to stderr what nobody says whose it is; without room it is dropped, for it may be another host's."""
+        """Add output of no process to stderr; it is dropped without room, since the host may not be to blame for it."""
         with self._arrived:
             if len(self._pending[STDERR]) < _NOISE_BYTES:
                 self._pending[STDERR] += data
                 self._arrived.notify_all()
 
     def await_room(self, most_bytes: int) -> None:
-        """Wait until less than this is left to read; who waits holds back what comes after."""
+        """Wait until less than this is left to read; meanwhile the caller reads nothing more for any host."""
         with self._arrived:
             self._arrived.wait_for(lambda: self._is_closed or sum(map(len, self._pending.values())) < most_bytes)
 
     def end(self, exit_code: int | None, failure: HostFailure | None = None) -> None:
-        """Nothing more comes: the process has ended, or (failure) the way to it."""
+        """Note that the process has ended, or (failure) the connection to it; a second call changes nothing."""
         with self._arrived:
             if not self.is_over:
                 self._exit_code, self._failure = exit_code, failure

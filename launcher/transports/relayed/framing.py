@@ -1,6 +1,6 @@
-"""What launcher and relays say to each other over srun or pdsh, in lines. Pure.
+"""The lines that the launcher and the relays exchange over srun or pdsh. Pure.
 
-The words stand in launcher/node/relays/relay.py.
+launcher/node/relays/relay.py, the other side, describes the format: a verb, a channel, and data in base64.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from launcher.transports.base import STDERR, STDOUT
 
-# srun sends every line to every node, so what is meant for many nodes (our code, above all) shall travel once: data is
-# cut from its end, where hosts get the same, and a whole block that was sent to one host is named to the next.
+# srun sends every line to every node, so what several nodes get (the node's code, above all) is sent once: data is cut
+# into blocks from its end, where it is equal for all nodes, and a block that was sent before is named by its number.
 BLOCK_BYTES = 4 << 10
 KEPT_BLOCKS = 1024
-MAX_LINE_BYTES = 64 << 10  # a relay's have 16 KiB at most; noise without a newline comes in pieces
+MAX_LINE_BYTES = 64 << 10  # a relay's have 16 KiB at most; other output without a newline is cut into pieces
 
 _MAX_CODE = 255
 _STREAMS = {b"out": STDOUT, b"err": STDERR}
@@ -23,7 +23,7 @@ _STREAMS = {b"out": STDOUT, b"err": STDERR}
 
 @dataclass(frozen=True, slots=True)
 class RelayStarted:
-    """A relay has started."""
+    """A relay has started; process id and start time tell it from an earlier one on its node."""
 
     task: int
     node: str
@@ -50,7 +50,7 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """What no relay has said: a prolog, a login shell, or a line that was cut when its relay was killed."""
+    """Output of no process: from a prolog or a login shell, or a line that was cut when its relay was killed."""
 
     text: bytes
 
@@ -59,34 +59,37 @@ Event = RelayStarted | Output | Exit | Noise
 
 
 def open_line(channel: int, task: int, command: str) -> bytes:
-    """Have the relay of a task start a process."""
+    """Have the relay of a task start a process, whose streams get this channel number."""
     return b"open %d %d %s" % (channel, task, b2a_base64(command.encode("utf-8", "surrogateescape")))
 
 
 def took_line(channel: int, size_bytes: int) -> bytes:
-    """Let so much more output come."""
+    """Tell the relay that so much output was read, so that it may send more."""
     return b"took %d %d\n" % (channel, size_bytes)
 
 
 def shut_line(channel: int) -> bytes:
-    """Close the pipes of a process."""
+    """Have the relay close the pipes of a process."""
     return b"shut %d\n" % channel
 
 
 def hang_line(task: int, lost: RelayStarted) -> bytes:
-    """Have a relay tell the one of a lost step on its node that nobody listens."""
+    """Have a relay end the relay of an earlier step on its node, whose srun is gone without its knowledge."""
     return b"hang %d %d %d\n" % (task, lost.pid, lost.started)
 
 
 class DataLines:
-    """Cuts what goes to processes into lines; must see all of it, in the order in which it is sent."""
+    """Cuts the input of processes into lines, and numbers the blocks that relays keep.
+
+    The numbers are right only if one instance encodes all data of a step, and in the order in which it is sent.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}  # of the kept blocks, oldest first
         self._count = 0
 
     def encode(self, channel: int, data: bytes) -> Iterator[bytes]:
-        """Yield the lines."""
+        """Yield the lines that carry `data` to a channel."""
         first = len(data) % BLOCK_BYTES
         for start in range(first - BLOCK_BYTES if first else 0, len(data), BLOCK_BYTES):
             block = data[max(0, start) : start + BLOCK_BYTES]
@@ -106,14 +109,14 @@ class DataLines:
 
 
 class LineDecoder:
-    """Takes apart what srun or pdsh prints: lines of all relays in any order, and noise."""
+    """Parses what srun or pdsh prints: lines of all relays in any order, with other output among them."""
 
     def __init__(self, nonce: str) -> None:
         self._mark = b"~%s " % nonce.encode()
         self._rest = b""
 
     def feed(self, data: bytes) -> list[Event]:
-        """Return what `data` completes; neighbouring pieces of one stream come as one."""
+        """Return the events of the lines that `data` completes; adjacent pieces of one stream are joined."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
             lines.append(self._rest)
@@ -149,7 +152,7 @@ def _parse(text: bytes) -> Event:
 
 
 def _join(events: Iterable[Event]) -> Iterator[Event]:
-    """Merge neighbouring pieces: a chunk of srun's holds hundreds of lines."""
+    """Join adjacent pieces of one stream: one read from srun returns hundreds of lines."""
     first: Output | None = None
     pieces: list[bytes] = []
     for event in events:

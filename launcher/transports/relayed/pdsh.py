@@ -1,4 +1,4 @@
-"""SSH through pdsh: one process for all hosts, as large clusters know it (docs/decisions/0013)."""
+"""--transport pdsh: SSH through pdsh, one process for all hosts, as large clusters use it (docs/decisions/0013)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _ASKED_AT_ONCE = 16
 
 
 class PdshTransport:
-    """Reaches hosts by one `pdsh -R ssh`, and those that it did not reach at first by one more each."""
+    """Reaches all hosts by one `pdsh -R ssh`, and each host that it doesn't reach, or loses, by another one of its own.
+
+    Hosts that are this machine are found when it is made, and are not in pdsh's list.
+    """
 
     name = "pdsh"
     is_terse = True
@@ -55,8 +58,8 @@ class PdshTransport:
         self._pythons = pythons
         self._silence_s = silence_s
         self._may_boot = settings.may_boot
-        self._queues = LoginQueues()  # of second tries
-        self._steps: dict[str, PdshStep] = {}  # by host, the one by which it was reached last
+        self._queues = LoginQueues()  # of later tries: at first pdsh has all hosts log in at once
+        self._steps: dict[str, PdshStep] = {}  # the last one of each host
         self._lock = threading.Lock()
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
@@ -81,17 +84,17 @@ class PdshTransport:
         return ()
 
     def _may_blame_other_logins(self, host: Host, failure: HostFailure) -> bool:
-        """Whether our other hosts are to blame: pdsh has all log in at once, also through one gateway."""
+        """Tell whether logins to other hosts may be to blame: pdsh makes all at once, also through one jump host."""
         if failure.kind not in (HostFailureKind.DROPPED, HostFailureKind.SLOW_LOGIN):
             return False
         return not self._answer(host).is_direct
 
     def _answer(self, host: Host) -> Answer:
-        """Return what ssh makes of a host; it was asked when pdsh was started."""
+        """Return the options of ssh_config for a host; `ssh -G` has run for it when pdsh was started."""
         return self._answers.of(host.name, self._pdsh.login_args(host))
 
     def _open_once(self, host: Host, command: str, timeout_s: float) -> Channel:
-        """Start a process; raise LoginError where SSH does not lead there, or TransportError."""
+        """Start a process; raise LoginError if the login fails, or TransportError for what another try can't help."""
         try:
             return self._find_step(host, timeout_s).open(host.name, command)
         except OSError as error:
@@ -102,7 +105,7 @@ class PdshTransport:
             raise self._classify(host, error) from None
 
     def _find_step(self, host: Host, timeout_s: float) -> PdshStep:
-        """Return the step to a host: the one for all, or after a loss another one for this host alone."""
+        """Return a usable step: the one for all hosts, or another for this host alone after that one has lost it."""
         with self._lock:
             step = self._steps.get(host.name)
             if step is None:
@@ -119,7 +122,7 @@ class PdshTransport:
         )
 
     def _keep_known_keys(self, hosts: Sequence[Host]) -> None:
-        """Look at the known_hosts file of each host before its ssh may write it: each may have one of its own."""
+        """End the last lines of known_hosts files, to which ssh may append; each host may have a file of its own."""
         try:
             with ThreadPoolExecutor(min(_ASKED_AT_ONCE, len(hosts))) as pool:
                 list(pool.map(self._keep_known_keys_of, hosts))
@@ -128,7 +131,7 @@ class PdshTransport:
                 self._keep_known_keys_of(host)
 
     def _keep_known_keys_of(self, host: Host) -> None:
-        with contextlib.suppress(OSError, UsageError):  # its own ssh says so too
+        with contextlib.suppress(OSError, UsageError):  # ssh itself reports it too
             answer = self._answer(host)
             keep_known_keys(answer, self._answers.of_jumps(answer), accept_new=False)  # the option is in the answer
 
@@ -136,8 +139,8 @@ class PdshTransport:
         if error.exit_code == bootstrap.NO_PYTHON_EXIT_CODE:
             return TransportError(bootstrap.no_python(host.name, self._pythons))
         if error.exit_code not in (None, _EXIT_OF_SSH):
-            word = error.said.strip().rpartition("\n")[2]
-            text = f"its login shell ended (exit code {error.exit_code}){word and f': {word[:200]}'}"
+            line = error.said.strip().rpartition("\n")[2]
+            text = f"its login shell ended (exit code {error.exit_code}){line and f': {line[:200]}'}"
             return TransportError(HostFailure(host.name, HostFailureKind.SHELL, text))
         try:
             answer = self._answer(host)
@@ -149,15 +152,15 @@ class PdshTransport:
         return LoginError(failure, jump_host)
 
     def _ask_first(self) -> None:
-        """Raise UsageError for what ssh would refuse of every host: its options, and those of ssh_config."""
+        """Raise UsageError if ssh would refuse every host, for its options or those of ssh_config."""
         with contextlib.suppress(OSError):  # no ssh
             self._answers.ask_first((host.name, self._pdsh.login_args(host)) for host in self._hosts.values())
 
-    def _is_here(self, host: Host, words: Sequence[str]) -> bool:
-        """Tell whether a host is this machine; ssh is asked about those alone whose name looks so."""
+    def _is_here(self, host: Host, options: Sequence[str]) -> bool:
+        """Tell whether a host is this machine; `ssh -G` is run only for hosts whose name leads to this machine."""
         try:
             if is_this_machine(host.name, host.port or SSH_PORT, host.user or getpass.getuser()):
-                answer = self._answers.of(host.name, [*words, *login_args(host)])
+                answer = self._answers.of(host.name, [*options, *login_args(host)])
                 return self._this_machine.is_meant(answer.place, answer.settings, is_direct=answer.is_direct)
         except (OSError, KeyError):  # no ssh, or a user id without a name
             pass

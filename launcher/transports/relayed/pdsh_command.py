@@ -1,4 +1,4 @@
-"""How pdsh is called: one process for some hosts, its ssh, and what ends both with us."""
+"""How pdsh is called: its options and those of its ssh processes, and a shell that ends all of them with `launch`."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from launcher.private_files import lock_directory
 from launcher.transports.ssh.openssh_options import OPTIONS
 from launcher.transports.ssh.settings import SshSettings, check_config_file
 
-RANK = "%n"  # pdsh puts the host's place in -w there
-_ARGS = "PDSH_SSH_ARGS"  # in the place of pdsh's own -a and -x
+RANK = "%n"  # pdsh replaces it by the host's index in -w
+_ARGS = "PDSH_SSH_ARGS"  # replaces pdsh's own -a and -x
 _APPEND = "PDSH_SSH_ARGS_APPEND"
 
 _PATH_BYTES = 107  # of a socket, with the 17 characters that ssh adds while it makes one
 _ADDED_BYTES = 17
 _SHORT_S = 30  # for what takes less than one
 _TO_SSH = "--transport ssh has no such limit"
-# sh waits for the end of its stdin, which is ours too: nobody else would tell pdsh, and each ssh, that we are gone.
-_WITH_US = (
+# sh waits for the end of its stdin, which comes when `launch` ends: neither pdsh nor its ssh would notice that.
+_WRAPPER = (
     '"$@" </dev/null & exec >/dev/null 2>&1; read -r _; kill $! $(pgrep -P $!); wait $!; [ -z "$0" ] || rm -rf -- "$0"'
 )
 _LETTERS = re.compile(r"-[46AaCGgKkMNnqsTtVvXxYy]+")  # options of ssh that take no value
-_UNHEARD = re.compile("[qAXY]")  # a wish to be quiet, and to forward: as a letter it would win over an option
+_UNWANTED = re.compile("[qAXY]")  # quiet, and forwarding: as letters they would win over the options below
 _OPTIONS = {
     **OPTIONS,
-    "LogLevel": "INFO",  # else a quiet ssh would keep the cause to itself
-    "ServerAliveInterval": "5",  # pdsh knows no time-out of a connection that was made
+    "LogLevel": "INFO",  # a quieter ssh would not print why it fails
+    "ServerAliveInterval": "5",  # pdsh has no time-out for an established connection
     "ServerAliveCountMax": "3",
 }
 
 
 class Call:
-    """A pdsh that was started, with pipes."""
+    """A pdsh that was started, with pipes to its streams."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], folder: str, stderr: int) -> None:
-        """Start it; folder: is removed when it ends; stderr: as for Popen."""
+        """Start it; folder: removed when it ends, "" for none; stderr: as for Popen."""
         pipe = subprocess.PIPE
         with lock_directory(folder) as lock_fds:  # the shell keeps the lock until it has removed the folder
             self.process = subprocess.Popen(
-                ["/bin/sh", "-c", _WITH_US, folder, *argv], stdin=pipe, stdout=pipe, stderr=stderr, bufsize=0,
+                ["/bin/sh", "-c", _WRAPPER, folder, *argv], stdin=pipe, stdout=pipe, stderr=stderr, bufsize=0,
                 start_new_session=True, env=env, pass_fds=lock_fds,
             )  # fmt: skip
 
     def end(self) -> None:
-        """End it; its ssh sees end of file then, and ends when the host does or does not answer."""
+        """End it; each ssh sees end of file then, and ends whether its host answers or not."""
         assert self.process.stdin is not None  # asked for
         with contextlib.suppress(OSError):
             self.process.stdin.close()
 
 
 class Pdsh:
-    """The options of all our calls."""
+    """How every pdsh of a transport is called: its program, environment, and the options of ssh."""
 
     def __init__(self, hosts: Sequence[Host], environ: Mapping[str, str], settings: SshSettings) -> None:
         """Find pdsh; raise UsageError if there is none, or it can't do what is asked; `environ` is pdsh's."""
@@ -72,10 +72,10 @@ class Pdsh:
             raise UsageError(f"--transport pdsh: it takes no path with blanks or %: {str(ssh_config)!r}", _TO_SSH)
         _check_users(hosts)
         self._pdsh = pdsh
-        self._environ = {**environ, _ARGS: " ".join(_heard(environ[_ARGS]))} if _ARGS in environ else environ
-        self._own_options = own_options(environ)  # ours come before and win
+        self._environ = {**environ, _ARGS: " ".join(_keep_options(environ[_ARGS]))} if _ARGS in environ else environ
+        self._own_options = own_options(environ)  # after those of `launch`, since ssh takes the first of two
         self._file = ["-F", str(ssh_config)] if ssh_config else []
-        self._words = [
+        self._options = [
             *(["-p", str(port)] if (port := _port(hosts)) is not None else []),
             *(f"-o{name}={value}" for name, value in _OPTIONS.items()),
             *(["-oStrictHostKeyChecking=accept-new"] if settings.accept_new_host_keys else []),
@@ -86,61 +86,61 @@ class Pdsh:
     ) -> Call:
         """Start pdsh on these hosts; raise OSError.
 
-        folder: where ssh keeps the sockets of connections. A short call uses those that a long one has made; it prints
-        all on stdout.
+        folder: for the sockets of ssh connections. A short call uses connections of a long one, and prints everything
+        on stdout.
         """
         argv = [self._pdsh, "-R", "ssh", "-f", str(len(hosts)), "-t", str(max(1, int(timeout_s)))]
         limit = ["-u", str(_SHORT_S)] if is_short else []
         names = ",".join(f"{host.user}@{host.name}" if host.user is not None else host.name for host in hosts)
-        words = [*self._file, *self._words, *_share(hosts, folder), *self._own_options]
-        env = {**self._environ, _APPEND: " ".join([*words, *_login_as(hosts)])}
+        options = [*self._file, *self._options, *_share(hosts, folder), *self._own_options]
+        env = {**self._environ, _APPEND: " ".join([*options, *_login_as(hosts)])}
         stderr = subprocess.STDOUT if is_short else subprocess.PIPE
         return Call([*argv, *limit, "-w", names, command], env, "" if is_short else folder, stderr)
 
     def login_args(self, host: Host) -> list[str]:
-        """Return the words with which ssh logs in to a host, to ask it what it makes of them; -F is for who asks."""
+        """Return the arguments with which ssh logs in to a host, for `ssh -G`; whoever asks adds -F."""
         user = ["-l", host.user] if host.user is not None else []
-        return [*self._words, *self._own_options, *user, "--", host.name]
+        return [*self._options, *self._own_options, *user, "--", host.name]
 
 
 def own_options(environ: Mapping[str, str]) -> list[str]:
-    """Return what the user has pdsh say to ssh, but for the wish that it be quiet or forward something."""
-    return _heard(environ.get(_APPEND, ""))
+    """Return the user's own options for pdsh's ssh, without those that make it quiet or forward something."""
+    return _keep_options(environ.get(_APPEND, ""))
 
 
-def _heard(text: str) -> list[str]:
-    said = (_UNHEARD.sub("", word) if _LETTERS.fullmatch(word) else word for word in text.split())
+def _keep_options(text: str) -> list[str]:
+    said = (_UNWANTED.sub("", word) if _LETTERS.fullmatch(word) else word for word in text.split())
     return [word for word in said if word != "-"]
 
 
 def make_folder() -> str:
-    """Return a new folder for sockets, or "" where ssh could not be told of it."""
+    """Return a new directory for sockets, or "" if its path can't be passed to ssh through pdsh."""
     if not _is_plain(tempfile.gettempdir()):
         return ""
     return tempfile.mkdtemp(prefix="launch-pdsh-")
 
 
 def _is_plain(path: str) -> bool:
-    """Whether pdsh hands a path on as it is: it parts words at blanks, and puts names where a % is."""
+    """Tell whether pdsh passes a path on unchanged: it splits at blanks, and replaces what begins with %."""
     return len(path.split()) == 1 and "%" not in path
 
 
 def _share(hosts: Sequence[Host], folder: str) -> list[str]:
-    """Return what makes one connection to a host serve all calls; a name may be too long for a socket's path."""
+    """Return the options by which all calls share a connection to each host, if no path of a socket is too long."""
     longest = max(len(host.name.encode()) for host in hosts)
     if not folder or len(folder) + 1 + longest + _ADDED_BYTES > _PATH_BYTES:
         return ["-oControlMaster=no", "-oControlPath=none"]
-    # Not ssh's own %C: two names may lead to one place. With a ControlPersist of the user's it would stay.
+    # Not ssh's own %C, which is equal for two names of one host. The user's ControlPersist would keep connections open.
     return ["-oControlMaster=auto", f"-oControlPath={folder}/%h", "-oControlPersist=no"]
 
 
 def _login_as(hosts: Sequence[Host]) -> list[str]:
-    """Return what names the user to ssh; pdsh itself leaves out who has started it, whatever ssh_config says."""
+    """Return the option that names the user to ssh; pdsh leaves out the own user, though ssh_config may set another."""
     return ["-l%u"] if all(host.user is not None for host in hosts) else []
 
 
 def _check_users(hosts: Sequence[Host]) -> None:
-    """Raise UsageError where a user that is named would not be told to ssh."""
+    """Raise UsageError if pdsh would not pass a user that is named to ssh."""
     named = [host for host in hosts if host.user is not None]
     if len(named) in (0, len(hosts)):
         return
@@ -157,7 +157,7 @@ def _check_users(hosts: Sequence[Host]) -> None:
 
 
 def _port(hosts: Sequence[Host]) -> int | None:
-    """Return the port that all hosts share; raise UsageError where they don't, or pdsh would misread a name."""
+    """Return the port of all hosts; raise UsageError if they have several, or pdsh would misread a host's name."""
     for host in hosts:
         if ":" in host.name:
             raise UsageError(

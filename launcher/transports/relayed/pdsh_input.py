@@ -1,4 +1,7 @@
-"""What goes to relays under pdsh, which reads nothing for them: short calls carry it, each for many hosts."""
+"""Input for relays under pdsh, which passes on no stdin: short calls of pdsh carry it, each for many hosts.
+
+A task is the relay of one host, by the host's index in the long pdsh that runs the relays.
+"""
 
 from __future__ import annotations
 
@@ -16,30 +19,34 @@ from launcher.transports.relayed.pdsh_command import RANK, Call, Pdsh
 from launcher.transports.relayed.pdsh_lines import whole_lines
 from launcher.transports.relayed.pdsh_output import PdshOutput
 
-Line = tuple[bytes, bytes | None]  # its words, and what follows in base64
+Line = tuple[bytes, bytes | None]  # verb and numbers of an order, and its data, which travels in base64
 
 # The command line is one argument of ssh and of the login shell, and Linux takes 128 KiB of one (MAX_ARG_STRLEN).
 _MOST_CHARACTERS = 120_000
-_GATHER_S = 0.02  # what is said to all hosts at once shall go at once
-_PATIENCE_S = 0.5  # with a call that some host holds up, before the next one for others
+_GATHER_S = 0.02  # so that lines for all hosts go by one call
+_PATIENCE_S = 0.5  # for a call that some host holds up, before the next one for others starts
 _KEPT_BYTES = 4096
 
 
 def data_lines(channel: int, data: bytes) -> list[Line]:
-    """Cut what goes to a process from its end, where hosts get the same."""
+    """Cut the input of a process into blocks, from its end: there it is equal for all hosts, and is sent once."""
     first = len(data) % BLOCK_BYTES
     starts = range(first - BLOCK_BYTES if first else 0, len(data), BLOCK_BYTES)
     return [(b"data %d" % channel, data[max(0, start) : start + BLOCK_BYTES]) for start in starts]
 
 
 class RelayInput:
-    """Queues lines for the tasks of one pdsh, and sends them in order."""
+    """Queues lines for the tasks of one pdsh, and sends them in order.
+
+    At any time a task is named in one call at most, so that its lines can't overtake each other; what is queued
+    meanwhile goes with a later call. `on_lost` gets each task that has not confirmed its lines when its call ends.
+    """
 
     def __init__(
         self, pdsh: Pdsh, hosts: Sequence[Host], pythons: Sequence[str], nonce: str, folder: str, timeout_s: float,
         on_lost: Callable[[int, str], None],
     ) -> None:  # fmt: skip
-        """on_lost: gets a task that has not taken its lines, and what was said last."""
+        """on_lost: gets a task that has not confirmed its lines, and the last line that was printed about it."""
         self._pdsh = pdsh
         self._hosts = hosts
         self._pythons = pythons
@@ -55,13 +62,13 @@ class RelayInput:
         start_thread(self._send_all, "send pdsh", self._break)
 
     def post(self, task: int, lines: Sequence[Line]) -> None:
-        """Queue lines for a task."""
+        """Queue lines for a task; return at once."""
         with self._changed:
             self._waiting.setdefault(task, []).extend(lines)
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Send nothing more, and end what is on its way."""
+        """Send nothing more, and end the calls that are running."""
         with self._changed:
             self._is_closed = True
             for call in self._calls:
@@ -85,11 +92,11 @@ class RelayInput:
             lose(error.message)
 
     def _break(self, error: Exception) -> None:
-        """Nothing can be sent any more, to nobody."""
+        """The sending thread has failed: lose all tasks."""
         self._lose(set(range(len(self._hosts))), repr(error))
 
     def _collect(self) -> dict[int, list[Line]] | None:
-        """Return all that can go now, or None at the end."""
+        """Wait for lines of tasks that no call is under way for; return them by task, or None after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self._ready())
         time.sleep(_GATHER_S)
@@ -104,7 +111,10 @@ class RelayInput:
         return [task for task in self._waiting if task not in self._on_the_way]
 
     def _split(self, batch: Mapping[int, list[Line]]) -> Iterator[tuple[list[int], str]]:
-        """Yield the tasks and the command line of each call that it takes; what a task can't get yet waits on."""
+        """Yield tasks and command line of each call, as many as the length of a command line demands.
+
+        Lines of one task that are too many for one call are queued again.
+        """
         command = self._command(batch)
         if len(command) <= _MOST_CHARACTERS:
             yield list(batch), command
@@ -131,9 +141,9 @@ class RelayInput:
     # ---- in a thread for each call --------------------------------------------------------------------------------
 
     def _carry(self, tasks: Sequence[int], command: str) -> None:
-        """Send one call to its end; tasks that have taken theirs by then can get more."""
+        """Run one call to its end; a task that has confirmed its lines before can get more at once."""
         hosts = [self._hosts[task] for task in tasks]
-        words = PdshOutput([host.name for host in hosts])
+        output = PdshOutput([host.name for host in hosts])
         missing, said = set(tasks), b""
         try:
             call = self._pdsh.call(hosts, command, self._timeout_s, self._folder, is_short=True)
@@ -147,7 +157,7 @@ class RelayInput:
         assert call.process.stdout is not None  # asked for
         with call.process.stdout as stdout:
             for line in whole_lines(stdout):
-                names, text = words.split(line)
+                names, text = output.split(line)
                 taken = {task for task in missing if text == self._receipt(task) and self._hosts[task].name in names}
                 if taken:
                     missing -= taken
@@ -158,7 +168,7 @@ class RelayInput:
         call.process.wait()
         with self._changed:
             self._calls.discard(call)
-        self._lose(missing, _last_word(said))
+        self._lose(missing, _last_line(said))
 
     def _receipt(self, task: int) -> bytes:
         return b"~%s got %d" % (self._nonce.encode(), task)
@@ -175,7 +185,7 @@ class RelayInput:
         self._settle(tasks)
 
 
-def _last_word(said: bytes) -> str:
-    """Return the last line that a host has said, without its label; pdsh's own says only how it ended."""
+def _last_line(said: bytes) -> str:
+    """Return the last line of a host, without its label; pdsh's own lines say only how an ssh has ended."""
     lines = [line for line in said.decode("utf-8", "replace").splitlines() if not line.startswith("pdsh@")]
     return lines[-1].partition(": ")[2] if lines else ""

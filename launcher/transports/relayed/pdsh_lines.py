@@ -1,4 +1,4 @@
-"""Lines of a process that prints for many hosts, each with its host's label."""
+"""Whole lines of what pdsh prints: each begins with the name of the host whose line it is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_LINE_BYTES = 256 << 10  # pdsh prints no more than 128 KiB of one
 def whole_lines(stream: IO[bytes]) -> Iterator[bytes]:
     """Yield lines as they come, without their newlines.
 
-    One that is too long is dropped whole: what follows where it was cut could pass for a line with another label.
+    A line that is too long is dropped as a whole: if it were cut, its rest could pass for a line of another host.
     """
     rest, is_dropping = b"", False
     while data := os.read(stream.fileno(), READ_BYTES):

@@ -1,4 +1,4 @@
-"""What pdsh and the ssh of each host print on stderr: whose line it is, and which host is gone. Pure."""
+"""What pdsh and its ssh processes print: which host a line is of, and which hosts are gone. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KEPT_CHARACTERS = 1000  # of a line
 
 
 class PdshOutput:
-    """All that one pdsh has printed besides the relays' lines."""
+    """What one pdsh has printed besides the relays' lines: how each ssh has ended, and the last lines of each host."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self._names: dict[bytes, list[str]] = {}  # by label: pdsh cuts a name at its first dot, but no address
@@ -26,18 +26,18 @@ class PdshOutput:
         self._is_over = False
 
     def split(self, line: bytes) -> tuple[Sequence[str], bytes]:
-        """Return whose line it is, by all names that its label may stand for (none: pdsh's own), and what it says."""
+        """Return the hosts that a line's label may stand for, and the line without it; pdsh's own lines have none."""
         label, _, text = line.partition(b": ")
         hosts = self._names.get(label, ())
         return hosts, text if hosts else line
 
     def keep(self, hosts: Sequence[str], line: str) -> None:
-        """Keep what a host has said, or pdsh of all."""
+        """Keep a line of these hosts; without any it is about all."""
         for host in hosts or self._lines:
             self._lines[host] = [*self._lines[host], line[:_KEPT_CHARACTERS]][-_KEPT_LINES:]
 
     def find_ended(self, line: bytes) -> Sequence[str]:
-        """Return the hosts of which a line says that their ssh has ended, and remember how."""
+        """Return the hosts whose ssh has ended according to a line, and keep how."""
         ended = _ENDED.match(line)
         if ended is None:
             return ()
@@ -49,20 +49,20 @@ class PdshOutput:
         return gone
 
     def end(self) -> None:
-        """Pdsh itself has ended; of who was lost it has told before."""
+        """Note that pdsh itself has ended; it has reported every ssh that ended before."""
         self._is_over = True
 
     def said(self, host: str) -> str:
-        """Return what was said of a host, pdsh's own words among it."""
+        """Return the last lines of a host, and pdsh's own among them, each with its newline."""
         return "".join(f"{line}\n" for line in self._lines[host])
 
     def lost(self, host: str) -> str:
-        """Return what has become of the connection to a host."""
+        """Return how the connection to a host was lost."""
         if how := self._killed.get(host):
             return f"the connection was lost: its ssh was {how}"
         is_untold = self._is_over and host not in self._exit_codes
         return "the connection was lost" + (": pdsh itself has ended" if is_untold else "")
 
     def exit_code(self, host: str) -> int | None:
-        """Return the exit code of a host's ssh, which is that of the login shell; None where pdsh has said nothing."""
+        """Return the exit code of a host's ssh, which is that of the login shell; None if pdsh has reported none."""
         return self._exit_codes.get(host)

@@ -1,4 +1,7 @@
-"""One long pdsh, the relays that it runs on its hosts, and the channels through them."""
+"""One long pdsh, the relays that it runs on its hosts, and the channels through them.
+
+Output of the relays comes on pdsh's stdout; their input goes by short calls of pdsh (RelayInput).
+"""
 
 from __future__ import annotations
 
@@ -17,30 +20,30 @@ from launcher.transports.relayed.pdsh_output import PdshOutput
 from launcher.transports.relayed.relays import Relay
 from launcher.transports.relayed.step_lifecycle import StepLifecycle
 
-_MARGIN_S = 2.0  # ssh's own clock, which ends before ours, knows who does not answer
-_LOGIN_S = 0.25  # all log in at once, and behind a gateway twice: a host that answers waits for our CPU
+_MARGIN_S = 2.0  # after ssh's own ConnectTimeout, which ends first and tells who doesn't answer
+_LOGIN_S = 0.25  # of CPU time for each host: all log in at once, and twice behind a jump host
 _WORD_CHARACTERS = 200
-_WAITING_BYTES = 16 << 20  # of one host's output: while it is not read, all hosts are held back
-_END_S = 2.0  # for pdsh and its ssh, once nobody is left to talk to
+_WAITING_BYTES = 16 << 20  # of a channel's output; while so much waits to be read, nothing is read for any host
+_END_S = 2.0  # for pdsh and its ssh to end
 
 
 class NotStartedError(Exception):
-    """A host's relay did not come; said: what its ssh and login shell have printed."""
+    """A host's relay has not started; `said` is what its ssh and login shell have printed."""
 
     def __init__(self, said: str, exit_code: int | None, *, is_late: bool) -> None:
         super().__init__(said)
         self.said = said
-        self.exit_code = exit_code  # of its ssh; None: pdsh has named none
-        self.is_late = is_late
+        self.exit_code = exit_code  # of its ssh; None: pdsh has reported none
+        self.is_late = is_late  # nothing was known of it when the time was over
 
 
 class PdshStep:
-    """One pdsh on some hosts."""
+    """One pdsh on some hosts: what StepLifecycle needs of it, and how relays get their orders."""
 
     def __init__(
         self, pdsh: Pdsh, hosts: Sequence[Host], pythons: Sequence[str], timeout_s: float, silence_s: float
     ) -> None:
-        """Start it, or raise OSError; silence_s: after which a host takes us for dead."""
+        """Start pdsh, or raise OSError; silence_s: after which relays take the launch host for dead."""
         self._hosts = list(hosts)
         self._lifecycle = StepLifecycle([host.name for host in hosts], self, "read pdsh")
         self._relays = self._lifecycle.relays
@@ -57,7 +60,7 @@ class PdshStep:
             self._stdout_reader = self._lifecycle.start_thread(self._read_stdout, "read pdsh")
 
     def open(self, host: str, command: str) -> RelayChannel:
-        """Start a process on a host, once its relay is there; raise NotStartedError."""
+        """Start a process on a host when its relay has started; raise NotStartedError if it has not in time."""
         relay = self._relays[host]
         with self._relays.changed:
             is_known = self._relays.wait_for(relay, lambda: relay.started or relay.failure, self._limit_s)
@@ -74,16 +77,16 @@ class PdshStep:
         return channel
 
     def await_logins(self) -> None:
-        """Wait until no host logs in any more."""
+        """Wait until every host has logged in or failed, and no login is in progress any more."""
         with self._relays.changed:
             self._relays.changed.wait_for(self._relays.are_settled, self._limit_s)
 
     def is_usable(self, host: str) -> bool:
-        """Whether a process, another one perhaps, may be started there through this step."""
+        """Tell whether a process, another one perhaps, may be started on a host through this step."""
         return self._lifecycle.is_usable(host)
 
     def acknowledge(self, channel: RelayChannel, size_bytes: int) -> None:
-        """Do nothing: while we read slowly, pdsh holds all hosts back."""
+        """Do nothing: relays under pdsh have no window; if output isn't read, pdsh itself holds all hosts back."""
 
     def send_data(self, channel: RelayChannel, data: bytes) -> None:
         """Queue what goes to the process's stdin."""
@@ -127,7 +130,7 @@ class PdshStep:
                 hosts, text = self._output.split(line)
                 for event in decoder.feed(text + b"\n"):
                     self._take(hosts, event)
-        self._stderr_reader.join(_END_S)  # its last words say why
+        self._stderr_reader.join(_END_S)  # the last lines of stderr say why
         self._output.end()
         self._lifecycle.lose([host.name for host in self._hosts])
         self._input.close()
@@ -135,7 +138,7 @@ class PdshStep:
         self._call.process.wait()
 
     def _take(self, hosts: Sequence[str], event: Event) -> None:
-        """Believe a host what it says of itself; pdsh says who it is."""
+        """Take an event from one of these hosts, as pdsh labels its line; it may be about that host alone."""
         if isinstance(event, Output | Exit):
             self._relays.deliver(event, hosts, _WAITING_BYTES)
         elif isinstance(event, RelayStarted):

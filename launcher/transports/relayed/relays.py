@@ -1,4 +1,4 @@
-"""The relays of one srun or pdsh, the channels through them, and when nobody needs them any more."""
+"""The relays of one srun or pdsh: which have started, which are lost, and which channels they carry."""
 
 from __future__ import annotations
 
@@ -13,28 +13,33 @@ from launcher.errors import HostFailure
 from launcher.transports.relayed.channel import RelayChannel, RelayLink
 from launcher.transports.relayed.framing import Exit, Output, RelayStarted
 
-_REUSE_S = 0.5  # well below a relay's LINGER_S
+_REUSE_S = 0.5  # an idle relay gets another process; it is well below LINGER_S, after which the relay ends
 
 
 @dataclass(slots=True)
 class Relay:
-    """One node, as it is known here."""
+    """What is known of the relay on one host; `Relays.changed` guards it."""
 
     host: str
     started: RelayStarted | None = None
     failure: HostFailure | None = None
-    was_asked: bool = False
-    is_awaited: bool = False  # somebody asks for it just now
-    was_hung_up: bool = False  # hung up on while something ran there: not to be trusted with another process
-    idle_since: float | None = None  # monotonic seconds: it ends by itself when nothing runs there
-    channels: set[RelayChannel] = field(default_factory=set)  # that were not closed
+    was_asked: bool = False  # somebody has wanted a process there
+    is_awaited: bool = False  # somebody is waiting for it to start
+    was_hung_up: bool = False  # a channel was closed while its process ran: it gets no other process
+    idle_since: float | None = None  # monotonic seconds, since its last channel was closed
+    channels: set[RelayChannel] = field(default_factory=set)  # that are open
 
 
 class Relays:
-    """All relays by host. `changed` guards them, and tells of what the threads of a step have learned."""
+    """All relays of a step by host, and all channels by number.
+
+    `changed` guards them, and is notified when a relay starts or is lost. `mark_started`, `deliver` and `lose` take it
+    themselves; who calls anything else holds it, except to ask `is_usable` or `present`, whose answers may be outdated.
+    A channel's number is never used again, and a host that is lost stays lost.
+    """
 
     def __init__(self, hosts: Iterable[str], most_bytes: float = math.inf) -> None:
-        """most_bytes: of a channel's output, that may wait here to be taken."""
+        """most_bytes: more than a channel's output that waits to be read can ever be, unless its relay misbehaves."""
         self.changed = threading.Condition()
         self._relays = {host: Relay(host) for host in hosts}
         self._missing = len(self._relays)  # counted, since every thread that waits asks after every start
@@ -46,7 +51,7 @@ class Relays:
         return self._relays[host]
 
     def add_channel(self, relay: Relay, link: RelayLink) -> RelayChannel:
-        """Return a new channel to a node."""
+        """Return a new channel to a relay, which must have started; link: by which the channel reaches the relay."""
         channel = RelayChannel(relay.host, next(self._numbers), link, self._most_bytes)
         self._channels[channel.number] = channel
         relay.channels.add(channel)
@@ -54,7 +59,10 @@ class Relays:
         return channel
 
     def leave(self, channel: RelayChannel) -> bool:
-        """Forget a channel; return whether something ran there still, and is to be hung up on."""
+        """Note that a channel was closed; return whether its process still runs, so that the relay must be told.
+
+        For a channel that was closed before, return False.
+        """
         relay = self._relays[channel.host]
         if channel not in relay.channels:
             return False
@@ -64,14 +72,14 @@ class Relays:
         return not channel.is_over
 
     def is_usable(self, host: str) -> bool:
-        """Whether a process, another one perhaps, may be started there."""
+        """Tell whether a process may be started on a host: it was not asked for yet, or its relay can take another."""
         relay = self._relays[host]
         is_idle_too_long = relay.idle_since is not None and time.monotonic() - relay.idle_since > _REUSE_S
         is_lost = relay.failure is not None or relay.was_hung_up or is_idle_too_long
         return not relay.was_asked or not is_lost
 
     def mark_started(self, host: str, started: RelayStarted) -> None:
-        """Note that a host's relay runs; a second word of it changes nothing."""
+        """Note that a host's relay has started; only the first call for a host counts."""
         with self.changed:
             relay = self._relays[host]
             if relay.started is None:
@@ -84,22 +92,25 @@ class Relays:
         return not self._missing
 
     def present(self) -> dict[str, RelayStarted]:
-        """Return the relays that run, or have run, by host."""
+        """Return the relays that have started, by host; some may have ended."""
         return {host: relay.started for host, relay in self._relays.items() if relay.started is not None}
 
     def are_settled(self) -> bool:
-        """Whether of every host it is known that its relay runs, or why not."""
+        """Tell whether the relay of every host has started or is lost."""
         return all(relay.started or relay.failure for relay in self._relays.values())
 
     def are_unused(self) -> bool:
-        """Whether every host was asked and left."""
+        """Tell whether nobody needs the step: every host is lost, or was asked for and has no channel left."""
         return not any(
             relay.channels or relay.is_awaited or not (relay.was_asked or relay.failure)
             for relay in self._relays.values()
         )
 
     def wait_for(self, relay: Relay, is_over: Callable[[], object], timeout_s: float) -> bool:
-        """Wait until `is_over`, which the threads of a step bring about, with `changed` held; False: too late."""
+        """Wait until `is_over()`, which is asked after every change; return whether it came true in time.
+
+        `changed` must be held.
+        """
         relay.was_asked = relay.is_awaited = True
         try:
             return bool(self.changed.wait_for(is_over, timeout_s))
@@ -107,9 +118,10 @@ class Relays:
             relay.is_awaited = False
 
     def deliver(self, event: Output | Exit, hosts: Sequence[str] | None = None, most_bytes: int | None = None) -> None:
-        """Hand over what a process has said, or its end.
+        """Hand a process's output, or its end, to its channel.
 
-        hosts: who may have said so, where that is known; most_bytes: how much more may wait for its reader.
+        hosts: those that may have sent it, if that is known; another host's channel doesn't get it.
+        most_bytes: wait until less than this is left to read.
         """
         channel = self._channels.get(event.channel)
         if channel is None or (hosts is not None and channel.host not in hosts):
@@ -124,13 +136,13 @@ class Relays:
         channel.end(event.code)
 
     def deliver_noise(self, line: str, hosts: Sequence[str] = ()) -> None:
-        """Show a line that no process has said to who talks to these hosts, or to all."""
+        """Add a line of no process to the stderr of all channels to these hosts, or without any, of all channels."""
         for channel in self._channels.values():
             if not hosts or channel.host in hosts:
                 channel.deliver_noise(as_noise(line))
 
     def lose(self, failures: Iterable[HostFailure]) -> None:
-        """End what goes through the relays of these hosts."""
+        """End the channels to hosts that are lost, each with its failure."""
         with self.changed:
             for failure in failures:
                 relay = self._relays[failure.host]
@@ -142,5 +154,5 @@ class Relays:
 
 
 def as_noise(line: str) -> bytes:
-    """Return a line for stderr: what the process itself has said may lack its newline."""
+    """Return a line of no process for stderr, with a newline before it: the process's own last line may lack one."""
     return f"\n{line}\n".encode()

@@ -1,4 +1,4 @@
-"""The nodes of a Slurm allocation: one srun for all of them, with a relay on each (docs/decisions/0009)."""
+"""--transport srun: the nodes of a Slurm allocation, by one srun with a relay on each (docs/decisions/0009)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from launcher.transports.relayed.srun_step import SrunStep
 
 
 class SrunTransport:
-    """Reaches nodes of the allocation that we are in, with the CPUs, GPUs and memory that it has there."""
+    """Reaches the nodes of the allocation that `launch` runs in, with all CPUs, GPUs and memory that it has there.
+
+    The first `open` starts one step for all hosts. A host that is lost later, or held up by others, gets another one.
+    """
 
     name = "srun"
     is_terse = False
@@ -28,7 +31,7 @@ class SrunTransport:
         self._allocation = allocation
         self._pythons = pythons
         self._environ = environ
-        self._steps: dict[str, SrunStep] = {}  # by host, the one by which it was reached last
+        self._steps: dict[str, SrunStep] = {}  # the last one of each host
         self._lock = threading.Lock()
 
     def open(self, host: Host, command: str, timeout_s: float) -> RelayChannel:
@@ -47,7 +50,7 @@ class SrunTransport:
         return () if step is None else step.own_messages(host.name)
 
     def _find_step(self, host: str) -> SrunStep:
-        """Return the step to a host: the one for all, or after a loss another one for this host alone."""
+        """Return a usable step: the one for all hosts, or another for this host alone after that one has lost it."""
         with self._lock:
             step = self._steps.get(host)
             if step is None:
@@ -57,7 +60,7 @@ class SrunTransport:
             return self._steps[host]
 
     def _go_on_without_others(self, host: str, step: SrunStep) -> SrunStep:
-        """Return a step of the nodes that have come; the first one to give up starts it."""
+        """Return a step of the nodes whose relays have started; the first host to give up the old one starts it."""
         with self._lock:
             if self._steps[host] is step:
                 step.abandon()
@@ -80,12 +83,12 @@ def srun_options(allocation: Allocation, hosts: Sequence[str]) -> list[str]:
         f"--nodes={len(hosts)}",
         f"--ntasks={len(hosts)}",
         "--ntasks-per-node=1",
-        "--overlap",  # CPUs, memory and GPUs may be in use by the step that we are in (Slurm 20.11)
+        "--overlap",  # CPUs, memory and GPUs may be in use by the step that `launch` runs in (Slurm 20.11)
         "--mem=0",  # all that the job has
         *gpus,
         "--cpu-bind=none",
         "--mpi=none",
-        # How a run ends is ours to say: a site may have set otherwise.
+        # `launch` decides how a run ends, whatever the site's defaults are.
         "--kill-on-bad-exit=0",
         "--wait=0",
         "--no-kill",

@@ -1,4 +1,4 @@
-"""What srun and Slurm's daemons print about a step -> why a host takes no part, in plain words. Pure."""
+"""From what srun and Slurm's daemons print about a step to why a node can't be used. Pure."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _CANCELLED = re.compile(
     r"\*\*\* (?P<what>(?:JOB|STEP) \S+) ON \S+ CANCELLED AT \S+(?: (?P<why>DUE TO [A-Z]+(?: [A-Z]+)*))?"
 )
 _SPEAKER = re.compile(r"^(?:srun|slurmstepd\S*): (?:error: |fatal: )*")
-_ABORTED = "Job step aborted: Waiting up to"  # what srun says of each cancelling; slurmstepd's line is lost at times
+_ABORTED = "Job step aborted: Waiting up to"  # printed for every cancelled step; slurmstepd's own line may get lost
 _NO_PYTHON = f"Exited with exit code {bootstrap.NO_PYTHON_EXIT_CODE}"
 _HINTS = {
     "unrecognized option": "it takes Slurm 20.11 or newer; or --transport fabric",
     "(gres) specification": "ask Slurm for as many GPUs on each node: --gpus-per-node=N or --gres=gpu:N",
 }
-# Said in every step, or of what has a line of its own.
-_IDLE_WORDS = (
+# Printed in every step, or beside a line that says more.
+_ROUTINE_MESSAGES = (
     "cluster configuration lacks support for cpu binding", "Force Terminated", "forcing job termination", "got SIGCONT",
     "Timed out waiting for job step to complete", 'Try "srun --help"',
 )  # fmt: skip
 
 
 class SrunOutput:
-    """All that srun has printed besides the relays' lines."""
+    """What srun has printed besides the relays' lines: which nodes are gone, why, and the last lines about each."""
 
     def __init__(self, hosts: Sequence[str], pythons: Sequence[str]) -> None:
         self._hosts = tuple(hosts)
@@ -42,13 +42,13 @@ class SrunOutput:
         self._cancelled = ""
 
     def lines(self, host: str) -> tuple[str, ...]:
-        """Return what was said of a host so far, or of all, the last of it."""
+        """Return the last lines so far that are about a host, or about all."""
         return tuple(line for line, hosts in self._lines if not hosts or host in hosts)
 
     def take(self, line: str) -> tuple[str, ...]:
-        """Keep a line that says something; return the hosts that it says are gone."""
+        """Take a line of srun; return the hosts that are gone according to it."""
         gone = self._find_gone(line)
-        if says_something(line):
+        if is_worth_showing(line):
             self._lines = [*self._lines, (line, gone)][-_LIMIT:]
         return gone
 
@@ -68,13 +68,13 @@ class SrunOutput:
         return ()
 
     def not_started(self, host: str, timeout_s: float) -> HostFailure:
-        """Say that a node's relay did not come in time."""
-        text = f"Slurm has not started our step there in {timeout_s:g} s{self._last_word()}"
+        """Return that a node's relay did not start in time."""
+        text = f"Slurm has not started our step there in {timeout_s:g} s{self._last_line()}"
         hint = "sinfo -N shows the node's state; for a slow cluster raise --connect-timeout"
         return HostFailure(host, HostFailureKind.SLURM, text, hint)
 
     def gone(self, host: str, exit_code: int | None = None) -> HostFailure:
-        """Say why a node's relay is gone; `exit_code` (below 0: a signal) is srun's own, where that has ended."""
+        """Return why a node's relay is gone; exit_code: of srun itself, below 0 for a signal, None while it runs."""
         ending = self._endings.get(host, "")
         if self._cancelled and ending != _NODE_FAILURE:
             return HostFailure(host, HostFailureKind.SLURM, self._cancelled)
@@ -84,18 +84,18 @@ class SrunOutput:
             return HostFailure(host, HostFailureKind.SLURM, f"our task there ended: {ending}")
         if exit_code is not None and exit_code < 0:
             return HostFailure(host, HostFailureKind.SLURM, f"srun was killed by signal {-exit_code}")
-        word = self._last_word()
-        hint = next((hint for said, hint in _HINTS.items() if said in word), "")
-        return HostFailure(host, HostFailureKind.SLURM, f"srun ended (exit code {exit_code}){word}", hint)
+        line = self._last_line()
+        hint = next((hint for said, hint in _HINTS.items() if said in line), "")
+        return HostFailure(host, HostFailureKind.SLURM, f"srun ended (exit code {exit_code}){line}", hint)
 
-    def _last_word(self) -> str:
-        """Return the last line that says something, with a colon before it."""
+    def _last_line(self) -> str:
+        """Return the last line of a message of srun, with a colon before it; nothing if there is none."""
         return f": {_SPEAKER.sub('', self._lines[-1][0])[:_LIMIT]}" if self._lines else ""
 
 
-def says_something(line: str) -> bool:
-    """Tell whether a line is more than what srun says in every step, or of every end."""
-    return bool(line.strip()) and not any(words in line for words in _IDLE_WORDS)
+def is_worth_showing(line: str) -> bool:
+    """Tell whether a line is not empty, and none of those that srun prints in every step or at every end."""
+    return bool(line.strip()) and not any(words in line for words in _ROUTINE_MESSAGES)
 
 
 def _expand(hosts: str) -> tuple[str, ...]:

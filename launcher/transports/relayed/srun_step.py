@@ -1,4 +1,4 @@
-"""One srun, the relays that it runs on the nodes of a step, and the channels through them.
+"""One srun, the relays that it runs on the nodes of a Slurm step, and the channels through them.
 
 Three threads block on srun's streams: one reads stdout, one reads stderr, one writes stdin.
 """
@@ -37,26 +37,26 @@ from launcher.transports.relayed.framing import (
     took_line,
 )
 from launcher.transports.relayed.relays import Relay
-from launcher.transports.relayed.srun_output import SrunOutput, says_something
+from launcher.transports.relayed.srun_output import SrunOutput, is_worth_showing
 from launcher.transports.relayed.step_lifecycle import StepLifecycle
 
-# srun writes a flood in pieces of 1 KB, and each would wake us: they gather for a moment.
+# srun writes much output in pieces of 1 KB, each of which would wake the reader: it lets them gather for a moment.
 _FEW_BYTES = 512
 _GATHER_S = 0.002
 _PIPE_BYTES = 1 << 20
 _MOST_BYTES = 4 << 20  # four windows of a relay
-_END_S = 2.0  # for srun, once nobody is left to talk to
+_END_S = 2.0  # for srun to end by itself
 _KILL_S = 1.0
 
 
 class SrunStep:
-    """One srun on some nodes of an allocation."""
+    """One srun on some nodes of an allocation: what StepLifecycle needs of it, and how relays get their orders."""
 
     def __init__(
         self, hosts: Sequence[str], options: Sequence[str], pythons: Sequence[str], environ: Mapping[str, str],
         lost: Mapping[str, RelayStarted],
     ) -> None:  # fmt: skip
-        """Start srun, or raise OSError; `lost`: relays of an earlier step, which may not know that its srun is gone."""
+        """Start srun, or raise OSError; lost: relays of an earlier step, which may not know that its srun is gone."""
         self._hosts = tuple(hosts)
         self._lifecycle = StepLifecycle(hosts, self, "talk to srun", _MOST_BYTES)
         self._relays = self._lifecycle.relays
@@ -67,7 +67,7 @@ class SrunStep:
         self._has_ended = threading.Event()
         argv = ["srun", *options, *bootstrap.relay_argv(pythons, self._nonce)]
         pipe = subprocess.PIPE
-        # A session of its own, or the terminal's Ctrl-C would reach srun, which ends all tasks, before us.
+        # In a session of its own: the terminal's Ctrl-C would make srun end all tasks before `launch` hears of it.
         self._process = subprocess.Popen(
             argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True, env=environ
         )
@@ -78,9 +78,10 @@ class SrunStep:
             self._lifecycle.start_thread(self._read_stdout, "read srun")
 
     def open(self, host: str, command: str, timeout_s: float) -> RelayChannel | None:
-        """Start a process on a node, once all relays are there: srun reads nothing before; raise TransportError.
+        """Start a process on a node when all relays have started, since srun reads no input before.
 
-        None: this node is there, and others keep it waiting. A step without them may do.
+        Return None if this node's relay has started and others have not in time: a step without those nodes may work.
+        Raise TransportError if this node's has not.
         """
         relay = self._relays[host]
         with self._relays.changed:
@@ -102,15 +103,15 @@ class SrunStep:
         return channel
 
     def is_usable(self, host: str) -> bool:
-        """Whether a process, another one perhaps, may be started there through this step."""
+        """Tell whether a process, another one perhaps, may be started on a node through this step."""
         return self._lifecycle.is_usable(host)
 
     def present(self) -> dict[str, RelayStarted]:
-        """Return the relays that run, or have run, by host."""
+        """Return the relays that have started, by host; some may have ended."""
         return self._relays.present()
 
     def own_messages(self, host: str) -> tuple[str, ...]:
-        """Return what srun has said of a host so far."""
+        """Return the last lines that srun has printed about a host."""
         return self._output.lines(host)
 
     def abandon(self) -> None:
@@ -120,7 +121,7 @@ class SrunStep:
             self._process.kill()
 
     def acknowledge(self, channel: RelayChannel, size_bytes: int) -> None:
-        """Let so much more output come."""
+        """Queue the order that lets the relay send so much more output."""
         self._orders.put(took_line(channel.number, size_bytes))
 
     def send_data(self, channel: RelayChannel, data: bytes) -> None:
@@ -142,7 +143,7 @@ class SrunStep:
         self._orders.put(None)
 
     def await_end(self) -> None:
-        """Wait for srun, without much patience where it has started nothing; a node that hangs must not keep it."""
+        """Wait for srun, not at all if it has started no relay; then end it, since a node that hangs would keep it."""
         if not self._has_ended.wait(_END_S if self._relays.present() else 0):
             self._process.terminate()
             if not self._has_ended.wait(_KILL_S):
@@ -197,22 +198,22 @@ class SrunStep:
     def _take_line(self, line: str) -> None:
         with self._relays.changed:
             gone = self._output.take(line)
-            if says_something(line):
+            if is_worth_showing(line):
                 self._relays.deliver_noise(line, gone)
         if gone:
             self._lifecycle.lose_soon(gone)
 
     def _finish(self) -> None:
-        """After the end of srun's stdout: nobody can be talked to any more."""
+        """Lose all hosts after the end of srun's stdout: no relay can be reached any more."""
         self._process.wait()
-        self._stderr_reader.join(_END_S)  # its last words say why
+        self._stderr_reader.join(_END_S)  # the last lines of stderr say why
         self._lifecycle.lose(self._hosts)
         self._orders.put(None)
         self._has_ended.set()
 
 
 def _widen(pipe: int) -> None:
-    """Let a pipe hold what comes while we gather; the usual 64 KB would slow a flood down."""
+    """Enlarge a pipe for what comes while output gathers; with the usual 64 KB srun would have to wait."""
     with contextlib.suppress(OSError):  # a user may have only so much
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
