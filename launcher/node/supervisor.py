@@ -300,6 +300,7 @@ class Supervisor:
         if self._is_done or (self._steps is not None and timeout_s > 0):
             return
         self._inspection.cancel()
+        self._ranks.is_ending = True
         self._steps = ladder.descend(self._owned, timeout_s, wait_s)
         self._loop.cancel(self._step_timer)
         self._step()
@@ -327,7 +328,7 @@ class Supervisor:
             os.kill(guardian, signals.SIGCONT)
 
     def _report_census(self, left: list[proc.Process]) -> None:
-        self._ranks.reap()
+        self._ranks.settle()
         self._send_queue.drain()
         self._kill_lost_keepers()
         self._wake_guardian()

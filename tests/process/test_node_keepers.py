@@ -7,9 +7,11 @@ in no time, and the real one where what counts is what it does).
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -228,6 +230,25 @@ def test_the_shim_is_killed_before_its_report_is_read(nodes: Nodes) -> None:
     assert node.wait_for_exits() == {0: (None, signal.SIGKILL)}
     node.wait_for(messages.ENDED)
     assert node.stop() == []
+
+
+KILLED_SHIM = """
+import os, sys
+from launcher.node.processes import shim
+child = os.fork()
+if child == 0:
+    exec(sys.argv[1])
+os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+os.waitpid = lambda *_: os.kill(os.getpid(), 9)
+shim._Shim(shim.Order([], {}, None, marks=set(), folder="", stop_timeout_s=0), {}, -1, 1)._reap()
+"""
+
+
+@pytest.mark.parametrize(("end", "status"), [("os._exit(3)", 3 << 8), ("os.abort()", signal.SIGABRT)])
+def test_an_end_is_told_though_the_shim_is_killed_as_it_reaps(end: str, status: int) -> None:
+    run = ["sh", "-c", 'ulimit -c 0; exec "$@"', "sh", sys.executable, "-c", KILLED_SHIM, end]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert (done.returncode, json.loads(done.stdout)["status"]) == (-signal.SIGKILL, status), done.stderr
 
 
 def test_a_guardian_that_was_stopped_ends_with_the_run(nodes: Nodes) -> None:

@@ -42,6 +42,7 @@ class Ranks:
     ) -> None:
         """on_ended: called when all ranks of a shim have ended."""
         self.seen: set[int] = set()  # local ranks that have started, if only for a moment
+        self.is_ending = False  # then a shim that dies was killed by us
         self._loop = loop
         self._send_queue = send_queue
         self._handover_log = handover_log
@@ -50,6 +51,7 @@ class Ranks:
         self._torchrun: workers.Child | None = None  # also while it only imports
         self._has_shim = False  # which starts the ranks and reports each exit; else torchrun starts them
         self._expected = 0  # how many ranks the shim starts
+        self._reports: int | None = None  # what the shim writes is read here, until its end
         self._unfinished = b""  # line of the shim's
         self._exited: set[int] = set()
         self._inherited: dict[int, tuple[int, float]] = {}  # process id -> how and when it ended
@@ -86,7 +88,9 @@ class Ranks:
             os.close(fd)
         if child.process is not None:
             self._note_starter(child.process)
-        self._loop.watch(reports, lambda: self._read_shim(reports))
+        os.set_blocking(reports, False)
+        self._reports = reports
+        self._loop.watch(reports, self._read_shim)
 
     def await_torchrun(self, folder: str, local_ranks: list[int], on_started: Callable[[], object]) -> None:
         """Open the FIFOs that torchrun's ranks will write to; `on_started` is called whenever one has started."""
@@ -122,8 +126,20 @@ class Ranks:
                 self._report_exit(local_rank, status, ended_at)
                 self._check_all_exited(status)
 
-    def _read_shim(self, fd: int) -> None:
-        data = os.read(fd, 1 << 16)
+    def settle(self) -> None:
+        """Take how all have ended that are dead by now; what the shim wrote last may still be in its pipe."""
+        self.reap()
+        while self._read_shim():
+            pass
+
+    def _read_shim(self) -> bool:
+        """Take what the shim has written; tell whether there was anything."""
+        if self._reports is None:
+            return False
+        try:
+            data = os.read(self._reports, 1 << 16)
+        except BlockingIOError:
+            return False
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
         for report in map(fast_json.loads, [line.decode() for line in lines]):
             if "failure" in report:
@@ -137,10 +153,12 @@ class Ranks:
             else:
                 self._take_end(report["pid"], report["status"], report["ended_at"])
         if not data:
-            self._loop.forget(fd)
-            os.close(fd)
-            if len(self._owned.ranks) < self._expected:
+            self._loop.forget(self._reports)
+            os.close(self._reports)
+            self._reports = None
+            if len(self._owned.ranks) < self._expected and not self.is_ending:
                 self._send_queue.send(messages.FAILED, text="the helper that starts the commands was killed")
+        return bool(data)
 
     def _read_reports(self, fd: int, on_started: Callable[[], object]) -> None:
         for line in os.read(fd, 1 << 16).split(b"\n"):

@@ -25,6 +25,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
+_CORE_DUMPED = 0x80  # in a status of wait(2)
+
 
 class Order:
     """What a shim starts, and what it must know to end the run without the supervisor."""
@@ -123,15 +125,14 @@ class _Shim:
     def _reap(self) -> None:
         while True:
             try:
-                # Whoever follows a rank's end sees it once it is reaped, and must not look as if it had come first.
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return  # it stays: a daemon of theirs may live on, and the ladder ends the shim last
             if ended is None:
                 return
-            ended_at = time.monotonic()
-            pid, status = os.waitpid(ended.si_pid, 0)
-            self._report(pid=pid, status=status, ended_at=ended_at)
+            # Told before it is reaped: should the ladder kill us in between, it is told twice, and never not at all.
+            self._report(pid=ended.si_pid, status=_wait_status(ended), ended_at=time.monotonic())
+            os.waitpid(ended.si_pid, 0)
 
     def _report(self, **fields: object) -> None:
         try:
@@ -144,3 +145,10 @@ class _Shim:
         if not ladder.take_steps(steps, beat=lambda: None):
             workers.remove_folder(self._order.folder)
         os._exit(0)
+
+
+def _wait_status(ended: os.waitid_result) -> int:
+    """Return what wait(2) would give for the same end."""
+    if ended.si_code == os.CLD_EXITED:
+        return ended.si_status << 8
+    return ended.si_status | (_CORE_DUMPED if ended.si_code == os.CLD_DUMPED else 0)
