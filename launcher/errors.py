@@ -125,7 +125,7 @@ class HostFailure:
     The text never holds a newline or another control character, whoever wrote it, and is cut at 500 characters.
     """
 
-    host: str  # its name as the user wrote it; of a gateway, as ssh_config has it
+    host: str  # its name as the user wrote it; of a jump host, as ssh_config has it
     kind: HostFailureKind
     text: str
     hint: str = ""

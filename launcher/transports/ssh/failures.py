@@ -1,4 +1,8 @@
-"""The classes of failed logins over SSH, with the same message and hint whichever client has met them."""
+"""How logins over SSH fail: with the same kind, message and hint whichever client has met the failure.
+
+`fabric_failures` and `openssh_failures` read what their client says, and take the HostFailure from a Place.
+What becomes of it on the way to the screen stands in `launcher.errors`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from launcher.transports.ssh.known_hosts_file import lacks_newline
 WOULD_NOT_SIGN = ", which would not sign"
 LET_IT_SIGN = "say yes to the agent, or plug its card in"
 _USUAL_FILE = "~/.ssh/known_hosts"
-# A host that is booting: first nobody answers, then the machine, and at last its sshd.
+# A host that is booting: first nothing answers, then the machine refuses, and at last sshd answers.
 _BOOTING = (
     HostFailureKind.REFUSED,
     HostFailureKind.TIMED_OUT,

@@ -20,7 +20,10 @@ _BOOT_TRY_S = 10.0
 
 
 class LoginError(Exception):
-    """One login failed; `jump_host` names the jump host that is to blame, None means the host itself."""
+    """One login failed; `jump_host` names the jump host that is to blame, None means the host itself.
+
+    `failure` is of the one that is to blame; `pass_on` makes that of the host from it.
+    """
 
     def __init__(self, failure: HostFailure, jump_host: str | None = None) -> None:
         super().__init__(failure.text)

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 from machines.patience import DEADLINE_S
 
+from launcher.errors import HostFailureKind
 from launcher.transports.ssh.openssh_config import read_answer, read_seconds, split_jump
 from launcher.transports.ssh.openssh_failures import classify
 
@@ -219,7 +220,7 @@ def test_a_proxy_command_is_quoted(closed):
         "cut off",
         "its ProxyCommand ended: /bin/sh: 1: exec: nosuch: not found",
     )
-    assert classify(closed, behind, [], is_late=False)[0].kind == "dropped"
+    assert classify(closed, behind, [], is_late=False)[0].kind is HostFailureKind.DROPPED
 
 
 @pytest.mark.parametrize(
@@ -244,7 +245,7 @@ def test_a_name_that_no_hop_has_is_blamed_itself(said, text):
 
 def test_a_login_that_takes_too_long():
     failure, _ = classify("a banner\r\n", NODE, [], is_late=True)
-    assert (failure.kind, failure.text) == ("slow login", "it did not finish the login in time")
+    assert (failure.kind, failure.text) == (HostFailureKind.SLOW_LOGIN, "it did not finish the login in time")
 
 
 def test_a_key_that_has_changed_is_told_with_both_fingerprints(tmp_path):
@@ -277,7 +278,7 @@ def test_keys_with_a_passphrase_are_told_from_refused_ones(tmp_path):
     said = "ann@10.0.0.2: Permission denied (publickey).\r\n"
     locked = answer("node", "10.0.0.2", 2222, f"identityfile {tmp_path}/locked")
     both = answer("node", "10.0.0.2", 2222, f"identityfile {tmp_path}/locked", f"identityfile {tmp_path}/open")
-    assert classify(said, locked, [], is_late=False)[0].kind == "key encrypted"
+    assert classify(said, locked, [], is_late=False)[0].kind is HostFailureKind.KEY_ENCRYPTED
     failure, _ = classify(said, both, [], is_late=False)
     assert failure.text == f"login refused for user ann (tried {tmp_path}/locked, {tmp_path}/open)"
 
