@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.job.facts import MOST_PROCESSES, is_address
+from launcher.job.facts_message import MOST_PROCESSES, is_address
 from launcher.node import messages
 
 MAX_LOCAL_RANK = 4095
@@ -130,7 +130,7 @@ _ENDING: Mapping[str, _Test] = {"code": _is_code_or_none, "signal": _is_signal_o
 _FORMS: Mapping[str, Mapping[str, _Test]] = {
     messages.BEAT: {},
     messages.HELLO: {"folder": _is_text, "keepers": _are_keepers, "sleeps_along": _is_flag_or_none},
-    messages.FACTS: {},  # `facts.read_facts` knows their form
+    messages.FACTS: {},  # `facts_message.read_facts` knows their form
     messages.ROUTED: {"interface": _is_text_or_none, "address": _is_address_or_none, "port": _is_port_or_none,
                       "error": _is_text_or_none, "probe_port": _is_port_or_none, "clock": _is_clock},
     messages.PROBED: {"errors": _are_texts_or_none, "reverse_dns_s": _is_age_or_none, "own_address": _is_text_or_none},

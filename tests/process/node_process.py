@@ -22,7 +22,7 @@ from typing import Any
 from machines.patience import DEADLINE_S, NEVER_S
 
 from launcher.hosts.host import Host
-from launcher.job.facts import read_facts, read_route
+from launcher.job.facts_message import read_facts, read_route
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.plan import build_plan
 from launcher.node import messages

@@ -18,7 +18,8 @@ import pytest
 from machines.patience import DEADLINE_S, NEVER_S
 from node_process import STAND_IN, WAITS, Message, Node, Nodes, shell
 
-from launcher.job.facts import Gpu, read_facts
+from launcher.job.facts import Gpu
+from launcher.job.facts_message import read_facts
 from launcher.node import messages
 from launcher.transports import bootstrap
 

@@ -14,7 +14,8 @@ import pytest
 from machines.patience import slowed
 from node_process import wait_until
 
-from launcher.job.facts import Gpu, GpuProcess, read_facts
+from launcher.job.facts import Gpu, GpuProcess
+from launcher.job.facts_message import read_facts
 from launcher.node.facts import gpus
 
 QUERY = "index,name,memory.total,driver_version"

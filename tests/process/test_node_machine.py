@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from node_process import Nodes
 
-from launcher.job.facts import Checks, read_facts
+from launcher.job.facts import Checks
+from launcher.job.facts_message import read_facts
 from launcher.node import messages
 from launcher.node.facts import machine
 

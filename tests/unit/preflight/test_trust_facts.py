@@ -16,7 +16,8 @@ from machines.example_facts import BUILTIN, COMMAND
 from launcher.commands import check
 from launcher.errors import LauncherError
 from launcher.hosts.host import Host
-from launcher.job.facts import MOST, NodeFacts, read_facts, read_route
+from launcher.job.facts import NodeFacts
+from launcher.job.facts_message import MOST, read_facts, read_route
 from launcher.job.job import Job
 from launcher.job.plan import build_plan
 from launcher.node import messages
