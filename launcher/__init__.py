@@ -4,7 +4,7 @@ On the launch host, from the ground up; each room says for itself what it is for
 
     escapes          text of others, safe for a terminal
     private_files    files that may hold secrets
-    clock            seconds that count suspend
+    clock            seconds that count suspend, and the time of day that never steps back
     wording          numbers, times and lists in words
     errors           what is wrong, and its exit code
     concurrency      threads and tasks that don't die unseen

@@ -20,6 +20,14 @@ def boottime() -> float:
     return time.clock_gettime(_CLOCK)
 
 
+_EPOCH = time.time() - boottime()
+
+
+def wall_clock() -> float:
+    """Return wall-clock seconds that never step back, whoever sets the clock: failures are put in order by them."""
+    return _EPOCH + boottime()
+
+
 def boot_id() -> str | None:
     """Return what all processes on this kernel share, containers too: they sleep together. None: it does not tell."""
     try:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from launcher.clock import wall_clock
 from launcher.diagnosis.cause import Failure, FailureKind
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.node_log import NodeOutput
-from launcher.session.connection import Event, wall_clock
+from launcher.session.connection import Event
 from launcher.session.node_state import NodeState
 from launcher.session.session import Session
 

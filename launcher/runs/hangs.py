@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
+from launcher.clock import wall_clock
 from launcher.diagnosis.cause import Failure, FailureKind
 from launcher.diagnosis.stacks import FoldedStacks, Stack, fold, folded_lines, parse_stack, stack_lines
 from launcher.job.plan import LaunchPlan, NodePlan
@@ -15,7 +16,7 @@ from launcher.output.lines import STDERR, STDOUT
 from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import RunRecord
 from launcher.output.terminal import Screen
-from launcher.session.connection import Event, wall_clock
+from launcher.session.connection import Event
 from launcher.session.session import Session
 from launcher.wording import count, span
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from launcher.clock import wall_clock
 from launcher.errors import HostFailure
 from launcher.hosts.host import Host
 from launcher.job.activation import setup_order
@@ -20,7 +21,6 @@ from launcher.node import messages
 from launcher.preflight.checks import find_all, find_problems
 from launcher.preflight.findings import PROBLEM, Finding, Severity
 from launcher.preflight.network import data_address, find_unreachable_master
-from launcher.session.connection import wall_clock
 from launcher.session.node_state import NodeState
 from launcher.session.session import Session
 

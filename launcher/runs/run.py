@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.clock import wall_clock
 from launcher.diagnosis.cause import SETTLE_S, Cause, Failure, FailureKind, find_cause
 from launcher.diagnosis.flight_recorder import find_unsafe
 from launcher.errors import EXIT_SIGNAL_BASE, PreflightError, UnreachableError
@@ -33,7 +34,6 @@ from launcher.runs import report
 from launcher.runs.failures import find_failures
 from launcher.runs.hangs import HangWatch, StackTaker
 from launcher.runs.inspection import Inspection, Inspector
-from launcher.session.connection import wall_clock
 from launcher.session.node_state import Census
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from launcher.clock import boottime
+from launcher.clock import wall_clock
 from launcher.concurrency import start_thread
 from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.hosts.host import Host
@@ -32,13 +32,6 @@ NOISE_BYTES = 64 << 10
 
 LOST = "lost"
 READY = "ready"
-
-_EPOCH = time.time() - boottime()
-
-
-def wall_clock() -> float:
-    """Return wall-clock seconds that never step back, whoever sets the clock: failures are put in order by them."""
-    return _EPOCH + boottime()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from launcher.clock import boottime
+from launcher.clock import boottime, wall_clock
 from launcher.concurrency import start_task
 from launcher.hosts.host import Host
-from launcher.session.connection import Connection, Event, Output, wall_clock
+from launcher.session.connection import Connection, Event, Output
 from launcher.session.terms import Terms
 from launcher.transports.base import Transport
 

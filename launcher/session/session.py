@@ -12,13 +12,13 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from launcher.clock import boot_id
+from launcher.clock import boot_id, wall_clock
 from launcher.errors import HostFailure
 from launcher.hosts.host import Host, fold_names
 from launcher.hosts.unreachable import failure_lines
 from launcher.node import messages
 from launcher.output.node_log import NodeOutput
-from launcher.session.connection import Event, wall_clock
+from launcher.session.connection import Event
 from launcher.session.node_state import Census, NodeState, Stage, make_census
 from launcher.session.pool import BROKEN, INTERRUPT, WAKE, ConnectionPool
 from launcher.session.signals import Action, Interrupted, catch_signals
