@@ -62,7 +62,7 @@ class Claim:
 
 
 # The hosts are on this machine, so what runs there takes our time as well. pdsh needs 0.12 s of CPU more of each: for
-# its relay, for the mail that brings our code, and for compiling that; hosts of their own do so all at once.
+# its relay, for the call of pdsh that brings our code, and for compiling that; hosts of their own do so all at once.
 CLAIMS = (
     Claim("exec", "fabric", SSH_LOOP, 0.8),
     Claim("exec", "ssh", SSH_LOOP, 1.5),

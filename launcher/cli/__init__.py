@@ -1,11 +1,11 @@
-"""The command line. click and rich live here alone, and only here something is printed or the environment read.
+"""The command line. click and rich live here alone; of all on the launch host only this prints and reads os.environ.
 
 One file per command, and what they share. In reading order:
 
     command_table       the names of all commands
     error_lines         an error in one clear line
     nameless_user       a user id without a name, as in some containers
-    trust               who could have written a file that nobody named
+    file_owners         who could have written a file that nobody named
     defaults            launcher.toml: where the value of an option comes from
     console             what the user sees: our words, the ranks' output, progress
     option_sources      which of two values counts, and where it came from

@@ -16,7 +16,8 @@ from launcher.cli.runner import Opener, execute_recorded
 from launcher.commands.bisection import Group, Verdict, search_culprits
 from launcher.diagnosis.cause import Cause, FailureKind
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError
-from launcher.hosts.host import Host, fold_names
+from launcher.hosts.host import Host
+from launcher.hosts.ranges import fold_names
 from launcher.job.job import Job
 from launcher.runs.run import Result, RunOptions
 

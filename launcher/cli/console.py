@@ -10,7 +10,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from launcher.escapes import clean
-from launcher.hosts.host import Host, fold_names
+from launcher.hosts.host import Host
+from launcher.hosts.ranges import fold_names
 from launcher.output.display import Display, JsonDisplay, PrefixDisplay
 from launcher.output.folding import group, make_folds
 from launcher.output.lines import STDERR, STDOUT

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from launcher.cli.trust import Doubt, find_home, find_other_writer, show_path
+from launcher.cli.file_owners import Doubt, find_home, find_other_writer, show_path
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
 from launcher.wording import listed

@@ -87,7 +87,7 @@ async def _run(
 
 
 def _report(console: Console, done: Execution) -> None:
-    from launcher.hosts.host import fold_names
+    from launcher.hosts.ranges import fold_names
     from launcher.hosts.unreachable import failure_lines
 
     by_code: dict[int, list[str]] = {}

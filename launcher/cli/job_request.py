@@ -25,9 +25,11 @@ def read_job(request: JobRequest, words: Sequence[str], hosts: Sequence[Host]) -
     """Return the job that the options and the words after them describe."""
     named_env = read_named_env(request)
     refuse_second_choice(named_env, hosts)
+    program = read_program(request, words)
+    nproc = read_size(request, hosts)  # also refuses a --gpus that is no number
     return Job(
-        program=read_program(request, words),
-        nproc=read_size(request, hosts),
+        program=program,
+        nproc=nproc,
         cpu=request.cpu,
         gpus=None if request.gpus == "auto" else int(request.gpus),
         workdir=request.workdir or str(Path.cwd()),

@@ -10,9 +10,9 @@ from datetime import datetime
 from pathlib import Path
 
 from launcher.cli.console import Console
+from launcher.cli.file_owners import refuse_strange_folder
 from launcher.cli.option_groups import OutputOptions, Timeouts
 from launcher.cli.option_sources import is_chosen
-from launcher.cli.trust import refuse_strange_folder
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import DEFAULT_PROGRAM, Job
@@ -94,13 +94,19 @@ def read_ranks(text: str | None) -> frozenset[int] | None:
 def make_terms(job: Job, run_id: str) -> Terms:
     """Return the terms that a job names."""
     pythons = loader_pythons(job.python)
-    return Terms(run_id, job.env, pythons, job.silence_s, job.stop_timeout_s, job.connect_timeout_s)
+    return Terms(
+        run_id, job.env, pythons, silence_s=job.silence_s, stop_timeout_s=job.stop_timeout_s,
+        connect_timeout_s=job.connect_timeout_s,
+    )  # fmt: skip
 
 
 def read_terms(timeouts: Timeouts, run_id: str, python: str | None) -> Terms:
     """Return the terms of a command that runs no job, as its options name them."""
     pythons = (python,) if python else loader_pythons(None)
-    return Terms(run_id, {}, pythons, timeouts.silence_s, timeouts.stop_timeout_s, timeouts.connect_timeout_s)
+    return Terms(
+        run_id, {}, pythons, silence_s=timeouts.silence_s, stop_timeout_s=timeouts.stop_timeout_s,
+        connect_timeout_s=timeouts.connect_timeout_s,
+    )  # fmt: skip
 
 
 def make_session(

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 import click
 
+from launcher.cli.file_owners import refuse_strange_folder
 from launcher.cli.job_request import read_job
 from launcher.cli.option_groups import JobRequest, gather
 from launcher.cli.option_sources import is_chosen, is_on_command_line
@@ -22,7 +23,6 @@ from launcher.cli.options import (
     job_options,
     output_options,
 )
-from launcher.cli.trust import refuse_strange_folder
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, Program, ProgramKind

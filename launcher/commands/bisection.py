@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from launcher.hosts.host import fold_names
+from launcher.hosts.ranges import fold_names
 from launcher.wording import listed
 
 Group = tuple[str, ...]

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from launcher.errors import EXIT_PREFLIGHT, EXIT_UNREACHABLE
-from launcher.hosts.host import fold_names
+from launcher.hosts.ranges import fold_names
 from launcher.hosts.unreachable import fold_failures
 from launcher.job.job import Job
 from launcher.preflight.findings import PROBLEM, WARNING

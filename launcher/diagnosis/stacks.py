@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from launcher.hosts.host import fold_names
+from launcher.hosts.ranges import fold_names
 from launcher.wording import count, fold_ranks, listed
 
 MAX_FRAMES = 8  # of a group, on the screen

@@ -11,15 +11,12 @@ from launcher.errors import UsageError
 from launcher.hosts.ranges import (
     NUMBER,
     expand_names,
-    expand_ranges,
     fold_names,
     ipv6_name,
     name_key,
     shown,
     split_list,
 )
-
-__all__ = ["Host", "expand_ranges", "fold_names", "select_hosts"]
 
 _LISTED_LENGTH = 300  # a hint with more names than that hides what it hints at
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from launcher.errors import HostFailure
-from launcher.hosts.host import fold_names
+from launcher.hosts.ranges import fold_names
 from launcher.wording import count
 
 _ADDRESS = "\0"

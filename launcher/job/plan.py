@@ -70,7 +70,7 @@ class LaunchPlan:
 def build_plan(
     job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts], share: tuple[int, int] | None = None
 ) -> LaunchPlan:
-    """Return the plan; `facts` must have passed `preflight.find_problems`.
+    """Return the plan; `facts` must have passed `preflight.checks.find_problems`.
 
     share: (nodes in all, rank of the only host here), where each node is started by hand with equal sizes.
     """

@@ -27,7 +27,7 @@ _FORWARDED = (signals.SIGTERM, signals.SIGHUP, signals.SIGINT)
 
 
 def main(nonce: str) -> NoReturn:
-    """Run the node's side of one conversation; never returns."""
+    """Run the node's side of one connection; never returns."""
     # Two pipes: by one the supervisor sees that we live, into the other it writes what we need if it dies.
     life_read, life_write = os.pipe()
     handover_read, handover_write = os.pipe()

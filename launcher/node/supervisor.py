@@ -33,12 +33,12 @@ COALESCE_S = 0.002  # a writer's small pieces gather in its pipe for so long, so
 
 
 class Supervisor:
-    """One conversation with the launcher: prepare, facts, route, start, output and exits, stop, census.
+    """One connection to the launcher: prepare, facts, route, start, output and exits, stop, census.
 
     The run lives on a lease, which everything that the launcher sends renews. When the lease runs out, stdin is at its
     end, the guardian dies, or SIGTERM or SIGHUP comes, the supervisor ends the run by itself, as a STOP would have it
     end. It goes down one ladder only: a later reason to end changes nothing, unless it leaves the ranks no time, and
-    then the ladder begins anew with the kill. Once the census is queued the conversation is over (`_is_done`), and no
+    then the ladder begins anew with the kill. Once the census is queued the connection is over (`_is_done`), and no
     message is served any more.
 
     All of it is callbacks of one loop, on one thread, and none of them may wait: whoever stands still sends no
@@ -87,7 +87,7 @@ class Supervisor:
         self._steps: Ladder | None = None  # once the run is being ended
         self._step_timer: Timer | None = None
         self._lease_timer: Timer | None = None
-        self._is_short = False  # a command that ends the conversation when it ends
+        self._is_short = False  # a command that ends the connection when it ends
         self._is_done = False
 
     # ---- life ---------------------------------------------------------------------------------------------------

@@ -9,5 +9,5 @@ In reading order:
     terminal      a thread that writes to the terminal, so that a slow one never stalls a run
     node_log      all output of one node: its log, and what the screen gets
     folding       equal output of several hosts, shown once
-    run_folder    logs/RUN: where it is, who may write it, and run.json
+    run_folder    logs/RUN: where it is, who may write it; the keys of run.json are those of `runs.run`
 """

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from launcher.hosts.host import fold_names
+from launcher.hosts.ranges import fold_names
 from launcher.job.facts import Checks, Network
 from launcher.job.plan import count_processes
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Node, Severity

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from launcher.hosts.host import Host, fold_names
+from launcher.hosts.host import Host
+from launcher.hosts.ranges import fold_names
 from launcher.job.facts import NodeFacts
 from launcher.job.job import Job
 

@@ -1,4 +1,4 @@
-"""The life of a run, from the first question to the last word.
+"""The life of a run, from the first question to the last word. Nothing here reads an option, or prints by itself.
 
 In reading order:
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import localtime, strftime
 
 from launcher.diagnosis.cause import Cause
-from launcher.hosts.host import fold_names
+from launcher.hosts.ranges import fold_names
 from launcher.job.plan import FLIGHT_RECORDER_PREFIX, LaunchPlan, NodePlan
 from launcher.preflight.findings import Finding
 from launcher.session.node_state import Census

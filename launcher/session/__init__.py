@@ -1,5 +1,7 @@
 """The protocol with the supervisors of all nodes: what is sent, what may come back, and what a node is at.
 
+Nothing here knows what a run is, or prints.
+
 In reading order:
 
     schema        the form that each message of a node must have

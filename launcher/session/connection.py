@@ -55,7 +55,7 @@ class Output(Protocol):
 
 
 class Connection:
-    """The conversation with one supervisor, over one channel.
+    """The connection to one supervisor, over one channel.
 
     Three threads take part. The reader thread connects, sends the first message, reads, and calls `on_events` and
     `output`; once the node has answered, the writer thread alone writes. The public methods are for the event loop,
@@ -104,7 +104,7 @@ class Connection:
         for header, _ in messages.Decoder(max_header_bytes=len(first_message)).feed(first_message):
             self._expected.ask(header)
         try:
-            start_thread(lambda: self._converse(window, first_message), f"read {self.host.name}", self._break)
+            start_thread(lambda: self._serve(window, first_message), f"read {self.host.name}", self._break)
         except LauncherError as error:
             self._lose(HostFailure(self.host.name, HostFailureKind.THREADS, error.message, error.hint))
 
@@ -171,7 +171,7 @@ class Connection:
 
     # ---- in the reader thread -----------------------------------------------------------------------------------
 
-    def _converse(self, window: threading.Semaphore, first_message: bytes) -> None:
+    def _serve(self, window: threading.Semaphore, first_message: bytes) -> None:
         try:
             # Before anything is sent: where no thread is left, nothing has begun.
             start_thread(self._write, f"write {self.host.name}", self._break_writing)
@@ -324,7 +324,7 @@ class Connection:
         return f": {lines[-1][:200]}" if lines else ""
 
     def _report_end(self) -> None:
-        """Say why the channel is at its end; after a census nobody minds."""
+        """Post LOST with the reason why the channel has ended; after a census it is no failure any more."""
         code = self._channel.exit_code() if self._channel is not None else None
         if self._failure is not None:
             self._lose(self._failure)

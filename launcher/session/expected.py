@@ -1,6 +1,7 @@
-"""What a node may say when: all but output and signs of life answers a word of ours, and comes once.
+"""Check that a node sends only what `launch` has asked it for.
 
-So a node that lies speaks for no rank that it was not given, ends no run, and floods nobody with messages.
+Except for output and signs of life every message of a node answers one of ours, and comes once. So a node that lies
+speaks for no rank that it was not given, ends no run, and floods nobody with messages.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from launcher.escapes import one_line
 from launcher.node import messages
-from launcher.session.schema import check_reply
+from launcher.session.schema import check_message
 
 MAX_TEXT = 4096  # characters; no path is longer
 _MAX_DEPTH = 16
@@ -92,7 +93,7 @@ class ExpectedMessages:
         """Return the header of a node's message, its texts plain; raise MalformedMessage where it may not come."""
         if header["type"] not in (messages.OUTPUT, messages.BEAT):
             header = {name: _plain(value) for name, value in header.items()}
-        check_reply(header)
+        check_message(header)
         self._check(header)
         self._said[header["type"]] += 1
         return header
@@ -139,9 +140,9 @@ class ExpectedMessages:
             raise UnaskedMessage(f"{messages.PROBED} of {len(header['errors'])} addresses")
 
     def _check_census(self, header: Header) -> None:
-        is_due = self._is_stopped or (self._is_short and self._exited == self._ranks)
+        is_expected = self._is_stopped or (self._is_short and self._exited == self._ranks)
         has_reason = header.get("reason") is not None or header.get("supervisor") is not None
-        if not (is_due or has_reason) or self._said[messages.CENSUS] >= self._asked[messages.CENSUS]:
+        if not (is_expected or has_reason) or self._said[messages.CENSUS] >= self._asked[messages.CENSUS]:
             raise UnaskedMessage(messages.CENSUS)
         self._files = header.get("files") or 0
 
@@ -150,8 +151,8 @@ class ExpectedMessages:
         if self._said[messages.FILE] >= self._files or self._files_bytes > messages.MAX_FILES_BYTES:
             raise UnaskedMessage(f"{messages.FILE} {header['name']}")
 
-    def _check_rank(self, header: Header, due: set[int]) -> None:
-        if header["local_rank"] not in due:
+    def _check_rank(self, header: Header, expected: set[int]) -> None:
+        if header["local_rank"] not in expected:
             raise UnaskedMessage(f"{header['type']} of local rank {header['local_rank']}")
 
 

@@ -81,7 +81,7 @@ class NodeState:
         return bool(self.census and self.census.get("files"))
 
     def take(self, event: Event) -> None:
-        """Note what an event tells of the node; of a stack it is nothing."""
+        """Note what an event tells of the node's state; a stack, for one, tells nothing of it."""
         handler = _HANDLERS.get(event.kind)
         if handler is not None:
             handler(self, event)

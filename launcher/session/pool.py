@@ -53,13 +53,13 @@ class ConnectionPool:
             Connection(index, host, transport, terms, output, self.post)
             for index, (host, output) in enumerate(zip(hosts, outputs, strict=True))
         ]
-        self._keeper: asyncio.Task[None] | None = None
+        self._lease_task: asyncio.Task[None] | None = None
 
     def start(self, first_messages: Sequence[bytes]) -> None:
         """Connect to all hosts at once; each posts READY or LOST."""
         for connection, first_message in zip(self.connections, first_messages, strict=True):
             connection.start(self._window, first_message)
-        self._keeper = self.watch(self._keep_leases())
+        self._lease_task = self.watch(self._keep_leases())
 
     def reconnect(self, index: int, first_message: bytes, connect_timeout_s: float) -> None:
         """Hang up on one host, and connect to it anew in its place; the new connection posts READY or LOST again."""
@@ -89,8 +89,8 @@ class ConnectionPool:
 
     def close(self) -> None:
         """Hang up everywhere."""
-        if self._keeper is not None:
-            self._keeper.cancel()
+        if self._lease_task is not None:
+            self._lease_task.cancel()
         for connection in self.connections:
             connection.close()
 

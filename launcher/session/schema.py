@@ -148,7 +148,7 @@ _FORMS: Mapping[str, Mapping[str, _Test]] = {
 }  # fmt: skip
 
 
-def check_reply(header: Mapping[str, Any]) -> None:
+def check_message(header: Mapping[str, Any]) -> None:
     """Raise MalformedMessage unless `header` has the form of a message that a node may send."""
     form = _FORMS.get(header["type"])
     if form is None:

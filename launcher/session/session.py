@@ -1,4 +1,4 @@
-"""A connection with all nodes of a job: what each has said so far, and how all are ended together."""
+"""All nodes of a job together: what each has said so far, what all are asked, and how all are ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any
 
 from launcher.clock import boot_id, wall_clock
 from launcher.errors import HostFailure
-from launcher.hosts.host import Host, fold_names
+from launcher.hosts.host import Host
+from launcher.hosts.ranges import fold_names
 from launcher.hosts.unreachable import failure_lines
 from launcher.node import messages
 from launcher.output.node_log import NodeOutput

@@ -27,7 +27,7 @@ from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.plan import build_plan
 from launcher.node import messages
 from launcher.runs.run import start_fields
-from launcher.session.schema import check_reply
+from launcher.session.schema import check_message
 from launcher.transports import bootstrap
 
 STOP_TIMEOUT_S = 0.2
@@ -133,7 +133,7 @@ class Node:
         self.stdin.write(messages.encode(kind, payload, **fields))
 
     def prepare(self, **fields: Any) -> Message:
-        """Open the conversation; return the answer."""
+        """Say what the run wants to know first; return the answer."""
         order = {"silence_s": NEVER_S, "stop_timeout_s": STOP_TIMEOUT_S, "env": {}, **fields}
         run = self.mark.partition(".")[0]
         self.send(messages.PREPARE, run=run, mark=self.mark, **order)
@@ -228,7 +228,7 @@ class Node:
 
     def _take(self, data: bytes) -> None:
         for header, payload in self._decoder.feed(data):
-            check_reply(header)
+            check_message(header)
             self.messages.append(header)
             if header["type"] == messages.OUTPUT:
                 self.output[header["local_rank"], header["stream"]] += payload

@@ -108,7 +108,7 @@ def test_the_end_is_told_when_the_last_rank_has_ended(node: Node, tmp_path: Path
     assert not node.find(messages.CENSUS)
 
 
-def test_a_short_command_ends_the_conversation(node: Node) -> None:
+def test_a_short_command_ends_the_connection(node: Node) -> None:
     """Its daemon goes with it: ssh would wait for that, and pdsh would leave it."""
     node.start(shell("setsid sleep 300 & echo pids $!"), is_short=True)
     assert node.wait_for(messages.CENSUS)["left"] == []

@@ -26,7 +26,7 @@ from node_process import (
     parent_of,
     read_status,
 )  # fmt: skip
-from test_node_conversation import can_bind
+from test_node_preparation import can_bind
 from test_node_ranks import NASTY
 
 from launcher.node import messages

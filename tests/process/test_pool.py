@@ -134,7 +134,7 @@ def fake(tmp_path: Path) -> Iterator[Callable[[str], str]]:
 # ---- a node as it should be -----------------------------------------------------------------------------------------
 
 
-def test_a_conversation_from_hello_to_census() -> None:
+def test_a_connection_from_hello_to_census() -> None:
     async def scene(talk: Talk) -> None:
         await talk.wait_for(READY)
         await talk.wait_for(messages.HELLO)

@@ -1,4 +1,4 @@
-"""The answers to what the launcher asks a node before a run.
+"""The answers to what the launcher asks a node before a run. Nothing here starts a rank, or stalls the supervisor.
 
 In reading order:
 

@@ -1,4 +1,4 @@
-"""How the processes of a run are started, watched, counted and ended on a node.
+"""How the processes of a run are started, watched, counted and ended on a node. Nothing here talks with the launcher.
 
 In reading order:
 

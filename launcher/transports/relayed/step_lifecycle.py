@@ -1,6 +1,6 @@
 """One srun or pdsh from its start to its end: channels through it, hosts that it loses, and when nobody needs it.
 
-SrunStep and PdshStep have this in common. Each has a StepLifecycle, and is the RelayProcess that it controls.
+SrunStep and PdshStep have this in common. Each has a StepLifecycle, and is the StepProgram that it controls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from launcher.transports.relayed.relays import Relay, Relays, as_noise
 _SETTLE_S = 0.2
 
 
-class RelayProcess(Protocol):
+class StepProgram(Protocol):
     """What differs between srun and pdsh: how they are ended, and how a relay is told to end one process."""
 
     def send_shut(self, channel: RelayChannel) -> None:
@@ -50,7 +50,7 @@ class StepLifecycle:
     asked for is usable through this step; one that never was asked for may still report its failure.
     """
 
-    def __init__(self, hosts: Sequence[str], process: RelayProcess, program: str, most_bytes: float = math.inf) -> None:
+    def __init__(self, hosts: Sequence[str], process: StepProgram, program: str, most_bytes: float = math.inf) -> None:
         """program: how the message that `launch` can't go on names the process; most_bytes: as for Relays."""
         self.relays = Relays(hosts, most_bytes)
         self.is_ending = False
@@ -98,12 +98,15 @@ class StepLifecycle:
             if self.relays.leave(channel):
                 self._process.send_shut(channel)
             self._end_if_unused()
-        if self.is_ending:
+            is_ending = self.is_ending
+        if is_ending:
             self._process.await_end()
 
     def abandon(self) -> None:
         """End the step though hosts may need it: it waits for others that don't come, and a new one does not."""
-        self.is_ending = True
+        with self.relays.changed:
+            self.is_ending = True
+            self.relays.changed.notify_all()
         self._process.terminate()
 
     def lose_soon(self, hosts: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from launcher.commands.bisection import Search, Together, Verdict, minimize, sea
 EIGHT = tuple(f"n{number}" for number in range(1, 9))
 
 
-class Fleet:
+class Hosts:
     """Hosts of which some groups fail: every group that holds one of `faults`."""
 
     def __init__(self, *faults: str) -> None:
@@ -83,35 +83,35 @@ class Fleet:
     ],
 )
 def test_the_verdict(faults: tuple[str, ...], verdict: Verdict, lines: list[str]) -> None:
-    found = Fleet(*faults).run(search_culprits(EIGHT))
+    found = Hosts(*faults).run(search_culprits(EIGHT))
     assert found == verdict
     assert found.lines() == lines
 
 
 def test_each_run_of_a_pair_among_three() -> None:
-    fleet = Fleet("n1 n3")
-    fleet.run(search_culprits(EIGHT[:3]))
-    assert fleet.runs == ["n1", "n2", "n3", "n2 n3", "n1 n3", "n1 n2"]
+    hosts_tried = Hosts("n1 n3")
+    hosts_tried.run(search_culprits(EIGHT[:3]))
+    assert hosts_tried.runs == ["n1", "n2", "n3", "n2 n3", "n1 n3", "n1 n2"]
 
 
 @st.composite
-def fleets(draw: st.DrawFn) -> tuple[tuple[str, ...], Fleet]:
+def any_hosts(draw: st.DrawFn) -> tuple[tuple[str, ...], Hosts]:
     hosts = tuple(f"n{number}" for number in range(draw(st.integers(2, 24))))
     faults = draw(st.lists(st.sets(st.sampled_from(hosts), min_size=1, max_size=3), min_size=1, max_size=4))
-    return hosts, Fleet(*(" ".join(fault) for fault in faults))
+    return hosts, Hosts(*(" ".join(fault) for fault in faults))
 
 
-@given(fleets())
-def test_any_faults(drawn: tuple[tuple[str, ...], Fleet]) -> None:
-    hosts, fleet = drawn
-    verdict = fleet.run(search_culprits(hosts))
-    assert verdict.alone == tuple(host for host in hosts if not fleet.passes((host,)))
+@given(any_hosts())
+def test_any_faults(drawn: tuple[tuple[str, ...], Hosts]) -> None:
+    hosts, hosts_tried = drawn
+    verdict = hosts_tried.run(search_culprits(hosts))
+    assert verdict.alone == tuple(host for host in hosts if not hosts_tried.passes((host,)))
     for found in verdict.together:
-        assert not fleet.passes(found.hosts)
-        assert all(fleet.passes(smaller) for smaller in combinations(found.hosts, len(found.hosts) - 1))
+        assert not hosts_tried.passes(found.hosts)
+        assert all(hosts_tried.passes(smaller) for smaller in combinations(found.hosts, len(found.hosts) - 1))
     blamed = {*verdict.alone, *(host for found in verdict.together for host in found.hosts)}
-    assert fleet.passes(tuple(host for host in hosts if host not in blamed)), "a fault was not found"
-    for batch in fleet.batches:
+    assert hosts_tried.passes(tuple(host for host in hosts if host not in blamed)), "a fault was not found"
+    for batch in hosts_tried.batches:
         members = [host for group in batch for host in group]
         assert len(members) == len(set(members)), "two runs at once on a host"
 
@@ -120,6 +120,6 @@ def test_any_faults(drawn: tuple[tuple[str, ...], Fleet]) -> None:
 def test_a_pair_is_found_in_few_runs(count: int, data: st.DataObject) -> None:
     hosts = tuple(f"n{number}" for number in range(count))
     pair = data.draw(st.lists(st.sampled_from(hosts), min_size=2, max_size=2, unique=True))
-    fleet = Fleet(" ".join(pair))
-    assert set(fleet.run(minimize(hosts))) == set(pair)
-    assert len(fleet.batches) <= 6 * (count + 1).bit_length()  # 37 of 63 hosts, the most of all
+    hosts_tried = Hosts(" ".join(pair))
+    assert set(hosts_tried.run(minimize(hosts))) == set(pair)
+    assert len(hosts_tried.batches) <= 6 * (count + 1).bit_length()  # 37 of 63 hosts, the most of all

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import UsageError
-from launcher.hosts.host import expand_ranges, fold_names, select_hosts
+from launcher.hosts.host import select_hosts
 from launcher.hosts.hostfiles import parse_hostfile
-from launcher.hosts.ranges import fold_runs, split_list
+from launcher.hosts.ranges import expand_ranges, fold_names, fold_runs, split_list
 
 NAME_RULE = "a name holds letters, digits, '.', '_' and '-', and begins with no '-' or '.'"
 unhurried = settings(deadline=None)  # a loaded machine is no bug

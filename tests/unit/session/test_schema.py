@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from launcher.node import messages
 from launcher.node.messages import MalformedMessage
-from launcher.session.schema import check_reply
+from launcher.session.schema import check_message
 
 STACK = {"type": "stack", "number": 1, "local_rank": 0, "pid": 7}
 GOOD = [
@@ -41,7 +41,7 @@ GOOD = [
 
 @pytest.mark.parametrize("header", GOOD, ids=lambda header: header["type"])
 def test_a_message_as_it_should_be_passes(header):
-    check_reply(header)
+    check_message(header)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_message_as_it_should_be_passes(header):
 )
 def test_nonsense_is_refused(header, text):
     with pytest.raises(MalformedMessage) as error:
-        check_reply(header)
+        check_message(header)
     assert str(error.value) == text
 
 
@@ -127,6 +127,6 @@ NAMES = sorted({name for header in GOOD for name in header} - {"type"})
 @given(st.sampled_from([header["type"] for header in GOOD]), st.dictionaries(st.sampled_from(NAMES), VALUES))
 def test_nothing_but_a_malformed_message_is_raised(kind, fields):
     try:
-        check_reply({**fields, "type": kind})
+        check_message({**fields, "type": kind})
     except MalformedMessage:
         assert kind != messages.BEAT

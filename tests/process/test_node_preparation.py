@@ -1,4 +1,4 @@
-"""What is said with one node before anything runs there: hello, facts, route; and who says something else."""
+"""What one node is asked before anything runs there: hello, facts, route; and who says something else."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import pytest
 
 from launcher.cli import main as cli
 from launcher.cli.defaults import RISKY
-from launcher.cli.trust import Doubt, find_home, find_other_writer, refuse_strange_folder
+from launcher.cli.file_owners import Doubt, find_home, find_other_writer, refuse_strange_folder
 from launcher.errors import EXIT_USAGE, UsageError
 
 Launch = Callable[..., tuple[int, str, str]]
