@@ -256,8 +256,9 @@ class Node:
 
     @property
     def told_pids(self) -> list[int]:
-        """The process ids that ranks have told after the word `pids`, each on a line near its beginning."""
-        text = b"\n".join(data[:1000] for data in self.output.values()).decode("utf-8", "replace")
+        """The process ids that ranks have told after the word `pids`, rank by rank, whoever was the first to speak."""
+        streams = [(stream, data) for stream, data in self.output.items() if stream[0] is not None]
+        text = b"\n".join(bytes(data[:1000]) for _, data in sorted(streams)).decode("utf-8", "replace")
         return [int(word) for line in re.findall(r"pids ([\d ]+)\n", text) for word in line.split()]
 
     def pid_of(self, rank: int) -> int:

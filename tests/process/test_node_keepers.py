@@ -222,7 +222,8 @@ def test_the_shim_is_killed(nodes: Nodes) -> None:
 def test_the_shim_is_killed_before_its_report_is_read(nodes: Nodes) -> None:
     node = nodes.start()
     node.prepare()
-    argv = shell("kill -STOP $1; echo pids $$; kill -KILL $PPID; exec sleep 300", str(node.supervisor))
+    told = "until [ $(cut -d' ' -f3 /proc/$PPID/stat) = S ]; do :; done"  # the shim has reported, and waits
+    argv = shell(f"kill -STOP $1; echo pids $$; {told}; kill -KILL $PPID; exec sleep 300", str(node.supervisor))
     node.send(messages.START, processes=[{"rank": 0, "argv": argv, "env": {}}], cwd=None)
     wait_until(lambda: read_state(node.supervisor) == "T")
     wait_until(lambda: not find_marked(node.mark))
