@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from concurrency_limits import refuse_threads
+from machines.processes import list_pids, read_command, read_namespace
 from node_process import wait_until
 
 from launcher.concurrency import start_task, start_thread, start_timer
@@ -111,7 +112,7 @@ def test_input_that_nobody_carries_is_lost_aloud(monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def srun(tmp_path: Path) -> Callable[[], SrunStep]:
     program = tmp_path / "srun"
-    program.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nexec cat >/dev/null\n")
+    program.write_text("#!/bin/sh\nwhile read -r line; do :; done\n")
     program.chmod(0o700)
     return lambda: SrunStep(["n1"], [], ["python3"], {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, {})
 
@@ -129,12 +130,5 @@ def test_an_srun_is_ended_where_no_thread_is_left(
     refuse_threads(monkeypatch, "read srun")
     with pytest.raises(LauncherError):
         srun()
-    wait_until(lambda: not (tmp_path / "pid").exists() or "cat" not in _command(tmp_path / "pid"))
-
-
-def _command(pid: Path) -> str:
-    text = pid.read_text().strip()
-    try:
-        return Path(f"/proc/{text}/cmdline").read_text() if text else "cat"
-    except OSError:
-        return ""
+    processes = read_namespace(os.getpid(), "pid")
+    wait_until(lambda: not any(str(tmp_path / "srun") in read_command(pid) for pid in list_pids(processes)))

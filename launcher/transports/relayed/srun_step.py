@@ -87,6 +87,7 @@ class SrunStep:
         with self._relays.changed:
             self._relays.wait_for(relay, lambda: self._relays.are_complete() or relay.failure, timeout_s)
             if relay.started is not None and not self._relays.are_complete():
+                self._give_up_missing(timeout_s)
                 return None
             if relay.started is not None and relay.failure is None:
                 return self._open(relay, relay.started, command)
@@ -94,6 +95,13 @@ class SrunStep:
         if self._lifecycle.is_ending:
             self.await_end()
         raise TransportError(failure)
+
+    def _give_up_missing(self, timeout_s: float) -> None:
+        """Count nodes whose relay has not started as lost, before srun is ended for their sake: that is no cause."""
+        for host in self._hosts:
+            relay = self._relays[host]
+            if relay.started is None and relay.failure is None:
+                self._lifecycle.give_up(relay, self._output.not_started(host, timeout_s))
 
     def _open(self, relay: Relay, started: RelayStarted, command: str) -> RelayChannel:
         channel = self._lifecycle.open_channel(relay, self, self._output.lines(relay.host))
