@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -20,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 # Two cores hold two ranks: more threads than that wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+FIXED_PORTS = (10_000, 32_000)  # below those that Linux gives to connections
 WORLD_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -47,8 +50,11 @@ class Rank:
             return True
         return False
 
-    def wait(self) -> int:
-        return self.process.wait(DEADLINE_S)
+    def wait(self, timeout_s: float = DEADLINE_S) -> int:
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"not ended in {timeout_s:g} s: {self.stdout}\n{self.stderr}") from None
 
     def wait_for(self, text: str) -> None:
         deadline = time.monotonic() + DEADLINE_S
@@ -112,9 +118,12 @@ class Starter:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """Return a port that nobody listens on, and that the kernel gives to no connection before it is used."""
+    while True:
+        port = random.randrange(*FIXED_PORTS)
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 @pytest.fixture
