@@ -64,7 +64,9 @@ def test_this_machine_needs_no_ssh(cluster: Cluster, exec_here: Exec, transport:
     here.replace_file("/etc/ssh/sshd_config", f"HostKey {here.folder}/host_key\n")
     done = exec_here(f"{name} {public_key(here if name == SPOOFED else cluster['node2'])}\n", transport)
     said = f"launch: {SPOOFED} is this machine, no SSH to it"
-    assert (done.returncode, done.stdout, done.stderr.splitlines()[0]) == (0, f"[{SPOOFED}] in\n", said)
+    assert (done.returncode, done.stdout, done.stderr.splitlines()[0]) == (
+        0, f"[{SPOOFED}] in\n", said
+    ), done.stderr  # fmt: skip
 
 
 def test_a_machine_whose_keys_can_t_be_compared_is_reached_by_ssh(cluster: Cluster, exec_here: Exec) -> None:
