@@ -16,6 +16,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,34 @@ def test_an_end_is_told_though_the_shim_is_killed_as_it_reaps(end: str, status: 
     run = ["sh", "-c", 'ulimit -c 0; exec "$@"', "sh", sys.executable, "-c", KILLED_SHIM, end]
     done = subprocess.run(run, capture_output=True, text=True, check=False)
     assert (done.returncode, json.loads(done.stdout)["status"]) == (-signal.SIGKILL, status), done.stderr
+
+
+def test_an_end_that_is_told_twice_counts_once(nodes: Nodes) -> None:
+    """The shim was killed between telling and reaping, so the supervisor reaps the rank as well."""
+    node = nodes.start()
+    node.prepare()
+    node.start(["sleep", "300"])
+    shim, rank = find_starter(node), node.pid_of(0)
+    os.kill(shim, signal.SIGSTOP)
+    os.kill(rank, signal.SIGKILL)
+    told = {"pid": rank, "status": signal.SIGKILL, "ended_at": time.monotonic()}
+    with open_reports(shim, node.supervisor) as reports:
+        reports.write(json.dumps(told).encode() + b"\n")
+    assert node.wait_for_exits() == {0: (None, signal.SIGKILL)}
+    os.kill(shim, signal.SIGKILL)
+    node.wait_until(lambda: not Path(f"/proc/{rank}").exists(), "reaped")
+    assert node.stop() == []
+    assert len(node.find(messages.EXIT)) == len(node.find(messages.ENDED)) == 1
+
+
+def open_reports(shim: int, supervisor: int) -> FileIO:
+    """Open the pipe that leads from the shim to the supervisor, to write to it as well."""
+    heard = {fd.readlink() for fd in Path(f"/proc/{supervisor}/fd").iterdir()}
+    for fd in Path(f"/proc/{shim}/fd").iterdir():
+        flags = Path(f"/proc/{shim}/fdinfo/{fd.name}").read_text().split("flags:")[1].split()[0]
+        if int(flags, 8) & os.O_ACCMODE == os.O_WRONLY and fd.readlink() in heard:
+            return FileIO(str(fd), "w")
+    raise AssertionError("no pipe")
 
 
 def test_a_guardian_that_was_stopped_ends_with_the_run(nodes: Nodes) -> None:

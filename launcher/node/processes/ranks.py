@@ -122,7 +122,7 @@ class Ranks:
 
     def _take_end(self, pid: int, status: int, ended_at: float) -> None:
         for local_rank, process in self._owned.ranks.items():
-            if process.pid == pid:
+            if process.pid == pid and local_rank not in self._exited:  # a shim that dies as it reaps leaves us to reap
                 self._report_exit(local_rank, status, ended_at)
                 self._check_all_exited(status)
 
