@@ -6,7 +6,6 @@ In reading order:
 
     job                 Job: what the user asked for
     facts               what a node says of itself, as typed values
-    facts_message       a node's messages -> its facts, checked
     variables           what the ranks get in their environment, and what is never forwarded
     activation          --setup, --venv and --conda, as orders for the node
     plan                job, hosts and facts become the argv of every node

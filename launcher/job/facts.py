@@ -1,6 +1,6 @@
 """What a node says of itself, as typed values.
 
-Who holds one need not check it again: `facts_message` makes them, and refuses what is malformed.
+Who holds one need not check it again: `session.facts_message` makes them, and refuses what is malformed.
 """
 
 from __future__ import annotations

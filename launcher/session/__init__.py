@@ -4,6 +4,7 @@ Nothing here knows what a run is, or prints.
 
 In reading order:
 
+    facts_message  a node's messages -> its facts, checked
     schema        the form that each message of a node must have
     expected      which messages a node may send now
     terms         what all nodes are told alike, and how long both sides wait

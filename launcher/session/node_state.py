@@ -9,9 +9,9 @@ from typing import Any
 
 from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.job.facts import NodeFacts, Route
-from launcher.job.facts_message import read_facts, read_route
 from launcher.node import messages
 from launcher.session.connection import LOST, READY, Event
+from launcher.session.facts_message import read_facts, read_route
 
 
 class Stage(Enum):

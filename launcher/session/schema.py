@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.job.facts_message import MOST_PROCESSES, is_address
 from launcher.node import messages
+from launcher.session.facts_message import MOST_PROCESSES, is_address
 
 MAX_LOCAL_RANK = 4095
 MAX_AGE_S = 1e6

@@ -19,8 +19,8 @@ from machines.patience import DEADLINE_S, NEVER_S
 from node_process import STAND_IN, WAITS, Message, Node, Nodes, shell
 
 from launcher.job.facts import Gpu
-from launcher.job.facts_message import read_facts
 from launcher.node import messages
+from launcher.session.facts_message import read_facts
 from launcher.transports import bootstrap
 
 COMPILED, PLAIN = None, "00"

@@ -109,7 +109,8 @@ def test_a_pipe_that_was_closed_does_not_stop_the_run(launch: Launch) -> None:
     running.go()
     done = running.finish()
     assert done.exit_code == 0
-    told = "launch: can't write our output any more (Broken pipe); the run goes on"
-    assert done.words.count(told) == 1, done.stderr
-    assert done.words[-1] == "launch: finished in N s, 4 ranks ended well, 0 processes left on 2 nodes", done.stderr
+    assert sorted(done.words[2:]) == [  # a thread of its own finds the pipe closed, at the end of the run at the latest
+        "launch: can't write our output any more (Broken pipe); the run goes on",
+        "launch: finished in N s, 4 ranks ended well, 0 processes left on 2 nodes",
+    ], done.stderr
     wait_for_logs(launch)

@@ -50,11 +50,11 @@ class Rank:
             return True
         return False
 
-    def wait(self, timeout_s: float = DEADLINE_S) -> int:
+    def wait(self) -> int:
         try:
-            return self.process.wait(timeout_s)
+            return self.process.wait(DEADLINE_S)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"not ended in {timeout_s:g} s: {self.stdout}\n{self.stderr}") from None
+            raise AssertionError(f"not ended in time: {self.stdout}\n{self.stderr}") from None
 
     def wait_for(self, text: str) -> None:
         deadline = time.monotonic() + DEADLINE_S

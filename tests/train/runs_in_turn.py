@@ -23,4 +23,5 @@ for world_size, port, folder, argv in json.loads(sys.argv[2]):
         os.chdir(base / folder.format(rank=rank))
         if (exit_code := main(argv)) != 0:
             leave(exit_code)
+        print(f"run {argv[1]} is over", flush=True)  # argv begins with --save-dir
 leave(0)

@@ -17,7 +17,6 @@ from launcher.commands import check
 from launcher.errors import LauncherError
 from launcher.hosts.host import Host
 from launcher.job.facts import NodeFacts
-from launcher.job.facts_message import MOST, read_facts, read_route
 from launcher.job.job import Job
 from launcher.job.plan import build_plan
 from launcher.node import messages
@@ -26,6 +25,7 @@ from launcher.preflight.checks import find_all, find_problems
 from launcher.preflight.summary import summarize
 from launcher.runs.inspection import Inspection
 from launcher.session.expected import ExpectedMessages
+from launcher.session.facts_message import MOST, read_facts, read_route
 
 PROCESS = {"pid": 4411, "memory_mib": 80000, "owner": "ann", "name": "python", "mark": "20261120-091233.ab12.0"}
 GPU = {

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.errors import LauncherError
 from launcher.job.facts import Checks, Gpu, GpuProcess, Network, NodeFacts, Route, RunProcess, SetupFailure, Xid
-from launcher.job.facts_message import read_facts, read_route
+from launcher.session.facts_message import read_facts, read_route
 
 
 def gpu(index: int, **more: object) -> dict[str, object]:
