@@ -108,6 +108,7 @@ class HostFailureKind(str, Enum):
     # Starting the supervisor, after the login.
     SHELL = "shell"  # its login shell waits for input, prints without end, or ended before the supervisor was there
     NO_PYTHON = "no python"  # none there is new enough for the supervisor
+    NOT_LINUX = "not linux"  # the supervisor needs Linux
     CLOSED = "closed"  # the launch ended before it was reached
     # The supervisor, once it has answered.
     CONNECTION = "connection"  # the connection ended

@@ -6,7 +6,6 @@ the backticks are for that page, and left out on the screen.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -16,6 +15,15 @@ from launcher.errors import EXIT_SIGNAL_BASE
 _CRASHED = "with --env PYTHONFAULTHANDLER=1 Python names the line of the script"
 _LESS_MEMORY = "fewer loader workers, a smaller batch"
 _OUT_OF_MEMORY = ": out of memory"  # the kernel said so, of this SIGKILL
+
+# Linux's, from 1 on (signal(7)), since the nodes run it: on a Mac Python's own names are those of other numbers.
+_NAMES = (
+    "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT STOP TSTP TTIN TTOU URG "
+    "XCPU XFSZ VTALRM PROF WINCH IO PWR SYS"
+)
+SIGNALS: Mapping[int, str] = {
+    **{number: f"SIG{name}" for number, name in enumerate(_NAMES.split(), 1)}, 34: "SIGRTMIN", 64: "SIGRTMAX",
+}  # fmt: skip
 
 # By the whole of what is said of a process.
 ENDINGS: Mapping[str, Explanation] = {
@@ -136,11 +144,8 @@ def describe_ending(code: int | None, number: int | None) -> str:
 
 
 def signal_name(number: int) -> str:
-    """Return `SIGKILL` for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    """Return `SIGKILL` for 9: a node's number, by Linux's names."""
+    return SIGNALS.get(number, f"signal {number}")
 
 
 def _plain(known: Explanation) -> Explanation:

@@ -144,7 +144,6 @@ class NodeFacts:
 
     folder: str  # the run's private folder there
     hostname: str = ""
-    system: str = "linux"
     cpu_count: int | None = None
     home: str = ""
     ssh_client: str | None = None  # the launch host, as this node sees it

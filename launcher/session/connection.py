@@ -260,6 +260,8 @@ class Connection:
         code = self._channel.exit_code() if self._channel is not None else None
         if code == bootstrap.NO_PYTHON_EXIT_CODE:
             return bootstrap.no_python(self.host.name, self._terms.pythons)
+        if code == bootstrap.NOT_LINUX_EXIT_CODE:
+            return bootstrap.not_linux(self.host.name)
         if code is None:
             said = f"the connection was lost at once{self._last_noise()}"
             return HostFailure(self.host.name, HostFailureKind.SHELL, said)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -19,6 +20,8 @@ from launcher.transports.base import Transport
 
 CONNECT_WINDOW = 64  # one GIL serves all key exchanges, and sshd's banner time-out is 15 s
 BEATS_PER_SILENCE = 2.5  # two may be lost
+FILES_PER_HOST = 8  # open at the same time: an ssh has five, while others log in
+OWN_FILES = 64
 
 INTERRUPT = "interrupt"
 WAKE = "wake"
@@ -57,6 +60,7 @@ class ConnectionPool:
 
     def start(self, first_messages: Sequence[bytes]) -> None:
         """Connect to all hosts at once; each posts READY or LOST."""
+        _allow_open_files(OWN_FILES + FILES_PER_HOST * len(self.connections))
         for connection, first_message in zip(self.connections, first_messages, strict=True):
             connection.start(self._window, first_message)
         self._lease_task = self.watch(self._keep_leases())
@@ -132,3 +136,12 @@ class ConnectionPool:
             stood_s = awake_s if connection.sleeps_along else gap_s
             if stood_s > self._terms.silence_s and connection.is_ready and not connection.is_over:
                 connection.admit_standstill(stood_s)
+
+
+def _allow_open_files(count: int) -> None:
+    """Raise this process's limit of open files where it is lower, and may be raised: a Mac's shell begins with 256."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # macOS has limits beside the hard one; what fails says so
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

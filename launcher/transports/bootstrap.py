@@ -25,7 +25,9 @@ from typing import Any
 from launcher.errors import HostFailure, HostFailureKind
 
 MARKER = "~launch"
-NO_PYTHON_EXIT_CODE = 127  # of each command line here, as a shell's for a program that it doesn't find
+# Of each command line here: the first as a shell's for a program that it doesn't find, the second as of nothing else.
+NO_PYTHON_EXIT_CODE = 127
+NOT_LINUX_EXIT_CODE = 119
 _NODE_MODULES = (
     "clock", "fast_json", "guardian", "kernel_log", "loop", "messages", "send_queue", "signals", "supervisor",
     *(f"facts.{name}" for name in (
@@ -46,6 +48,7 @@ _RELAY_PACKAGES = ("launcher", "launcher.node", "launcher.node.relays")
 _LOADER = (
     "import os,sys,_frozen_importlib_external as f;"
     "sys.version_info<(3,8)and os._exit(127);"
+    'sys.platform=="linux"or os._exit(119);'
     'print("{marker} {nonce}",f.MAGIC_NUMBER.hex(),flush=True);'
     'exec(b"".join(iter(lambda:os.read(0,1).strip(b"\\n"),b"")))'
 )
@@ -79,6 +82,12 @@ def no_python(host: str, pythons: Sequence[str]) -> HostFailure:
     """Return the failure of a host where none of these is a Python that is new enough."""
     text = f"no Python 3.8 or newer there (tried {', '.join(pythons)})"
     return HostFailure(host, HostFailureKind.NO_PYTHON, text, "name one that is with --python PATH")
+
+
+def not_linux(host: str) -> HostFailure:
+    """Return the failure of a host with another system, such as a Mac."""
+    hint = "name hosts that do; a Mac can only be the launch host"
+    return HostFailure(host, HostFailureKind.NOT_LINUX, "it doesn't run Linux", hint)
 
 
 def loader_command(python: str, nonce: str) -> str:
@@ -134,6 +143,7 @@ def _relay_sources(modules: Sequence[str]) -> list[tuple[str, str]]:
 _TASK_LOADER = (
     "import base64,marshal,os,sys,zlib;"
     "sys.version_info<(3,8)and os._exit(127);"
+    'sys.platform=="linux"or os._exit(119);'
     's,n,w=marshal.loads(zlib.decompress(base64.b64decode("{blob}")));'
     "[exec(t,sys.modules.setdefault(m,type(sys)(m)).__dict__)for m,t in s];"
     "getattr(sys.modules[s[-1][0]],n)(w[0],{rank},*w[1:])"

@@ -82,7 +82,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 def query() -> tuple[list[Gpu], str | None]:
     """Ask as a node does, and read the answer as the launcher does."""
-    known = {"hostname": "here", "system": "linux", "cpu_count": 1, "home": "/", "ssh_client": None}
+    known = {"hostname": "here", "cpu_count": 1, "home": "/", "ssh_client": None}
     known |= {"ssh_address": None, "addresses": [], "workdir_found": True, "script_found": True, "search": {}}
     facts = read_facts({**known, **gpus.query_gpus()}, "")
     return list(facts.gpus), facts.gpu_error

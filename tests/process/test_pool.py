@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 import threading
@@ -23,7 +24,7 @@ from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.session import connection
 from launcher.session.connection import LOST, READY, Connection, Event
-from launcher.session.pool import ConnectionPool
+from launcher.session.pool import FILES_PER_HOST, OWN_FILES, ConnectionPool
 from launcher.session.terms import Terms
 from launcher.transports.base import Transport
 from launcher.transports.local import LocalTransport
@@ -78,6 +79,9 @@ class Talk:
             if event.kind == kind:
                 return event
             assert event.kind != LOST, event.fields["failure"]
+
+    async def wait_for_hello(self) -> None:
+        await self.wait_for(messages.HELLO)
 
     async def wait_for_failure(self) -> HostFailure:
         failure: HostFailure = (await self.wait_for(LOST)).fields["failure"]
@@ -309,7 +313,21 @@ def test_a_clock_that_steps_on_makes_nobody_silent_later() -> None:
     talking(scene, silence_s=silence_s, clock=clock)
 
 
-# ---- a machine that has no thread left ------------------------------------------------------------------------------
+# ---- a machine that has few files or no thread left -----------------------------------------------------------------
+
+
+def test_as_many_files_may_be_open_as_the_hosts_need() -> None:
+    """A shell on macOS allows 256, and each host takes some."""
+    wanted = OWN_FILES + FILES_PER_HOST
+    limits = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert soft > wanted
+    for allowed in (wanted - 1, wanted + 1):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        try:
+            talking(Talk.wait_for_hello)
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (max(allowed, wanted), hard)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.mark.parametrize("name", ["read here", "write here"])
@@ -361,6 +379,11 @@ def test_no_python_is_there() -> None:
     both = ("nonexistent-python", "/nonexistent/python3")
     text = "no Python 3.8 or newer there (tried nonexistent-python, /nonexistent/python3)"
     assert failure_of(*both) == ("no python", text)
+
+
+def test_a_host_that_is_a_mac(fake: Callable[[str], str]) -> None:
+    python = f'exec {sys.executable} "$1" "$2" "$3" "import sys; sys.platform = \'darwin\'; $4"'
+    assert failure_of(fake(python), sys.executable) == ("not linux", "it doesn't run Linux")
 
 
 def test_the_second_python_is_taken() -> None:

@@ -43,7 +43,7 @@ Piece = bytes | tuple[int, bytes] | None  # of stdout, of another stream, or the
 Lie = Callable[[dict[str, Any], list[Piece], str], Sequence[Piece | Iterator[Piece]]]
 
 FACTS = {
-    "hostname": "liar", "system": "linux", "cpu_count": 4, "home": "/root", "ssh_client": None, "ssh_address": None,
+    "hostname": "liar", "cpu_count": 4, "home": "/root", "ssh_client": None, "ssh_address": None,
     "addresses": [["lo", "127.0.0.1"]], "workdir_found": True, "script_found": True, "gpus": [], "gpu_error": None,
     "search": {}, "setup": None,
 }  # fmt: skip

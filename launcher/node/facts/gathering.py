@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 
 from launcher.node.facts import network, slurm
 
@@ -32,7 +31,6 @@ def gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
     folder = os.path.expanduser(wanted.get("workdir") or "~")
     facts: dict[str, Any] = {
         "hostname": socket.gethostname(),
-        "system": sys.platform,
         "cpu_count": slurm.count_cpus(len(os.sched_getaffinity(0))),
         "home": os.path.expanduser("~"),
         **_launcher_ends(),

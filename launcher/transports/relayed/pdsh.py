@@ -138,6 +138,8 @@ class PdshTransport:
     def _classify(self, host: Host, error: NotStartedError) -> LoginError | TransportError:
         if error.exit_code == bootstrap.NO_PYTHON_EXIT_CODE:
             return TransportError(bootstrap.no_python(host.name, self._pythons))
+        if error.exit_code == bootstrap.NOT_LINUX_EXIT_CODE:
+            return TransportError(bootstrap.not_linux(host.name))
         if error.exit_code not in (None, _EXIT_OF_SSH):
             line = error.said.strip().rpartition("\n")[2]
             text = f"its login shell ended (exit code {error.exit_code}){line and f': {line[:200]}'}"

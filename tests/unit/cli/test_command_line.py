@@ -161,12 +161,12 @@ def test_a_word_may_be_a_file_of_the_hosts(launch, jobs, word):
     ("error", "code", "said"),
     [
         (
-            PreflightError("a: no GPU (nvidia-smi lists none)\n  on CPUs: --nproc N --cpu\nb: runs darwin"),
+            PreflightError("a: no GPU (nvidia-smi lists none)\n  on CPUs: --nproc N --cpu\nb: no GPU"),
             EXIT_PREFLIGHT,
             "launch: these would break the run, nothing was started:\n"
             "  a: no GPU (nvidia-smi lists none)\n"
             "    on CPUs: --nproc N --cpu\n"
-            "  b: runs darwin\n",
+            "  b: no GPU\n",
         ),
         (
             UnreachableError(

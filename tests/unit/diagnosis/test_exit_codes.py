@@ -7,13 +7,24 @@ from collections.abc import Mapping
 
 import pytest
 
-from launcher.diagnosis.exit_codes import ENDINGS, LOSSES, describe_ending, explain_ending, explain_loss, signal_name
+from launcher.diagnosis.exit_codes import (
+    ENDINGS,
+    LOSSES,
+    SIGNALS,
+    describe_ending,
+    explain_ending,
+    explain_loss,
+    signal_name,
+)
 from launcher.diagnosis.signatures import Explanation, Kind, plain
 from launcher.errors import EXIT_SIGNAL_BASE
 
 
 def test_names_of_signals() -> None:
-    assert [signal_name(number) for number in (9, 11, 99)] == ["SIGKILL", "SIGSEGV", "signal 99"]
+    """The nodes' are those of this machine, which runs Linux as they do."""
+    assert signal_name(99) == "signal 99"
+    assert {number.value: signal_name(number) for number in signal.Signals} == SIGNALS
+    assert {number.name for number in signal.Signals} == {*SIGNALS.values()}
 
 
 def test_every_ending_is_found_by_its_own_row() -> None:

@@ -59,7 +59,6 @@ GPU_HINT = "one process a GPU; ask for fewer with --gpus"
 @pytest.mark.parametrize(
     ("job", "fact", "finding"),
     [
-        (Job(SCRIPT), facts(system="darwin"), "gpu1: runs darwin; a node must run Linux"),
         (
             Job(SCRIPT),
             facts(
@@ -219,14 +218,16 @@ def test_everything_wrong_with_a_host_is_told_at_once():
 
 def test_equal_findings_are_folded_in_the_order_of_hosts():
     hosts = [Host(f"gpu{number}") for number in (1, 2, 3, 7)]
-    wrong = facts(system="darwin")
+    wrong = facts(torch_version="1.13.1")
+    too_old, remedy = (
+        "torch 1.13.1 is too old for torchrun as it is started here",
+        "start the ranks without it: --legacy",
+    )
     assert find_problems(Job(SCRIPT), hosts, [wrong, facts(gpus=()), wrong, wrong]) == [
-        Finding(("gpu1", "gpu3", "gpu7"), "runs darwin; a node must run Linux"),
+        Finding(("gpu1", "gpu3", "gpu7"), too_old, remedy),
         Finding(("gpu2",), "no GPU (nvidia-smi lists none)", "on CPUs: --nproc N --cpu"),
     ]
-    assert str(find_problems(Job(SCRIPT), hosts[:3], [wrong] * 3)[0]) == (
-        "gpu[1-3]: runs darwin; a node must run Linux"
-    )
+    assert str(find_problems(Job(SCRIPT), hosts[:3], [wrong] * 3)[0]) == f"gpu[1-3]: {too_old}\n  {remedy}"
 
 
 # ---- all of them together -------------------------------------------------------------------------------------------
@@ -336,7 +337,6 @@ PROBES = st.builds(
 FACTS = st.builds(
     NodeFacts,
     folder=st.just("/tmp/run"),
-    system=st.sampled_from(["linux", "darwin"]),
     cpu_count=maybe(st.integers(1, 256)),
     ssh_address=WORDS,
     addresses=st.sampled_from([(), (("lo", "127.0.0.1"), ("eth1", "10.0.0.1"))]),

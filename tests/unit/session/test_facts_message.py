@@ -34,7 +34,6 @@ CHECKS = {
 MESSAGE = {
     "type": "facts",
     "hostname": "gpu1",
-    "system": "linux",
     "cpu_count": 64,
     "home": "/root",
     "ssh_client": "10.0.0.9",
@@ -69,7 +68,6 @@ def test_a_message_becomes_facts():
     assert read_facts(MESSAGE, "/tmp/run") == NodeFacts(
         folder="/tmp/run",
         hostname="gpu1",
-        system="linux",
         cpu_count=64,
         home="/root",
         ssh_client="10.0.0.9",
