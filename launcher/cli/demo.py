@@ -8,6 +8,7 @@ import click
 
 from launcher.cli.option_groups import OutputOptions, gather
 from launcher.cli.options import config_option, output_options
+from launcher.cli.selection import refuse_ranks_here
 
 
 @click.command("demo")
@@ -39,6 +40,7 @@ def command(*, nodes: int, nproc: int, output: OutputOptions) -> int:
     from launcher.transports.ssh.fabric import FabricTransport
     from launcher.transports.ssh.settings import SshSettings
 
+    refuse_ranks_here()
     with demo_hosts(nodes) as hosts:
         click.echo(f"launch: {nodes} SSH hosts on loopback: {', '.join(hosts.names)}", err=True)
         args = ("--save-dir", str(Path.cwd() / "outputs"))

@@ -131,8 +131,8 @@ def _find(look_up: Callable[[int], Entry], number: int) -> Entry | None:
 def _has_acl(path: Path) -> bool:
     """Tell whether the mode's group bits stand for a list of users and groups (acl(5))."""
     try:
-        return "system.posix_acl_access" in os.listxattr(path)
-    except (AttributeError, OSError):  # not on macOS; a file system without them
+        return hasattr(os, "listxattr") and "system.posix_acl_access" in os.listxattr(path)  # macOS has no such lists
+    except OSError:  # a file system without them
         return False
 
 

@@ -10,6 +10,7 @@ import click
 from launcher.cli.job_request import read_job
 from launcher.cli.option_groups import JobRequest, OutputOptions, gather
 from launcher.cli.options import check_options, config_option, hang_options, job_options, output_options
+from launcher.cli.selection import open_this_machine
 from launcher.errors import UsageError
 
 DEFAULT_MASTER_PORT = 29500  # torchrun's own: every node must name the same
@@ -47,9 +48,9 @@ def command(
         from launcher.cli.run import print_dry_run
 
         return print_dry_run(job, [host], share)
+    open_transport = open_this_machine()
     from launcher.cli.runner import run_job
     from launcher.runs.run import RunOptions
-    from launcher.transports.local import LocalTransport
 
     run_options = RunOptions(is_verbose=output.verbose, with_checks=not no_check, share=share)
-    return run_job(job, [host], lambda hosts, say: LocalTransport(), output, run_options)
+    return run_job(job, [host], open_transport, output, run_options)

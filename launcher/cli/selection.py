@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -96,6 +97,22 @@ def choose_opener(
         return chosen.open(hosts, settings)
 
     return open_transport
+
+
+def open_this_machine() -> Opener:
+    """Return what starts the ranks right here, without SSH; raise UsageError where they can't run."""
+    from launcher.transports.local import LocalTransport
+
+    refuse_ranks_here()
+    return lambda hosts, say: LocalTransport()
+
+
+def refuse_ranks_here() -> None:
+    """Raise UsageError on a Mac: what runs the ranks on a node needs Linux."""
+    if sys.platform != "linux":
+        system = "macOS" if sys.platform == "darwin" else sys.platform
+        hint = "name Linux hosts, as in: launch --hosts a,b"
+        raise UsageError(f"this machine runs {system}, and ranks need Linux", hint)
 
 
 def _refuse_ssh(transport: TransportEntry, hosts: Sequence[Host]) -> None:

@@ -9,6 +9,7 @@ import click
 from launcher.cli.job_request import read_job
 from launcher.cli.option_groups import JobRequest, OutputOptions, gather
 from launcher.cli.options import check_options, config_option, hang_options, job_options, output_options
+from launcher.cli.selection import open_this_machine
 
 
 @click.command("singlenode", context_settings={"allow_interspersed_args": False})
@@ -31,9 +32,9 @@ def command(
     job = read_job(request, words, hosts)
     if dry_run:
         return print_dry_run(job, hosts)
+    open_transport = open_this_machine()
     from launcher.cli.runner import run_job
     from launcher.runs.run import RunOptions
-    from launcher.transports.local import LocalTransport
 
     run_options = RunOptions(is_verbose=output.verbose, with_checks=not no_check)
-    return run_job(job, hosts, lambda hosts, say: LocalTransport(), output, run_options)
+    return run_job(job, hosts, open_transport, output, run_options)

@@ -13,7 +13,7 @@ import click
 from launcher.cli.option_groups import HostChoice, OutputOptions, PythonEnvironment, Timeouts, TransportOptions, gather
 from launcher.cli.option_sources import is_on_command_line
 from launcher.cli.options import activation_options, config_option, host_options, output_options, reach_options
-from launcher.cli.selection import choose_opener, read_hosts, refuse_without_hosts
+from launcher.cli.selection import choose_opener, open_this_machine, read_hosts, refuse_without_hosts
 
 if TYPE_CHECKING:
     from launcher.cli.runner import Opener
@@ -73,13 +73,12 @@ def choose_hosts(
 
     from launcher.hosts.host import Host
     from launcher.job.variables import forwarded
-    from launcher.transports.local import LocalTransport
 
     # Hosts of launcher.toml don't count: without any on its own line it looks at this machine alone.
     if not any(map(is_on_command_line, ("hosts", "hostfile", "transport"))):
         refuse_without_hosts()
         host = Host(socket.gethostname().split(".")[0], source="this machine")
-        return (host,), lambda hosts, say: LocalTransport()
+        return (host,), open_this_machine()
     hosts = read_hosts(choice)
     python, silence_s = test.environment.python, test.timeouts.silence_s
     return hosts, choose_opener(transport, hosts, env=forwarded(os.environ), python=python, silence_s=silence_s)

@@ -33,7 +33,7 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
     SIGTERM lets an ssh remove the socket of a ControlMaster.
     """
     if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter of macOS, where all are zombies
             os.killpg(process.pid, signal.SIGTERM)
 
 

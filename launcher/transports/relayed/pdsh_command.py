@@ -21,8 +21,9 @@ RANK = "%n"  # pdsh replaces it by the host's index in -w
 _ARGS = "PDSH_SSH_ARGS"  # replaces pdsh's own -a and -x
 _APPEND = "PDSH_SSH_ARGS_APPEND"
 
-_PATH_BYTES = 107  # of a socket, with the 17 characters that ssh adds while it makes one
-_ADDED_BYTES = 17
+_PATH_BYTES = 103  # of a socket, on macOS; Linux has 107
+_ADDED_BYTES = 17  # by ssh while it makes one
+_PREFIX, _RANDOM_BYTES = "launch-pdsh-", 8
 _SHORT_S = 30  # for what takes less than one
 _TO_SSH = "--transport ssh has no such limit"
 # sh waits for the end of its stdin, which comes when `launch` ends: neither pdsh nor its ssh would notice that.
@@ -65,7 +66,7 @@ class Pdsh:
         """Find pdsh; raise UsageError if there is none, or it can't do what is asked; `environ` is pdsh's."""
         pdsh = shutil.which("pdsh")
         if pdsh is None:
-            raise UsageError("--transport pdsh: no pdsh on this machine", "apt-get install pdsh, or --transport ssh")
+            raise UsageError("--transport pdsh: no pdsh on this machine", "install pdsh, or --transport ssh")
         ssh_config = settings.ssh_config
         check_config_file(ssh_config)
         if ssh_config is not None and not _is_plain(str(ssh_config)):
@@ -92,7 +93,7 @@ class Pdsh:
         argv = [self._pdsh, "-R", "ssh", "-f", str(len(hosts)), "-t", str(max(1, int(timeout_s)))]
         limit = ["-u", str(_SHORT_S)] if is_short else []
         names = ",".join(f"{host.user}@{host.name}" if host.user is not None else host.name for host in hosts)
-        options = [*self._file, *self._options, *_share(hosts, folder), *self._own_options]
+        options = [*self._file, *self._options, *_share(folder), *self._own_options]
         env = {**self._environ, _APPEND: " ".join([*options, *_login_as(hosts)])}
         stderr = subprocess.STDOUT if is_short else subprocess.PIPE
         return Call([*argv, *limit, "-w", names, command], env, "" if is_short else folder, stderr)
@@ -113,11 +114,18 @@ def _keep_options(text: str) -> list[str]:
     return [word for word in said if word != "-"]
 
 
-def make_folder() -> str:
-    """Return a new directory for sockets, or "" if its path can't be passed to ssh through pdsh."""
-    if not _is_plain(tempfile.gettempdir()):
-        return ""
-    return tempfile.mkdtemp(prefix="launch-pdsh-")
+def make_folder(hosts: Sequence[Host]) -> str:
+    """Return a new directory for the sockets of connections to these hosts.
+
+    It is "" if each path would be too long, or can't be passed to ssh through pdsh.
+    """
+    longest = max(len(host.name.encode()) for host in hosts)
+    for place in (tempfile.gettempdir(), "/tmp"):  # that of macOS is long: /var/folders/...
+        socket_bytes = len(f"{place}/{_PREFIX}/".encode()) + _RANDOM_BYTES + longest + _ADDED_BYTES
+        if _is_plain(place) and socket_bytes <= _PATH_BYTES:
+            with contextlib.suppress(OSError):
+                return tempfile.mkdtemp(prefix=_PREFIX, dir=place)
+    return ""
 
 
 def _is_plain(path: str) -> bool:
@@ -125,10 +133,9 @@ def _is_plain(path: str) -> bool:
     return len(path.split()) == 1 and "%" not in path
 
 
-def _share(hosts: Sequence[Host], folder: str) -> list[str]:
-    """Return the options by which all calls share a connection to each host, if no path of a socket is too long."""
-    longest = max(len(host.name.encode()) for host in hosts)
-    if not folder or len(folder) + 1 + longest + _ADDED_BYTES > _PATH_BYTES:
+def _share(folder: str) -> list[str]:
+    """Return the options by which all calls share a connection to each host, with its socket in that directory."""
+    if not folder:
         return ["-oControlMaster=no", "-oControlPath=none"]
     # Not ssh's own %C, which is equal for two names of one host. The user's ControlPersist would keep connections open.
     return ["-oControlMaster=auto", f"-oControlPath={folder}/%h", "-oControlPersist=no"]

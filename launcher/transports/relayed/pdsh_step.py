@@ -51,7 +51,7 @@ class PdshStep:
         self._tasks = {host.name: task for task, host in enumerate(hosts)}
         self._nonce = secrets.token_hex(4)
         self._limit_s = timeout_s + _MARGIN_S + _LOGIN_S * len(hosts)
-        folder = make_folder()
+        folder = make_folder(hosts)
         command = bootstrap.relay_line(pythons, self._nonce, RANK, silence_s)
         self._call = pdsh.call(hosts, command, timeout_s, folder)
         with self._lifecycle.starting():

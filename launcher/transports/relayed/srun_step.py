@@ -222,8 +222,9 @@ class SrunStep:
 
 def _widen(pipe: int) -> None:
     """Enlarge a pipe for what comes while output gathers; with the usual 64 KB srun would have to wait."""
-    with contextlib.suppress(OSError):  # a user may have only so much
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    if hasattr(fcntl, "F_SETPIPE_SZ"):  # Linux
+        with contextlib.suppress(OSError):  # a user may have only so much
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 def _write_all(fd: int, data: bytes) -> None:

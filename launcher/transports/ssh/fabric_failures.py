@@ -17,6 +17,8 @@ from launcher.transports.ssh.identities import LoginRefused
 from launcher.transports.ssh.known_hosts_paths import find_files
 from launcher.transports.ssh.packets import OversizedError
 
+# EHOSTDOWN is what macOS says of a host in the same network that doesn't answer there.
+_NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 _DROPPED = ("Error reading SSH protocol banner", "Connection reset by peer", "EOF during negotiation")
 
 
@@ -103,7 +105,7 @@ def _network(error: Exception, hop: fabric.Connection, place: Place) -> HostFail
         return place.refused()
     if isinstance(error, paramiko.ChannelException):
         return place.no_way(error.text)
-    if isinstance(error, OSError) and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
+    if isinstance(error, OSError) and error.errno in _NO_ROUTE:
         return place.no_route()
     return None
 

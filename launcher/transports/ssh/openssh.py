@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import atexit
 import enum
+import fcntl
 import os
 import re
 import select
 import shutil
 import subprocess
+import termios
 import threading
 import time
+from array import array
 from collections.abc import Sequence
 
 from launcher.errors import UsageError
@@ -167,6 +170,11 @@ class _Login(enum.Enum):
     MULTIPLEXED = enum.auto()  # that of a running ControlMaster
 
 
+def _count_readable(fd: int) -> int:
+    """Return how many bytes wait in a pipe."""
+    return array("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0]
+
+
 def _await_login(process: subprocess.Popen[bytes], answer: Answer, timeout_s: float) -> tuple[_Login | None, bytes]:
     """Wait for the login; return None if ssh has ended or the time is over, and in any case what came on stderr.
 
@@ -176,14 +184,16 @@ def _await_login(process: subprocess.Popen[bytes], answer: Answer, timeout_s: fl
     done = re.compile(rb"^Authenticated to %s \([^\n]*\n" % re.escape(answer.place.host.encode()), re.MULTILINE)
     said = b""
     deadline = time.monotonic() + timeout_s
+    output_fd = process.stdout.fileno()
+    open_fds = {output_fd, process.stderr.fileno()}
     poll = select.poll()
-    for stream in (process.stdout, process.stderr):
-        poll.register(stream, select.POLLIN)
-    open_fds = {process.stdout.fileno(), process.stderr.fileno()}
+    for fd in open_fds:
+        poll.register(fd, select.POLLIN)
     while open_fds and (left_s := deadline - time.monotonic()) > 0:
         events = dict(poll.poll(left_s * 1000))
-        has_output = bool(events.get(process.stdout.fileno(), 0) & select.POLLIN)
-        for fd in events if not has_output else events.keys() - {process.stdout.fileno()}:
+        # macOS sets POLLIN at the end of a pipe as well, where there is nothing to read.
+        has_output = output_fd in events and _count_readable(output_fd) > 0
+        for fd in events if not has_output else events.keys() - {output_fd}:
             data = os.read(fd, READ_BYTES)
             said = (said + data)[-_STDERR_KEPT:]
             if not data:

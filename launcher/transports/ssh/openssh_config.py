@@ -18,6 +18,7 @@ from launcher.transports.ssh.known_hosts_paths import first_path
 
 _TIMEOUT_S = 10
 _NO_ENTRY = "No user exists for uid"  # of passwd, which ssh needs even for -G
+_APPLE_OPTION = "Bad configuration option: usekeychain"  # not in another OpenSSH on a Mac, either
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _PART = re.compile(r"(\d+)([smhdw]?)", re.IGNORECASE)
 _TIME = re.compile(rf"(?:{_PART.pattern})+", re.IGNORECASE)
@@ -87,10 +88,16 @@ def ask_ssh(ssh: str, named: Path | None, args: Sequence[str]) -> list[str]:
     except subprocess.TimeoutExpired:
         raise UsageError(f"{shlex.join(argv)}: no answer in {_TIMEOUT_S} s", "a `Match exec` that waits?") from None
     if done.returncode != 0:
-        is_unknown = done.stderr.startswith(_NO_ENTRY)
-        hint = "--transport fabric works without an entry in passwd" if is_unknown else "`ssh -G HOST` says more"
-        raise UsageError(_refusal(done.stderr) or f"{shlex.join(argv)}: failed", hint)
+        raise UsageError(_refusal(done.stderr) or f"{shlex.join(argv)}: failed", _find_hint(done.stderr))
     return done.stdout.splitlines()
+
+
+def _find_hint(stderr: str) -> str:
+    if stderr.startswith(_NO_ENTRY):
+        return "--transport fabric works without an entry in passwd"
+    if _APPLE_OPTION in stderr:
+        return "only macOS's own ssh knows it: `IgnoreUnknown UseKeychain` as the first line lets others skip it"
+    return "`ssh -G HOST` says more"
 
 
 def _refusal(stderr: str) -> str:

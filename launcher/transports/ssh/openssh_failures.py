@@ -96,6 +96,7 @@ def _classify_errno(words: str, place: Place) -> HostFailure:
         ("timed out", place.timed_out),
         ("unreachable", place.no_route),
         ("No route", place.no_route),
+        ("is down", place.no_route),  # macOS says `Host is down` where Linux has no route
         ("reset", place.dropped),
     ):
         if said in words:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -49,6 +51,19 @@ def test_a_blocked_reader_comes_back_and_then_it_is_closed(channel: ProcessChann
     assert not reader.is_alive()
     assert read == [(1, b"hello")]
     assert wakes_of(channel) == []
+
+
+def test_a_process_that_has_just_ended_is_ended_on_a_mac_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """killpg(2) of macOS fails with EPERM, not ESRCH, where nobody has waited for the last of the group."""
+
+    def refuse(group: int, number: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with start_process(["cat"]) as process:
+        with monkeypatch.context() as on_macos:
+            on_macos.setattr(os, "killpg", refuse)
+            end_process(process)
+        end_process(process)
 
 
 def test_a_channel_whose_process_has_ended_is_closed(channel: ProcessChannel) -> None:

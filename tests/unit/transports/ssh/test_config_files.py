@@ -195,6 +195,19 @@ def test_what_ssh_refuses_is_refused_in_its_words(read):
     assert (caught.value.message, caught.value.hint) == (f"{path} line 3: Bad port 'x'.", "`ssh -G HOST` says more")
 
 
+def test_an_option_that_macos_s_ssh_alone_knows(read):
+    text = f"Host *\n    UseKeychain yes\n{MATCH}Port 77\n"
+    files, path = read(text)
+    with pytest.raises(UsageError) as caught:
+        files.lookup("a")
+    assert (caught.value.message, caught.value.hint) == (
+        f"{path}: line 2: Bad configuration option: usekeychain",
+        "only macOS's own ssh knows it: `IgnoreUnknown UseKeychain` as the first line lets others skip it",
+    )
+    files, _ = read(f"IgnoreUnknown UseKeychain\n{text}")
+    assert files.lookup("a").lookup("a")["hostname"] == "a"
+
+
 @pytest.mark.parametrize("text", ["Nonsense\n", f"{MATCH}Nonsense\n", 'Host "a\n'])
 def test_a_file_that_is_wrong_is_refused_in_one_line(read, text):
     with pytest.raises(UsageError):

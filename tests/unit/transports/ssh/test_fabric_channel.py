@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import queue
+import socket
 import threading
 from collections import Counter
+from types import SimpleNamespace
 
 import fabric
 import paramiko
 from machines.patience import DEADLINE_S
 
 from launcher.transports.base import STDERR, STDOUT
-from launcher.transports.ssh.fabric import FabricChannel
+from launcher.transports.ssh.fabric import FabricChannel, _tune
 
 PIECES = 10_000  # on each stream; with paramiko's own descriptor some hundreds were enough
 
@@ -47,3 +50,16 @@ def test_nothing_is_slept_through() -> None:
     reader.join(DEADLINE_S)
     assert not reader.is_alive(), "it sleeps through the end"
     assert found == {STDOUT: PIECES, STDERR: PIECES}
+
+
+class SocketOnMacOS(socket.socket):
+    """A socket whose peer is gone, as macOS has it."""
+
+    def setsockopt(self, *args: object) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+
+def test_a_peer_that_is_gone_is_told_by_what_follows() -> None:
+    with SocketOnMacOS() as sock:
+        _tune(SimpleNamespace(sock=sock))  # type: ignore[arg-type]
+        assert sock.gettimeout() == 30

@@ -66,6 +66,18 @@ SAID = [
         "ssh: connect to host 10.0.0.2 port 2222: Network is unreachable\r\n",
         [], "no route", "no route to 10.0.0.2 port 2222", None,
     ),
+    (  # of macOS, as its strerror(3) and gai_strerror(3) have them
+        "ssh: connect to host 10.0.0.2 port 2222: Host is down\r\n",
+        [], "no route", "no route to 10.0.0.2 port 2222", None,
+    ),
+    (
+        "ssh: connect to host 10.0.0.2 port 2222: Operation timed out\r\n",
+        [], "timed out", "10.0.0.2 port 2222 does not answer", None,
+    ),
+    (
+        "ssh: Could not resolve hostname 10.0.0.2: nodename nor servname provided, or not known\r\n",
+        [], "name unknown", "the name 10.0.0.2 is not known", None,
+    ),
     (
         "ssh: connect to host 10.0.0.2 port 2222: Connection reset by peer\r\n",
         [], "dropped", "sshd dropped the connection before its banner", None,

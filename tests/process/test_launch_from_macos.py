@@ -1,0 +1,130 @@
+"""`launch` on a Mac, and Linux on its hosts: Python without what Linux alone has, up to hosts that really answer.
+
+What is really different there, such as its kernel, its ssh and its file systems, is not to be had on Linux.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+from machines.macos import missing_names
+from machines.patience import DEADLINE_S
+
+from launcher.commands.demo_hosts import DemoHosts, demo_hosts
+
+AS_ON_MACOS = Path(__file__).with_name("macos")
+PROGRAMS = Path(sys.executable).parent
+# As long as those that macOS makes.
+TMPDIR = "var/folders/zz/zyxvpxvq6csfxvn_n0000000000000/T"
+IMPORT_ALL = """
+import importlib, pkgutil, select, sys, launcher
+assert (sys.platform, hasattr(select, "epoll")) == ("darwin", False)
+for found in pkgutil.walk_packages(launcher.__path__, "launcher."):
+    if found.name.split(".")[1] not in ("node", "distributed", "collectives", "trainer"):
+        importlib.import_module(found.name)
+from launcher.diagnosis.exit_codes import signal_name
+print(*(signal_name(number) for number in (7, 10, 12, 17, 30, 34)))
+"""
+LOCAL = "launch: this machine runs macOS, and ranks need Linux\n  hint: name Linux hosts, as in: launch --hosts a,b\n"
+
+# It ends by a signal that has another number on a Mac.
+RANK = ("--cpu", "--nproc", "1", "--no-python", "sh", "-c", "echo $RANK; kill -USR1 $$")
+
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[DemoHosts]:
+    """Hosts of this process, so of Linux."""
+    with demo_hosts(2) as running:
+        yield running
+
+
+@pytest.fixture
+def from_macos(tmp_path: Path) -> Launch:
+    """Run a program of ours as on a Mac, in an empty folder."""
+    (tmp_path / TMPDIR).mkdir(parents=True)
+    missing = {module: sorted(names) for module, names in missing_names().items()}
+    paths = {"PYTHONPATH": str(AS_ON_MACOS), "TMPDIR": str(tmp_path / TMPDIR), "HOME": str(tmp_path)}
+    return partial(launch_in, tmp_path, {**paths, "MISSING_ON_MACOS": json.dumps(missing), "LC_CTYPE": "UTF-8"})
+
+
+def launch_in(folder: Path, env: Mapping[str, str], *argv: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable] if argv[0] == "python" else [str(PROGRAMS / argv[0])]
+    return subprocess.run(
+        [*program, *argv[1:]], env={**os.environ, **env}, cwd=folder, capture_output=True, text=True,
+        timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def from_linux(hosts: DemoHosts, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, str]:
+    """What RANK leads to where Linux launches it."""
+    return outcome(launch_in(tmp_path_factory.mktemp("linux"), {}, *reach(hosts, "fabric"), *RANK))
+
+
+def reach(hosts: DemoHosts, transport: str) -> list[str]:
+    return ["launch", "--transport", transport, "--ssh-config", str(hosts.ssh_config), "--hosts", "node1"]
+
+
+def outcome(done: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
+    """Return exit code, stdout and stderr without what differs from run to run."""
+    words = re.sub(r"\d{8}-\d{6}(-\d+)?|\b\d\d:\d\d:\d\d\b|\b\d+(\.\d)? s\b", "N", done.stderr)
+    return done.returncode, done.stdout, words
+
+
+def test_every_module_of_the_launch_host_is_imported_and_a_node_s_signals_are_linux_s(from_macos: Launch) -> None:
+    done = from_macos("python", "-c", IMPORT_ALL)
+    assert (done.stdout, done.stderr) == ("SIGBUS SIGUSR1 SIGUSR2 SIGCHLD SIGPWR SIGRTMIN\n", "")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("launch", "singlenode", "--cpu", "--nproc", "1", "train.py"),
+        ("launch", "node", "--nnodes", "1", "--node-rank", "0", "--master-addr", "a", "--cpu", "--nproc", "1", "x.py"),
+        ("launch", "demo"),
+        ("test-distributed", "2", "--cpu"),
+    ],
+)
+def test_what_would_run_ranks_on_the_mac_says_so_in_one_line(
+    from_macos: Launch, tmp_path: Path, argv: tuple[str, ...]
+) -> None:
+    done = from_macos(*argv)
+    said = done.stderr.removeprefix("test-distributed: gloo on CPUs\n").replace("test-distributed:", "launch:")
+    assert (done.returncode, done.stdout, said) == (2, "", LOCAL)
+    assert [path.name for path in tmp_path.iterdir()] == ["var"]
+
+
+@pytest.mark.parametrize("transport", ["fabric", "ssh", "pdsh"])
+def test_a_run_on_linux_hosts_is_as_from_linux(
+    from_macos: Launch, from_linux: tuple[int, str, str], hosts: DemoHosts, transport: str
+) -> None:
+    if shutil.which(transport) is None and transport != "fabric":
+        pytest.skip(f"no {transport}: apt-get install {'openssh-client' if transport == 'ssh' else 'pdsh'}")
+    assert outcome(from_macos(*reach(hosts, transport), *RANK)) == from_linux
+    assert from_linux[0] == 138
+    assert "killed by SIGUSR1" in from_linux[2]
+
+
+@pytest.mark.parametrize("transport", ["fabric", "ssh"])
+def test_a_login_that_fails_is_told(from_macos: Launch, transport: str) -> None:
+    """On a Mac, poll() says of the empty pipe of an ssh that has ended what it says of output."""
+    done = from_macos(
+        "launch", "exec", "--transport", transport, "--hosts", "127.0.0.1:1", "--colon", "port", "--", "true"
+    )
+    assert (done.returncode, done.stderr) == (
+        69,
+        "launch: 1 host can't be used:\n"
+        "  127.0.0.1: 127.0.0.1 port 1 refuses the connection\n"
+        "    is sshd running there, and on that port?\n",
+    )

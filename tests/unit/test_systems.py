@@ -1,0 +1,154 @@
+"""What only Linux has: used where the nodes' code and the demo's hosts are, and nowhere else, since Macs launch too.
+
+Read from the source without running it; tests/process/test_launch_from_macos.py runs what it can of that.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from machines.macos import missing_names
+
+ROOT = Path(__file__).parents[2]
+ON_LINUX = ("launcher/node/", "launcher/commands/demo_hosts.py")
+
+# Tables of this machine's own numbers: for those of a node they would be wrong on a Mac.
+OWN_NUMBERS = {"signal": {"Signals", "strsignal"}, "os": {"strerror"}, "errno": {"errorcode"}}
+FILES = ("/proc/", "/sys/", "/dev/shm")
+PROGRAMS = {"free", "ip", "journalctl", "lscpu", "lsof", "nproc", "ps", "setsid", "ss", "systemctl", "timeout"}
+ALLOWED = {
+    ("launcher/clock.py", "'/proc/sys/kernel/random/boot_id'"): "where it can't be read, no node is on this machine",
+    ("launcher/session/signals.py", "signal.Signals"): "a signal that this very process got",
+}
+
+
+def read_trees() -> dict[str, ast.Module]:
+    files = sorted((ROOT / "launcher").rglob("*.py"))
+    trees = {file.relative_to(ROOT).as_posix(): ast.parse(file.read_text("utf-8")) for file in files}
+    return {path: tree for path, tree in trees.items() if not path.startswith(ON_LINUX)}
+
+
+Found = Iterator[tuple[int, str]]  # each with its line
+
+
+def find_uses(tree: ast.Module) -> list[tuple[int, str]]:
+    """Return everything that macOS lacks, or numbers in another way."""
+    return [found for find in (find_names, find_files, find_programs, find_error_numbers) for found in find(tree)]
+
+
+def find_names(tree: ast.Module) -> Found:
+    foreign = {module: names | OWN_NUMBERS.get(module, set()) for module, names in missing_names().items()}
+    imports = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    modules = {alias.asname or alias.name: alias.name for alias in imports}
+    guarded = set(_guarded(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            names = [alias.name for alias in node.names if alias.name in foreign.get(node.module or "", ())]
+            yield from ((node.lineno, f"{node.module}.{name}") for name in names)
+        elif isinstance(node, ast.Attribute) and id(node) not in guarded:
+            module = modules.get(node.value.id, "") if isinstance(node.value, ast.Name) else ""
+            if node.attr in foreign.get(module, ()) or node.attr == "prctl":
+                yield node.lineno, f"{module}.{node.attr}".lstrip(".")
+
+
+def find_files(tree: ast.Module) -> Found:
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docstrings]
+    for node in texts:
+        if isinstance(node.value, str) and node.value.startswith(FILES) and " " not in node.value:
+            yield node.lineno, repr(node.value)
+
+
+def find_programs(tree: ast.Module) -> Found:
+    argvs = [node.elts for node in ast.walk(tree) if isinstance(node, ast.List | ast.Tuple) and node.elts]
+    for first, *_ in argvs:
+        if isinstance(first, ast.Constant) and first.value in PROGRAMS:
+            yield first.lineno, f"the program {first.value}"
+
+
+def find_error_numbers(tree: ast.Module) -> Found:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute) and node.left.attr == "errno":
+            sides = [part for side in node.comparators for part in ast.walk(side)]
+            yield from ((part.lineno, "the number of an error") for part in sides if _is_number(part))
+
+
+def _is_number(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int)
+
+
+def _guarded(tree: ast.Module) -> Iterator[int]:
+    """Yield what is only reached where a `hasattr` has found the name, or `sys.platform` is Linux's."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If | ast.IfExp):
+            inside = node.body if isinstance(node.body, list) else [node.body]
+            yield from _named_by(node.test, inside)
+        elif isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
+            yield from _named_by(node.values[0], node.values[1:])
+
+
+def _named_by(test: ast.expr, inside: list[ast.stmt] | list[ast.expr]) -> Iterator[int]:
+    is_linux = ast.unparse(test) == "sys.platform == 'linux'"
+    names = set()
+    if isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and test.func.id == "hasattr":
+        names = {arg.value for arg in test.args if isinstance(arg, ast.Constant)}
+    for part in inside:
+        for node in ast.walk(part):
+            if isinstance(node, ast.Attribute) and (is_linux or node.attr in names):
+                yield id(node)
+
+
+def test_a_launch_host_needs_nothing_of_linux() -> None:
+    faults = [
+        f"{path}:{line}: {words}"
+        for path, tree in read_trees().items()
+        for line, words in find_uses(tree)
+        if (path, words) not in ALLOWED
+    ]
+    assert not faults, "\n".join(faults)
+
+
+def test_what_is_allowed_is_still_there() -> None:
+    found = {(path, words) for path, tree in read_trees().items() for _, words in find_uses(tree)}
+    assert ALLOWED.keys() <= found
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import os\nos.pidfd_open(1)", "os.pidfd_open"),
+        ("import os as o\no.sched_getaffinity(0)", "os.sched_getaffinity"),
+        ("from socket import SO_PEERCRED", "socket.SO_PEERCRED"),
+        ("import select\nselect.epoll()", "select.epoll"),
+        ("import fcntl\nfcntl.F_SETPIPE_SZ", "fcntl.F_SETPIPE_SZ"),
+        ("import time\ntime.CLOCK_BOOTTIME", "time.CLOCK_BOOTTIME"),
+        ("import ctypes\nctypes.CDLL(None).prctl(1)", "prctl"),
+        ("import signal\nsignal.Signals(number).name", "signal.Signals"),
+        ("import os, errno\nos.strerror(errno.EADDRINUSE)", "os.strerror"),
+        ("open(f'/proc/{pid}/stat')", "'/proc/'"),
+        ("run(['ps', '-eo', 'pid'])", "the program ps"),
+        ("is_refused = error.errno == 111", "the number of an error"),
+        ("import os\nif hasattr(os, 'getxattr'):\n    os.listxattr(path)", "os.listxattr"),
+    ],
+)
+def test_a_use_of_linux_is_found(text: str, words: str) -> None:
+    assert [found for _, found in find_uses(ast.parse(text))] == [words]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""/proc/ is read on the nodes."""\nimport os\nos.kill(pid, 9)',
+        "import fcntl\nif hasattr(fcntl, 'F_SETPIPE_SZ'):\n    fcntl.F_SETPIPE_SZ",
+        "import os\nx = os.sched_getaffinity(0) if hasattr(os, 'sched_getaffinity') else os.cpu_count()",
+        "import os\nx = hasattr(os, 'listxattr') and os.listxattr(path)",
+        "import sys, ctypes\nif sys.platform == 'linux':\n    ctypes.CDLL(None).prctl(1)",
+        "import errno\nis_full = error.errno in (errno.ENOSPC, errno.EDQUOT)",
+        "import time\nclock = getattr(time, 'CLOCK_BOOTTIME', time.CLOCK_MONOTONIC)",
+    ],
+)
+def test_what_every_system_has_is_not(text: str) -> None:
+    assert find_uses(ast.parse(text)) == []
