@@ -51,6 +51,8 @@ def _folder(nodeid: str) -> str:
 def pytest_configure(config: pytest.Config) -> None:
     """Give each worker a PID namespace; nothing to do in a worker itself, or with nothing side by side."""
     _ignore_no_signal()
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):  # the Python of the tests is named, and not that of the terminal
+        os.environ.pop(name, None)
     workers = getattr(config.option, "tx", None) or []
     if set(workers) == {"popen"} and shutil.which(ALONE[0]) is not None:
         tried = subprocess.run([*ALONE, "true"], stdin=subprocess.DEVNULL, capture_output=True, check=False)

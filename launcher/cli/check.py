@@ -34,8 +34,8 @@ def command(
     from launcher.cli.runner import make_session, make_terms
     from launcher.commands import check
     from launcher.errors import EXIT_SIGNAL_BASE
+    from launcher.job.activation import candidate_pythons
     from launcher.runs.inspection import Inspection
-    from launcher.runs.run import candidate_pythons
     from launcher.session.signals import Interrupted
 
     hosts = read_hosts(choice)

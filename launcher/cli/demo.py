@@ -30,11 +30,12 @@ def command(*, nodes: int, nproc: int, output: OutputOptions) -> int:
     A small SSH server runs while the demo does; it needs no root, takes one key made for this run, listens on
     loopback only, and is gone at the end.
     """
-    import sys
+    import os
 
     from launcher.cli.runner import run_job
     from launcher.commands.demo_hosts import demo_hosts
     from launcher.hosts.host import Host
+    from launcher.job.activation import find_active_env
     from launcher.job.job import TRAINER_MODULE, Job, Program, ProgramKind
     from launcher.runs.run import RunOptions
     from launcher.transports.ssh.fabric import FabricTransport
@@ -49,7 +50,7 @@ def command(*, nodes: int, nproc: int, output: OutputOptions) -> int:
             nproc=nproc,
             cpu=True,
             workdir=str(Path.cwd()),
-            python=sys.executable,
+            active_env=find_active_env(os.environ),
         )
         names = [Host(name, source="demo") for name in hosts.names]
         run_options = RunOptions(is_verbose=output.verbose)

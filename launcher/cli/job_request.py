@@ -14,6 +14,7 @@ from launcher.cli.option_groups import JobRequest, PythonEnvironment
 from launcher.cli.option_sources import PYTHONS
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
+from launcher.job.activation import find_active_env
 from launcher.job.job import COLLECTIVES_MODULE, DEFAULT_PROGRAM, TRAINER_MODULE, Activation, Job, Program, ProgramKind
 from launcher.job.slurm_allocation import read_allocation, refuse_gpus
 from launcher.job.variables import VISIBLE_DEVICES, forwarded, parse_settings, read_env_file
@@ -35,6 +36,7 @@ def read_job(request: JobRequest, words: Sequence[str], hosts: Sequence[Host]) -
         workdir=request.workdir or str(Path.cwd()),
         python=request.environment.python,
         activation=read_activation(request.environment, request.workdir),
+        active_env=find_active_env(os.environ),
         env=forwarded(os.environ) | named_env,
         named_env=frozenset(named_env),
         master_addr=request.master_addr,

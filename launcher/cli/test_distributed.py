@@ -119,6 +119,7 @@ def make_job(test: CollectivesTest, names: Sequence[str], *words: str) -> Job:
     import os
 
     from launcher.cli.job_request import read_activation
+    from launcher.job.activation import find_active_env
     from launcher.job.job import COLLECTIVES_MODULE, Job, Program, ProgramKind
     from launcher.job.variables import forwarded
 
@@ -129,6 +130,7 @@ def make_job(test: CollectivesTest, names: Sequence[str], *words: str) -> Job:
         may_use_cpus=True,
         python=test.environment.python,
         activation=read_activation(test.environment, None),
+        active_env=find_active_env(os.environ),
         env=forwarded(os.environ),
         rendezvous_timeout_s=RENDEZVOUS_S,
         connect_timeout_s=test.timeouts.connect_timeout_s,

@@ -1,17 +1,20 @@
 """Turn --setup, --conda and --venv into steps for a node, and into commands that a person can paste.
 
-A node runs the steps in bash; how is in `launcher.node.facts.setup`. Nothing here does I/O.
+A node runs the steps in bash; how is in `launcher.node.facts.setup`. Which Pythons it tries after that is decided here
+too. Nothing here does I/O.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
 from launcher.job.facts import NodeFacts
 from launcher.job.job import Job
+from launcher.node import messages
 
 SETUP_TIMEOUT_S = 60.0  # many seconds may pass on a cold network disk; what takes a minute waits for something
 
@@ -79,6 +82,42 @@ def setup_order(job: Job) -> dict[str, Any] | None:
 def _conda_script(name: str) -> str:
     places = " ".join(f"{folder}/bin/conda" for folder in _CONDA_FOLDERS)
     return _CONDA_SCRIPT.format(name=shlex.quote(name), places=places, shown=_SHOWN_ENVIRONMENTS)
+
+
+def find_active_env(environ: Mapping[str, str]) -> str | None:
+    """Return the folder of the virtual or conda environment that is active with these variables, or None.
+
+    Where both are, as inside of conda's base, the one that comes first on PATH is what `python` means there.
+    """
+    folders = [environ.get(name, "").rstrip("/") for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
+    folders = [folder for folder in folders if folder.startswith("/")]
+    path = [entry.rstrip("/") for entry in environ.get("PATH", "").split(":")]
+    return min(folders, key=lambda folder: _place(f"{folder}/bin", path), default=None)
+
+
+def _place(folder: str, path: list[str]) -> int:
+    return path.index(folder) if folder in path else len(path)
+
+
+def python_of(folder: str) -> str:
+    """Return the path of an environment's Python."""
+    return f"{folder}/bin/python"
+
+
+def candidate_pythons(job: Job, own_python: str) -> list[str]:
+    """Return where a Python with torch is looked for on a node, in this order."""
+    if not job.program.needs_torch:
+        return []
+    if job.python:
+        return [job.python]
+    if job.activation.has_python:  # without torch there it is no other Python's turn
+        return [messages.ENVIRONMENT]
+    found = ["python", "python3"] if job.activation.setup else []  # what a setup has put in front of PATH
+    if job.active_env:
+        found.append(python_of(job.active_env))
+    if str(PurePosixPath(own_python).parent) != f"{job.active_env}/bin":
+        found.append(own_python)
+    return list(dict.fromkeys([*found, "python3", messages.LOGIN_SHELL]))
 
 
 def setup_by_hand(job: Job, fact: NodeFacts) -> list[str]:

@@ -166,7 +166,7 @@ class NodeFacts:
     hip_version: str | None = None
     nccl_version: str | None = None  # of pip's package; None also where NCCL is part of torch
     numpy_version: str | None = None  # where it lies beside torch
-    pythons_tried: tuple[tuple[str, str], ...] = ()
+    pythons_tried: tuple[tuple[str, str], ...] = ()  # before it, each with why it was not taken
     route: Route | None = None
     checks: Checks | None = None  # where they were asked for
     probes: Probes | None = None

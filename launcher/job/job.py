@@ -62,6 +62,7 @@ class Job:
     workdir: str | None = None  # on the nodes; None: their home
     python: str | None = None
     activation: Activation = field(default_factory=Activation)
+    active_env: str | None = None  # the folder of the environment that is active where `launch` was typed
     env: Mapping[str, str] = field(default_factory=dict)
     named_env: frozenset[str] = frozenset()  # those of `env` that the user named, which no setup changes
     master_addr: str | None = None

@@ -53,6 +53,9 @@ FAILED = "failed"
 
 # Why a node has no GPUs that is known to be built without.
 NO_GPU_TOOL = "neither nvidia-smi nor rocm-smi is there"
+# Why a candidate for a Python with torch was not taken; a third reason is that it did not start.
+NO_PROGRAM = "not found"
+NO_TORCH = "no torch in it"
 # Of a probe that came to nothing by itself.
 NOT_TRIED = "could not be tried"
 # Of a supervisor that somebody has told to end; the second as Slurm tells all when it ends a job.

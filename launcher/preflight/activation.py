@@ -1,11 +1,15 @@
-"""Check whether each node could enter the environment that --setup, --venv or --conda names."""
+"""Check whether each node could enter the environment that --setup, --venv or --conda names, or that is active here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from launcher.job.activation import python_of
 from launcher.job.facts import SetupFailure
-from launcher.preflight.findings import Node
+from launcher.node import messages
+from launcher.preflight.findings import WARNING, Finding, Node
+
+_WORDS = {messages.NO_PROGRAM: "isn't there", messages.NO_TORCH: "has no torch"}
 
 
 def find(node: Node) -> Iterator[tuple[str, str]]:
@@ -23,6 +27,16 @@ def find(node: Node) -> Iterator[tuple[str, str]]:
 def is_entered(node: Node) -> bool:
     """Tell whether the environment could be entered; only then did the node look for a Python."""
     return node.fact.venv_found and node.fact.setup_failure is None
+
+
+def find_passed_over(node: Node) -> Iterator[Finding]:
+    """Yield why the ranks run in another environment than the one that is active where `launch` was typed."""
+    folder, python = node.job.active_env, node.fact.python
+    reason = dict(node.fact.pythons_tried).get(python_of(folder)) if folder else None
+    if reason is not None and python is not None:
+        why = _WORDS.get(reason, "has a Python that doesn't start")
+        text = f"this terminal's environment {folder} {why}, so {python} runs"
+        yield Finding((node.name,), text, "choose with --venv, --conda or --python", WARNING)
 
 
 def _said(failure: SetupFailure) -> str:

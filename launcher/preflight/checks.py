@@ -8,7 +8,7 @@ from itertools import chain
 from launcher.hosts.host import Host
 from launcher.job.facts import NodeFacts
 from launcher.job.job import Job
-from launcher.preflight import comparison, condition, gpus, network, requirements
+from launcher.preflight import activation, comparison, condition, gpus, network, requirements
 from launcher.preflight.findings import Finding, Node, fold
 
 
@@ -21,7 +21,15 @@ def find_all(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> lis
     """Return the findings of all checks, folded; problems first, then warnings, then notes."""
     nodes = _nodes(job, hosts, facts)
     is_alone = len(nodes) == 1
-    each = [[*requirements.check(node), *gpus.check(node), *condition.check(node, is_alone=is_alone)] for node in nodes]
+    each = [
+        [
+            *requirements.check(node),
+            *activation.find_passed_over(node),
+            *gpus.check(node),
+            *condition.check(node, is_alone=is_alone),
+        ]
+        for node in nodes
+    ]
     found = chain(*each, network.check(nodes), comparison.check(nodes))
     return sorted(fold(found), key=lambda finding: finding.severity.rank)
 

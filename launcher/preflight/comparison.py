@@ -118,6 +118,7 @@ _TRAITS = (
     _Trait("driver ", _of_gpus(lambda node: node.fact.gpus[0].driver), WARNING, "update it: NCCL may refuse to start"),
     _Trait("CUDA ", _of_gpus(lambda node: node.fact.cuda_version), WARNING, "install the same torch build everywhere"),
     _Trait("NCCL ", _of_gpus(lambda node: node.fact.nccl_version), WARNING, "all ranks need the same one"),
+    _Trait("its Python is ", lambda node: node.fact.python, NOTE, ""),
     _Trait("numpy ", lambda node: node.fact.numpy_version, NOTE, ""),
     _Trait(
         "", _of_gpus(_of_checks(lambda checks: "InfiniBand" if checks.infiniband else "no InfiniBand")), WARNING,

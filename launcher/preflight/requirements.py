@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from launcher.job.job import ProgramKind
 from launcher.job.plan import count_processes, count_visible
 from launcher.job.variables import VISIBLE_DEVICES
+from launcher.node import messages
 from launcher.preflight import activation
 from launcher.preflight.findings import Finding, Node, on_cpus
 from launcher.wording import count
@@ -28,9 +29,14 @@ def _check_python(node: Node) -> _Found:
     if not node.job.program.needs_torch or node.fact.torch_version is not None or not activation.is_entered(node):
         return
     tried = "; ".join(f"{path}: {why}" for path, why in node.fact.pythons_tried)
-    is_named = node.job.activation.has_python
-    hint = "install it in that environment, or name another" if is_named else "name it with --python PATH"
-    yield f"no Python with torch ({tried})", hint
+    if node.job.python:
+        has_none = tried.endswith(messages.NO_TORCH)
+        hint = "install torch for it, or name another Python" if has_none else "name one that is there and starts"
+        yield f"--python {tried}", hint
+    elif node.job.activation.has_python:
+        yield f"no Python with torch ({tried})", "install it in that environment, or name another"
+    else:
+        yield f"no Python with torch ({tried})", "install torch, or name a Python that has it with --python PATH"
 
 
 def _check_torchrun(node: Node) -> _Found:

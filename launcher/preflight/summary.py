@@ -11,20 +11,21 @@ from launcher.preflight.gpus import gigabytes
 
 def summarize(job: Job, facts: Sequence[NodeFacts]) -> str:
     """Return the traits of the nodes in one line; values that differ are joined by `or`."""
-    return ", ".join(" or ".join(dict.fromkeys(values)) for values in _traits(job, facts))
+    return ", ".join(" or ".join(dict.fromkeys(values)) for values in _traits(job, facts, with_paths=True))
 
 
 def common_traits(job: Job, facts: Sequence[NodeFacts]) -> list[str]:
-    """Return the traits that are equal on all nodes."""
-    traits = [*_traits(job, facts), _script_words(job, facts)]
+    """Return the traits that are equal on all nodes; the path of Python is named where it is the same."""
+    has_one_path = len({fact.python for fact in facts}) == 1
+    traits = [*_traits(job, facts, with_paths=has_one_path), _script_words(job, facts)]
     return [values[0] for values in traits if len(values) == len(facts) and len(set(values)) == 1]
 
 
-def _traits(job: Job, facts: Sequence[NodeFacts]) -> list[list[str]]:
+def _traits(job: Job, facts: Sequence[NodeFacts], *, with_paths: bool) -> list[list[str]]:
     """Return one list per trait, with the value of each node in words."""
     traits = [_gpu_words(job, facts), _driver_words(job, facts)]
     if job.program.needs_torch:
-        traits.append(_words("python", (fact.python_version for fact in facts)))
+        traits.append(_words("python", (_describe_python(fact, with_path=with_paths) for fact in facts)))
         traits.append(_words("torch", (fact.torch_version for fact in facts)))
         if job.wants_gpus:
             traits.append(_words("CUDA", (fact.cuda_version for fact in facts)))
@@ -56,6 +57,10 @@ def _describe_gpus(fact: NodeFacts) -> str:
     first = fact.gpus[0]
     memory = f" {gigabytes(first.memory_mib)}" if first.memory_mib else ""
     return f"{len(fact.gpus)} x {first.name}{memory}"
+
+
+def _describe_python(fact: NodeFacts, *, with_path: bool) -> str | None:
+    return f"{fact.python_version} ({fact.python})" if with_path and fact.python_version else fact.python_version
 
 
 def _words(label: str, values: Iterable[str | None]) -> list[str]:

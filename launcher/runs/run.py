@@ -14,6 +14,7 @@ from launcher.clock import wall_clock
 from launcher.diagnosis.cause import SETTLE_S, Cause, Failure, FailureKind, find_cause
 from launcher.diagnosis.flight_recorder import find_unsafe
 from launcher.errors import EXIT_SIGNAL_BASE, PreflightError, UnreachableError
+from launcher.job.activation import candidate_pythons
 from launcher.job.job import Job, ProgramKind
 from launcher.job.plan import (
     ARCHIVE_NAME,
@@ -63,18 +64,6 @@ class RunOptions:
     is_verbose: bool = False  # tell what is sent to each host
     with_checks: bool = True  # or ask only for what the plan needs
     share: tuple[int, int] | None = None  # of a run by hand: (nodes in all, our rank)
-
-
-def candidate_pythons(job: Job, own_python: str) -> list[str]:
-    """Return where a Python with torch is looked for on a node, in this order."""
-    if not job.program.needs_torch:
-        return []
-    if job.python:
-        return [job.python]
-    if job.activation.has_python:  # without torch there it is no other Python's turn
-        return [messages.ENVIRONMENT]
-    made = ["python", "python3"] if job.activation.setup else []  # what a setup has put in front of PATH
-    return list(dict.fromkeys([*made, own_python, "python3", messages.LOGIN_SHELL]))
 
 
 class Run:

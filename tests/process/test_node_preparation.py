@@ -249,6 +249,7 @@ def test_pythons_are_tried_in_order(nodes: Nodes, tmp_path: Path) -> None:
         "torch": "1.0+stand.in",
         **dict.fromkeys(["cuda", "hip", "nccl", "numpy"]),
         "candidate": "python3",
+        "tried": [["/nonexistent/python", "not found"], [broken, "it did not start"], [bare, "no torch in it"]],
     }
 
 

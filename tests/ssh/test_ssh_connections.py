@@ -317,10 +317,10 @@ def test_a_python_without_torch(launch: Launch) -> None:
     python.chmod(0o755)
     (launch.folder / "train.py").touch()
     done = launch.run("--python", str(python), "train.py")
-    check_findings(done, f"no Python with torch ({python}: no torch in it)", "name it with --python PATH")
+    check_findings(done, f"--python {python}: no torch in it", "install torch for it, or name another Python")
 
 
 def test_a_python_that_is_not_there(launch: Launch) -> None:
     (launch.folder / "train.py").touch()
     done = launch.run("--python", "/nonexistent/python", "train.py")
-    check_findings(done, "no Python with torch (/nonexistent/python: not found)", "name it with --python PATH")
+    check_findings(done, "--python /nonexistent/python: not found", "name one that is there and starts")

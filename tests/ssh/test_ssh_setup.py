@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+import shutil
+import sys
 import venv
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +14,7 @@ import pytest
 from launching import Launch, shell
 from ssh_hosts import SshHosts
 
+STAND_IN = Path(__file__).parents[1] / "process" / "stand_in" / "torch"
 HINT = "    it runs there in the working folder, by bash, without a terminal"
 
 
@@ -80,6 +85,38 @@ def test_torchrun_runs_in_a_virtual_environment(launch: Launch) -> None:
     assert start == f"cd {launch.folder} && source '{folder}/bin/activate'"
     assert "PYTHONUNBUFFERED=1" in settings.split()
     assert f" '{folder}/bin/python' -m torch.distributed.run " in line
+
+
+def test_the_environment_of_the_terminal_comes_first(launch: Launch) -> None:
+    """One that isn't there, or is on all hosts and has torch; the stand-in is never imported here."""
+    folder = launch.folder / "env"
+    (launch.folder / "train.py").write_text("print('started')")
+    script = hashlib.sha256(b"print('started')").hexdigest()[:6]
+
+    def check() -> list[str]:
+        words = ("check", *launch.hosts_words, "--nproc", "1", "--cpu", "train.py")
+        done = launch.run_command(*words, env={"VIRTUAL_ENV": str(folder)})
+        assert done.exit_code == 0
+        text = re.sub(r"python 3\.\d+\.\d+", "python V", re.sub(r"torch 2\.[^,]*", "torch V", done.stdout))
+        return re.sub(r"\([\d.]+ s\)", "(N s)", text).splitlines()
+
+    traits = f"data over lo, train.py {script}"
+    assert check() == [
+        "2 hosts answer (N s)",
+        f"  on all     CPUs, python V ({sys.executable}), torch V, {traits}",
+        f"  node[1-2]  this terminal's environment {folder} isn't there, so {sys.executable} runs",
+        "             choose with --venv, --conda or --python",
+        "nothing would break a run, 1 warning",
+    ]
+    venv.create(folder, symlinks=True)
+    (packages,) = folder.glob("lib/python3*/site-packages")
+    shutil.copytree(STAND_IN, packages / "torch")
+    (packages / "torch" / "version.py").write_text("__version__ = '9.0'\n")
+    assert check() == [
+        "2 hosts answer (N s)",
+        f"  on all  CPUs, python V ({folder}/bin/python), torch 9.0, {traits}",
+        "nothing would break a run",
+    ]
 
 
 def test_a_check_shows_all_last_lines(launch: Launch) -> None:

@@ -129,7 +129,7 @@ class Inspection:
 
     def _keep_python(self, status: dict[str, Any] | None) -> None:
         assert self.search is not None  # it calls this
-        self._python = status or {"python": None, "tried": self.search.tried}
+        self._python = dict(status or {"python": None}, tried=self.search.tried)
         if status and self.search.for_torchrun:
             self._on_python(self.search.child)
         self._send_facts()

@@ -100,7 +100,7 @@ class Search:
         if candidate == messages.LOGIN_SHELL:
             self._ask_login_shell()
         elif find_program(candidate, self._env) is None:
-            self.tried.append([candidate, "not found"])
+            self.tried.append([candidate, messages.NO_PROGRAM])
             self.try_next()
         else:
             self._start_stub(candidate)
@@ -131,7 +131,7 @@ class Search:
             status["candidate"] = python
             self._on_found(status)
             return
-        self.tried.append([python, "no torch in it" if status else "it did not start"])
+        self.tried.append([python, messages.NO_TORCH if status else "it did not start"])
         assert self.order_fd is not None  # opened with the stub
         os.close(self.order_fd)
         self.order_fd = self.child = None

@@ -307,7 +307,8 @@ def test_a_dry_run_by_hand_and_on_this_machine(launch):
 
 
 def test_every_option_of_a_job_arrives(launch, jobs, monkeypatch):
-    monkeypatch.setattr("os.environ", {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "HOME": "/root", "PATH": "/bin"})
+    here = {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "HOME": "/root", "PATH": "/bin", "CONDA_PREFIX": "/conda"}
+    monkeypatch.setattr("os.environ", here)
     Path("env").write_text("A=file\nB=file\nNCCL_DEBUG=WARN\n")
     code, out, err = launch(
         "--hosts a,b --nproc 2 --cpu -m --workdir /data --python /p --setup lines --env A=1 --env HOME --env-file env "
@@ -322,6 +323,7 @@ def test_every_option_of_a_job_arrives(launch, jobs, monkeypatch):
         workdir="/data",
         python="/p",
         activation=Activation(setup="lines"),
+        active_env="/conda",
         env={"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "4", "A": "1", "B": "file", "HOME": "/root"},
         named_env=frozenset(["NCCL_DEBUG", "A", "B", "HOME"]),
         master_addr="10.0.0.1",
@@ -404,7 +406,8 @@ def test_slots_say_the_size_on_cpus_too(launch, jobs):
     assert (jobs[0][0].nproc, jobs[0][0].cpu, jobs[0][1]) == (None, True, ["node1", "node2"])
 
 
-def test_collectives_on_this_machine_or_on_hosts(launch, jobs):
+def test_collectives_on_this_machine_or_on_hosts(launch, jobs, monkeypatch):
+    monkeypatch.setenv("VIRTUAL_ENV", "/env")
     assert launch("2 --cpu", entry=cli.main_test_distributed) == (7, "", "test-distributed: gloo on CPUs\n")
     said = "test-distributed: NCCL on GPUs, or gloo on CPUs if no host has GPUs\n"
     assert launch("2 --hosts a,b --max-size 8", entry=cli.main_test_distributed) == (7, "", said)
@@ -412,7 +415,7 @@ def test_collectives_on_this_machine_or_on_hosts(launch, jobs):
         (2, True, COLLECTIVES_MODULE, "LocalTransport"),
         (2, False, COLLECTIVES_MODULE, "FabricTransport"),
     ]
-    assert all(job.may_use_cpus for job, *_ in jobs)
+    assert all(job.may_use_cpus and job.active_env == "/env" for job, *_ in jobs)
     assert jobs[1][0].program.args == ("--names", "a,b", "--max-size", "8")
 
 

@@ -15,7 +15,8 @@ from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding
 from launcher.runs.inspection import Inspection
 
 FINE = facts(torch_version="2.13.0")
-TRAITS = "8 x H200 140 GB, driver 580.159, python 3.11, torch 2.13.0, CUDA 13.0, NCCL 2.28.9, data over eth1"
+PYTHON = "python 3.11 (/usr/bin/python3)"
+TRAITS = f"8 x H200 140 GB, driver 580.159, {PYTHON}, torch 2.13.0, CUDA 13.0, NCCL 2.28.9, data over eth1"
 SMALL = Finding(("gpu2",), "/dev/shm is 64 MB", "docker: --shm-size=8g", WARNING)
 BUSY = Finding(("gpu1", "gpu2"), "GPU 0 busy", "take others", PROBLEM)
 LONELY = Finding(("gpu3",), "32 CPUs, the others 64 CPUs", "", NOTE)
@@ -143,7 +144,7 @@ def test_a_record_tells_all_and_comes_back_from_json():
     read = json.loads(json.dumps(record))
     assert {name: read[name] for name in ("exit_code", "on_all", "findings", "unreachable")} == {
         "exit_code": 69,
-        "on_all": ["driver 580.159", "python 3.11", "torch 2.13.0", "CUDA 13.0", "NCCL 2.28.9", "data over eth1"],
+        "on_all": ["driver 580.159", PYTHON, "torch 2.13.0", "CUDA 13.0", "NCCL 2.28.9", "data over eth1"],
         "findings": [
             {"severity": "problem", "hosts": ["gpu1", "gpu2"], "text": "GPU 0 busy", "hint": "take others"},
             {"severity": "warning", "hosts": ["gpu2"], "text": "/dev/shm is 64 MB", "hint": "docker: --shm-size=8g"},

@@ -6,18 +6,18 @@ import subprocess
 
 import pytest
 
-from launcher.job.activation import SETUP_TIMEOUT_S, setup_by_hand, setup_order
+from launcher.job.activation import SETUP_TIMEOUT_S, candidate_pythons, find_active_env, setup_by_hand, setup_order
 from launcher.job.facts import NodeFacts
 from launcher.job.job import Activation, Job, Program, ProgramKind
 from launcher.node import messages
-from launcher.runs.run import candidate_pythons
 
 SCRIPT = Program(ProgramKind.SCRIPT, "train.py")
 COMMAND = Program(ProgramKind.COMMAND, "id")
 
 
-def job(program=SCRIPT, python=None, named_env=(), **activation):
-    return Job(program, python=python, named_env=frozenset(named_env), activation=Activation(**activation))
+def job(program=SCRIPT, python=None, named_env=(), active_env=None, **activation):
+    named = frozenset(named_env)
+    return Job(program, python=python, named_env=named, active_env=active_env, activation=Activation(**activation))
 
 
 def by_hand(program=None, **activation):
@@ -46,8 +46,16 @@ def test_the_lines_for_conda_are_bash(name):
 @pytest.mark.parametrize(
     ("how", "pythons"),
     [
-        ({}, ["/own", "python3", messages.LOGIN_SHELL]),
-        ({"setup": "x"}, ["python", "python3", "/own", messages.LOGIN_SHELL]),
+        ({}, ["/own/bin/python3", "python3", messages.LOGIN_SHELL]),
+        ({"active_env": "/env"}, ["/env/bin/python", "/own/bin/python3", "python3", messages.LOGIN_SHELL]),
+        ({"active_env": "/own"}, ["/own/bin/python", "python3", messages.LOGIN_SHELL]),
+        ({"setup": "x"}, ["python", "python3", "/own/bin/python3", messages.LOGIN_SHELL]),
+        (
+            {"setup": "x", "active_env": "/env"},
+            ["python", "python3", "/env/bin/python", "/own/bin/python3", messages.LOGIN_SHELL],
+        ),
+        ({"python": "/p", "active_env": "/env"}, ["/p"]),
+        ({"venv": "d", "active_env": "/env"}, [messages.ENVIRONMENT]),
         ({"setup": "x", "python": "/p"}, ["/p"]),
         ({"setup": "x", "venv": "d"}, [messages.ENVIRONMENT]),
         ({"conda": "x"}, [messages.ENVIRONMENT]),
@@ -55,7 +63,23 @@ def test_the_lines_for_conda_are_bash(name):
     ],
 )
 def test_which_pythons_are_tried(how, pythons):
-    assert candidate_pythons(job(**how), "/own") == pythons
+    assert candidate_pythons(job(**how), "/own/bin/python3") == pythons
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({}, None),
+        ({"VIRTUAL_ENV": "", "CONDA_PREFIX": "relative"}, None),
+        ({"VIRTUAL_ENV": "/env/"}, "/env"),
+        ({"CONDA_PREFIX": "/conda", "PATH": "/bin"}, "/conda"),
+        ({"VIRTUAL_ENV": "/env", "CONDA_PREFIX": "/conda"}, "/env"),
+        ({"VIRTUAL_ENV": "/env", "CONDA_PREFIX": "/conda", "PATH": "/env/bin:/conda/bin:/bin"}, "/env"),
+        ({"VIRTUAL_ENV": "/env", "CONDA_PREFIX": "/conda", "PATH": "/conda/bin/:/env/bin:/bin"}, "/conda"),
+    ],
+)
+def test_which_environment_is_active(environ, folder):
+    assert find_active_env(environ) == folder
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,20 @@ GPU_HINT = "one process a GPU; ask for fewer with --gpus"
             facts(
                 python=None, torch_version=None, pythons_tried=(("/a b/python", "not there"), ("python3", "no torch"))
             ),
-            "gpu1: no Python with torch (/a b/python: not there; python3: no torch)\n  name it with --python PATH",
+            "gpu1: no Python with torch (/a b/python: not there; python3: no torch)\n"
+            "  install torch, or name a Python that has it with --python PATH",
+        ),
+        *(
+            (
+                Job(SCRIPT, python="/p", active_env="/env"),
+                facts(python=None, torch_version=None, pythons_tried=(("/p", reason),)),
+                f"gpu1: --python /p: {reason}\n  {hint}",
+            )
+            for reason, hint in (
+                (messages.NO_TORCH, "install torch for it, or name another Python"),
+                (messages.NO_PROGRAM, "name one that is there and starts"),
+                ("it did not start", "name one that is there and starts"),
+            )
         ),
         (
             Job(SCRIPT),
@@ -249,6 +262,39 @@ def test_the_worst_comes_first():
         "problem: gpu2: the script train.py is not in /data (copy it there, or name the folder with --workdir)",
         "warning: gpu2: /dev/shm is 64 MB, data loaders with workers may fail (docker: --shm-size=8g)",
         "note: gpu2: 32 CPUs, the others 64 CPUs",
+    ]
+
+
+def test_an_active_environment_that_the_ranks_do_not_run_in():
+    def node(*tried, python="/usr/bin/python3"):
+        return facts(python=python, pythons_tried=tried, checks=Checks())
+
+    env, own = "/home/ann/env", "/opt/launch/bin/python3"
+    mine = f"{env}/bin/python"
+    every_fact = [
+        node(python=mine),
+        node((mine, messages.NO_PROGRAM)),
+        node((mine, messages.NO_TORCH), (own, messages.NO_PROGRAM)),
+        node((mine, "it did not start")),
+        node((own, messages.NO_PROGRAM)),
+        node((mine, messages.NO_PROGRAM)),
+    ]
+    hosts = [Host(f"gpu{number}") for number in range(1, 7)]
+    job = Job(SCRIPT, active_env=env)
+    hint = "(choose with --venv, --conda or --python)"
+    assert told(find_all(job, hosts, every_fact)) == [
+        f"warning: gpu[2,6]: this terminal's environment {env} isn't there, so /usr/bin/python3 runs {hint}",
+        f"warning: gpu3: this terminal's environment {env} has no torch, so /usr/bin/python3 runs {hint}",
+        f"warning: gpu4: this terminal's environment {env} has a Python that doesn't start, so /usr/bin/python3 runs "
+        + hint,
+        f"note: gpu1: its Python is {mine}, the others /usr/bin/python3",
+    ]
+    # It is no news where none is active, or where no Python has torch, which is a problem of its own.
+    assert told(find_all(Job(SCRIPT), hosts[1:], every_fact[1:])) == []
+    nowhere = facts(python=None, torch_version=None, pythons_tried=((mine, messages.NO_PROGRAM),))
+    assert told(find_all(job, hosts[:1], [nowhere])) == [
+        f"problem: gpu1: no Python with torch ({mine}: not found) "
+        "(install torch, or name a Python that has it with --python PATH)"
     ]
 
 

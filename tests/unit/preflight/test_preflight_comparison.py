@@ -114,6 +114,9 @@ def clock(offset_s, error_s=0.01):
                 "warning: gpu2: NCCL 2.27.3, the others 2.28.9 (all ranks need the same one)",
             ],
         ),
+        ([facts(), facts(python="/env/bin/python"), facts(python="/opt/bin/python")],
+         ["note: gpu[1-3]: its Python is /usr/bin/python3 on gpu1, /env/bin/python on gpu2 and "
+          "/opt/bin/python on gpu3"]),
         ([facts(numpy_version="2.1.0"), facts(), facts(numpy_version="1.26.4")],
          ["note: gpu3: numpy 1.26.4, the others 2.1.0"]),
         ([facts(cpu_count=64), facts(cpu_count=32)], ["note: gpu2: 32 CPUs, the others 64 CPUs"]),

@@ -16,15 +16,25 @@ from launcher.preflight.summary import common_traits, summarize
         (
             Job(SCRIPT),
             [facts()] * 3,
-            "8 x H200 140 GB, driver 580.159, python 3.11, torch 2.13.0, CUDA 13.0, NCCL 2.28.9, data over eth1",
+            "8 x H200 140 GB, driver 580.159, python 3.11 (/usr/bin/python3), torch 2.13.0, CUDA 13.0, NCCL 2.28.9, "
+            "data over eth1",
         ),
         (
             Job(SCRIPT),
             [facts(), facts(gpus=H200[:4], torch_version="2.12.0", route=Route("ib0", "10.0.0.2"))],
-            "8 x H200 140 GB or 4 x H200 140 GB, driver 580.159, python 3.11, torch 2.13.0 or 2.12.0, CUDA 13.0, "
-            "NCCL 2.28.9, data over eth1 or ib0",
+            "8 x H200 140 GB or 4 x H200 140 GB, driver 580.159, python 3.11 (/usr/bin/python3), "
+            "torch 2.13.0 or 2.12.0, CUDA 13.0, NCCL 2.28.9, data over eth1 or ib0",
         ),
-        (Job(SCRIPT, cpu=True, nproc=2), [facts()], "CPUs, python 3.11, torch 2.13.0, data over eth1"),
+        (
+            Job(SCRIPT, cpu=True),
+            [facts(), facts(python="/env/bin/python"), facts()],
+            "CPUs, python 3.11 (/usr/bin/python3) or 3.11 (/env/bin/python), torch 2.13.0, data over eth1",
+        ),
+        (
+            Job(SCRIPT, cpu=True, nproc=2),
+            [facts()],
+            "CPUs, python 3.11 (/usr/bin/python3), torch 2.13.0, data over eth1",
+        ),
         (Job(COMMAND, nproc=2), [facts(gpus=())], "CPUs, data over eth1"),
         (Job(COMMAND, nproc=2), [facts(), facts(gpus=())], "8 x H200 140 GB or no GPU, driver 580.159, data over eth1"),
     ],
@@ -33,6 +43,7 @@ def test_a_line_says_what_all_nodes_have(job, nodes, words):
     assert summarize(job, nodes) == words
 
 
+PYTHON = "python 3.11 (/usr/bin/python3)"
 BUILD = ("CUDA 13.0", "NCCL 2.28.9")
 
 
@@ -43,20 +54,22 @@ BUILD = ("CUDA 13.0", "NCCL 2.28.9")
         (
             JOB,
             [facts(), facts(route=Route("ib0", "10.0.0.2"))],
-            ["8 x H200 140 GB", "driver 580.159", "python 3.11", "torch 2.13.0", *BUILD],
+            ["8 x H200 140 GB", "driver 580.159", PYTHON, "torch 2.13.0", *BUILD],
         ),
         (JOB, [facts(), facts(torch_version="2.12.0", gpus=H200[:4], python_version="3.12", route=None)],
          ["driver 580.159", *BUILD]),
-        (JOB, [facts(), facts(gpus=())], ["python 3.11", "torch 2.13.0", *BUILD, "data over eth1"]),  # it has no driver
+        (JOB, [facts(), facts(gpus=())], [PYTHON, "torch 2.13.0", *BUILD, "data over eth1"]),  # it has no driver
         (JOB, [facts(torch_version=None, python_version=None, cuda_version=None, nccl_version=None)] * 2,
          ["8 x H200 140 GB", "driver 580.159", "data over eth1"]),
+        (JOB, [facts(gpus=()), facts(gpus=(), python="/env/bin/python")],
+         ["CPUs", "python 3.11", "torch 2.13.0", *BUILD, "data over eth1"]),
         (JOB, [facts(gpus=(), route=Route(None, None, error="no such name"))],
-         ["CPUs", "python 3.11", "torch 2.13.0", *BUILD]),
-        (Job(BUILTIN, nproc=2, cpu=True), [facts()], ["CPUs", "python 3.11", "torch 2.13.0", "data over eth1"]),
+         ["CPUs", PYTHON, "torch 2.13.0", *BUILD]),
+        (Job(BUILTIN, nproc=2, cpu=True), [facts()], ["CPUs", PYTHON, "torch 2.13.0", "data over eth1"]),
         (
             Job(Program(ProgramKind.SCRIPT, "/data/train.py"), nproc=2, cpu=True),
             [checked(script_hash="5f3a91c0ffee"), checked(script_hash="5f3a91c0ffee")],
-            ["CPUs", "python 3.11", "torch 2.13.0", "data over eth1", "train.py 5f3a91"],
+            ["CPUs", PYTHON, "torch 2.13.0", "data over eth1", "train.py 5f3a91"],
         ),
         (
             Job(COMMAND, nproc=2),
