@@ -107,6 +107,15 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """How well a connection between two nodes works, as the kernel of the one that opened it has measured."""
+
+    round_trip_s: float  # the quickest
+    sent: int  # packets
+    lost: int  # of those
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """One attempt of a node to reach an address and port of another node; error None: it worked, or is to be tried."""
 
@@ -115,6 +124,7 @@ class Probe:
     port: int
     is_master: bool
     error: str | None = None
+    link: Link | None = None  # None: not measured
 
 
 @dataclass(frozen=True, slots=True)

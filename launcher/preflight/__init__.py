@@ -10,6 +10,7 @@ In reading order:
     gpus            which other processes are on the GPUs, and whether the GPUs are healthy
     condition       each node by itself: memory, limits, disks, leftover processes, name look-ups
     network         whether the nodes reach each other
+    links           whose round trip or loss stands apart
     comparison      how nodes differ from each other: versions, GPUs, clocks, networks
     checks          runs all of these
     summary         what all nodes have in common, in a few words

@@ -8,7 +8,7 @@ from itertools import chain
 from launcher.hosts.host import Host
 from launcher.job.facts import NodeFacts
 from launcher.job.job import Job
-from launcher.preflight import activation, comparison, condition, gpus, network, requirements
+from launcher.preflight import activation, comparison, condition, gpus, links, network, requirements
 from launcher.preflight.findings import Finding, Node, fold
 
 
@@ -30,7 +30,7 @@ def find_all(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> lis
         ]
         for node in nodes
     ]
-    found = chain(*each, network.check(nodes), comparison.check(nodes))
+    found = chain(*each, network.check(nodes), links.check(nodes), comparison.check(nodes))
     return sorted(fold(found), key=lambda finding: finding.severity.rank)
 
 

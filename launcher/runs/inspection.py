@@ -14,7 +14,7 @@ from launcher.clock import wall_clock
 from launcher.errors import HostFailure
 from launcher.hosts.host import Host
 from launcher.job.activation import setup_order
-from launcher.job.facts import NodeFacts, Probe, Probes
+from launcher.job.facts import Link, NodeFacts, Probe, Probes
 from launcher.job.job import Job, ProgramKind
 from launcher.job.plan import master_address, settle_device
 from launcher.node import messages
@@ -23,6 +23,8 @@ from launcher.preflight.findings import PROBLEM, Finding, Severity
 from launcher.preflight.network import data_address, find_unreachable_master
 from launcher.session.node_state import NodeState
 from launcher.session.session import Session
+
+_MANY = 32  # nodes whose way to node 0 is measured; half of what it keeps open (inspection.MAX_ANSWERED there)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +114,10 @@ class Inspector:
         """Let every node try the master port, and a free port of the next node, with a listener at each."""
         targets = self._targets(master)
         for index, probes in targets.items():
-            addresses = [[probe.address, probe.port] for probe in probes]
-            self._session.send(index, messages.PROBE, targets=addresses, peer=probes[-1].address)
+            # Node 0 keeps the line with each open while it is measured; of many, neighbours alone are measured.
+            is_many = len(targets) > _MANY
+            wanted = [[probe.address, probe.port, not (probe.is_master and is_many)] for probe in probes]
+            self._session.send(index, messages.PROBE, targets=wanted, peer=probes[-1].address)
         await self._session.pump(
             lambda: all(state.probed is not None for index, state in self._states() if index in targets)
         )
@@ -121,8 +125,12 @@ class Inspector:
         lost = {failure.host for failure in self._session.failures()}
         for index, state in self._states():
             if state.probed is not None:
-                errors = zip(targets[index], state.probed["errors"], strict=False)
-                tried = tuple(replace(probe, error=error) for probe, error in errors if probe.host not in lost)
+                answers = zip(targets[index], state.probed["errors"], state.probed["links"], strict=False)
+                tried = tuple(
+                    replace(probe, error=error, link=Link(*link) if link else None)
+                    for probe, error, link in answers
+                    if probe.host not in lost
+                )
                 found = Probes(tried, state.probed["reverse_dns_s"], state.probed["own_address"])
                 self._facts[index] = replace(self._facts[index], probes=found)
 

@@ -136,7 +136,8 @@ class ExpectedMessages:
         self._stacks.add(place)
 
     def _check_probed(self, header: Header) -> None:
-        if len(header["errors"]) != self._targets or self._said[messages.PROBED] >= self._asked[messages.PROBED]:
+        found = {len(header["errors"]), len(header["links"])}
+        if found != {self._targets} or self._said[messages.PROBED] >= self._asked[messages.PROBED]:
             raise UnaskedMessage(f"{messages.PROBED} of {len(header['errors'])} addresses")
 
     def _check_census(self, header: Header) -> None:

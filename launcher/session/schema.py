@@ -49,6 +49,15 @@ def _are_texts_or_none(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_text_or_none, value))
 
 
+def _are_links(value: Any) -> bool:
+    """Each seconds of a round trip, packets sent and packets lost."""
+    return isinstance(value, list) and all(
+        link is None
+        or (isinstance(link, list) and len(link) == 3 and _is_age(link[0]) and all(map(_is_count, link[1:])))
+        for link in value
+    )
+
+
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 32
 
@@ -133,7 +142,8 @@ _FORMS: Mapping[str, Mapping[str, _Test]] = {
     messages.FACTS: {},  # `facts_message.read_facts` knows their form
     messages.ROUTED: {"interface": _is_text_or_none, "address": _is_address_or_none, "port": _is_port_or_none,
                       "error": _is_text_or_none, "probe_port": _is_port_or_none, "clock": _is_clock},
-    messages.PROBED: {"errors": _are_texts_or_none, "reverse_dns_s": _is_age_or_none, "own_address": _is_text_or_none},
+    messages.PROBED: {"errors": _are_texts_or_none, "links": _are_links, "reverse_dns_s": _is_age_or_none,
+                      "own_address": _is_text_or_none},
     messages.STARTED: {"local_rank": _is_local_rank, "pid": _is_count},
     messages.OUTPUT: {"local_rank": _is_local_rank_or_none, "stream": _is_stream},
     messages.EXIT: {"local_rank": _is_local_rank, "age_s": _is_age, "oom": _is_certainty_or_none, **_ENDING},

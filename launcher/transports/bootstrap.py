@@ -31,7 +31,7 @@ NOT_LINUX_EXIT_CODE = 119
 _NODE_MODULES = (
     "clock", "fast_json", "guardian", "kernel_log", "loop", "messages", "send_queue", "signals", "supervisor",
     *(f"facts.{name}" for name in (
-        "gathering", "gpus", "inspection", "leftovers", "machine", "network", "pythons", "setup", "slurm",
+        "gathering", "gpus", "inspection", "leftovers", "links", "machine", "network", "pythons", "setup", "slurm",
         "visible_gpus", "xids",
     )),
     *(f"processes.{name}" for name in (

@@ -168,6 +168,34 @@ def test_a_gpu_tool_that_hangs_costs_its_own_host_only(launch: Launch, cluster: 
 # ---- the network ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="no /dev/net/tun: modprobe tun")
+def test_a_host_that_stands_apart(launch: Launch, cluster: Cluster) -> None:
+    """First by its round trip, then by what it loses; a connect whose first packets are lost is no failure."""
+    hint = "measure it with test-distributed 1 --hosts node[1-3]"
+    healthy = launch.check(*ON_CPUS)
+    assert healthy.table == ["3 hosts answer (N s)", "  on all  CPUs", "nothing would break a run"]
+    cluster["node3"].sicken_wire(delay_s=0.2)
+    done = launch.check(*ON_CPUS)
+    assert (done.exit_code, [re.sub(r"\d+(\.\d)? ms", "N ms", line) for line in done.table]) == (
+        0,
+        [
+            "3 hosts answer (N s)",
+            "  on all  CPUs",
+            f"  node3   {'N ms for a round trip to the other hosts, they have N ms'}",
+            f"          {hint}",
+            "nothing would break a run, 1 warning",
+        ],
+    )
+    cluster["node3"].heal()
+    cluster["node3"].sicken_wire(loses="data")
+    (warning,) = warned(launch, *ON_CPUS)
+    pattern = rf"  node3: \d+ of \d+ packets from and to other hosts were lost \({re.escape(hint)}\)"
+    assert re.fullmatch(pattern, warning), warning
+    cluster["node3"].heal()
+    cluster["node3"].sicken_wire(loses="opening")
+    assert launch.check(*ON_CPUS).exit_code == 0
+
+
 def test_a_firewall_that_opens_the_master_port_only(launch: Launch, cluster: Cluster) -> None:
     cluster["node3"].open_one_port(cluster["node1"], PORT)
     words = ("--master-port", str(PORT), *ON_CPUS)

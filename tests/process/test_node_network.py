@@ -146,19 +146,26 @@ def open_sockets() -> int:
 def test_what_became_of_each_target() -> None:
     before = open_sockets()
     with listening(network.TOKEN) as ours, listening(b"SSH-2.0-OpenSSH\r\n") as others, listening(b"") as mute:
-        targets = [[HERE, ours], [HERE, free_port()], [HERE, others], [HERE, mute], ["256.1.1.1", 1], ["x" * 64, 1]]
-        found = network.try_targets(targets, HERE)
+        places = [(HERE, ours), (HERE, free_port()), (HERE, others), (HERE, mute), ("256.1.1.1", 1), ("x" * 64, 1)]
+        found = network.try_targets([[*place, True] for place in places], HERE)
     errors = found["errors"]
     assert errors[:4] == [None, "Connection refused", "somebody else answers", "somebody else answers"]
     assert all(errors[4:])
     assert open_sockets() == before
 
 
+def test_a_link_is_measured_where_that_was_asked_for_and_while_the_other_side_stays() -> None:
+    with listening(network.TOKEN) as port:  # it hangs up at once
+        found = network.try_targets([[HERE, port, False], *[[HERE, port, True]] * MANY], None)
+    assert found["errors"] == [None] * (MANY + 1)
+    assert found["links"][0] is None
+
+
 def test_a_silent_listener_and_an_address_that_nobody_has_cost_one_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "CONNECT_TIMEOUT_S", 0.3)
     with listening(None) as silent:
         began_at = time.monotonic()
-        found = network.try_targets([[HERE, silent]] * MANY + [["240.0.0.1", 1]], None)
+        found = network.try_targets([[HERE, silent, True]] * MANY + [["240.0.0.1", 1, True]], None)
         assert time.monotonic() - began_at < 0.3 * MANY
     assert found["errors"][:-1] == ["no answer in 0.3 s"] * MANY
     assert found["errors"][-1]  # "Network is unreachable", or silence behind a default route
@@ -179,7 +186,7 @@ def test_a_resolver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(network.socket, "getnameinfo", slow_getnameinfo)
     monkeypatch.setattr(network, "DNS_TIMEOUT_S", 0.2)
     with listening(network.TOKEN) as port:
-        found = network.try_targets([[HERE, port]], HERE)
+        found = network.try_targets([[HERE, port, True]], HERE)
     assert found["errors"] == [None]
     assert 0.2 <= found["reverse_dns_s"] < DEADLINE_S
     assert found["own_address"] is None
@@ -194,7 +201,7 @@ def ask_route(node: Node, **fields: object) -> Message:
 
 
 def probe(node: Node, *targets: list[object], peer: str | None = None) -> Message:
-    node.send(messages.PROBE, targets=targets, peer=peer)
+    node.send(messages.PROBE, targets=[[*target, True] for target in targets], peer=peer)
     return node.wait_for(messages.PROBED)
 
 
@@ -221,6 +228,8 @@ def test_nodes_reach_each_other(nodes: Nodes, any_python: str) -> None:
     answer = probe(second, [HERE, way["port"]], [HERE, way["probe_port"]], peer=HERE)
     assert answer["errors"] == [None, None]
     assert answer["reverse_dns_s"] >= 0
+    for round_trip_s, sent, lost in answer["links"]:
+        assert (0 < round_trip_s < DEADLINE_S, sent > 1, lost) == (True, True, 0)
     assert probe(first, [HERE, way["port"]], [HERE, back["probe_port"]], [HERE, free_port()])["errors"] == [
         None, None, "Connection refused",
     ]  # fmt: skip
@@ -291,6 +300,7 @@ def test_strangers_who_stay_take_no_descriptors(node: Node) -> None:
         assert descriptors(node) <= before + inspection.MAX_ANSWERED + 1  # the child that has just tried
         talker = strangers.enter_context(socket.create_connection((HERE, way["probe_port"]), timeout=60))
         talker.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        talker.shutdown(socket.SHUT_WR)
         while talker.recv(4096):
             pass
     node.wait_until(lambda: descriptors(node) <= before, what="closed connections")
@@ -437,13 +447,14 @@ def test_a_child_that_is_cut_off_counts_as_silent(monkeypatch: pytest.MonkeyPatc
     asked = inspection.Inspection(loop, heard, lambda child: None, lambda child, callback: None, -1)  # type: ignore[arg-type]
     asked.gather_facts({"pythons": []}, {}, "")
     asked.find_route({"master": "localhost"})
-    asked.probe({"targets": [[HERE, 1]]})
+    asked.probe({"targets": [[HERE, 1, True]]})
     while len(heard.sent) < 3:
         loop.run_once()
     errors = {sent["type"]: sent.get("errors") or sent["error"] for sent in heard.sent}
     assert errors[messages.FACTS].startswith("gathered no facts")
     assert errors[messages.ROUTED].startswith("the name localhost could not be looked up")
     assert errors[messages.PROBED] == [messages.NOT_TRIED]
+    assert [sent["links"] for sent in heard.sent if sent["type"] == messages.PROBED] == [[None]]
 
 
 def test_a_name_is_looked_up(node: Node) -> None:

@@ -2,6 +2,7 @@
 
 In reading order:
 
+    links           round trip and loss of a connection
     network         addresses, routes, ports, probes
     visible_gpus    which GPUs the ranks will see
     slurm           what Slurm gives the run here

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import time
 
 from launcher.node import fast_json, messages
@@ -246,29 +247,33 @@ class Inspection:
             sock.send(network.TOKEN)
         except OSError:
             return  # it has gone again
-        # The prober hangs up first, so that the port is not left in TIME_WAIT here.
+        # The prober hangs up first, so that the port is not left in TIME_WAIT here. What it sends until then the
+        # kernel acknowledges, and nobody reads.
         self._answered.append(sock)
-        self._loop.watch(sock.fileno(), lambda: self._hang_up(sock))
+        self._loop.watch(sock.fileno(), lambda: self._hang_up(sock), select.POLLRDHUP)
         if len(self._answered) > MAX_ANSWERED:
             self._hang_up(self._answered[0])
 
     def _hang_up(self, sock: socket) -> None:
-        """Close a connection that was answered: the other side has hung up, or sent what no probe sends."""
+        """Close a connection that was answered: the other side has hung up, or must make room."""
         self._loop.forget(sock.fileno())
         self._answered.remove(sock)
         try:
             sock.setblocking(False)
-            sock.recv(4096)  # unread, they would become a reset, and the answer might be lost
+            sock.recv(4096)  # unread, it would become a reset, and the answer might be lost
         except OSError:
             pass  # nothing came, or a reset
         sock.close()
 
     def probe(self, header: dict[str, Any]) -> None:
-        """Answer a PROBE: whether each [address, port] of `targets` can be reached, and how long a look-up takes."""
+        """Answer a PROBE: whether and how well each of `targets` can be reached, and how long a look-up takes."""
         from launcher.node.facts import network
 
         targets = header["targets"]
-        silence = {"errors": [messages.NOT_TRIED] * len(targets), "reverse_dns_s": None, "own_address": None}
+        silence = {
+            "errors": [messages.NOT_TRIED] * len(targets), "links": [None] * len(targets), "reverse_dns_s": None,
+            "own_address": None,
+        }  # fmt: skip
         self._ask_child(
             lambda: network.try_targets(targets, header.get("peer")),
             lambda found: self._send_queue.send(messages.PROBED, **(found if found and "errors" in found else silence)),

@@ -7,6 +7,7 @@ import os
 import socket
 
 from launcher.node import fast_json, signals
+from launcher.node.facts import links
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -198,9 +199,10 @@ def describe_error(error: Exception) -> str:
 
 
 def try_targets(targets: list[list[Any]], peer: str | None) -> dict[str, Any]:
-    """Connect to each [address, port]; return an error or None for each, and how long names took to look up.
+    """Connect to each [address, port, is_measured]; return an error or None, and a link or None, for each.
 
-    peer: an address whose name is looked up, as TCPStore does for each connection.
+    How long names took to look up is returned as well. peer: an address whose name is looked up, as TCPStore does for
+    each connection.
     """
     import threading
     import time
@@ -208,9 +210,11 @@ def try_targets(targets: list[list[Any]], peer: str | None) -> dict[str, Any]:
     began_at = time.monotonic()
     looker, answers = _begin_look_up(peer)
     errors: list[str | None] = ["no answer"] * len(targets)
+    found: list[links.Link | None] = [None] * len(targets)
 
     def try_one(index: int) -> None:
-        errors[index] = _try_target(targets[index][0], targets[index][1])
+        address, port, is_measured = targets[index]
+        errors[index], found[index] = _try_target(address, port, is_measured=is_measured)
 
     threads = [threading.Thread(target=try_one, args=(index,), daemon=True) for index in range(len(targets))]
     for thread in threads:
@@ -222,6 +226,7 @@ def try_targets(targets: list[list[Any]], peer: str | None) -> dict[str, Any]:
     reverse_dns_s = float(names[0]) if names else time.monotonic() - began_at  # and it is not over
     return {
         "errors": errors,
+        "links": found,
         "reverse_dns_s": reverse_dns_s if peer is not None else None,
         "own_address": names[1] if len(names) > 1 else None,
     }
@@ -270,22 +275,24 @@ def _read_look_up(fd: int, deadline: float) -> list[str]:
     return text.decode("utf-8", "replace").split("\n")[:-1]
 
 
-def _try_target(address: str, port: int) -> str | None:
+def _try_target(address: str, port: int, *, is_measured: bool) -> tuple[str | None, links.Link | None]:
     import time
 
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
     before: str | None = None  # what the first try was told; routers repeat themselves only so often
     while True:
         try:
-            with socket.create_connection((address, port), max(0.1, deadline - time.monotonic())) as sock:
-                said = sock.recv(len(TOKEN))
+            sock, unanswered = links.connect(address, port, deadline)
+            with sock:
+                sock.settimeout(max(0.1, deadline - time.monotonic()))
+                if sock.recv(len(TOKEN)) != TOKEN:
+                    return "somebody else answers", None
+                return None, links.measure(sock, is_suspect=unanswered > 0) if is_measured else None
         except socket.timeout:
-            return before or "no answer in %g s" % CONNECT_TIMEOUT_S
+            return before or "no answer in %g s" % CONNECT_TIMEOUT_S, None
         except (OSError, UnicodeError) as error:
             before = describe_error(error)
             # "No route to host" also comes, for a moment, from a neighbour that has just come up.
             if getattr(error, "errno", None) != errno.EHOSTUNREACH or time.monotonic() + RETRY_S > deadline:
-                return before
+                return before, None
             time.sleep(RETRY_S)
-        else:
-            return None if said == TOKEN else "somebody else answers"

@@ -1,0 +1,170 @@
+"""Find hosts and pairs of hosts whose round trip or loss stands apart from that of the others.
+
+Every node has measured its way to node 0 and to the next node, so most have two partners or more. A host is blamed if
+all of its links are slow, or if several of them lose packets; a single link blames both of its ends.
+A wrong warning is worse than a missing one, so the limits lie above what a switch or a busy machine does at times.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median_low
+
+from launcher.hosts.ranges import fold_names
+from launcher.job.facts import Link
+from launcher.preflight.findings import WARNING, Finding, Node
+from launcher.wording import count
+
+_TIMES = 5  # as long as between the others, and
+_LONGER_S = 0.010  # by that much, which neither a switch nor a busy machine takes
+_LONG_S = 0.020  # within a site nothing takes that long, even if all of it does
+_MOST_NAMED = 4  # pairs that are named one by one
+_MOST_LETTERS = 80  # of names in a hint
+_LOST = 3  # packets, of one link; a queue that overflows for once loses one or two
+_LOST_SHARE = 0.04
+
+_Pair = tuple[str, str]  # names, in the order of hosts
+
+
+@dataclass(frozen=True, slots=True)
+class _Apart:
+    """Who stands apart: hosts by themselves, and pairs of which neither host does."""
+
+    hosts: tuple[str, ...]
+    pairs: tuple[_Pair, ...]
+
+
+def check(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """Yield which hosts and pairs of hosts stand apart, with the command that measures them."""
+    links = join_links(nodes)
+    if links:
+        hint = _measure(nodes)
+        yield from _check_round_trips({pair: link.round_trip_s for pair, link in links.items()}, hint)
+        yield from _check_losses(links, hint)
+
+
+def join_links(nodes: Sequence[Node]) -> dict[_Pair, Link]:
+    """Return one link for each pair of hosts that was measured: its quickest round trip, and all of its packets."""
+    places = {node.name: place for place, node in enumerate(nodes)}
+    joined: dict[_Pair, Link] = {}
+    for node in nodes:
+        for probe in node.fact.probes.tried if node.fact.probes is not None else ():
+            if probe.link is None or probe.host == node.name or probe.host not in places:
+                continue
+            first, second = sorted((node.name, probe.host), key=places.__getitem__)
+            known = joined.get((first, second), Link(probe.link.round_trip_s, 0, 0))
+            joined[first, second] = Link(
+                min(known.round_trip_s, probe.link.round_trip_s),
+                known.sent + probe.link.sent,
+                known.lost + probe.link.lost,
+            )
+    return joined
+
+
+# ---- round trips ----------------------------------------------------------------------------------------------------
+
+
+def _check_round_trips(times: Mapping[_Pair, float], hint: str) -> Iterator[Finding]:
+    best = _best_by_host(times)
+    usual = median_low(best.values())
+    if usual > _LONG_S:  # of two hosts that are far from each other, too, none is to blame
+        yield Finding(tuple(best), f"{_milliseconds(usual)} for a round trip between them", hint, WARNING)
+        return
+    apart = _find_slow(times, best, usual)
+    for name in apart.hosts:
+        text = f"{_milliseconds(best[name])} for a round trip to the other hosts, they have {_milliseconds(usual)}"
+        yield Finding((name,), text, hint, WARNING)
+    others = f", others have {_milliseconds(usual)}"
+    slow = {pair: f"{_milliseconds(times[pair])} for a round trip to {pair[1]}{others}" for pair in apart.pairs}
+    yield from _name_pairs(slow, hint)
+
+
+def _best_by_host(times: Mapping[_Pair, float]) -> dict[str, float]:
+    best: dict[str, float] = {}
+    for pair, seconds in times.items():
+        for name in pair:
+            best[name] = min(seconds, best.get(name, seconds))
+    return best
+
+
+def _find_slow(times: Mapping[_Pair, float], best: Mapping[str, float], usual: float) -> _Apart:
+    """A host is slow if it is to all of its partners, and has two of them."""
+
+    def is_slow(seconds: float) -> bool:
+        return seconds > _TIMES * usual and seconds > usual + _LONGER_S
+
+    partners = Counter(name for pair in times for name in pair)
+    hosts = tuple(name for name, seconds in best.items() if is_slow(seconds) and partners[name] > 1)
+    pairs = (pair for pair, seconds in times.items() if is_slow(seconds))
+    return _Apart(hosts, tuple(pair for pair in pairs if not set(pair) & set(hosts)))
+
+
+def _milliseconds(seconds: float) -> str:
+    """`201 ms` or `0.3 ms`."""
+    number = seconds * 1000
+    return f"{number:.0f} ms" if number >= 9.5 else f"{max(0.1, number):.1f} ms"
+
+
+# ---- losses ---------------------------------------------------------------------------------------------------------
+
+
+def _check_losses(links: Mapping[_Pair, Link], hint: str) -> Iterator[Finding]:
+    lossy = [pair for pair, link in links.items() if link.lost >= _LOST and link.lost >= _LOST_SHARE * link.sent]
+    apart = _find_lossy(lossy, list(links))
+    if apart is None:  # a switch, perhaps
+        names = tuple(dict.fromkeys(name for pair in lossy for name in pair))
+        text = f"{_loss(links[pair] for pair in lossy)} between them were lost"
+        yield Finding(names, text, hint, WARNING)
+        return
+    for name in apart.hosts:
+        text = f"{_loss(links[pair] for pair in lossy if name in pair)} from and to other hosts were lost"
+        yield Finding((name,), text, hint, WARNING)
+    lost = {pair: f"{_loss([links[pair]])} from and to {pair[1]} were lost" for pair in apart.pairs}
+    yield from _name_pairs(lost, hint)
+
+
+def _find_lossy(lossy: list[_Pair], pairs: list[_Pair]) -> _Apart | None:
+    """The host with most lossy links is blamed for them, then that with most of the rest, while one has two.
+
+    None: without it most of the others lose packets as well.
+    """
+    hosts: list[str] = []
+    while lossy:
+        name, times = Counter(name for pair in lossy for name in pair).most_common(1)[0]
+        if times < 2:
+            break
+        hosts.append(name)
+        lossy, pairs = ([pair for pair in some if name not in pair] for some in (lossy, pairs))
+        if len(lossy) * 2 > len(pairs):
+            return None
+    return _Apart(tuple(hosts), tuple(lossy))
+
+
+def _loss(links: Iterable[Link]) -> str:
+    lost, sent = map(sum, zip(*((link.lost, link.sent) for link in links), strict=True))
+    return f"{lost} of {count(sent, 'packet')}"
+
+
+# ---- words ----------------------------------------------------------------------------------------------------------
+
+
+def _name_pairs(pairs: Mapping[_Pair, str], hint: str) -> Iterator[Finding]:
+    """Yield a finding for each pair, or one for all of many."""
+    if len(pairs) > _MOST_NAMED:
+        (first, _), text = next(iter(pairs.items()))
+        names = tuple(dict.fromkeys(name for pair in pairs for name in pair))
+        yield Finding(names, f"{len(pairs)} of their links stand apart (as {first}: {text})", hint, WARNING)
+        return
+    for (first, _), text in pairs.items():
+        yield Finding((first,), text, hint, WARNING)
+
+
+def _measure(nodes: Sequence[Node]) -> str:
+    """Return the command that measures each pair; what a hostfile says of hosts can't stand in it."""
+    hosts = [node.host for node in nodes]
+    is_plain = all(host.user is None and host.port is None and host.address is None for host in hosts)
+    names = fold_names([host.name for host in hosts])
+    words = f"--hosts {names}" if is_plain and len(names) <= _MOST_LETTERS else "and the same hosts"
+    return f"measure it with test-distributed 1 {words}"
