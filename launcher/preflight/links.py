@@ -77,7 +77,7 @@ def _check_round_trips(times: Mapping[_Pair, float], hint: str) -> Iterator[Find
         text = f"{_milliseconds(best[name])} for a round trip to the other hosts, they have {_milliseconds(usual)}"
         yield Finding((name,), text, hint, WARNING)
     others = f", others have {_milliseconds(usual)}"
-    slow = {pair: f"{_milliseconds(times[pair])} for a round trip to {pair[1]}{others}" for pair in apart.pairs}
+    slow = {pair: f"{_milliseconds(times[pair])} for a round trip {_between(pair)}{others}" for pair in apart.pairs}
     yield from _name_pairs(slow, hint)
 
 
@@ -121,7 +121,7 @@ def _check_losses(links: Mapping[_Pair, Link], hint: str) -> Iterator[Finding]:
     for name in apart.hosts:
         text = f"{_loss(links[pair] for pair in lossy if name in pair)} from and to other hosts were lost"
         yield Finding((name,), text, hint, WARNING)
-    lost = {pair: f"{_loss([links[pair]])} from and to {pair[1]} were lost" for pair in apart.pairs}
+    lost = {pair: f"{_loss([links[pair]])} {_between(pair)} were lost" for pair in apart.pairs}
     yield from _name_pairs(lost, hint)
 
 
@@ -150,15 +150,20 @@ def _loss(links: Iterable[Link]) -> str:
 # ---- words ----------------------------------------------------------------------------------------------------------
 
 
+def _between(pair: _Pair) -> str:
+    """Name both hosts: equal findings become one, and would say it of pairs for which it isn't true."""
+    return f"between {pair[0]} and {pair[1]}"
+
+
 def _name_pairs(pairs: Mapping[_Pair, str], hint: str) -> Iterator[Finding]:
     """Yield a finding for each pair, or one for all of many."""
     if len(pairs) > _MOST_NAMED:
-        (first, _), text = next(iter(pairs.items()))
         names = tuple(dict.fromkeys(name for pair in pairs for name in pair))
-        yield Finding(names, f"{len(pairs)} of their links stand apart (as {first}: {text})", hint, WARNING)
+        example = next(iter(pairs.values()))
+        yield Finding(names, f"{len(pairs)} of their links stand apart (as {example})", hint, WARNING)
         return
-    for (first, _), text in pairs.items():
-        yield Finding((first,), text, hint, WARNING)
+    for pair, text in pairs.items():
+        yield Finding(pair, text, hint, WARNING)
 
 
 def _measure(nodes: Sequence[Node]) -> str:

@@ -77,25 +77,26 @@ FAR = Link(0.08, 34, 0)
         ),
         # two hosts: none is right
         (2, every_link(2, [2], SLOW), ["gpu[1-2]: 201 ms for a round trip between them"]),
-        (2, every_link(2, [2], LOSSY), ["gpu1: 36 of 180 packets from and to gpu2 were lost"]),
+        (2, every_link(2, [2], LOSSY), ["gpu[1-2]: 36 of 180 packets between gpu1 and gpu2 were lost"]),
         # a pair
-        (4, {frozenset([2, 3]): SLOW}, ["gpu2: 201 ms for a round trip to gpu3, others have 0.3 ms"]),
-        (4, {frozenset([2, 3]): LOSSY}, ["gpu2: 12 of 60 packets from and to gpu3 were lost"]),
-        (3, {frozenset([1, 2]): LOSSY}, ["gpu1: 24 of 120 packets from and to gpu2 were lost"]),
+        (4, {frozenset([2, 3]): SLOW}, ["gpu[2-3]: 201 ms for a round trip between gpu2 and gpu3, others have 0.3 ms"]),
+        (4, {frozenset([2, 3]): LOSSY}, ["gpu[2-3]: 12 of 60 packets between gpu2 and gpu3 were lost"]),
+        (3, {frozenset([1, 2]): LOSSY}, ["gpu[1-2]: 24 of 120 packets between gpu1 and gpu2 were lost"]),
         # two sites: gpu1, gpu2 and gpu3, gpu4
         (
             4,
             {frozenset(pair): FAR for pair in ((1, 3), (1, 4), (2, 3))},
             [
-                "gpu[1-2]: 80 ms for a round trip to gpu3, others have 0.3 ms",
-                "gpu1: 80 ms for a round trip to gpu4, others have 0.3 ms",
+                "gpu[2-3]: 80 ms for a round trip between gpu2 and gpu3, others have 0.3 ms",
+                "gpu[1,3]: 80 ms for a round trip between gpu1 and gpu3, others have 0.3 ms",
+                "gpu[1,4]: 80 ms for a round trip between gpu1 and gpu4, others have 0.3 ms",
             ],
         ),
         (
             8,
             {frozenset([one, other]): FAR for one in (1, 2, 3, 4) for other in (5, 6, 7, 8)},
             [
-                "gpu[1,4-8]: 5 of their links stand apart (as gpu4: 80 ms for a round trip to gpu5, "
+                "gpu[1,4-8]: 5 of their links stand apart (as 80 ms for a round trip between gpu4 and gpu5, "
                 "others have 0.3 ms)"
             ],
         ),
