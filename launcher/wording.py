@@ -1,8 +1,12 @@
-"""Numbers, lists and times as sentences have them. Pure."""
+"""Numbers, lists, times and guesses as sentences have them. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+
+_DIGITS = re.compile("[0-9]+")
+_MOST_SLIPS = 2
 
 
 def count(number: int, noun: str) -> str:
@@ -32,6 +36,43 @@ def fold_ranks(ranks: Iterable[int], most: int | None = None) -> str:
     named = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans[:most])
     more = sum(last - first + 1 for first, last in spans[most:]) if most is not None else 0
     return named + (f" and {more} more" if more else "")
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the only known word that `word` is a slip of, or the beginning of; None rather than a wrong guess.
+
+    A slip is one wrong, missing, extra or swapped letter in three, and two at most, or up to three letters at the end.
+    Words that differ in their digits alone are no slip: whoever types gpu9 does not mean gpu1.
+    """
+    words = [each for each in dict.fromkeys(known) if _DIGITS.sub("", each) != _DIGITS.sub("", word)]
+    begun = [each for each in words if len(word) >= 3 and each.startswith(word)]
+    longer = [each for each in words if len(each) >= 3 and word.startswith(each) and len(word) <= len(each) + 3]
+    found = begun or longer or _find_slips(word, words)
+    return found[0] if len(found) == 1 else None
+
+
+def _find_slips(word: str, known: Iterable[str]) -> list[str]:
+    """Return the words with the fewest slips, if they are few enough."""
+    found: dict[int, list[str]] = {}
+    for each in known:
+        most = min(_MOST_SLIPS, max(len(word), len(each)) // 3)
+        if abs(len(word) - len(each)) <= most and (slips := _count_slips(word, each)) <= most:
+            found.setdefault(slips, []).append(each)
+    return found[min(found)] if found else []
+
+
+def _count_slips(one: str, other: str) -> int:
+    """Return the letters to change, add, drop or swap with a neighbour (optimal string alignment distance)."""
+    before, above = list[int](), list(range(len(other) + 1))
+    for i, letter in enumerate(one, 1):
+        row = [i]
+        for j, wanted in enumerate(other, 1):
+            least = min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (letter != wanted))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
+                least = min(least, before[j - 2] + 1)
+            row.append(least)
+        before, above = above, row
+    return above[-1]
 
 
 def duration(seconds: float) -> str:

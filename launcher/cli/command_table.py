@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.errors import UsageError
+from launcher.wording import nearest
 
 # name -> (module, one line for the list)
 COMMANDS = {
@@ -27,8 +28,6 @@ def refuse_unknown_word(word: str) -> None:
         raise UsageError(f"{word!r} is a command", f"write it first: launch {word} ...")
     if word.startswith("-") or Path(word).exists() or "/" in word or word.endswith(".py"):
         return
-    import difflib
-
-    guesses = difflib.get_close_matches(word, COMMANDS, 1)
-    guess = f"; did you mean {guesses[0]!r}?" if guesses else ""
+    near = nearest(word, COMMANDS)
+    guess = f"; did you mean {near!r}?" if near else ""
     raise UsageError(f"no file or command {word!r}{guess}", "launch --help lists the commands")

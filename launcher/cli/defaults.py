@@ -19,7 +19,7 @@ import click
 from launcher.cli.file_owners import Doubt, find_home, find_other_writer, show_path
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
-from launcher.wording import listed
+from launcher.wording import listed, nearest
 
 FILE = "launcher.toml"
 PYPROJECT = "pyproject.toml"
@@ -199,10 +199,8 @@ def _check_all(source: str, content: dict[str, Any]) -> Defaults:
 def _check(file: str, name: str, value: Any) -> Any:
     """Return a value as click takes it; raise UsageError where the name or the type is wrong."""
     if name not in _KEYS:
-        import difflib
-
-        guesses = difflib.get_close_matches(name, _KEYS, 1)
-        guess = f"; did you mean {guesses[0]!r}?" if guesses else ""
+        near = nearest(name, _KEYS)
+        guess = f"; did you mean {near!r}?" if near else ""
         raise UsageError(f"{file}: no option {shown(name)}{guess}")
     is_list = isinstance(value, list) and all(isinstance(entry, str) for entry in value)
     if name in _LISTS and is_list:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 
 from launcher.errors import UsageError
 from launcher.hosts.ranges import (
@@ -17,6 +16,7 @@ from launcher.hosts.ranges import (
     shown,
     split_list,
 )
+from launcher.wording import nearest
 
 _LISTED_LENGTH = 300  # a hint with more names than that hides what it hints at
 
@@ -154,8 +154,8 @@ def _offered_gpus(host: Host) -> Sequence[int] | None:
 
 
 def _unknown_host(name: str, hosts: tuple[Host, ...], *, has_at: bool) -> UsageError:
-    near = get_close_matches(name, [host.name for host in hosts], 1)
-    hint = f"did you mean {near[0]!r}?" if near else _known(hosts)
+    near = nearest(name, (host.name for host in hosts))
+    hint = f"did you mean {near!r}?" if near else _known(hosts)
     if has_at:
         hint = "; ".join(filter(None, (hint, "'@' joins hosts here, names carry no user")))
     return UsageError(f"no host {shown(name)} in the list", hint)

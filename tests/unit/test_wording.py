@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.wording import count, duration, fold_ranks, listed, span
+from launcher.wording import count, duration, fold_ranks, listed, nearest, span
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,26 @@ def test_ranges_beyond_the_most_are_counted():
 @pytest.mark.parametrize(("words", "text"), [(["a"], "a"), ([1, 2], "1 and 2"), (iter("abc"), "a, b and c")])
 def test_lists(words, text):
     assert listed(words) == text
+
+
+COMMANDS = ("run", "singlenode", "check", "clean", "exec", "hosts", "sbatch", "demo")
+
+
+@pytest.mark.parametrize(
+    ("word", "guess"),
+    [
+        ("hots", "hosts"), ("host", "hosts"), ("exce", "exec"), ("chekc", "check"), ("singelnode", "singlenode"),
+        ("sing", "singlenode"), ("cle", "clean"), ("cleanup", "clean"), ("rn", "run"), ("c", None),
+        ("attach", None), ("logs", None), ("ps", None), ("stop", None), ("top", None), ("", None), ("x" * 5000, None),
+    ],
+)  # fmt: skip
+def test_a_guess_is_a_slip_or_a_beginning(word, guess):
+    assert nearest(word, COMMANDS) == guess
+
+
+def test_no_guess_is_better_than_a_wrong_one():
+    assert nearest("detach", ("legacy", "stacks", "batch")) is None
+    assert nearest("gpu9", ("gpu1", "gpu2")) is None
+    assert nearest("gpu9", ("gpu1",)) is None
+    assert nearest("abcdef", ("abcdeg", "abcdeh")) is None
+    assert nearest("login", ("gpu1", "logni")) == "logni"

@@ -12,7 +12,7 @@ _DIALECTS = (
     ("names", {"user@", "no slots"}),
     ("a node list (pdsh, ClusterShell, Slurm)", {"range", "list", "no slots"}),
     ("slots=N (DeepSpeed, Horovod, Open MPI)", {"slots"}),
-    ("launch's own", {"user@", "range", "slots", "user", "port", "addr", "no slots"}),
+    ("launch's own", {"user@", "range", "list", "slots", "user", "port", "addr", "no slots"}),
     ("Open MPI's", {"user@", "slots", "port", *SPELLINGS, "no slots"}),
     ("host:N for N slots (MPICH Hydra, Horovod)", {":slots", "list", "user", "no slots"}),
     ("host:N for ssh port N", {":port", "list", "slots", "no slots"}),

@@ -12,12 +12,12 @@ import ipaddress
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Literal
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import NUMBER, expand_names, ipv6_name, shown, split_list, split_number
+from launcher.wording import nearest
 
 Colon = Literal["slots", "port"]  # what --colon says that the 8 of host:8 is
 
@@ -187,8 +187,8 @@ def _read_setting(spelling: str, value: str) -> _Setting:
     if key == "binding":
         raise UsageError("binding= of MPICH Hydra can't be followed: ranks are bound to no cores here", "leave it away")
     if key not in (*_KEYS, "max_slots"):
-        near = get_close_matches(key, _KEYS, 1)
-        raise UsageError(f"unknown key {shown(spelling)}", f"did you mean '{near[0]}'?" if near else _KEYS_HINT)
+        near = nearest(key, _KEYS)
+        raise UsageError(f"unknown key {shown(spelling)}", f"did you mean '{near}'?" if near else _KEYS_HINT)
     return _Setting(key, value, spelling, f"{spelling}={value}")
 
 

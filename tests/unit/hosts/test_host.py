@@ -180,7 +180,8 @@ KNOWN = "the hosts are gpu1,gpu2,gpu3,gpu4,GPU7,::1"
 BAD_FILTERS = [
     ("", None, "--include: names no host", KNOWN),
     ("gpu1,", None, "--include: an empty name in 'gpu1,'", "remove the extra comma"),
-    ("gpu9", None, "--include: no host 'gpu9' in the list", "did you mean 'gpu4'?"),
+    ("gpu9", None, "--include: no host 'gpu9' in the list", KNOWN),
+    ("gup4", None, "--include: no host 'gup4' in the list", "did you mean 'gpu4'?"),
     (None, "lab", "--exclude: no host 'lab' in the list", KNOWN),
     (
         "ann@gpu1",

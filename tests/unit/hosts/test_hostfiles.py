@@ -335,6 +335,7 @@ MIXED = "lines of several dialects"
 # What a file holds, what --colon says, the hosts that it means, and what it looks like.
 DIALECTS = [
     ("a\nb.lan\nann@c\n", None, [Host("a"), Host("b.lan"), Host("c", user="ann")], "names"),
+    ("root@n5,n6", None, [Host("n5", user="root"), Host("n6")], "launch's own"),
     ("10.0.0.2 10.0.0.1 ::1", None, [Host("10.0.0.2"), Host("10.0.0.1"), Host("::1")], NODE_LIST),
     ("a,8\n", None, [Host("a"), Host("8")], NODE_LIST),
     ("b[2,1] a,c\n", None, [Host("b2"), Host("b1"), Host("a"), Host("c")], NODE_LIST),
