@@ -3,12 +3,14 @@
 One file per command, and what they share. In reading order:
 
     command_table       the names of all commands
+    script_words        words after the options that can be no script
     error_lines         an error in one clear line
     nameless_user       a user id without a name, as in some containers
     file_owners         who could have written a file that nobody named
     defaults            launcher.toml: where the value of an option comes from
     console             what the user sees: our words, the ranks' output, progress
     option_sources      which of two values counts, and where it came from
+    option_errors       what click refuses, in one clear line
     option_groups       what a command's options say -> frozen values
     options             the options that several commands share, for click
     job_request         the options of a job, and the words after them -> the Job

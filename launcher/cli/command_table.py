@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 from launcher.errors import UsageError
 from launcher.wording import nearest
@@ -23,10 +23,10 @@ DEFAULT_COMMAND = "run"
 
 
 def refuse_unknown_word(word: str) -> None:
-    """Raise UsageError for a first word that is neither option, command nor file, before any host is asked."""
+    """Raise UsageError for a first word that is neither command nor file, before any host is asked."""
     if word in COMMANDS:
         raise UsageError(f"{word!r} is a command", f"write it first: launch {word} ...")
-    if word.startswith("-") or Path(word).exists() or "/" in word or word.endswith(".py"):
+    if "/" in word or word.endswith(".py") or os.path.exists(word):  # noqa: PTH110 - false where pathlib would raise
         return
     near = nearest(word, COMMANDS)
     guess = f"; did you mean {near!r}?" if near else ""

@@ -38,7 +38,7 @@ RISKY = (
     "accept_new_host_keys", "ask_password", "master_addr",
 )  # fmt: skip
 _WHOLE = ("num_nodes", "nodes", "cpus_per_task", "gpus", "nproc", "master_port", "rdzv_timeout")
-_LISTS = ("hosts", "env", "env_file")
+_LISTS = ("hosts", "env", "env_file", "script")
 _NO_FILE = "--config /dev/null to use no file"
 _TABLE = re.compile(rb"^[ \t]*\[[ \t]*tool[ \t]*\.[ \t]*launcher[ \t]*[.\]]", re.MULTILINE)
 

@@ -9,9 +9,9 @@ from pathlib import Path, PurePosixPath
 
 import click
 
-from launcher.cli.command_table import refuse_unknown_word
 from launcher.cli.option_groups import JobRequest, PythonEnvironment
-from launcher.cli.option_sources import PYTHONS
+from launcher.cli.option_sources import PYTHONS, missing
+from launcher.cli.script_words import refuse_command, refuse_module, refuse_script
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.job.activation import find_active_env
@@ -68,20 +68,38 @@ def read_program(request: JobRequest, words: Sequence[str]) -> Program:
         raise UsageError("-m and --no-python are both given", "a module needs Python")
     if request.legacy and no_python:
         raise UsageError("--legacy and --no-python are both given", "a command is started without torchrun anyway")
-    words = list(words)
-    default = click.get_current_context().lookup_default("script")
-    if not words and default:
-        words = [str(default)]
+    words = [*_default_script(words), *words]
     if not words:
         if is_module or no_python:
             raise UsageError("-m and --no-python need a name after them")
         return DEFAULT_PROGRAM
-    if is_module and words[0] in (TRAINER_MODULE, COLLECTIVES_MODULE):  # they travel, and need not be installed there
-        return Program(ProgramKind.BUILTIN, words[0], tuple(words[1:]))
-    if not is_module and not no_python and request.workdir is None:
-        refuse_unknown_word(words[0])
-    kind = ProgramKind.MODULE if is_module else ProgramKind.COMMAND if no_python else ProgramKind.SCRIPT
-    return Program(kind, words[0], tuple(words[1:]))
+    if is_module:
+        refuse_module(words)
+        # These travel, and need not be installed there.
+        is_ours = words[0] in (TRAINER_MODULE, COLLECTIVES_MODULE)
+        return Program(ProgramKind.BUILTIN if is_ours else ProgramKind.MODULE, words[0], tuple(words[1:]))
+    if no_python:
+        refuse_command(words)
+        return Program(ProgramKind.COMMAND, words[0], tuple(words[1:]))
+    refuse_script(words, is_here=request.workdir is None)
+    return Program(ProgramKind.SCRIPT, words[0], tuple(words[1:]))
+
+
+def _default_script(words: Sequence[str]) -> list[str]:
+    """Return the script of launcher.toml and its arguments where none was typed, but maybe options for it behind `--`.
+
+    A list is the words as they are; a text is a path, which may hold spaces.
+    """
+    default = click.get_current_context().lookup_default("script")
+    if not default or (words and not words[0].startswith("-")):
+        return []
+    if isinstance(default, list):
+        return [str(word) for word in default]
+    path, *args = str(default).split()
+    if args and path.endswith(".py") and not Path(str(default)).exists():
+        listed = ", ".join(f'"{word}"' for word in (path, *args))
+        raise UsageError(f"script = {str(default)!r} is one path", f"with arguments it is a list: script = [{listed}]")
+    return [str(default)]
 
 
 def read_size(request: JobRequest, hosts: Sequence[Host]) -> int | None:
@@ -105,7 +123,8 @@ def read_size(request: JobRequest, hosts: Sequence[Host]) -> int | None:
                 f"leave {name} or slots= away",
             )
         if size is None and request.cpu and host.slots is None:
-            raise UsageError("--cpu needs a number of processes", "--nproc N, or slots=N in the hostfile")
+            hint = "--nproc N, or slots=N in the hostfile"
+            raise missing("--cpu needs a number of processes", hint, ("nproc",))
     return size
 
 

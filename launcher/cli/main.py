@@ -12,8 +12,9 @@ import sys
 import click
 
 from launcher import __version__
-from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND, refuse_unknown_word
+from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND
 from launcher.cli.error_lines import show_error
+from launcher.cli.script_words import refuse_first_word
 from launcher.errors import LauncherError
 
 _EPILOG = """\b
@@ -45,7 +46,8 @@ class CommandGroup(click.Group):
         if not args:
             args = [DEFAULT_COMMAND]
         elif args[0] not in own and args[0] not in COMMANDS:
-            refuse_unknown_word(args[0])
+            if not args[0].startswith("-"):
+                refuse_first_word(args)
             args = [DEFAULT_COMMAND, *args]
         return super().parse_args(ctx, args)
 
@@ -90,8 +92,11 @@ def _call(command: click.Command, name: str, argv: list[str] | None) -> None:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        from launcher.cli.option_errors import explain
+
+        refused = explain(error, arguments)
+        show_error(refused)
+        sys.exit(refused.exit_code)
     except LauncherError as error:
         show_error(error)
         sys.exit(error.exit_code)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from launcher.errors import UsageError
 from launcher.transports.registry import TRANSPORTS
 
 CHOICE_OF_HOSTS = ("hosts", "hostfile", "include", "exclude", "num_nodes")  # those of --transport srun are the job's
@@ -38,15 +40,40 @@ def settle_rivals(options: Mapping[str, Any]) -> dict[str, Any]:
     return settled
 
 
-def is_on_command_line(name: str) -> bool:
+def is_on_command_line(name: str, context: click.Context | None = None) -> bool:
     """Tell whether an option was typed, and is no default of the project's."""
-    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+    return (context or click.get_current_context()).get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def is_chosen(name: str) -> bool:
     """Tell whether an option was typed or stands in launcher.toml, and is no default of ours."""
     chosen = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
     return click.get_current_context().get_parameter_source(name) in chosen
+
+
+def find_behind(names: Sequence[str], context: click.Context) -> str:
+    """Return the first of these options that was typed after the script, with its value; empty if none was."""
+    words = context.params.get("words") or ()
+    options = {flag: option for option in context.command.params if option.name in names for flag in option.opts}
+    for index, word in enumerate(words[1:], 1):
+        option = options.get(word.partition("=")[0])
+        if isinstance(option, click.Option):
+            takes_next = not option.is_flag and "=" not in word
+            return shlex.join(words[index : index + 1 + takes_next])
+    return ""
+
+
+def missing(text: str, hint: str, names: Sequence[str], context: click.Context | None = None) -> UsageError:
+    """Return the error for options that are missing; if one was typed after the script, say how it is meant."""
+    context = context or click.get_current_context()
+    behind = find_behind(names, context)
+    if not behind:
+        return UsageError(text, hint)
+    path, program = context.command_path.removesuffix(" run"), shlex.quote(context.params["words"][0])
+    others = "... " if any(is_on_command_line(name, context) for name in context.params.keys() - {"words"}) else ""
+    parted = "-- " if context.info_name == "exec" else ""
+    said = f"{text}: {behind} after {program} goes to {program}"
+    return UsageError(said, f"options of launch stand before it: {path} {others}{behind} {parted}{program}")
 
 
 def show_sources() -> None:

@@ -15,7 +15,7 @@ import click
 from launcher.cli.file_owners import refuse_strange_folder
 from launcher.cli.job_request import read_job
 from launcher.cli.option_groups import JobRequest, gather
-from launcher.cli.option_sources import is_chosen, is_on_command_line
+from launcher.cli.option_sources import is_chosen, is_on_command_line, missing
 from launcher.cli.options import (
     check_options,
     config_option,
@@ -109,7 +109,8 @@ def read_batch(options: BatchOptions, log_dir: Path, words: tuple[str, ...], job
     """Return what the options ask of Slurm; the job is what they ask of `launch`."""
     gpus = job.nproc or 0 if job.wants_gpus else 0
     if job.wants_gpus and not gpus:
-        raise UsageError("Slurm must know how many GPUs of each node", "--gpus N; on CPUs: --nproc N --cpu")
+        hint = "--gpus N; on CPUs: --nproc N --cpu"
+        raise missing("Slurm must know how many GPUs of each node", hint, ("gpus", "nproc"))
     launch = (own_program(), "--transport", SRUN.name, *_launch_options())  # whatever hosts launcher.toml names
     return Batch(
         argv=(*launch, *_program_words(words, job, requeue=options.requeue)),
@@ -167,6 +168,8 @@ def _secrets(request: JobRequest) -> dict[str, str]:
 def _program_words(words: tuple[str, ...], job: Job, *, requeue: bool) -> tuple[str, ...]:
     """Return the program as it was typed; the built-in trainer is told to resume."""
     program = job.program
+    if words and words[0].startswith("-"):  # arguments for the script of launcher.toml
+        words = ("--", *words)
     is_trainer = program.kind is ProgramKind.BUILTIN and program.target == TRAINER_MODULE
     says_resume = any(word.partition("=")[0] == "--resume" for word in program.args)
     if not (requeue and is_trainer) or says_resume:

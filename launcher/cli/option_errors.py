@@ -1,0 +1,73 @@
+"""What click refuses, in the words of `launch`: what is wrong, the value, and the option that was meant if one was."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import click
+
+from launcher.cli.option_sources import missing
+from launcher.errors import UsageError
+from launcher.wording import nearest
+
+# Options of torchrun, DeepSpeed, mpirun, pdsh and the like -> ours.
+_OTHER_NAMES = {
+    "nproc-per-node": "gpus", "num-gpus": "gpus", "nnodes": "num-nodes", "host": "hosts", "H": "hosts", "w": "hosts",
+    "machinefile": "hostfile", "chdir": "workdir", "cwd": "workdir",
+}  # fmt: skip
+_VALUE = re.compile(r"(.*) is not (?:in the range|a valid integer)", re.DOTALL)
+_EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
+
+
+def explain(error: click.ClickException, words: Sequence[str]) -> UsageError:
+    """Return the same error as one line and a hint; `words` is what was typed."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    hint = f"{context.command_path} --help lists the options" if context is not None else ""
+    if isinstance(error, click.NoSuchOption):
+        return _explain_option(error, words, hint)
+    if isinstance(error, click.MissingParameter):
+        name = str(error.param.name) if error.param is not None else ""
+        return missing(f"{_name(error)} is missing", hint, [name], context)
+    if isinstance(error, click.BadParameter):
+        return UsageError(f"{_name(error)}: {_describe_value(error)}", hint)
+    if isinstance(error, click.BadOptionUsage):
+        needs = "needs a value" if "requires" in error.message else "takes no value"
+        return UsageError(f"{error.option_name} {needs}", hint)
+    extra = _EXTRA.match(error.message)
+    if extra is None or context is None:
+        return UsageError(error.format_message().rstrip("."), hint)
+    has_hosts = any(option.name == "hosts" for option in context.command.params)
+    hosts_hint = f"hosts are named with --hosts: {context.command_path} --hosts {extra[1].split()[0]}"
+    return UsageError(f"{context.command_path} takes no word, got {extra[1]!r}", hosts_hint if has_hosts else hint)
+
+
+def _explain_option(error: click.NoSuchOption, words: Sequence[str], hint: str) -> UsageError:
+    known = [name for option in error.ctx.command.params for name in option.opts] if error.ctx is not None else []
+    names = {name.lstrip("-"): name for name in known if name.startswith("--")}
+    name = error.option_name
+    if not name.startswith("--"):  # click reads -hosts as the letters h, o, s, t and s
+        whole = [word.partition("=")[0] for word in words if re.match(r"-[A-Za-z]{2}", word) and name[1] in word]
+        name = next((word for word in whole if word[1:] in names), name)
+    guess = _guess(name.lstrip("-").replace("_", "-"), names)
+    return UsageError(f"no option {name!r}" + (f"; did you mean {names[guess]!r}?" if guess else ""), hint)
+
+
+def _guess(word: str, names: Mapping[str, str]) -> str | None:
+    """Return the option that was meant, also if it was written as another launcher has it."""
+    word = _OTHER_NAMES.get(word, word)
+    return word if word in names else nearest(word, names)
+
+
+def _name(error: click.BadParameter) -> str:
+    if error.param is None:
+        return str(error.param_hint or "an option")
+    return max(error.param.opts, key=len) if isinstance(error.param, click.Option) else str(error.param.metavar)
+
+
+def _describe_value(error: click.BadParameter) -> str:
+    kind, found = getattr(error.param, "type", None), _VALUE.match(error.message)
+    if found is None or not isinstance(kind, click.IntRange):
+        return error.message.rstrip(".")
+    end = f"to {kind.max}" if kind.max is not None else "on"
+    return f"want a whole number from {kind.min} {end}, got {found[1].strip(chr(39))}"

@@ -1,0 +1,133 @@
+"""The words after the options: what can be known here to be no script is refused before any host is asked.
+
+A script need not be on the launch host, so one that is missing here is the hosts' to look for. What is here and is no
+script, or can't be one anywhere, is not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.cli.command_table import refuse_unknown_word
+from launcher.errors import UsageError
+from launcher.escapes import one_line
+
+_PYTHON = re.compile(r"(?:.*/)?(?:python|pypy)[0-9.]*")
+_STARTERS = ("torchrun", "accelerate", "deepspeed", "colossalai", "mpirun", "mpiexec", "srun")
+_STARTER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "torch.distributed.launcher")
+_NPROC = re.compile(r"--nproc[-_]per[-_]node[= ]([^ ]+)")
+_SHELL_SCRIPTS = (".sh", ".bash")
+_FIRST_BYTES = 256
+
+
+def refuse_first_word(words: Sequence[str]) -> None:
+    """Raise UsageError for words that begin no command, before it is known which hosts are meant."""
+    _refuse_starters(words)
+    _refuse_files(words[0])
+    refuse_unknown_word(words[0])
+
+
+def refuse_script(words: Sequence[str], *, is_here: bool) -> None:
+    """Raise UsageError if the words are no script and its arguments.
+
+    `is_here`: whether the hosts run it in the folder that is the current one here, so that its files can be looked at.
+    """
+    _refuse_option(words)
+    _refuse_starters(words)
+    if is_here:
+        _refuse_files(words[0])
+        refuse_unknown_word(words[0])
+    elif words[0].endswith(_SHELL_SCRIPTS):
+        raise _no_python(words[0], "a shell script")
+
+
+def refuse_module(words: Sequence[str]) -> None:
+    """Raise UsageError for what -m can't run."""
+    _refuse_option(words)
+    word = words[0]
+    if word in _STARTER_MODULES:
+        raise _no_starter(words)
+    if word.endswith(".py") and os.path.isfile(word):  # noqa: PTH113 - false where pathlib would raise
+        module = word.removesuffix(".py").replace("/", ".")
+        raise UsageError(f"-m takes a module, and {word} is a file", f"launch ... {word}, or launch ... -m {module}")
+
+
+def refuse_command(words: Sequence[str]) -> None:
+    """Raise UsageError for what is no command of --no-python."""
+    _refuse_option(words)
+
+
+def _refuse_option(words: Sequence[str]) -> None:
+    """Raise UsageError for an option behind `--`, where everything is the script's."""
+    if words[0].startswith("-"):
+        text = f"{words[0]!r} is taken for the script: options of launch stand before '--'"
+        raise UsageError(text, f"launch ... {shlex.join(words)}")
+
+
+def _refuse_starters(words: Sequence[str]) -> None:
+    """Raise UsageError for what `launch` starts itself, before the script."""
+    word = words[0]
+    if _PYTHON.fullmatch(word):
+        python = f"--python {word} " if "/" in word else ""
+        hint = f"leave it out: launch ... {python}{_find_script(words[1:])}"
+        raise UsageError(f"{word}: launch starts Python itself", hint)
+    if word in _STARTERS:
+        raise _no_starter(words)
+
+
+def _no_starter(words: Sequence[str]) -> UsageError:
+    size = _NPROC.search(" ".join(words))
+    gpus = f"--gpus {size[1]} " if size else ""
+    hint = f"leave it out: launch ... {gpus}{_find_script(words[1:])}"
+    return UsageError(f"{words[0]}: launch starts the ranks itself, with torchrun on every host", hint)
+
+
+def _find_script(words: Sequence[str]) -> str:
+    """Return the script among the words of another command line, to be shown."""
+    for index, word in enumerate(words):
+        if word == "-m" and words[index + 1 :]:
+            return shlex.join(words[index : index + 2])
+        if word.endswith(".py"):
+            return shlex.quote(word)
+    return "SCRIPT"
+
+
+def _refuse_files(word: str) -> None:
+    """Raise UsageError for a file of the launch host that Python can't run, which the hosts are to have as well."""
+    # os.path is false where pathlib would raise: a folder that can't be searched, a name that is too long.
+    if os.path.isdir(word) and not os.path.exists(os.path.join(word, "__main__.py")):  # noqa: PTH110, PTH112, PTH118
+        raise UsageError(f"{word} is a directory, not a script", "launch --help lists the commands")
+    if word.endswith(_SHELL_SCRIPTS):
+        raise _no_python(word, "a shell script")
+    if not word.endswith(".py") and (kind := _read_kind(word)):
+        raise _no_python(word, kind)
+
+
+def _read_kind(word: str) -> str:
+    """Return what a file is if Python can't run it, else an empty text."""
+    if not os.path.isfile(word):  # noqa: PTH113 - as above
+        return ""
+    try:
+        with Path(word).open("rb") as file:
+            first_line = file.readline(_FIRST_BYTES)
+    except OSError:
+        return ""  # the hosts may be allowed to read it
+    if first_line.startswith(b"\x7fELF"):
+        return "a program"
+    if first_line.startswith(b"#!") and not re.search(rb"python|pypy", first_line):
+        return (
+            "a script for "
+            + re.split(r"[ /]", one_line(first_line.decode("utf-8", "replace").strip(), _FIRST_BYTES))[-1]
+        )
+    return ""
+
+
+def _no_python(word: str, kind: str) -> UsageError:
+    is_program = kind == "a program" or "/" in word
+    command = word if is_program else f"bash {word}" if kind == "a shell script" else f"./{word}"
+    text = f"{word} is {kind}, and launch runs SCRIPT with Python"
+    return UsageError(text, f"every rank runs it as a command: launch ... --no-python {command}")
