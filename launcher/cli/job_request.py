@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -18,8 +18,6 @@ from launcher.job.activation import find_active_env
 from launcher.job.job import COLLECTIVES_MODULE, DEFAULT_PROGRAM, TRAINER_MODULE, Activation, Job, Program, ProgramKind
 from launcher.job.slurm_allocation import read_allocation, refuse_gpus
 from launcher.job.variables import VISIBLE_DEVICES, forwarded, parse_settings, read_env_file
-
-_SPAN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)")
 
 
 def read_job(request: JobRequest, words: Sequence[str], hosts: Sequence[Host]) -> Job:
@@ -41,13 +39,13 @@ def read_job(request: JobRequest, words: Sequence[str], hosts: Sequence[Host]) -
         named_env=frozenset(named_env),
         master_addr=request.master_addr,
         master_port=request.master_port,
-        rendezvous_timeout_s=request.rdzv_timeout_s,
+        rendezvous_timeout_s=math.ceil(request.rdzv_timeout_s),  # torchrun takes whole seconds
         silence_s=request.timeouts.silence_s,
         stop_timeout_s=request.timeouts.stop_timeout_s,
         connect_timeout_s=request.timeouts.connect_timeout_s,
         legacy=request.legacy,
         with_stacks=request.stacks,
-        hang_timeout_s=read_span("--hang-timeout", request.hang_timeout),
+        hang_timeout_s=request.hang_timeout_s,
     )
 
 
@@ -144,16 +142,6 @@ def _read_venv(path: str | None, workdir: str | None) -> str | None:
     venv = PurePosixPath(path)
     is_whole = str(venv).startswith("~") or workdir
     return str(venv if is_whole else Path.cwd() / venv)
-
-
-def read_span(name: str, text: str | None) -> float | None:
-    """Return the seconds of `90`, `90s`, `10m` or `1h`."""
-    if text is None:
-        return None
-    found = _SPAN.fullmatch(text.strip())
-    if found is None or not float(found[1]):
-        raise UsageError(f"{name}: want a time, got {text!r}", "90, 90s, 10m or 1h")
-    return float(found[1]) * {"h": 3600, "m": 60}.get(found[2], 1)
 
 
 def read_named_env(request: JobRequest) -> dict[str, str]:

@@ -80,12 +80,12 @@ class JobRequest:
     env: tuple[str, ...]  # each K=V, or K for the value on the launch host
     env_file: tuple[Path, ...]
     master_port: int | None
-    rdzv_timeout_s: int
+    rdzv_timeout_s: float
     environment: PythonEnvironment
     timeouts: Timeouts
     master_addr: str | None = None
     stacks: bool = False
-    hang_timeout: str | None = None  # 90, 10m or 1h
+    hang_timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,15 +16,24 @@ from launcher.transports.registry import TRANSPORTS
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _WAIT = Timeouts()
+_TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)")
 
 
-class _Seconds(click.FloatRange):
-    """A number of seconds, and not nan or inf, which pass every comparison or last for ever."""
+class _Duration(click.ParamType):
+    """A time as `90`, `90s`, `10m` or `2h`, in seconds; on the command line and in launcher.toml alike."""
+
+    name = "time"
+
+    def __init__(self, least_s: float) -> None:
+        self._least_s = least_s
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds: float = super().convert(value, param, ctx)
-        if not math.isfinite(seconds):
-            self.fail(f"{value!r} is no time.", param, ctx)
+        found = _TIME.fullmatch(str(value).strip())
+        if found is None:
+            self.fail(f"want a time such as 90, 90s, 10m or 2h, got {value!r}", param, ctx)
+        seconds = float(found[1]) * {"h": 3600, "m": 60}.get(found[2], 1)
+        if seconds < self._least_s:
+            self.fail(f"want at least {self._least_s:g}s, got {value!r}", param, ctx)
         return seconds
 
 
@@ -47,7 +56,7 @@ _REACH = (
     click.option("--accept-new-host-keys", is_flag=True, help="Trust and record the key of a host met first."),
     click.option("--ask-password", is_flag=True, help="Ask once for the password of all hosts that take no key."),
     click.option(
-        "--connect-timeout", metavar="S", type=_Seconds(min=0.1), default=_WAIT.connect_timeout_s, show_default=True,
+        "--connect-timeout", metavar="T", type=_Duration(0.1), default=_WAIT.connect_timeout_s, show_default="10s",
         help="Seconds until a host counts as unreachable; given, it also waits for one that is booting.",
     ),
 )  # fmt: skip
@@ -77,7 +86,7 @@ _PROGRAM = (
     ),
     click.option("--master-port", metavar="PORT", type=click.IntRange(1, 65535), help="Default: a free one of node 0."),
     click.option(
-        "--rdzv-timeout", metavar="S", type=click.IntRange(min=1), default=120, show_default=True,
+        "--rdzv-timeout", metavar="T", type=_Duration(1), default=120, show_default="120s",
         help="Seconds for all nodes to meet.",
     ),
 )  # fmt: skip
@@ -93,11 +102,11 @@ _CHECKS = (
 )
 _LIFE = (
     click.option(
-        "--silence", metavar="S", type=_Seconds(min=0.5), default=_WAIT.silence_s, show_default=True,
+        "--silence", metavar="T", type=_Duration(0.5), default=_WAIT.silence_s, show_default="15s",
         help="Seconds without a sign of life until the other side counts as dead.",
     ),
     click.option(
-        "--stop-timeout", metavar="S", type=_Seconds(min=0), default=_WAIT.stop_timeout_s, show_default=True,
+        "--stop-timeout", metavar="T", type=_Duration(0), default=_WAIT.stop_timeout_s, show_default="15s",
         help="Seconds for the trainer to save after SIGTERM.",
     ),
 )  # fmt: skip
@@ -107,7 +116,7 @@ _HANGS = (
         help="Let Ctrl-\\ show the ranks' Python stacks where py-spy is missing or denied (faulthandler).",
     ),
     click.option(
-        "--hang-timeout", metavar="T",
+        "--hang-timeout", metavar="T", type=_Duration(0.1),
         help="Without output of any rank for T (90, 10m, 1h; from the start on) show all stacks and end the run.",
     ),
 )  # fmt: skip

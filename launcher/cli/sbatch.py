@@ -150,7 +150,11 @@ def _launch_options() -> list[str]:
         flag = max(option.opts, key=len)
         values = context.params[name] if option.multiple else (context.params[name],)
         for value in values:
-            words += [flag] if option.is_flag else [flag, _shown(name, str(value))]
+            words += (
+                [flag]
+                if option.is_flag
+                else [flag, _shown(name, f"{value:.15g}" if isinstance(value, float) else str(value))]
+            )
     return words
 
 

@@ -116,9 +116,6 @@ WRONG = [
         "--node-rank 2: there are 2 nodes, counted from 0",
         "",
     ),
-    ("--hosts a --hang-timeout x t.py", "--hang-timeout: want a time, got 'x'", "90, 90s, 10m or 1h"),
-    ("--hosts a --hang-timeout 0m t.py", "--hang-timeout: want a time, got '0m'", "90, 90s, 10m or 1h"),
-    ("--hosts a --hang-timeout -1 t.py", "--hang-timeout: want a time, got '-1'", "90, 90s, 10m or 1h"),
     ("exec --hosts a", "no command given", "launch exec --hosts a,b -- uptime"),
 ]
 
@@ -374,16 +371,6 @@ def test_the_size_of_a_job(launch, jobs, line, size):
     assert jobs[0][0].nproc == size
 
 
-@pytest.mark.parametrize(
-    ("line", "seconds"),
-    [("", None), ("--hang-timeout 90", 90), ("--hang-timeout 90s", 90), ("--hang-timeout 1.5h", 5400)],
-)
-def test_how_long_a_run_may_be_silent(launch, jobs, line, seconds):
-    launch(f"--hosts a {line} t.py")
-    job = jobs[0][0]
-    assert (job.hang_timeout_s, job.wants_stacks) == (seconds, seconds is not None)
-
-
 def test_slots_say_the_size_on_cpus_too(launch, jobs):
     launch("--hostfile two --cpu t.py")
     assert (jobs[0][0].nproc, jobs[0][0].cpu, jobs[0][1]) == (None, True, ["node1", "node2"])
@@ -465,13 +452,6 @@ def test_a_file_holds_defaults_for_every_command(launch, jobs):
     assert sizes == [(2, True, {"A": "1"}, 9, ["a", "b1", "b2"]), (3, True, {"A": "1"}, 9, ["c"])]
     assert [job.program.target for job, *_ in jobs] == ["mine.py", "other.py"]
     assert [row["host"] for row in json.loads(launch("hosts --json")[1])] == ["a", "b1", "b2"]
-
-
-@pytest.mark.parametrize(("value", "seconds"), [("600", 600), ('"10m"', 600), ("0.5", 0.5)])
-def test_a_time_may_be_a_number_or_a_text(launch, jobs, value, seconds):
-    write_defaults(f"hang-timeout = {value}\nstacks = true\n")
-    launch("--hosts a t.py")
-    assert (jobs[0][0].hang_timeout_s, jobs[0][0].with_stacks) == (seconds, True)
 
 
 def test_a_typed_no_python_wins_over_legacy_in_the_file(launch, jobs):

@@ -62,6 +62,9 @@ BEFORE = "options of launch stand before it: launch"
 COMMANDS = "launch --help lists the commands"
 OPTIONS = "launch run --help lists the options"
 
+A_TIME = "a time such as 90, 90s, 10m or 2h"
+TIMES = {"silence": "0.5", "stop-timeout": "0", "connect-timeout": "0.1", "rdzv-timeout": "1", "hang-timeout": "0.1"}
+
 WRONG = [
     # options after the script, which go to the script
     ("train.py --hosts n5", "no hosts given: --hosts n5 after train.py goes to train.py",
@@ -131,6 +134,14 @@ WRONG = [
     ("--hosts a --nproc x t.py", "--nproc: want a whole number from 1 on, got x", OPTIONS),
     ("--hosts a --master-port 65536 t.py", "--master-port: want a whole number from 1 to 65535, got 65536", OPTIONS),
     ("node --nnodes 2 t.py", "--node-rank is missing", "launch node --help lists the options"),
+    *(
+        (f"--hosts a --{name} {value} t.py", f"--{name}: want {wanted}, got {value!r}", OPTIONS)
+        for name, least in TIMES.items()
+        for value, wanted in [
+            ("x", A_TIME), ("-1", A_TIME), ("nan", A_TIME), ("1e3", A_TIME), ("2d", A_TIME),
+            *([("0m", f"at least {least}s")] if least != "0" else []),
+        ]
+    ),
     ("--cpu=3", "--cpu takes no value", ""),
     ("--hosts", "--hosts needs a value", ""),
     ("clean n5 n6", "launch clean takes no word, got 'n5 n6'",
@@ -193,3 +204,17 @@ def test_arguments_in_a_path_of_the_file_are_told_from_it(launch: Launch, folder
         "launch: script = 'train.py --lr 1' is one path\n"
         '  hint: with arguments it is a list: script = ["train.py", "--lr", "1"]\n',
     )
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("5s", 5), ("1.5m", 90), ("2h", 7200)])
+def test_every_time_is_written_alike(launch: Launch, jobs: list[Job], folder: Path, text: str, seconds: float) -> None:
+    assert launch(" ".join(["--hosts a", *(f"--{name} {text}" for name in TIMES), "t.py"]))[0] == 0
+    (folder / "launcher.toml").write_text("".join(f'{name} = "{text}"\n' for name in TIMES))
+    assert launch("--hosts a t.py")[0] == 0
+    (folder / "launcher.toml").write_text("".join(f"{name} = {float(seconds)}\n" for name in TIMES))
+    assert launch("--hosts a t.py")[0] == 0
+    for job in jobs:
+        times = {job.silence_s, job.stop_timeout_s, job.connect_timeout_s, job.rendezvous_timeout_s, job.hang_timeout_s}
+        assert (times, job.wants_stacks) == ({seconds}, True)
+    _, out, _ = launch(f"sbatch --nproc 1 --cpu --hang-timeout {text} t.py")
+    assert out.endswith(f" --hang-timeout {seconds} t.py\n")
