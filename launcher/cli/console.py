@@ -54,8 +54,10 @@ class Console:
         self._terminals[STDERR].say(text, STDERR)
 
     def show(self, text: str) -> None:
-        """Put a result of ours on stdout."""
+        """Put a result of ours on stdout; with --json it is there as an object."""
         self.progress("")
+        if self._as_json:
+            return
         self._terminals[STDOUT].say(text, STDOUT)
 
     def emit(self, event: str, **values: object) -> None:

@@ -32,12 +32,11 @@ def command(*, nodes: int, nproc: int, output: OutputOptions) -> int:
     """
     import os
 
-    from launcher.cli.runner import run_job
+    from launcher.cli.runner import read_run_options, run_job
     from launcher.commands.demo_hosts import demo_hosts
     from launcher.hosts.host import Host
     from launcher.job.activation import find_active_env
     from launcher.job.job import TRAINER_MODULE, Job, Program, ProgramKind
-    from launcher.runs.run import RunOptions
     from launcher.transports.ssh.fabric import FabricTransport
     from launcher.transports.ssh.settings import SshSettings
 
@@ -53,6 +52,6 @@ def command(*, nodes: int, nproc: int, output: OutputOptions) -> int:
             active_env=find_active_env(os.environ),
         )
         names = [Host(name, source="demo") for name in hosts.names]
-        run_options = RunOptions(is_verbose=output.verbose)
+        run_options = read_run_options(output)
         settings = SshSettings(hosts.ssh_config)
         return run_job(job, names, lambda _, say: FabricTransport(settings), output, run_options)

@@ -79,7 +79,7 @@ def read_program(request: JobRequest, words: Sequence[str]) -> Program:
     if no_python:
         refuse_command(words)
         return Program(ProgramKind.COMMAND, words[0], tuple(words[1:]))
-    refuse_script(words, is_here=request.workdir is None)
+    refuse_script(words, is_here=not request.workdir)
     return Program(ProgramKind.SCRIPT, words[0], tuple(words[1:]))
 
 

@@ -38,6 +38,8 @@ def command(
     """
     from launcher.hosts.host import Host
 
+    if not request.master_addr:
+        raise UsageError("--master-addr needs an address, got ''")
     if node_rank >= nnodes:
         raise UsageError(f"--node-rank {node_rank}: there are {nnodes} nodes, counted from 0")
     host = Host(socket.gethostname().split(".")[0], source="this machine")
@@ -47,10 +49,9 @@ def command(
     if dry_run:
         from launcher.cli.run import print_dry_run
 
-        return print_dry_run(job, [host], share)
+        return print_dry_run(job, [host], output, share)
     open_transport = open_this_machine()
-    from launcher.cli.runner import run_job
-    from launcher.runs.run import RunOptions
+    from launcher.cli.runner import read_run_options, run_job
 
-    run_options = RunOptions(is_verbose=output.verbose, with_checks=not no_check, share=share)
+    run_options = replace(read_run_options(output, with_checks=not no_check), share=share)
     return run_job(job, [host], open_transport, output, run_options)

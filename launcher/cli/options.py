@@ -19,7 +19,7 @@ _WAIT = Timeouts()
 _TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)")
 
 
-class _Duration(click.ParamType):
+class _Duration(click.types.FloatParamType):
     """A time as `90`, `90s`, `10m` or `2h`, in seconds; on the command line and in launcher.toml alike."""
 
     name = "time"
@@ -37,9 +37,20 @@ class _Duration(click.ParamType):
         return seconds
 
 
+class _File(click.Path):
+    """A path, and not an empty text, which an unset variable of a shell leaves and pathlib takes for `.`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("needs a path, got ''", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FILE = _File(path_type=Path)
+
 _HOSTS = (
     click.option("--hosts", metavar="LIST", help="Hosts in rank order: a,b,gpu[1-4] or user@host."),
-    click.option("--hostfile", metavar="FILE", type=click.Path(path_type=Path), help="A file with a host per line."),
+    click.option("--hostfile", metavar="FILE", type=FILE, help="A file with a host per line."),
     click.option("--colon", type=click.Choice(["slots", "port"]), help="What the 8 of host:8 is; nobody guesses."),
     click.option("--include", metavar="LIST", help="Of those only these: names, ranges, or host:0,1@host2."),
     click.option("--exclude", metavar="LIST", help="Of those not these."),
@@ -51,7 +62,7 @@ _REACH = (
         help="fabric (SSH, built in), ssh (OpenSSH), pdsh, or srun; default: srun in a Slurm job, else fabric.",
     ),
     click.option(
-        "--ssh-config", metavar="FILE", type=click.Path(path_type=Path), help="Instead of your own ssh_config."
+        "--ssh-config", metavar="FILE", type=FILE, help="Instead of your own ssh_config."
     ),
     click.option("--accept-new-host-keys", is_flag=True, help="Trust and record the key of a host met first."),
     click.option("--ask-password", is_flag=True, help="Ask once for the password of all hosts that take no key."),
@@ -81,7 +92,7 @@ _PROGRAM = (
     click.option("--python", metavar="PATH", help="Python on the hosts; default: the first that has torch."),
     click.option("--env", "env", metavar="K[=V]", multiple=True, help="Set a variable for the ranks, or pass on ours."),
     click.option(
-        "--env-file", metavar="FILE", multiple=True, type=click.Path(path_type=Path),
+        "--env-file", metavar="FILE", multiple=True, type=FILE,
         help="Variables from a dotenv file.",
     ),
     click.option("--master-port", metavar="PORT", type=click.IntRange(1, 65535), help="Default: a free one of node 0."),
@@ -125,7 +136,7 @@ _OUTPUT = (
     click.option("--ranks", metavar="LIST", help="Show the output of these ranks only: 0,8."),
     click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout."),
     click.option(
-        "--log-dir", metavar="DIR", type=click.Path(path_type=Path), default=Path("logs"), show_default=True,
+        "--log-dir", metavar="DIR", type=FILE, default=Path("logs"), show_default=True,
         help="Where the logs go.",
     ),
     click.option("-v", "--verbose", is_flag=True, help="Show what was sent, and where each value came from."),
@@ -142,7 +153,7 @@ def _group(*options: Callable[[Function], Function]) -> Callable[[Function], Fun
 
 
 config_option = click.option(
-    "--config", metavar="FILE", type=click.Path(path_type=Path), is_eager=True, callback=use_defaults,
+    "--config", metavar="FILE", type=FILE, is_eager=True, callback=use_defaults,
     help="Read option defaults from FILE instead of ./launcher.toml and ./pyproject.toml.",
 )  # fmt: skip
 host_options = _group(*_HOSTS)

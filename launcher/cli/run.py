@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import click
 
@@ -52,23 +54,27 @@ def command(
         show_sources()
     if dry_run and not check:
         choose_way(transport, hosts, job.env)
-        return print_dry_run(job, hosts)
+        return print_dry_run(job, hosts, output)
     if check and not dry_run:
-        raise UsageError("--check goes with --dry-run")
+        raise UsageError("--check goes with --dry-run", "to compare the hosts: launch check")
     open_transport = choose_opener(transport, hosts, env=job.env, python=job.python, silence_s=job.silence_s)
-    from launcher.cli.runner import run_job
-    from launcher.runs.run import RunOptions
+    from launcher.cli.runner import read_run_options, run_job
 
-    run_options = RunOptions(is_dry=dry_run, is_verbose=output.verbose, with_checks=not no_check)
+    run_options = replace(read_run_options(output, with_checks=not no_check), is_dry=dry_run)
     return run_job(job, hosts, open_transport, output, run_options)
 
 
-def print_dry_run(job: Job, hosts: Sequence[Host], share: tuple[int, int] | None = None) -> int:
+def print_dry_run(job: Job, hosts: Sequence[Host], output: OutputOptions, share: tuple[int, int] | None = None) -> int:
     """Print what would run where, with named placeholders for what only the nodes can tell."""
-    from launcher.job.plan import build_plan, placeholder_facts
+    from launcher.cli.runner import plan_unasked, read_ranks
+    from launcher.job.plan import as_dry_record, refuse_unknown_ranks
     from launcher.runs.report import plan_lines
 
-    plan = build_plan(job, hosts, [placeholder_facts(job, host) for host in hosts], share)
+    plan = plan_unasked(job, hosts, share)
+    refuse_unknown_ranks(plan, read_ranks(output.ranks))
+    if output.as_json:
+        click.echo(json.dumps({"event": "plan", **as_dry_record(plan)}, default=str))
+        return 0
     for line in plan_lines(plan):
         click.echo(line)
     return 0

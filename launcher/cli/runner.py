@@ -16,6 +16,7 @@ from launcher.cli.option_sources import is_chosen
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import DEFAULT_PROGRAM, Job
+from launcher.job.plan import LaunchPlan, build_plan, placeholder_facts, refuse_unknown_ranks
 from launcher.job.variables import refuse_rank
 from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import create_record
@@ -41,6 +42,8 @@ def run_recorded(
     refuse_rank(os.environ)
     if not is_chosen("log_dir"):
         refuse_strange_folder(output.log_dir)
+    if run_options.shown_ranks is not None:
+        refuse_unknown_ranks(plan_unasked(job, hosts, run_options.share), run_options.shown_ranks)
     console = make_console(hosts, output)
     try:
         return asyncio.run(execute_recorded(job, hosts, open_transport, output.log_dir, console, run_options))
@@ -74,6 +77,16 @@ async def execute_recorded(
         console.emit("result", exit_code=error.exit_code, error=error.message)
         raise
     return result, record.folder
+
+
+def read_run_options(output: OutputOptions, *, with_checks: bool = True) -> RunOptions:
+    """Return how a run goes about its job, as far as the options of its output say it."""
+    return RunOptions(is_verbose=output.verbose, with_checks=with_checks, shown_ranks=read_ranks(output.ranks))
+
+
+def plan_unasked(job: Job, hosts: Sequence[Host], share: tuple[int, int] | None = None) -> LaunchPlan:
+    """Return the plan as far as it is known before any host is asked, with named placeholders for the rest."""
+    return build_plan(job, hosts, [placeholder_facts(job, host) for host in hosts], share)
 
 
 def make_console(hosts: Sequence[Host], output: OutputOptions) -> Console:

@@ -17,6 +17,7 @@ from launcher.cli.job_request import read_job
 from launcher.cli.option_groups import JobRequest, gather
 from launcher.cli.option_sources import is_chosen, is_on_command_line, missing
 from launcher.cli.options import (
+    FILE,
     check_options,
     config_option,
     hang_options,
@@ -63,7 +64,7 @@ class BatchOptions:
 @click.option("--job-name", metavar="NAME", help="Default: the script's name.")
 @click.option("--directive", metavar="OPTION", multiple=True, help="One more #SBATCH line: --directive=--exclusive.")
 @click.option("--requeue", is_flag=True, help="At the time limit and after a node's failure go back into the queue.")
-@click.option("--output", metavar="FILE", type=click.Path(path_type=Path), help="Write the script there.")
+@click.option("--output", metavar="FILE", type=FILE, help="Write the script there.")
 @click.option("--submit", is_flag=True, help="Give it to sbatch, and say how to watch the job.")
 @job_options
 @hang_options

@@ -31,10 +31,9 @@ def command(
     hosts = [Host(socket.gethostname().split(".")[0], source="this machine")]
     job = read_job(request, words, hosts)
     if dry_run:
-        return print_dry_run(job, hosts)
+        return print_dry_run(job, hosts, output)
     open_transport = open_this_machine()
-    from launcher.cli.runner import run_job
-    from launcher.runs.run import RunOptions
+    from launcher.cli.runner import read_run_options, run_job
 
-    run_options = RunOptions(is_verbose=output.verbose, with_checks=not no_check)
+    run_options = read_run_options(output, with_checks=not no_check)
     return run_job(job, hosts, open_transport, output, run_options)

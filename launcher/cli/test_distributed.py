@@ -12,7 +12,7 @@ import click
 
 from launcher.cli.option_groups import HostChoice, OutputOptions, PythonEnvironment, Timeouts, TransportOptions, gather
 from launcher.cli.option_sources import is_on_command_line
-from launcher.cli.options import activation_options, config_option, host_options, output_options, reach_options
+from launcher.cli.options import FILE, activation_options, config_option, host_options, output_options, reach_options
 from launcher.cli.selection import choose_opener, open_this_machine, read_hosts, refuse_without_hosts
 
 if TYPE_CHECKING:
@@ -46,9 +46,7 @@ class CollectivesTest:
 @click.option(
     "--max-size", metavar="MIB", type=click.IntRange(min=1), help="Largest size of the table; default: 64, on CPUs 4."
 )
-@click.option(
-    "--plot", metavar="FILE", type=click.Path(path_type=Path), help="Draw the pairs of hosts: FILE.png or FILE.svg."
-)
+@click.option("--plot", metavar="FILE", type=FILE, help="Draw the pairs of hosts: FILE.png or FILE.svg.")
 @output_options
 @gather
 def command(*, test: CollectivesTest, choice: HostChoice, transport: TransportOptions, output: OutputOptions) -> int:
@@ -100,11 +98,10 @@ def run_tests(test: CollectivesTest, hosts: Sequence[Host], open_transport: Open
     """Run on all hosts; find out which of them fail, and draw what they measured. Return the exit code of the run."""
     from launcher.cli import runner
     from launcher.cli.bisection import find_culprits, is_to_bisect
-    from launcher.runs.run import RunOptions
 
     size = ["--max-size", str(test.max_size)] if test.max_size else []
     job = make_job(test, [host.name for host in hosts], *size)
-    run_options = RunOptions(is_verbose=output.verbose)
+    run_options = runner.read_run_options(output)
     result, folder = runner.run_recorded(job, hosts, open_transport, output, run_options)
     if is_to_bisect(result) and len(hosts) > 1:
         make_part = partial(make_job, test)

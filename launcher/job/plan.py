@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
+from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.job.activation import setup_by_hand
 from launcher.job.facts import Gpu, NodeFacts, Route
@@ -84,6 +85,14 @@ def build_plan(
         for node_rank, (host, fact) in enumerate(zip(hosts, facts, strict=True), first)
     )
     return LaunchPlan(job.program, nodes, len(sizes), sum(sizes), world.master_addr, world.master_port)
+
+
+def refuse_unknown_ranks(plan: LaunchPlan, ranks: Set[int] | None) -> None:
+    """Raise UsageError for ranks that the run won't have, where the GPUs of all hosts are counted."""
+    unknown = sorted(rank for rank in ranks or () if rank >= plan.world_size)
+    if unknown and all(node.nproc for node in plan.nodes):
+        there = f"ranks 0 to {plan.world_size - 1}" if plan.world_size > 1 else "rank 0 alone"
+        raise UsageError(f"--ranks {','.join(map(str, unknown))}: the run has {there}", "leave it out to see all ranks")
 
 
 def count_processes(job: Job, host: Host, fact: NodeFacts) -> int:
@@ -362,11 +371,7 @@ def placeholder_facts(job: Job, host: Host) -> NodeFacts:
 def as_record(plan: LaunchPlan) -> dict[str, object]:
     """Return the plan as JSON values, without what the user set: any of that may be a secret."""
     return {
-        "program": {
-            "kind": plan.program.kind.value,
-            "target": plan.program.target,
-            "args": list(plan.program.args),
-        },
+        "program": _program_record(plan.program),
         "world_size": plan.world_size,
         "master_addr": plan.master_addr,
         "master_port": plan.master_port,
@@ -383,3 +388,29 @@ def as_record(plan: LaunchPlan) -> dict[str, object]:
             for node in plan.nodes
         ],
     }
+
+
+def as_dry_record(plan: LaunchPlan) -> dict[str, object]:
+    """Return the plan as JSON values for a dry run: each node's line, and None for what only the nodes know."""
+    is_known = all(node.nproc for node in plan.nodes)
+    return {
+        "program": _program_record(plan.program),
+        "world_size": plan.world_size if is_known else None,
+        "master_addr": plan.master_addr,
+        "master_port": plan.master_port,
+        "nodes": [
+            {
+                "host": node.host.name,
+                "node_rank": node.node_rank,
+                "first_rank": node.first_rank if is_known else None,
+                "nproc": node.nproc or None,
+                "cwd": node.cwd,
+                "command": node.by_hand,
+            }
+            for node in plan.nodes
+        ],
+    }
+
+
+def _program_record(program: Program) -> dict[str, object]:
+    return {"kind": program.kind.value, "target": program.target, "args": list(program.args)}

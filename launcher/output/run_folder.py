@@ -21,8 +21,9 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 class RunRecord:
     """The folder of one run."""
 
-    def __init__(self, folder: Path, run_id: str, complain: Complaint) -> None:
+    def __init__(self, folder: Path, run_id: str, complain: Complaint, *, has_made_base: bool = False) -> None:
         self.folder = folder
+        self._has_made_base = has_made_base  # the directory above it
         self.run_id = run_id
         self._complain = complain
         self._content: dict[str, Any] = {"run_id": run_id}
@@ -54,9 +55,11 @@ class RunRecord:
             self._complain(self.folder / "run.json", error)
 
     def discard(self) -> None:
-        """Remove the folder of a run that never began, unless something was logged."""
+        """Remove the folder of a run that never began, and what was made for it, unless something was logged."""
         with contextlib.suppress(OSError):
             self.folder.rmdir()
+            if self._has_made_base:
+                self.folder.parent.rmdir()
 
     def link(self, node_ranks: Sequence[int]) -> bool:
         """Point logs/latest to this run and logs/node_<rank>.log into it.
@@ -88,6 +91,7 @@ def create_record(base: Path, now: datetime, complain: Complaint) -> RunRecord:
     that one. A full disk raises nothing: the run goes on without its logs.
     """
     stamp = now.strftime("%Y%m%d-%H%M%S")
+    is_new = not os.path.lexists(base)
     for number in range(1, 100):
         run_id = stamp if number == 1 else f"{stamp}-{number}"
         try:
@@ -99,7 +103,7 @@ def create_record(base: Path, now: datetime, complain: Complaint) -> RunRecord:
                 text = f"can't make the log folder {base / run_id}: {error.strerror}"
                 raise UsageError(text, "name another with --log-dir") from None
             complain(base / run_id, error)
-        return RunRecord(base / run_id, run_id, complain)
+        return RunRecord(base / run_id, run_id, complain, has_made_base=is_new)
     raise UsageError(f"{base / stamp}: 99 runs began in one second")
 
 

@@ -30,6 +30,11 @@ _MAX_FRAME_LINES = 5
 
 def plan_line(plan: LaunchPlan, run_id: str, folder: Path, *, on_cpu: bool) -> str:
     """`2 nodes x 8 GPUs = 16 ranks, run 20261120-091233, logs in logs/20261120-091233`."""
+    return f"{plan_size(plan, on_cpu=on_cpu)}, run {run_id}, logs in {folder}"
+
+
+def plan_size(plan: LaunchPlan, *, on_cpu: bool) -> str:
+    """`2 nodes x 8 GPUs = 16 ranks`."""
     sizes = list(dict.fromkeys(node.nproc for node in plan.nodes))
     unit = "process" if on_cpu else "GPU"
     if plan.nnodes > len(plan.nodes):  # our share of a run by hand
@@ -41,7 +46,7 @@ def plan_line(plan: LaunchPlan, run_id: str, folder: Path, *, on_cpu: bool) -> s
         each = " + ".join(str(node.nproc) for node in plan.nodes)
         shape = f"{count(plan.nnodes, 'node')} with {each} {plural(unit)}"
     whole = "of" if plan.nnodes > len(plan.nodes) else "="
-    return f"{shape} {whole} {count(plan.world_size, 'rank')}, run {run_id}, logs in {folder}"
+    return f"{shape} {whole} {count(plan.world_size, 'rank')}"
 
 
 def warning_lines(warnings: Sequence[Finding]) -> list[str]:

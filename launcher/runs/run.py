@@ -22,8 +22,10 @@ from launcher.job.plan import (
     TORCHRUN,
     LaunchPlan,
     NodePlan,
+    as_dry_record,
     as_record,
     build_plan,
+    refuse_unknown_ranks,
 )
 from launcher.node import messages
 from launcher.output.node_log import NodeOutput
@@ -64,6 +66,7 @@ class RunOptions:
     is_verbose: bool = False  # tell what is sent to each host
     with_checks: bool = True  # or ask only for what the plan needs
     share: tuple[int, int] | None = None  # of a run by hand: (nodes in all, our rank)
+    shown_ranks: frozenset[int] | None = None  # whose output the screen shows; None: all
 
 
 class Run:
@@ -82,6 +85,7 @@ class Run:
         self._say = screen.say
         self._share = options.share
         self._is_dry = options.is_dry
+        self._shown_ranks = options.shown_ranks
         self._is_verbose = options.is_verbose
         self._with_checks = options.with_checks
         self._is_last_try = is_last_try
@@ -126,6 +130,7 @@ class Run:
             self._say(f"launch: {count(len(inspection.hosts), 'host')} without GPUs, running on CPUs")
             self._job = inspector.job
         self._plan = build_plan(self._job, session.hosts, inspection.facts, self._share)
+        refuse_unknown_ranks(self._plan, self._shown_ranks)
         self._say_plan(inspection)
 
     def _say_details(self) -> None:
@@ -139,6 +144,7 @@ class Run:
 
     async def _print_plan(self) -> Result:
         assert self._plan is not None
+        self._screen.emit("plan", **as_dry_record(self._plan))
         for line in report.plan_lines(self._plan):
             self._screen.show(line)
         census = await self._session.stop_all(timeout_s=0)
@@ -148,7 +154,11 @@ class Run:
     def _say_plan(self, inspection: Inspection) -> None:
         assert self._plan is not None
         on_cpu = self._job.cpu or not any(fact.gpus for fact in inspection.facts)
-        self._say("launch: " + report.plan_line(self._plan, self._record.run_id, self._record.folder, on_cpu=on_cpu))
+        if self._is_dry:  # a run that is never made has no name
+            self._say(f"launch: dry run of {report.plan_size(self._plan, on_cpu=on_cpu)}")
+        else:
+            folder = self._record.folder
+            self._say("launch: " + report.plan_line(self._plan, self._record.run_id, folder, on_cpu=on_cpu))
         seconds = duration(self._seconds())
         warnings = inspection.of(WARNING)
         counted = f"; {count(len(warnings), 'warning')}" if warnings else ""

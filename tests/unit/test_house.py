@@ -25,6 +25,7 @@ FLOORS = (
     "runs",
     "commands",
     "cli",
+    "__main__",
 )
 # Beside them: what the ranks run. It knows nothing of the launcher, and the launcher never imports it.
 RANK_FLOORS = ("distributed", "collectives trainer")

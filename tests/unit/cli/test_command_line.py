@@ -71,6 +71,7 @@ def jobs(monkeypatch):
 
 # wrong input
 
+ALL = "leave it out to see all ranks"
 WRONG = [
     ("", "no hosts given", "--hosts a,b or --hostfile FILE; on this machine alone: launch singlenode"),
     ("train.py", "no hosts given", "--hosts a,b or --hostfile FILE; on this machine alone: launch singlenode"),
@@ -108,8 +109,23 @@ WRONG = [
     ),
     ("--hosts a --env NO t.py", "--env NO: NO is not set here", "give its value: --env NO=VALUE"),
     ("--hosts a --env-file none t.py", "none: No such file or directory", ""),
-    ("--hosts a --check t.py", "--check goes with --dry-run", ""),
+    ("--hosts a --check t.py", "--check goes with --dry-run", "to compare the hosts: launch check"),
     ("singlenode --cpu --nproc 1 --ranks a t.py", "--ranks: want numbers with commas, got 'a'", "--ranks 0,8"),
+    (
+        "singlenode --cpu --nproc 2 --ranks 0,7 t.py",
+        "--ranks 7: the run has ranks 0 to 1",
+        ALL,
+    ),
+    (
+        "--hosts a --cpu --nproc 1 --ranks 7,9 t.py",
+        "--ranks 7,9: the run has rank 0 alone",
+        ALL,
+    ),
+    (
+        "--hostfile two --dry-run --ranks 12 t.py",
+        "--ranks 12: the run has ranks 0 to 11",
+        ALL,
+    ),
     ("singlenode --cpu --nproc 1 --ranks 0,,8 t.py", "--ranks: want numbers with commas, got '0,,8'", "--ranks 0,8"),
     (
         "node --nnodes 2 --node-rank 2 --master-addr h --nproc 1 --cpu t.py",
@@ -284,6 +300,27 @@ def test_a_dry_run_by_hand_and_on_this_machine(launch):
     comment, line = out.splitlines()
     assert (code, comment[-14:], "--nnodes 1 " in line) == (0, ", ranks 0 to 1", True)
     assert "--master-addr 127.0.0.1" in line
+
+
+def test_a_dry_run_as_json(launch, folder):
+    code, out, err = launch("--hosts a --nproc 2 --cpu --no-python --env A=1 --dry-run --json ./x --lr 1")
+    assert (code, err, out.count("\n")) == (0, "", 1)
+    plan = json.loads(out)
+    command = plan["nodes"][0].pop("command")
+    assert command.startswith(f"cd {folder} && {{ env A=1 PYTHONUNBUFFERED=1 ")
+    assert plan == {
+        "event": "plan",
+        "program": {"kind": "command", "target": "./x", "args": ["--lr", "1"]},
+        "world_size": 2,
+        "master_addr": "127.0.0.1",
+        "master_port": "<free port on a>",
+        "nodes": [{"host": "a", "node_rank": 0, "first_rank": 0, "nproc": 2, "cwd": str(folder)}],
+    }
+    plan = json.loads(launch("--hosts a,b --dry-run --json --ranks 7 t.py")[1])
+    assert (plan["world_size"], [(node["first_rank"], node["nproc"]) for node in plan["nodes"]]) == (
+        None,
+        [(None, None), (None, None)],
+    )
 
 
 def test_every_option_of_a_job_arrives(launch, jobs, monkeypatch):

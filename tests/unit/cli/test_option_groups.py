@@ -100,6 +100,18 @@ def test_a_typed_option_drops_the_defaults_that_contradict_it(read: Read) -> Non
     assert read("--transport srun", 'hosts = "a"\nexclude = "b"\ncolon = "port"\n').choice == HostChoice(colon="port")
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("5s", 5), ("1.5m", 90), ("2h", 7200)])
+def test_every_time_is_written_alike(read: Read, text: str, seconds: float) -> None:
+    names = ("silence", "stop-timeout", "connect-timeout", "rdzv-timeout", "hang-timeout")
+    for got in (
+        read(" ".join(f"--{name} {text}" for name in names)),
+        read("", "".join(f'{name} = "{text}"\n' for name in names)),
+        read("", "".join(f"{name} = {float(seconds)}\n" for name in names)),
+    ):
+        assert got.request.timeouts == Timeouts(seconds, seconds, seconds)
+        assert (got.request.rdzv_timeout_s, got.request.hang_timeout_s) == (seconds, seconds)
+
+
 def test_an_option_that_a_command_lacks_has_its_default() -> None:
     assert make_group(Timeouts, {"connect_timeout": 1.0}) == Timeouts(1.0, 15.0, 15.0)
     with pytest.raises(TypeError, match="log_dir"):

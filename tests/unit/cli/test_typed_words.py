@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from launcher.cli import main as cli
-from launcher.cli import runner
 from launcher.errors import EXIT_USAGE
-from launcher.job.job import Job, Program, ProgramKind
 
 Launch = Callable[[str], tuple[int, str, str]]
+ReadProgram = Callable[[str], list[str]]
 
 
 @pytest.fixture(autouse=True)
@@ -46,16 +46,16 @@ def launch(capsys: pytest.CaptureFixture[str]) -> Launch:
 
 
 @pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """Take the jobs instead of running them."""
-    taken: list[Job] = []
+def read_program(launch: Launch) -> ReadProgram:
+    """Return a function that gives the program of a line, which must be right, and its arguments."""
 
-    def take(job: Job, *_: object) -> int:
-        taken.append(job)
-        return 0
+    def call(line: str) -> list[str]:
+        code, out, err = launch(f"--dry-run --json {line}")
+        assert code == 0, err
+        program = json.loads(out)["program"]
+        return [program["kind"], program["target"], *program["args"]]
 
-    monkeypatch.setattr(runner, "run_job", take)
-    return taken
+    return call
 
 
 BEFORE = "options of launch stand before it: launch"
@@ -142,6 +142,16 @@ WRONG = [
             *([("0m", f"at least {least}s")] if least != "0" else []),
         ]
     ),
+    *(
+        (f"{command} --{name}= t.py", f"--{name}: needs a path, got ''", f"launch {command} --help lists the options")
+        for command, names in {
+            "run": ("log-dir", "hostfile", "env-file", "ssh-config", "config"), "sbatch": ("output",),
+        }.items()
+        for name in names
+    ),
+    ("node --nnodes 2 --node-rank 0 --master-addr= t.py", "--master-addr needs an address, got ''", ""),
+    ("--hosts= t.py", "--hosts: names no host", "give at least one, as in node1,node2"),
+    ("--hosts a --include= t.py", "--include: names no host", "the hosts are a"),
     ("--cpu=3", "--cpu takes no value", ""),
     ("--hosts", "--hosts needs a value", ""),
     ("clean n5 n6", "launch clean takes no word, got 'n5 n6'",
@@ -156,43 +166,32 @@ def test_a_slip_is_one_line_that_tells_how(launch: Launch, line: str, message: s
     assert launch(line) == (EXIT_USAGE, "", f"launch: {message}\n{hinted}")
 
 
-@pytest.mark.parametrize(
-    "word", ["train.py", "script", "plain", "app", "./elsewhere/train", "x/y.pyz", f"/{'x' * 300}"]
-)
-def test_what_python_may_run_is_left_to_the_hosts(launch: Launch, jobs: list[Job], word: str) -> None:
-    assert launch(f"--hosts a {word}") == (0, "", "")
-    assert [job.program for job in jobs] == [Program(ProgramKind.SCRIPT, word)]
+@pytest.mark.parametrize("word", ["train.py", "script", "plain", "app", "./elsewhere/train", "x/y.z", f"/{'x' * 300}"])
+def test_what_python_may_run_is_left_to_the_hosts(read_program: ReadProgram, word: str) -> None:
+    assert read_program(f"--hosts a {word}") == ["script", word]
 
 
-def test_a_command_is_any_command(launch: Launch, jobs: list[Job]) -> None:
-    for words in ("bash train.sh", "torchrun train.py", "./train"):
-        assert launch(f"--hosts a --nproc 1 --no-python {words}")[0] == 0
-    assert [job.program.target for job in jobs] == ["bash", "torchrun", "./train"]
+@pytest.mark.parametrize("words", ["bash train.sh", "torchrun train.py", "./train"])
+def test_a_command_is_any_command(read_program: ReadProgram, words: str) -> None:
+    assert read_program(f"--hosts a --nproc 1 --no-python {words}") == ["command", *words.split()]
 
 
-def test_an_argument_that_names_hosts_is_not_stolen_in_silence(launch: Launch, jobs: list[Job], folder: Path) -> None:
+def test_an_argument_that_names_hosts_is_not_stolen_in_silence(launch: Launch, folder: Path) -> None:
     (folder / "launcher.toml").write_text('hosts = "a"\n')
-    assert launch("train.py --hosts b") == (
-        0,
-        "",
-        "launch: using launcher.toml (hosts)\n"
-        "launch: --hosts b after train.py goes to train.py; options of launch stand before it\n",
-    )
-    assert launch("--hosts c train.py --hosts b") == (0, "", "launch: using launcher.toml (hosts)\n")
-    assert [job.program.args for job in jobs] == [("--hosts", "b")] * 2
+    using = "launch: using launcher.toml (hosts)\n"
+    note = "launch: --hosts b after train.py goes to train.py; options of launch stand before it\n"
+    code, out, err = launch("--dry-run train.py --hosts b")
+    assert (code, out[:12], out[-23:], err) == (0, "# node 0: a,", " -- train.py --hosts b\n", using + note)
+    assert launch("--dry-run --hosts c train.py --hosts b")[2] == using
 
 
-def test_the_script_of_the_file_may_have_arguments(launch: Launch, jobs: list[Job], folder: Path) -> None:
+def test_the_script_of_the_file_may_have_arguments(read_program: ReadProgram, folder: Path) -> None:
     (folder / "launcher.toml").write_text('hosts = "a"\nscript = ["train.py", "--lr", "a b"]\n')
-    assert launch("")[0] == launch("-- --lr 1")[0] == launch("./t.py -- --lr 1")[0] == 0
+    assert read_program("") == ["script", "train.py", "--lr", "a b"]
+    assert read_program("-- --lr 1") == ["script", "train.py", "--lr", "a b", "--lr", "1"]
+    assert read_program("./t.py -- --lr 1") == ["script", "./t.py", "--", "--lr", "1"]
     (folder / "launcher.toml").write_text('hosts = "a"\nscript = "a path.py"\n')
-    assert launch("")[0] == 0
-    assert [(job.program.target, job.program.args) for job in jobs] == [
-        ("train.py", ("--lr", "a b")),
-        ("train.py", ("--lr", "a b", "--lr", "1")),
-        ("./t.py", ("--", "--lr", "1")),
-        ("a path.py", ()),
-    ]
+    assert read_program("") == ["script", "a path.py"]
 
 
 def test_arguments_in_a_path_of_the_file_are_told_from_it(launch: Launch, folder: Path) -> None:
@@ -204,17 +203,3 @@ def test_arguments_in_a_path_of_the_file_are_told_from_it(launch: Launch, folder
         "launch: script = 'train.py --lr 1' is one path\n"
         '  hint: with arguments it is a list: script = ["train.py", "--lr", "1"]\n',
     )
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("5s", 5), ("1.5m", 90), ("2h", 7200)])
-def test_every_time_is_written_alike(launch: Launch, jobs: list[Job], folder: Path, text: str, seconds: float) -> None:
-    assert launch(" ".join(["--hosts a", *(f"--{name} {text}" for name in TIMES), "t.py"]))[0] == 0
-    (folder / "launcher.toml").write_text("".join(f'{name} = "{text}"\n' for name in TIMES))
-    assert launch("--hosts a t.py")[0] == 0
-    (folder / "launcher.toml").write_text("".join(f"{name} = {float(seconds)}\n" for name in TIMES))
-    assert launch("--hosts a t.py")[0] == 0
-    for job in jobs:
-        times = {job.silence_s, job.stop_timeout_s, job.connect_timeout_s, job.rendezvous_timeout_s, job.hang_timeout_s}
-        assert (times, job.wants_stacks) == ({seconds}, True)
-    _, out, _ = launch(f"sbatch --nproc 1 --cpu --hang-timeout {text} t.py")
-    assert out.endswith(f" --hang-timeout {seconds} t.py\n")
