@@ -1,6 +1,7 @@
 """launcher.toml, or [tool.launcher] in pyproject.toml: defaults for the options of every command.
 
-The file lies in the current directory, which may be anybody's: /tmp, a shared directory, a cloned repository.
+The file lies in the current directory or above it, up to the root of the repository or the home directory. Any of
+these may be anybody's: /tmp, a shared directory, a cloned repository.
 """
 
 from __future__ import annotations
@@ -43,12 +44,25 @@ _NO_FILE = "--config /dev/null to use no file"
 _TABLE = re.compile(rb"^[ \t]*\[[ \t]*tool[ \t]*\.[ \t]*launcher[ \t]*[.\]]", re.MULTILINE)
 
 
+# Paths on the launch host, and on the hosts; those of a file that was found above mean what they mean there.
+_LOCAL_PATHS = ("hostfile", "env_file", "ssh_config", "log_dir")
+_HOST_PATHS = ("venv", "python", "conda")  # beside --workdir
+_META = "launcher.defaults"
+
+
 @dataclass(frozen=True, slots=True)
 class Defaults:
     """What one file says, by the names of the options."""
 
     source: str
     values: dict[str, Any]
+    folder: Path | None = None  # of a file above the current directory
+
+
+def find_source(name: str) -> Defaults | None:
+    """Return the file that says the default of an option; None if no file does."""
+    found: list[Defaults] = click.get_current_context().meta.get(_META, [])
+    return next((defaults for defaults in reversed(found) if name in defaults.values), None)
 
 
 def use_defaults(ctx: click.Context, _: click.Parameter, named: Path | None) -> Path | None:
@@ -62,6 +76,7 @@ def use_defaults(ctx: click.Context, _: click.Parameter, named: Path | None) -> 
     if found:
         files = (f"{each.source} ({', '.join(name.replace('_', '-') for name in each.values)})" for each in found)
         tell(f"launch: using {' and '.join(files)}")
+    ctx.meta[_META] = found
     ctx.default_map = {name: value for defaults in found for name, value in defaults.values.items()}
     return named
 
@@ -79,15 +94,56 @@ def _read_named(path: Path) -> Defaults:
 
 
 def _find_defaults() -> list[Defaults]:
-    """Return what the files of the current directory say; of two that say the same the last one counts."""
+    """Return what the files of the nearest directory that has one say; of two the last one counts."""
     try:
         folder = Path.cwd()
     except OSError as error:
         raise UsageError(f"the current directory can't be read: {error.strerror}", "cd to another one") from None
-    return [*_find_pyproject(folder / PYPROJECT), *_find_own(folder / FILE)]
+    for place in find_places(folder, find_home()):
+        found = [*_find_pyproject(place / PYPROJECT), *_find_own(place / FILE)]
+        if found:
+            return found if place == folder else [_move(defaults, place) for defaults in found]
+    return []
+
+
+def find_places(folder: Path, home: Path | None) -> list[Path]:
+    """Return the directories to look into: `folder` and those above it, up to the repository's root or to `home`.
+
+    Outside of both it is `folder` alone, and so it is below a directory that every user can write: anybody could put a
+    file, or a `.git`, into /tmp.
+    """
+    places: list[Path] = []
+    for place in (folder, *folder.parents):
+        places.append(place)
+        if place == home or os.path.lexists(place / ".git"):
+            return places
+        try:
+            if place.parent.stat().st_mode & stat.S_IWOTH:
+                break
+        except OSError:
+            break
+    return [folder]
+
+
+def _move(defaults: Defaults, folder: Path) -> Defaults:
+    """Return defaults whose relative paths are those of the file's directory; without a working folder of its own."""
+    names = _LOCAL_PATHS + (("workdir",) if "workdir" in defaults.values else _HOST_PATHS)
+
+    def move(name: str, text: str) -> str:
+        is_name = name in ("python", "conda") and "/" not in text
+        return text if is_name or not text or text.startswith("~") else str(folder / text)
+
+    def change(name: str, value: Any) -> Any:
+        if name not in names:
+            return value
+        return [move(name, text) for text in value] if isinstance(value, list) else move(name, str(value))
+
+    moved = {name: change(name, value) for name, value in defaults.values.items()}
+    return Defaults(defaults.source, moved, folder)
 
 
 def _find_own(path: Path) -> list[Defaults]:
+    source = _shown(path)
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return []
@@ -95,28 +151,34 @@ def _find_own(path: Path) -> list[Defaults]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise UsageError(f"{FILE}: can't be read: {error.strerror}", f"pass {_NO_FILE}") from None
+        raise UsageError(f"{source}: can't be read: {error.strerror}", f"pass {_NO_FILE}") from None
     if doubt:
-        raise _refused(FILE, doubt)
-    content = _read(path, FILE, f"pass {_NO_FILE}")
-    return [_limit(_check_all(FILE, _parse(content, FILE)), is_at_home=is_at_home)]
+        raise _refused(source, doubt)
+    content = _read(path, source, f"pass {_NO_FILE}")
+    return [_limit(_check_all(source, _parse(content, source)), is_at_home=is_at_home)]
 
 
 def _find_pyproject(path: Path) -> list[Defaults]:
     """Return what its table says; a pyproject.toml without one, or that is broken, is somebody else's matter."""
+    source = _shown(path)
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return []
         doubt, is_at_home = _judge(path)
-        content = _read(path, PYPROJECT)
+        content = _read(path, source)
         # What a stranger wrote is not even parsed: a megabyte of TOML can take hours.
-        parsed = _parse(content, PYPROJECT) if not doubt else {}
+        parsed = _parse(content, source) if not doubt else {}
     except (OSError, UsageError):
         return []
     if doubt and _TABLE.search(content):
-        raise _refused(PYPROJECT, doubt)
-    table = _find_table(parsed, PYPROJECT)
-    return [_limit(_check_all(PYPROJECT, table), is_at_home=is_at_home)] if table is not None else []
+        raise _refused(source, doubt)
+    table = _find_table(parsed, source)
+    return [_limit(_check_all(source, table), is_at_home=is_at_home)] if table is not None else []
+
+
+def _shown(path: Path) -> str:
+    """Return the path as it would be typed: `launcher.toml`, or `../launcher.toml`."""
+    return show_path(Path(os.path.relpath(path)))
 
 
 def _judge(path: Path) -> tuple[Doubt | None, bool]:

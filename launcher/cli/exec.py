@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.job_request import resolve_workdir
 from launcher.cli.option_groups import HostChoice, Timeouts, TransportOptions, gather
 from launcher.cli.options import config_option, host_options, life_options, reach_options
 from launcher.cli.selection import choose_opener, read_hosts
@@ -60,7 +61,7 @@ def command(
     console = Console(hosts, as_json=as_json, is_folding=fold, is_patient=True)  # there are no logs to look into
     try:
         terms = read_terms(timeouts, datetime.now().strftime(f"exec-%Y%m%d-%H%M%S-{os.getpid()}"), python)
-        done = asyncio.run(_run(hosts, open_transport, terms, command_argv(words), workdir, console))
+        done = asyncio.run(_run(hosts, open_transport, terms, command_argv(words), resolve_workdir(workdir), console))
         console.show_folded()
         failures = {failure.host: failure.text for failure in done.failures}
         console.emit("result", exit_code=done.exit_code, exit_codes=done.exit_codes, failures=failures)

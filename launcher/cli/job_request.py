@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import click
 
+from launcher.cli.defaults import find_source
 from launcher.cli.option_groups import JobRequest, PythonEnvironment
 from launcher.cli.option_sources import PYTHONS, missing
 from launcher.cli.script_words import refuse_command, refuse_module, refuse_script
@@ -31,7 +32,7 @@ def read_job(request: JobRequest, words: Sequence[str], hosts: Sequence[Host]) -
         nproc=nproc,
         cpu=request.cpu,
         gpus=None if request.gpus == "auto" else int(request.gpus),
-        workdir=request.workdir or str(Path.cwd()),
+        workdir=read_workdir(request, words),
         python=request.environment.python,
         activation=read_activation(request.environment, request.workdir),
         active_env=find_active_env(os.environ),
@@ -47,6 +48,22 @@ def read_job(request: JobRequest, words: Sequence[str], hosts: Sequence[Host]) -
         with_stacks=request.stacks,
         hang_timeout_s=request.hang_timeout_s,
     )
+
+
+def read_workdir(request: JobRequest, words: Sequence[str]) -> str:
+    """Return the folder on the hosts; by default it has the path of the current one here.
+
+    The script of a launcher.toml above runs where that file is, as if `launch` had been typed there: its arguments may
+    be paths too.
+    """
+    file = find_source("script")
+    is_above = file is not None and file.folder is not None and bool(_default_script(words))
+    return resolve_workdir(request.workdir) or str(file.folder if file is not None and is_above else Path.cwd())
+
+
+def resolve_workdir(path: str | None) -> str | None:
+    """Return the path of --workdir on the hosts: a relative one is meant from the current folder, `~` is the host's."""
+    return str(Path.cwd() / path) if path and not path.startswith("~") else path or None
 
 
 def refuse_second_choice(env: Mapping[str, str], hosts: Sequence[Host]) -> None:
@@ -66,6 +83,7 @@ def read_program(request: JobRequest, words: Sequence[str]) -> Program:
         raise UsageError("-m and --no-python are both given", "a module needs Python")
     if request.legacy and no_python:
         raise UsageError("--legacy and --no-python are both given", "a command is started without torchrun anyway")
+    typed = words
     words = [*_default_script(words), *words]
     if not words:
         if is_module or no_python:
@@ -79,7 +97,7 @@ def read_program(request: JobRequest, words: Sequence[str]) -> Program:
     if no_python:
         refuse_command(words)
         return Program(ProgramKind.COMMAND, words[0], tuple(words[1:]))
-    refuse_script(words, is_here=not request.workdir)
+    refuse_script(words, is_here=read_workdir(request, typed) == str(Path.cwd()))
     return Program(ProgramKind.SCRIPT, words[0], tuple(words[1:]))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from launcher.cli.defaults import find_source
 from launcher.errors import UsageError
 from launcher.transports.registry import TRANSPORTS
 
@@ -76,15 +77,19 @@ def missing(text: str, hint: str, names: Sequence[str], context: click.Context |
     return UsageError(said, f"options of launch stand before it: {path} {others}{behind} {parted}{program}")
 
 
+def name_source(option: str) -> str:
+    """Return where a value comes from, for a message: `--hosts`, or `launcher.toml (hosts)`."""
+    file = None if is_on_command_line(option) else find_source(option)
+    name = option.replace("_", "-")
+    return f"--{name}" if file is None else f"{file.source} ({name})"
+
+
 def show_sources() -> None:
     """Print where the values of the command's options came from, except defaults of `launch` itself."""
-    places = {
-        ParameterSource.COMMANDLINE: "the command line",
-        ParameterSource.DEFAULT_MAP: "the configuration file",
-    }
     ctx = click.get_current_context()
     for name in (name for name in ctx.params if name not in _ACTIONS):
-        place = places.get(ctx.get_parameter_source(name) or ParameterSource.DEFAULT)
+        file = find_source(name)
+        place = "the command line" if is_on_command_line(name) else file.source if file is not None else None
         if place is not None:
             value = "..." if name == "env" else ctx.params[name]  # whatever is set there may be a secret
             click.echo(f"launch: {name.replace('_', '-')} = {value} (from {place})", err=True)

@@ -83,7 +83,7 @@ def command(*, words: tuple[str, ...], log_dir: Path, batch_options: BatchOption
     batch = read_batch(batch_options, log_dir, words, job)
     check_batch(batch)
     if batch_options.submit:
-        _check_script(job.program, request.workdir)
+        _check_script(job, request.workdir)
     text = batch_text(batch)
     if batch_options.output is not None:
         _write(batch_options.output, text)
@@ -188,10 +188,13 @@ def _name(program: Program) -> str:
     return PurePosixPath(program.target).stem if program.kind is ProgramKind.SCRIPT else program.target
 
 
-def _check_script(program: Program, workdir: str | None) -> None:
+def _check_script(job: Job, workdir: str | None) -> None:
     """Raise UsageError for a script that is not here; the job would find that out after its time in the queue."""
-    if program.kind is ProgramKind.SCRIPT and workdir is None and not Path(program.target).is_file():
-        raise UsageError(f"{program.target}: no such file", "--workdir names the nodes' folder, if it is there alone")
+    path = Path(job.workdir or "", job.program.target)
+    if job.program.kind is ProgramKind.SCRIPT and workdir is None and not path.is_file():
+        raise UsageError(
+            f"{job.program.target}: no such file", "--workdir names the nodes' folder, if it is there alone"
+        )
 
 
 def _make_folder(path: Path) -> None:

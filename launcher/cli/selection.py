@@ -12,7 +12,14 @@ import click
 
 from launcher.cli.error_lines import tell
 from launcher.cli.option_groups import HostChoice, TransportOptions
-from launcher.cli.option_sources import CHOICE_OF_HOSTS, find_behind, is_chosen, is_on_command_line, missing
+from launcher.cli.option_sources import (
+    CHOICE_OF_HOSTS,
+    find_behind,
+    is_chosen,
+    is_on_command_line,
+    missing,
+    name_source,
+)
 from launcher.cli.prompts import ask_secrets
 from launcher.errors import UsageError
 from launcher.hosts.host import Host, select_hosts
@@ -37,7 +44,7 @@ def read_hosts(choice: HostChoice) -> tuple[Host, ...]:
     if hosts is not None and hostfile is not None:
         raise UsageError("--hosts and --hostfile are both given", "name the hosts in one way")
     if hosts is not None:
-        found = parse_hosts(hosts, colon=choice.colon)
+        found = parse_hosts(hosts, name_source("hosts"), choice.colon)
     elif hostfile is not None:
         found = read_hostfile(hostfile, choice.colon)
     else:

@@ -129,7 +129,7 @@ def setup_by_hand(job: Job, fact: NodeFacts) -> list[str]:
     if activation.conda:
         commands.append(_conda_by_hand(activation.conda, fact.conda or f"<conda folder on {fact.hostname}>/conda"))
     if activation.venv:
-        commands.append(f"source {_quote_path(f'{activation.venv}/bin/activate')}")
+        commands.append(f"source {quote_path(f'{activation.venv}/bin/activate')}")
     return commands
 
 
@@ -149,7 +149,9 @@ def _conda_by_hand(name: str, program: str) -> str:
     return f'eval "$({shlex.quote(program)} shell activate {shlex.quote(name)} --shell bash)"'
 
 
-def _quote_path(path: str) -> str:
+def quote_path(path: str) -> str:
     """Quote a path for a shell, except a leading `~`, which the node's shell must expand."""
     home, slash, rest = path.partition("/")
-    return f"{home}/{shlex.quote(rest)}" if slash and re.fullmatch(r"~[\w.-]*", home) else shlex.quote(path)
+    if not re.fullmatch(r"~[\w.-]*", home):
+        return shlex.quote(path)
+    return f"{home}/{shlex.quote(rest)}" if rest else home + slash

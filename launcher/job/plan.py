@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
-from launcher.job.activation import setup_by_hand
+from launcher.job.activation import quote_path, setup_by_hand
 from launcher.job.facts import Gpu, NodeFacts, Route
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.variables import is_secret, shell_assignments
@@ -334,7 +334,7 @@ def _legacy_by_hand(job: Job, world: _World, node: NodePlan, fact: NodeFacts) ->
 
 
 def _before(job: Job, fact: NodeFacts, cwd: str) -> list[str]:
-    return [f"cd {shlex.quote(cwd)}", *setup_by_hand(job, fact)]
+    return [f"cd {quote_path(cwd)}", *setup_by_hand(job, fact)]
 
 
 def _shown(job: Job, env: Mapping[str, str], fact: NodeFacts) -> dict[str, str]:

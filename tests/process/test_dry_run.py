@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from machines.patience import DEADLINE_S
 
 from launcher.errors import EXIT_USAGE
-from machines.patience import DEADLINE_S
 
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 CHECKED = re.compile(r"^launch: checked in .*$", re.MULTILINE)

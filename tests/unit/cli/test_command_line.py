@@ -519,8 +519,8 @@ def test_the_source_of_a_value_is_shown(launch):
     assert code == 0
     assert set(err.splitlines()) == {
         "launch: using launcher.toml (hosts, gpus)",
-        "launch: hosts = a (from the configuration file)",
-        "launch: gpus = 4 (from the configuration file)",
+        "launch: hosts = a (from launcher.toml)",
+        "launch: gpus = 4 (from launcher.toml)",
         "launch: python = /p (from the command line)",
         "launch: verbose = True (from the command line)",
     }

@@ -1,0 +1,142 @@
+"""Where launcher.toml is looked for, what its paths mean there, and how it is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.cli import main as cli
+from launcher.cli.defaults import find_places
+from launcher.errors import EXIT_USAGE
+
+Launch = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in exp/deep of a repository that is in the home directory."""
+    project = tmp_path / "project"
+    (project / "exp" / "deep").mkdir(parents=True)
+    (project / ".git").mkdir()
+    (project / "train.py").touch()
+    monkeypatch.chdir(project / "exp" / "deep")
+    monkeypatch.setattr("os.environ", {"COLUMNS": "80", "HOME": str(tmp_path)})
+    return project
+
+
+@pytest.fixture
+def launch(capsys: pytest.CaptureFixture[str]) -> Launch:
+    """Return a function that calls a command and gives (exit code, stdout, stderr)."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            cli.main([*words])
+        out, err = capsys.readouterr()
+        assert isinstance(end.value.code, int)
+        return end.value.code, out, err
+
+    return call
+
+
+NO_HOSTS = (
+    EXIT_USAGE,
+    "",
+    "launch: no hosts given\n  hint: --hosts a,b or --hostfile FILE; on this machine alone: launch singlenode\n",
+)
+
+
+def test_the_nearest_file_counts_and_is_named(project: Path, launch: Launch) -> None:
+    (project / "launcher.toml").write_text('hosts = "a"\ngpus = 8\n')
+    code, out, err = launch("hosts", "--json")
+    assert (code, json.loads(out)[0]["source"], err) == (
+        0,
+        "../../launcher.toml (hosts)",
+        "launch: using ../../launcher.toml (hosts, gpus)\n",
+    )
+    (project / "exp" / "pyproject.toml").write_text('[tool.launcher]\nhosts = "b;"\n')
+    assert launch("hosts") == (
+        EXIT_USAGE,
+        "",
+        "launch: using ../pyproject.toml (hosts)\n"
+        "launch: ../pyproject.toml (hosts): host name 'b;' holds ';'\n"
+        "  hint: a name holds letters, digits, '.', '_' and '-', and begins with no '-' or '.'\n",
+    )
+    code, _, err = launch("--dry-run", "-v", "--hosts", "c", "x.py")
+    assert (code, "launch: hosts = c (from the command line)\n" in err) == (0, True)
+
+
+def test_the_search_ends_at_the_repository_or_at_home(project: Path, launch: Launch) -> None:
+    (project.parent / "launcher.toml").write_text('hosts = "a"\n')
+    assert launch() == NO_HOSTS
+    (project / ".git").rmdir()
+    assert launch("hosts", "--json")[2] == "launch: using ../../../launcher.toml (hosts)\n"
+
+
+def test_which_directories_are_searched(tmp_path: Path) -> None:
+    deep = tmp_path / "a" / "b"
+    deep.mkdir(parents=True)
+    assert find_places(deep, tmp_path) == [deep, tmp_path / "a", tmp_path]
+    assert find_places(tmp_path, tmp_path) == [tmp_path]
+    assert find_places(deep, None) == [deep]  # no repository, and no home
+    (tmp_path / "a" / ".git").touch()  # of a worktree it is a file
+    assert find_places(deep, None) == [deep, tmp_path / "a"]
+    (tmp_path / "a").chmod(0o1777)
+    assert find_places(deep, None) == [deep]
+
+
+def test_a_file_above_that_others_can_write_is_refused_as_one_here(project: Path, launch: Launch) -> None:
+    file = project / "launcher.toml"
+    file.write_text('hosts = "a"\n')
+    file.chmod(0o666)
+    assert launch() == (
+        EXIT_USAGE,
+        "",
+        f"launch: ../../launcher.toml is not used: every user can write {file}\n"
+        f"  hint: chmod go-w {file}, or pass --config ../../launcher.toml if you trust it, "
+        "or --config /dev/null to use no file\n",
+    )
+
+
+def test_the_paths_of_a_file_above_are_those_beside_it(project: Path, launch: Launch) -> None:
+    (project / "nodes").write_text("a\n")
+    (project / "vars").write_text("A=1\n")
+    (project / "launcher.toml").write_text(
+        'hostfile = "nodes"\nenv-file = ["vars"]\nvenv = ".venv"\nscript = ["train.py", "--config", "c.yaml"]\n'
+    )
+
+    def read_command(*words: str) -> str:
+        code, out, err = launch("--dry-run", "--nproc", "1", "--cpu", *words)
+        assert (code, err) == (0, "launch: using ../../launcher.toml (hostfile, env-file, venv, script)\n")
+        return out.splitlines()[1]
+
+    command = read_command()
+    assert command.startswith(f"cd {project} && source {project}/.venv/bin/activate && env A=1 ")
+    assert command.endswith(" -- train.py --config c.yaml")
+    command = read_command("./mine.py", "c.yaml")
+    assert command.startswith(f"cd {project}/exp/deep && source {project}/.venv/bin/activate && env A=1 ")
+    assert command.endswith(" -- ./mine.py c.yaml")
+    # A file that is named is read as if it were here.
+    missing = "launch: nodes: no such hostfile\n  hint: check the path given to --hostfile\n"
+    code, out, err = launch("--dry-run", "--config", "../../launcher.toml")
+    assert (code, out, err.partition("\n")[2]) == (EXIT_USAGE, "", missing)
+
+
+def test_a_folder_in_a_file_above_is_where_its_script_is(project: Path, launch: Launch) -> None:
+    (project / "launcher.toml").write_text('hosts = "a"\nworkdir = "src"\nvenv = ".venv"\nscript = "train.py"\n')
+    code, out, _ = launch("--dry-run", "--nproc", "1", "--cpu")
+    line = out.splitlines()[1]
+    assert (code, line.partition(" && env ")[0]) == (0, f"cd {project}/src && source .venv/bin/activate")
+    assert line.endswith(" -- train.py")
+
+
+@pytest.mark.parametrize(
+    ("typed", "folder"),
+    [("proj", "{0}/proj"), ("../x", "{0}/../x"), ("/data", "/data"), ("~/p q", "~/'p q'"), ("~", "~"), ("", "{0}")],
+)
+def test_a_relative_workdir_is_meant_from_here(project: Path, launch: Launch, typed: str, folder: str) -> None:
+    code, out, _ = launch("--dry-run", "--hosts", "a", "--nproc", "1", "--cpu", "--workdir", typed, "t.py")
+    here = folder.format(project / "exp" / "deep")
+    assert (code, out.splitlines()[1].startswith(f"cd {here} && ")) == (0, True), out
