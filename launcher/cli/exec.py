@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ def command(
     """Run a plain command on every host; its lines come with the host's name.
 
     One word is a line for a shell (`-- 'nvidia-smi | head'`); several are run as they are.
+    Stdin is not sent to the hosts.
     The exit code is the first one in host order that is not 0, or 69 where only hosts were missing.
     """
     import os
@@ -56,9 +58,13 @@ def command(
 
     if not words:
         raise UsageError("no command given", "launch exec --hosts a,b -- uptime")
+    if fold and as_json:
+        raise UsageError("--fold and --json are both given", "give one of them")
     hosts = read_hosts(choice)
     open_transport = choose_opener(transport, hosts, env={}, python=python, silence_s=timeouts.silence_s)
     console = Console(hosts, as_json=as_json, is_folding=fold, is_patient=True)  # there are no logs to look into
+    if has_input():
+        console.say("launch: stdin is not sent to the hosts: the command reads /dev/null there")
     try:
         terms = read_terms(timeouts, datetime.now().strftime(f"exec-%Y%m%d-%H%M%S-{os.getpid()}"), python)
         done = asyncio.run(_run(hosts, open_transport, terms, command_argv(words), resolve_workdir(workdir), console))
@@ -87,6 +93,25 @@ async def _run(
             output.finish()  # a last line may have no newline
 
 
+def has_input() -> bool:
+    """Tell whether a file or a pipe on stdin holds something; a terminal, /dev/null and an idle pipe do not."""
+    import fcntl
+    import os
+    import stat
+    import termios
+
+    try:
+        found = os.fstat(0)
+        if stat.S_ISREG(found.st_mode):
+            return found.st_size > os.lseek(0, 0, os.SEEK_CUR)
+        if not stat.S_ISFIFO(found.st_mode) and not stat.S_ISSOCK(found.st_mode):
+            return False
+        waiting = fcntl.ioctl(0, termios.FIONREAD, bytes(4))
+    except OSError:
+        return False
+    return int.from_bytes(waiting, sys.byteorder) > 0
+
+
 def _report(console: Console, done: Execution) -> None:
     from launcher.hosts.ranges import fold_names
     from launcher.hosts.unreachable import failure_lines
@@ -94,7 +119,7 @@ def _report(console: Console, done: Execution) -> None:
     by_code: dict[int, list[str]] = {}
     for host, code in done.own_codes.items():  # later ones are of the signal that we sent
         by_code.setdefault(code, []).append(host)
-    for code, names in sorted(by_code.items()):
+    for code, names in by_code.items():
         if code:
             console.say(f"launch: {fold_names(names)}: exit code {code}")
     for line in failure_lines(done.failures):
