@@ -9,6 +9,7 @@ One file per command, and what they share. In reading order:
     file_owners         who could have written a file that nobody named
     defaults            launcher.toml: where the value of an option comes from
     console             what the user sees: our words, the ranks' output, progress
+    help                the options in groups, for --help
     option_sources      which of two values counts, and where it came from
     option_errors       what click refuses, in one clear line
     option_groups       what a command's options say -> frozen values

@@ -8,19 +8,20 @@ import time
 
 import click
 
+from launcher.cli.help import Command
 from launcher.cli.job_request import read_job
 from launcher.cli.option_groups import HostChoice, JobRequest, TransportOptions, gather
 from launcher.cli.options import config_option, host_options, job_options, reach_options
 from launcher.cli.selection import choose_opener, read_hosts
 
 
-@click.command("check", context_settings={"allow_interspersed_args": False})
+@click.command("check", cls=Command, context_settings={"allow_interspersed_args": False})
 @config_option
 @host_options
 @job_options
-@click.option("--master-addr", metavar="ADDR", help="Default: addr= of the first host, else the one SSH reaches.")
+@click.option("--master-addr", metavar="ADDR", help="Address of node 0; default: addr=, or as SSH reached it.")
 @reach_options
-@click.option("--json", "as_json", is_flag=True, help="All facts and findings as one JSON object on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print all facts and findings as one JSON object.")
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
 @gather
 def command(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.help import Command
 from launcher.cli.option_groups import HostChoice, Timeouts, TransportOptions, gather
 from launcher.cli.options import config_option, host_options, life_options, reach_options
 from launcher.cli.selection import choose_opener, read_hosts
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
     from launcher.commands.clean import Cleaning
 
 
-@click.command("clean")
+@click.command("clean", cls=Command)
 @config_option
 @host_options
 @reach_options
 @life_options
-@click.option("--python", metavar="PATH", help="Python 3.8 or newer for our side there; default: python3.")
+@click.option("--python", metavar="PATH", help="Python 3.8 or newer for launch's helper there.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be ended.")
 @gather
 def command(

@@ -9,10 +9,10 @@ from launcher.wording import nearest
 
 # name -> (module, one line for the list)
 COMMANDS = {
-    "run": ("launcher.cli.run", "Run SCRIPT on every host under torchrun (the default command)."),
+    "run": ("launcher.cli.run", "Run SCRIPT on every host under torchrun (the default)."),
     "singlenode": ("launcher.cli.singlenode", "Run SCRIPT on this machine only, without SSH."),
-    "node": ("launcher.cli.node", "Run this machine's share of a run that is started by hand on each node."),
-    "check": ("launcher.cli.check", "Compare the hosts and find what would break a run; start nothing."),
+    "node": ("launcher.cli.node", "Run this machine's share of a run started by hand."),
+    "check": ("launcher.cli.check", "Compare the hosts; find what would break a run."),
     "clean": ("launcher.cli.clean", "End what earlier runs of yours left on the hosts."),
     "exec": ("launcher.cli.exec", "Run a plain command on every host."),
     "hosts": ("launcher.cli.hosts", "Show how the hosts were read."),

@@ -6,25 +6,34 @@ from pathlib import Path
 
 import click
 
+from launcher.cli.help import Command
 from launcher.cli.option_groups import OutputOptions, gather
 from launcher.cli.options import config_option, output_options
 from launcher.cli.selection import refuse_ranks_here
 
 
-@click.command("demo")
+@click.command("demo", cls=Command)
 @config_option
-@click.option("--nodes", metavar="N", type=click.IntRange(1, 16), default=2, show_default=True, help="SSH hosts.")
+@click.option(
+    "--nodes",
+    "ssh_hosts",
+    metavar="N",
+    type=click.IntRange(1, 16),
+    default=2,
+    show_default=True,
+    help="Number of SSH hosts.",
+)
 @click.option(
     "--nproc",
     metavar="N",
     type=click.IntRange(1, 16),
     default=2,
     show_default=True,
-    help="Processes on each.",
+    help="Processes on each host.",
 )
 @output_options
 @gather
-def command(*, nodes: int, nproc: int, output: OutputOptions) -> int:
+def command(*, ssh_hosts: int, nproc: int, output: OutputOptions) -> int:
     """Train on loopback SSH hosts of this machine: the true path, with nothing to set up.
 
     A small SSH server runs while the demo does; it needs no root, takes one key made for this run, listens on
@@ -41,8 +50,8 @@ def command(*, nodes: int, nproc: int, output: OutputOptions) -> int:
     from launcher.transports.ssh.settings import SshSettings
 
     refuse_ranks_here()
-    with demo_hosts(nodes) as hosts:
-        click.echo(f"launch: {nodes} SSH hosts on loopback: {', '.join(hosts.names)}", err=True)
+    with demo_hosts(ssh_hosts) as hosts:
+        click.echo(f"launch: {ssh_hosts} SSH hosts on loopback: {', '.join(hosts.names)}", err=True)
         args = ("--save-dir", str(Path.cwd() / "outputs"))
         job = Job(
             program=Program(ProgramKind.BUILTIN, TRAINER_MODULE, args),

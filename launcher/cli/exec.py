@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.help import Command
 from launcher.cli.job_request import resolve_workdir
 from launcher.cli.option_groups import HostChoice, Timeouts, TransportOptions, gather
 from launcher.cli.options import config_option, host_options, life_options, reach_options
@@ -23,20 +24,20 @@ if TYPE_CHECKING:
     from launcher.session.terms import Terms
 
 
-@click.command("exec", context_settings={"allow_interspersed_args": False})
+@click.command("exec", cls=Command, context_settings={"allow_interspersed_args": False})
 @config_option
 @host_options
 @reach_options
 @life_options
-@click.option("--workdir", metavar="DIR", help="Folder on the hosts; default: where a login starts.")
-@click.option("--python", metavar="PATH", help="Python 3.8 or newer for our side there; default: python3.")
+@click.option("--workdir", metavar="DIR", help="Directory on the hosts, relative to this one; default: home.")
+@click.option("--python", metavar="PATH", help="Python 3.8 or newer for launch's helper there.")
 @click.option(
     "-b",
     "--fold",
     is_flag=True,
-    help="Show equal output of several hosts once, at the end; very long output is shortened.",
+    help="Show equal output of several hosts once, at the end.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line to stdout.")
 @click.argument("words", metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED)
 @gather
 def command(

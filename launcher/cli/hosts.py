@@ -9,21 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.cli.help import Command
 from launcher.cli.option_groups import HostChoice, gather
 from launcher.cli.options import config_option, host_options
 from launcher.cli.selection import read_hosts
 from launcher.errors import UsageError
 from launcher.hosts.hostfiles import TARGETS, write_hosts
+from launcher.wording import listed
 
 if TYPE_CHECKING:
     from launcher.hosts.host import Host
 
 
-@click.command("hosts")
+@click.command("hosts", cls=Command)
 @config_option
 @host_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON list on stdout.")
-@click.option("--to", "target", type=click.Choice(list(TARGETS)), help="Write them as this one's hostfile to stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list to stdout.")
+@click.option(
+    "--to", "target", metavar="NAME", type=click.Choice(list(TARGETS)), help=f"Print a hostfile for {listed(TARGETS)}."
+)
 @gather
 def command(*, as_json: bool, target: str | None, choice: HostChoice) -> int:
     """Show the hosts in rank order, and what was understood of each. Contacts nobody."""

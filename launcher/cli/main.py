@@ -15,7 +15,7 @@ from launcher import __version__
 from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND
 from launcher.cli.error_lines import show_error
 from launcher.cli.script_words import refuse_first_word
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, UsageError
 
 _EPILOG = """\b
   launch --hosts node1,node2 --gpus 8 train.py --lr 3e-4
@@ -41,8 +41,16 @@ class CommandGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage(ctx.command_path, "[OPTIONS] SCRIPT [ARGS]...")
+        formatter.write_usage(ctx.command_path, "COMMAND [OPTIONS] ...", prefix="       ")
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = ("--help", "-h", "--version")
+        if args[:1] == ["help"]:
+            if args[1:2] and args[1] not in COMMANDS:
+                raise UsageError(f"no command {args[1]!r}", "launch --help lists the commands")
+            args = [*args[1:2], "--help"]
         if not args:
             args = [DEFAULT_COMMAND]
         elif args[0] not in own and args[0] not in COMMANDS:
@@ -61,7 +69,7 @@ class CommandGroup(click.Group):
 def launch() -> None:
     """Start PyTorch training on several machines over SSH, without a scheduler.
 
-    `launch [OPTIONS] SCRIPT [ARGS]...` runs SCRIPT on every host; its options: `launch run --help`.
+    Without a command, launch runs SCRIPT on every host: `launch help run` shows its options.
     """
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import click
 
+from launcher.cli.help import Command
 from launcher.cli.job_request import read_job
 from launcher.cli.option_groups import JobRequest, OutputOptions, gather
 from launcher.cli.options import check_options, config_option, hang_options, job_options, output_options
@@ -16,11 +17,13 @@ from launcher.errors import UsageError
 DEFAULT_MASTER_PORT = 29500  # torchrun's own: every node must name the same
 
 
-@click.command("node", context_settings={"allow_interspersed_args": False})
+@click.command("node", cls=Command, context_settings={"allow_interspersed_args": False})
 @config_option
-@click.option("--nnodes", metavar="N", type=click.IntRange(min=1), required=True, help="How many nodes in all.")
-@click.option("--node-rank", metavar="R", type=click.IntRange(min=0), required=True, help="Which one this is, from 0.")
-@click.option("--master-addr", metavar="ADDR", required=True, help="The address of node 0.")
+@click.option("--nnodes", metavar="N", type=click.IntRange(min=1), required=True, help="Number of nodes in all.")
+@click.option(
+    "--node-rank", metavar="R", type=click.IntRange(min=0), required=True, help="Number of this node, from 0."
+)
+@click.option("--master-addr", metavar="ADDR", required=True, help="Address of node 0.")
 @job_options
 @hang_options
 @check_options

@@ -50,75 +50,77 @@ FILE = _File(path_type=Path)
 
 _HOSTS = (
     click.option("--hosts", metavar="LIST", help="Hosts in rank order: a,b,gpu[1-4] or user@host."),
-    click.option("--hostfile", metavar="FILE", type=FILE, help="A file with a host per line."),
-    click.option("--colon", type=click.Choice(["slots", "port"]), help="What the 8 of host:8 is; nobody guesses."),
-    click.option("--include", metavar="LIST", help="Of those only these: names, ranges, or host:0,1@host2."),
-    click.option("--exclude", metavar="LIST", help="Of those not these."),
-    click.option("--num-nodes", metavar="N", type=click.IntRange(min=1), help="Of those the first N."),
+    click.option("--hostfile", metavar="FILE", type=FILE, help="Read the hosts from FILE, one per line."),
+    click.option("--colon", type=click.Choice(["slots", "port"]), help="Read host:8 as slots or as an SSH port."),
+    click.option("--include", metavar="LIST", help="Use only these: names, ranges, host:0,1@host2."),
+    click.option("--exclude", metavar="LIST", help="Exclude these hosts."),
+    click.option("--num-nodes", metavar="N", type=click.IntRange(min=1), help="Use the first N hosts."),
 )
 _REACH = (
     click.option(
         "--transport", metavar="NAME", type=click.Choice(list(TRANSPORTS)),
-        help="fabric (SSH, built in), ssh (OpenSSH), pdsh, or srun; default: srun in a Slurm job, else fabric.",
+        help="fabric (default), ssh, pdsh; srun in a Slurm job.",
     ),
     click.option(
-        "--ssh-config", metavar="FILE", type=FILE, help="Instead of your own ssh_config."
+        "--ssh-config", metavar="FILE", type=FILE, help="Use FILE instead of your own ssh_config."
     ),
-    click.option("--accept-new-host-keys", is_flag=True, help="Trust and record the key of a host met first."),
-    click.option("--ask-password", is_flag=True, help="Ask once for the password of all hosts that take no key."),
+    click.option("--accept-new-host-keys", is_flag=True, help="Trust and record the key of a new host."),
+    click.option("--ask-password", is_flag=True, help="Ask once for the password of hosts without a key."),
     click.option(
-        "--connect-timeout", metavar="T", type=_Duration(0.1), default=_WAIT.connect_timeout_s, show_default="10s",
-        help="Seconds until a host counts as unreachable; given, it also waits for one that is booting.",
+        "--connect-timeout", metavar="T", type=_Duration(0.1), default=_WAIT.connect_timeout_s,
+        help="Time to reach a host (10s); if set, also to boot.",
     ),
 )  # fmt: skip
 _SIZE = (
-    click.option("--gpus", metavar="N|auto", default="auto", show_default=True, help="GPUs, so processes, per host."),
+    click.option(
+        "--gpus", metavar="N|auto", default="auto", show_default=True, help="GPUs per host, one process each."
+    ),
     click.option(
         "--nproc",
         metavar="N",
         type=click.IntRange(min=1),
-        help="Processes per host, for --cpu or --no-python.",
+        help="Processes per host, with --cpu or --no-python.",
     ),
     click.option("--cpu", is_flag=True, help="Train on CPUs (gloo); needs --nproc or slots=."),
 )
 _PROGRAM = (
     click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is a module, as in python -m."),
-    click.option("--no-python", is_flag=True, help="SCRIPT is a command; needs no torch on the hosts."),
+    click.option("--no-python", is_flag=True, help="SCRIPT is a command; the hosts need no torch."),
     click.option(
         "--legacy", is_flag=True,
-        help="Without torchrun, as torch.distributed.launch --use_env does it: for torch before 2.0.",
+        help="Start the ranks without torchrun, for torch before 2.0.",
     ),
-    click.option("--workdir", metavar="DIR", help="Folder on the hosts; default: the same path as here."),
-    click.option("--python", metavar="PATH", help="Python on the hosts; default: the first that has torch."),
-    click.option("--env", "env", metavar="K[=V]", multiple=True, help="Set a variable for the ranks, or pass on ours."),
+    click.option("--workdir", metavar="DIR", help="Directory on the hosts; relative to this one, the default."),
+    click.option("--python", metavar="PATH", help="Python on the hosts; default: the first with torch."),
+    click.option(
+        "--env", metavar="K[=V]", multiple=True, help="Set a variable for the ranks, or forward your value."
+    ),
     click.option(
         "--env-file", metavar="FILE", multiple=True, type=FILE,
-        help="Variables from a dotenv file.",
+        help="Set the variables of a dotenv file.",
     ),
-    click.option("--master-port", metavar="PORT", type=click.IntRange(1, 65535), help="Default: a free one of node 0."),
     click.option(
-        "--rdzv-timeout", metavar="T", type=_Duration(1), default=120, show_default="120s",
-        help="Seconds for all nodes to meet.",
+        "--master-port", metavar="PORT", type=click.IntRange(1, 65535), help="Port of node 0; default: a free one."
+    ),
+    click.option(
+        "--rdzv-timeout", metavar="T", type=_Duration(1), default=120,
+        help="Time for all nodes to meet (120s).",
     ),
 )  # fmt: skip
 _ACTIVATION = (
-    click.option("--setup", metavar="CMD", help="Lines for bash on each host first; their environment is the run's."),
-    click.option("--venv", metavar="DIR", help="A virtual environment on the hosts."),
-    click.option("--conda", metavar="ENV", help="A conda environment on the hosts, by name or path."),
+    click.option("--setup", metavar="CMD", help="Run CMD in bash on each host, for its environment."),
+    click.option("--venv", metavar="DIR", help="Use this virtual environment on the hosts."),
+    click.option("--conda", metavar="ENV", help="Use this conda environment: a name or a path."),
 )
-_CHECKS = (
-    click.option(
-        "--no-check", is_flag=True, help="Look only at what the plan needs; compare nothing, warn of nothing."
-    ),
-)
+_CHECKS = (click.option("--no-check", is_flag=True, help="Skip every check that the plan doesn't need."),)
 _LIFE = (
     click.option(
-        "--silence", metavar="T", type=_Duration(0.5), default=_WAIT.silence_s, show_default="15s",
-        help="Seconds without a sign of life until the other side counts as dead.",
+        "--silence", metavar="T", type=_Duration(0.5), default=_WAIT.silence_s,
+        help="Time without a heartbeat until a host is lost (15s).",
     ),
     click.option(
-        "--stop-timeout", metavar="T", type=_Duration(0), default=_WAIT.stop_timeout_s, show_default="15s",
-        help="Seconds for the trainer to save after SIGTERM.",
+        "--stop-timeout", metavar="T", type=_Duration(0), default=_WAIT.stop_timeout_s,
+        help="Time for ranks to save after SIGTERM (15s).",
     ),
 )  # fmt: skip
 _HANGS = (
@@ -128,18 +130,18 @@ _HANGS = (
     ),
     click.option(
         "--hang-timeout", metavar="T", type=_Duration(0.1),
-        help="Without output of any rank for T (90, 10m, 1h; from the start on) show all stacks and end the run.",
+        help="Show stacks and stop if no rank prints for T.",
     ),
 )  # fmt: skip
 _OUTPUT = (
-    click.option("-q", "--quiet", is_flag=True, help="Show no output of the ranks; the logs have it."),
+    click.option("-q", "--quiet", is_flag=True, help="Show no output of the ranks; it is in the logs."),
     click.option("--ranks", metavar="LIST", help="Show the output of these ranks only: 0,8."),
-    click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line to stdout."),
     click.option(
         "--log-dir", metavar="DIR", type=FILE, default=Path("logs"), show_default=True,
         help="Where the logs go.",
     ),
-    click.option("-v", "--verbose", is_flag=True, help="Show what was sent, and where each value came from."),
+    click.option("-v", "--verbose", is_flag=True, help="Show what is sent, and where values come from."),
 )  # fmt: skip
 
 
@@ -154,7 +156,7 @@ def _group(*options: Callable[[Function], Function]) -> Callable[[Function], Fun
 
 config_option = click.option(
     "--config", metavar="FILE", type=FILE, is_eager=True, callback=use_defaults,
-    help="Read option defaults from FILE instead of ./launcher.toml and ./pyproject.toml.",
+    help="Read defaults from FILE, not from launcher.toml.",
 )  # fmt: skip
 host_options = _group(*_HOSTS)
 reach_options = _group(*_REACH)

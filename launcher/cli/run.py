@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import click
 
+from launcher.cli.help import Command
 from launcher.cli.job_request import read_job
 from launcher.cli.option_groups import HostChoice, JobRequest, OutputOptions, TransportOptions, gather
 from launcher.cli.option_sources import show_sources
@@ -25,17 +26,17 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job
 
 
-@click.command("run", context_settings={"allow_interspersed_args": False})
+@click.command("run", cls=Command, context_settings={"allow_interspersed_args": False})
 @config_option
 @host_options
 @job_options
-@click.option("--master-addr", metavar="ADDR", help="Default: addr= of the first host, else the one SSH reaches.")
+@click.option("--master-addr", metavar="ADDR", help="Address of node 0; default: addr=, or as SSH reached it.")
 @reach_options
 @hang_options
 @check_options
 @output_options
-@click.option("--dry-run", is_flag=True, help="Print one line per node and contact nobody.")
-@click.option("--check", is_flag=True, help="With --dry-run: ask the nodes, and print exact lines.")
+@click.option("--dry-run", is_flag=True, help="Print one line per node; contact no host.")
+@click.option("--check", is_flag=True, help="With --dry-run: ask the hosts, print exact lines.")
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
 @gather
 def command(

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 import click
 
 from launcher.cli.file_owners import refuse_strange_folder
+from launcher.cli.help import Command
 from launcher.cli.job_request import read_job
 from launcher.cli.option_groups import JobRequest, gather
 from launcher.cli.option_sources import is_chosen, is_on_command_line, missing
@@ -51,21 +52,21 @@ class BatchOptions:
     submit: bool
 
 
-@click.command("sbatch", context_settings={"allow_interspersed_args": False})
+@click.command("sbatch", cls=Command, context_settings={"allow_interspersed_args": False})
 @config_option
 @click.option("--nodes", metavar="N", type=int, default=1, show_default=True, help="Nodes of the job.")
 @click.option("--time", metavar="TIME", help="Time limit: minutes, H:M:S or D-H.")
 @click.option("--partition", metavar="NAME", help="Partition.")
 @click.option("--mem", metavar="SIZE", help="Memory of each node: 64G; 0 is all.")
-@click.option("--cpus-per-task", metavar="N", type=int, help="CPUs of each node, which its ranks share.")
-@click.option("--account", metavar="NAME", help="Account that pays.")
+@click.option("--cpus-per-task", metavar="N", type=int, help="CPUs per node, which its ranks share.")
+@click.option("--account", metavar="NAME", help="Account to charge.")
 @click.option("--qos", metavar="NAME", help="Quality of service.")
 @click.option("--constraint", metavar="LIST", help="Features that the nodes must have.")
 @click.option("--job-name", metavar="NAME", help="Default: the script's name.")
-@click.option("--directive", metavar="OPTION", multiple=True, help="One more #SBATCH line: --directive=--exclusive.")
-@click.option("--requeue", is_flag=True, help="At the time limit and after a node's failure go back into the queue.")
-@click.option("--output", metavar="FILE", type=FILE, help="Write the script there.")
-@click.option("--submit", is_flag=True, help="Give it to sbatch, and say how to watch the job.")
+@click.option("--directive", metavar="OPTION", multiple=True, help="Add an #SBATCH line: --directive=--exclusive.")
+@click.option("--requeue", is_flag=True, help="Requeue at the time limit and if a node fails.")
+@click.option("--output", metavar="FILE", type=FILE, help="Write the script to FILE.")
+@click.option("--submit", is_flag=True, help="Submit the script, and say how to watch the job.")
 @job_options
 @hang_options
 @check_options

@@ -6,13 +6,14 @@ import socket
 
 import click
 
+from launcher.cli.help import Command
 from launcher.cli.job_request import read_job
 from launcher.cli.option_groups import JobRequest, OutputOptions, gather
 from launcher.cli.options import check_options, config_option, hang_options, job_options, output_options
 from launcher.cli.selection import open_this_machine
 
 
-@click.command("singlenode", context_settings={"allow_interspersed_args": False})
+@click.command("singlenode", cls=Command, context_settings={"allow_interspersed_args": False})
 @config_option
 @job_options
 @hang_options

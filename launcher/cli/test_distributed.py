@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.help import Command
 from launcher.cli.option_groups import HostChoice, OutputOptions, PythonEnvironment, Timeouts, TransportOptions, gather
 from launcher.cli.option_sources import is_on_command_line
 from launcher.cli.options import FILE, activation_options, config_option, host_options, output_options, reach_options
@@ -35,18 +36,18 @@ class CollectivesTest:
     timeouts: Timeouts
 
 
-@click.command("test-distributed")
+@click.command("test-distributed", cls=Command, context_settings={"help_option_names": ["-h", "--help"]})
 @config_option
 @click.argument("processes", metavar="N", type=click.IntRange(min=1))
 @host_options
 @reach_options
-@click.option("--cpu", is_flag=True, help="Use gloo on CPUs; the default if no host has nvidia-smi or rocm-smi.")
-@click.option("--python", metavar="PATH", help="Python on the hosts; default: the first that has torch.")
+@click.option("--cpu", is_flag=True, help="Use gloo on CPUs; default if no host has GPU tools.")
+@click.option("--python", metavar="PATH", help="Python on the hosts; default: the first with torch.")
 @activation_options
 @click.option(
-    "--max-size", metavar="MIB", type=click.IntRange(min=1), help="Largest size of the table; default: 64, on CPUs 4."
+    "--max-size", metavar="MIB", type=click.IntRange(min=1), help="Largest size to measure; default: 64, on CPUs 4."
 )
-@click.option("--plot", metavar="FILE", type=FILE, help="Draw the pairs of hosts: FILE.png or FILE.svg.")
+@click.option("--plot", metavar="FILE", type=FILE, help="Draw the pairs of hosts as FILE.png or FILE.svg.")
 @output_options
 @gather
 def command(*, test: CollectivesTest, choice: HostChoice, transport: TransportOptions, output: OutputOptions) -> int:

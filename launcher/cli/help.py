@@ -1,0 +1,53 @@
+"""The help of a command: its options in groups, in lines that fit 80 columns."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+# Options by their names; one that is in no group is a general one.
+_GROUPS = {
+    "Hosts": (
+        "hosts", "hostfile", "colon", "include", "exclude", "num_nodes", "transport", "ssh_config",
+        "accept_new_host_keys", "ask_password", "connect_timeout",
+    ),
+    "Processes": (
+        "nnodes", "node_rank", "ssh_hosts", "gpus", "nproc", "cpu", "is_module", "no_python", "legacy", "workdir",
+    ),
+    "Environment": ("python", "venv", "conda", "setup", "env", "env_file"),
+    "Network": ("master_addr", "master_port", "rdzv_timeout", "silence"),
+    "Stopping and hangs": ("stop_timeout", "hang_timeout", "stacks"),
+    "Checks": ("dry_run", "check", "no_check", "max_size"),
+    "Output": ("quiet", "ranks", "as_json", "log_dir", "verbose", "fold", "target", "plot"),
+    "Slurm": (
+        "nodes", "time", "partition", "mem", "cpus_per_task", "account", "qos", "constraint", "job_name", "directive",
+        "requeue", "output", "submit",
+    ),
+}  # fmt: skip
+_GENERAL = "General"
+# What click adds of a number's range, which an error says.
+_RANGE = re.compile(r"  \[(?:\d+<=)?x[<>]=\d+\]|; (?:\d+<=)?x[<>]=\d+(?=\])|(?<=\[)(?:\d+<=)?x[<>]=\d+; ")
+_TIMES = "T is a time: 90, 90s, 10m or 2h."
+
+
+class Command(click.Command):
+    """A command whose help has its options in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, dict[str, tuple[str, str]]] = {name: {} for name in (*_GROUPS, _GENERAL)}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None:
+                names, text = record
+                group = next((name for name, members in _GROUPS.items() if param.name in members), _GENERAL)
+                groups[group][str(param.name)] = (names, _RANGE.sub("", text))
+        for title, records in groups.items():
+            order = _GROUPS.get(title, tuple(records))
+            rows = [records[name] for name in order if name in records]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+        if any(param.metavar == "T" for param in self.params):
+            formatter.write_paragraph()
+            formatter.write_text(_TIMES)
