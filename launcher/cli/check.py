@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 import time
 
@@ -50,12 +51,13 @@ def command(
         session = make_session(make_terms(job, run_id), hosts, open_transport(hosts, console.say), outputs, console)
         return await check.check(job, session, candidate_pythons(job, sys.executable))
 
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     try:
         inspection = asyncio.run(ask())
         if as_json:
             console.emit("check", **check.as_record(job, inspection))
         else:
-            for line in check.table(job, inspection):
+            for line in check.table(job, inspection, columns):
                 console.show(line)
         return check.exit_code(inspection)
     except Interrupted as interruption:

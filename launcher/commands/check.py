@@ -17,8 +17,9 @@ from launcher.session.session import Session
 from launcher.session.signals import Interrupted
 from launcher.wording import count, duration
 
-_WIDTH = 120  # a line that would be longer has its remedy below
+_WIDTH = 120  # of what is no terminal
 _TEXT_WIDTH = 70
+_ON_ALL = "on all"
 
 
 async def check(job: Job, session: Session, pythons: Sequence[str]) -> Inspection:
@@ -38,10 +39,10 @@ def exit_code(inspection: Inspection) -> int:
     return EXIT_UNREACHABLE if inspection.failures else EXIT_PREFLIGHT if inspection.problems else 0
 
 
-def table(job: Job, inspection: Inspection) -> list[str]:
-    """Return what is equal on all, then who differs in what and the remedy."""
+def table(job: Job, inspection: Inspection, width: int | None = None) -> list[str]:
+    """Return what is equal on all, then who differs in what and the remedy; width: the columns of a terminal."""
     traits = common_traits(job, inspection.facts)
-    rows = [("", "on all", ", ".join(traits), "")] if traits else []
+    rows = [("", _ON_ALL, ", ".join(traits), "")] if traits else []
     rows += [("!", fold_names(names), text, hint) for names, text, hint in fold_failures(inspection.failures)]
     rows += [
         ("!" if finding.severity is PROBLEM else "", fold_names(finding.hosts), finding.text, finding.hint)
@@ -53,10 +54,15 @@ def table(job: Job, inspection: Inspection) -> list[str]:
         if answered == asked
         else (f"{answered} of {count(asked, 'host')} answer")
     )
-    return [f"{heading} ({duration(inspection.seconds)})", *_align(rows), _verdict(inspection)]
+    return [f"{heading} ({duration(inspection.seconds)})", *_align(rows, width), _verdict(inspection)]
 
 
-def _align(rows: Sequence[tuple[str, str, str, str]]) -> list[str]:
+def _align(rows: Sequence[tuple[str, str, str, str]], width: int | None) -> list[str]:
+    """Return the rows in columns; a remedy that finds no room in its line stands below it.
+
+    Only what is equal on all is broken into lines, between two traits: of a text or remedy a person copies paths and
+    commands, and the terminal breaks those better.
+    """
     names = max((len(name) for _, name, _, _ in rows), default=0)
     texts = max(
         (len(text) for _, _, text, hint in rows if hint and len(text) <= _TEXT_WIDTH and "\n" not in text), default=0
@@ -64,12 +70,26 @@ def _align(rows: Sequence[tuple[str, str, str, str]]) -> list[str]:
     lines = []
     for mark, name, text, hint in rows:
         start = f"{mark or ' '} {name:<{names}}  "
-        if not hint:
+        if name == _ON_ALL and width is not None:
+            lines += _break(start, text, width)
+        elif not hint:
             lines.append(start + text)
-        elif "\n" not in text and len(text) <= texts and len(start) + texts + 2 + len(hint) <= _WIDTH:
+        elif "\n" not in text and len(text) <= texts and len(start) + texts + 2 + len(hint) <= (width or _WIDTH):
             lines.append(f"{start}{text:<{texts}}  {hint}")
         else:
             lines += [start + text, " " * len(start) + hint]
+    return lines
+
+
+def _break(start: str, text: str, width: int) -> list[str]:
+    first, *others = text.split(", ")
+    lines = [start + first]
+    for trait in others:
+        lines[-1] += ","
+        if len(lines[-1]) + len(trait) + 2 <= width:  # a blank before it, a comma after it
+            lines[-1] += f" {trait}"
+        else:
+            lines.append(" " * len(start) + trait)
     return lines
 
 
