@@ -104,6 +104,17 @@ class World:
         return f"{where}{local}, {self.device}, {self.backend}"
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a run, and by what a later start of the same run is known."""
+
+    name: str | None = None  # the run's name in the launcher's logs, else slurm-JOB
+    command: str = ""  # how `launch` was told to start its built-in trainer
+    agent: str | None = None  # the torchrun that started this rank, and starts it again when a rank fails
+    job_id: str | None = None
+    requeues: int = 0  # how often Slurm has put the job back into its queue
+
+
 # ---- joining and leaving -----------------------------------------------------------------------------------------
 
 
@@ -266,6 +277,23 @@ def files_folder() -> Path | None:
     """Return the folder of this rank's machine whose files the launcher brings home, where there is one."""
     folder = os.environ.get("LAUNCH_FILES")
     return Path(folder) if folder else None
+
+
+def find_attempt() -> Attempt:
+    """Find out what this run is called, and what stays the same when it is started once more."""
+    environ = os.environ
+    job_id = environ.get("SLURM_JOB_ID") or None
+    # A job inherits the variables of the run that submitted it, and is no part of that run.
+    is_launched = job_id is None or environ.get("LAUNCH_SLURM_JOB") == job_id
+    run_id = environ.get("LAUNCH_MARK", "").partition(".")[0] if is_launched else ""
+    requeues = environ.get("SLURM_RESTART_COUNT", "")
+    return Attempt(
+        name=run_id or (f"slurm-{job_id}" if job_id else None),
+        command=environ.get("LAUNCH_COMMAND", "") if is_launched else "",
+        agent=_describe_parent() if environ.get("TORCHELASTIC_RUN_ID") else None,
+        job_id=job_id,
+        requeues=int(requeues) if job_id and requeues.isdecimal() else 0,
+    )
 
 
 # ---- where this process stands -----------------------------------------------------------------------------------
@@ -609,6 +637,16 @@ def _is_loopback(host: str) -> bool:
 def _port_of(text: str) -> int:
     """Return a port that every rank of a job finds alike, and two jobs on one node hardly share."""
     return FIRST_PORT + zlib.crc32(text.encode()) % PORT_COUNT
+
+
+def _describe_parent() -> str | None:
+    """Return what no other process shares with the parent: host, number and start time; None where /proc isn't."""
+    try:
+        # The name stands in parentheses and may hold any character; the start time is field 22 (proc(5)).
+        started = Path(f"/proc/{os.getppid()}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+    except OSError:
+        return None
+    return f"{socket.gethostname()} {os.getppid()} {started}"
 
 
 def _rank_and_size() -> tuple[int, int]:

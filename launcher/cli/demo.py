@@ -41,22 +41,24 @@ def command(*, ssh_hosts: int, nproc: int, output: OutputOptions) -> int:
     """
     import os
 
-    from launcher.cli.runner import read_run_options, run_job
+    from launcher.cli.runner import TRAINER_COMMAND, read_run_options, run_job
     from launcher.commands.demo_hosts import demo_hosts
     from launcher.hosts.host import Host
     from launcher.job.activation import find_active_env
-    from launcher.job.job import TRAINER_MODULE, Job, Program, ProgramKind
+    from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job
     from launcher.transports.ssh.fabric import FabricTransport
     from launcher.transports.ssh.settings import SshSettings
 
     refuse_ranks_here()
     with demo_hosts(ssh_hosts) as hosts:
         click.echo(f"launch: {ssh_hosts} SSH hosts on loopback: {', '.join(hosts.names)}", err=True)
-        args = ("--save-dir", str(Path.cwd() / "outputs"))
+        # The demo's hosts are gone at its end; what they trained goes on without them.
+        going_on = f"launch singlenode --nproc {ssh_hosts * nproc} --cpu -m {TRAINER_MODULE}"
         job = Job(
-            program=Program(ProgramKind.BUILTIN, TRAINER_MODULE, args),
+            program=DEFAULT_PROGRAM,
             nproc=nproc,
             cpu=True,
+            env={TRAINER_COMMAND: going_on},
             workdir=str(Path.cwd()),
             active_env=find_active_env(os.environ),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import click
@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 from launcher.cli.defaults import find_source
 from launcher.errors import UsageError
+from launcher.job.variables import is_secret
 from launcher.transports.registry import TRANSPORTS
 
 CHOICE_OF_HOSTS = ("hosts", "hostfile", "include", "exclude", "num_nodes")  # those of --transport srun are the job's
@@ -82,6 +83,33 @@ def name_source(option: str) -> str:
     file = None if is_on_command_line(option) else find_source(option)
     name = option.replace("_", "-")
     return f"--{name}" if file is None else f"{file.source} ({name})"
+
+
+def typed_options(left_out: Collection[str] = ()) -> list[str]:
+    """Return the options that were typed, as words to type again; a secret of --env is its name alone.
+
+    `--env NAME` takes the value from the environment in which it is typed.
+    """
+    words: list[str] = []
+    context = click.get_current_context()
+    for option in context.command.params:
+        name = str(option.name)
+        if not isinstance(option, click.Option) or name in left_out or not is_on_command_line(name):
+            continue
+        flag = max(option.opts, key=len)
+        values = context.params[name] if option.multiple else (context.params[name],)
+        for value in values:
+            words += (
+                [flag]
+                if option.is_flag
+                else [flag, _hide_secret(name, f"{value:.15g}" if isinstance(value, float) else str(value))]
+            )
+    return words
+
+
+def _hide_secret(option: str, value: str) -> str:
+    variable, _, content = value.partition("=")
+    return variable if option == "env" and is_secret(variable, content) else value
 
 
 def show_sources() -> None:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+import click
+
+from launcher.cli.command_table import DEFAULT_COMMAND
 from launcher.cli.console import Console
 from launcher.cli.file_owners import refuse_strange_folder
 from launcher.cli.option_groups import OutputOptions, Timeouts
-from launcher.cli.option_sources import is_chosen
+from launcher.cli.option_sources import is_chosen, typed_options
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
-from launcher.job.job import DEFAULT_PROGRAM, Job
+from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, ProgramKind
 from launcher.job.plan import LaunchPlan, build_plan, placeholder_facts, refuse_unknown_ranks
-from launcher.job.variables import refuse_rank
+from launcher.job.variables import is_secret, refuse_rank
 from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import create_record
 from launcher.runs.run import Result, Run, RunOptions
@@ -25,6 +31,7 @@ from launcher.session.session import Session
 from launcher.session.terms import Terms
 from launcher.transports.base import Transport
 
+TRAINER_COMMAND = "LAUNCH_COMMAND"  # launcher/distributed.py reads it
 Opener = Callable[[Sequence[Host], Callable[[str], None]], Transport]  # gets the hosts of a session, and our voice
 
 
@@ -57,12 +64,13 @@ async def execute_recorded(
     """Do the same on a console that is there; several may run side by side in one loop."""
     record = create_record(log_dir, datetime.now(), console.complain)
     if job.program == DEFAULT_PROGRAM:
-        console.say(f"launch: no script given, running the built-in trainer ({job.program.target})")
+        console.say(f"launch: no script given; {describe_trainer(record.run_id, run_options)}")
+    terms = make_terms(replace(job, env={**trainer_command(job), **job.env}), record.run_id)
 
     async def execute(*, is_last_try: bool) -> Result:
         outputs = console.outputs(hosts, record, first_node=(run_options.share or (1, 0))[1])
         transport = open_transport(hosts, console.say)
-        session = make_session(make_terms(job, record.run_id), hosts, transport, outputs, console)
+        session = make_session(terms, hosts, transport, outputs, console)
         return await Run(
             job, session, outputs, record,
             screen=console, own_python=sys.executable, options=run_options, is_last_try=is_last_try,
@@ -87,6 +95,26 @@ def read_run_options(output: OutputOptions, *, with_checks: bool = True) -> RunO
 def plan_unasked(job: Job, hosts: Sequence[Host], share: tuple[int, int] | None = None) -> LaunchPlan:
     """Return the plan as far as it is known before any host is asked, with named placeholders for the rest."""
     return build_plan(job, hosts, [placeholder_facts(job, host) for host in hosts], share)
+
+
+def describe_trainer(run_id: str, run_options: RunOptions) -> str:
+    """Say in which directory the built-in trainer saves unless it is told; its rank 0 chooses it."""
+    if run_options.share is not None and run_options.share[1] > 0:
+        return "the built-in trainer writes on node 0"
+    if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":  # it has made one when the job was first started
+        return "the built-in trainer writes where this job wrote before"
+    return f"the built-in trainer writes to outputs/{run_id}"
+
+
+def trainer_command(job: Job) -> dict[str, str]:
+    """Return the variable by which the built-in trainer can tell how it was started, and how it would be again."""
+    if (job.program.kind, job.program.target) != (ProgramKind.BUILTIN, TRAINER_MODULE):
+        return {}
+    name = "launch" if shutil.which("launch") == sys.argv[0] else sys.argv[0]
+    command = click.get_current_context().info_name or ""
+    words = [name, *([command] if command != DEFAULT_COMMAND else []), *typed_options(("is_module",))]
+    line = f"{shlex.join(words)} -m {TRAINER_MODULE}"
+    return {} if is_secret(TRAINER_COMMAND, line) else {TRAINER_COMMAND: line}
 
 
 def make_console(hosts: Sequence[Host], output: OutputOptions) -> Console:

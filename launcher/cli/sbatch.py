@@ -16,7 +16,7 @@ from launcher.cli.file_owners import refuse_strange_folder
 from launcher.cli.help import Command
 from launcher.cli.job_request import read_job
 from launcher.cli.option_groups import JobRequest, gather
-from launcher.cli.option_sources import is_chosen, is_on_command_line, missing
+from launcher.cli.option_sources import is_chosen, missing, typed_options
 from launcher.cli.options import (
     FILE,
     check_options,
@@ -27,7 +27,7 @@ from launcher.cli.options import (
 )
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
-from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, Program, ProgramKind
+from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.sbatch_script import Batch, batch_text, check_batch, log_folder
 from launcher.job.variables import is_secret, parse_settings
 from launcher.transports.registry import SRUN
@@ -78,7 +78,7 @@ def command(*, words: tuple[str, ...], log_dir: Path, batch_options: BatchOption
 
     Slurm's logs go to slurm-JOB.out and .err in --log-dir, beside those of the run.
     Before the time limit the ranks get SIGTERM and --stop-timeout to save.
-    With --requeue the built-in trainer gets `--resume auto`; a script of yours finds SLURM_RESTART_COUNT set.
+    A job that goes back into the queue has SLURM_RESTART_COUNT set; the built-in trainer then resumes.
     """
     job = read_job(request, words, [Host("each node", source="--nodes")])
     batch = read_batch(batch_options, log_dir, words, job)
@@ -113,9 +113,11 @@ def read_batch(options: BatchOptions, log_dir: Path, words: tuple[str, ...], job
     if job.wants_gpus and not gpus:
         hint = "--gpus N; on CPUs: --nproc N --cpu"
         raise missing("Slurm must know how many GPUs of each node", hint, ("gpus", "nproc"))
-    launch = (own_program(), "--transport", SRUN.name, *_launch_options())  # whatever hosts launcher.toml names
+    # Whatever hosts launcher.toml names; it is read again by the job, which runs in this folder.
+    launch = (own_program(), "--transport", SRUN.name, *typed_options({field.name for field in fields(BatchOptions)}))
+    for_script = ("--",) if words and words[0].startswith("-") else ()  # of launcher.toml
     return Batch(
-        argv=(*launch, *_program_words(words, job, requeue=options.requeue)),
+        argv=(*launch, *for_script, *words),
         job_name=options.job_name or _name(job.program),
         gpus=gpus,
         folder=str(Path.cwd()),
@@ -140,49 +142,9 @@ def own_program() -> str:
     return str(typed if typed.name == "launch" else Path(sys.executable).with_name("launch"))
 
 
-def _launch_options() -> list[str]:
-    """Return the options that were typed; launcher.toml is read again by the job, which runs in this folder."""
-    words: list[str] = []
-    context = click.get_current_context()
-    own = {field.name for field in fields(BatchOptions)}
-    for option in context.command.params:
-        name = str(option.name)
-        if not isinstance(option, click.Option) or name in own or not is_on_command_line(name):
-            continue
-        flag = max(option.opts, key=len)
-        values = context.params[name] if option.multiple else (context.params[name],)
-        for value in values:
-            words += (
-                [flag]
-                if option.is_flag
-                else [flag, _shown(name, f"{value:.15g}" if isinstance(value, float) else str(value))]
-            )
-    return words
-
-
-def _shown(option: str, value: str) -> str:
-    """Keep the value of a secret out of the text: `--env NAME` takes it from the job's environment."""
-    variable, _, content = value.partition("=")
-    return variable if option == "env" and is_secret(variable, content) else value
-
-
 def _secrets(request: JobRequest) -> dict[str, str]:
     settings = parse_settings(request.env, os.environ)
     return {name: value for name, value in settings.items() if is_secret(name, value)}
-
-
-def _program_words(words: tuple[str, ...], job: Job, *, requeue: bool) -> tuple[str, ...]:
-    """Return the program as it was typed; the built-in trainer is told to resume."""
-    program = job.program
-    if words and words[0].startswith("-"):  # arguments for the script of launcher.toml
-        words = ("--", *words)
-    is_trainer = program.kind is ProgramKind.BUILTIN and program.target == TRAINER_MODULE
-    says_resume = any(word.partition("=")[0] == "--resume" for word in program.args)
-    if not (requeue and is_trainer) or says_resume:
-        return words
-    if program == DEFAULT_PROGRAM and not words:
-        words = ("--module", TRAINER_MODULE)
-    return (*words, "--resume", "auto")
 
 
 def _name(program: Program) -> str:

@@ -12,9 +12,11 @@ In reading order:
     stopping              SIGTERM, agreed on by all ranks
     evaluation            the validation loss, exact on any number of ranks
     save_folder           a folder in which all is whole or not there
+    ownership             which folder a run saves in, and whose files lie there already
     checkpoint_reading    a checkpoint read as data, so that no code in it runs
     checkpoint            save, and go on with any number of ranks
     flops                 model FLOPs utilisation
+    continuation          the command that goes on with a run
     progress              one line on a terminal
     trackers              where the figures go: JSON lines, TensorBoard, MLflow, W&B
     curve                 the loss curve as a picture

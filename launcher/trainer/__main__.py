@@ -19,7 +19,8 @@ SILENT_EXIT_S = 1.0
 def main(argv: list[str] | None = None) -> int:
     """Run the trainer and return its exit code; 2 is a wrong option, 143 an end by SIGTERM."""
     try:
-        config = read_config(sys.argv[1:] if argv is None else argv)
+        argv = sys.argv[1:] if argv is None else argv
+        config = read_config(argv)
     except ConfigError as error:
         return refuse(error)
 
@@ -28,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     from launcher.trainer.loop import train
 
     try:
-        train(config, distributed.init(config.distributed_backend))
+        train(config, distributed.init(config.distributed_backend), argv)
     except ConfigError as error:
         return refuse(error)
     except (distributed.WorldError, distributed.DeviceError) as error:

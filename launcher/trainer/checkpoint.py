@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.distributed import World
-from launcher.trainer.config import SHAPE, TrainConfig
+from launcher.trainer.config import AUTO, NONE, SHAPE, TrainConfig
 from launcher.trainer.data import share_from_main
 from launcher.trainer.optimization import Learner
 from launcher.trainer.options import ConfigError
@@ -29,7 +29,6 @@ from launcher.trainer.save_folder import (
     find_newest,
     prune,
     put_in_place,
-    read_progress,
     save_file,
 )
 
@@ -134,23 +133,21 @@ class Checkpoints:
 
     def describe_resume(self, position: Position) -> str:
         """Write the line of the start report that says where the run goes on; empty where it was to begin anew."""
-        if self._config.resume == "none":
+        if self._config.resume == NONE:
             return ""
         going_on = f"{self._resumed}, step {position.step} of epoch {position.epoch}"
         return f"\nresume  {going_on if self._resumed else 'nothing to resume, begun anew'}"
 
     def _find(self) -> bytes:
         """Return the path of the checkpoint and its progress, on rank 0; nothing where we begin anew."""
-        if self._config.resume == "none":
+        if self._config.resume == NONE:
             return b""
-        if self._config.resume == "auto":
+        if self._config.resume == AUTO:
             path = self.newest()
             if path is None:
                 return b""
         else:
             path = Path(self._config.resume)
-            if read_progress(path) is None:
-                raise ConfigError(f"{path}: no whole checkpoint, a folder such as outputs/checkpoints/step_60")
         check_metadata(path)
         return str(path).encode() + b"\n" + (path / PROGRESS).read_bytes()
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 
 from launcher.trainer.options import ConfigError, option, read_values
 
+# What --resume may say besides the path of a checkpoint.
+NONE, AUTO, LAST = "none", "auto", "last"
 SHAPE = ("layers", "heads", "dim", "context")
 
 
@@ -27,11 +29,17 @@ class TrainConfig:
     workers: int = option(-1, "processes that load data, per rank; -1: none while the data are small", minimum=-1)
     seed: int = option(1, "seed of the weights and of the order of the data")
 
-    save_dir: str = option("outputs", "where checkpoints/, model.pt and metrics.jsonl go", metavar="FOLDER")
+    save_dir: str = option(
+        "",
+        "where checkpoints/, model.pt and metrics.jsonl go (default: a new folder in outputs, named like the run)",
+        metavar="FOLDER",
+    )
     resume: str = option(
-        "none",
-        "none: begin anew; auto: go on from the newest checkpoint in the save folder, if there is one; or a checkpoint",
-        metavar="none|auto|PATH",
+        NONE,
+        "last, or no word: go on from the newest checkpoint in --save-dir; auto: the same, or begin anew if there is "
+        "none; none: begin anew; or the path of a checkpoint",
+        metavar="last|auto|none|PATH",
+        bare=LAST,
     )
     save_every: int = option(0, "save a checkpoint every so many steps too; 0: after each epoch only")
     keep: int = option(2, "checkpoints to keep; the oldest goes first", minimum=1)

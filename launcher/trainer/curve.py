@@ -57,13 +57,21 @@ def plot_losses(metrics: Path, picture: Path) -> None:
 
 
 def read_losses(metrics: Path) -> dict[str, Points]:
-    """Return (step, loss) of each curve; a loss that was not finite is NaN, which leaves a gap."""
+    """Return (step, loss) of each curve; a loss that was not finite is NaN, which leaves a gap.
+
+    Where the steps go back, a run was resumed, and what came after that step has been done once more.
+    """
     losses: dict[str, Points] = {TRAINING: [], VALIDATION: []}
+    last_step = 0
     for line in read_metrics(metrics):
+        step = line["step"]
         for name, points in losses.items():
+            while points and points[-1][0] >= step and (step < last_step or name in line):
+                points.pop()
             if name in line:
                 value = line[name]
-                points.append((line["step"], value if isinstance(value, (int, float)) else math.nan))
+                points.append((step, value if isinstance(value, (int, float)) else math.nan))
+        last_step = step
     return losses
 
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
 
 import torch
 from torch import nn
 
-from launcher.distributed import World
+from launcher.distributed import World, find_attempt
 from launcher.trainer.checkpoint import Position
 from launcher.trainer.config import TrainConfig
+from launcher.trainer.continuation import continue_command
 from launcher.trainer.curve import check_picture, plot_losses
 from launcher.trainer.data import Task, short
 from launcher.trainer.flops import flops_per_token, peak_flops, utilisation
 from launcher.trainer.parallel import Layout
 from launcher.trainer.progress import Progress
-from launcher.trainer.save_folder import explain, lock_folder, make_folder
+from launcher.trainer.save_folder import explain
 from launcher.trainer.trackers import METRICS_FILE, open_trackers
 
 
@@ -58,17 +58,16 @@ def measure_speed(config: TrainConfig, world: World, layout: Layout, task: Task,
 class Journal:
     """Print and pass on what comes of the steps."""
 
-    def __init__(self, config: TrainConfig, world: World) -> None:
+    def __init__(self, config: TrainConfig, world: World, argv: Sequence[str] = ()) -> None:
         self._config = config
+        self._world = world
+        self._argv = argv  # what was typed, for the command that goes on
         self._is_main = world.is_main
         self._losses: list[float] = []
         self._progress: Progress | None = None
-        self._lock: TextIO | None = None
 
     def open(self) -> None:
-        """Make and lock the folder, and open the trackers, on rank 0, before the work begins that they are for."""
-        make_folder(self._config.save_dir)
-        self._lock = lock_folder(self._config.save_dir)
+        """Open the trackers, on rank 0, before the work begins that they are for."""
         if self._config.plot:
             check_picture(Path(self._config.plot))
         names = [name.strip() for name in self._config.track.split(",") if name.strip()]
@@ -124,6 +123,7 @@ class Journal:
             self.say(f"nothing left to train, model in {model}")
         else:
             self.say(f"final loss {self._losses[-1]:.3f} (first {self._losses[0]:.3f}), model in {model}")
+        self.say(f"to train longer: {self._command(self._config.epochs + 1)}")
         if self._is_main and self._config.plot:
             self._draw()
 
@@ -132,8 +132,15 @@ class Journal:
         if self._progress is not None:
             self._progress.close()
             self._trackers.finish(exit_code)
-        if self._lock is not None:
-            self._lock.close()
+
+    def tell_stop(self, text: str, *, can_resume: bool = True) -> None:
+        """Say how a run that was stopped has saved, and which command goes on with it."""
+        self.say(f"SIGTERM: {text}")
+        if can_resume:
+            self.say(f"to continue: {self._command()}")
+
+    def _command(self, epochs: int = 0) -> str:
+        return continue_command(self._argv, self._world, find_attempt(), self._config.save_dir, epochs)
 
     def _draw(self) -> None:
         try:

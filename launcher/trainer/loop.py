@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,18 +22,33 @@ from launcher.trainer.journal import Journal, measure_speed
 from launcher.trainer.model import build_model
 from launcher.trainer.optimization import Learner, build_learner, learning_rate
 from launcher.trainer.options import RunError
-from launcher.trainer.parallel import parallelize, plan_layout
-from launcher.trainer.report import check_nodes, describe_start, gather_nodes
+from launcher.trainer.ownership import SaveFolder
+from launcher.trainer.parallel import Layout, parallelize, plan_layout
+from launcher.trainer.report import Node, check_nodes, describe_start, gather_nodes
 from launcher.trainer.save_folder import SaveError
 from launcher.trainer.stopping import EXIT_SIGTERM, StopVote
 
 
-def train(config: TrainConfig, world: World) -> None:
-    """Do all that the config asks for; after SIGTERM save, and end every rank with 143."""
+def train(config: TrainConfig, world: World, argv: Sequence[str] = ()) -> None:
+    """Do all that the config asks for; after SIGTERM save, and end every rank with 143.
+
+    argv: what was typed, for the command that goes on with the run.
+    """
     nodes = gather_nodes(world)
     check_nodes(nodes, config)
     layout = plan_layout(config, world)
-    journal = Journal(config, world)
+    folder = SaveFolder(config, world)
+    try:
+        train_in_folder(folder.claim(), world, nodes, layout, argv)
+    finally:
+        folder.release()
+
+
+def train_in_folder(
+    config: TrainConfig, world: World, nodes: Sequence[Node], layout: Layout, argv: Sequence[str]
+) -> None:
+    """Train, with the folder that is this run's own."""
+    journal = Journal(config, world, argv)
     try:
         share_from_main(journal.open, world)
         task = load_task(config, world)
@@ -60,7 +76,8 @@ def train(config: TrainConfig, world: World) -> None:
             position=position,
             vote=vote,
         )
-        journal.begin(position, run.steps, speed, report + checkpoints.describe_resume(position))
+        report += f"\nsaves   {config.save_dir}{checkpoints.describe_resume(position)}"
+        journal.begin(position, run.steps, speed, report)
         run.train()
     except Exception:
         journal.close(1)
@@ -180,7 +197,7 @@ class Run:
     def leave_together(self) -> NoReturn:
         """Save with all ranks, and end them with 143 when that is done."""
         path = self.save_all()
-        self.journal.say(f"SIGTERM: step {self.position.step} saved in {path}")
+        self.journal.tell_stop(f"step {self.position.step} saved in {path}")
         distributed.barrier()
         self.leave()
 
@@ -188,9 +205,9 @@ class Run:
         """Save on rank 0 what it can without the others, and end with 143."""
         if self.world.is_main:
             step, path = self.position.step, self.checkpoints.save_alone(self.position)
-            newest = self.checkpoints.newest() or "none"
-            said = f"saved in {path}" if path else f"not saved, a rank has left with its part; newest is {newest}"
-            self.journal.say(f"SIGTERM: step {step} {said}")
+            newest = self.checkpoints.newest()
+            lost = f"not saved, a rank has left with its part; newest is {newest or 'none'}"
+            self.journal.tell_stop(f"step {step} {f'saved in {path}' if path else lost}", can_resume=newest is not None)
         self.leave()
 
     def leave(self) -> NoReturn:

@@ -44,17 +44,18 @@ def option(
     below: float | None = None,
     choices: tuple[str, ...] = (),
     instead_of: str = "",
+    bare: str = "",
 ) -> Any:
     """Describe one field: its type is the default's, and a number is at least `minimum` and less than `below`.
 
     Without `below` a whole number is less than `INT_LIMIT`.
-    Its flag puts what a file says of the field `instead_of` out of force.
+    Its flag puts what a file says of the field `instead_of` out of force, and means `bare` without a value.
     """
     metavar = metavar or ("N" if isinstance(default, int) else "X")
     if below is None:
         below = INT_LIMIT if isinstance(default, int) else math.inf
     rules = {"help": text, "metavar": metavar, "minimum": minimum, "below": below, "choices": choices}
-    return field(default=default, metadata={**rules, "instead_of": instead_of})
+    return field(default=default, metadata={**rules, "instead_of": instead_of, "bare": bare})
 
 
 def read_values(fields: Fields, argv: list[str], about: str) -> dict[str, Any]:
@@ -163,7 +164,8 @@ def build_parser(fields: Fields, about: str) -> argparse.ArgumentParser:
             parser.add_argument(flag(name), dest=name, action=argparse.BooleanOptionalAction, help=rules["help"])
             continue
         shown = f" (default: {default})" if default != "" else ""
-        parser.add_argument(flag(name), dest=name, metavar=rules["metavar"], help=rules["help"] + shown)
+        bare = {"nargs": "?", "const": rules["bare"]} if rules["bare"] else {}
+        parser.add_argument(flag(name), dest=name, metavar=rules["metavar"], help=rules["help"] + shown, **bare)
     return parser
 
 

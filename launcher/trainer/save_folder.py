@@ -5,6 +5,7 @@
     SAVE_DIR/model.pt                              the weights alone, for torch.load
     SAVE_DIR/metrics.jsonl                         what the run told of itself
     SAVE_DIR/.lock                                 locked while a run saves there
+    SAVE_DIR/.trainer.json                         that the trainer writes this folder, and in which run
 
 A checkpoint is written under a temporary name, and renamed when all ranks are through.
 """
@@ -18,6 +19,7 @@ import re
 import shutil
 from multiprocessing.util import register_after_fork
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, TextIO
 
 import torch
@@ -43,9 +45,7 @@ def make_folder(path: str) -> None:
     """Make the folder to save in, before an hour of training finds that it can't be made."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
-        checked = Path(path) / ".writable"
-        checked.touch()
-        checked.unlink()
+        TemporaryFile(dir=path).close()
     except OSError as error:
         raise ConfigError(f"{path}: can't save there: {error.strerror}") from None
     checkpoints = Path(path) / "checkpoints"

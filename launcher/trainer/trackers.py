@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import queue
 import signal
 import sys
@@ -45,12 +46,11 @@ class JsonLines:
         self._path = path
 
     def start(self, config: Mapping[str, object], resumed_step: int) -> None:
-        """Keep the lines up to `resumed_step`: what came after them is done once more."""
-        del config  # the checkpoint has it
-        kept = [line for line in read_metrics(self._path) if line["step"] <= resumed_step] if resumed_step else []
-        temporary = self._path.with_name(self._path.name + ".tmp")
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        temporary.replace(self._path)
+        """Keep all lines, also of steps that come again, and end one that a crash cut off."""
+        del config, resumed_step  # the checkpoint has them
+        with self._path.open("ab+") as file:
+            if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+                file.write(b"\n")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one line, which is in the file before this returns; NaN and infinity, which JSON hasn't, are null."""

@@ -170,4 +170,5 @@ def test_nodes_that_are_started_by_hand_train_together(launch: Launch, project: 
         done = share.finish()
         assert done.exit_code == 0, done
         assert done.words[0].startswith(f"launch: node {rank} of 2 (from 0) with 1 process of 2 ranks, run RUN"), done
-    assert (project / "outputs" / "model.pt").exists()
+    (folder,) = (project / "outputs").iterdir()
+    assert (folder / "model.pt").exists()

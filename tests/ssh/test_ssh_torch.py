@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import socket
 from importlib.util import find_spec
@@ -127,11 +128,20 @@ def test_nasty_arguments_through_torchrun_come_back_equal(launch: Launch) -> Non
 def test_the_built_in_trainer(launch: Launch) -> None:
     done = launch.run(*ONE_EACH, "--env", "OMP_NUM_THREADS=1")  # two nodes share these cores
     assert done.exit_code == 0
-    assert "launch: no script given, running the built-in trainer (launcher.trainer)" in done.words
+    assert f"launch: no script given; the built-in trainer writes to outputs/{done.run_id}" in done.stderr.splitlines()
     assert "[node1:0] ranks   2, 1 per node, from torchrun" in done.lines
+    assert f"[node1:0] saves   outputs/{done.run_id}" in done.lines
     first, *_, last = (float(value) for value in re.findall(r"loss (\d\.\d+)", done.stdout))
     assert last < first / 1.5
     assert done.words[-1] == "launch: finished in N s, 2 ranks ended well, 0 processes left on 2 nodes"
+
+    # What the last line says is all that it takes to go on.
+    folder, start = f"outputs/{done.run_id}", "[node1:0] to train longer: "
+    (longer,) = (shlex.split(line.removeprefix(start)) for line in done.lines if line.startswith(start))
+    assert longer[-7:] == ["-m", "launcher.trainer", "--save-dir", folder, "--epochs", "2", "--resume"]
+    again = launch.run_command(*longer[1:])
+    assert again.exit_code == 0, again
+    assert f"[node1:0] resume  {folder}/checkpoints/step_60, step 60 of epoch 2" in again.lines
 
 
 def test_singlenode(launch: Launch) -> None:

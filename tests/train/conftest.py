@@ -140,7 +140,7 @@ def starter(tmp_path: Path) -> Iterator[Starter]:
 def single_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run each test as a single process on the CPU, and take the trainer's signal handler off after it."""
     for name in list(os.environ):
-        if name in WORLD_VARIABLES or name.startswith(("SLURM_", "OMPI_", "PMI_")):
+        if name in WORLD_VARIABLES or name.startswith(("SLURM_", "OMPI_", "PMI_", "LAUNCH_", "TORCHELASTIC_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     # Set and deleted, so that monkeypatch takes back what `bind_gloo` sets for the whole process.

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, BytesSto
 
 from launcher.trainer import __main__ as trainer
 
-SHORT = ["--data-size", "100", "--steps-per-epoch", "2", "--layers", "1", "--batch-size", "2"]
+SHORT = ["--save-dir", "outputs", "--data-size", "100", "--steps-per-epoch", "2", "--layers", "1", "--batch-size", "2"]
 STEP = Path("outputs/checkpoints/step_2")
 DATA = "__0_0.distcp"
 REFUSED = f"{STEP}: can't be read: UnpicklingError: "

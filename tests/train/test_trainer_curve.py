@@ -50,6 +50,18 @@ def test_a_loss_that_was_not_finite_is_a_gap(tmp_path: Path) -> None:
     assert "training, 2.000 at the end" in read_texts(tmp_path / "p.svg")
 
 
+def test_steps_that_were_done_once_more_stand_once(tmp_path: Path) -> None:
+    def line(step: int, loss: float, name: str = "loss") -> dict[str, object]:
+        return {"step": step, name: loss}
+
+    stopped = [line(20, 3.0), line(40, 2.0), line(40, 2.5, "validation_loss"), line(60, 1.5)]
+    again = [line(40, 2.1), line(40, 2.6, "validation_loss"), line(60, 1.6), line(60, 1.7)]
+    assert read_losses(write_metrics(tmp_path, stopped + again)) == {
+        "loss": [(20, 3.0), (40, 2.1), (60, 1.7)],
+        "validation_loss": [(40, 2.6)],
+    }
+
+
 def test_what_could_not_be_drawn_is_refused_before_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,7 +54,7 @@ from launcher.trainer.save_folder import (
 )
 
 CONFIG = TrainConfig()
-SHORT = ["--data-size", "100", "--steps-per-epoch", "2", "--layers", "1", "--batch-size", "2"]
+SHORT = ["--save-dir", "outputs", "--data-size", "100", "--steps-per-epoch", "2", "--layers", "1", "--batch-size", "2"]
 WORLD = World(0, 1, 0, 1, torch.device("cpu"), "gloo", "single process")
 
 
@@ -321,7 +321,7 @@ def test_the_start_report_says_where_a_run_goes_on(
     assert resume_lines() == []
     step = "outputs/checkpoints/step_2"
     assert resume_lines("--resume", "auto", "--epochs", "2") == [f"resume  {step}, step 2 of epoch 2"]
-    assert resume_lines("--resume", "auto", "--save-dir", "new") == ["resume  nothing to resume, begun anew"]
+    assert resume_lines("--save-dir", "new", "--resume", "auto") == ["resume  nothing to resume, begun anew"]
 
 
 def test_a_checkpoint_with_a_hole_is_one_line(
@@ -442,7 +442,8 @@ def test_a_loss_that_is_not_finite_ends_the_run_unsaved(
     finally:
         distributed.shutdown()
     assert str(caught.value) == f"step {step}: the loss is not finite"
-    assert sorted(path.name for path in (tmp_path / "outputs").iterdir()) == [".lock", "metrics.jsonl"]
+    (folder,) = (tmp_path / "outputs").iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", ".trainer.json", "metrics.jsonl"]
 
 
 def test_one_run_at_a_time_saves_in_a_folder(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from machines.processes import wait_until
 
 from launcher.trainer import __main__ as trainer
 from launcher.trainer.config import TrainConfig
+from launcher.trainer.curve import read_losses
 from launcher.trainer.model import build_model
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+PYTHON = Path(sys.executable).name
 STEP_LINE = r"epoch 1 step (1|20|40|60) loss \d\.\d{3} [\d.]+[kM]? tokens/s"
 
 
@@ -38,16 +41,17 @@ def check_default_run(lines: list[str], folder: Path) -> None:
     ]
     data = r"data    [\d.]+[kM] bytes of the topics of Python's help\(\), [\d.]+k samples, \d+ to validate"
     assert re.fullmatch(data, lines[4])
-    assert lines[5] == "model   137.0k parameters"
-    assert [re.fullmatch(STEP_LINE, line) is not None for line in lines[6:10]] == [True] * 4
+    assert lines[5:7] == ["model   137.0k parameters", "saves   out"]
+    assert [re.fullmatch(STEP_LINE, line) is not None for line in lines[7:11]] == [True] * 4
     metrics = read_metrics(folder)
     assert [(line["epoch"], line["step"]) for line in metrics] == [(1, 1), (1, 20), (1, 40), (1, 60), (1, 60)]
     first, final, validation = metrics[0]["loss"], metrics[3]["loss"], metrics[4]["validation_loss"]
     assert first > 5.3
     assert final < 3
-    assert lines[10:] == [
+    assert lines[11:] == [
         f"epoch 1 step 60 validation loss {validation:.3f}",
         f"final loss {final:.3f} (first {first:.3f}), model in {folder.name}/model.pt",
+        f"to train longer: {PYTHON} -m launcher.trainer --save-dir out --epochs 2 --resume",
     ]
 
 
@@ -63,6 +67,7 @@ def test_a_single_process_learns_and_saves(
     build_model(TrainConfig(**state["config"])).load_state_dict(state["model"])
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         ".lock",
+        ".trainer.json",
         "checkpoints",
         "metrics.jsonl",
         "model.pt",
@@ -70,12 +75,12 @@ def test_a_single_process_learns_and_saves(
     assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()] == ["step_60"]
 
     assert trainer.main(["--save-dir", "out", "--resume", "auto"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "nothing left to train, model in out/model.pt"
+    assert capsys.readouterr().out.splitlines()[-2] == "nothing left to train, model in out/model.pt"
     assert trainer.main(["--save-dir", "out", "--resume", "auto", "--layers", "3"]) == 2
     assert capsys.readouterr().err == "out/checkpoints/step_60: made with layers 2, and this run has 3\n"
     assert trainer.main(["--save-dir", "out", "--resume", "out/step_60"]) == 2
     assert capsys.readouterr().err == (
-        "out/step_60: no whole checkpoint, a folder such as outputs/checkpoints/step_60\n"
+        "out/step_60: no whole checkpoint, a folder such as outputs/RUN/checkpoints/step_60\n"
     )
 
 
@@ -95,7 +100,7 @@ def test_the_regression_on_its_own_line(
         "data    a made-up regression, 900 samples, 100 to validate",
         "model   67.6k parameters",
     ]
-    assert re.fullmatch(r"epoch 1 step 14 loss \d\.\d{3} [\d.]+k? samples/s", lines[7])
+    assert re.fullmatch(r"epoch 1 step 14 loss \d\.\d{3} [\d.]+k? samples/s", lines[8])
     losses = [line["validation_loss"] for line in read_metrics(tmp_path / "outputs") if "validation_loss" in line]
     assert losses[1] < losses[0]
     assert (tmp_path / "curve.svg").stat().st_size > 1000
@@ -113,13 +118,15 @@ def test_a_run_that_was_killed_and_resumed_ends_as_one_that_was_not(
     for rank in ranks:
         rank.process.kill()
     assert [rank.wait() for rank in ranks] == [-signal.SIGKILL] * 2
-    assert trainer.main([*options, "--save-dir", "killed", "--resume", "auto"]) == 0
+    metrics = tmp_path / "killed" / "metrics.jsonl"
+    written = metrics.read_text()
+    assert trainer.main([*options, "--save-dir", "killed", "--resume"]) == 0
+    assert metrics.read_text().startswith(written)
     assert trainer.main([*options, "--save-dir", "whole"]) == 0
-    killed, whole = read_metrics(tmp_path / "killed"), read_metrics(tmp_path / "whole")
-    assert [line["step"] for line in killed] == [line["step"] for line in whole]
-    assert [line["loss"] for line in killed if "loss" in line] == pytest.approx(
-        [line["loss"] for line in whole if "loss" in line], rel=1e-3
-    )
+    killed, whole = read_losses(metrics), read_losses(tmp_path / "whole" / "metrics.jsonl")
+    for name in whole:
+        assert [step for step, _ in killed[name]] == [step for step, _ in whole[name]]
+        assert [loss for _, loss in killed[name]] == pytest.approx([loss for _, loss in whole[name]], rel=1e-3)
 
 
 def test_torchrun_runs_the_zip_where_there_is_no_launcher(starter: Any, tmp_path: Path) -> None:
@@ -142,7 +149,9 @@ def test_torchrun_runs_the_zip_where_there_is_no_launcher(starter: Any, tmp_path
     lines = run.stdout.splitlines()
     assert lines[1] == "ranks   2, from torchrun"
     assert lines[3] == "batch   ddp, 32 samples per step (2 ranks x batch size 16)"
-    assert lines[-1].endswith("model in out/model.pt")
+    assert lines[-2].endswith("model in out/model.pt")
+    longer = "torchrun ... -m launcher.trainer --steps_per_epoch 2 --save-dir out --epochs 2 --resume"
+    assert lines[-1] == f"to train longer: {longer}"
     assert (tmp_path / "out" / "model.pt").exists()
 
 
@@ -176,7 +185,11 @@ def test_sigterm_to_all_saves_and_ends_all_with_143(starter: Any, tmp_path: Path
     assert [rank.stderr for rank in ranks] == ["", ""]
     step = saved_step(tmp_path)
     assert step >= 20
-    assert ranks[0].stdout.splitlines()[-1] == f"SIGTERM: step {step} saved in out/checkpoints/step_{step}"
+    assert ranks[0].stdout.splitlines()[-2:] == [
+        f"SIGTERM: step {step} saved in out/checkpoints/step_{step}",
+        "to continue: torchrun ... -m launcher.trainer --epochs 1000 --steps-per-epoch 0 --workers 1 "
+        "--save-dir out --resume",
+    ]
     assert wait_until(lambda: all(rank.is_empty() for rank in ranks))
 
 
@@ -187,12 +200,12 @@ def test_sigterm_to_one_rank_of_a_sharded_model_saves_all_of_it(starter: Any, tm
     assert [rank.wait() for rank in ranks] == [143, 143], ranks[1].stderr
     assert [rank.stderr for rank in ranks] == ["", ""]
     step = saved_step(tmp_path)
-    assert ranks[0].stdout.splitlines()[-1] == f"SIGTERM: step {step} saved in out/checkpoints/step_{step}"
+    assert ranks[0].stdout.splitlines()[-2] == f"SIGTERM: step {step} saved in out/checkpoints/step_{step}"
     assert len(list((tmp_path / "out" / "checkpoints" / f"step_{step}").glob("*.distcp"))) == 2
 
 
 @pytest.mark.parametrize(
-    ("options", "last_line"),
+    ("options", "line"),
     [
         ([], r"SIGTERM: step (\d+) saved in out/checkpoints/step_\1"),
         (
@@ -201,14 +214,14 @@ def test_sigterm_to_one_rank_of_a_sharded_model_saves_all_of_it(starter: Any, tm
         ),
     ],
 )
-def test_rank_0_saves_what_it_can_when_a_peer_is_gone(starter: Any, options: list[str], last_line: str) -> None:
+def test_rank_0_saves_what_it_can_when_a_peer_is_gone(starter: Any, options: list[str], line: str) -> None:
     ranks = starter.start_ranks(2, lambda rank: [*ENDLESS, *options])
     ranks[0].wait_for("step 40 ")
     ranks[1].process.send_signal(signal.SIGSTOP)  # no vote is held any more
     ranks[0].process.send_signal(signal.SIGTERM)
     ranks[1].process.kill()
     assert [rank.wait() for rank in ranks] == [143, -signal.SIGKILL], ranks[0].stderr
-    assert re.fullmatch(last_line, ranks[0].stdout.splitlines()[-1])
+    assert re.fullmatch(line, ranks[0].stdout.splitlines()[-2])
 
 
 def test_what_rank_0_can_not_read_ends_every_rank_and_is_said_once(starter: Any) -> None:

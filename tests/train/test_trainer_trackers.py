@@ -40,13 +40,12 @@ def test_a_line_is_in_the_file_as_soon_as_it_is_logged(tmp_path: Path) -> None:
     )
 
 
-def test_a_resume_drops_what_comes_again_and_a_fresh_run_drops_everything(tmp_path: Path) -> None:
+def test_every_run_in_a_folder_appends(tmp_path: Path) -> None:
     run_steps(tmp_path, [], 1, 4)
     run_steps(tmp_path, [], 3, 5)
-    lines = [(line["step"], line["loss"]) for line in read_metrics(tmp_path / "metrics.jsonl")]
-    assert lines == [(1, 101), (2, 102), (3, 303), (4, 304), (5, 305)]
     run_steps(tmp_path, [], 1, 1)
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "loss": 101.0}\n'
+    lines = [(line["step"], line["loss"]) for line in read_metrics(tmp_path / "metrics.jsonl")]
+    assert lines == [(1, 101), (2, 102), (3, 103), (4, 104), (3, 303), (4, 304), (5, 305), (1, 101)]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
@@ -55,9 +54,13 @@ def test_a_resume_drops_what_comes_again_and_a_fresh_run_drops_everything(tmp_pa
 )
 def test_a_line_cut_off_by_a_crash_is_survived(rest: str, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"step": 1}\n{"step": 2}\n' + rest.encode("latin-1"))
-    JsonLines(path).start({}, 2)
-    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+    written = b'{"step": 1}\n{"step": 2}\n' + rest.encode("latin-1")
+    path.write_bytes(written)
+    lines = JsonLines(path)
+    lines.start({}, 2)
+    lines.log(4, {})
+    assert [line["step"] for line in read_metrics(path) if line["step"] != 3] == [1, 2, 4]
+    assert path.read_bytes() == written.rstrip(b"\n") + b'\n{"step": 4}\n'
 
 
 def test_a_full_disk_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,252 @@
+"""Which folder a run saves in: a new one, its own of an earlier attempt, and none with files of somebody else."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from launcher.distributed import Attempt, World, find_attempt
+from launcher.trainer import __main__ as trainer
+from launcher.trainer.continuation import continue_command
+from launcher.trainer.ownership import make_new
+
+SHORT = ["--data-size", "100", "--steps-per-epoch", "2", "--layers", "1", "--batch-size", "2", "--log-every", "1"]
+PYTHON = Path(sys.executable).name
+OUTPUTS = Path("outputs")
+
+
+@dataclass
+class Said:
+    """What a run ended with and printed."""
+
+    exit_code: int
+    lines: list[str]
+    error: str
+
+    def line(self, name: str) -> str | None:
+        """Return what a line of the start report says."""
+        return next((line[8:] for line in self.lines if line.startswith(f"{name:<8}")), None)
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """Train for two steps an epoch, in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Said:
+        exit_code = trainer.main([*SHORT, *words])
+        captured = capsys.readouterr()
+        return Said(exit_code, captured.out.splitlines(), captured.err)
+
+    return run
+
+
+def read_all(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_run_makes_a_folder_of_its_own_beside_the_users_files(train: Callable[..., Said]) -> None:
+    OUTPUTS.mkdir()
+    (OUTPUTS / "model.pt").write_text("a month of work")
+    (OUTPUTS / "metrics.jsonl").write_text("mine")
+    first, second = train(), train()
+    folders = [Path(said.line("saves") or "") for said in (first, second)]
+    assert all(re.fullmatch(r"outputs/\d{8}-\d{6}(-2)?", str(folder)) for folder in folders), folders
+    assert len(set(folders)) == 2
+    assert sorted(path.name for path in folders[0].iterdir()) == [
+        ".lock", ".trainer.json", "checkpoints", "metrics.jsonl", "model.pt",
+    ]  # fmt: skip
+    assert ((OUTPUTS / "model.pt").read_text(), (OUTPUTS / "metrics.jsonl").read_text()) == ("a month of work", "mine")
+
+    # What the last line says is all that it takes to go on.
+    start, command = first.lines[-1].split(": ", 1)
+    assert start == "to train longer"
+    assert command == f"{PYTHON} -m launcher.trainer {' '.join(SHORT)} --save-dir {folders[0]} --epochs 2 --resume"
+    longer = train(*command.split()[3 + len(SHORT) :])
+    assert (longer.exit_code, longer.line("resume")) == (0, f"{folders[0]}/checkpoints/step_2, step 2 of epoch 2")
+
+    option = "--resume needs --save-dir FOLDER, since each run has a folder of its own"
+    newest = max(folders, key=lambda folder: (folder / ".trainer.json").stat().st_mtime)
+    assert train("--resume") == Said(2, [], f"{option}; the newest run here: --save-dir {newest}\n")
+    shutil.rmtree(OUTPUTS)
+    assert train("--resume=auto") == Said(2, [], f"{option.replace('--resume', '--resume auto')}\n")
+
+
+@pytest.mark.parametrize(
+    "name", ["model.pt", "model.pt.tmp", "metrics.jsonl", "checkpoints/last.ckpt", ".trainer.json"]
+)
+@pytest.mark.parametrize("words", [[], ["--resume", "auto"]])
+def test_a_file_that_the_trainer_did_not_write_is_never_replaced(
+    name: str, words: list[str], train: Callable[..., Said]
+) -> None:
+    (OUTPUTS / name).parent.mkdir(parents=True)
+    (OUTPUTS / name).write_text("mine")
+    found = OUTPUTS / name.partition("/")[0]
+    refusal = f"{found}: not written by this trainer, which would replace it: name another --save-dir\n"
+    assert train("--save-dir", "outputs", *words) == Said(2, [], refusal)
+    assert read_all(OUTPUTS) == {name: b"mine"}
+
+
+def test_other_files_in_the_folder_stay(train: Callable[..., Said]) -> None:
+    (OUTPUTS / "checkpoints").mkdir(parents=True)
+    for name in ("train.log", ".writable"):
+        (OUTPUTS / name).write_text("mine")
+    assert train("--save-dir", "outputs").exit_code == 0
+    assert [(OUTPUTS / name).read_text() for name in ("train.log", ".writable")] == ["mine"] * 2
+
+
+def test_an_earlier_run_is_resumed_or_refused(train: Callable[..., Said]) -> None:
+    assert train("--save-dir", "out").exit_code == 0
+    saved = read_all(Path("out"))
+    both = "go on with --resume, or name another --save-dir"
+    refused = Said(2, [], f"out: an earlier run's checkpoints would be lost: {both}\n")
+    assert train("--save-dir", "out") == refused
+    shutil.copytree("out", "other")
+    assert train("--save-dir", "out", "--resume", "other/checkpoints/step_2") == refused
+    (Path("out") / ".trainer.json").unlink()  # as where a copy left it out
+    assert train("--save-dir", "out") == refused
+    assert {**read_all(Path("out")), ".trainer.json": saved[".trainer.json"]} == saved
+
+    inside = train("--save-dir", "out", "--resume", "out/checkpoints/step_2", "--epochs", "2")
+    assert (inside.exit_code, inside.line("resume")) == (0, "out/checkpoints/step_2, step 2 of epoch 2")
+    assert (Path("out") / "metrics.jsonl").read_bytes().startswith(saved["metrics.jsonl"])
+
+    shutil.rmtree(Path("out") / "checkpoints")
+    model = Said(2, [], "out: an earlier run's model.pt would be lost: name another --save-dir\n")
+    assert train("--save-dir", "out") == train("--save-dir", "out", "--resume", "auto") == model
+
+
+def test_a_resume_that_finds_nothing_is_no_new_run(train: Callable[..., Said]) -> None:
+    nothing = "no whole checkpoint to go on from; without --resume a run begins anew\n"
+    assert train("--save-dir", "typo", "--resume") == Said(2, [], f"typo: {nothing}")
+    assert not Path("typo").exists()
+    Path("empty").mkdir()
+    assert train("--save-dir", "empty", "--resume") == Said(2, [], f"empty: {nothing}")
+    auto = train("--save-dir", "empty", "--resume", "auto")
+    assert (auto.exit_code, auto.line("resume")) == (0, "nothing to resume, begun anew")
+
+
+def test_a_run_that_never_began_leaves_no_folder(train: Callable[..., Said]) -> None:
+    assert train("--data", "none.txt").exit_code == 2
+    assert train("--data", "none.txt", "--save-dir", "out").exit_code == 2
+    assert (list(OUTPUTS.iterdir()), Path("out").exists()) == ([], False)
+
+
+def test_all_ranks_are_refused_and_one_says_so(starter: Any, tmp_path: Path) -> None:
+    (tmp_path / "outputs").mkdir()
+    (tmp_path / "outputs" / "model.pt").touch()
+    ranks = starter.start_ranks(2, lambda rank: ["-m", "launcher.trainer", "--save-dir", "outputs"])
+    assert [rank.wait() for rank in ranks] == [2, 2]
+    refusal = "outputs/model.pt: not written by this trainer, which would replace it: name another --save-dir\n"
+    assert [rank.stderr for rank in ranks] == [refusal, ""]
+
+
+def test_a_job_that_goes_back_into_the_queue_goes_on(
+    train: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One job with two runs of different options; also where its launcher gives each attempt another name."""
+    monkeypatch.setenv("SLURM_JOB_ID", "41")
+    assert train().line("saves") == "outputs/slurm-41"
+    assert train("--lr", "1e-2").line("saves") == "outputs/slurm-41-2"
+    assert train("--save-dir", "out").line("saves") == "out"
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    monkeypatch.setenv("LAUNCH_SLURM_JOB", "41")
+    monkeypatch.setenv("LAUNCH_MARK", "20261120-091233.0123.0")
+    folders = {(): "outputs/slurm-41", ("--lr", "1e-2"): "outputs/slurm-41-2", ("--save-dir", "out"): "out"}
+    for words, folder in folders.items():
+        again = train(*words)
+        assert again.line("saves") == folder
+        assert again.line("resume") == f"{folder}/checkpoints/step_2, step 2 of epoch 2"
+    other = train("--lr", "1e-3")
+    assert other.line("saves") == "outputs/20261120-091233"
+    assert other.line("resume") == "nothing to resume, begun anew"
+
+
+# The trainer, which fails once after its first epoch.
+FAILS_ONCE = f"""
+import os, sys
+from launcher.distributed import leave
+from launcher.trainer.__main__ import main
+is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+exit_code = main([*{SHORT!r}, "--epochs", "1" if is_first else "2"])
+leave(1 if is_first else exit_code)
+"""
+
+
+def test_a_torchrun_that_starts_its_ranks_again_goes_on(starter: Any, tmp_path: Path) -> None:
+    (tmp_path / "fails_once.py").write_text(FAILS_ONCE)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "--max-restarts", "1"]
+    run = starter.start([*torchrun, "fails_once.py"])
+    assert run.wait() == 0, run.stderr
+    (folder,) = (tmp_path / "outputs").iterdir()
+    saves = [line for line in run.stdout.splitlines() if line.startswith(("saves", "resume"))]
+    name = f"outputs/{folder.name}"
+    assert saves == [f"saves   {name}", f"saves   {name}", f"resume  {name}/checkpoints/step_2, step 2 of epoch 2"]
+
+
+def test_two_runs_of_one_second_have_a_folder_each(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    made = [make_new(tmp_path, "a") for _ in range(2)]
+    assert made == [tmp_path / "a-2", tmp_path / "a-3"]
+
+
+LAUNCHED = {"LAUNCH_MARK": "20261120-091233.0123.0", "LAUNCH_SLURM_JOB": "", "LAUNCH_COMMAND": "launch --cpu"}
+NAMED = Attempt("20261120-091233", "launch --cpu")
+
+
+@pytest.mark.parametrize(
+    ("environ", "attempt"),
+    [
+        ({}, Attempt()),
+        (LAUNCHED, NAMED),
+        ({"SLURM_JOB_ID": "41"}, Attempt("slurm-41", job_id="41")),
+        ({"SLURM_JOB_ID": "41", "SLURM_RESTART_COUNT": "2"}, Attempt("slurm-41", job_id="41", requeues=2)),
+        # A job that was submitted from within a run, and one whose own launcher started this rank.
+        ({**LAUNCHED, "SLURM_JOB_ID": "41"}, Attempt("slurm-41", job_id="41")),
+        (
+            {**LAUNCHED, "SLURM_JOB_ID": "41", "LAUNCH_SLURM_JOB": "41"},
+            Attempt("20261120-091233", "launch --cpu", job_id="41"),
+        ),
+    ],
+)
+def test_what_a_run_is_called(environ: dict[str, str], attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert find_attempt() == attempt
+
+
+@pytest.mark.parametrize(
+    ("launched_by", "attempt", "argv", "epochs", "command"),
+    [
+        ("single process", Attempt(), [], 0, f"{PYTHON} -m launcher.trainer --save-dir o --resume"),
+        (
+            "single process",
+            Attempt(),
+            ["--save_dir", "x", "--resume", "--data", "a b", "--resume=none", "--epochs", "3", "--lr=1"],
+            0,
+            f"{PYTHON} -m launcher.trainer --data 'a b' --epochs 3 --lr=1 --save-dir o --resume",
+        ),
+        (
+            "torchrun",
+            Attempt(),
+            ["--epochs", "3"],
+            4,
+            "torchrun ... -m launcher.trainer --save-dir o --epochs 4 --resume",
+        ),
+        ("srun", Attempt(), ["--resume", "p"], 0, f"srun ... {PYTHON} -m launcher.trainer --save-dir o --resume"),
+        ("torchrun", NAMED, ["--lr", "1"], 0, "launch --cpu --lr 1 --save-dir o --resume"),
+    ],
+)
+def test_the_command_that_goes_on(
+    launched_by: str, attempt: Attempt, argv: list[str], epochs: int, command: str
+) -> None:
+    world = World(0, 1, 0, 1, torch.device("cpu"), "gloo", launched_by)
+    assert continue_command(argv, world, attempt, "o", epochs) == command

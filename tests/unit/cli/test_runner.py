@@ -1,0 +1,67 @@
+"""What `launch` says and tells of its built-in trainer, before a run begins."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+import click
+import pytest
+
+from launcher.cli.command_table import COMMANDS
+from launcher.cli.runner import describe_trainer, trainer_command
+from launcher.job.job import DEFAULT_PROGRAM, Job, Program, ProgramKind
+from launcher.runs.run import RunOptions
+
+TRAINER = Job(program=DEFAULT_PROGRAM)
+
+
+def command_of(name: str, words: Sequence[str], job: Job) -> dict[str, str]:
+    command: click.Command = importlib.import_module(COMMANDS[name][0]).command
+    with command.make_context(name, list(words)):
+        return trainer_command(job)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "line"),
+    [
+        ("run", "--hosts gpu[1-2] --gpus 8", "launch --hosts 'gpu[1-2]' --gpus 8 -m launcher.trainer"),
+        ("run", "-q --cpu --nproc 1 -m launcher.trainer --lr 1", "launch --nproc 1 --cpu --quiet -m launcher.trainer"),
+        ("singlenode", "--gpus 2", "launch singlenode --gpus 2 -m launcher.trainer"),
+        (
+            "run",
+            "--env A=1 --env WANDB_API_KEY=hunter2 --hosts a",
+            "launch --hosts a --env A=1 --env WANDB_API_KEY -m launcher.trainer",
+        ),
+    ],
+)
+def test_the_trainer_is_told_how_it_was_started(
+    name: str, words: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own options are not among the words: it knows them."""
+    monkeypatch.setattr("sys.argv", ["launch"])
+    assert command_of(name, words.split(), TRAINER) == {"LAUNCH_COMMAND": line}
+
+
+def test_it_is_told_no_secret_and_other_programs_are_told_nothing() -> None:
+    assert command_of("run", ["--hosts", "a", "--setup", "export TOKEN=hunter2"], TRAINER) == {}
+    assert command_of("run", ["--hosts", "a"], Job(program=Program(ProgramKind.SCRIPT, "train.py"))) == {}
+
+
+@pytest.mark.parametrize(
+    ("share", "restarts", "place"),
+    [
+        (None, None, "to outputs/20261120-091233"),
+        ((2, 0), "0", "to outputs/20261120-091233"),
+        ((2, 1), None, "on node 0"),
+        (None, "1", "where this job wrote before"),
+    ],
+)
+def test_where_the_trainer_writes(
+    share: tuple[int, int] | None, restarts: str | None, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    if restarts is not None:
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    said = describe_trainer("20261120-091233", RunOptions(share=share))
+    assert said == f"the built-in trainer writes {place}"
