@@ -74,7 +74,8 @@ class RunRecord:
                 _replace_link(base / f"node_{node_rank}.log", f"latest/node_{node_rank}.log")
             for path in base.glob("node_*.log"):  # of a run with other nodes
                 number = path.stem[len("node_") :]
-                if path.is_symlink() and number.isdecimal() and int(number) not in node_ranks:
+                is_ours = path.is_symlink() and str(path.readlink()) == f"latest/{path.name}"
+                if is_ours and number.isdecimal() and int(number) not in node_ranks:
                     with contextlib.suppress(PermissionError):
                         path.unlink()
         except OSError as error:
@@ -129,6 +130,8 @@ def _is_of_another(path: Path) -> bool:
 def _replace_link(path: Path, target: str) -> None:
     if path.is_symlink() and str(path.readlink()) == target:
         return  # it may be another user's
+    if path.is_file() and not path.is_symlink():
+        return  # somebody's own file, such as a log that other scripts wrote: the link is a convenience
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(target)

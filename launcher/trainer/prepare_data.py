@@ -38,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         text = read_file(options.file) if options.file else download(options.url)
         check(text, str(options.file or options.url))
+        refuse_other(path, text)
         write(path, text)
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -92,6 +93,12 @@ def check(text: bytes, source: str) -> None:
             f"{source} is not Tiny Shakespeare: {size}, SHA-256 {found}, "
             f"want {SIZE_BYTES} bytes, SHA-256 {SHA256}; nothing was written"
         )
+
+
+def refuse_other(path: Path, text: bytes) -> None:
+    """Raise ConfigError for a file at `path` that is no cut-off copy of the text, so somebody's own."""
+    if path.exists() and not text.startswith(read_file(path)):
+        raise ConfigError(f"{path} is there already and is another text: move it, or name another --folder")
 
 
 def write(path: Path, text: bytes) -> None:

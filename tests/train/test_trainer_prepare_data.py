@@ -150,6 +150,16 @@ def test_a_copy_is_taken_in_place_of_one_that_is_not_whole(command: Command) -> 
     assert find_shakespeare(command.path.parent) == command.path
 
 
+def test_another_text_of_that_name_stays(command: Command) -> None:
+    copy = command.folder / "copy.txt"
+    copy.write_bytes(TEXT)
+    command.path.parent.mkdir()
+    command.path.write_bytes(TEXT + b"and my own play")
+    refusal = f"{command.path} is there already and is another text: move it, or name another --folder\n"
+    assert command.run("--file", copy) == Said(1, "", refusal)
+    assert command.path.read_bytes() == TEXT + b"and my own play"
+
+
 def test_a_copy_that_can_not_be_read_or_written_is_one_line(command: Command) -> None:
     missing = command.folder / "none.txt"
     assert command.run("--file", missing) == Said(1, "", f"{missing}: No such file or directory\n")

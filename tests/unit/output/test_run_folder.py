@@ -94,6 +94,16 @@ def test_a_link_that_can_not_be_made_is_told(tmp_path):
     assert heard == [(tmp_path / "latest", errno.EISDIR)]
 
 
+def test_files_of_other_programs_stay(tmp_path):
+    for name in ("node_0.log", "my.log"):
+        (tmp_path / name).write_text("of another script")
+    (tmp_path / "node_5.log").symlink_to("my.log")
+    make_record(tmp_path).link([0, 1])
+    assert (tmp_path / "node_0.log").read_text() == "of another script"
+    assert (tmp_path / "node_5.log").readlink() == Path("my.log")
+    assert (tmp_path / "node_1.log").readlink() == Path("latest/node_1.log")
+
+
 def test_links_of_an_earlier_run_with_more_nodes_are_gone(tmp_path):
     make_record(tmp_path).link([0, 1])
     make_record(tmp_path).link([0])
