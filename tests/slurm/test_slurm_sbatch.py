@@ -90,7 +90,7 @@ def test_a_trainer_whose_time_is_over_saves_and_goes_on_where_it_was(
     slurm: Slurm, tmp_path: Path, sbatch: Sbatch
 ) -> None:
     (tmp_path / "text").write_text("To be, or not to be, that is the question. " * 20)
-    (tmp_path / "small.json").write_text(json.dumps({"data": "text", "save_dir": "saved", **SMALL}))
+    (tmp_path / "small.json").write_text(json.dumps({"data": "text", **SMALL}))
     words = ("--requeue", "--nproc=1", "--cpu", "-m", "launcher.trainer", "--config", "small.json")
     job_id = sbatch(*words).stdout.strip()
 
@@ -103,5 +103,6 @@ def test_a_trainer_whose_time_is_over_saves_and_goes_on_where_it_was(
     before = steps()
     assert wait_until(lambda: len(steps()) > len(before)), read_log(tmp_path, job_id, "err")
     assert steps()[len(before)] == before[-1] + 1
+    assert len(list((tmp_path / "outputs").iterdir())) == 1  # both attempts save in the folder of the first
     slurm.run("scancel", job_id)
     slurm.wait_for_job(job_id)
