@@ -15,7 +15,9 @@ def count(number: int, noun: str) -> str:
 
 
 def plural(noun: str) -> str:
-    """`processes` for process."""
+    """`processes` for process, `directories` for directory."""
+    if noun.endswith("y") and noun[-2] not in "aeiou":
+        return noun[:-1] + "ies"
     return noun + ("es" if noun.endswith("s") else "s")
 
 

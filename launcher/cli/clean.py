@@ -1,4 +1,4 @@
-"""launch clean: end what earlier runs left, and nothing else."""
+"""launch clean: end and remove what earlier runs left, and nothing else."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ if TYPE_CHECKING:
 @reach_options
 @life_options
 @click.option("--python", metavar="PATH", help="Python 3.8 or newer for launch's helper there.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be ended.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be ended and removed.")
 @gather
 def command(
     *, python: str | None, dry_run: bool, choice: HostChoice, transport: TransportOptions, timeouts: Timeouts
 ) -> int:
-    """End what earlier runs of yours left on the hosts, after saying what it is.
+    """End and remove what earlier runs of yours left on the hosts, after saying what it is.
 
     Left behind is a process with the mark of a run whose supervisor is gone.
-    A run that goes on is named and left alone, and other users' processes are never touched.
+    So is the directory of a run that is over: on a host that lost power, nobody removed it.
+    A run that goes on is named and left alone, and other users' are never touched.
     Jobs that a run submitted (sbatch, at) aren't part of it and are left alone.
     """
     from launcher.cli.console import Console
@@ -61,19 +62,27 @@ def command(
 
 
 def _report(console: Console, done: Cleaning, *, is_dry: bool) -> None:
+    from launcher.commands.clean import kept_lines
     from launcher.hosts.unreachable import failure_lines
+    from launcher.runs import report
+
+    if done.census.left:  # else no host could be asked, which is said below
+        console.say(f"launch: {_verdict(done, is_dry=is_dry)}")
+    for line in [*report.left_lines(done.census), *kept_lines(done.kept), *failure_lines(done.failures)]:
+        console.say(line)
+
+
+def _verdict(done: Cleaning, *, is_dry: bool) -> str:
     from launcher.runs import report
     from launcher.wording import count
 
-    processes = count(len(done.left_behind), "process")
-    hosts = count(len(done.census.left), "host")
-    if not done.census.left:
-        pass  # no host could be asked, which is said below
-    elif not done.left_behind:
-        console.say(f"launch: nothing is left behind on {hosts}")
-    elif is_dry:
-        console.say(f"launch: {processes} would be ended")
-    else:
-        console.say(f"launch: ended {processes}, {report.census_words(done.census)}")
-    for line in [*report.left_lines(done.census), *failure_lines(done.failures)]:
-        console.say(line)
+    processes = count(len(done.left_behind), "process") if done.left_behind else ""
+    number = len(done.folders) - len(done.kept)
+    directories = count(number, "directory") if done.folders else ""
+    if not processes and not directories:
+        return f"nothing is left behind on {count(len(done.census.left), 'host')}"
+    if is_dry:
+        ends = (processes and f"{processes} would be ended", directories and f"{directories} would be removed")
+        return ", ".join(filter(None, ends))
+    ends = (processes and f"ended {processes}", directories and f"removed {directories}")
+    return ", ".join([*filter(None, ends), report.census_words(done.census)])

@@ -1,13 +1,16 @@
-"""Ends what earlier runs left: processes with a run's mark that no supervisor looks after any more."""
+"""Ends what earlier runs left: processes with a run's mark that no supervisor looks after any more, and directories.
+
+A run's directory is left if nobody was there to remove it: its host lost power, or all its keepers were killed.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, HostFailure
-from launcher.job.facts import RunProcess
+from launcher.job.facts import Checks, RunFolder, RunProcess
 from launcher.node import messages
 from launcher.session.node_state import Census
 from launcher.session.session import Session
@@ -24,6 +27,8 @@ class Cleaning:
     found: Sequence[tuple[str, RunProcess]]  # with its host
     failures: Sequence[HostFailure]
     census: Census
+    folders: Sequence[tuple[str, RunFolder]] = ()  # with its host
+    kept: Sequence[tuple[str, str, str]] = ()  # host, path and reason of each of them that could not be removed
 
     @property
     def left_behind(self) -> list[tuple[str, RunProcess]]:
@@ -32,10 +37,10 @@ class Cleaning:
 
     @property
     def exit_code(self) -> int:
-        """A host that can't be asked, or a process that can't be ended, is no success."""
+        """A host that can't be asked, or a left-over that can't be ended or removed, is no success."""
         if self.failures:
             return EXIT_UNREACHABLE
-        return EXIT_FAILED if any(self.census.left.values()) else 0
+        return EXIT_FAILED if self.kept or any(self.census.left.values()) else 0
 
 
 async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool) -> Cleaning:
@@ -45,10 +50,12 @@ async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool) -
     """
     with session.catch_signals():
         try:
-            found = await _find(session)
-            for line in found_lines(found):
+            await _find(session)
+            found = [(host, process) for host, checks in _checked(session) for process in checks.runs]
+            folders = [(host, folder) for host, checks in _checked(session) for folder in checks.folders]
+            for line in [*found_lines(found), *folder_lines(folders)]:
                 say(line)
-            adopted = _adopt(session) if found and not is_dry else False
+            adopted = False if is_dry else _adopt(session)
         except Interrupted:
             session.say_failures()
             await session.stop_all(timeout_s=0)
@@ -57,31 +64,46 @@ async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool) -
             await session.stop_all(timeout_s=0)
             raise
         census = await session.stop_all(session.terms.stop_timeout_s if adopted else 0)
-    return Cleaning(found, session.failures(), census)
+    return Cleaning(found, session.failures(), census, folders, () if is_dry else _kept(session, folders))
 
 
-async def _find(session: Session) -> list[tuple[str, RunProcess]]:
+async def _find(session: Session) -> None:
     session.open(facts=True, gpus=False, pythons=[], checks=True)
     await session.pump(lambda: all(state.facts or state.failure for state in session.states))
-    return [
-        (host.name, process)
-        for host, state in zip(session.hosts, session.states, strict=True)
-        if state.facts is not None and state.facts.checks is not None
-        for process in state.facts.checks.runs
-    ]
+
+
+def _checked(session: Session) -> Iterator[tuple[str, Checks]]:
+    for host, state in zip(session.hosts, session.states, strict=True):
+        if state.facts is not None and state.facts.checks is not None:
+            yield host.name, state.facts.checks
 
 
 def _adopt(session: Session) -> bool:
-    """Make the left-overs each node's own, so that its ladder ends them; return whether there are any."""
-    has_any = False
+    """Make the left-overs each node's own, so that it ends and removes them; return whether some are processes."""
+    has_processes = False
     for index, state in enumerate(session.states):
         checks = state.facts.checks if state.facts is not None else None
         runs = checks.runs if checks is not None else ()
         marks = sorted({run.mark for run in runs if not run.is_owned})
-        if marks:
-            has_any = True
-            session.send(index, messages.ADOPT, marks=marks)
-    return has_any
+        folders = [folder.path for folder in checks.folders] if checks is not None else []
+        if marks or folders:
+            has_processes = has_processes or bool(marks)
+            session.send(index, messages.ADOPT, marks=marks, folders=folders)
+    return has_processes
+
+
+def _kept(session: Session, folders: Sequence[tuple[str, RunFolder]]) -> list[tuple[str, str, str]]:
+    """Return host, path and reason of each of these directories that is still there, or of which nobody told."""
+    reasons = {
+        host.name: dict(state.census.get("folders") or []) if state.census is not None else None
+        for host, state in zip(session.hosts, session.states, strict=True)
+    }
+    kept = []
+    for host, folder in folders:
+        told = reasons[host]
+        if told is None or folder.path in told:
+            kept.append((host, folder.path, "not removed" if told is None else told[folder.path]))
+    return kept
 
 
 def found_lines(found: Sequence[tuple[str, RunProcess]]) -> list[str]:
@@ -103,3 +125,21 @@ def found_lines(found: Sequence[tuple[str, RunProcess]]) -> list[str]:
     words = "{} of {} more runs (runs in progress are left alone)"
     return lines + [f"  {host}: {words.format(count(number, 'process'), named[host] - _MOST_RUNS)}"
                     for host, number in more.items()]  # fmt: skip
+
+
+def folder_lines(folders: Sequence[tuple[str, RunFolder]]) -> list[str]:
+    """Return a line for each directory on each host, with what is lost with it."""
+    lines: list[str] = []
+    named = Counter[str]()
+    for host, folder in folders:
+        named[host] += 1
+        if named[host] <= _MOST_RUNS:
+            files = f" ({count(folder.files, 'file')} of its ranks)" if folder.files else ""
+            lines.append(f"  {host}: directory left behind: {folder.path}{files}")
+    return lines + [f"  {host}: {count(number - _MOST_RUNS, 'more directory')} left behind"
+                    for host, number in named.items() if number > _MOST_RUNS]  # fmt: skip
+
+
+def kept_lines(kept: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Return a line for each directory that could not be removed."""
+    return [f"  {host}: {path} is still there: {reason}" for host, path, reason in kept]

@@ -60,6 +60,15 @@ class RunProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The directory of a run that is over, which nobody was left to remove: the host lost power, say."""
+
+    path: str
+    run_id: str
+    files: int = 0  # that its ranks left in it to be copied back
+
+
+@dataclass(frozen=True, slots=True)
 class Xid:
     """A fault of a GPU that the driver has written to the kernel's log, with its number in NVIDIA's list (Xid)."""
 
@@ -91,6 +100,7 @@ class Checks:
     infiniband: tuple[str, ...] = ()
     xids: tuple[Xid, ...] = ()
     runs: tuple[RunProcess, ...] = ()
+    folders: tuple[RunFolder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import time
 from launcher.node import clock, messages, signals
 from launcher.node.facts.inspection import Inspection
 from launcher.node.loop import Loop
-from launcher.node.processes import ladder, proc, workers
+from launcher.node.processes import ladder, proc, run_owner, workers
 from launcher.node.processes.handover_log import HandoverLog
 from launcher.node.processes.owned import Owned
 from launcher.node.processes.ranks import Ranks
@@ -77,7 +77,7 @@ class Supervisor:
         self._clock = clock.boottime  # the launcher goes on while this machine sleeps
         self._heard_at = self._clock()
         self._folder: str | None = None
-        self._adopted_runs: set[str] = set()  # earlier ones, whose leftover processes are to be ended
+        self._leftover_folders: list[str] | None = None  # of earlier runs, which we are to clean up after
         self._lost_folder: str | None = None  # of the supervisor that lost its launcher, and whose run we end
         self._lost_keepers: list[list[int]] = []  # itself and its guardian
         if os.path.expanduser("~") == "~":  # neither HOME nor passwd tells, as in some containers
@@ -191,6 +191,7 @@ class Supervisor:
         if own is not None and self._lost_folder is None:
             self._owned.born = own.started
         self._folder = workers.make_folder(header["run"])
+        run_owner.sign(self._folder, self._keepers)
         os.mkdir(os.path.join(self._folder, workers.FILES), 0o700)
         self._handover_log.note(mark=header["mark"], folder=self._folder, stop_timeout_s=self._stop_timeout_s)
         self._env.update(header["env"])
@@ -223,10 +224,13 @@ class Supervisor:
         self._inspection.probe(header)
 
     def _adopt(self, header: dict[str, Any], _: bytes) -> None:
-        """Count the leftover processes of earlier runs as this run's, so that the next STOP ends them."""
+        """Count the leftover processes of earlier runs as this run's, so that the next STOP ends them.
+
+        The directories of these runs are removed after that.
+        """
         self._owned.marks.update(header["marks"])
         self._owned.born = 0
-        self._adopted_runs = {mark.partition(".")[0] for mark in header["marks"]}
+        self._leftover_folders = header.get("folders", [])
 
     def _start(self, header: dict[str, Any], payload: bytes) -> None:
         self._inspection.stop_listening()
@@ -332,18 +336,19 @@ class Supervisor:
         self._send_queue.drain()
         self._kill_lost_keepers()
         self._wake_guardian()
-        if self._adopted_runs and not left:
+        kept_folders: list[list[str]] = []
+        if self._leftover_folders:
             from launcher.node.facts import leftovers
 
-            leftovers.remove_folders(self._adopted_runs)
+            kept_folders = leftovers.remove_folders(self._leftover_folders)
         files = workers.read_files(os.path.join(self._folder, workers.FILES)) if self._folder is not None else []
         # `launch clean` goes by the folder of a run of which something is left; none points to the folder of a cleaner.
-        kept = (self._lost_folder or self._folder) if left and not self._adopted_runs else None
+        kept = (self._lost_folder or self._folder) if left and self._leftover_folders is None else None
         for folder in (self._folder, self._lost_folder):
             if folder not in (None, kept):
                 workers.remove_folder(folder)
         found = [[process.pid, process.name, process.state] for process in left]
-        self._send_queue.send(messages.CENSUS, left=found, reason=self._reason, files=len(files))
+        self._send_queue.send(messages.CENSUS, left=found, reason=self._reason, files=len(files), folders=kept_folders)
         for name, content in files:
             self._send_queue.send(messages.FILE, content, name=name)
         self._is_done = True

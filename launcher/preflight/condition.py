@@ -81,6 +81,15 @@ def _check_runs(checks: Checks) -> _Found:
     more = [len(pids) for pids in islice(left.values(), _FEW_RUNS, None)]
     if more:
         yield WARNING, f"{count(sum(more), 'process')} left of {count(len(more), 'more run')}", _CLEAN
+    yield from _check_folders([folder.path for folder in checks.folders if folder.run_id not in left])
+
+
+def _check_folders(paths: list[str]) -> _Found:
+    """Find directories of runs that are over; one of a run with leftover processes goes with these."""
+    if paths:
+        more = f" and {len(paths) - 1} more" if paths[1:] else ""
+        hint = f"launch clean removes {'them' if more else 'it'}"
+        yield WARNING, f"directory of a run that is over: {paths[0]}{more}", hint
 
 
 def _check_names(node: Node) -> _Found:

@@ -18,6 +18,7 @@ from launcher.job.facts import (
     Network,
     NodeFacts,
     Route,
+    RunFolder,
     RunProcess,
     SetupFailure,
     Xid,
@@ -27,8 +28,8 @@ MOST_PROCESSES = 20_000  # of one kind on a node: more than a system lets a user
 # Longer than any machine's list; whoever sends more costs itself its place, and nobody else the time.
 MOST = {
     "addresses": 4096, "networks": 4096, "GPUs": 256, "processes on a GPU": MOST_PROCESSES, "Xids": 1024, "disks": 64,
-    "InfiniBand ports": 256, "processes of runs": MOST_PROCESSES, "Pythons": 64, "variables": 4096,
-    "lines of its setup": 64,
+    "InfiniBand ports": 256, "processes of runs": MOST_PROCESSES, "directories of runs": MOST_PROCESSES,
+    "Pythons": 64, "variables": 4096, "lines of its setup": 64,
 }  # fmt: skip
 _MAX_NUMBER = 1 << 64  # some limits of the kernel's are almost that; a float still holds it
 
@@ -132,6 +133,10 @@ def _read_checks(checks: Mapping[str, Any]) -> Checks:
         runs=tuple(
             RunProcess(_count(run["pid"]), str(run["name"]), str(run["mark"]), bool(run["is_owned"]))
             for run in _list(checks["runs"], "processes of runs")
+        ),
+        folders=tuple(
+            RunFolder(str(folder["path"]), str(folder["run"]), _count(folder["files"]))
+            for folder in _list(checks["folders"], "directories of runs")
         ),
     )
 

@@ -111,6 +111,13 @@ def _is_census(value: Any) -> bool:
     )
 
 
+def _are_pairs_of_texts_or_none(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, list)
+        and all(isinstance(entry, list) and len(entry) == 2 and all(map(_is_text, entry)) for entry in value)
+    )
+
+
 def _is_file_name(value: Any) -> bool:
     return isinstance(value, str) and _FILE_NAME.fullmatch(value) is not None
 
@@ -149,7 +156,7 @@ _FORMS: Mapping[str, Mapping[str, _Test]] = {
     messages.EXIT: {"local_rank": _is_local_rank, "age_s": _is_age, "oom": _is_certainty_or_none, **_ENDING},
     messages.ENDED: _ENDING,
     messages.CENSUS: {"left": _is_census, "reason": _is_text_or_none, "supervisor": _is_ending_or_none,
-                      "files": _is_file_count_or_none},
+                      "files": _is_file_count_or_none, "folders": _are_pairs_of_texts_or_none},
     messages.STACK: {"number": _is_count, "local_rank": _is_local_rank, "pid": _is_count,
                      "source": _is_stack_source_or_none, "state": _is_stack_state_or_none, "wchan": _is_text_or_none,
                      "reason": _is_text_or_none, "size": _is_stack_size_or_none},

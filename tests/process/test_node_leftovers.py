@@ -268,23 +268,6 @@ def test_a_zombie_is_not_left_behind(spawn: Callable[..., subprocess.Popen[bytes
     assert process.pid not in [run["pid"] for run in leftovers.find_runs("own.1.0")]
 
 
-def test_only_folders_of_dead_runs_are_removed(
-    spawn: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    kept = ["launch-scripts", "launch-old-notes", "launch-alive-ab12cd34", "launch-other-ab12cd34", "old-ab12cd34"]
-    for name in [*kept, "launch-old-ab12cd34"]:
-        (tmp_path / name / "files").mkdir(parents=True)
-    (tmp_path / "launch-old-ab12cd35").mkdir()  # not made by us: each of ours has the folder `files`
-    (tmp_path / "launch-old-ab12cd36").symlink_to(tmp_path / "old-ab12cd34")
-    process = spawn("alive.ab12.0")
-    wait_until(lambda: b"sleep" in leftovers.proc.read_command_line(process.pid))
-    leftovers.remove_folders({"old", "alive", ""})
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        [*kept, "launch-old-ab12cd35", "launch-old-ab12cd36"]
-    )
-
-
 @pytest.mark.skipif(os.getuid() != 0, reason="a PID namespace needs root: run these tests as root")
 def test_what_runs_in_a_container_is_not_of_this_machine(
     nodes: Nodes, spawn: Callable[..., subprocess.Popen[bytes]]

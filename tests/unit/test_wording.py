@@ -35,6 +35,7 @@ def test_counts():
         "1 process",
         "8 GPUs",
     ]
+    assert [count(1, "directory"), count(2, "directory"), count(2, "key")] == ["1 directory", "2 directories", "2 keys"]
 
 
 @pytest.mark.parametrize(

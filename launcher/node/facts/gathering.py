@@ -57,13 +57,15 @@ def _gather_checks(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
     from launcher.node.facts import leftovers, machine, xids
 
     script = wanted.get("script")
+    runs = leftovers.find_runs(wanted["mark"])
     return {
         **machine.describe_machine(folder),
         "script_hash": machine.hash_file(os.path.join(folder, script)) if script else None,
         "networks": network.list_networks(),
         "infiniband": network.list_infiniband(),
         "xids": xids.find_xids() if wanted.get("gpus", True) else [],
-        "runs": leftovers.find_runs(wanted["mark"]),
+        "runs": runs,
+        "folders": leftovers.find_folders(runs),
     }
 
 

@@ -5,6 +5,7 @@ In reading order:
     proc                   processes as /proc shows them, and signals to them
     owned                  which of them belong to a run
     workers                how a process is started, and the run's directory
+    run_owner              whose that directory is, and whether its run is over
     ladder                 how a run is ended, step by step
     handover_log           what the guardian must know if the supervisor dies
     kills                  whether the kernel killed a rank for lack of memory

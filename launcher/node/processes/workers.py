@@ -273,16 +273,19 @@ def read_files(folder: str) -> list[tuple[str, bytes]]:
     return found
 
 
-def remove_folder(path: str) -> None:
-    """Remove the run's folder and all in it (shutil would cost 10 ms of imports)."""
+def remove_folder(path: str) -> str | None:
+    """Remove the run's folder and all in it (shutil would cost 10 ms of imports); return why something is left."""
+    reason = None
     for parent, folders, files in os.walk(path, topdown=False):
         for name in files + folders:
+            full = os.path.join(parent, name)
             try:
-                full = os.path.join(parent, name)
                 (os.rmdir if name in folders and not os.path.islink(full) else os.unlink)(full)
-            except OSError:
-                complain("can't remove %s" % os.path.join(parent, name))
+            except OSError as error:
+                reason = reason or "%s: %s" % (os.path.relpath(full, path), error.strerror)
+                complain("can't remove %s: %s" % (full, error.strerror))
     try:
         os.rmdir(path)
-    except OSError:
-        pass
+    except OSError as error:
+        return reason or error.strerror
+    return None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.commands.clean import Cleaning, found_lines
+from launcher.commands.clean import Cleaning, folder_lines, found_lines, kept_lines
 from launcher.errors import HostFailure, HostFailureKind
-from launcher.job.facts import RunProcess
+from launcher.job.facts import RunFolder, RunProcess
 from launcher.session.node_state import Census
 
 RUN = "20261120-091233.ab12.0"
@@ -40,6 +40,21 @@ def test_of_very_many_runs_the_first_are_named():
     assert lines[-1] == "  gpu1: 19800 processes of 9900 more runs (runs in progress are left alone)"
 
 
+def test_a_line_for_each_directory_on_each_host():
+    path = "/tmp/launch-20261120-091233-ab12cd34"
+    found = [("gpu1", RunFolder(path, "20261120-091233", 2)), ("gpu2", RunFolder(path, "20261120-091233"))]
+    assert folder_lines(found) == [
+        f"  gpu1: directory left behind: {path} (2 files of its ranks)",
+        f"  gpu2: directory left behind: {path}",
+    ]
+    lines = folder_lines([*found, *[("gpu1", RunFolder(f"/tmp/{number}", "run")) for number in range(150)]])
+    assert len(lines) == 102
+    assert lines[-1] == "  gpu1: 51 more directories left behind"
+    assert kept_lines([("gpu1", path, "files/dump: Permission denied")]) == [
+        f"  gpu1: {path} is still there: files/dump: Permission denied"
+    ]
+
+
 OFF = HostFailure("gpu4", HostFailureKind.TIMED_OUT, "does not answer")
 
 
@@ -54,6 +69,11 @@ OFF = HostFailure("gpu4", HostFailureKind.TIMED_OUT, "does not answer")
 )
 def test_exit_codes(failures, census, exit_code):
     assert Cleaning([("gpu1", left(7))], failures, census).exit_code == exit_code
+
+
+def test_a_directory_that_is_still_there_is_no_success():
+    kept = [("gpu1", "/tmp/launch-old-ab12cd34", "files: Permission denied")]
+    assert Cleaning([], [], Census({"gpu1": []}, {}), [("gpu1", RunFolder(kept[0][1], "old"))], kept).exit_code == 1
 
 
 def test_what_goes_on_is_not_left_behind():

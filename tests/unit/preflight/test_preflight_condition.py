@@ -6,7 +6,7 @@ import pytest
 from machines.example_facts import JOB, ON_CPUS, SCRIPT, checked, facts, told
 
 from launcher.hosts.host import Host
-from launcher.job.facts import Checks, Probes, Route, RunProcess
+from launcher.job.facts import Checks, Probes, Route, RunFolder, RunProcess
 from launcher.job.job import Job
 from launcher.preflight.condition import check
 from launcher.preflight.findings import Node
@@ -21,6 +21,10 @@ def found(fact, job=JOB, *, is_alone=False):
 
 def run(pid, mark="20261120-091233.ab12.0", *, is_owned=False):
     return RunProcess(pid, "python", mark, is_owned)
+
+
+def folder(run_id):
+    return RunFolder(f"/tmp/launch-{run_id}-ab12cd34", run_id)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +65,18 @@ def run(pid, mark="20261120-091233.ab12.0", *, is_owned=False):
             [
                 "note: gpu1: run 20261120-091233 goes on there",
                 f"warning: gpu1: 1 process left of run 20261119-200000 (pid 8) ({CLEAN})",
+            ],
+        ),
+        (
+            {"folders": (folder("a"),)},
+            ["warning: gpu1: directory of a run that is over: /tmp/launch-a-ab12cd34 (launch clean removes it)"],
+        ),
+        (  # that of a run with leftover processes goes with these
+            {"runs": (run(7, "b.cd34.0"),), "folders": tuple(map(folder, "abcd"))},
+            [
+                f"warning: gpu1: 1 process left of run b (pid 7) ({CLEAN})",
+                "warning: gpu1: directory of a run that is over: /tmp/launch-a-ab12cd34 and 2 more"
+                " (launch clean removes them)",
             ],
         ),
     ],

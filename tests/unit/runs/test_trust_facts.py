@@ -38,6 +38,7 @@ CHECKS = {
     "networks": [{"interface": "eth1", "network": "10.0.0.0/24", "speed_mbps": 1000}],
     "xids": [{"gpu": "0000:3b:00", "number": 79}],
     "runs": [{"pid": 7, "name": "python", "mark": "20261120-091233.ab12.0", "is_owned": False}],
+    "folders": [{"path": "/tmp/launch-20261119-200000-ab12cd34", "run": "20261119-200000", "files": 2}],
 }  # fmt: skip
 # A node with everything that the checks have a word for.
 MESSAGE: dict[str, Any] = {
@@ -173,6 +174,7 @@ def test_a_number_that_none_is_is_refused(way: tuple[Any, ...], value: object) -
 
 
 RUN = CHECKS["runs"][0]
+FOLDER = CHECKS["folders"][0]
 # Where a node may name any number of things, what they are called, and one of them, each another one.
 LISTS = {
     "addresses": (("addresses",), lambda number: [f"eth{number}", "10.0.0.1"]),
@@ -184,6 +186,7 @@ LISTS = {
     "networks": (("checks", "networks"), lambda number: CHECKS["networks"][0] | {"network": f"10.0.{number}.0/24"}),
     "InfiniBand ports": (("checks", "infiniband"), lambda number: f"mlx5_{number}:1"),
     "Xids": (("checks", "xids"), lambda number: {"gpu": "0000:3b:00", "number": number}),
+    "directories of runs": (("checks", "folders"), lambda number: FOLDER | {"files": number}),
     "processes of runs": (("checks", "runs"), lambda number: RUN | {"pid": number, "mark": f"{number}.ab12.0"}),
 }  # fmt: skip
 LINES = 16 * MOST["GPUs"]  # of all that is said of one node, as a table and line by line

@@ -7,7 +7,18 @@ import json
 import pytest
 
 from launcher.errors import LauncherError
-from launcher.job.facts import Checks, Gpu, GpuProcess, Network, NodeFacts, Route, RunProcess, SetupFailure, Xid
+from launcher.job.facts import (
+    Checks,
+    Gpu,
+    GpuProcess,
+    Network,
+    NodeFacts,
+    Route,
+    RunFolder,
+    RunProcess,
+    SetupFailure,
+    Xid,
+)
 from launcher.session.facts_message import read_facts, read_route
 
 
@@ -30,6 +41,7 @@ CHECKS = {
     "infiniband": ["mlx5_0:1"],
     "xids": [{"gpu": "0000:3b:00", "number": 79}],
     "runs": [{"pid": 7, "name": "python", "mark": "20261120-091233.ab12.0", "is_owned": False}],
+    "folders": [{"path": "/tmp/launch-20261119-200000-ab12cd34", "run": "20261119-200000", "files": 2}],
 }
 MESSAGE = {
     "type": "facts",
@@ -116,6 +128,7 @@ def test_what_the_checks_ask_for():
         infiniband=("mlx5_0:1",),
         xids=(Xid("0000:3b:00", 79),),
         runs=(RunProcess(7, "python", "20261120-091233.ab12.0", is_owned=False),),
+        folders=(RunFolder("/tmp/launch-20261119-200000-ab12cd34", "20261119-200000", 2),),
     )
     assert checks.runs[0].run_id == "20261120-091233"
 
