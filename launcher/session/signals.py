@@ -19,6 +19,7 @@ class Interrupted(Exception):
 
 
 _catching: list[Mapping[int, Action]] = []
+_ignored: set[int] = set()  # of these signals, those that came ignored and will be again
 
 
 @contextlib.contextmanager
@@ -29,8 +30,11 @@ def catch_signals(actions: Mapping[int, Action]) -> Iterator[None]:
     the last one that wants it gives it back.
     """
     loop = asyncio.get_running_loop()
-    # Who started us under nohup, or in a script's background, has a signal ignored and means it.
-    caught = {number: act for number, act in actions.items() if signal.getsignal(number) != signal.SIG_IGN}
+    ignored = {number for number in actions if signal.getsignal(number) == signal.SIG_IGN}
+    # Who started us under nohup, or in a script's background, means it: the terminal's Ctrl-C is for others there.
+    # SIGQUIT comes ignored as well, but we never end by it: it asks where the ranks are.
+    caught = {number: act for number, act in actions.items() if number not in ignored - {signal.SIGQUIT}}
+    _ignored.update(ignored & caught.keys())
     _catching.append(caught)
     for number in caught:
         loop.add_signal_handler(number, _act, number)
@@ -41,6 +45,9 @@ def catch_signals(actions: Mapping[int, Action]) -> Iterator[None]:
         for number in caught:
             if not any(number in others for others in _catching):
                 loop.remove_signal_handler(number)
+                if number in _ignored:
+                    signal.signal(number, signal.SIG_IGN)
+                    _ignored.discard(number)
 
 
 def _act(number: int) -> None:

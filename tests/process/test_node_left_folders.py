@@ -77,6 +77,10 @@ def found_in(place: Path) -> list[str]:
     return sorted(Path(path).name[len("launch-") : -len(TOKEN) - 1] for path in paths)
 
 
+def find_files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
 def me() -> tuple[int, int]:
     process = proc.read_process(os.getpid())
     assert process is not None
@@ -162,7 +166,7 @@ def find_over(nodes: Nodes, node: Node) -> tuple[Node, list[str]]:
 
 def test_a_run_whose_keepers_were_killed(nodes: Nodes) -> None:
     lost = nodes.start()
-    lost.prepare()
+    lost.prepare(env={"API_KEY": "hush"})
     assert find_over(nodes, lost)[1] == []  # it has no process with its mark yet
     lost.start_ready(shell(WAITS))
     assert find_over(nodes, lost)[1] == []
@@ -172,6 +176,8 @@ def test_a_run_whose_keepers_were_killed(nodes: Nodes) -> None:
             os.kill(pid, number)
     lost.guardian.wait()
     wait_until(lambda: not any(map(is_alive, pids)))
+    # What the disk of a host that loses power keeps.
+    assert [path for path in find_files(lost.folder) if b"hush" in path.read_bytes()] == []
     cleaner, paths = find_over(nodes, lost)
     assert paths == [str(lost.folder)]
     cleaner.send(messages.ADOPT, marks=[], folders=paths)

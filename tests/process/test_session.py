@@ -63,6 +63,30 @@ def test_the_last_session_gives_the_signals_back() -> None:
         asyncio.run(run())
 
 
+def test_a_sigquit_that_comes_ignored_is_caught_all_the_same() -> None:
+    """As in a script's background; any other signal stays ignored, and both are so again at the end."""
+    heard: list[str] = []
+
+    async def run() -> bool:
+        first, second = make_session(), make_session()
+        with first.catch_signals(on_quit=lambda: heard.append("first")):
+            with second.catch_signals(on_quit=lambda: heard.append("second")):
+                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGQUIT)
+                await first.pump(lambda: len(heard) == 2, time.monotonic() + 1)
+            os.kill(os.getpid(), signal.SIGQUIT)
+            return await first.pump(lambda: False, time.monotonic() + 0.1)
+
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGQUIT)}
+    try:
+        assert not asyncio.run(run())
+        assert heard == ["first", "second", "first"]
+        assert {signal.getsignal(number) for number in before} == {signal.SIG_IGN}
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_a_wake_is_of_no_node() -> None:
     async def run() -> bool:
         session = make_session()

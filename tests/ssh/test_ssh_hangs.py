@@ -12,13 +12,12 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
-from launching import Launch, Running, shell
+from launching import Launch, Running, rank, shell
 from machines.patience import DEADLINE_S, NEVER_S, slowed
-from ssh_hosts import SshHosts, is_alive, wait_until
+from ssh_hosts import SshHosts, is_alive, send_signal, wait_until
 from terminal import Terminal
 
 SCRIPT = "hang.py"
@@ -202,13 +201,28 @@ def test_a_node_that_is_frozen_is_named_as_silent(launch: Launch, hosts: SshHost
     assert running.finish().exit_code == 0
 
 
-def test_a_ctrl_backslash_that_was_ignored_from_the_start_stays_ignored(launch: Launch) -> None:
-    running = launch.start(*hang(launch), preexec_fn=partial(signal.signal, signal.SIGQUIT, signal.SIG_IGN))
+@pytest.mark.parametrize("nohup", [(), ("nohup",)], ids=["", "nohup"])
+def test_a_run_in_a_scripts_background_shows_its_stacks(launch: Launch, nohup: tuple[str, ...]) -> None:
+    """There SIGINT and SIGQUIT come ignored, under nohup SIGHUP as well; neither of the other two may end it."""
+    script = '"$@" & echo $! >launcher.pid; wait $!'
+    running = launch.start(*hang(launch), prefix=("sh", "-c", script, "sh", *nohup))
     running.wait_for_ranks()
-    running.signal(signal.SIGQUIT)
+    pid = int((launch.folder / "launcher.pid").read_text())
+    for number in (signal.SIGINT, *[signal.SIGHUP for _ in nohup], signal.SIGQUIT):
+        send_signal(pid, number)
+    running.wait_for("launch: full text in")
+    assert all(map(is_alive, running.pids()))
     open_gate(launch, running)
     done = running.finish()
-    assert (done.exit_code, "stacks" in done.stderr) == (0, False)
+    assert done.exit_code == 0
+    assert done.words[2:] == [*BLOCK, "launch: finished in N s, 4 ranks ended well, 0 processes left on 2 nodes"]
+
+
+def test_a_run_in_a_scripts_background_ends_by_sigterm(launch: Launch) -> None:
+    running = launch.start(*rank("wait"), prefix=("sh", "-c", '"$@" & echo $! >launcher.pid; wait $!', "sh"))
+    running.wait_for_ranks()
+    send_signal(int((launch.folder / "launcher.pid").read_text()), signal.SIGTERM)
+    assert running.finish().exit_code == 143
 
 
 def test_ctrl_backslash_in_a_plain_command_ends_the_launcher_and_leaves_nothing(launch: Launch) -> None:
