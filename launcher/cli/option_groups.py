@@ -84,7 +84,7 @@ class JobRequest:
     environment: PythonEnvironment
     timeouts: Timeouts
     master_addr: str | None = None
-    stacks: bool = False
+    stacks: bool = True
     hang_timeout_s: float | None = None
 
 

@@ -96,15 +96,16 @@ def typed_options(left_out: Collection[str] = ()) -> list[str]:
         name = str(option.name)
         if not isinstance(option, click.Option) or name in left_out or not is_on_command_line(name):
             continue
-        flag = max(option.opts, key=len)
         values = context.params[name] if option.multiple else (context.params[name],)
+        names = option.secondary_opts if option.secondary_opts and not values[0] else option.opts
+        flag = max(names, key=len)
         for value in values:
-            words += (
-                [flag]
-                if option.is_flag
-                else [flag, _hide_secret(name, f"{value:.15g}" if isinstance(value, float) else str(value))]
-            )
+            words += [flag] if option.is_flag else [flag, _hide_secret(name, _typed(value))]
     return words
+
+
+def _typed(value: object) -> str:
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
 def _hide_secret(option: str, value: str) -> str:

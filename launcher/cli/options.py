@@ -125,7 +125,7 @@ _LIFE = (
 )  # fmt: skip
 _HANGS = (
     click.option(
-        "--stacks", is_flag=True,
+        "--stacks/--no-stacks", default=True, show_default=True,
         help="Let Ctrl-\\ show the ranks' Python stacks where py-spy is missing or denied (faulthandler).",
     ),
     click.option(

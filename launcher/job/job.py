@@ -72,21 +72,15 @@ class Job:
     stop_timeout_s: float = 15.0
     connect_timeout_s: float = 10.0
     legacy: bool = False  # as torch.distributed.launch does it, for a torch whose torchrun is none or too old
-    with_stacks: bool = False  # ranks shall be ready to write their stack, where py-spy is not
+    with_stacks: bool = (
+        True  # ranks are ready to write their stack, by a sitecustomize that `launch` puts on their path
+    )
     hang_timeout_s: float | None = None  # without output; None: it may be silent for ever
 
     @property
     def uses_torchrun(self) -> bool:
         """Whether torchrun starts the ranks, and not the supervisor itself."""
         return self.program.needs_torch and not self.legacy
-
-    @property
-    def wants_stacks(self) -> bool:
-        """Whether ranks must be able to write their stacks, by the sitecustomize that `launch` puts on their path.
-
-        A hang timeout needs that as well: the stacks are shown before the run ends.
-        """
-        return self.with_stacks or self.hang_timeout_s is not None
 
     @property
     def wants_gpus(self) -> bool:

@@ -77,6 +77,7 @@ class Supervisor:
         self._clock = clock.boottime  # the launcher goes on while this machine sleeps
         self._heard_at = self._clock()
         self._folder: str | None = None
+        self._stacks_folder: str | None = None  # where the ranks' sitecustomize is
         self._leftover_folders: list[str] | None = None  # of earlier runs, which we are to clean up after
         self._lost_folder: str | None = None  # of the supervisor that lost its launcher, and whose run we end
         self._lost_keepers: list[list[int]] = []  # itself and its guardian
@@ -271,14 +272,14 @@ class Supervisor:
         from launcher.node.processes import faulthandler_stacks
 
         assert self._folder is not None  # PREPARE comes first
-        faulthandler_stacks.arm(self._folder, self._env)
+        self._stacks_folder = faulthandler_stacks.arm(self._folder, self._env)
 
     def _send_stacks(self, header: dict[str, Any], _: bytes) -> None:
         from launcher.node.processes import stacks
 
-        if self._folder is not None and self._steps is None:
-            ranks = self._owned.ranks
-            stacks.send_stacks(self._loop, self._send_queue, header["number"], ranks, self._env, self._folder)
+        if self._steps is None:
+            number, ranks, folder = header["number"], self._owned.ranks, self._stacks_folder
+            stacks.send_stacks(self._loop, self._send_queue, number, ranks, self._env, folder)
 
     def _end_if_short(self) -> None:
         if self._is_short:

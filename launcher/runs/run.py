@@ -185,7 +185,7 @@ class Run:
             output.first_rank = node.first_rank
             self._session.start_ranks(
                 index, archive, payload_name=ARCHIVE_NAME, imports_torch=bool(node.argv),
-                with_stacks=self._job.wants_stacks, **start_fields(node),
+                with_stacks=self._job.with_stacks, **start_fields(node),
             )  # fmt: skip
 
     async def _watch(self) -> Cause | None:

@@ -40,7 +40,7 @@ from launcher.node.processes.faulthandler_stacks import SIGNAL
 PY_SPY = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 NO_PY_SPY = "py-spy is not there (pip install py-spy)"
 SYSTEM = "/usr/bin:/bin"
-NO_OPTION = "the run was started without --stacks"
+NO_OPTION = "the run was started with --no-stacks"
 
 HANGS = """
     import os, time
@@ -78,7 +78,8 @@ TELLS_SITE = """
     module = sys.modules.get("sitecustomize")
     print("ready pids", os.getpid(), flush=True)
     print(os.environ["PYTHONPATH"].split(":")[1:], [path for path in sys.path if "launch-test" in path], flush=True)
-    print(getattr(module, "USERS", None), os.path.basename(os.path.dirname(module.__file__)), flush=True)
+    folder = os.path.basename(os.path.dirname(module.__file__)).partition("-")[0]
+    print(getattr(module, "USERS", None), folder, flush=True)
     import time
     time.sleep(300)
 """
@@ -168,6 +169,16 @@ def test_ranks_of_torchrun_are_ready_as_well(nodes: Nodes, python: str, tmp_path
     assert [(answer["source"], calls(answer)) for answer in ask(node, 1, count=2)] == [("faulthandler", CALLS)] * 2
 
 
+@pytest.mark.parametrize("before", ["", "import os; del os.memfd_create"], ids=["in memory", "on a disk"])
+def test_no_python_leaves_a_file(node: Node, python: str, before: str) -> None:
+    """A run may start very many; -S, since a test comes before our sitecustomize in no other way."""
+    node.start_ready([python, "-S", "-c", f"{before}\nimport sitecustomize{textwrap.dedent(HANGS)}"], with_stacks=True)
+    (answer,) = ask(node, 1)
+    assert (answer["source"], calls(answer)) == ("faulthandler", CALLS)
+    (folder,) = node.folder.glob("stacks-*")
+    assert [path.name for path in folder.iterdir() if path.name != "__pycache__"] == ["sitecustomize.py"]
+
+
 def test_a_python_below_a_shell_is_found(node: Node, python: str) -> None:
     script = '"$@" & sleep 300 & wait'
     node.start_ready(shell(script, *program(python, HANGS)), with_stacks=True)
@@ -225,7 +236,7 @@ def test_a_folder_of_ours_that_is_gone_harms_nobody(node: Node, python: str) -> 
         ("import signal; signal.signal({0}, signal.SIG_DFL)", [], True, "it does not catch signal {0} any more"),
         ("import os; os.closerange(3, 99)", [], True, "this Python did not take our sitecustomize"),
     ],
-    ids=["without --stacks", "isolated", "handler taken away", "file closed"],
+    ids=["--no-stacks", "isolated", "handler taken away", "file closed"],
 )
 def test_a_rank_that_is_not_ready_is_never_signalled(
     node: Node, python: str, before: str, options: list[str], with_stacks: bool, obstacle: str
@@ -328,7 +339,7 @@ BROKEN = "echo 'Error: Failed to find a thread' >&2; exit 1"
 @pytest.mark.parametrize(
     ("script", "reason"), [(DENIED, "permission denied"), (BROKEN, "Failed to find a thread")], ids=["denied", "broken"]
 )
-@pytest.mark.parametrize("with_stacks", [True, False], ids=["--stacks", ""])
+@pytest.mark.parametrize("with_stacks", [True, False], ids=["", "--no-stacks"])
 def test_where_py_spy_fails_the_rank_is_asked(
     nodes: Nodes, python: str, tmp_path: Path, script: str, reason: str, with_stacks: bool
 ) -> None:
@@ -389,7 +400,7 @@ def leave_one_descriptor(pid: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (free + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
-@pytest.mark.parametrize("with_stacks", [True, False], ids=["--stacks", ""])
+@pytest.mark.parametrize("with_stacks", [True, False], ids=["", "--no-stacks"])
 def test_where_descriptors_have_run_out_the_run_goes_on(
     nodes: Nodes, python: str, tmp_path: Path, with_stacks: bool
 ) -> None:

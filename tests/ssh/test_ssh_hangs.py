@@ -72,10 +72,10 @@ def terminal() -> Iterator[Terminal]:
 
 
 def hang(launch: Launch, odd: int = 2) -> list[str]:
-    """Write the script; return the words that run it with --stacks."""
+    """Write the script; return the words that run it."""
     (launch.folder / SCRIPT).write_text(textwrap.dedent(HANGS).lstrip())
     os.mkfifo(launch.folder / "gate")
-    return ["--stacks", "--no-python", sys.executable, SCRIPT, str(odd)]
+    return ["--no-python", sys.executable, SCRIPT, str(odd)]
 
 
 def open_gate(launch: Launch, running: Running) -> None:

@@ -10,7 +10,7 @@ In reading order:
     handover_log           what the guardian must know if the supervisor dies
     kills                  whether the kernel killed a rank for lack of memory
     py_spy                 one source of a rank's Python stack: py-spy
-    faulthandler_stacks    the other: the rank writes it itself, with --stacks
+    faulthandler_stacks    the other: the rank writes it itself
     stacks                 the stacks of all ranks, from the one source or the other
     shim                   the parent of the ranks of plain commands
     torchrun               the parent of all other ranks, in the Python that has torch

@@ -1,8 +1,8 @@
-"""Stacks that ranks write themselves, by `faulthandler`, in a run that was started with --stacks.
+"""Stacks that ranks write themselves, by `faulthandler`, unless the run was started with --no-stacks.
 
 `arm` puts a sitecustomize.py first on the PYTHONPATH of the ranks.
-In each Python it opens a file in the run's folder and registers a handler, written in C, that appends the stacks of
-all threads to that file at every `SIGNAL`.
+In each Python it opens a file without a name, in memory where that is possible, and registers a handler, written in C,
+that appends the stacks of all threads to it at every `SIGNAL`. So a run of a week leaves no file for each Python.
 A process without this handler would die of the signal. So it may be sent only to one that has such a file open
 (`find_file`) and catches the signal (`catches_signal`); a program may have changed either at any time.
 """
@@ -15,10 +15,11 @@ from launcher.node import messages
 
 # SIGRTMAX-3: nobody's by convention. Slurm's scripts use SIGUSR1 and 2, the C library 32 and 33, valgrind 64.
 SIGNAL = 61
-_FOLDER = "stacks"  # in the run's folder
+_MEMORY = "launch-stacks"  # the file's name, for whoever looks at /proc/PID/fd
 
 # Site imports it at the start of every Python below the rank, before any code of the user's.
 # It must be quick (os and sys are there already), must not raise, and hands over to the user's own sitecustomize.
+# A file in memory takes 4 us, one on a disk up to 0.5 ms; a Python that was built for an old C library makes none.
 SITECUSTOMIZE = """\
 import os
 import sys
@@ -30,11 +31,19 @@ def listen():
     try:
         import faulthandler
 
-        path = os.path.join(FOLDER, "stack.%%d" %% os.getpid())
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        faulthandler.register(%d, file=fd, all_threads=True, chain=False)
+        faulthandler.register(%d, file=open_file(), all_threads=True, chain=False)
     except Exception:
         pass
+
+
+def open_file():
+    try:
+        return os.memfd_create("%s")
+    except (AttributeError, OSError):
+        path = os.path.join(FOLDER, "stack.%%d" %% os.getpid())
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.unlink(path)
+        return fd
 
 
 def go_on():
@@ -43,7 +52,7 @@ def go_on():
     try:
         import sitecustomize
     except ImportError as error:
-        if error.name != "sitecustomize":
+        if getattr(error, "name", None) != "sitecustomize":
             raise
         sys.modules["sitecustomize"] = ours
 
@@ -53,32 +62,33 @@ go_on()
 """
 
 
-def arm(run_folder: str, env: dict[str, str]) -> None:
-    """Make every Python that is started with `env` ready to write its stack; what PYTHONPATH held stays in it."""
-    folder = os.path.join(run_folder, _FOLDER)
+def arm(run_folder: str, env: dict[str, str]) -> str:
+    """Make every Python that is started with `env` ready to write its stack; what PYTHONPATH held stays in it.
+
+    Return the directory that was made for it.
+    """
+    # Nobody may guess its name: what a rank submits to Slurm inherits PYTHONPATH, and when the run is over anybody
+    # could make a directory of that name in /tmp, from which that job's Python would import.
+    folder = os.path.join(os.path.realpath(run_folder), "stacks-" + os.urandom(16).hex())
     os.mkdir(folder, 0o700)
     with open(os.path.join(folder, "sitecustomize.py"), "w") as file:
-        file.write(SITECUSTOMIZE % SIGNAL)
+        file.write(SITECUSTOMIZE % (SIGNAL, _MEMORY))
     users = env.get("PYTHONPATH")
     env["PYTHONPATH"] = folder + os.pathsep + users if users else folder
-
-
-def find_armed_folder(run_folder: str) -> str | None:
-    """Return where the ranks' files are, as /proc names it, or None if the run was started without --stacks."""
-    folder = os.path.join(run_folder, _FOLDER)
-    return os.path.realpath(folder) if os.path.isdir(folder) else None
+    return folder
 
 
 def find_file(pid: int, armed_folder: str) -> str | None:
-    """Return the path of the file that a process has open to write its stacks, or None."""
+    """Return a path by which the file can be read that a process has open to write its stacks, or None."""
     fds = "/proc/%d/fd" % pid
     try:
         for name in os.listdir(fds):
+            path = os.path.join(fds, name)
             try:
-                path = os.readlink(os.path.join(fds, name))
+                target = os.readlink(path)
             except OSError:
                 continue  # closed meanwhile
-            if path.startswith(os.path.join(armed_folder, "stack.")):
+            if target.startswith(("/memfd:" + _MEMORY, armed_folder + os.sep)):
                 return path
     except OSError:
         pass
@@ -106,7 +116,8 @@ def size_of(path: str) -> int:
 def read_from(path: str, offset: int) -> bytes:
     """Return what a file holds from there on, as much of it as a message may carry; nothing if it is gone."""
     try:
-        with open(path, "rb") as file:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # the program may have put a pipe in its place meanwhile
+        with os.fdopen(fd, "rb") as file:
             file.seek(offset)
             return file.read(messages.MAX_STACK_BYTES)  # the rank itself may write there without end
     except OSError:

@@ -5,7 +5,7 @@ So py-spy reads without pausing (`--nonblocking`): attaching would interrupt sys
 in the middle may leave its target stopped.
 A hung process stands still, so what is read is consistent; where it is not, py-spy fails and is asked again.
 Yama's ptrace_scope=1 and a container without CAP_SYS_PTRACE deny py-spy, since it is no ancestor of the rank.
-Then a signal makes the rank write its stack itself, if the run was started with --stacks.
+Then a signal makes the rank write its stack itself, unless the run was started with --no-stacks.
 The signal goes only to a process that is ready for it (see `faulthandler_stacks`): any other would die of it.
 It may cut short a C call that the kernel does not restart (sleep, poll), as any signal does; so py-spy goes first.
 """
@@ -35,10 +35,17 @@ _LOOK_AGAIN_S = 0.1  # a page fault is state D for a moment as well
 
 
 def send_stacks(
-    loop: Loop, send_queue: SendQueue, number: int, ranks: dict[int, proc.Process], env: dict[str, str], run_folder: str
+    loop: Loop,
+    send_queue: SendQueue,
+    number: int,
+    ranks: dict[int, proc.Process],
+    env: dict[str, str],
+    armed_folder: str | None,
 ) -> None:
-    """Answer a STACKS with one STACK for each rank that lives; py-spy is also looked for on the PATH of `env`."""
-    armed = faulthandler_stacks.find_armed_folder(run_folder)
+    """Answer a STACKS with one STACK for each rank that lives; py-spy is also looked for on the PATH of `env`.
+
+    armed_folder: of `faulthandler_stacks.arm`; None: the ranks can't write their stacks.
+    """
     for local_rank, process in ranks.items():
         if proc.is_alive(process):
 
@@ -48,7 +55,7 @@ def send_stacks(
                     source=answer.source, state=answer.state, wchan=answer.wchan, reason=answer.reason,
                 )  # fmt: skip
 
-            _Dump(loop, process, env, armed, send).begin()
+            _Dump(loop, process, env, armed_folder, send).begin()
 
 
 class Answer:
@@ -181,7 +188,7 @@ class _Dump:
     def _find_obstacle(self) -> str | None:
         """Return why the process must not be signalled, or None."""
         if self._folder is None:
-            return "the run was started without --stacks"
+            return "the run was started with --no-stacks"
         if self._answer.state == "T":
             return "a stopped process can't write it"
         path = faulthandler_stacks.find_file(self._process.pid, self._folder)

@@ -330,7 +330,7 @@ def test_every_option_of_a_job_arrives(launch, jobs, monkeypatch):
     code, out, err = launch(
         "--hosts a,b --nproc 2 --cpu -m --workdir /data --python /p --setup lines --env A=1 --env HOME --env-file env "
         "--legacy --master-addr 10.0.0.1 --master-port 29400 --rdzv-timeout 7 --silence 3 --stop-timeout 0 "
-        "--connect-timeout 2.5 --stacks --hang-timeout 10m pkg.train --lr 3e-4"
+        "--connect-timeout 2.5 --no-stacks --hang-timeout 10m pkg.train --lr 3e-4"
     )
     assert (code, out, err) == (7, "", "")
     job = Job(
@@ -350,7 +350,7 @@ def test_every_option_of_a_job_arrives(launch, jobs, monkeypatch):
         stop_timeout_s=0.0,
         connect_timeout_s=2.5,
         legacy=True,
-        with_stacks=True,
+        with_stacks=False,
         hang_timeout_s=600.0,
     )
     assert jobs == [(job, ["a", "b"], "FabricTransport", RunOptions())]
@@ -406,6 +406,14 @@ def test_arguments_are_words_and_stay_words(launch, jobs):
 def test_the_size_of_a_job(launch, jobs, line, size):
     launch(f"--hosts a {line} t.py")
     assert jobs[0][0].nproc == size
+
+
+@pytest.mark.parametrize(
+    ("line", "with_stacks"), [("", True), ("--stacks", True), ("--no-stacks", False), ("--no-stacks --stacks", True)]
+)
+def test_ranks_write_their_stacks_unless_that_is_left_out(launch, jobs, line, with_stacks):
+    launch(f"--hosts a {line} t.py")
+    assert jobs[0][0].with_stacks is with_stacks
 
 
 def test_slots_say_the_size_on_cpus_too(launch, jobs):
@@ -489,6 +497,12 @@ def test_a_file_holds_defaults_for_every_command(launch, jobs):
     assert sizes == [(2, True, {"A": "1"}, 9, ["a", "b1", "b2"]), (3, True, {"A": "1"}, 9, ["c"])]
     assert [job.program.target for job, *_ in jobs] == ["mine.py", "other.py"]
     assert [row["host"] for row in json.loads(launch("hosts --json")[1])] == ["a", "b1", "b2"]
+
+
+def test_the_file_may_leave_stacks_out(launch, jobs):
+    write_defaults("stacks = false\n")
+    launch("--hosts a t.py")
+    assert jobs[0][0].with_stacks is False
 
 
 def test_a_typed_no_python_wins_over_legacy_in_the_file(launch, jobs):

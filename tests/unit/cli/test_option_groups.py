@@ -76,7 +76,7 @@ def test_each_field_is_the_option_of_its_name(read: Read) -> None:
     line = (
         "--hostfile f --colon port --exclude b --num-nodes 2 --transport ssh --ssh-config c --ask-password "
         "--connect-timeout 2 --gpus 4 -m --workdir /w --env A=1 --env B --env-file e --rdzv-timeout 7 --venv d "
-        "--setup s --silence 3s --hang-timeout 10m --stacks -q --ranks 0,8 --json --log-dir l -v"
+        "--setup s --silence 3s --hang-timeout 10m --no-stacks -q --ranks 0,8 --json --log-dir l -v"
     )
     assert read(line) == Everything(
         HostChoice(hostfile=Path("f"), colon="port", exclude="b", num_nodes=2),
@@ -85,7 +85,7 @@ def test_each_field_is_the_option_of_its_name(read: Read) -> None:
             gpus="4", nproc=None, cpu=False, is_module=True, no_python=False, legacy=False, workdir="/w",
             env=("A=1", "B"), env_file=(Path("e"),), master_port=None, rdzv_timeout_s=7,
             environment=PythonEnvironment(setup="s", venv="d"), timeouts=Timeouts(2.0, 3.0),
-            stacks=True, hang_timeout_s=600.0,
+            stacks=False, hang_timeout_s=600.0,
         ),
         OutputOptions(quiet=True, ranks="0,8", as_json=True, log_dir=Path("l"), verbose=True),
     )  # fmt: skip

@@ -94,6 +94,12 @@ def test_what_launcher_toml_says_is_asked_of_slurm_and_left_to_the_job(sbatch: L
     assert last_line(out) == "exec /opt/bin/launch --transport srun"
 
 
+@pytest.mark.parametrize("option", ["--stacks", "--no-stacks"])
+def test_a_switch_is_passed_on_as_it_was_typed(sbatch: Launch, option: str) -> None:
+    _, out, _ = sbatch("--gpus", "1", "--cpus-per-task", "8", option, "train.py")
+    assert last_line(out) == f"exec /opt/bin/launch --transport srun --gpus 1 {option} train.py"
+
+
 def test_a_secret_is_not_in_the_text(sbatch: Launch, folder: Path) -> None:
     code, out, err = sbatch(
         "--gpus", "1", "--cpus-per-task", "8", "--env", "WANDB_API_KEY=hunter2", "--env", "URI=https://u:hunter2@h",
