@@ -13,7 +13,7 @@ it is a value. There are five such types, and none of them prints or exits:
 
     HostFailure    here                     why one host takes no part
     Finding        preflight.findings       what the checks say of hosts that answer
-    Failure        diagnosis.cause          what ended a run, or a part of it, in a way it should not
+    Failure        diagnosis.failure        what ended a run, or a part of it, in a way it should not
     Explanation    diagnosis.signatures     why something failed and what to do, in words
     Cause          diagnosis.cause          the first Failure of a run, with its last lines and its Explanation
 

@@ -14,7 +14,8 @@ from launcher.cli.console import Console
 from launcher.cli.error_lines import tell
 from launcher.cli.runner import Opener, execute_recorded
 from launcher.commands.bisection import Group, Verdict, search_culprits
-from launcher.diagnosis.cause import Cause, FailureKind
+from launcher.diagnosis.cause import Cause
+from launcher.diagnosis.failure import FailureKind
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names

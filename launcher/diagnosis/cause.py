@@ -2,30 +2,28 @@
 
 The first failure by time is not always the cause: a rank that raises takes a second to tear down, while its peers
 already died of the closed connection. So a failure that looks like the consequence of another one counts only if there
-is no other, and among the rest the earliest is the cause.
+is no other, and among the rest the earliest is the cause. Where several ranks have the same error it depends on chance
+which one is heard first, so the lowest of them stands for all.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from itertools import islice
 
 from launcher.diagnosis.collective_timeouts import explain_wait
-from launcher.diagnosis.exit_codes import describe_ending, explain_ending, explain_loss
+from launcher.diagnosis.exit_codes import explain_ending, explain_loss
+from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.diagnosis.signatures import Explanation, Kind, explain_lines
 from launcher.diagnosis.tracebacks import (
     cut_tracebacks,
     extract_crash,
     extract_errors,
     extract_traceback,
-    is_stack,
+    last_said,
     shorten_traceback,
 )
-from launcher.errors import EXIT_FAILED, EXIT_HANG, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE
-from launcher.node.messages import TERMINATED
 
 LAST_LINES = 10
 SETTLE_S = 2.0  # how long a failure that looks like a consequence waits for its cause to show up
@@ -33,137 +31,51 @@ SETTLE_S = 2.0  # how long a failure that looks like a consequence waits for its
 _MAX_LINE = 300
 _SEARCHED_LINES = 30  # from the end of a stream; what stands further up was survived
 _SEARCHED_LINES_OF_OTHERS = 5  # there may be a thousand ranks, and a line costs 0.06 ms
-_OUT_OF_MEMORY: Mapping[str | None, str] = {
-    "certain": ": out of memory (the kernel's OOM killer)",
-    "probable": ": probably out of memory (the kernel's OOM killer was at work)",
-}
 _ENDED_BY_US = "worker-gone"  # what a rank that we stop says too
-
-
-class FailureKind(Enum):
-    """What it was that failed, in the word that run.json and the headline have for it."""
-
-    RANK = "rank"  # a training process ended badly
-    TORCHRUN = "torchrun"  # the torchrun of a node did, and no rank of that node is known to have
-    SUPERVISOR = "supervisor"  # `launch`'s helper on a node ended or gave up, and with it the node's ranks
-    CONNECTION = "connection"  # a node was lost, for any other reason
-    HANG = "hang"  # nothing has ended: one rank is stuck, or all of them
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """One thing that failed in a run: where, when, how it ended, and the last that it printed.
-
-    `launcher.errors` tells what else there is for things that go wrong, and what becomes of each on the way to the
-    screen.
-    """
-
-    host: str
-    node_rank: int
-    kind: FailureKind
-    at: float  # wall-clock seconds of the launcher
-    rank: int | None = None  # of a rank or a hang; None where it is a hang of all ranks
-    local_rank: int | None = None
-    code: int | None = None
-    signal: int | None = None
-    text: str = ""  # where there is no process: why
-    stdout: str = ""  # the last of it
-    stderr: str = ""
-    after_stop: bool = False  # it ended after we had asked it to
-    gpu: int | None = None
-    oom: str | None = None  # of a kill: whether it was the kernel for lack of memory, "certain" or "probable"
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code that `launch` ends with if this failure is the cause."""
-        if self.kind is FailureKind.CONNECTION:
-            return EXIT_UNREACHABLE
-        if self.kind is FailureKind.HANG:
-            return EXIT_HANG
-        if self.signal is not None:
-            return EXIT_SIGNAL_BASE + self.signal
-        return self.code or EXIT_FAILED
-
-    @property
-    def is_secondary(self) -> bool:
-        """Whether it looks like the consequence of another failure."""
-        if self.after_stop or self.signal == signal.SIGTERM:
-            return True
-        if self.kind in (FailureKind.CONNECTION, FailureKind.HANG) or self.signal == signal.SIGKILL or self.oom:
-            return False
-        error = extract_traceback(self.stderr)[-1:]
-        if not error or self.signal is not None:
-            error += _last_said(self.stderr.splitlines(), 3)
-        return _says_consequence(error)
-
-    @property
-    def is_final(self) -> bool:
-        """Whether there is no use in waiting for another failure that says more.
-
-        Slurm ends a job by telling supervisors, ranks and `launch` at the same time, so a supervisor that was told to
-        end may be the first sign of a cause that is still to come.
-        """
-        return not self.is_secondary and self.text != TERMINATED
-
-    @property
-    def subject(self) -> str:
-        """Who failed, in a few words."""
-        if self.kind is FailureKind.HANG and self.rank is None:
-            return "all ranks"
-        if self.kind in (FailureKind.RANK, FailureKind.HANG):
-            return f"{self.host} rank {self.rank}"
-        return f"{self.host} {self.kind.value}"
-
-    @property
-    def headline(self) -> str:
-        """Who failed first and how, in one line."""
-        if self.kind is FailureKind.CONNECTION:
-            return f"lost {self.host} ({self.ending})"
-        if self.kind is FailureKind.HANG:
-            return self.ending
-        return f"{self.subject} failed first ({self.ending.partition(' (')[0] if self.oom else self.ending})"
-
-    @property
-    def ending(self) -> str:
-        """How it ended, in a few words."""
-        if self.text:
-            return self.text
-        if self.signal is None and self.code is None:
-            return "exit code unknown"
-        return describe_ending(self.code, self.signal) + _OUT_OF_MEMORY.get(self.oom, "")
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
     """The failure that the end of a run is blamed on, and what the user is shown of it.
 
-    `explanation` is None where nothing known matches; the traceback and last lines are shown all the same.
+    `explanation` is None where nothing known matches; the traceback and last lines are shown all the same. `same` has
+    the failures of other ranks that are the same error.
     """
 
     failure: Failure
     traceback: tuple[str, ...]
     last_lines: tuple[str, ...]
     explanation: Explanation | None = None
+    same: tuple[Failure, ...] = ()
 
 
-def find_cause(failures: Sequence[Failure], ranks: Collection[int] = ()) -> Cause | None:
+def find_cause(
+    failures: Sequence[Failure], ranks: Collection[int] = (), *, told: Failure | None = None
+) -> Cause | None:
     """Return the cause of a failed run, or None where nothing failed.
 
     ranks: all ranks of the run; empty if some were started elsewhere, so that nobody knows here which ones are missing.
+    told: what the user was told to be the cause, when less was known; it stays so where others have the same error.
     """
     if not failures:
         return None
-    first = min(failures, key=lambda failure: (failure.is_secondary, failure.at))
+    first = min(failures, key=lambda failure: (failure.is_secondary, failure.after_stop, failure.at))
+    alike = [first, *(failure for failure in failures if failure is not first and first.has_same_error(failure))]
+    first = min(
+        (failure for failure in alike if not failure.after_stop or failure is first),
+        key=lambda failure: (told is None or failure.rank != told.rank, failure.rank or 0),
+    )
+    same = tuple({failure.rank: failure for failure in alike if failure.rank != first.rank}.values())
     lines = first.stderr.splitlines()
     found: list[str] = []
     # No exception ends in SIGKILL or in a hang: a traceback before it was handled.
-    if first.signal != signal.SIGKILL and first.kind is not FailureKind.HANG:
+    if (first.signal != signal.SIGKILL or first.is_uncaught) and first.kind is not FailureKind.HANG:
         found = shorten_traceback(extract_traceback(first.stderr))
         lines = cut_tracebacks(lines)
     crash = extract_crash(first.stderr) if first.signal is not None else []
-    last_lines = [line.rstrip()[:_MAX_LINE] for line in _last_said(lines, LAST_LINES // 2)]
-    last_lines += [line.rstrip()[:_MAX_LINE] for line in _last_said(first.stdout.splitlines(), LAST_LINES // 2)]
-    return Cause(first, tuple(crash or found), tuple(last_lines), _explain(first, failures, ranks))
+    last_lines = [line.rstrip()[:_MAX_LINE] for line in last_said(lines, LAST_LINES // 2)]
+    last_lines += [line.rstrip()[:_MAX_LINE] for line in last_said(first.stdout.splitlines(), LAST_LINES // 2)]
+    return Cause(first, tuple(crash or found), tuple(last_lines), _explain(first, failures, ranks), same)
 
 
 def _explain(first: Failure, failures: Sequence[Failure], ranks: Collection[int]) -> Explanation | None:
@@ -173,7 +85,8 @@ def _explain(first: Failure, failures: Sequence[Failure], ranks: Collection[int]
     if first.kind is FailureKind.HANG:  # the stacks tell why
         return None
     ending = explain_ending(first.code, first.signal, is_out_of_memory=first.oom is not None)
-    if first.oom or first.signal in (signal.SIGKILL, signal.SIGTERM):  # from outside: no line of its own can tell
+    # From outside: no line of its own can tell.
+    if first.oom or (first.signal in (signal.SIGKILL, signal.SIGTERM) and not first.is_uncaught):
         return ending
     own = _explain_by_lines(first)
     if own is not None and own.kind is Kind.CAUSE:
@@ -216,20 +129,7 @@ def _find_hint(failure: Failure) -> Explanation | None:
     return next((known for known in explain_lines(lines) if known.kind is Kind.HINT), None)
 
 
-def _says_consequence(lines: Iterable[str]) -> bool:
-    for line in lines:
-        for known in explain_lines([line]):
-            if known.kind in (Kind.CAUSE, Kind.CONSEQUENCE):
-                return known.kind is Kind.CONSEQUENCE
-    return False
-
-
 def _searched_lines(failure: Failure, count: int) -> list[str]:
     """Return the last lines, the latest first, stderr before stdout."""
     streams = (failure.stderr.splitlines(), failure.stdout.splitlines())
-    return [line for lines in streams for line in reversed(_last_said(lines, count))]
-
-
-def _last_said(lines: Sequence[str], count: int) -> list[str]:
-    """Return the last lines without those of native stacks, which come after an error and would push it out."""
-    return list(islice((line for line in reversed(lines) if not is_stack(line)), count))[::-1]
+    return [line for lines in streams for line in reversed(last_said(lines, count))]

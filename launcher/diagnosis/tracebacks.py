@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import islice, takewhile
 
 _TRACEBACK = "Traceback (most recent call last):"
 # Also of a data loader's worker, and of an exception group.
@@ -26,6 +26,10 @@ _STACK = re.compile(
     r'|(?:Current thread|Thread) 0x|  File "[^"]+", line \d+ in '
 )
 _CRASH_FRAME = re.compile(r'  File "(?P<file>[^"]+)", line \d+ in ')
+# What torch and Python may still print between an exception and the end of the process.
+_AFTERMATH = re.compile(r"\[rank\d+\]:|\[[WEIF]\d|\s|.{0,300}Warning: ")
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_FOLDERS = re.compile(r"/(?:[^\s/'\":]+/)+")  # of a path, which may lead elsewhere on another node
 _MAX_MESSAGE_LINES = 8  # of an error's message, after its first; NCCL says why in the third
 
 
@@ -42,6 +46,43 @@ def extract_traceback(stderr: str) -> list[str]:
     """Return the last Python traceback of a stream, with its error line, or an empty list."""
     blocks = _find_blocks(_without_prefixes(stderr.splitlines()))
     return list(blocks[-1].lines) if blocks else []
+
+
+def ends_in_traceback(stderr: str) -> bool:
+    """Tell whether nothing but warnings comes after the last traceback of a stream, and its error is there."""
+    lines = stderr.splitlines()
+    blocks = _find_blocks(_without_prefixes(lines))
+    if not blocks or _is_cut_off(blocks[-1].lines):
+        return False
+    return all(is_stack(line) or _AFTERMATH.match(line) for line in lines[blocks[-1].end :])
+
+
+def is_same_error(stderr: str, other: str) -> bool:
+    """Tell whether two streams end in the same exception at the same place, but for numbers and folders.
+
+    The second one may be cut off in the middle of its traceback.
+    """
+    mine, theirs = extract_traceback(stderr), extract_traceback(other)
+    if len(mine) < 2 or len(theirs) < 2 or _is_cut_off(mine):
+        return False
+    if _is_cut_off(theirs):
+        return "\n".join(map(mask, mine)).startswith("\n".join(map(mask, theirs)))
+    return _identify(mine) == _identify(theirs)
+
+
+def mask(line: str) -> str:
+    """Return a line without what differs from rank to rank: numbers, and the folders of paths."""
+    return _NUMBER.sub("N", _FOLDERS.sub("/", line))
+
+
+def _identify(traceback: Sequence[str]) -> tuple[str, str]:
+    """Return the innermost frame of the user's own code, and the error."""
+    place, *_, error = shorten_traceback(traceback)
+    return mask(place), mask(error)
+
+
+def _is_cut_off(lines: Sequence[str]) -> bool:
+    return lines[-1].startswith(" ")
 
 
 def extract_errors(stderr: str) -> list[str]:
@@ -71,6 +112,11 @@ def extract_crash(stderr: str) -> list[str]:
 def is_stack(line: str) -> bool:
     """Tell whether a line is blank, or part of the stack that C++ or faulthandler prints after a crash."""
     return not line.strip() or line.startswith((_CRASH, "Extension modules: ")) or bool(_STACK.match(line))
+
+
+def last_said(lines: Sequence[str], count: int) -> list[str]:
+    """Return the last lines without those of native stacks, which come after an error and would push it out."""
+    return list(islice((line for line in reversed(lines) if not is_stack(line)), count))[::-1]
 
 
 def cut_tracebacks(lines: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
+from launcher.clock import wall_clock
 from launcher.output.display import prefix_lines, prefix_of
 from launcher.output.lines import STDOUT, LineStream
 from launcher.private_files import make_private, open_private
@@ -90,6 +91,7 @@ class NodeOutput:
             lines = self._streams.get((local_rank, stream))
             if lines is None:
                 lines = self._streams[local_rank, stream] = LineStream()
+            lines.heard_at = wall_clock()
             self._emit(local_rank, stream, *lines.feed(data))
 
     def finish(self) -> None:
@@ -111,6 +113,11 @@ class NodeOutput:
         """Return the last bytes of a rank's stream, or of torchrun's if local_rank is None."""
         lines = self._streams.get((local_rank, stream))
         return lines.tail if lines else b""
+
+    def stream_heard_at(self, local_rank: int | None, stream: int) -> float:
+        """Return when a rank last wrote to a stream (wall-clock seconds), or 0 if it never did."""
+        lines = self._streams.get((local_rank, stream))
+        return lines.heard_at if lines else 0.0
 
     def _emit(self, local_rank: int | None, stream: int, for_log: bytes, for_screen: bytes) -> None:
         rank = None if local_rank is None or not self._has_ranks else self.first_rank + local_rank

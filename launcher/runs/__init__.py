@@ -4,6 +4,7 @@ In reading order:
 
     inspection    what all nodes are asked before a run, and what follows from it
     failures      what each rank and node did -> the failures, in order
+    others        what became of the ranks beside the one that is blamed
     report        the words at the end of a run
     hangs         Ctrl-\\ and --hang-timeout: the stacks of all ranks
     run           Run: inspect, plan, start, watch, stop, report

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from launcher.clock import wall_clock
-from launcher.diagnosis.cause import Failure, FailureKind
+from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.output.lines import STDERR, STDOUT
@@ -22,7 +22,7 @@ from launcher.session.session import Session
 def find_failures(
     session: Session, plan: LaunchPlan, outputs: Sequence[NodeOutput], stopped_at: float | None
 ) -> list[Failure]:
-    """Return what ended as it should not, on all nodes; stopped_at: when we began to end the run (wall-clock)."""
+    """Return what ended as it should not, on all nodes; stopped_at: when the stop was sent (wall-clock)."""
     found = []
     for index, node in enumerate(plan.nodes):
         found += _Node(index, node, session.states[index], outputs[index], session).failures()
@@ -31,8 +31,10 @@ def find_failures(
 
 def _mark(failure: Failure, stopped_at: float) -> Failure:
     """Mark what may have ended because it was asked to; a lost connection never does."""
-    is_lost = failure.kind is FailureKind.CONNECTION
-    return replace(failure, after_stop=failure.at > stopped_at and not is_lost)
+    late_s = failure.at - stopped_at
+    if late_s <= 0 or failure.kind is FailureKind.CONNECTION:
+        return failure
+    return replace(failure, after_stop=True, silent_s=failure.silent_s - late_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,13 @@ class _Node:
         return ranks
 
     def _rank(self, local_rank: int, event: Event) -> Failure:
+        at = event.at - event.fields["age_s"]
         return Failure(
             host=self.plan.host.name,
             node_rank=self.plan.node_rank,
             kind=FailureKind.RANK,
-            at=event.at - event.fields["age_s"],
+            at=at,
+            silent_s=at - self.output.stream_heard_at(local_rank, STDERR),
             rank=self.plan.first_rank + local_rank,
             local_rank=local_rank,
             gpu=self.plan.gpu_of(local_rank),

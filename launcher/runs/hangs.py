@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from launcher.clock import wall_clock
-from launcher.diagnosis.cause import Failure, FailureKind
+from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.diagnosis.stacks import FoldedStacks, Stack, fold, folded_lines, parse_stack, stack_lines
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.node import messages

@@ -13,6 +13,7 @@ from launcher.diagnosis.cause import Cause
 from launcher.hosts.ranges import fold_names
 from launcher.job.plan import FLIGHT_RECORDER_PREFIX, LaunchPlan, NodePlan
 from launcher.preflight.findings import Finding
+from launcher.runs.others import Others
 from launcher.session.node_state import Census
 from launcher.wording import count, plural
 
@@ -113,19 +114,20 @@ def failed_first_line(cause: Cause, nodes: int) -> str:
     return f"{cause.failure.headline}, stopping {count(nodes, 'node')}"
 
 
-def cause_block(cause: Cause, others: Sequence[str], log: Path) -> list[str]:
+def cause_block(cause: Cause, others: Others, log: Path) -> list[str]:
     """Return the lines that explain the cause, no more than fit a screen of 24 rows.
 
-    others: what became of the other ranks; log: the file with all output of the failed node.
+    log: the file with all output of the failed node.
     """
     failure = cause.failure
     local = f" (local rank {failure.local_rank}" + (f", GPU {failure.gpu})" if failure.gpu is not None else ")")
     where = local if failure.local_rank is not None else ""
     lines = [f"  {failure.subject}{where} at {strftime('%H:%M:%S', localtime(failure.at))}:"]
     lines += [f"    {line}" for line in _fit_traceback(cause.traceback)] or [f"    {failure.ending}"]
+    lines += same_lines(others)
     if cause.explanation is not None:
         lines += [f"  why: {_cut(cause.explanation.cause, _MAX_ERROR)}", f"  fix: {cause.explanation.fix}"]
-    after = [*(f"  {line}" for line in others), f"  all of it: {log}"]
+    after = [*others_lines(others), f"  all of it: {log}"]
     last_lines = _fit_last_lines(cause.last_lines, _BLOCK_ROWS - sum(map(_rows, [*lines, *after])) - 1)
     if last_lines:
         lines += ["  its last lines:", *last_lines]
@@ -159,15 +161,28 @@ def _fit_last_lines(lines: Sequence[str], rows: int) -> list[str]:
     return kept
 
 
-def others_lines(stopped: Mapping[str, int], failed: Mapping[str, int], ended: Mapping[str, int]) -> list[str]:
-    """`15 others followed: 7 on gpu2, 8 on gpu1 (stopped by us)`, and those that had ended before; counts by host."""
-    lines = []
-    for counts, words in ((failed, "failed as well"), (stopped, "followed"), (ended, "had ended well before")):
-        total = sum(counts.values())
-        if total:
-            after = " (stopped by us)" if counts is stopped else ""
-            lines.append(f"{total} {'other' if total == 1 else 'others'} {words}: {_by_host(counts)}{after}")
-    return lines
+def same_lines(others: Others) -> list[str]:
+    """`the same on all 4 ranks: 2 each on gpu[1-2]`, or no line."""
+    total = sum(others.same.values())
+    if not total:
+        return []
+    ranks = f"all {total}" if total == others.ranks else f"{total} of {others.ranks}"
+    return [f"  the same on {ranks} ranks: {_by_host(others.same)}"]
+
+
+def others_lines(others: Others) -> list[str]:
+    """Return a line for each way in which other ranks ended: `1 other failed as well: 1 on gpu2`."""
+    ways = (
+        (others.failed, "failed as well", ""),
+        (others.followed, "failed because of it", ""),
+        (others.stopped, "followed", " (stopped by launch)"),
+        (others.succeeded, "had already succeeded", ""),
+    )
+    return [
+        f"  {count(sum(counts.values()), 'other')} {words}: {_by_host(counts)}{how}"
+        for counts, words, how in ways
+        if any(counts.values())
+    ]
 
 
 def _by_host(counts: Mapping[str, int]) -> str:

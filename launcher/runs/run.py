@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from launcher.clock import wall_clock
-from launcher.diagnosis.cause import SETTLE_S, Cause, Failure, FailureKind, find_cause
+from launcher.diagnosis.cause import SETTLE_S, Cause, find_cause
+from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.diagnosis.flight_recorder import find_unsafe
+from launcher.diagnosis.tracebacks import extract_traceback
 from launcher.errors import EXIT_SIGNAL_BASE, PreflightError, UnreachableError
 from launcher.job.activation import candidate_pythons
 from launcher.job.job import Job, ProgramKind
@@ -37,12 +38,14 @@ from launcher.runs import report
 from launcher.runs.failures import find_failures
 from launcher.runs.hangs import HangWatch, StackTaker
 from launcher.runs.inspection import Inspection, Inspector
+from launcher.runs.others import count_others
 from launcher.session.node_state import Census
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
 from launcher.transports import bootstrap
 from launcher.wording import count, duration
 
+_EARLY_S = 60.0
 _PORT_TAKEN = ("port-number-taken", "port-taken")  # signatures
 
 
@@ -92,6 +95,7 @@ class Run:
         self._stacks = StackTaker(session, record, screen)
         self._plan: LaunchPlan | None = None
         self._began_at = wall_clock()
+        self._started_at = self._began_at  # its ranks
         self._hang: HangWatch | None = None
         self._stopped_at: float | None = None  # wall-clock: what ends later was ended by us
 
@@ -180,6 +184,7 @@ class Run:
 
     async def _start(self) -> None:
         assert self._plan is not None
+        self._started_at = wall_clock()
         archive = bootstrap.trainer_archive() if self._job.program.kind is ProgramKind.BUILTIN else b""
         for index, (node, output) in enumerate(zip(self._plan.nodes, self._outputs, strict=True)):
             output.first_rank = node.first_rank
@@ -203,8 +208,11 @@ class Run:
         failures = self._failures()
         if watch.failure is not None and not failures:
             return find_cause([watch.failure])
+        deadline = time.monotonic() + SETTLE_S
         if failures and not self._has_final():
-            await session.pump(self._has_final, time.monotonic() + SETTLE_S)
+            await session.pump(self._has_final, deadline)
+        if self._has_failed_early():
+            await session.pump(self._has_no_rank, deadline)
         return find_cause(self._failures(), self._all_ranks())
 
     def _known_cause(self, number: int) -> Cause | None:
@@ -223,6 +231,20 @@ class Run:
         """All ranks of the run, or none where other launchers started some of them."""
         assert self._plan is not None
         return range(self._plan.world_size if self._share is None else 0)
+
+    def _has_failed_early(self) -> bool:
+        """Whether a rank has raised before there was anything to save, so that the others may raise the same."""
+        if wall_clock() - self._started_at > _EARLY_S:
+            return False
+        return any(failure.is_final and extract_traceback(failure.stderr) for failure in self._failures())
+
+    def _has_no_rank(self) -> bool:
+        """Whether all ranks have ended."""
+        assert self._plan is not None
+        return all(
+            state.ended is not None or len(state.exits) == node.nproc
+            for node, state in zip(self._plan.nodes, self._session.states, strict=True)
+        )
 
     def _has_final(self) -> bool:
         return any(failure.is_final for failure in self._failures())
@@ -277,15 +299,26 @@ class Run:
             await self._say_flight_recorder()
             return self._finish_well(seconds, census)
         # More may be known by now: the cause itself may have taken longest to die.
-        cause = find_cause([*self._failures(), cause.failure], self._all_ranks()) or cause
-        self._say(f"launch: FAILED after {duration(seconds)}")
-        log = self._record.log_path(cause.failure.node_rank)
-        for line in report.cause_block(cause, self._others(cause, census), log):
-            self._say(line)
+        cause = self._say_cause(cause.failure, census, seconds)
         await self._say_flight_recorder()
         code = cause.failure.exit_code
         self._say(f"launch: {report.census_words(census)}, exit code {code}")
         return self._conclude(Result(code, seconds, census, cause, interrupted_by))
+
+    def _say_cause(self, told: Failure, census: Census, seconds: float) -> Cause:
+        """Explain the failure by all that is known at the end; `told` is the one that was said to be first."""
+        assert self._plan is not None and self._stopped_at is not None
+        failures = self._failures()
+        cause = find_cause([*failures, told], self._all_ranks(), told=told)
+        assert cause is not None  # there is `told` at least
+        if (cause.failure.subject, cause.failure.kind) != (told.subject, told.kind):
+            self._say(f"launch: correction: {cause.failure.headline}")
+        self._say(f"launch: FAILED after {duration(seconds)}")
+        states = self._session.states
+        others = count_others(cause, failures, self._plan, states, census, self._stopped_at)
+        for line in report.cause_block(cause, others, self._record.log_path(cause.failure.node_rank)):
+            self._say(line)
+        return cause
 
     async def _say_flight_recorder(self) -> None:
         """Name what the ranks left for torchfrtrace, looked at before: it runs what stands in these files."""
@@ -313,28 +346,6 @@ class Run:
         ranks = count(sum(node.nproc for node in self._plan.nodes), "rank")  # ours, of a run by hand
         self._say(f"launch: finished in {duration(seconds)}, {ranks} ended well, {report.census_words(census)}")
         return self._conclude(Result(0, seconds, census))
-
-    def _others(self, cause: Cause, census: Census) -> list[str]:
-        """What became of the other ranks, of hosts that could be asked."""
-        assert self._plan is not None and self._stopped_at is not None
-        if cause.failure.kind is FailureKind.HANG and cause.failure.rank is None:
-            return []  # it was all of them
-        stopped, failed, ended = Counter[str](), Counter[str](), Counter[str]()
-        for node, state in zip(self._plan.nodes, self._session.states, strict=True):
-            name = node.host.name
-            if name in census.unasked:
-                continue  # the census tells of those
-            for local_rank in state.started:
-                if cause.failure.rank == node.first_rank + local_rank:
-                    continue
-                event = state.exits.get(local_rank)
-                if event is None or event.at - event.fields["age_s"] > self._stopped_at:
-                    stopped[name] += 1
-                elif event.fields["code"] == 0:
-                    ended[name] += 1
-                else:
-                    failed[name] += 1
-        return report.others_lines(stopped, failed, ended)
 
     def _conclude(self, result: Result) -> Result:
         for line in report.left_lines(result.census):

@@ -50,7 +50,7 @@ def test_a_host_is_lost(launch: FaultLaunch, lose: Callable[[Host], None]) -> No
         "    no sign of life for N s",
         "  why: it froze, was switched off, or the network to it broke",
         "  fix: look at the machine itself; when it answers again, launch check and launch clean",
-        "  2 others followed: 2 on node1 (stopped by us)",
+        "  2 others followed: 2 on node1 (stopped by launch)",
         "  all of it: logs/RUN/node_1.log",
         "launch: 0 processes left on 1 node; node2 unreachable, 2 processes may remain, exit code 69",
     ]

@@ -23,7 +23,7 @@ def test_a_rank_fails(launch: FaultLaunch) -> None:
         "  its last lines:",
         "    no such data",
         "    ready 3",
-        f"  3 others followed: {others} (stopped by us)",
+        f"  3 others followed: {others} (stopped by launch)",
         f"  all of it: logs/RUN/node_{len(launch.way.hosts) - 1}.log",
         f"launch: {launch.nothing_left}, exit code 7",
     ]

@@ -1,5 +1,7 @@
 """A rank of a run that waits, or raises when the test says go: `rank.py wait 2=fail` waits but for rank 2.
 
+One that is to `lose` raises as well, once the rank that fails is gone.
+
 It tells `ready RANK pids PID` once it is set up.
 """
 
@@ -22,7 +24,11 @@ def main(words: list[str]) -> None:
     while time.monotonic() < deadline:
         if name == "fail" and Path("go").exists():
             print("one more line", flush=True)
+            Path("failed.new").write_text(str(os.getpid()))
+            Path("failed.new").replace("failed")
             raise ValueError(f"rank {RANK} met a NaN")
+        if name == "lose" and Path("failed").exists() and not Path("/proc", Path("failed").read_text()).exists():
+            raise RuntimeError("Connection closed by peer [::1]:4711")
         time.sleep(0.02)
 
 

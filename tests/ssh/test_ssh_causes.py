@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from launching import RANK_FILE, Launch, rank, shell
 
 NOTHING_LEFT = "0 processes left on 2 nodes"
@@ -24,12 +26,45 @@ def test_a_rank_raises(launch: Launch) -> None:
         "  its last lines:",
         f"    ready 3 pids {pid}",
         "    one more line",
-        "  3 others followed: 2 on node1, 1 on node2 (stopped by us)",
+        "  3 others followed: 2 on node1, 1 on node2 (stopped by launch)",
         "  all of it: logs/RUN/node_1.log",
         "launch: 0 processes left on 2 nodes, exit code 1",
     ]
     cause = done.record["result"]["cause"]
     assert (cause["host"], cause["rank"], cause["local_rank"], cause["exit_code"]) == ("node2", 3, 1, 1)
+
+
+def test_all_ranks_raise_at_once(launch: Launch) -> None:
+    running = launch.start(*rank("fail"))
+    running.wait_for_ranks()
+    running.go()
+    done = running.finish()
+    (told,) = re.findall(r"^launch: node(\d) rank (\d) failed first", done.stderr, re.MULTILINE)
+    name = f"node{told[0]} rank {told[1]}"
+    assert done.words[2:] == [
+        f"launch: {name} failed first (exit code 1), stopping 2 nodes",
+        "launch: FAILED after N s",
+        f"  {name} (local rank {int(told[1]) % 2}) at HH:MM:SS:",
+        f'    File "{RANK_FILE}", line {line_of("raise ValueError")}, in main',
+        '      raise ValueError(f"rank {RANK} met a NaN")',
+        f"    ValueError: rank {told[1]} met a NaN",
+        "  the same on all 4 ranks: 2 each on node[1-2]",
+        "  its last lines:",
+        f"    ready {told[1]} pids {running.pid_of(int(told[1]))}",
+        "    one more line",
+        f"  all of it: logs/RUN/node_{int(told[0]) - 1}.log",
+        "launch: 0 processes left on 2 nodes, exit code 1",
+    ]
+
+
+def test_one_rank_raises_and_the_others_lose_it(launch: Launch) -> None:
+    running = launch.start(*rank("lose", "3=fail"))
+    running.wait_for_ranks()
+    running.go()
+    done = running.finish()
+    assert done.words[2] == "launch: node2 rank 3 failed first (exit code 1), stopping 2 nodes"
+    assert "    ValueError: rank 3 met a NaN" in done.words
+    assert done.words[-3] == "  3 others failed because of it: 2 on node1, 1 on node2"
 
 
 def line_of(text: str) -> int:

@@ -14,7 +14,8 @@ from launcher.cli.bisection import StoppedError, describe_cause, is_to_bisect, s
 from launcher.cli.option_groups import OutputOptions, PythonEnvironment, Timeouts
 from launcher.cli.test_distributed import CollectivesTest
 from launcher.commands.bisection import Group, Together, Verdict
-from launcher.diagnosis.cause import Cause, Failure, FailureKind
+from launcher.diagnosis.cause import Cause
+from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.hosts.host import Host
 from launcher.runs.run import Result
 from launcher.session.node_state import Census

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.diagnosis.cause import Failure, FailureKind, find_cause
+from launcher.diagnosis.cause import find_cause
+from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.diagnosis.tracebacks import shorten_traceback
 
 SIMPLE = """\
@@ -69,6 +70,13 @@ def test_a_cause_goes_before_its_consequences_and_then_time_counts(secondary):
     late, later = failure(105.0, rank=2), failure(106.0, rank=1)
     assert find_cause([secondary, later, late]).failure == late
     assert find_cause([replace(secondary, at=103.0, rank=5), secondary]).failure == secondary
+
+
+def test_what_was_told_stays_so_where_others_have_the_same_error():
+    alike = [failure(100.0 + rank, rank=rank, stderr=SIMPLE.replace("42", str(rank))) for rank in range(3)]
+    assert [find_cause(alike).failure, find_cause(alike, told=alike[2]).failure] == [alike[0], alike[2]]
+    assert [other.rank for other in find_cause(alike, told=alike[2]).same] == [0, 1]
+    assert find_cause([*alike, failure(99.0, rank=7)], told=alike[2]).failure.rank == 7
 
 
 # in words

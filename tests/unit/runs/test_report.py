@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.diagnosis.cause import Failure, FailureKind, find_cause
+from launcher.diagnosis.cause import find_cause
+from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.hosts.host import Host
 from launcher.job.job import Program, ProgramKind
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.preflight.findings import WARNING, Finding
+from launcher.runs.others import Others
 from launcher.runs.report import (
     cause_block,
     census_words,
@@ -91,7 +93,7 @@ def rank_failure(**more):
 
 def test_the_cause_as_the_design_draws_it():
     cause = find_cause([rank_failure()])
-    others = others_lines({"gpu2": 7, "gpu1": 8}, {}, {})
+    others = Others(stopped={"gpu2": 7, "gpu1": 8})
     assert failed_first_line(cause, 2) == "gpu2 rank 11 failed first (exit code 1), stopping 2 nodes"
     assert cause_block(cause, others, Path("logs/20261120-091233/node_1.log")) == [
         "  gpu2 rank 11 (local rank 3, GPU 3) at 09:16:31:",
@@ -99,7 +101,7 @@ def test_the_cause_as_the_design_draws_it():
         "    ValueError: the optimizer met a NaN at step 42",
         "  its last lines:",
         "    step 41 loss 7.1",
-        "  15 others followed: 7 on gpu2, 8 on gpu1 (stopped by us)",
+        "  15 others followed: 7 on gpu2, 8 on gpu1 (stopped by launch)",
         "  all of it: logs/20261120-091233/node_1.log",
     ]
 
@@ -148,7 +150,7 @@ def test_the_cause_as_the_design_draws_it():
 def test_the_cause_where_no_exception_tells(failed, first, lines):
     cause = find_cause([failed])
     assert failed_first_line(cause, 1) == first
-    assert cause_block(cause, others_lines({}, {}, {}), Path("log")) == lines
+    assert cause_block(cause, Others(), Path("log")) == lines
 
 
 OOM = (
@@ -161,7 +163,7 @@ OOM = (
 def test_the_cause_with_why_and_what_to_do():
     stderr = f'Traceback (most recent call last):\n  File "train.py", line 88, in step\n    loss = model(x)\n{OOM}\n'
     cause = find_cause([rank_failure(stderr=stderr)])
-    assert cause_block(cause, others_lines({"gpu1": 8}, {}, {}), Path("log")) == [
+    assert cause_block(cause, Others(stopped={"gpu1": 8}), Path("log")) == [
         "  gpu2 rank 11 (local rank 3, GPU 3) at 09:16:31:",
         '    File "train.py", line 88, in step',
         "      loss = model(x)",
@@ -170,12 +172,12 @@ def test_the_cause_with_why_and_what_to_do():
         "  fix: a smaller batch, or free the GPU: launch check names who holds it",
         "  its last lines:",
         "    step 41 loss 7.1",
-        "  8 others followed: 8 on gpu1 (stopped by us)",
+        "  8 others followed: 8 on gpu1 (stopped by launch)",
         "  all of it: log",
     ]
 
 
-OTHERS = others_lines({"gpu1": 8, "gpu2": 5}, {"gpu2": 1}, {"gpu2": 1})
+OTHERS = Others(16, {"gpu2": 2}, {"gpu2": 1}, {"gpu1": 1}, {"gpu1": 6, "gpu2": 5}, {"gpu2": 1})
 STATEMENT = "".join(f"    argument_{number}={number},\n" for number in range(30))
 
 
@@ -200,30 +202,27 @@ def test_the_block_fits_a_screen(error, wide):
 
 
 @pytest.mark.parametrize(
-    ("stopped", "failed", "ended", "lines"),
+    ("others", "lines"),
     [
-        ({}, {}, {}, []),
-        ({"gpu1": 0, "gpu2": 0}, {}, {}, []),
-        ({"gpu2": 1}, {}, {}, ["1 other followed: 1 on gpu2 (stopped by us)"]),
+        (Others(), []),
+        (Others(stopped={"gpu1": 0, "gpu2": 0}), []),
+        (Others(stopped={"gpu2": 1}), ["  1 other followed: 1 on gpu2 (stopped by launch)"]),
         (
-            {},
-            {"gpu2": 1},
-            {"gpu1": 2},
+            Others(failed={"gpu2": 1}, followed={"gpu1": 3}, succeeded={"gpu1": 2}),
             [
-                "1 other failed as well: 1 on gpu2",
-                "2 others had ended well before: 2 on gpu1",
+                "  1 other failed as well: 1 on gpu2",
+                "  3 others failed because of it: 3 on gpu1",
+                "  2 others had already succeeded: 2 on gpu1",
             ],
         ),
         (
-            {"gpu1": 8, "gpu2": 7, "gpu3": 8, "gpu4": 8},
-            {},
-            {},
-            ["31 others followed: 8 each on gpu[1,3-4], 7 on gpu2 (stopped by us)"],
+            Others(stopped={"gpu1": 8, "gpu2": 7, "gpu3": 8, "gpu4": 8}),
+            ["  31 others followed: 8 each on gpu[1,3-4], 7 on gpu2 (stopped by launch)"],
         ),
     ],
 )
-def test_those_that_followed(stopped, failed, ended, lines):
-    assert others_lines(stopped, failed, ended) == lines
+def test_what_became_of_the_others(others, lines):
+    assert others_lines(others) == lines
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,61 @@
+"""What became of the ranks beside the one that is blamed, counted by host. Nothing here does I/O."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from launcher.diagnosis.cause import Cause
+from launcher.diagnosis.failure import Failure, FailureKind, Role
+from launcher.job.plan import LaunchPlan
+from launcher.session.connection import Event
+from launcher.session.node_state import Census, NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """How many other ranks ended in which way, by host; those of hosts that could not be asked are left out."""
+
+    ranks: int = 0  # of the run, as far as it is known here
+    same: Mapping[str, int] = field(default_factory=dict)  # with the error of the rank that is blamed, and that rank
+    failed: Mapping[str, int] = field(default_factory=dict)  # by themselves
+    followed: Mapping[str, int] = field(default_factory=dict)  # because of the rank that is blamed
+    stopped: Mapping[str, int] = field(default_factory=dict)  # by `launch`
+    succeeded: Mapping[str, int] = field(default_factory=dict)
+
+
+def count_others(
+    cause: Cause, failures: Sequence[Failure], plan: LaunchPlan, states: Sequence[NodeState], census: Census,
+    stopped_at: float,
+) -> Others:  # fmt: skip
+    """Count the other ranks of a failed run; stopped_at: when the stop was sent (wall-clock)."""
+    ranks = sum(node.nproc for node in plan.nodes)
+    if cause.failure.kind is FailureKind.HANG and cause.failure.rank is None:
+        return Others(ranks)  # it was all of them
+    by_rank = {failure.rank: failure for failure in failures if failure.kind is FailureKind.RANK}
+    alike = {failure.rank for failure in (cause.failure, *cause.same)}
+    same = Counter[str]()
+    counts = {fate: Counter[str]() for fate in ("failed", "followed", "stopped", "succeeded")}
+    for node, state in zip(plan.nodes, states, strict=True):
+        host = node.host.name
+        if host in census.unasked:
+            continue  # the census tells of those
+        for local_rank in state.started:
+            rank = node.first_rank + local_rank
+            if rank in alike:
+                same[host] += 1
+            else:
+                counts[_fate(state.exits.get(local_rank), by_rank.get(rank), cause, stopped_at)][host] += 1
+    return Others(ranks, same if cause.same else {}, **counts)
+
+
+def _fate(event: Event | None, failure: Failure | None, cause: Cause, stopped_at: float) -> str:
+    if event is None:
+        return "stopped"
+    after_stop = event.at - event.fields["age_s"] > stopped_at
+    if failure is None:  # it ended well, or nobody knows how
+        return "stopped" if after_stop else "succeeded" if event.fields["code"] == 0 else "failed"
+    if failure.role is Role.STOPPED:
+        return "stopped" if after_stop else "failed"
+    return "followed" if failure.role is Role.CONSEQUENCE and not cause.failure.is_secondary else "failed"
