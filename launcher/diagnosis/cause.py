@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from launcher.diagnosis.collective_timeouts import explain_wait
 from launcher.diagnosis.exit_codes import explain_ending, explain_loss
-from launcher.diagnosis.failure import Failure, FailureKind
+from launcher.diagnosis.failure import Failure, FailureKind, Role
 from launcher.diagnosis.signatures import Explanation, Kind, explain_lines
 from launcher.diagnosis.tracebacks import (
     cut_tracebacks,
@@ -50,16 +50,24 @@ class Cause:
 
 
 def find_cause(
-    failures: Sequence[Failure], ranks: Collection[int] = (), *, told: Failure | None = None
+    failures: Sequence[Failure],
+    ranks: Collection[int] = (),
+    *,
+    succeeded: Sequence[Failure] = (),
+    told: Failure | None = None,
 ) -> Cause | None:
     """Return the cause of a failed run, or None where nothing failed.
 
     ranks: all ranks of the run; empty if some were started elsewhere, so that nobody knows here which ones are missing.
+    succeeded: the ranks that ended well; one of them is the cause if others only lost it.
     told: what the user was told to be the cause, when less was known; it stays so where others have the same error.
     """
     if not failures:
         return None
     first = min(failures, key=lambda failure: (failure.is_secondary, failure.after_stop, failure.at))
+    early = [success for success in succeeded if success.at < first.at]
+    if first.role is Role.CONSEQUENCE and early:
+        first = min(early, key=lambda success: (success.at, success.rank))
     alike = [first, *(failure for failure in failures if failure is not first and first.has_same_error(failure))]
     first = min(
         (failure for failure in alike if not failure.after_stop or failure is first),
@@ -68,8 +76,9 @@ def find_cause(
     same = tuple({failure.rank: failure for failure in alike if failure.rank != first.rank}.values())
     lines = first.stderr.splitlines()
     found: list[str] = []
-    # No exception ends in SIGKILL or in a hang: a traceback before it was handled.
-    if (first.signal != signal.SIGKILL or first.is_uncaught) and first.kind is not FailureKind.HANG:
+    # No exception ends in SIGKILL, in a hang or well: a traceback before it was handled.
+    is_killed = first.signal == signal.SIGKILL and not first.is_uncaught
+    if not is_killed and not first.is_early_exit and first.kind is not FailureKind.HANG:
         found = shorten_traceback(extract_traceback(first.stderr))
         lines = cut_tracebacks(lines)
     crash = extract_crash(first.stderr) if first.signal is not None else []
@@ -85,8 +94,8 @@ def _explain(first: Failure, failures: Sequence[Failure], ranks: Collection[int]
     if first.kind is FailureKind.HANG:  # the stacks tell why
         return None
     ending = explain_ending(first.code, first.signal, is_out_of_memory=first.oom is not None)
-    # From outside: no line of its own can tell.
-    if first.oom or (first.signal in (signal.SIGKILL, signal.SIGTERM) and not first.is_uncaught):
+    # From outside, or well: no line of its own can tell.
+    if first.is_early_exit or first.oom or (first.signal in (signal.SIGKILL, signal.SIGTERM) and not first.is_uncaught):
         return ending
     own = _explain_by_lines(first)
     if own is not None and own.kind is Kind.CAUSE:

@@ -27,6 +27,11 @@ SIGNALS: Mapping[int, str] = {
 
 # By the whole of what is said of a process.
 ENDINGS: Mapping[str, Explanation] = {
+    "exit code 0": Explanation(
+        "ending",
+        "it ended while other ranks still needed it, and they lost their connection to it",
+        "let every rank take the same number of steps (equal shares of the data), and let none return early",
+    ),
     "exit code 126": Explanation(
         "ending",
         "what was started is no program, or may not be run",

@@ -70,6 +70,11 @@ class Failure:
     oom: str | None = None  # of a kill: whether it was the kernel for lack of memory, "certain" or "probable"
 
     @property
+    def is_early_exit(self) -> bool:
+        """Whether it is a rank that ended well, and is to blame since others still needed it."""
+        return self.kind is FailureKind.RANK and self.code == 0
+
+    @property
     def exit_code(self) -> int:
         """The exit code that `launch` ends with if this failure is the cause."""
         if self.kind is FailureKind.CONNECTION:
@@ -154,6 +159,8 @@ class Failure:
             return f"lost {self.host} ({self.ending})"
         if self.kind is FailureKind.HANG:
             return self.ending
+        if self.is_early_exit:
+            return f"{self.subject} {self.ending}"
         return f"{self.subject} failed first ({self.ending.partition(' (')[0] if self.oom else self.ending})"
 
     @property
@@ -161,6 +168,8 @@ class Failure:
         """How it ended, in a few words."""
         if self.text:
             return self.text
+        if self.is_early_exit:
+            return "finished before the others (exit code 0)"
         if self.is_uncaught:
             return "uncaught exception"
         if self.signal is None and self.code is None:

@@ -65,7 +65,7 @@ class Explanation:
     kind: Kind = Kind.CAUSE
 
 
-_NODE_LOGS = "the first bad line in the logs of the other nodes; `launch check` compares the nodes"
+_NODE_LOGS = "look for another rank's error in the logs; without one the network broke: `launch check` tries it"
 _BLOCKING = "once with --env CUDA_LAUNCH_BLOCKING=1, then the traceback names the line"
 
 SIGNATURES: tuple[Signature, ...] = (

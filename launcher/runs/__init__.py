@@ -6,6 +6,7 @@ In reading order:
     failures      what each rank and node did -> the failures, in order
     others        what became of the ranks beside the one that is blamed
     report        the words at the end of a run
+    early_exits   what is said live of ranks that end well while others go on
     hangs         Ctrl-\\ and --hang-timeout: the stacks of all ranks
     run           Run: inspect, plan, start, watch, stop, report
 """

@@ -29,6 +29,15 @@ def find_failures(
     return found if stopped_at is None else [_mark(failure, stopped_at) for failure in found]
 
 
+def find_successes(session: Session, plan: LaunchPlan, outputs: Sequence[NodeOutput]) -> list[Failure]:
+    """Return the ranks that ended with exit code 0: where all others only lost a rank, it was one of these."""
+    return [
+        success
+        for index, node in enumerate(plan.nodes)
+        for success in _Node(index, node, session.states[index], outputs[index], session).successes()
+    ]
+
+
 def _mark(failure: Failure, stopped_at: float) -> Failure:
     """Mark what may have ended because it was asked to; a lost connection never does."""
     late_s = failure.at - stopped_at
@@ -55,6 +64,10 @@ class _Node:
         if state.ended is not None and _is_bad(state.ended) and not ranks:
             return [self._torchrun(state.ended)]
         return ranks
+
+    def successes(self) -> list[Failure]:
+        exits = self.state.exits.items()
+        return [self._rank(local_rank, event) for local_rank, event in exits if event.fields["code"] == 0]
 
     def _rank(self, local_rank: int, event: Event) -> Failure:
         at = event.at - event.fields["age_s"]

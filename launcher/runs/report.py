@@ -195,6 +195,14 @@ def _by_host(counts: Mapping[str, int]) -> str:
     )
 
 
+def early_exit_line(first: str, succeeded: Mapping[str, int], running: int) -> str:
+    """Say that ranks have ended well while others go on; `first` is the name of the only one, counts by host."""
+    total = sum(succeeded.values())
+    who = first if total == 1 else f"{count(total, 'rank')}, {_by_host(succeeded)},"
+    verb = "is" if running == 1 else "are"
+    return f"{who} finished (exit code 0); {count(running, 'other')} {verb} still running"
+
+
 def flight_recorder_lines(files: Sequence[Path], unsafe: Mapping[Path, str], hosts: Mapping[str, str]) -> list[str]:
     """Say where the files of NCCL's flight recorder are, and what reads them (it comes with torch), if that is safe.
 

@@ -35,7 +35,8 @@ from launcher.output.terminal import Screen
 from launcher.preflight.findings import WARNING
 from launcher.preflight.summary import summarize
 from launcher.runs import report
-from launcher.runs.failures import find_failures
+from launcher.runs.early_exits import EarlyExitNotice
+from launcher.runs.failures import find_failures, find_successes
 from launcher.runs.hangs import HangWatch, StackTaker
 from launcher.runs.inspection import Inspection, Inspector
 from launcher.runs.others import count_others
@@ -199,6 +200,7 @@ class Run:
         session = self._session
         with (
             self._stacks.allowed(self._plan),
+            EarlyExitNotice(session, self._plan).allowed(),
             HangWatch(session, self._plan, self._outputs, self._stacks, self._job.hang_timeout_s) as watch,
         ):
             self._hang = watch
@@ -213,7 +215,7 @@ class Run:
             await session.pump(self._has_final, deadline)
         if self._has_failed_early():
             await session.pump(self._has_no_rank, deadline)
-        return find_cause(self._failures(), self._all_ranks())
+        return self._find_cause(self._failures())
 
     def _known_cause(self, number: int) -> Cause | None:
         """Return why the run had failed before a signal came, or None."""
@@ -225,12 +227,13 @@ class Run:
             failures = [failure for failure in failures if failure.is_final]
         if not failures and self._hang is not None and self._hang.failure is not None:
             failures = [self._hang.failure]
-        return find_cause(failures, self._all_ranks())
+        return self._find_cause(failures)
 
-    def _all_ranks(self) -> range:
-        """All ranks of the run, or none where other launchers started some of them."""
+    def _find_cause(self, failures: Sequence[Failure], told: Failure | None = None) -> Cause | None:
         assert self._plan is not None
-        return range(self._plan.world_size if self._share is None else 0)
+        ranks = range(self._plan.world_size if self._share is None else 0)  # other launchers started some of them
+        succeeded = find_successes(self._session, self._plan, self._outputs)
+        return find_cause(failures, ranks, succeeded=succeeded, told=told)
 
     def _has_failed_early(self) -> bool:
         """Whether a rank has raised before there was anything to save, so that the others may raise the same."""
@@ -309,8 +312,9 @@ class Run:
         """Explain the failure by all that is known at the end; `told` is the one that was said to be first."""
         assert self._plan is not None and self._stopped_at is not None
         failures = self._failures()
-        cause = find_cause([*failures, told], self._all_ranks(), told=told)
-        assert cause is not None  # there is `told` at least
+        hang = [told] if told.kind is FailureKind.HANG else []  # of no process that would tell
+        cause = self._find_cause([*failures, *hang], told)
+        assert cause is not None  # it has failed
         if (cause.failure.subject, cause.failure.kind) != (told.subject, told.kind):
             self._say(f"launch: correction: {cause.failure.headline}")
         self._say(f"launch: FAILED after {duration(seconds)}")

@@ -1,6 +1,6 @@
 """A rank of a run that waits, or raises when the test says go: `rank.py wait 2=fail` waits but for rank 2.
 
-One that is to `lose` raises as well, once the rank that fails is gone.
+One that is to `finish` ends well then, and one that is to `lose` raises once the rank that failed or finished is gone.
 
 It tells `ready RANK pids PID` once it is set up.
 """
@@ -22,12 +22,14 @@ def main(words: list[str]) -> None:
     print("ready", RANK, "pids", os.getpid(), flush=True)
     deadline = time.monotonic() + LIFETIME_S
     while time.monotonic() < deadline:
-        if name == "fail" and Path("go").exists():
+        if name in ("fail", "finish") and Path("go").exists():
             print("one more line", flush=True)
-            Path("failed.new").write_text(str(os.getpid()))
-            Path("failed.new").replace("failed")
+            Path("gone.new").write_text(str(os.getpid()))
+            Path("gone.new").replace("gone")
+            if name == "finish":
+                return
             raise ValueError(f"rank {RANK} met a NaN")
-        if name == "lose" and Path("failed").exists() and not Path("/proc", Path("failed").read_text()).exists():
+        if name == "lose" and Path("gone").exists() and not Path("/proc", Path("gone").read_text()).exists():
             raise RuntimeError("Connection closed by peer [::1]:4711")
         time.sleep(0.02)
 

@@ -67,6 +67,28 @@ def test_one_rank_raises_and_the_others_lose_it(launch: Launch) -> None:
     assert done.words[-3] == "  3 others failed because of it: 2 on node1, 1 on node2"
 
 
+def test_a_rank_ends_early_and_the_others_lose_it(launch: Launch) -> None:
+    running = launch.start(*rank("lose", "1=finish"))
+    running.wait_for_ranks()
+    running.go()
+    done = running.finish()
+    assert done.exit_code == 1
+    assert done.words[2:] == [
+        "launch: node1 rank 1 finished before the others (exit code 0), stopping 2 nodes",
+        "launch: FAILED after N s",
+        "  node1 rank 1 (local rank 1) at HH:MM:SS:",
+        "    finished before the others (exit code 0)",
+        "  why: it ended while other ranks still needed it, and they lost their connection to it",
+        "  fix: let every rank take the same number of steps (equal shares of the data), and let none return early",
+        "  its last lines:",
+        f"    ready 1 pids {running.pid_of(1)}",
+        "    one more line",
+        "  3 others failed because of it: 1 on node1, 2 on node2",
+        "  all of it: logs/RUN/node_0.log",
+        "launch: 0 processes left on 2 nodes, exit code 1",
+    ]
+
+
 def line_of(text: str) -> int:
     """Return the number of the first line of rank.py that holds `text`."""
     lines = RANK_FILE.read_text().splitlines()

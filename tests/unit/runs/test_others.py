@@ -17,7 +17,7 @@ from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.node import messages
 from launcher.output.lines import STDERR
 from launcher.output.node_log import NodeOutput
-from launcher.runs.failures import find_failures
+from launcher.runs.failures import find_failures, find_successes
 from launcher.runs.others import count_others
 from launcher.runs.report import cause_block
 from launcher.session.connection import Event
@@ -56,10 +56,8 @@ def block(*ends, stopped_s=STOP_S):
         fields = {"local_rank": local_rank, "age_s": 0.0, "code": code, "signal": number, "oom": None}
         states[node].take(Event(node, messages.EXIT, fields, now + at_s))
     session = Fake(states=states)
-    told = find_cause(find_failures(session, PLAN, outputs, None)[:1]).failure
     failures = find_failures(session, PLAN, outputs, now + stopped_s)
-    cause = find_cause(failures, range(4))
-    assert find_cause([*failures, told], range(4)) == cause  # what was told first changes nothing
+    cause = find_cause(failures, range(4), succeeded=find_successes(session, PLAN, outputs))
     census = Census({"gpu1": [], "gpu2": []}, {})
     others = count_others(cause, failures, PLAN, states, census, now + stopped_s)
     text = "\n".join(cause_block(cause, others, Path("log")))
@@ -160,6 +158,39 @@ def test_a_rank_that_raises_is_the_cause_though_it_takes_long_to_end():
 def test_an_error_that_answers_the_stop_is_no_cause():
     ends = [(LOST, 1, -1.0), (RAISED, 1, 6.0), (LOST, 1, -1.0), ("", -15, 6.0)]
     assert block(*ends, stopped_s=-0.5)[0] == "  gpu1 rank 0 (local rank 0) at HH:MM:SS:"
+
+
+@pytest.mark.parametrize("ends", in_any_order(*[(LOST, 1, 1.0)] * 3))
+def test_a_rank_that_ends_early_is_the_cause_if_the_others_lose_it(ends):
+    """Whoever of the others is heard first; an error that it has survived is not its end."""
+    lines = block(ends[0], (RAISED, 0, 0.5), *ends[1:])
+    assert lines == [
+        "  gpu1 rank 1 (local rank 1) at HH:MM:SS:",
+        "    finished before the others (exit code 0)",
+        "  why: it ended while other ranks still needed it, and they lost their connection to it",
+        "  fix: let every rank take the same number of steps (equal shares of the data), and let none return early",
+        "  its last lines:",
+        "    Traceback (most recent call last):",
+        '      File "/home/0/train.py", line 88, in step',
+        '        raise ValueError("rank 1 met a NaN")',
+        "    ValueError: rank 1 met a NaN",
+        "  3 others failed because of it: 1 on gpu1, 2 on gpu2",
+        "  all of it: log",
+    ]
+
+
+def test_a_rank_that_ends_early_is_no_cause_if_another_one_fails():
+    assert block((LOST, 1, 1.0), ("", 0, 0.5), (LOST, 1, 1.0), (NO_PACKAGE, 1, 1.5))[-3:] == [
+        "  2 others failed because of it: 1 each on gpu[1-2]",
+        "  1 other had already succeeded: 1 on gpu1",
+        "  all of it: log",
+    ]
+
+
+def test_a_rank_that_ends_well_after_others_have_lost_somebody_is_no_cause():
+    assert block((LOST, 1, 1.0), ("", 0, 1.5), (LOST, 1, 1.0), (LOST, 1, 1.0))[-2] == (
+        "  1 other had already succeeded: 1 on gpu1"
+    )
 
 
 def test_ranks_that_are_killed_alike_are_the_same():
