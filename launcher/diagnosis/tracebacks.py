@@ -14,7 +14,10 @@ _TRACEBACK = "Traceback (most recent call last):"
 # Also of a data loader's worker, and of an exception group.
 _STARTS = (_TRACEBACK, f"Original {_TRACEBACK}", f"Exception Group {_TRACEBACK}")
 _GROUP_BORDER = re.compile(r"^  [+|] ")
-_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line \d+, in ')
+_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line \d+(?:, in |$)')
+# Of a script that Python can't read it prints no header, but the place and the error alone.
+_SYNTAX_PLACE = re.compile(r'^  File "[^"]+", line \d+$')
+_SYNTAX_ERROR = re.compile(r"^(?:Syntax|Indentation|Tab)Error\b")
 _FOREIGN = ("site-packages/", "dist-packages/", "<frozen ", "/lib/python3")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 # torch prints every line of an exception twice where torch.distributed is initialised: plain and with `[rank0]:`.
@@ -137,7 +140,9 @@ def shorten_traceback(lines: Sequence[str]) -> list[str]:
     short = []
     if own:
         following = [index for index in frames if index > own[-1]] or [len(lines) - 1]
-        short = [line for line in lines[own[-1] : following[0]] if not re.fullmatch(r"\s*[\^~]+\s*", line)]
+        short = list(lines[own[-1] : following[0]])
+        if not _SYNTAX_ERROR.match(lines[-1]):  # whose mark says more than its line
+            short = [line for line in short if not re.fullmatch(r"\s*[\^~]+\s*", line)]
     return [line[2:] if line.startswith("  ") else line for line in [*short, lines[-1]]]
 
 
@@ -155,12 +160,14 @@ def _without_prefixes(lines: Sequence[str]) -> list[str]:
 def _find_blocks(plain: Sequence[str]) -> list[_Block]:
     blocks: list[_Block] = []
     for start, line in enumerate(plain):
-        if line.strip() not in _STARTS or (blocks and start < blocks[-1].end):
+        has_header = line.strip() in _STARTS
+        if not (has_header or _SYNTAX_PLACE.match(line)) or (blocks and start < blocks[-1].end):
             continue
         # The error itself is the first line at the margin.
         ends = (place + 1 for place in range(start + 1, len(plain)) if plain[place] and plain[place][0] != " ")
         end = next(ends, len(plain))
-        blocks.append(_Block(start, end, (_TRACEBACK, *plain[start + 1 : end])))
+        if has_header or _SYNTAX_ERROR.match(plain[end - 1]):
+            blocks.append(_Block(start, end, (_TRACEBACK, *plain[start + has_header : end])))
     return blocks
 
 

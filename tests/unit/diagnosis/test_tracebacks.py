@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -93,8 +94,37 @@ def test_a_traceback_that_was_cut_off_is_shown_as_far_as_it_goes(count):
 
 
 def stderr_of(code):
-    """Return what this Python prints for a program that fails."""
-    return subprocess.run([sys.executable, "-ISc", code], capture_output=True, text=True, check=False).stderr
+    """Return what this Python prints for a program that fails, or for the file of one."""
+    words = [str(code)] if isinstance(code, Path) else ["-c", code]
+    return subprocess.run([sys.executable, "-IS", *words], capture_output=True, text=True, check=False).stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "mark", "error"),
+    [
+        ("train(1,, 2)", "        ^", "SyntaxError: invalid syntax"),
+        ("if 1:\nx = 1", None, "IndentationError: expected an indented block"),
+    ],
+)
+@pytest.mark.parametrize("is_imported", [False, True])
+def test_a_script_that_python_can_not_read(tmp_path, code, mark, error, is_imported):
+    """Python prints no header for the script itself; a module has one, and the frame that imports it."""
+    script = tmp_path / "train.py"
+    script.write_text(f"{code}\n")
+    start = f"import sys; sys.path.insert(0, '{tmp_path}'); import train"
+    stderr = stderr_of(start) if is_imported else stderr_of(script)
+    lines = ["a warning", *stderr.splitlines()]
+    short = shorten_traceback(extract_traceback("\n".join(lines)))
+    number = len(code.splitlines())
+    assert short[:2] == [f'File "{script}", line {number}', f"  {code.splitlines()[-1]}"]
+    assert short[-1].startswith(error)
+    assert mark is None or short[2] == f"  {mark}"
+    assert extract_errors(stderr) == short[-1:]
+    assert cut_tracebacks(lines) == ["a warning"]
+
+
+def test_a_place_without_an_error_is_no_traceback():
+    assert extract_traceback('see\n  File "train.py", line 3\nand so on\n') == []
 
 
 def test_an_error_of_several_lines_is_named_by_its_first():

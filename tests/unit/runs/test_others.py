@@ -33,6 +33,7 @@ NO_PACKAGE = RAISED.replace("ValueError: rank {rank} met a NaN", "ModuleNotFound
 LOST = RAISED.replace("ValueError: rank {rank} met a NaN", "RuntimeError: Connection closed by peer [::1]:{rank}04")
 HANDLED = RAISED.replace("ValueError: rank {rank} met a NaN", "OSError: no such shard") + "retrying\n"
 INTERRUPTED = RAISED.replace("ValueError: rank {rank} met a NaN", "RuntimeError: got SIGTERM, leaving")
+UNREADABLE = '  File "/train.py", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
 CUT_OFF = RAISED[:120]
 WARNED = RAISED + "[rank{rank}]:[W1120 x.cpp:1] Warning: destroy_process_group() was not called\n"
 
@@ -85,6 +86,18 @@ def test_an_error_of_all_ranks_is_the_same_whoever_is_heard_first(ends):
         '    File "/home/0/train.py", line 88, in step',
         '      raise ValueError("rank 0 met a NaN")',
         "    ValueError: rank 0 met a NaN",
+        "  the same on all 4 ranks: 2 each on gpu[1-2]",
+        "  all of it: log",
+    ]
+
+
+@pytest.mark.parametrize("ends", in_any_order(*[(UNREADABLE, 1, 1.0)] * 3, (UNREADABLE, 1, 6.0)))
+def test_a_script_that_no_rank_can_read(ends):
+    assert block(*ends)[1:] == [
+        '    File "/train.py", line 1',
+        "      def f(:",
+        "            ^",
+        "    SyntaxError: invalid syntax",
         "  the same on all 4 ranks: 2 each on gpu[1-2]",
         "  all of it: log",
     ]
