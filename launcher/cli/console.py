@@ -17,6 +17,7 @@ from launcher.output.folding import group, make_folds
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.node_log import NodeLog, NodeOutput
 from launcher.output.run_folder import RunRecord
+from launcher.output.style import Style, render
 from launcher.output.terminal import Terminal
 
 
@@ -46,11 +47,14 @@ class Console:
         self._progress = ""
         self._said_disk = False
 
-    def say(self, text: str) -> None:
-        """Say words of ours, on stderr."""
+    def say(self, text: str, style: Style = Style.AS_IS) -> None:
+        """Print a message of `launch` on stderr."""
         if self._is_mute:
             return
         self.progress("")
+        if os.isatty(STDERR):
+            columns = os.get_terminal_size(STDERR).columns
+            text = render(text, style, columns, with_colour=_wants_colour(STDERR))
         self._terminals[STDERR].say(text, STDERR)
 
     def show(self, text: str) -> None:
@@ -125,8 +129,12 @@ def _make_display(fd: int, names: Sequence[str], *, as_json: bool) -> Display:
     """Each stream by itself: stdout may be a file, whose bytes are a program's, and stderr a terminal."""
     if as_json:
         return JsonDisplay()
-    is_terminal = os.isatty(fd)
-    return PrefixDisplay(names, is_terminal=is_terminal, with_colour=is_terminal and not os.environ.get("NO_COLOR"))
+    return PrefixDisplay(names, is_terminal=os.isatty(fd), with_colour=_wants_colour(fd))
+
+
+def _wants_colour(fd: int) -> bool:
+    """Whether a stream is a terminal whose user has not asked for plain text (https://no-color.org)."""
+    return os.isatty(fd) and not os.environ.get("NO_COLOR")
 
 
 def _open_terminals(patience_s: float | None) -> dict[int, Terminal]:

@@ -5,6 +5,7 @@ It gets lines and the names of hosts, and knows nothing of plans and connections
 In reading order:
 
     lines         whole lines out of a rank's stream, progress bars made readable
+    style         the weight of a message of `launch`, and its lines broken between words
     display       each line with a prefix such as `[node2:5] `, or as JSON
     terminal      a thread that writes to the terminal, so that a slow one never stalls a run
     node_log      all output of one node: its log, and what the screen gets

@@ -17,6 +17,7 @@ from typing import Protocol
 from launcher.concurrency import start_thread
 from launcher.escapes import clean
 from launcher.output.lines import STDERR, STDOUT
+from launcher.output.style import Style
 
 QUEUE_BYTES = 8 << 20
 _PATIENCE_S = 1.0
@@ -144,7 +145,7 @@ def _write_some(fd: int, view: memoryview) -> int:
 class Screen(Protocol):
     """Where a run puts its messages and results."""
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, style: Style = Style.AS_IS) -> None:
         """Print a message of `launch` on stderr."""
 
     def show(self, text: str) -> None:

@@ -12,6 +12,7 @@ from time import localtime, strftime
 from launcher.diagnosis.cause import Cause
 from launcher.hosts.ranges import fold_names
 from launcher.job.plan import FLIGHT_RECORDER_PREFIX, LaunchPlan, NodePlan
+from launcher.output.style import Line, Style, break_line
 from launcher.preflight.findings import Finding
 from launcher.runs.others import Others
 from launcher.session.node_state import Census
@@ -114,7 +115,7 @@ def failed_first_line(cause: Cause, nodes: int) -> str:
     return f"{cause.failure.headline}, stopping {count(nodes, 'node')}"
 
 
-def cause_block(cause: Cause, others: Others, log: Path) -> list[str]:
+def cause_block(cause: Cause, others: Others, log: Path) -> list[Line]:
     """Return the lines that explain the cause, no more than fit a screen of 24 rows.
 
     log: the file with all output of the failed node.
@@ -122,20 +123,24 @@ def cause_block(cause: Cause, others: Others, log: Path) -> list[str]:
     failure = cause.failure
     local = f" (local rank {failure.local_rank}" + (f", GPU {failure.gpu})" if failure.gpu is not None else ")")
     where = local if failure.local_rank is not None else ""
-    lines = [f"  {failure.subject}{where} at {strftime('%H:%M:%S', localtime(failure.at))}:"]
-    lines += [f"    {line}" for line in _fit_traceback(cause.traceback)] or [f"    {failure.ending}"]
-    lines += same_lines(others)
+    lines = [Line(f"  {failure.subject}{where} at {strftime('%H:%M:%S', localtime(failure.at))}:", Style.STRONG)]
+    *frame, error = _fit_traceback(cause.traceback) or [failure.ending]
+    lines += [*(Line(f"    {line}") for line in frame), Line(f"    {error}", Style.FAILURE)]
+    lines += map(Line, same_lines(others))
     if cause.explanation is not None:
-        lines += [f"  why: {_cut(cause.explanation.cause, _MAX_ERROR)}", f"  fix: {cause.explanation.fix}"]
-    after = [*others_lines(others), f"  all of it: {log}"]
-    last_lines = _fit_last_lines(cause.last_lines, _BLOCK_ROWS - sum(map(_rows, [*lines, *after])) - 1)
+        lines.append(Line(f"  why: {_cut(cause.explanation.cause, _MAX_ERROR)}"))
+        lines.append(Line(f"  fix: {cause.explanation.fix}", Style.STRONG))
+    after = [*map(Line, others_lines(others)), Line(f"  all of it: {log}")]
+    rows = sum(_rows(line.text) for line in [*lines, *after])
+    last_lines = _fit_last_lines(cause.last_lines, _BLOCK_ROWS - rows - 1)
     if last_lines:
-        lines += ["  its last lines:", *last_lines]
+        lines += map(Line, ["  its last lines:", *last_lines])
     return [*lines, *after]
 
 
 def _rows(line: str) -> int:
-    return max(1, -(-len(line) // _COLUMNS))
+    """Return how many rows of the smallest screen a line takes; a word may be longer than one of them."""
+    return sum(max(1, -(-len(part) // _COLUMNS)) for part in break_line(line, _COLUMNS))
 
 
 def _cut(line: str, length: int) -> str:
@@ -151,14 +156,15 @@ def _fit_traceback(traceback: Sequence[str]) -> list[str]:
 
 
 def _fit_last_lines(lines: Sequence[str], rows: int) -> list[str]:
-    """Return the latest lines that fit into so many rows of the screen."""
+    """Return the latest lines that fit into so many rows of the screen; of the very last one at least its start."""
     kept: list[str] = []
+    left = rows
     for line in reversed([f"    {_cut(line, _MAX_LINE)}" for line in lines]):
-        rows -= _rows(line)
-        if rows < 0:
+        left -= _rows(line)
+        if left < 0:
             break
         kept.insert(0, line)
-    return kept
+    return kept or [_cut(f"    {line}", _COLUMNS) for line in lines[-1:] if rows > 0]
 
 
 def same_lines(others: Others) -> list[str]:

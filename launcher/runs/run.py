@@ -31,6 +31,7 @@ from launcher.job.plan import (
 from launcher.node import messages
 from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import RunRecord
+from launcher.output.style import Style
 from launcher.output.terminal import Screen
 from launcher.preflight.findings import WARNING
 from launcher.preflight.summary import summarize
@@ -160,16 +161,16 @@ class Run:
         assert self._plan is not None
         on_cpu = self._job.cpu or not any(fact.gpus for fact in inspection.facts)
         if self._is_dry:  # a run that is never made has no name
-            self._say(f"launch: dry run of {report.plan_size(self._plan, on_cpu=on_cpu)}")
+            plan_line = f"dry run of {report.plan_size(self._plan, on_cpu=on_cpu)}"
         else:
-            folder = self._record.folder
-            self._say("launch: " + report.plan_line(self._plan, self._record.run_id, folder, on_cpu=on_cpu))
+            plan_line = report.plan_line(self._plan, self._record.run_id, self._record.folder, on_cpu=on_cpu)
+        self._say(f"launch: {plan_line}", Style.TEXT)
         seconds = duration(self._seconds())
         warnings = inspection.of(WARNING)
         counted = f"; {count(len(warnings), 'warning')}" if warnings else ""
-        self._say(f"launch: checked in {seconds}: {summarize(self._job, inspection.facts)}{counted}")
+        self._say(f"launch: checked in {seconds}: {summarize(self._job, inspection.facts)}{counted}", Style.TEXT)
         for line in report.warning_lines(warnings):
-            self._say(line)
+            self._say(line, Style.TEXT)
         if self._is_dry:
             return
         if self._is_verbose:
@@ -277,11 +278,14 @@ class Run:
             return Result(EXIT_SIGNAL_BASE + number, self._seconds(), census, interrupted_by=number)
         timeout_s = self._job.stop_timeout_s
         nodes = count(len(self._session.hosts), "node")
-        self._say(f"launch: stopping {nodes}, up to {timeout_s:g} s for the trainer to save (Ctrl-C again: at once)")
+        self._say(
+            f"launch: stopping {nodes}, up to {timeout_s:g} s for the trainer to save (Ctrl-C again: at once)",
+            Style.TEXT,
+        )
         census = await self._end(timeout_s)
         after = duration(self._seconds())
         await self._say_flight_recorder()
-        self._say(f"launch: stopped by {_who(number)} after {after}, {report.census_words(census)}")
+        self._say(f"launch: stopped by {_who(number)} after {after}, {report.census_words(census)}", _style_of(census))
         return self._conclude(Result(EXIT_SIGNAL_BASE + number, self._seconds(), census, interrupted_by=number))
 
     def _seconds(self) -> float:
@@ -295,7 +299,7 @@ class Run:
             self._say(f"launch: somebody took port {self._plan_port()} of node 0 in between, once more with another")
             return Result(cause.failure.exit_code, self._seconds(), census, cause, has_lost_port=True)
         if cause is not None:
-            self._say("launch: " + report.failed_first_line(cause, len(session.hosts)))
+            self._say("launch: " + report.failed_first_line(cause, len(session.hosts)), Style.STRONG)
         census = await self._end(self._job.stop_timeout_s)
         seconds = self._seconds()
         if cause is None:
@@ -305,7 +309,7 @@ class Run:
         cause = self._say_cause(cause.failure, census, seconds)
         await self._say_flight_recorder()
         code = cause.failure.exit_code
-        self._say(f"launch: {report.census_words(census)}, exit code {code}")
+        self._say(f"launch: {report.census_words(census)}, exit code {code}", _style_of(census))
         return self._conclude(Result(code, seconds, census, cause, interrupted_by))
 
     def _say_cause(self, told: Failure, census: Census, seconds: float) -> Cause:
@@ -316,12 +320,12 @@ class Run:
         cause = self._find_cause([*failures, *hang], told)
         assert cause is not None  # it has failed
         if (cause.failure.subject, cause.failure.kind) != (told.subject, told.kind):
-            self._say(f"launch: correction: {cause.failure.headline}")
-        self._say(f"launch: FAILED after {duration(seconds)}")
+            self._say(f"launch: correction: {cause.failure.headline}", Style.STRONG)
+        self._say(f"launch: FAILED after {duration(seconds)}", Style.FAILURE)
         states = self._session.states
         others = count_others(cause, failures, self._plan, states, census, self._stopped_at)
         for line in report.cause_block(cause, others, self._record.log_path(cause.failure.node_rank)):
-            self._say(line)
+            self._say(line.text, line.style)
         return cause
 
     async def _say_flight_recorder(self) -> None:
@@ -348,12 +352,13 @@ class Run:
     def _finish_well(self, seconds: float, census: Census) -> Result:
         assert self._plan is not None
         ranks = count(sum(node.nproc for node in self._plan.nodes), "rank")  # ours, of a run by hand
-        self._say(f"launch: finished in {duration(seconds)}, {ranks} ended well, {report.census_words(census)}")
+        words = f"finished in {duration(seconds)}, {ranks} ended well, {report.census_words(census)}"
+        self._say(f"launch: {words}", Style.TEXT if census.is_clean else Style.FAILURE)
         return self._conclude(Result(0, seconds, census))
 
     def _conclude(self, result: Result) -> Result:
         for line in report.left_lines(result.census):
-            self._say(line)
+            self._say(line, Style.FAILURE)
         self._record.update({"ended_at": time.time(), "result": _as_record(result)})
         self._screen.emit("result", run=self._record.run_id, **_as_record(result))
         return result
@@ -374,6 +379,10 @@ def start_fields(node: NodePlan) -> dict[str, Any]:
 
 def _is_terminated(failure: Failure) -> bool:
     return failure.signal == signal.SIGTERM or failure.text == messages.TERMINATED
+
+
+def _style_of(census: Census) -> Style:
+    return Style.STRONG if census.is_clean else Style.FAILURE
 
 
 def _who(number: int) -> str:

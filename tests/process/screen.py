@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from launcher.output.style import Style
+
 
 class Screen:
     """Where the words of a run go, in a list."""
@@ -9,7 +11,7 @@ class Screen:
     def __init__(self) -> None:
         self.words: list[str] = []
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, style: Style = Style.AS_IS) -> None:
         self.words.append(text)
 
     def show(self, text: str) -> None:

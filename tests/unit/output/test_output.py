@@ -9,6 +9,8 @@ import json
 import os
 import pty
 import re
+import struct
+import termios
 import threading
 import time
 import tty
@@ -27,6 +29,7 @@ from launcher.hosts.host import Host
 from launcher.output.display import JsonDisplay, PrefixDisplay
 from launcher.output.lines import LINE_BYTES, STDERR, STDOUT, TAIL_BYTES, LineStream
 from launcher.output.node_log import NodeLog, NodeOutput
+from launcher.output.style import Style, break_line
 from launcher.output.terminal import QUEUE_BYTES, Terminal
 
 unhurried = settings(deadline=None)  # a loaded machine is no bug
@@ -399,6 +402,54 @@ def test_what_a_node_said_in_our_words_can_not_steer_the_terminal(capfd, text, s
     console.show(text)
     console.close()
     assert capfd.readouterr() == (f"{said}\n", f"{said}\n")
+
+
+# our own words
+
+FAILED = "launch: 2 nodes x 2 processes = 4 ranks, run 20261122-190416, logs in logs/20261122-190416/and/on"
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "lines"),
+    [
+        (FAILED, 0, [FAILED]),  # a terminal that does not tell its width
+        (FAILED, 20, [FAILED]),
+        (FAILED, len(FAILED), [FAILED]),
+        (FAILED, 80, [FAILED[:69], f"  {FAILED[70:]}"]),
+        (f"  {'x' * 90} end", 80, [f"  {'x' * 90}", "    end"]),  # a path may be longer than a row
+        ("    a\tb  c  " + "d" * 70, 80, ["    a\tb  c", "      " + "d" * 70]),
+        ("", 80, [""]),
+    ],
+)
+def test_a_line_breaks_between_words(text, columns, lines):
+    assert break_line(text, columns) == lines
+
+
+@pytest.mark.parametrize(
+    ("style", "columns", "no_color", "shown"),
+    [
+        (Style.AS_IS, 40, "", b"launch exec --hosts gpu1,gpu2 -- nvidia-smi\n"),  # to be copied
+        (Style.TEXT, 40, "", b"launch exec --hosts gpu1,gpu2 --\n  nvidia-smi\n"),
+        (Style.STRONG, 80, "", b"\x1b[1mlaunch exec --hosts gpu1,gpu2 -- nvidia-smi\x1b[0m\n"),
+        (Style.FAILURE, 40, "", b"\x1b[1;31mlaunch exec --hosts gpu1,gpu2 --\x1b[0m\n\x1b[1;31m  nvidia-smi\x1b[0m\n"),
+        (Style.FAILURE, 40, "1", b"launch exec --hosts gpu1,gpu2 --\n  nvidia-smi\n"),
+    ],
+)
+def test_a_message_on_a_terminal_has_weight_and_whole_words(screen, monkeypatch, style, columns, no_color, shown):
+    with screen(STDERR) as read:
+        monkeypatch.setenv("NO_COLOR", no_color)
+        fcntl.ioctl(STDERR, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        console = Console([])
+        console.say("launch exec --hosts gpu1,gpu2 -- nvidia-smi", style)
+        console.close()
+        assert read() == shown
+
+
+def test_a_message_in_a_file_is_plain(capfd):
+    console = Console([])
+    console.say(FAILED, Style.FAILURE)
+    console.close()
+    assert capfd.readouterr().err == f"{FAILED}\n"
 
 
 def test_json_stays_what_it_was(capfd):

@@ -61,7 +61,7 @@ def block(*ends, stopped_s=STOP_S):
     cause = find_cause(failures, range(4), succeeded=find_successes(session, PLAN, outputs))
     census = Census({"gpu1": [], "gpu2": []}, {})
     others = count_others(cause, failures, PLAN, states, census, now + stopped_s)
-    text = "\n".join(cause_block(cause, others, Path("log")))
+    text = "\n".join(line.text for line in cause_block(cause, others, Path("log")))
     return re.sub(r"\d\d:\d\d:\d\d", "HH:MM:SS", text).splitlines()
 
 

@@ -12,6 +12,7 @@ from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.hosts.host import Host
 from launcher.job.job import Program, ProgramKind
 from launcher.job.plan import LaunchPlan, NodePlan
+from launcher.output.style import Style, render
 from launcher.preflight.findings import WARNING, Finding
 from launcher.runs.others import Others
 from launcher.runs.report import (
@@ -86,6 +87,10 @@ def test_each_process_that_can_not_be_ended_is_named():
     assert left_lines(Census({"gpu1": [LEFT] * 12}, {})) == [line] * 10 + ["  and 2 more"]
 
 
+def texts(lines):
+    return [line.text for line in lines]
+
+
 def rank_failure(**more):
     known = {"code": 1, "rank": 11, "local_rank": 3, "gpu": 3, "stderr": TRACEBACK, "stdout": "step 41 loss 7.1\n"}
     return Failure("gpu2", 1, FailureKind.RANK, AT, **(known | more))
@@ -95,7 +100,7 @@ def test_the_cause_as_the_design_draws_it():
     cause = find_cause([rank_failure()])
     others = Others(stopped={"gpu2": 7, "gpu1": 8})
     assert failed_first_line(cause, 2) == "gpu2 rank 11 failed first (exit code 1), stopping 2 nodes"
-    assert cause_block(cause, others, Path("logs/20261120-091233/node_1.log")) == [
+    assert texts(cause_block(cause, others, Path("logs/20261120-091233/node_1.log"))) == [
         "  gpu2 rank 11 (local rank 3, GPU 3) at 09:16:31:",
         '    File "train.py", line 88, in step',
         "    ValueError: the optimizer met a NaN at step 42",
@@ -103,6 +108,16 @@ def test_the_cause_as_the_design_draws_it():
         "    step 41 loss 7.1",
         "  15 others followed: 7 on gpu2, 8 on gpu1 (stopped by launch)",
         "  all of it: logs/20261120-091233/node_1.log",
+    ]
+
+
+def test_the_error_is_red_and_what_to_do_is_bold():
+    stderr = TRACEBACK.replace("ValueError: the optimizer met a NaN at step 42", "MemoryError")
+    lines = cause_block(find_cause([rank_failure(stderr=stderr)]), Others(), Path("log"))
+    assert [(line.text.split()[0], line.style) for line in lines if line.style is not Style.TEXT] == [
+        ("gpu2", Style.STRONG),
+        ("MemoryError", Style.FAILURE),
+        ("fix:", Style.STRONG),
     ]
 
 
@@ -150,7 +165,7 @@ def test_the_cause_as_the_design_draws_it():
 def test_the_cause_where_no_exception_tells(failed, first, lines):
     cause = find_cause([failed])
     assert failed_first_line(cause, 1) == first
-    assert cause_block(cause, Others(), Path("log")) == lines
+    assert texts(cause_block(cause, Others(), Path("log"))) == lines
 
 
 OOM = (
@@ -163,7 +178,7 @@ OOM = (
 def test_the_cause_with_why_and_what_to_do():
     stderr = f'Traceback (most recent call last):\n  File "train.py", line 88, in step\n    loss = model(x)\n{OOM}\n'
     cause = find_cause([rank_failure(stderr=stderr)])
-    assert cause_block(cause, Others(stopped={"gpu1": 8}), Path("log")) == [
+    assert texts(cause_block(cause, Others(stopped={"gpu1": 8}), Path("log"))) == [
         "  gpu2 rank 11 (local rank 3, GPU 3) at 09:16:31:",
         '    File "train.py", line 88, in step',
         "      loss = model(x)",
@@ -190,8 +205,9 @@ def test_the_block_fits_a_screen(error, wide):
     stderr = f'Traceback (most recent call last):\n  File "train.py", line 8, in f\n{STATEMENT}{error}\nbye\n'
     text = "".join(f"line {number} " + "x" * (400 if wide else 9) + "\n" for number in range(20))
     cause = find_cause([rank_failure(stderr=text + stderr, stdout=text)])
-    lines = cause_block(cause, OTHERS, Path("logs/20261120-091233/node_1.log"))
-    assert sum(-(-len(line) // 80) for line in lines) <= 22
+    lines = texts(cause_block(cause, OTHERS, Path("logs/20261120-091233/node_1.log")))
+    shown = [row for line in lines for row in render(line, Style.STRONG, 80, with_colour=False).split("\n")]
+    assert sum(-(-len(row) // 80) for row in shown) <= 22
     assert [lines[0], lines[1], lines[-1]] == [
         "  gpu2 rank 11 (local rank 3, GPU 3) at 09:16:31:",
         '    File "train.py", line 8, in f',
