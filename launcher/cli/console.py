@@ -19,6 +19,7 @@ from launcher.output.node_log import NodeLog, NodeOutput
 from launcher.output.run_folder import RunRecord
 from launcher.output.style import Style, render
 from launcher.output.terminal import Terminal
+from launcher.output.traceback_filter import TracebackFilter
 
 
 class Console:
@@ -46,6 +47,7 @@ class Console:
         self._shows_progress = sys.stderr.isatty() and not is_mute
         self._progress = ""
         self._said_disk = False
+        self._filter: TracebackFilter | None = None  # where there are logs that have what it keeps off the screen
 
     def say(self, text: str, style: Style = Style.AS_IS) -> None:
         """Print a message of `launch` on stderr."""
@@ -91,15 +93,36 @@ class Console:
         self, hosts: Sequence[Host], record: RunRecord | None, *, has_ranks: bool = True, first_node: int = 0
     ) -> list[NodeOutput]:
         """Return where each node's output goes."""
+        show = None if self._is_quiet else self._show
+        if show is not None and record is not None and not self._as_json:
+            self._filter = TracebackFilter(show)
+            show = self._filter.take
         return [
             NodeOutput(
                 host.name,
-                NodeLog(record.log_path(index), self.complain) if record else None,
-                None if self._is_quiet else self._show,
+                NodeLog(record.log_path(index), record.complain) if record else None,
+                show,
                 has_ranks=has_ranks,
             )
             for index, host in enumerate(hosts, first_node)
         ]
+
+    def withhold(self) -> None:
+        """Keep the tracebacks of further ranks off the screen: the first failure is known."""
+        if self._filter is not None and not self._said_disk:
+            self._filter.withhold()
+
+    def release(
+        self, ranks: Collection[int | None] | None = None, alike: Collection[int | None] = ()
+    ) -> frozenset[int]:
+        """Show what was kept off of these ranks, or of all; return the ranks whose tracebacks are in the logs alone.
+
+        alike: ranks with the same error; if it was shown of one of them, it is not shown again. If the logs can't be
+        written they have nothing, so all is shown.
+        """
+        if self._filter is None:
+            return frozenset()
+        return self._filter.release(None if self._said_disk else ranks, alike)
 
     def complain(self, path: Path, error: OSError) -> None:
         """Say once that our own disk is in trouble; the run goes on."""

@@ -5,6 +5,7 @@ All of that happens in the reader thread of that node's connection, so a slow di
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -39,13 +40,15 @@ class NodeLog:
     def keep_file(self, name: str, content: bytes) -> None:
         """Keep a file that a rank left on the node beside the log, as files/node_0/NAME."""
         path = self._path.parent / "files" / self._path.stem / name
+        part = path.with_name(f".{name}.part")  # a name that no node can give
         try:
             make_private(path.parent, self._path.parent.parent, exist_ok=True)
-            part = path.with_name(f".{name}.part")  # a name that no node can give
             with open(part, "wb", opener=open_private) as file:
                 file.write(content)
             part.replace(path)  # whole, though the run's end may not wait for it
         except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink()
             self._complain(path, error)
 
     def close(self) -> None:

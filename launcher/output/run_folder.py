@@ -25,8 +25,14 @@ class RunRecord:
         self.folder = folder
         self._has_made_base = has_made_base  # the directory above it
         self.run_id = run_id
+        self.write_error: OSError | None = None  # the first one: something is missing in the logs
         self._complain = complain
         self._content: dict[str, Any] = {"run_id": run_id}
+
+    def complain(self, path: Path, error: OSError) -> None:
+        """Note that something could not be written, and pass it on."""
+        self.write_error = self.write_error or error
+        self._complain(path, error)
 
     def log_path(self, node_rank: int) -> Path:
         """Return where a node's full log is."""
@@ -38,7 +44,7 @@ class RunRecord:
         try:
             _write_text(path, text)
         except OSError as error:
-            self._complain(path, error)
+            self.complain(path, error)
         return path
 
     def find_files(self, prefix: str) -> list[Path]:
@@ -52,7 +58,7 @@ class RunRecord:
         try:
             _replace_file(self.folder / "run.json", text)
         except OSError as error:
-            self._complain(self.folder / "run.json", error)
+            self.complain(self.folder / "run.json", error)
 
     def discard(self) -> None:
         """Remove the folder of a run that never began, and what was made for it, unless something was logged."""
@@ -95,6 +101,7 @@ def create_record(base: Path, now: datetime, complain: Complaint) -> RunRecord:
     is_new = not os.path.lexists(base)
     for number in range(1, 100):
         run_id = stamp if number == 1 else f"{stamp}-{number}"
+        record = RunRecord(base / run_id, run_id, complain, has_made_base=is_new)
         try:
             make_private(base / run_id, base)
         except OSError as error:
@@ -103,15 +110,20 @@ def create_record(base: Path, now: datetime, complain: Complaint) -> RunRecord:
             if error.errno not in _DISK_FULL:
                 text = f"can't make the log folder {base / run_id}: {error.strerror}"
                 raise UsageError(text, "name another with --log-dir") from None
-            complain(base / run_id, error)
-        return RunRecord(base / run_id, run_id, complain, has_made_base=is_new)
+            record.complain(base / run_id, error)
+        return record
     raise UsageError(f"{base / stamp}: 99 runs began in one second")
 
 
 def _replace_file(path: Path, text: str) -> None:
     fresh = path.with_name(path.name + ".new")
-    _write_text(fresh, text)
-    fresh.replace(path)
+    try:
+        _write_text(fresh, text)
+        fresh.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fresh.unlink()  # a full disk leaves it empty
+        raise
 
 
 def _write_text(path: Path, text: str) -> None:

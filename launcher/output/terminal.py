@@ -12,6 +12,7 @@ import select
 import threading
 import time
 from collections import deque
+from collections.abc import Collection
 from typing import Protocol
 
 from launcher.concurrency import start_thread
@@ -150,6 +151,17 @@ class Screen(Protocol):
 
     def show(self, text: str) -> None:
         """Print a result on stdout."""
+
+    def withhold(self) -> None:
+        """Keep the tracebacks of further ranks off the screen: the first failure is known."""
+
+    def release(
+        self, ranks: Collection[int | None] | None = None, alike: Collection[int | None] = ()
+    ) -> frozenset[int]:
+        """Show what was kept off of these ranks, or of all; return the ranks whose tracebacks are in the logs alone.
+
+        alike: ranks with the same error; if it was shown of one of them, it is not shown again.
+        """
 
     def emit(self, event: str, **values: object) -> None:
         """With --json, print one JSON object on stdout; else do nothing."""

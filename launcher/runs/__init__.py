@@ -5,6 +5,7 @@ In reading order:
     inspection    what all nodes are asked before a run, and what follows from it
     failures      what each rank and node did -> the failures, in order
     others        what became of the ranks beside the one that is blamed
+    verdict       all that was heard so far -> whether the run has failed, and why
     report        the words at the end of a run
     early_exits   what is said live of ranks that end well while others go on
     hangs         Ctrl-\\ and --hang-timeout: the stacks of all ranks

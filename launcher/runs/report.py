@@ -93,6 +93,11 @@ def census_words(census: Census) -> str:
     return "; ".join(words)
 
 
+def gap_words(write_error: OSError | None) -> str:
+    """Say why something is missing in the logs, at the end of the line that a run ends with."""
+    return f"; the logs are incomplete: {write_error.strerror}" if write_error is not None else ""
+
+
 def left_lines(census: Census) -> list[str]:
     """Return one line for each process that could not be ended."""
     lines = [
@@ -115,10 +120,10 @@ def failed_first_line(cause: Cause, nodes: int) -> str:
     return f"{cause.failure.headline}, stopping {count(nodes, 'node')}"
 
 
-def cause_block(cause: Cause, others: Others, log: Path) -> list[Line]:
+def cause_block(cause: Cause, others: Others, log: Path, *, withheld: int = 0) -> list[Line]:
     """Return the lines that explain the cause, no more than fit a screen of 24 rows.
 
-    log: the file with all output of the failed node.
+    log: the file with all output of the failed node; withheld: how many ranks printed other tracebacks, off the screen.
     """
     failure = cause.failure
     local = f" (local rank {failure.local_rank}" + (f", GPU {failure.gpu})" if failure.gpu is not None else ")")
@@ -130,7 +135,7 @@ def cause_block(cause: Cause, others: Others, log: Path) -> list[Line]:
     if cause.explanation is not None:
         lines.append(Line(f"  why: {_cut(cause.explanation.cause, _MAX_ERROR)}"))
         lines.append(Line(f"  fix: {cause.explanation.fix}", Style.STRONG))
-    after = [*map(Line, others_lines(others)), Line(f"  all of it: {log}")]
+    after = [*map(Line, [*others_lines(others), *withheld_lines(withheld), f"  all of it: {log}"])]
     rows = sum(_rows(line.text) for line in [*lines, *after])
     last_lines = _fit_last_lines(cause.last_lines, _BLOCK_ROWS - rows - 1)
     if last_lines:
@@ -189,6 +194,13 @@ def others_lines(others: Others) -> list[str]:
         for counts, words, how in ways
         if any(counts.values())
     ]
+
+
+def withheld_lines(number: int) -> list[str]:
+    """Say whose tracebacks the screen has not shown; the error of the blamed rank is none of them."""
+    if not number:
+        return []
+    return ["  1 other's traceback is in the logs" if number == 1 else f"  {number} others' tracebacks are in the logs"]
 
 
 def _by_host(counts: Mapping[str, int]) -> str:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from launcher.clock import wall_clock
-from launcher.diagnosis.cause import SETTLE_S, Cause, find_cause
+from launcher.diagnosis.cause import SETTLE_S, Cause
 from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.diagnosis.flight_recorder import find_unsafe
-from launcher.diagnosis.tracebacks import extract_traceback
 from launcher.errors import EXIT_SIGNAL_BASE, PreflightError, UnreachableError
 from launcher.job.activation import candidate_pythons
 from launcher.job.job import Job, ProgramKind
@@ -37,17 +35,15 @@ from launcher.preflight.findings import WARNING
 from launcher.preflight.summary import summarize
 from launcher.runs import report
 from launcher.runs.early_exits import EarlyExitNotice
-from launcher.runs.failures import find_failures, find_successes
 from launcher.runs.hangs import HangWatch, StackTaker
 from launcher.runs.inspection import Inspection, Inspector
-from launcher.runs.others import count_others
+from launcher.runs.verdict import Verdict
 from launcher.session.node_state import Census
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
 from launcher.transports import bootstrap
 from launcher.wording import count, duration
 
-_EARLY_S = 60.0
 _PORT_TAKEN = ("port-number-taken", "port-taken")  # signatures
 
 
@@ -97,9 +93,8 @@ class Run:
         self._stacks = StackTaker(session, record, screen)
         self._plan: LaunchPlan | None = None
         self._began_at = wall_clock()
-        self._started_at = self._began_at  # its ranks
         self._hang: HangWatch | None = None
-        self._stopped_at: float | None = None  # wall-clock: what ends later was ended by us
+        self._verdict: Verdict | None = None  # once there is a plan
 
     async def execute(self) -> Result:
         """Run the job to its end on all nodes; raise LauncherError where it can't begin."""
@@ -137,6 +132,7 @@ class Run:
             self._job = inspector.job
         self._plan = build_plan(self._job, session.hosts, inspection.facts, self._share)
         refuse_unknown_ranks(self._plan, self._shown_ranks)
+        self._verdict = Verdict(session, self._plan, self._outputs, self._share is None, wall_clock())
         self._say_plan(inspection)
 
     def _say_details(self) -> None:
@@ -186,7 +182,6 @@ class Run:
 
     async def _start(self) -> None:
         assert self._plan is not None
-        self._started_at = wall_clock()
         archive = bootstrap.trainer_archive() if self._job.program.kind is ProgramKind.BUILTIN else b""
         for index, (node, output) in enumerate(zip(self._plan.nodes, self._outputs, strict=True)):
             output.first_rank = node.first_rank
@@ -197,8 +192,8 @@ class Run:
 
     async def _watch(self) -> Cause | None:
         """Wait until all nodes have ended well, or the first failure is known; a hang may be one."""
-        assert self._plan is not None
-        session = self._session
+        assert self._plan is not None and self._verdict is not None
+        session, verdict = self._session, self._verdict
         with (
             self._stacks.allowed(self._plan),
             EarlyExitNotice(session, self._plan).allowed(),
@@ -206,62 +201,29 @@ class Run:
         ):
             self._hang = watch
             await session.pump(
-                lambda: bool(self._failures()) or all(state.ended for state in session.states) or bool(watch.failure)
+                lambda: bool(verdict.failures()) or all(state.ended for state in session.states) or bool(watch.failure)
             )
-        failures = self._failures()
-        if watch.failure is not None and not failures:
-            return find_cause([watch.failure])
+        if not verdict.failures():
+            return verdict.cause(hang=watch.failure)
+        self._screen.withhold()
         deadline = time.monotonic() + SETTLE_S
-        if failures and not self._has_final():
-            await session.pump(self._has_final, deadline)
-        if self._has_failed_early():
-            await session.pump(self._has_no_rank, deadline)
-        return self._find_cause(self._failures())
+        if not verdict.has_final():
+            await session.pump(verdict.has_final, deadline)
+        if verdict.has_failed_early():
+            await session.pump(verdict.has_no_rank, deadline)
+        return verdict.cause()
 
     def _known_cause(self, number: int) -> Cause | None:
         """Return why the run had failed before a signal came, or None."""
-        if self._plan is None:
-            return None
-        failures = self._failures()
-        if number == signal.SIGTERM and any(map(_is_terminated, failures)):
-            # Slurm tells supervisors, ranks and us to end at once: what follows from that is no cause.
-            failures = [failure for failure in failures if failure.is_final]
-        if not failures and self._hang is not None and self._hang.failure is not None:
-            failures = [self._hang.failure]
-        return self._find_cause(failures)
-
-    def _find_cause(self, failures: Sequence[Failure], told: Failure | None = None) -> Cause | None:
-        assert self._plan is not None
-        ranks = range(self._plan.world_size if self._share is None else 0)  # other launchers started some of them
-        succeeded = find_successes(self._session, self._plan, self._outputs)
-        return find_cause(failures, ranks, succeeded=succeeded, told=told)
-
-    def _has_failed_early(self) -> bool:
-        """Whether a rank has raised before there was anything to save, so that the others may raise the same."""
-        if wall_clock() - self._started_at > _EARLY_S:
-            return False
-        return any(failure.is_final and extract_traceback(failure.stderr) for failure in self._failures())
-
-    def _has_no_rank(self) -> bool:
-        """Whether all ranks have ended."""
-        assert self._plan is not None
-        return all(
-            state.ended is not None or len(state.exits) == node.nproc
-            for node, state in zip(self._plan.nodes, self._session.states, strict=True)
-        )
-
-    def _has_final(self) -> bool:
-        return any(failure.is_final for failure in self._failures())
-
-    def _failures(self) -> list[Failure]:
-        assert self._plan is not None
-        return find_failures(self._session, self._plan, self._outputs, self._stopped_at)
+        hang = self._hang.failure if self._hang is not None else None
+        return self._verdict.cause_before(number, hang) if self._verdict is not None else None
 
     # ---- after --------------------------------------------------------------------------------------------------
 
     async def _end(self, timeout_s: float) -> Census:
         """End all nodes, and show what was still on its way."""
-        self._stopped_at = wall_clock()
+        if self._verdict is not None:
+            self._verdict.stopped_at = wall_clock()
         census = await self._session.stop_all(timeout_s)
         for output in self._outputs:
             output.finish()
@@ -284,9 +246,10 @@ class Run:
         )
         census = await self._end(timeout_s)
         after = duration(self._seconds())
+        self._screen.release()
         await self._say_flight_recorder()
-        self._say(f"launch: stopped by {_who(number)} after {after}, {report.census_words(census)}", _style_of(census))
-        return self._conclude(Result(EXIT_SIGNAL_BASE + number, self._seconds(), census, interrupted_by=number))
+        result = Result(EXIT_SIGNAL_BASE + number, self._seconds(), census, interrupted_by=number)
+        return self._conclude(result, f"stopped by {_who(number)} after {after}, {report.census_words(census)}")
 
     def _seconds(self) -> float:
         return wall_clock() - self._began_at
@@ -296,35 +259,39 @@ class Run:
         may_retry = interrupted_by is None and not self._is_last_try
         if cause is not None and may_retry and self._has_lost_port(cause):
             census = await self._end(timeout_s=0)
+            self._screen.release()
             self._say(f"launch: somebody took port {self._plan_port()} of node 0 in between, once more with another")
             return Result(cause.failure.exit_code, self._seconds(), census, cause, has_lost_port=True)
         if cause is not None:
+            self._screen.withhold()
             self._say("launch: " + report.failed_first_line(cause, len(session.hosts)), Style.STRONG)
         census = await self._end(self._job.stop_timeout_s)
         seconds = self._seconds()
         if cause is None:
+            self._screen.release()
             await self._say_flight_recorder()
             return self._finish_well(seconds, census)
         # More may be known by now: the cause itself may have taken longest to die.
         cause = self._say_cause(cause.failure, census, seconds)
         await self._say_flight_recorder()
         code = cause.failure.exit_code
-        self._say(f"launch: {report.census_words(census)}, exit code {code}", _style_of(census))
-        return self._conclude(Result(code, seconds, census, cause, interrupted_by))
+        result = Result(code, seconds, census, cause, interrupted_by)
+        return self._conclude(result, f"{report.census_words(census)}, exit code {code}")
 
     def _say_cause(self, told: Failure, census: Census, seconds: float) -> Cause:
         """Explain the failure by all that is known at the end; `told` is the one that was said to be first."""
-        assert self._plan is not None and self._stopped_at is not None
-        failures = self._failures()
-        hang = [told] if told.kind is FailureKind.HANG else []  # of no process that would tell
-        cause = self._find_cause([*failures, *hang], told)
+        assert self._verdict is not None  # there is a cause
+        cause = self._verdict.cause(hang=told if told.kind is FailureKind.HANG else None, told=told)
         assert cause is not None  # it has failed
-        if (cause.failure.subject, cause.failure.kind) != (told.subject, told.kind):
-            self._say(f"launch: correction: {cause.failure.headline}", Style.STRONG)
+        failure = cause.failure
+        has_stderr = failure.kind in (FailureKind.RANK, FailureKind.TORCHRUN)
+        alike = {failure.rank, *(other.rank for other in cause.same)} if has_stderr else set()
+        withheld = self._screen.release([failure.rank] if has_stderr else [], alike) - alike
+        if (failure.subject, failure.kind) != (told.subject, told.kind):
+            self._say(f"launch: correction: {failure.headline}", Style.STRONG)
         self._say(f"launch: FAILED after {duration(seconds)}", Style.FAILURE)
-        states = self._session.states
-        others = count_others(cause, failures, self._plan, states, census, self._stopped_at)
-        for line in report.cause_block(cause, others, self._record.log_path(cause.failure.node_rank)):
+        others, log = self._verdict.count_others(cause, census), self._record.log_path(failure.node_rank)
+        for line in report.cause_block(cause, others, log, withheld=len(withheld)):
             self._say(line.text, line.style)
         return cause
 
@@ -353,13 +320,17 @@ class Run:
         assert self._plan is not None
         ranks = count(sum(node.nproc for node in self._plan.nodes), "rank")  # ours, of a run by hand
         words = f"finished in {duration(seconds)}, {ranks} ended well, {report.census_words(census)}"
-        self._say(f"launch: {words}", Style.TEXT if census.is_clean else Style.FAILURE)
-        return self._conclude(Result(0, seconds, census))
+        return self._conclude(Result(0, seconds, census), words)
 
-    def _conclude(self, result: Result) -> Result:
+    def _conclude(self, result: Result, words: str) -> Result:
+        """Write the record, and then say how it ended: the disk may be full."""
+        self._record.update({"ended_at": time.time(), "result": _as_record(result)})
+        gap = report.gap_words(self._record.write_error)
+        is_calm = result.census.is_clean and not gap
+        style = Style.FAILURE if not is_calm else Style.STRONG if result.exit_code else Style.TEXT
+        self._say(f"launch: {words}{gap}", style)
         for line in report.left_lines(result.census):
             self._say(line, Style.FAILURE)
-        self._record.update({"ended_at": time.time(), "result": _as_record(result)})
         self._screen.emit("result", run=self._record.run_id, **_as_record(result))
         return result
 
@@ -375,14 +346,6 @@ def start_fields(node: NodePlan) -> dict[str, Any]:
             {"rank": process.local_rank, "argv": process.argv, "env": dict(process.env)} for process in node.processes
         ],
     }
-
-
-def _is_terminated(failure: Failure) -> bool:
-    return failure.signal == signal.SIGTERM or failure.text == messages.TERMINATED
-
-
-def _style_of(census: Census) -> Style:
-    return Style.STRONG if census.is_clean else Style.FAILURE
 
 
 def _who(number: int) -> str:

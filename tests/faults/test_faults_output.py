@@ -64,7 +64,9 @@ def test_the_disk_of_the_logs_is_full(launch: FaultLaunch, limit: str) -> None:
     (complaint,) = (line for line in said(done) if "can't write" in line)
     assert complaint.endswith("No space left on device; the run goes on, its logs will have gaps")
     assert len(done.lines) == 4 * 20_000
-    assert said(done)[-1] == f"launch: finished in N s, 4 ranks ended well, {launch.nothing_left}"
+    end = f"launch: finished in N s, 4 ranks ended well, {launch.nothing_left}"
+    assert said(done)[-1] == f"{end}; the logs are incomplete: No space left on device"
+    assert not list(logs.rglob("*.new"))
 
 
 @over_ways(Promise.SECRET)

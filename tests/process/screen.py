@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from launcher.output.style import Style
 
 
@@ -16,5 +18,12 @@ class Screen:
 
     def show(self, text: str) -> None:
         self.words.append(text)
+
+    def withhold(self) -> None: ...
+
+    def release(
+        self, ranks: Collection[int | None] | None = None, alike: Collection[int | None] = ()
+    ) -> frozenset[int]:
+        return frozenset()
 
     def emit(self, event: str, **values: object) -> None: ...

@@ -62,9 +62,23 @@ def test_one_rank_raises_and_the_others_lose_it(launch: Launch) -> None:
     running.wait_for_ranks()
     running.go()
     done = running.finish()
-    assert done.words[2] == "launch: node2 rank 3 failed first (exit code 1), stopping 2 nodes"
-    assert "    ValueError: rank 3 met a NaN" in done.words
-    assert done.words[-3] == "  3 others failed because of it: 2 on node1, 1 on node2"
+    assert done.words[2:] == [
+        "launch: node2 rank 3 failed first (exit code 1), stopping 2 nodes",
+        "launch: FAILED after N s",
+        "  node2 rank 3 (local rank 1) at HH:MM:SS:",
+        f'    File "{RANK_FILE}", line {line_of("raise ValueError")}, in main',
+        '      raise ValueError(f"rank {RANK} met a NaN")',
+        "    ValueError: rank 3 met a NaN",
+        "  its last lines:",
+        f"    ready 3 pids {running.pid_of(3)}",
+        "    one more line",
+        "  3 others failed because of it: 2 on node1, 1 on node2",
+        "  3 others' tracebacks are in the logs",
+        "  all of it: logs/RUN/node_1.log",
+        "launch: 0 processes left on 2 nodes, exit code 1",
+    ]
+    assert re.findall(r"^\[(.*)\] Traceback", done.stderr, re.MULTILINE) == ["node2:3"]
+    assert sorted(re.findall(r"^\[(.*)\]! Traceback", done.log(0), re.MULTILINE)) == ["node1:0", "node1:1"]
 
 
 def test_a_rank_ends_early_and_the_others_lose_it(launch: Launch) -> None:
@@ -84,6 +98,7 @@ def test_a_rank_ends_early_and_the_others_lose_it(launch: Launch) -> None:
         f"    ready 1 pids {running.pid_of(1)}",
         "    one more line",
         "  3 others failed because of it: 1 on node1, 2 on node2",
+        "  2 others' tracebacks are in the logs",  # the first one was shown when nobody knew of a failure
         "  all of it: logs/RUN/node_0.log",
         "launch: 0 processes left on 2 nodes, exit code 1",
     ]

@@ -243,7 +243,21 @@ def test_a_disk_that_fills_up_later_is_told_and_keeps_what_was_written(tmp_path)
     heard = []
     record = make_record(tmp_path, lambda path, error: heard.append((path, error.errno)))
     record.update({"a": 1})
+    assert record.write_error is None
     (record.folder / "run.json.new").symlink_to("/dev/full")
     record.update({"b": 2})
     assert heard == [(record.folder / "run.json", errno.ENOSPC)]
+    assert record.write_error.errno == errno.ENOSPC
+    assert not os.path.lexists(record.folder / "run.json.new")
     assert json.loads((record.folder / "run.json").read_text()) == {"run_id": record.run_id, "a": 1}
+
+
+def test_a_file_of_a_rank_that_does_not_fit_leaves_no_part(tmp_path):
+    heard = []
+    record = make_record(tmp_path, lambda path, error: heard.append((path, error.errno)))
+    folder = record.folder / "files" / "node_0"
+    folder.mkdir(parents=True)
+    (folder / ".trace.part").symlink_to("/dev/full")
+    NodeLog(record.log_path(0), record.complain).keep_file("trace", b"x" * 10)
+    assert heard == [(folder / "trace", errno.ENOSPC)]
+    assert (list(folder.iterdir()), record.write_error.errno) == ([], errno.ENOSPC)

@@ -20,6 +20,7 @@ from launcher.runs.report import (
     census_words,
     failed_first_line,
     flight_recorder_lines,
+    gap_words,
     left_lines,
     others_lines,
     plan_line,
@@ -109,6 +110,21 @@ def test_the_cause_as_the_design_draws_it():
         "  15 others followed: 7 on gpu2, 8 on gpu1 (stopped by launch)",
         "  all of it: logs/20261120-091233/node_1.log",
     ]
+
+
+@pytest.mark.parametrize(
+    ("withheld", "lines"),
+    [(0, []), (1, ["  1 other's traceback is in the logs"]), (3, ["  3 others' tracebacks are in the logs"])],
+)
+def test_tracebacks_that_the_screen_has_not_shown_are_counted(withheld, lines):
+    others = Others(followed={"gpu1": 4})
+    told = texts(cause_block(find_cause([rank_failure()]), others, Path("log"), withheld=withheld))
+    assert told[-2 - len(lines) :] == ["  4 others failed because of it: 4 on gpu1", *lines, "  all of it: log"]
+
+
+def test_the_end_says_that_the_logs_have_gaps():
+    error = OSError(28, "No space left on device")
+    assert (gap_words(None), gap_words(error)) == ("", "; the logs are incomplete: No space left on device")
 
 
 def test_the_error_is_red_and_what_to_do_is_bold():

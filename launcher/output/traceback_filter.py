@@ -1,0 +1,141 @@
+"""Keep the tracebacks of ranks that only follow another one off the screen, so that the cause is not buried by them.
+
+A rank that fails takes a second to end, and meanwhile its peers, which have lost it, print pages. The logs get all.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from launcher.concurrency import start_timer
+from launcher.output.lines import STDERR
+
+HOLD_S = 5.0  # a run that goes on for so long after a traceback has survived it
+HELD_BYTES = 16 << 20  # of all ranks together
+
+# How a report of an error begins: Python's, also with torch's prefix, a SyntaxError's, NCCL's, and those of C++.
+_CLUES = (b"Traceback (", b'  File "', b":[E", b"terminate called", b"Fatal Python error")
+_START = re.compile(
+    rb"^(?:(?:\[rank\d+\]: ?)?(?:  [+] Exception Group )?Traceback \(most recent call last\):"
+    rb'|  File "[^"\n]+", line \d+$|\[rank\d+\]:\[E|terminate called after|Fatal Python error: )',
+    re.MULTILINE,
+)
+
+Show = Callable[[str, int | None, int, bytes], None]
+_Source = tuple[str, int | None]  # a host and a rank, None for torchrun
+
+
+@dataclass(slots=True)
+class _Held:
+    blocks: list[bytes] = field(default_factory=list)
+    dropped_lines: int = 0
+
+
+class TracebackFilter:
+    """Passes the output of ranks on to the screen, but for tracebacks that may only follow another one.
+
+    The first traceback is shown as it comes. While its run may be about to fail, the tracebacks of others are held
+    back, and what they print on stderr after them; if the run goes on, they are shown a moment later. Once `withhold`
+    was called the run is failing, and nothing of that is shown before `release` says whose is to be.
+
+    The lines of one rank keep their order. `take` is called by all reader threads and a timer's, the rest by the event
+    loop; nobody holds the lock while something is shown, since a terminal may be slow.
+    """
+
+    def __init__(self, show: Show) -> None:
+        self._show = show
+        self._lock = threading.Lock()
+        self._first: _Source | None = None  # whose traceback is shown as it comes
+        self._turn = 0  # of the first tracebacks: a timer is for one of them
+        self._held: dict[_Source, _Held] = {}
+        self._held_bytes = 0
+        self._is_failing = False
+
+    def take(self, host: str, rank: int | None, stream: int, lines: bytes) -> None:
+        """Take whole lines of one stream."""
+        shown = len(lines)
+        if stream == STDERR:
+            with self._lock:
+                turn = self._turn
+                shown = self._divide((host, rank), lines)
+                has_begun, turn = self._turn > turn, self._turn
+            if has_begun:
+                start_timer(HOLD_S, lambda: self._give_up(turn), lambda error: self._give_up(turn))
+        if shown:
+            self._show(host, rank, stream, lines[:shown])
+
+    def withhold(self) -> None:
+        """Hold back the tracebacks of others from now on, however long the run takes to end."""
+        with self._lock:
+            self._is_failing = True
+
+    def release(
+        self, ranks: Collection[int | None] | None = None, alike: Collection[int | None] = ()
+    ) -> frozenset[int]:
+        """Show what was held back of these ranks, or of all; return those whose tracebacks are in the logs alone.
+
+        alike: ranks with the same error; if it was shown of one of them, it is not shown again.
+        """
+        with self._lock:
+            is_shown = self._first is not None and self._first[1] in alike
+            sources = [source for source in self._held if ranks is None or (source[1] in ranks and not is_shown)]
+        for source in sources:
+            self._show_held(source)
+        with self._lock:
+            return frozenset(rank for _, rank in self._held if rank is not None)
+
+    def _divide(self, source: _Source, lines: bytes) -> int:
+        """Hold back what is not to be shown now; return how many bytes are."""
+        if source in self._held:
+            self._hold(source, lines)
+            return 0
+        start = _find_start(lines)
+        if start is None or source == self._first:
+            return len(lines)
+        if self._first is None and not self._is_failing:
+            self._first = source
+            self._turn += 1
+            return len(lines)
+        self._hold(source, lines[start:])
+        return start
+
+    def _hold(self, source: _Source, lines: bytes) -> None:
+        held = self._held.setdefault(source, _Held())
+        if self._held_bytes + len(lines) > HELD_BYTES:
+            held.dropped_lines += lines.count(b"\n")
+            return
+        self._held_bytes += len(lines)
+        held.blocks.append(lines)
+
+    def _give_up(self, turn: int) -> None:
+        """Show all: the run has survived what was thought to be its end."""
+        with self._lock:
+            if self._is_failing or turn != self._turn:
+                return
+            self._first = None
+        self.release()
+
+    def _show_held(self, source: _Source) -> None:
+        while True:
+            with self._lock:
+                held = self._held.get(source, _Held())
+                blocks, dropped_lines = held.blocks, held.dropped_lines
+                if not blocks and not dropped_lines:  # what came meanwhile had to wait for what was held
+                    self._held.pop(source, None)
+                    return
+                held.blocks, held.dropped_lines = [], 0
+                self._held_bytes -= sum(map(len, blocks))
+            if dropped_lines:
+                blocks.append(f"launch: {dropped_lines} lines not shown here, all are in the logs\n".encode())
+            self._show(*source, STDERR, b"".join(blocks))
+
+
+def _find_start(lines: bytes) -> int | None:
+    """Return where a traceback begins; a cheap test goes before the pattern, since some ranks write much."""
+    if not any(clue in lines for clue in _CLUES):
+        return None
+    found = _START.search(lines)
+    return found.start() if found else None

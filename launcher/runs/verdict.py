@@ -1,0 +1,83 @@
+"""All that the nodes have said so far -> whether the run has failed, and why."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.clock import wall_clock
+from launcher.diagnosis.cause import Cause, find_cause
+from launcher.diagnosis.failure import Failure
+from launcher.diagnosis.tracebacks import extract_traceback
+from launcher.job.plan import LaunchPlan
+from launcher.node import messages
+from launcher.output.node_log import NodeOutput
+from launcher.runs.failures import find_failures, find_successes
+from launcher.runs.others import Others, count_others
+from launcher.session.node_state import Census
+from launcher.session.session import Session
+
+_EARLY_S = 60.0
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What can be said of a run at the moment; each question is answered anew, since more may have been heard."""
+
+    session: Session
+    plan: LaunchPlan
+    outputs: Sequence[NodeOutput]
+    knows_all_ranks: bool  # or other launchers have started some of them
+    planned_at: float  # wall-clock: the ranks are started then
+    stopped_at: float | None = None  # wall-clock: what ends later was stopped by `launch`
+
+    def failures(self) -> list[Failure]:
+        """Return what has ended as it should not."""
+        return find_failures(self.session, self.plan, self.outputs, self.stopped_at)
+
+    def has_final(self) -> bool:
+        """Whether there is a failure that is not the consequence of another one."""
+        return any(failure.is_final for failure in self.failures())
+
+    def has_failed_early(self) -> bool:
+        """Whether a rank has raised before there was anything to save, so that the others may raise the same."""
+        if wall_clock() - self.planned_at > _EARLY_S:
+            return False
+        return any(failure.is_final and extract_traceback(failure.stderr) for failure in self.failures())
+
+    def has_no_rank(self) -> bool:
+        """Whether all ranks have ended."""
+        return all(
+            state.ended is not None or len(state.exits) == node.nproc
+            for node, state in zip(self.plan.nodes, self.session.states, strict=True)
+        )
+
+    def cause(self, *, hang: Failure | None = None, told: Failure | None = None) -> Cause | None:
+        """Return why the run failed, or None if it did not.
+
+        hang: what is known of a hang, which no process tells; told: the failure that the user was told of.
+        """
+        return self._find_cause([*self.failures(), *([hang] if hang is not None else [])], told)
+
+    def cause_before(self, number: int, hang: Failure | None) -> Cause | None:
+        """Return why the run had failed before a signal came to `launch`, or None."""
+        failures = self.failures()
+        if number == signal.SIGTERM and any(map(_is_terminated, failures)):
+            # Slurm tells supervisors, ranks and `launch` to end at once: what follows from that is no cause.
+            failures = [failure for failure in failures if failure.is_final]
+        return self._find_cause(failures or ([hang] if hang is not None else []), None)
+
+    def _find_cause(self, failures: Sequence[Failure], told: Failure | None) -> Cause | None:
+        ranks = range(self.plan.world_size if self.knows_all_ranks else 0)
+        succeeded = find_successes(self.session, self.plan, self.outputs)
+        return find_cause(failures, ranks, succeeded=succeeded, told=told)
+
+    def count_others(self, cause: Cause, census: Census) -> Others:
+        """Count what became of the other ranks, once all have ended."""
+        assert self.stopped_at is not None
+        return count_others(cause, self.failures(), self.plan, self.session.states, census, self.stopped_at)
+
+
+def _is_terminated(failure: Failure) -> bool:
+    return failure.signal == signal.SIGTERM or failure.text == messages.TERMINATED

@@ -1,0 +1,159 @@
+"""Which tracebacks the screen gets when ranks fail one after the other; whoever is quicker, none is lost."""
+
+from __future__ import annotations
+
+import pytest
+from machines.patience import NEVER_S
+from machines.processes import wait_until
+
+from launcher.cli.console import Console
+from launcher.hosts.host import Host
+from launcher.output import traceback_filter
+from launcher.output.lines import STDERR, STDOUT
+from launcher.output.run_folder import RunRecord
+from launcher.output.traceback_filter import TracebackFilter
+
+HEAD = b"Traceback (most recent call last):\n"
+PAGE = HEAD + b'  File "train.py", line 1, in f\nRuntimeError: Connection closed by peer\n'
+PAGES = [
+    PAGE,
+    b"".join(b"[rank3]: " + line for line in PAGE.splitlines(keepends=True)),
+    b"  + Exception Group " + PAGE,
+    b'  File "train.py", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax\n',
+    b"[rank3]:[E1120 09:16:31 ProcessGroupNCCL.cpp:616] Watchdog caught collective operation timeout\nframe #0: x\n",
+    b"terminate called after throwing an instance of 'c10::Error'\n  what(): x\n",
+    b"Fatal Python error: Aborted\n\nCurrent thread 0x1:\n",
+]
+
+
+@pytest.fixture(autouse=True)
+def holds_long(monkeypatch):
+    monkeypatch.setattr(traceback_filter, "HOLD_S", NEVER_S)
+
+
+class Shown:
+    """What came through, by rank: the order between ranks may be any."""
+
+    def __init__(self):
+        self.by_rank = {}
+        self.filter = TracebackFilter(self.show)
+
+    def show(self, host, rank, stream, lines):
+        self.by_rank[rank] = self.by_rank.get(rank, b"") + lines
+
+    def feed(self, *blocks):
+        for rank, lines in blocks:
+            self.filter.take(f"gpu{rank}", rank, STDERR, lines)
+
+
+@pytest.fixture
+def shown():
+    return Shown()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_first_traceback_is_shown_and_those_of_others_wait(shown, page):
+    shown.feed((3, b"step 1\n" + PAGE), (1, b"a warning\n" + page), (1, b"more\n"), (2, b"step 1\n"), (3, b"bye\n"))
+    shown.filter.take("gpu1", 1, STDOUT, b"saved\n")
+    assert shown.by_rank == {3: b"step 1\n" + PAGE + b"bye\n", 1: b"a warning\nsaved\n", 2: b"step 1\n"}
+    shown.filter.withhold()
+    assert shown.filter.release([3]) == {1}
+    assert shown.by_rank[1] == b"a warning\nsaved\n"
+
+
+def test_an_error_that_several_have_is_shown_once(shown):
+    shown.feed((3, PAGE), (0, PAGE), (1, PAGE))
+    shown.filter.withhold()
+    assert shown.filter.release([0], alike=[0, 1, 3]) == {0, 1}
+    assert shown.by_rank == {3: PAGE}
+    assert shown.filter.release([0], alike=[0, 1]) == {1}  # the one that was shown is another error
+    assert shown.by_rank == {3: PAGE, 0: PAGE}
+
+
+def test_after_the_first_failure_all_tracebacks_wait_and_other_lines_do_not(shown):
+    shown.filter.withhold()
+    shown.feed((0, b"saving\n"), (0, PAGE), (1, PAGE), (None, PAGE), (1, b"and more\n"), (2, b"saved\n"))
+    assert shown.by_rank == {0: b"saving\n", 2: b"saved\n"}
+    assert shown.filter.release([1]) == {0}  # torchrun is no rank
+    assert shown.by_rank == {0: b"saving\n", 2: b"saved\n", 1: PAGE + b"and more\n"}
+
+
+def test_a_traceback_that_has_begun_is_shown_to_its_end(shown):
+    shown.feed((0, HEAD))
+    shown.filter.withhold()
+    shown.feed((0, PAGE[len(HEAD) :]), (0, PAGE))
+    assert shown.by_rank == {0: PAGE + PAGE}
+
+
+def test_what_the_run_survives_is_shown(shown, monkeypatch):
+    """At once where no thread is left for a timer; then the next traceback is the first one again."""
+    monkeypatch.setattr(traceback_filter, "HOLD_S", 0.2)
+    shown.feed((0, PAGE), (1, PAGE), (1, b"retrying\n"))
+    assert wait_until(lambda: shown.by_rank == {0: PAGE, 1: PAGE + b"retrying\n"})
+    monkeypatch.setattr(traceback_filter, "HOLD_S", NEVER_S)
+    shown.feed((1, PAGE), (0, PAGE))
+    assert shown.by_rank == {0: PAGE, 1: PAGE + b"retrying\n" + PAGE}
+    assert shown.filter.release() == frozenset()
+    assert shown.by_rank == {0: PAGE * 2, 1: PAGE + b"retrying\n" + PAGE}
+
+
+def test_a_run_that_fails_is_not_survived(shown, monkeypatch):
+    monkeypatch.setattr(traceback_filter, "HOLD_S", 0.0)
+    shown.filter.withhold()
+    shown.feed((0, PAGE))
+    shown.filter._give_up(0)
+    assert shown.by_rank == {}
+
+
+def test_what_is_held_is_bounded_and_what_is_missing_is_told(shown, monkeypatch):
+    monkeypatch.setattr(traceback_filter, "HELD_BYTES", len(PAGE) + 1)
+    shown.filter.withhold()
+    shown.feed((0, PAGE), (0, b"end\n"), (1, PAGE))
+    assert shown.filter.release([0]) == {1}
+    assert shown.filter.release() == frozenset()
+    missing = "launch: {} not shown here, all are in the logs\n"
+    assert shown.by_rank == {
+        0: PAGE + missing.format("1 lines").encode(),
+        1: missing.format("3 lines").encode(),
+    }
+
+
+def feed_console(tmp_path, *, disk_is_full=False, **options):
+    """Let two ranks fail one after the other, with logs; return whose tracebacks are there alone."""
+    console = Console([Host("n1")], **options)
+    (output,) = console.outputs([Host("n1")], RunRecord(tmp_path, "r", console.complain))
+    if disk_is_full:
+        console.complain(tmp_path, OSError(28, "No space left on device"))
+    console.withhold()
+    for local_rank in (0, 1):
+        output.feed(local_rank, STDERR, PAGE)
+    output.finish()
+    withheld = console.release([0])
+    console.close()
+    return withheld
+
+
+@pytest.mark.parametrize(
+    ("options", "withheld", "lines"),
+    [
+        ({}, {1}, 3),
+        ({"ranks": {1}}, {1}, 0),
+        ({"is_quiet": True}, set(), 0),
+        ({"as_json": True}, set(), 6),  # for a program
+        ({"disk_is_full": True}, set(), 7),  # it is nowhere else; one line says so
+    ],
+)
+def test_a_console_withholds_only_what_is_in_the_logs(tmp_path, capfd, options, withheld, lines):
+    assert feed_console(tmp_path, **options) == withheld
+    captured = capfd.readouterr()
+    assert len((captured.out + captured.err).splitlines()) == lines
+
+
+def test_without_logs_nothing_is_withheld(capfd):
+    console = Console([Host("n1")])
+    (output,) = console.outputs([Host("n1")], None)
+    console.withhold()
+    output.feed(0, STDERR, PAGE)
+    assert console.release([]) == frozenset()
+    console.close()
+    assert len(capfd.readouterr().err.splitlines()) == 3
