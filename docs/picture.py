@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import pty
+import struct
 import sys
 import tempfile
+import termios
 from pathlib import Path
 
 from rich.console import Console
@@ -40,6 +43,7 @@ for number in range(40, 44):
     time.sleep(0.3)
 """
 COMMAND = "launch --hosts gpu1,gpu2 --nproc 2 --cpu train.py --lr 3e-4"
+COLUMNS = 110
 
 
 def record(folder: Path, home: Path) -> bytes:
@@ -47,6 +51,7 @@ def record(folder: Path, home: Path) -> bytes:
     shown = bytearray()
     pid, terminal = pty.fork()
     if pid == 0:
+        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 40, COLUMNS, 0, 0))
         os.chdir(folder)
         os.environ.update(HOME=str(home), TERM="xterm-256color")
         code = "from launcher.cli.main import main; main()"
@@ -74,7 +79,7 @@ def main() -> None:
         shown = record(folder, home)
     lines = shown.decode().replace("\r\n", "\n").split("\n")
     lines = [line.rpartition("\x1b[K")[2] for line in lines]  # what the next one drew over
-    console = Console(record=True, width=110, force_terminal=True, file=io.StringIO())
+    console = Console(record=True, width=COLUMNS, force_terminal=True, file=io.StringIO())
     console.print(Text.assemble(("$ ", "bold green"), (COMMAND, "bold")))
     console.print(Text.from_ansi("\n".join(lines).strip("\n")))
     Path(__file__).with_name("run.svg").write_text(console.export_svg(title="launch"))

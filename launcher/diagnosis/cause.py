@@ -28,6 +28,7 @@ from launcher.diagnosis.tracebacks import (
 LAST_LINES = 10
 SETTLE_S = 2.0  # how long a failure that looks like a consequence waits for its cause to show up
 
+_SKEW_S = 1.0  # what is heard of two nodes may be off by so much, by how long their messages took
 _MAX_LINE = 300
 _SEARCHED_LINES = 30  # from the end of a stream; what stands further up was survived
 _SEARCHED_LINES_OF_OTHERS = 5  # there may be a thousand ranks, and a line costs 0.06 ms
@@ -65,7 +66,7 @@ def find_cause(
     if not failures:
         return None
     first = min(failures, key=lambda failure: (failure.is_secondary, failure.after_stop, failure.at))
-    early = [success for success in succeeded if success.at < first.at]
+    early = [success for success in succeeded if success.at < first.at + _SKEW_S and success.role is Role.ERROR]
     if first.role is Role.CONSEQUENCE and early:
         first = min(early, key=lambda success: (success.at, success.rank))
     alike = [first, *(failure for failure in failures if failure is not first and first.has_same_error(failure))]

@@ -40,7 +40,7 @@ class FailureKind(Enum):
 class Role(Enum):
     """What a failure is to the run, by what the process said and by how it ended."""
 
-    ERROR = "error"  # it failed by itself
+    ERROR = "error"  # it failed, or ended, by itself
     CONSEQUENCE = "consequence"  # it lost another rank, or waited for one in vain
     STOPPED = "stopped"  # it was asked to end, and said nothing of its own
 

@@ -200,10 +200,17 @@ def test_a_rank_that_ends_early_is_no_cause_if_another_one_fails():
     ]
 
 
-def test_a_rank_that_ends_well_after_others_have_lost_somebody_is_no_cause():
-    assert block((LOST, 1, 1.0), ("", 0, 1.5), (LOST, 1, 1.0), (LOST, 1, 1.0))[-2] == (
+@pytest.mark.parametrize("success", [("", 0, 3.0), (LOST, 0, 0.5)])
+def test_a_rank_that_ends_well_is_no_cause_if_others_lost_somebody_before(success):
+    """Or if it says itself that it did."""
+    assert block((LOST, 1, 1.0), success, (LOST, 1, 1.0), (LOST, 1, 1.0))[-2] == (
         "  1 other had already succeeded: 1 on gpu1"
     )
+
+
+def test_a_node_that_is_heard_late_changes_nothing():
+    lines = block((LOST, 1, 1.0), ("", 0, 1.5), (LOST, 1, 1.0), (LOST, 1, 1.0))
+    assert lines[1] == "    finished before the others (exit code 0)"
 
 
 def test_ranks_that_are_killed_alike_are_the_same():
