@@ -26,7 +26,6 @@ from launcher.job.plan import (
     build_plan,
     refuse_unknown_ranks,
 )
-from launcher.node import messages
 from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import RunRecord
 from launcher.output.style import Style
