@@ -337,11 +337,11 @@ class Supervisor:
         self._send_queue.drain()
         self._kill_lost_keepers()
         self._wake_guardian()
-        kept_folders: list[list[str]] = []
-        if self._leftover_folders:
+        cleaned: dict[str, Any] = {}
+        if self._leftover_folders is not None:
             from launcher.node.facts import leftovers
 
-            kept_folders = leftovers.remove_folders(self._leftover_folders)
+            cleaned["folders"] = leftovers.remove_folders(self._leftover_folders)  # those that could not be removed
         files = workers.read_files(os.path.join(self._folder, workers.FILES)) if self._folder is not None else []
         # `launch clean` goes by the folder of a run of which something is left; none points to the folder of a cleaner.
         kept = (self._lost_folder or self._folder) if left and self._leftover_folders is None else None
@@ -349,7 +349,7 @@ class Supervisor:
             if folder not in (None, kept):
                 workers.remove_folder(folder)
         found = [[process.pid, process.name, process.state] for process in left]
-        self._send_queue.send(messages.CENSUS, left=found, reason=self._reason, files=len(files), folders=kept_folders)
+        self._send_queue.send(messages.CENSUS, left=found, reason=self._reason, files=len(files), **cleaned)
         for name, content in files:
             self._send_queue.send(messages.FILE, content, name=name)
         self._is_done = True
