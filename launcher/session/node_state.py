@@ -24,7 +24,7 @@ class Stage(Enum):
     WAITING_FOR_OTHERS = "waiting for the others"
     IMPORTING_TORCH = "importing torch"
     STARTING_RANKS = "starting"
-    RUNNING_RANKS = "its ranks run, without a line so far"
+    RUNNING_RANKS = "running, no output yet"
     STOPPING = "ending what runs there"
     UNREACHABLE = "unreachable"
 

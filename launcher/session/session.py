@@ -26,7 +26,7 @@ from launcher.session.signals import Action, Interrupted, catch_signals
 from launcher.session.terms import Terms
 from launcher.transports.base import Transport
 
-NOTICE_S = 20.0  # waiting is never silent for longer
+NOTICE_S = 20.0  # what a node is at is said by then
 SWEEP_CONNECT_S = 5.0
 HANG_UP_S = 1.0
 FILES_S = 30.0  # what the ranks left for us is small, and nobody waits longer for it
@@ -63,6 +63,7 @@ class Session:
         self._transport = transport
         self._outputs = outputs
         self._noticed_at = time.monotonic()
+        self._noticed: set[tuple[int, Stage]] = set()  # what was said of which node
         self._pool = ConnectionPool(hosts, transport, outputs, terms)
 
     def catch_signals(self, on_quit: Callable[[], object] | None = None) -> AbstractContextManager[None]:
@@ -196,12 +197,19 @@ class Session:
             self._progress("")
 
     def _notice(self) -> None:
-        """Say which nodes have shown nothing yet, and what they are at."""
+        """Say which nodes have shown nothing yet, and what they are at; each stage of a node once.
+
+        Ranks that run in silence are no news once any rank has written: in most trainers rank 0 alone prints.
+        """
         self._noticed_at = time.monotonic()
+        has_output = any(output.heard_at for output in self._outputs)
         quiet: dict[Stage, list[str]] = {}
-        for host, state, output in zip(self.hosts, self.states, self._outputs, strict=True):
-            if state.ended is None and state.census is None and not output.has_lines:
-                quiet.setdefault(state.stage, []).append(host.name)
+        for index, (state, output) in enumerate(zip(self.states, self._outputs, strict=True)):
+            has_shown = output.has_lines or (has_output and state.stage is Stage.RUNNING_RANKS)
+            is_over = state.ended is not None or state.census is not None
+            if not (has_shown or is_over or (index, state.stage) in self._noticed):
+                self._noticed.add((index, state.stage))
+                quiet.setdefault(state.stage, []).append(self.hosts[index].name)
         for stage, names in quiet.items():
             self.say(f"launch: waiting for {fold_names(names)}: {stage.value}")
 

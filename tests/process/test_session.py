@@ -6,12 +6,14 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Callable
 
 import pytest
 from machines.patience import DEADLINE_S
 
 from launcher.hosts.host import Host
 from launcher.node import messages
+from launcher.output.lines import STDOUT
 from launcher.output.node_log import NodeOutput
 from launcher.session.connection import Event
 from launcher.session.node_state import Stage
@@ -21,11 +23,11 @@ from launcher.session.terms import Terms
 from launcher.transports.local import LocalTransport
 
 
-def make_session(*names: str, silence_s: float = 5) -> Session:
+def make_session(*names: str, silence_s: float = 5, say: Callable[[str], None] = print) -> Session:
     """Return a session with these hosts, or with nobody."""
     hosts, outputs = [Host(name) for name in names], [NodeOutput(name, None, None) for name in names]
     terms = Terms("r", {}, [], silence_s=silence_s, stop_timeout_s=1, connect_timeout_s=1)
-    return Session(hosts, LocalTransport(), outputs, terms, say=print, progress=print)
+    return Session(hosts, LocalTransport(), outputs, terms, say=say, progress=print)
 
 
 async def is_interrupted(session: Session, within_s: float) -> bool:
@@ -126,6 +128,36 @@ def test_a_second_connection_leaves_the_words_for_the_others() -> None:
     stage = asyncio.run(run())
     assert stage is Stage.RUNNING_SETUP
     assert stage.value.startswith("running its setup, and looking for a Python")
+
+
+def test_what_quiet_nodes_are_at_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rank 0 alone prints, the others run in silence for days."""
+    monkeypatch.setattr("launcher.session.session.NOTICE_S", 0.0)  # it looks whenever no event is there
+
+    async def run() -> list[str]:
+        said: list[str] = []
+        session = make_session("n1", "n2", "n3", say=said.append)
+        looks = iter(range(12))  # three at each stage
+
+        def is_done() -> bool:
+            number = next(looks)
+            if number == 3:
+                session.states[0].stage = session.states[1].stage = Stage.IMPORTING_TORCH
+            if number == 6:
+                session.states[0].stage = session.states[1].stage = Stage.RUNNING_RANKS
+            if number == 9:
+                session._outputs[0].feed(0, STDOUT, b"half a line")
+                session.states[2].stage = Stage.RUNNING_RANKS
+            return number == 11
+
+        await session.pump(is_done)
+        return said
+
+    assert asyncio.run(run()) == [
+        "launch: waiting for n[1-3]: connecting",
+        "launch: waiting for n[1-2]: importing torch",
+        "launch: waiting for n[1-2]: running, no output yet",
+    ]
 
 
 def test_a_task_that_the_job_hangs_on_ends_the_waiting_when_it_fails() -> None:

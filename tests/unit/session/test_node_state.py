@@ -41,7 +41,7 @@ LOOKING = "looking for a Python with torch, and its GPUs"
         ([event(READY), HELLO], {}, LOOKING),
         ([event(READY), HELLO], {"has_setup": True}, f"running its setup, and {LOOKING}"),
         ([HELLO, event(messages.FACTS)], {}, "waiting for the others"),
-        ([STARTED], {"stage": Stage.IMPORTING_TORCH}, "its ranks run, without a line so far"),
+        ([STARTED], {"stage": Stage.IMPORTING_TORCH}, "running, no output yet"),
         ([LOSS], {"stage": Stage.STOPPING, "is_swept": True}, "unreachable"),
         ([], {"stage": Stage.IMPORTING_TORCH}, "importing torch"),
         ([], {"stage": Stage.STARTING_RANKS}, "starting"),
