@@ -9,6 +9,7 @@ In reading order:
     display       each line with a prefix such as `[node2:5] `, or as JSON
     terminal      a thread that writes to the terminal, so that a slow one never stalls a run
     traceback_filter  which tracebacks the screen gets, when ranks fail one after the other
+    exit_race     torchrun's page of frames at the end of a good run
     node_log      all output of one node: its log, and what the screen gets
     folding       equal output of several hosts, shown once
     run_folder    logs/RUN: where it is, who may write it; the keys of run.json are those of `runs.run`

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from launcher.clock import wall_clock
 from launcher.output.display import prefix_lines, prefix_of
-from launcher.output.lines import STDOUT, LineStream
+from launcher.output.exit_race import ExitRace
+from launcher.output.lines import STDERR, STDOUT, LineStream
 from launcher.private_files import make_private, open_private
 
 
@@ -81,6 +82,7 @@ class NodeOutput:
         self._streams: dict[tuple[int | None, int], LineStream] = {}
         self._lock = threading.Lock()  # `finish` comes from the loop, and on a bad end the reader may still be at it
         self._is_finished = False
+        self._exit_race = ExitRace()
         self.has_lines = False
         self.heard_at = 0.0  # monotonic: when a rank wrote last, be it half a line
 
@@ -97,13 +99,19 @@ class NodeOutput:
             lines.heard_at = wall_clock()
             self._emit(local_rank, stream, *lines.feed(data))
 
-    def finish(self) -> None:
-        """Write and show the last lines that had no newline, and close the log."""
+    def finish(self, *, ended_well: bool = False) -> None:
+        """Write and show the last lines that had no newline, and close the log.
+
+        ended_well: what was held back is for the log only.
+        """
         with self._lock:
             self._is_finished = True
             for (local_rank, stream), lines in self._streams.items():
                 rest = lines.finish()
                 self._emit(local_rank, stream, rest, rest)
+            held = self._exit_race.release()
+            if held and not ended_well and self._show is not None:
+                self._show(self._host, None, STDERR, held)
             if self._log is not None:
                 self._log.close()
 
@@ -129,5 +137,7 @@ class NodeOutput:
             if self._log is not None:
                 mark = b" " if stream == STDOUT else b"! "  # so that a log of both can be told apart
                 self._log.write(prefix_lines(prefix_of(self._host, rank) + mark, for_log))
+        if local_rank is None and stream == STDERR:
+            for_screen = self._exit_race.hold(for_screen)
         if for_screen and self._show is not None:
             self._show(self._host, rank, stream, for_screen)

@@ -219,13 +219,13 @@ class Run:
 
     # ---- after --------------------------------------------------------------------------------------------------
 
-    async def _end(self, timeout_s: float) -> Census:
+    async def _end(self, timeout_s: float, *, ended_well: bool = False) -> Census:
         """End all nodes, and show what was still on its way."""
         if self._verdict is not None:
             self._verdict.stopped_at = wall_clock()
         census = await self._session.stop_all(timeout_s)
         for output in self._outputs:
-            output.finish()
+            output.finish(ended_well=ended_well)
         return census
 
     async def _stop_interrupted(self, number: int) -> Result:
@@ -264,7 +264,7 @@ class Run:
         if cause is not None:
             self._screen.withhold()
             self._say("launch: " + report.failed_first_line(cause, len(session.hosts)), Style.STRONG)
-        census = await self._end(self._job.stop_timeout_s)
+        census = await self._end(self._job.stop_timeout_s, ended_well=cause is None)
         seconds = self._seconds()
         if cause is None:
             self._screen.release()

@@ -63,7 +63,7 @@ def test_the_python_that_is_found_imports_no_torchrun(nodes: Nodes, tmp_path: Pa
     node = nodes.start()
     env = {"PYTHONPATH": str(STAND_IN), "STAND_IN_BROKEN": "1"}
     node.prepare(facts=True, legacy=True, pythons=[sys.executable], env=env)
-    assert node.wait_for(messages.FACTS)["search"]["torch"] == "1.0+stand.in"
+    assert node.wait_for(messages.FACTS)["search"]["torch"] == "2.13.0+stand.in"
     node.send(messages.START, **start_fields(plan(tmp_path, 2, 1)))
     assert node.wait_for(messages.ENDED)["code"] == 0
     assert node.wait_for_exits(2) == {0: (0, None), 1: (0, None)}

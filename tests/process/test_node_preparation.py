@@ -156,7 +156,7 @@ def test_facts_have_the_form_that_the_launcher_reads(nodes: Nodes, any_python: s
     assert (facts.workdir_found, facts.script_found) == (True, True)
     assert (facts.python, facts.python_source) == (sys.executable, sys.executable)
     assert facts.python_version == platform.python_version()
-    assert (facts.torch_version, facts.pythons_tried) == ("1.0+stand.in", ())
+    assert (facts.torch_version, facts.pythons_tried) == ("2.13.0+stand.in", ())
 
 
 def test_what_needs_no_torch_looks_for_none(nodes: Nodes) -> None:
@@ -246,7 +246,7 @@ def test_pythons_are_tried_in_order(nodes: Nodes, tmp_path: Path) -> None:
     assert search == {
         "python": search["python"],
         "version": platform.python_version(),
-        "torch": "1.0+stand.in",
+        "torch": "2.13.0+stand.in",
         **dict.fromkeys(["cuda", "hip", "nccl", "numpy"]),
         "candidate": "python3",
         "tried": [["/nonexistent/python", "not found"], [broken, "it did not start"], [bare, "no torch in it"]],
@@ -266,13 +266,13 @@ def test_the_login_shell_s_python_is_one_of_them(nodes: Nodes, tmp_path: Path) -
     torch = write_program(tmp_path / "conda" / "python3", f'PYTHONPATH={STAND_IN} exec {sys.executable} "$@"')
     login = write_program(tmp_path / "login", f'echo Welcome; export PATH={tmp_path}/conda:$PATH; exec sh -c "$2"')
     search = nodes.start(env={"SHELL": login}).import_torchrun("/nonexistent/python", messages.LOGIN_SHELL)["search"]
-    assert (search["candidate"], search["torch"]) == (torch, "1.0+stand.in")
+    assert (search["candidate"], search["torch"]) == (torch, "2.13.0+stand.in")
 
 
 def test_a_user_s_module_of_a_library_s_name_is_not_imported(nodes: Nodes, tmp_path: Path) -> None:
     node = nodes.start()
     (node.tmpdir.parent / "json.py").write_text("raise SystemExit('the wrong json')")
-    assert node.import_torchrun()["search"]["torch"] == "1.0+stand.in"
+    assert node.import_torchrun()["search"]["torch"] == "2.13.0+stand.in"
 
 
 # ---- route ----------------------------------------------------------------------------------------------------------

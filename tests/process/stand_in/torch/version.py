@@ -1,1 +1,1 @@
-__version__ = '1.0+stand.in'  # fmt: skip
+__version__ = '2.13.0+stand.in'  # fmt: skip

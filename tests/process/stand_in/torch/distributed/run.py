@@ -1,6 +1,7 @@
 """Stands in for torchrun: one session per rank, looked at ten times a second, and rough at SIGTERM.
 
 The import waits as long as there is a file that STAND_IN_GATE names, and fails where STAND_IN_BROKEN is set.
+STAND_IN_SAYS is said at the end of ranks that ended well.
 STAND_IN_PERIOD_S is another time from one look to the next.
 """
 
@@ -41,6 +42,7 @@ def main(argv: list[str]) -> None:
         time.sleep(float(os.environ.get("STAND_IN_PERIOD_S", "0.1")))
     if any(rank.returncode for rank in ranks):
         end()
+    sys.stderr.write(os.environ.get("STAND_IN_SAYS", ""))
 
 
 if __name__ == "__main__":
