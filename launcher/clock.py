@@ -1,4 +1,4 @@
-"""A clock that goes on while this machine sleeps, and what tells one machine's sleep from another's.
+"""A clock that goes on while this machine sleeps, what tells one machine's sleep from another's, and times as text.
 
 launcher/node/clock.py is the nodes' own: it is sent to them, and the launcher imports the wire format alone from there.
 """
@@ -6,6 +6,7 @@ launcher/node/clock.py is the nodes' own: it is sent to them, and the launcher i
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 from pathlib import Path
 
 # time.monotonic() stands still in suspend. Linux counts that in CLOCK_BOOTTIME alone (clock_gettime(2)). macOS has no
@@ -26,6 +27,32 @@ _EPOCH = time.time() - boottime()
 def wall_clock() -> float:
     """Return wall-clock seconds that never step back, whoever sets the clock: failures are put in order by them."""
     return _EPOCH + boottime()
+
+
+# As it was at the start of this process: the stamps of a log stay in order when summer time ends.
+_UTC_OFFSET_S = time.localtime().tm_gmtoff
+
+
+def utc_offset() -> str:
+    """Return how far `local_time` is ahead of UTC: `+01:00`."""
+    minutes = abs(_UTC_OFFSET_S) // 60
+    return f"{'-' if _UTC_OFFSET_S < 0 else '+'}{minutes // 60:02}:{minutes % 60:02}"
+
+
+def local_time(at: float) -> str:
+    """Return wall-clock seconds as `2026-11-20 09:12:33.123`, in the time zone of this machine."""
+    second, millis = divmod(int(at * 1000), 1000)
+    return f"{_local_second(second)}.{millis:03}"
+
+
+def iso_time(at: float) -> str:
+    """Return wall-clock seconds as `2026-11-20T09:12:33.123+01:00`."""
+    return f"{local_time(at).replace(' ', 'T')}{utc_offset()}"
+
+
+@lru_cache(maxsize=16)
+def _local_second(second: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(second + _UTC_OFFSET_S))
 
 
 def boot_id() -> str | None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from launcher.clock import iso_time, wall_clock
 from launcher.escapes import clean
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
@@ -69,7 +70,7 @@ class Console:
     def emit(self, event: str, **values: object) -> None:
         """With --json: put one object on stdout."""
         if self._as_json:
-            self._terminals[STDOUT].say(json.dumps({"event": event, **values}, default=str), STDOUT)
+            self._terminals[STDOUT].say(json.dumps(dated(event, **values), default=str), STDOUT)
 
     def progress(self, text: str) -> None:
         """Show a line that the next one replaces; on a terminal only."""
@@ -136,7 +137,7 @@ class Console:
         for terminal in set(self._terminals.values()):
             terminal.close()
 
-    def _show(self, host: str, rank: int | None, stream: int, lines: bytes) -> None:
+    def _show(self, host: str, rank: int | None, stream: int, lines: bytes, at: float) -> None:
         if self._ranks is not None and rank is not None and rank not in self._ranks:
             return
         if self._folds:
@@ -145,7 +146,12 @@ class Console:
         self.progress("")
         # JSON names the stream, and a reader wants one order.
         fd = STDOUT if self._as_json else stream
-        self._terminals[fd].put(fd, self._displays[fd].render(host, rank, stream, lines))
+        self._terminals[fd].put(fd, self._displays[fd].render(host, rank, stream, lines, at))
+
+
+def dated(event: str, **values: object) -> dict[str, object]:
+    """Return one object of --json, with the time at which it is made."""
+    return {"event": event, "time": iso_time(wall_clock()), **values}
 
 
 def _make_display(fd: int, names: Sequence[str], *, as_json: bool) -> Display:

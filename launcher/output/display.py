@@ -7,18 +7,20 @@ import re
 from collections.abc import Sequence
 from typing import Protocol
 
+from launcher.clock import iso_time
 from launcher.escapes import clean
 from launcher.output.lines import STDOUT
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+_to_json = json.JSONEncoder(ensure_ascii=False).encode
 _LEFT_BY_JSON = re.compile("[\x7f-\x9f]")  # controls that json.dumps does not escape
 
 
 class Display(Protocol):
     """Turns whole lines of one stream into what the terminal shows."""
 
-    def render(self, host: str, rank: int | None, stream: int, lines: bytes) -> bytes:
-        """Return the block to write; `lines` ends with a newline."""
+    def render(self, host: str, rank: int | None, stream: int, lines: bytes, at: float) -> bytes:
+        """Return the block to write; `lines` ends with a newline, and came at the time `at`."""
 
 
 class PrefixDisplay:
@@ -29,27 +31,29 @@ class PrefixDisplay:
         self._colours = {host: _COLOURS[index % len(_COLOURS)] for index, host in enumerate(hosts)}
         self._with_colour = with_colour
 
-    def render(self, host: str, rank: int | None, stream: int, lines: bytes) -> bytes:
+    def render(self, host: str, rank: int | None, stream: int, lines: bytes, at: float) -> bytes:
         prefix = prefix_of(host, rank)
         if self._with_colour:
             prefix = b"\x1b[%dm%s\x1b[0m" % (self._colours[host], prefix)
         if self._is_terminal:
             lines = clean(lines)
-        return prefix_lines(prefix + b" ", lines)
+        return bytes(prefix_lines(prefix + b" ", lines))
 
 
 class JsonDisplay:
     """Shows each line as one JSON object, for a program that reads the output of `launch`."""
 
-    def render(self, host: str, rank: int | None, stream: int, lines: bytes) -> bytes:
+    def render(self, host: str, rank: int | None, stream: int, lines: bytes, at: float) -> bytes:
         common = {
             "event": "line",
+            "time": iso_time(at),
             "host": host,
             "rank": rank,
             "stream": "stdout" if stream == STDOUT else "stderr",
         }
+        head = _to_json(common)[:-1]
         texts = lines.decode("utf-8", "replace").split("\n")[:-1]
-        block = "".join(json.dumps({**common, "text": text}, ensure_ascii=False) + "\n" for text in texts)
+        block = "".join(f'{head}, "text": {_to_json(text)}}}\n' for text in texts)
         return _LEFT_BY_JSON.sub(lambda control: f"\\u{ord(control[0]):04x}", block).encode()
 
 
@@ -58,6 +62,10 @@ def prefix_of(host: str, rank: int | None) -> bytes:
     return f"[{host}]".encode() if rank is None else f"[{host}:{rank}]".encode()
 
 
-def prefix_lines(prefix: bytes, lines: bytes) -> bytes:
-    """Put `prefix` in front of every line of a block that ends with a newline."""
-    return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
+def prefix_lines(prefix: bytes, lines: bytes) -> memoryview:
+    """Put `prefix` in front of every line of a block that ends with a newline.
+
+    It is a view, since each copy of a large block costs as much again: malloc gives so much memory back at once.
+    """
+    block = (b"\n" + lines).replace(b"\n", b"\n" + prefix)
+    return memoryview(block)[1 : len(block) - len(prefix)]

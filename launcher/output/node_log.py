@@ -12,7 +12,7 @@ from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
-from launcher.clock import wall_clock
+from launcher.clock import local_time, wall_clock
 from launcher.output.display import prefix_lines, prefix_of
 from launcher.output.exit_race import ExitRace
 from launcher.output.lines import STDERR, STDOUT, LineStream
@@ -27,7 +27,7 @@ class NodeLog:
         self._complain = complain
         self._file: FileIO | None = None
 
-    def write(self, block: bytes) -> None:
+    def write(self, block: bytes | memoryview) -> None:
         """Append whole lines."""
         try:
             if self._file is None:
@@ -62,27 +62,33 @@ class NodeLog:
 class NodeOutput:
     """All output of one node, cut into lines for its log and the screen.
 
-    `feed` is called by the reader thread of the node's connection, and `finish` by the event loop, after which output
-    that still comes is dropped.
+    Each line of the log begins with the time at which it came, by the clock of this machine. `feed` is called by the
+    reader thread of the node's connection, and `finish` by the event loop, after which output that still comes is
+    dropped.
     """
 
     def __init__(
         self,
         host: str,
         log: NodeLog | None,
-        show: Callable[[str, int | None, int, bytes], None] | None,
+        show: Callable[[str, int | None, int, bytes, float], None] | None,
         *,
         has_ranks: bool = True,
+        clock: Callable[[], float] = wall_clock,
     ) -> None:
         self._has_ranks = has_ranks
         self.first_rank = 0  # known once there is a plan
         self._host = host
         self._log = log
         self._show = show
+        self._clock = clock
         self._streams: dict[tuple[int | None, int], LineStream] = {}
         self._lock = threading.Lock()  # `finish` comes from the loop, and on a bad end the reader may still be at it
         self._is_finished = False
         self._exit_race = ExitRace()
+        self._held_at = 0.0  # when the last of that came
+        self._prefixes: dict[tuple[int | None, int], bytes] = {}
+        self._stamped_at, self._last_stamp = 0, b""  # in milliseconds
         self.has_lines = False
         self.heard_at = 0.0  # monotonic: when a rank wrote last, be it half a line
 
@@ -96,7 +102,7 @@ class NodeOutput:
             lines = self._streams.get((local_rank, stream))
             if lines is None:
                 lines = self._streams[local_rank, stream] = LineStream()
-            lines.heard_at = wall_clock()
+            lines.heard_at = self._clock()
             self._emit(local_rank, stream, *lines.feed(data))
 
     def finish(self, *, ended_well: bool = False) -> None:
@@ -111,7 +117,7 @@ class NodeOutput:
                 self._emit(local_rank, stream, rest, rest)
             held = self._exit_race.release()
             if held and not ended_well and self._show is not None:
-                self._show(self._host, None, STDERR, held)
+                self._show(self._host, None, STDERR, held, self._held_at)
             if self._log is not None:
                 self._log.close()
 
@@ -130,14 +136,30 @@ class NodeOutput:
         lines = self._streams.get((local_rank, stream))
         return lines.heard_at if lines else 0.0
 
+    def _prefix(self, rank: int | None, stream: int) -> bytes:
+        prefix = self._prefixes.get((rank, stream))
+        if prefix is None:
+            mark = b" " if stream == STDOUT else b"! "  # so that a log of both can be told apart
+            prefix = self._prefixes[rank, stream] = prefix_of(self._host, rank) + mark
+        return prefix
+
+    def _stamp(self, at: float) -> bytes:
+        """Return what a line of the log begins with; a flood has many blocks in one millisecond."""
+        millis = int(at * 1000)
+        if millis != self._stamped_at:
+            self._stamped_at, self._last_stamp = millis, f"{local_time(at)} ".encode()
+        return self._last_stamp
+
     def _emit(self, local_rank: int | None, stream: int, for_log: bytes, for_screen: bytes) -> None:
+        at = self._clock()
         rank = None if local_rank is None or not self._has_ranks else self.first_rank + local_rank
         if for_log:
             self.has_lines = True
             if self._log is not None:
-                mark = b" " if stream == STDOUT else b"! "  # so that a log of both can be told apart
-                self._log.write(prefix_lines(prefix_of(self._host, rank) + mark, for_log))
+                self._log.write(prefix_lines(self._stamp(at) + self._prefix(rank, stream), for_log))
         if local_rank is None and stream == STDERR:
-            for_screen = self._exit_race.hold(for_screen)
+            taken = for_screen
+            for_screen = self._exit_race.hold(taken)
+            self._held_at = at if for_screen != taken else self._held_at
         if for_screen and self._show is not None:
-            self._show(self._host, rank, stream, for_screen)
+            self._show(self._host, rank, stream, for_screen, at)

@@ -6,6 +6,7 @@ import re
 import subprocess
 
 from fault_launch import AT_GO, READY, FaultLaunch, ranks, said
+from machines.logs import without_stamps
 from machines.processes import read_command, wait_until
 from ways import Promise, over_ways
 
@@ -20,7 +21,7 @@ def test_bytes_of_any_kind(launch: FaultLaunch) -> None:
     running = launch.start(*ranks(f"{READY}; exit", r3=f"{READY}; {script}"))
     done = launch.finish(running)
     assert done.exit_code == 0, str(done)
-    log = (done.logs / f"node_{len(launch.hosts) - 1}.log").read_bytes()
+    log = without_stamps((done.logs / f"node_{len(launch.hosts) - 1}.log").read_bytes())
     own = [line for line in log.split(b"\n") if line.startswith(f"[{launch.name(3)}]".encode())]
     out, err = f"[{launch.name(3)}] ".encode(), f"[{launch.name(3)}]! ".encode()
     texts = [b"ready 3", b"\xc3\xa9", b"\xff\xfe", b"10%", b"20%", b"", b"end"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from machines.cluster import Cluster
+from machines.logs import without_stamps
 from machines.processes import wait_until
 
 PROGRAMS = Path(sys.executable).parent
@@ -58,7 +59,9 @@ class Done:
         return json.loads((self.logs / "run.json").read_text())  # type: ignore[no-any-return]
 
     def log(self, node_rank: int) -> list[str]:
-        return (self.logs / f"node_{node_rank}.log").read_text("utf-8", "replace").splitlines()
+        """Return the lines of a node's log, without their stamps."""
+        log = (self.logs / f"node_{node_rank}.log").read_bytes()
+        return without_stamps(log).decode("utf-8", "replace").splitlines()
 
     def __str__(self) -> str:
         return f"exit code {self.exit_code}\n--- stdout\n{self.stdout[-3000:]}\n--- stderr\n{self.stderr[-3000:]}"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from machines.logs import without_stamps
 from machines.patience import DEADLINE_S, NEVER_S
 from ssh_hosts import POLL_S, SshHosts, is_alive, read_peak_kib, wait_until
 
@@ -84,7 +85,8 @@ class Done:
         return json.loads((self.logs / "run.json").read_text())  # type: ignore[no-any-return]
 
     def log(self, node_rank: int) -> str:
-        return read_exact(self.logs / f"node_{node_rank}.log")
+        """Return a node's log, without the stamps of its lines."""
+        return without_stamps((self.logs / f"node_{node_rank}.log").read_bytes()).decode("utf-8", "replace")
 
     def __str__(self) -> str:
         return f"exit code {self.exit_code}\n--- stdout\n{self.stdout[-3000:]}\n--- stderr\n{self.stderr[-6000:]}"

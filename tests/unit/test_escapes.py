@@ -134,8 +134,8 @@ def test_a_screen_shows_the_same_in_whatever_pieces_it_comes(text: bytes, cuts: 
     borders = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
     for start, end in pairwise(borders):
         _, screen = lines.feed(data[start:end])
-        shown += display.render("gpu1", 0, STDOUT, screen) if screen else b""
-    assert shown == display.render("gpu1", 0, STDOUT, data)
+        shown += display.render("gpu1", 0, STDOUT, screen, 0.0) if screen else b""
+    assert shown == display.render("gpu1", 0, STDOUT, data, 0.0)
     assert faults_of(shown.decode()) == []
 
 

@@ -24,6 +24,7 @@ from machines.patience import NEVER_S, slowed
 
 from launcher.cli.console import Console
 from launcher.cli.error_lines import show_error, tell
+from launcher.clock import iso_time
 from launcher.errors import HostFailure, HostFailureKind, UnreachableError
 from launcher.hosts.host import Host
 from launcher.output.display import JsonDisplay, PrefixDisplay
@@ -31,6 +32,10 @@ from launcher.output.lines import LINE_BYTES, STDERR, STDOUT, TAIL_BYTES, LineSt
 from launcher.output.node_log import NodeLog, NodeOutput
 from launcher.output.style import Style, break_line
 from launcher.output.terminal import QUEUE_BYTES, Terminal
+
+AT = 1_795_335_153.123  # when lines came
+# The stamps are local: the offset of this machine is no part of what is tested here.
+STAMP = re.compile(rb"^2026-11-2\d \d\d:\d\d:33\.123 ", re.MULTILINE)
 
 unhurried = settings(deadline=None)  # a loaded machine is no bug
 cuts = st.lists(st.integers(0), max_size=12)
@@ -152,13 +157,13 @@ def prefix_display(*, is_terminal=False, with_colour=False):
     ],
 )
 def test_every_line_carries_host_and_rank(host, rank, with_colour, shown):
-    assert prefix_display(with_colour=with_colour).render(host, rank, STDOUT, b"a\n\nb\n") == shown
+    assert prefix_display(with_colour=with_colour).render(host, rank, STDOUT, b"a\n\nb\n", AT) == shown
 
 
 def test_more_hosts_than_colours():
     hosts = [f"n{number}" for number in range(11)]
     display = PrefixDisplay(hosts, is_terminal=True, with_colour=True)
-    blocks = [display.render(host, None, STDOUT, b"\n").replace(host.encode(), b"") for host in hosts]
+    blocks = [display.render(host, None, STDOUT, b"\n", AT).replace(host.encode(), b"") for host in hosts]
     assert (len(set(blocks)), blocks[10]) == (10, blocks[0])
 
 
@@ -176,33 +181,34 @@ CONTROLS = [
 
 @pytest.mark.parametrize(("line", "shown"), CONTROLS)
 def test_a_rank_can_not_steer_the_terminal(line, shown):
-    rendered = prefix_display(is_terminal=True).render("gpu1", 0, STDOUT, line)
+    rendered = prefix_display(is_terminal=True).render("gpu1", 0, STDOUT, line, AT)
     assert rendered.replace(b"[gpu1:0] ", b"") == shown
 
 
 @pytest.mark.parametrize(("line", "_shown"), CONTROLS)
 def test_what_goes_to_a_file_is_kept(line, _shown):
-    assert prefix_display().render("gpu1", 0, STDOUT, line).replace(b"[gpu1:0] ", b"") == line
+    assert prefix_display().render("gpu1", 0, STDOUT, line, AT).replace(b"[gpu1:0] ", b"") == line
 
 
 @pytest.mark.parametrize("line", [b"lost\x1b\nnext\n", b"last\x1b\n", b"a\x1b]0;no end\nsecond\nthird\n"])
 def test_a_torn_escape_sequence_swallows_no_line(line):
-    rendered = prefix_display(is_terminal=True).render("gpu1", 0, STDOUT, line)
+    rendered = prefix_display(is_terminal=True).render("gpu1", 0, STDOUT, line, AT)
     assert rendered.count(b"[gpu1:0] ") == line.count(b"\n")
     assert all(word in rendered for word in re.findall(rb"lost|next|last|second|third", line))
 
 
 def test_lines_as_json():
-    block = JsonDisplay().render("gpu1", None, STDERR, b'a "b"\n') + JsonDisplay().render(
-        "gpu2", 8, STDOUT, "\n\x1b[1m\u2028é\x9b\x7f\n".encode() + b"\xff\n"
+    block = JsonDisplay().render("gpu1", None, STDERR, b'a "b"\n', AT) + JsonDisplay().render(
+        "gpu2", 8, STDOUT, "\n\x1b[1m\u2028é\x9b\x7f\n".encode() + b"\xff\n", AT
     )
     assert block.endswith(b"\n")
     assert re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", block.decode()) is None  # whoever reads it on a terminal
+    common = {"event": "line", "time": iso_time(AT)}
     assert [json.loads(line) for line in block.decode().split("\n")[:-1]] == [
-        {"event": "line", "host": "gpu1", "rank": None, "stream": "stderr", "text": 'a "b"'},
-        {"event": "line", "host": "gpu2", "rank": 8, "stream": "stdout", "text": ""},
-        {"event": "line", "host": "gpu2", "rank": 8, "stream": "stdout", "text": "\x1b[1m\u2028é\x9b\x7f"},
-        {"event": "line", "host": "gpu2", "rank": 8, "stream": "stdout", "text": "\ufffd"},
+        {**common, "host": "gpu1", "rank": None, "stream": "stderr", "text": 'a "b"'},
+        {**common, "host": "gpu2", "rank": 8, "stream": "stdout", "text": ""},
+        {**common, "host": "gpu2", "rank": 8, "stream": "stdout", "text": "\x1b[1m\u2028é\x9b\x7f"},
+        {**common, "host": "gpu2", "rank": 8, "stream": "stdout", "text": "\ufffd"},
     ]
 
 
@@ -238,7 +244,7 @@ def test_a_log_goes_on_once_there_is_room(tmp_path):
 
 def test_a_node_writes_its_log_and_shows_the_same(tmp_path):
     path, complaints, shown = tmp_path / "node_1.log", Complaints(), []
-    node = NodeOutput("gpu2", NodeLog(path, complaints), lambda *block: shown.append(block))
+    node = NodeOutput("gpu2", NodeLog(path, complaints), lambda *block: shown.append(block), clock=lambda: AT)
     node.feed(None, STDERR, b"torchrun speaks\n")
     node.first_rank = 8
     assert node.has_lines
@@ -248,15 +254,17 @@ def test_a_node_writes_its_log_and_shows_the_same(tmp_path):
     node.feed(3, STDOUT, b"a line\nno newline")
     node.finish()
     node.finish()
-    assert path.read_bytes() == (
+    log = path.read_bytes()
+    assert len(STAMP.findall(log)) == 5
+    assert STAMP.sub(b"", log) == (
         b"[gpu2]! torchrun speaks\n[gpu2:8] other\n[gpu2:11]! warn\n[gpu2:11] half a line\n[gpu2:11] no newline\n"
     )
     assert shown == [
-        ("gpu2", None, STDERR, b"torchrun speaks\n"),
-        ("gpu2", 8, STDOUT, b"other\n"),
-        ("gpu2", 11, STDERR, b"warn\n"),
-        ("gpu2", 11, STDOUT, b"half a line\n"),
-        ("gpu2", 11, STDOUT, b"no newline\n"),
+        ("gpu2", None, STDERR, b"torchrun speaks\n", AT),
+        ("gpu2", 8, STDOUT, b"other\n", AT),
+        ("gpu2", 11, STDERR, b"warn\n", AT),
+        ("gpu2", 11, STDOUT, b"half a line\n", AT),
+        ("gpu2", 11, STDOUT, b"no newline\n", AT),
     ]
     assert (node.tail(3, STDOUT), node.tail(7, STDOUT)) == (b"half a line\nno newline", b"")
     assert complaints.heard == []
@@ -264,11 +272,11 @@ def test_a_node_writes_its_log_and_shows_the_same(tmp_path):
 
 def test_a_command_without_ranks_that_is_shown_to_nobody(tmp_path):
     path = tmp_path / "node_0.log"
-    node = NodeOutput("gpu1", NodeLog(path, Complaints()), None, has_ranks=False)
+    node = NodeOutput("gpu1", NodeLog(path, Complaints()), None, has_ranks=False, clock=lambda: AT)
     assert not node.has_lines
     node.feed(0, STDOUT, b"up\n")
     node.finish()
-    assert path.read_bytes() == b"[gpu1] up\n"
+    assert STAMP.sub(b"", path.read_bytes()) == b"[gpu1] up\n"
 
 
 # the terminal
@@ -456,7 +464,9 @@ def test_json_stays_what_it_was(capfd):
     console = Console([], as_json=True)
     console.emit("result", text="\x1b[2J\x9b é")
     console.close()
-    assert json.loads(capfd.readouterr().out) == {"event": "result", "text": "\x1b[2J\x9b é"}
+    event = json.loads(capfd.readouterr().out)
+    assert event == {"event": "result", "time": event["time"], "text": "\x1b[2J\x9b é"}
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d", event["time"])
 
 
 @pytest.fixture
