@@ -16,6 +16,7 @@ One file per command, and what they share. In reading order:
     options             the options that several commands share, for click
     job_request         the options of a job, and the words after them -> the Job
     prompts             passwords and passphrases, asked once for all hosts
+    run_origin          who typed what, and where, for run.json
     runner              from a job and its hosts to a run on the console
     selection           which hosts, and by which transport
     run                 launch SCRIPT

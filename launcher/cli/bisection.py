@@ -6,11 +6,12 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
+from datetime import datetime
 from pathlib import Path
 
 import click
 
-from launcher.cli.console import Console
+from launcher.cli.console import Console, dated
 from launcher.cli.error_lines import tell
 from launcher.cli.runner import Opener, execute_recorded
 from launcher.commands.bisection import Group, Verdict, search_culprits
@@ -20,6 +21,7 @@ from launcher.errors import EXIT_SIGNAL_BASE, LauncherError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.job import Job
+from launcher.output.run_folder import create_record
 from launcher.runs.run import Result, RunOptions
 
 SIDE_BY_SIDE = 32  # runs; each has its own connections
@@ -63,7 +65,8 @@ def find_culprits(
         job = replace(make_job(group, *SHORT), rendezvous_timeout_s=RENDEZVOUS_S)
         console = Console(members, is_mute=True)
         try:
-            result, _ = await execute_recorded(job, members, open_transport, folder, console, RunOptions())
+            record = create_record(folder, datetime.now(), console.complain)
+            result = await execute_recorded(job, members, open_transport, record, console, RunOptions())
         except LauncherError as error:
             return error.message.partition("\n")[0]
         finally:
@@ -78,7 +81,7 @@ def find_culprits(
         tell("test-distributed: stopped, no verdict")
         raise click.exceptions.Exit(EXIT_SIGNAL_BASE + stop.number) from None
     if as_json:
-        click.echo(json.dumps({"event": "verdict", **asdict(verdict)}))
+        click.echo(json.dumps(dated("verdict", **asdict(verdict))))
         return
     for line in verdict.lines():
         click.echo(f"verdict: {line}")

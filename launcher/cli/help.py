@@ -19,7 +19,7 @@ _GROUPS = {
     "Network": ("master_addr", "master_port", "rdzv_timeout", "silence"),
     "Stopping and hangs": ("stop_timeout", "hang_timeout", "stacks"),
     "Checks": ("dry_run", "check", "no_check", "max_size"),
-    "Output": ("quiet", "ranks", "as_json", "log_dir", "verbose", "fold", "target", "plot"),
+    "Output": ("quiet", "ranks", "as_json", "log_dir", "name", "note", "verbose", "fold", "target", "plot"),
     "Slurm": (
         "nodes", "time", "partition", "mem", "cpus_per_task", "account", "qos", "constraint", "job_name", "directive",
         "requeue", "output", "submit",

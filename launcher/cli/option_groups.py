@@ -90,13 +90,15 @@ class JobRequest:
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """What the console shows of a run, and where its logs go."""
+    """What the console shows of a run, where its logs go, and what the user calls it."""
 
     quiet: bool
     ranks: str | None  # those whose output is shown, with commas; None: all
     as_json: bool
     log_dir: Path
     verbose: bool
+    name: str | None = None
+    note: str | None = None
 
 
 def gather(command: Callable[..., int]) -> Callable[..., int]:

@@ -11,6 +11,8 @@ import click
 
 from launcher.cli.defaults import use_defaults
 from launcher.cli.option_groups import Timeouts
+from launcher.escapes import one_line
+from launcher.hosts.ranges import shown
 from launcher.transports.registry import TRANSPORTS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -47,6 +49,20 @@ class _File(click.Path):
 
 
 FILE = _File(path_type=Path)
+
+
+def _check_name(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
+    """Refuse a name that could be more than a word in a line, a table or a path."""
+    if name is not None and re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name) is None:
+        raise click.BadParameter(f"{shown(name)}: want 1 to 64 letters, digits, '.', '-' and '_'.", ctx, param)
+    return name
+
+
+def _check_note(ctx: click.Context, param: click.Parameter, note: str | None) -> str | None:
+    if note is not None and one_line(note, len(note)) != note:
+        raise click.BadParameter(f"{shown(note)}: want one line of text.", ctx, param)
+    return note
+
 
 _HOSTS = (
     click.option("--hosts", metavar="LIST", help="Hosts in rank order: a,b,gpu[1-4] or user@host."),
@@ -141,6 +157,8 @@ _OUTPUT = (
         "--log-dir", metavar="DIR", type=FILE, default=Path("logs"), show_default=True,
         help="Where the logs go.",
     ),
+    click.option("--name", metavar="NAME", callback=_check_name, help="A name for the run; run.json has it too."),
+    click.option("--note", metavar="TEXT", callback=_check_note, help="A line about the run for run.json."),
     click.option("-v", "--verbose", is_flag=True, help="Show what is sent, and where values come from."),
 )  # fmt: skip
 

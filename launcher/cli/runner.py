@@ -19,13 +19,15 @@ from launcher.cli.console import Console
 from launcher.cli.file_owners import refuse_strange_folder
 from launcher.cli.option_groups import OutputOptions, Timeouts
 from launcher.cli.option_sources import is_chosen, typed_options
+from launcher.cli.run_origin import describe_origin
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, ProgramKind
 from launcher.job.plan import LaunchPlan, build_plan, placeholder_facts, refuse_unknown_ranks
 from launcher.job.variables import is_secret, refuse_rank
 from launcher.output.node_log import NodeOutput
-from launcher.output.run_folder import create_record
+from launcher.output.run_folder import RunRecord, create_record
+from launcher.runs.code_version import keep_code_version
 from launcher.runs.run import Result, Run, RunOptions
 from launcher.session.session import Session
 from launcher.session.terms import Terms
@@ -53,16 +55,19 @@ def run_recorded(
         refuse_unknown_ranks(plan_unasked(job, hosts, run_options.share), run_options.shown_ranks)
     console = make_console(hosts, output)
     try:
-        return asyncio.run(execute_recorded(job, hosts, open_transport, output.log_dir, console, run_options))
+        record = create_record(output.log_dir, datetime.now(), console.complain, describe_origin(output))
+        with keep_code_version(job, record):
+            result = asyncio.run(execute_recorded(job, hosts, open_transport, record, console, run_options))
+        return result, record.folder
     finally:
         console.close()
 
 
 async def execute_recorded(
-    job: Job, hosts: Sequence[Host], open_transport: Opener, log_dir: Path, console: Console, run_options: RunOptions
-) -> tuple[Result, Path]:
-    """Do the same on a console that is there; several may run side by side in one loop."""
-    record = create_record(log_dir, datetime.now(), console.complain)
+    job: Job, hosts: Sequence[Host], open_transport: Opener, record: RunRecord, console: Console,
+    run_options: RunOptions,
+) -> Result:  # fmt: skip
+    """Do the same with a record and a console that are there; several may run side by side in one loop."""
     if job.program == DEFAULT_PROGRAM:
         console.say(f"launch: no script given; {describe_trainer(record.run_id, run_options)}")
     terms = make_terms(replace(job, env={**trainer_command(job), **job.env}), record.run_id)
@@ -82,9 +87,9 @@ async def execute_recorded(
             result = await execute(is_last_try=True)
     except LauncherError as error:
         record.discard()
-        console.emit("result", exit_code=error.exit_code, error=error.message)
+        console.emit("result", run=record.run_id, name=record.name, exit_code=error.exit_code, error=error.message)
         raise
-    return result, record.folder
+    return result
 
 
 def read_run_options(output: OutputOptions, *, with_checks: bool = True) -> RunOptions:

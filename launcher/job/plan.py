@@ -11,7 +11,7 @@ from launcher.hosts.host import Host
 from launcher.job.activation import quote_path, setup_by_hand
 from launcher.job.facts import Gpu, NodeFacts, Route
 from launcher.job.job import Job, Program, ProgramKind
-from launcher.job.variables import is_secret, shell_assignments
+from launcher.job.variables import HIDDEN, hide_secrets, is_secret, shell_assignments
 from launcher.node import messages
 
 ARCHIVE_NAME = "launcher.pyz"
@@ -369,7 +369,7 @@ def placeholder_facts(job: Job, host: Host) -> NodeFacts:
 
 
 def as_record(plan: LaunchPlan) -> dict[str, object]:
-    """Return the plan as JSON values, without what the user set: any of that may be a secret."""
+    """Return the plan as JSON values, without the variables that the user set, any of which may be a secret."""
     return {
         "program": _program_record(plan.program),
         "world_size": plan.world_size,
@@ -382,8 +382,8 @@ def as_record(plan: LaunchPlan) -> dict[str, object]:
                 "first_rank": node.first_rank,
                 "nproc": node.nproc,
                 "cwd": node.cwd,
-                "argv": list(node.argv or node.processes[0].argv),
-                "env": {name: "***" if is_secret(name, value) else value for name, value in node.env.items()},
+                "argv": hide_secrets(node.argv or node.processes[0].argv),
+                "env": {name: HIDDEN if is_secret(name, value) else value for name, value in node.env.items()},
             }
             for node in plan.nodes
         ],
@@ -413,4 +413,4 @@ def as_dry_record(plan: LaunchPlan) -> dict[str, object]:
 
 
 def _program_record(program: Program) -> dict[str, object]:
-    return {"kind": program.kind.value, "target": program.target, "args": list(program.args)}
+    return {"kind": program.kind.value, "target": program.target, "args": hide_secrets(program.args)}

@@ -11,7 +11,7 @@ import fnmatch
 import io
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,7 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _PASSWORD_NAME = re.compile(r"PASS|PWD", re.IGNORECASE)
+_SWITCHES = ("--ask-password",)  # options that name a secret and take no value
 _SWITCH = re.compile(r"true|false|yes|no", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?\d{1,9}(\.\d{0,20})?(e[+-]?\d{1,3})?", re.IGNORECASE)
 # What names a secret in JSON and in a command line. A tokenizer's eos_token is none.
@@ -59,6 +60,8 @@ _SECRET_VALUE = re.compile(
     r"|PRIVATE KEY-----",
     re.IGNORECASE,
 )
+HIDDEN = "***"  # in the place of a secret
+_MOST_SIGNS = 8  # of a word's equals signs that are looked at
 # bash takes its options from these wherever it is started, and with `xtrace` it executes PS4.
 _REFUSED = ("SHELLOPTS", "BASHOPTS")
 
@@ -118,6 +121,27 @@ def is_secret(name: str, value: str) -> bool:
     """
     is_plain = _SWITCH.fullmatch(value) or (_NUMBER.fullmatch(value) and not _PASSWORD_NAME.search(name))
     return bool((_SECRET_NAME.search(name) and not is_plain) or _SECRET_VALUE.search(value))
+
+
+def hide_secrets(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with `***` for each secret: by its name (`K=V`, `--name V`) or its look."""
+    return [_hide_secret(word, before) for word, before in zip(words, ["", *words], strict=False)]
+
+
+def _hide_secret(word: str, before: str) -> str:
+    option = "--env=" if word.startswith("--env=") else ""
+    parts = word.removeprefix(option).split("=", _MOST_SIGNS)
+    for number in range(1, len(parts)):
+        name, value = "=".join(parts[:number]), "=".join(parts[number:])
+        if is_secret(_as_variable(name), value):
+            return option + (HIDDEN if is_secret("", name) else f"{name}={HIDDEN}")
+    is_value = before.startswith("--") and "=" not in before and before not in _SWITCHES and not word.startswith("-")
+    return HIDDEN if is_secret(_as_variable(before) if is_value else "", word) else word
+
+
+def _as_variable(option: str) -> str:
+    """Return `api_key` for --api-key, and for the +api-key of Hydra."""
+    return option.lstrip("+-").replace("-", "_")
 
 
 def shell_assignments(env: Mapping[str, str]) -> list[str]:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -19,15 +20,35 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class RunRecord:
-    """The folder of one run."""
+    """The folder of one run.
 
-    def __init__(self, folder: Path, run_id: str, complain: Complaint, *, has_made_base: bool = False) -> None:
+    run.json is there from the first `update` on; what is known before waits for that, since a run that never begins
+    leaves no folder.
+    """
+
+    def __init__(
+        self, folder: Path, run_id: str, complain: Complaint, known: Mapping[str, Any] | None = None, *,
+        has_made_base: bool = False,
+    ) -> None:  # fmt: skip
         self.folder = folder
         self._has_made_base = has_made_base  # the directory above it
         self.run_id = run_id
         self.write_error: OSError | None = None  # the first one: something is missing in the logs
         self._complain = complain
-        self._content: dict[str, Any] = {"run_id": run_id}
+        self._content: dict[str, Any] = {"run_id": run_id, **(known or {})}
+        self._lock = threading.Lock()
+        self._is_written = False
+
+    @property
+    def name(self) -> str | None:
+        """The name that the user gave to the run."""
+        name: str | None = self._content.get("name")
+        return name
+
+    @property
+    def title(self) -> str:
+        """The id of the run, and the name that it may have: `20261120-091233 (baseline)`."""
+        return f"{self.run_id} ({self.name})" if self.name else self.run_id
 
     def complain(self, path: Path, error: OSError) -> None:
         """Note that something could not be written, and pass it on."""
@@ -53,7 +74,19 @@ class RunRecord:
 
     def update(self, values: Mapping[str, Any]) -> None:
         """Add values to run.json and write it; a write error is passed to `complain`, and the run goes on."""
+        with self._lock:
+            self._is_written = True
+            self._put(values)
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Add values to run.json, whenever it is written; any thread may do so."""
+        with self._lock:
+            self._put(values)
+
+    def _put(self, values: Mapping[str, Any]) -> None:
         self._content.update(values)
+        if not self._is_written:
+            return
         text = json.dumps(self._content, indent=2, ensure_ascii=False, default=str) + "\n"
         try:
             _replace_file(self.folder / "run.json", text)
@@ -91,8 +124,10 @@ class RunRecord:
         return True
 
 
-def create_record(base: Path, now: datetime, complain: Complaint) -> RunRecord:
+def create_record(base: Path, now: datetime, complain: Complaint, known: Mapping[str, Any] | None = None) -> RunRecord:
     """Make the directory of a new run, named by the time of its start; raise UsageError if that fails.
+
+    known: the first values of run.json; `name` among them is the run's name.
 
     Only the user can read it, since ranks may print secrets. Several users may share `base`, so the umask decides on
     that one. A full disk raises nothing: the run goes on without its logs.
@@ -101,7 +136,7 @@ def create_record(base: Path, now: datetime, complain: Complaint) -> RunRecord:
     is_new = not os.path.lexists(base)
     for number in range(1, 100):
         run_id = stamp if number == 1 else f"{stamp}-{number}"
-        record = RunRecord(base / run_id, run_id, complain, has_made_base=is_new)
+        record = RunRecord(base / run_id, run_id, complain, known, has_made_base=is_new)
         try:
             make_private(base / run_id, base)
         except OSError as error:

@@ -24,12 +24,13 @@ _START = re.compile(
     re.MULTILINE,
 )
 
-Show = Callable[[str, int | None, int, bytes], None]
+Show = Callable[[str, int | None, int, bytes, float], None]
 _Source = tuple[str, int | None]  # a host and a rank, None for torchrun
 
 
 @dataclass(slots=True)
 class _Held:
+    at: float  # when the last of it came
     blocks: list[bytes] = field(default_factory=list)
     dropped_lines: int = 0
 
@@ -54,18 +55,18 @@ class TracebackFilter:
         self._held_bytes = 0
         self._is_failing = False
 
-    def take(self, host: str, rank: int | None, stream: int, lines: bytes) -> None:
-        """Take whole lines of one stream."""
+    def take(self, host: str, rank: int | None, stream: int, lines: bytes, at: float) -> None:
+        """Take whole lines of one stream; at: when they came (wall-clock seconds)."""
         shown = len(lines)
         if stream == STDERR:
             with self._lock:
                 turn = self._turn
-                shown = self._divide((host, rank), lines)
+                shown = self._divide((host, rank), lines, at)
                 has_begun, turn = self._turn > turn, self._turn
             if has_begun:
                 start_timer(HOLD_S, lambda: self._give_up(turn), lambda error: self._give_up(turn))
         if shown:
-            self._show(host, rank, stream, lines[:shown])
+            self._show(host, rank, stream, lines[:shown], at)
 
     def withhold(self) -> None:
         """Hold back the tracebacks of others from now on, however long the run takes to end."""
@@ -87,10 +88,10 @@ class TracebackFilter:
         with self._lock:
             return frozenset(rank for _, rank in self._held if rank is not None)
 
-    def _divide(self, source: _Source, lines: bytes) -> int:
+    def _divide(self, source: _Source, lines: bytes, at: float) -> int:
         """Hold back what is not to be shown now; return how many bytes are."""
         if source in self._held:
-            self._hold(source, lines)
+            self._hold(source, lines, at)
             return 0
         start = _find_start(lines)
         if start is None or source == self._first:
@@ -99,11 +100,12 @@ class TracebackFilter:
             self._first = source
             self._turn += 1
             return len(lines)
-        self._hold(source, lines[start:])
+        self._hold(source, lines[start:], at)
         return start
 
-    def _hold(self, source: _Source, lines: bytes) -> None:
-        held = self._held.setdefault(source, _Held())
+    def _hold(self, source: _Source, lines: bytes, at: float) -> None:
+        held = self._held.setdefault(source, _Held(at))
+        held.at = at
         if self._held_bytes + len(lines) > HELD_BYTES:
             held.dropped_lines += lines.count(b"\n")
             return
@@ -121,7 +123,7 @@ class TracebackFilter:
     def _show_held(self, source: _Source) -> None:
         while True:
             with self._lock:
-                held = self._held.get(source, _Held())
+                held = self._held.get(source, _Held(0.0))
                 blocks, dropped_lines = held.blocks, held.dropped_lines
                 if not blocks and not dropped_lines:  # what came meanwhile had to wait for what was held
                     self._held.pop(source, None)
@@ -130,7 +132,7 @@ class TracebackFilter:
                 self._held_bytes -= sum(map(len, blocks))
             if dropped_lines:
                 blocks.append(f"launch: {dropped_lines} lines not shown here, all are in the logs\n".encode())
-            self._show(*source, STDERR, b"".join(blocks))
+            self._show(*source, STDERR, b"".join(blocks), held.at)
 
 
 def _find_start(lines: bytes) -> int | None:

@@ -8,6 +8,7 @@ In reading order:
     verdict       all that was heard so far -> whether the run has failed, and why
     report        the words at the end of a run
     early_exits   what is said live of ranks that end well while others go on
+    code_version  which commit of the user's code it is
     hangs         Ctrl-\\ and --hang-timeout: the stacks of all ranks
     run           Run: inspect, plan, start, watch, stop, report
 """

@@ -114,7 +114,7 @@ class StackTaker:
         first, *rest = folded_lines(folded)
         for line in [f"launch: {first}", *rest, f"launch: full text in {path}"]:
             self._session.say(line)
-        self._screen.emit("stacks", run=self._record.run_id, file=path, **_as_record(folded))
+        self._screen.emit("stacks", run=self._record.run_id, name=self._record.name, file=path, **_as_record(folded))
         return folded
 
 

@@ -30,9 +30,9 @@ _MAX_ERROR = 300
 _MAX_FRAME_LINES = 5
 
 
-def plan_line(plan: LaunchPlan, run_id: str, folder: Path, *, on_cpu: bool) -> str:
+def plan_line(plan: LaunchPlan, run: str, folder: Path, *, on_cpu: bool) -> str:
     """`2 nodes x 8 GPUs = 16 ranks, run 20261120-091233, logs in logs/20261120-091233`."""
-    return f"{plan_size(plan, on_cpu=on_cpu)}, run {run_id}, logs in {folder}"
+    return f"{plan_size(plan, on_cpu=on_cpu)}, run {run}, logs in {folder}"
 
 
 def plan_size(plan: LaunchPlan, *, on_cpu: bool) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.clock import wall_clock
+from launcher.clock import iso_time, utc_offset, wall_clock
 from launcher.diagnosis.cause import SETTLE_S, Cause
 from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.diagnosis.flight_recorder import find_unsafe
@@ -158,7 +158,7 @@ class Run:
         if self._is_dry:  # a run that is never made has no name
             plan_line = f"dry run of {report.plan_size(self._plan, on_cpu=on_cpu)}"
         else:
-            plan_line = report.plan_line(self._plan, self._record.run_id, self._record.folder, on_cpu=on_cpu)
+            plan_line = report.plan_line(self._plan, self._record.title, self._record.folder, on_cpu=on_cpu)
         self._say(f"launch: {plan_line}", Style.TEXT)
         seconds = duration(self._seconds())
         warnings = inspection.of(WARNING)
@@ -174,8 +174,9 @@ class Run:
             latest = self._record.folder.parent / "latest"
             self._say(f"launch: {latest} belongs to another user and still points to another run")
         said = [warning.one_line for warning in warnings]
-        self._record.update({"plan": as_record(self._plan), "warnings": said, "started_at": time.time()})
-        self._screen.emit("plan", run=self._record.run_id, **as_record(self._plan))
+        times = {"started_at": iso_time(wall_clock()), "utc_offset": utc_offset()}
+        self._record.update({**times, "plan": as_record(self._plan), "warnings": said})
+        self._screen.emit("plan", run=self._record.run_id, name=self._record.name, **as_record(self._plan))
 
     # ---- the run ------------------------------------------------------------------------------------------------
 
@@ -323,14 +324,14 @@ class Run:
 
     def _conclude(self, result: Result, words: str) -> Result:
         """Write the record, and then say how it ended: the disk may be full."""
-        self._record.update({"ended_at": time.time(), "result": _as_record(result)})
+        self._record.update({"ended_at": iso_time(wall_clock()), "result": _as_record(result)})
         gap = report.gap_words(self._record.write_error)
         is_calm = result.census.is_clean and not gap
         style = Style.FAILURE if not is_calm else Style.STRONG if result.exit_code else Style.TEXT
         self._say(f"launch: {words}{gap}", style)
         for line in report.left_lines(result.census):
             self._say(line, Style.FAILURE)
-        self._screen.emit("result", run=self._record.run_id, **_as_record(result))
+        self._screen.emit("result", run=self._record.run_id, name=self._record.name, **_as_record(result))
         return result
 
 
@@ -370,7 +371,7 @@ def _as_record(result: Result) -> dict[str, Any]:
             "signal": cause.failure.signal,
             "oom": cause.failure.oom,
             "text": cause.failure.ending,
-            "at": cause.failure.at,
+            "at": iso_time(cause.failure.at),
             "traceback": list(cause.traceback),
             "last_lines": list(cause.last_lines),
             "explanation": None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pwd
 import re
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from machines.logs import without_stamps
 from machines.patience import DEADLINE_S
 from node_process import STAND_IN
 
@@ -51,3 +54,45 @@ def test_torchruns_page_at_the_end_of_a_good_run_goes_to_the_log(launch: Launch,
         "launch: finished in N s, 1 rank ended well, 0 processes left on 1 node",
     ]
     assert [line.partition("]! ")[2] for line in log.splitlines() if "]! " in line] == PAGE.splitlines()
+
+
+def test_a_run_with_a_name(launch: Launch, tmp_path: Path) -> None:
+    """Its first line, its logs with their times, and what was typed, in which no secret is left."""
+    words = ("--nproc", "1", "--cpu", "--no-check", "--name", "base-1", "--note", "lr x 2", "--env", "MY_KEY=geheim")
+    script = ("--no-python", "sh", "-c", "echo $MY_KEY | wc -c; echo oops >&2", "sh", "--api-key", "geheim")
+    done = launch("singlenode", *words, *script)
+    name = os.uname().nodename.split(".")[0]
+    assert (done.returncode, done.stdout) == (0, f"[{name}:0] 7\n"), done.stderr
+    assert even(done.stderr)[0] == "launch: 1 node x 1 process = 1 rank, run RUN (base-1), logs in logs/RUN"
+    log = (tmp_path / "logs" / "node_0.log").read_bytes()
+    assert sorted(without_stamps(log).decode().splitlines()) == [f"[{name}:0] 7", f"[{name}:0]! oops"]
+    text = (tmp_path / "logs" / "latest" / "run.json").read_text()
+    record = json.loads(text)
+    assert "geheim" not in text
+    assert {key: record[key] for key in ("name", "note", "command", "directory", "user", "git")} == {
+        "name": "base-1",
+        "note": "lr x 2",
+        "command": "launch singlenode --nproc 1 --cpu --no-check --name base-1 --note 'lr x 2' --env 'MY_KEY=***' "
+        "--no-python sh -c 'echo $MY_KEY | wc -c; echo oops >&2' sh --api-key '***'",
+        "directory": str(tmp_path),
+        "user": pwd.getpwuid(os.geteuid()).pw_name,
+        "git": None,
+    }
+    stamps = [record["started_at"], log.decode()[:23].replace(" ", "T") + record["utc_offset"], record["ended_at"]]
+    assert stamps == sorted(stamps)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("--name", "a b"), "'--name': 'a b': want 1 to 64 letters, digits, '.', '-' and '_'."),
+        (("--name", ""), "'--name': '': want 1 to 64 letters, digits, '.', '-' and '_'."),
+        (("--name", "a\n"), "'--name': 'a\\n': want 1 to 64 letters, digits, '.', '-' and '_'."),
+        (("--note", "a\nb"), "'--note': 'a\\nb': want one line of text."),
+        (("--note", "\x1b[2J"), "'--note': '\\x1b[2J': want one line of text."),
+    ],
+)
+def test_a_name_that_is_none(launch: Launch, tmp_path: Path, words: tuple[str, ...], error: str) -> None:
+    done = launch("singlenode", *words, "--no-python", "true")
+    assert (done.returncode, done.stdout, done.stderr.splitlines()[-1]) == (2, "", f"Error: Invalid value for {error}")
+    assert list(tmp_path.iterdir()) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -64,9 +64,9 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
         got.append(everything)
         return 0
 
-    def call(line: str, toml: str = "") -> Everything:
+    def call(line: str, toml: str = "", words: Sequence[str] = ()) -> Everything:
         Path("launcher.toml").write_text(toml)
-        command.main(line.split(), standalone_mode=False)
+        command.main([*line.split(), *words], standalone_mode=False)
         return got.pop()
 
     return call
@@ -76,9 +76,10 @@ def test_each_field_is_the_option_of_its_name(read: Read) -> None:
     line = (
         "--hostfile f --colon port --exclude b --num-nodes 2 --transport ssh --ssh-config c --ask-password "
         "--connect-timeout 2 --gpus 4 -m --workdir /w --env A=1 --env B --env-file e --rdzv-timeout 7 --venv d "
-        "--setup s --silence 3s --hang-timeout 10m --no-stacks -q --ranks 0,8 --json --log-dir l -v"
+        "--setup s --silence 3s --hang-timeout 10m --no-stacks -q --ranks 0,8 --json --log-dir l "
+        "--name base.line-1_2 -v --note"
     )
-    assert read(line) == Everything(
+    assert read(line, words=["a note"]) == Everything(
         HostChoice(hostfile=Path("f"), colon="port", exclude="b", num_nodes=2),
         TransportOptions("ssh", Path("c"), ask_password=True),
         JobRequest(
@@ -87,7 +88,9 @@ def test_each_field_is_the_option_of_its_name(read: Read) -> None:
             environment=PythonEnvironment(setup="s", venv="d"), timeouts=Timeouts(2.0, 3.0),
             stacks=False, hang_timeout_s=600.0,
         ),
-        OutputOptions(quiet=True, ranks="0,8", as_json=True, log_dir=Path("l"), verbose=True),
+        OutputOptions(
+            quiet=True, ranks="0,8", as_json=True, log_dir=Path("l"), verbose=True, name="base.line-1_2", note="a note",
+        ),
     )  # fmt: skip
 
 
@@ -130,5 +133,7 @@ def test_no_option_is_lost_on_the_way(module: str) -> None:
     command = importlib.import_module(module).command
     declared = {parameter.name for parameter in command.params}
     # sbatch writes the others into its script as they were typed.
-    others = {"no_check", "quiet", "ranks", "as_json", "verbose"} if module.endswith("sbatch") else set()
+    others = (
+        {"no_check", "quiet", "ranks", "as_json", "verbose", "name", "note"} if module.endswith("sbatch") else set()
+    )
     assert declared - options_of(command.callback) == {"config"} | others

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import EXIT_USAGE, UsageError
-from launcher.job.variables import forwarded, is_secret, parse_settings, read_env_file, shell_assignments
+from launcher.job.variables import forwarded, hide_secrets, is_secret, parse_settings, read_env_file, shell_assignments
 
 unhurried = settings(deadline=None)  # a loaded machine is no bug
 
@@ -267,3 +267,26 @@ def test_values_come_through_a_shell(env, token):
     done = subprocess.run(["/bin/sh", "-c", line], env={"X_TOKEN": token}, stdout=subprocess.PIPE, check=True)
     found = dict(entry.split("=", 1) for entry in done.stdout.decode().split("\0")[:-1])
     assert found == {**env, "X_TOKEN": token}
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--env", "MY_KEY=geheim", "--env", "LR=3"], ["--env", "MY_KEY=***", "--env", "LR=3"]),
+        (["--env=MY_AUTH=a=b", "--env=LR=3"], ["--env=MY_AUTH=***", "--env=LR=3"]),
+        (["--env", "DB=postgres://u:p=w@h/db"], ["--env", "DB=***"]),
+        (["t.py", "--api-key", "abc", "--lr", "3"], ["t.py", "--api-key", "***", "--lr", "3"]),
+        (["t.py", "--wandb-api-key=abc", "+model.token=x"], ["t.py", "--wandb-api-key=***", "+model.token=***"]),
+        (["--setup", "export HF_TOKEN=abc; source x"], ["--setup", "export HF_TOKEN=***"]),
+        (["--setup", "A=1; export MY_PAT=abc"], ["--setup", "A=1; export MY_PAT=***"]),
+        (["sh", "-c", 'curl -H "Authorization: Bearer abcdefgh12"'], ["sh", "-c", "***"]),
+        (["postgres://u:p=w@h?a_key=c", "https://tok@h/x"], ["***", "***"]),
+        (["--password", "1234", "--max-tokens", "4096"], ["--password", "***", "--max-tokens", "4096"]),
+        # No secrets: switches, what begins the next option, and what is only called a key.
+        (["--ask-password", "t.py", "--use-auth", "--lr=3"], ["--ask-password", "t.py", "--use-auth", "--lr=3"]),
+        (["a=b=c", "=", "x" + "=" * 99, "--tokenizer", "gpt2"], ["a=b=c", "=", "x" + "=" * 99, "--tokenizer", "gpt2"]),
+        ([], []),
+    ],
+)
+def test_a_command_line_on_disk_has_no_secrets(words: list[str], shown: list[str]) -> None:
+    assert hide_secrets(words) == shown

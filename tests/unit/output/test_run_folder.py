@@ -72,6 +72,17 @@ def test_run_json_grows_and_is_replaced_whole(tmp_path):
     assert (record.folder / "run.json").stat().st_ino != before
 
 
+def test_what_is_known_before_a_run_begins_waits_for_its_first_update(tmp_path):
+    record = create_record(tmp_path, NOW, unexpected, {"name": "base", "git": None})
+    assert (record.title, make_record(tmp_path).title) == ("20261120-091233 (base)", "20261120-091233-2")
+    record.add({"git": {"dirty": True}})
+    assert list(record.folder.iterdir()) == []  # it may never begin
+    record.update({"plan": 1})
+    record.add({"git": {"dirty": False}})
+    content = json.loads((record.folder / "run.json").read_text())
+    assert content == {"run_id": "20261120-091233", "name": "base", "git": {"dirty": False}, "plan": 1}
+
+
 def test_links_point_to_the_newest_run(tmp_path):
     for text in ("first", "second"):
         record = make_record(tmp_path)

@@ -38,12 +38,12 @@ class Shown:
         self.by_rank = {}
         self.filter = TracebackFilter(self.show)
 
-    def show(self, host, rank, stream, lines):
+    def show(self, host, rank, stream, lines, at):
         self.by_rank[rank] = self.by_rank.get(rank, b"") + lines
 
     def feed(self, *blocks):
         for rank, lines in blocks:
-            self.filter.take(f"gpu{rank}", rank, STDERR, lines)
+            self.filter.take(f"gpu{rank}", rank, STDERR, lines, 0.0)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def shown():
 @pytest.mark.parametrize("page", PAGES)
 def test_the_first_traceback_is_shown_and_those_of_others_wait(shown, page):
     shown.feed((3, b"step 1\n" + PAGE), (1, b"a warning\n" + page), (1, b"more\n"), (2, b"step 1\n"), (3, b"bye\n"))
-    shown.filter.take("gpu1", 1, STDOUT, b"saved\n")
+    shown.filter.take("gpu1", 1, STDOUT, b"saved\n", 0.0)
     assert shown.by_rank == {3: b"step 1\n" + PAGE + b"bye\n", 1: b"a warning\nsaved\n", 2: b"step 1\n"}
     shown.filter.withhold()
     assert shown.filter.release([3]) == {1}

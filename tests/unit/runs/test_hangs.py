@@ -22,7 +22,7 @@ def make_taker(said):
         send_to_all=lambda *_, **__: None,
         subscribe=lambda *_: nullcontext(),
     )
-    record = Fake(run_id="r", keep_text=lambda name, text: name)
+    record = Fake(run_id="r", name=None, keep_text=lambda name, text: name)
     nodes = [Fake(host=Fake(name=f"node{rank + 1}"), first_rank=rank, cwd="/") for rank in (0, 1)]
     return StackTaker(session, record, Fake(emit=lambda *_, **__: None)), Fake(nodes=nodes)
 

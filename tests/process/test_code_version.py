@@ -1,0 +1,126 @@
+"""The commit of the user's code in run.json: asked of the real git, beside the run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from machines.patience import NEVER_S, slowed
+from machines.processes import wait_until
+
+from launcher.job.job import DEFAULT_PROGRAM, Job, Program, ProgramKind
+from launcher.output.run_folder import RunRecord, create_record
+from launcher.runs import code_version
+from launcher.runs.code_version import Git, find_code, keep_code_version
+
+SCRIPT = Program(ProgramKind.SCRIPT, "src/train.py")
+MODULE = Program(ProgramKind.MODULE, "pkg.train")
+COMMAND = Program(ProgramKind.COMMAND, "sh", ("-c", "exit"))
+
+
+def git(folder: Path, *words: str) -> str:
+    argv = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A project with one commit; its script lies in a folder of it."""
+    folder = tmp_path / "project"
+    (folder / "src").mkdir(parents=True)
+    (folder / "src" / "train.py").write_text("print(1)\n")
+    (folder / ".gitignore").write_text("outputs\n")
+    git(folder, "init", "--quiet", ".")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "--message", "first")
+    return folder
+
+
+def fake_git(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = folder / "bin" / "git"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+
+def no_complaint(path: Path, error: OSError) -> None:
+    raise AssertionError(error)
+
+
+def make_record(folder: Path) -> RunRecord:
+    return create_record(folder / "logs", datetime.now(), no_complaint)
+
+
+@pytest.mark.parametrize(
+    ("program", "workdir", "folder"),
+    [
+        (SCRIPT, "/w", "/w/src"),
+        (Program(ProgramKind.SCRIPT, "/code/train.py"), "/w", "/code"),
+        (MODULE, "/w", "/w"),
+        (COMMAND, "/w", "/w"),
+        (Program(ProgramKind.COMMAND, "./run.sh"), "/w", "/w"),
+        (DEFAULT_PROGRAM, "/w", None),
+        (COMMAND, None, None),
+    ],
+)
+def test_where_the_code_is(program: Program, workdir: str | None, folder: str | None) -> None:
+    assert find_code(Job(program, workdir=workdir)) == (folder and Path(folder))
+
+
+def test_a_commit_and_what_differs_from_it(repository: Path) -> None:
+    commit = git(repository, "rev-parse", "HEAD")
+    clean = {"commit": commit, "dirty": False, "changed_files": 0, "untracked_files": 0}
+    (repository / "outputs").mkdir()
+    (repository / "outputs" / "model.pt").touch()  # ignored
+    assert Git(repository / "src").version() == clean
+    (repository / "logs").mkdir()
+    (repository / "logs" / "run.json").touch()  # our own logs make no code dirty
+    assert Git(repository / "src").version() == {**clean, "untracked_files": 1}
+    (repository / "src" / "train.py").write_text("print(2)\n")
+    changed = {"dirty": True, "changed_files": 1, "untracked_files": 1}
+    assert Git(repository / "src").version() == {**clean, **changed}
+
+
+def test_where_git_knows_nothing(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Git(tmp_path / "no such folder").version() is None
+    (tmp_path / "empty").mkdir()
+    git(tmp_path / "empty", "init", "--quiet", ".")
+    assert Git(tmp_path / "empty").version() is None  # no commit yet
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own switch: "dubious ownership"
+    assert Git(repository).version() is None
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert Git(repository).version() is None
+
+
+def test_a_git_that_hangs_is_ended(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_git(tmp_path, f"echo $$ >>{tmp_path}/pids; exec sleep 300", monkeypatch)
+    monkeypatch.setattr(code_version, "ANSWER_S", 0.1)
+    assert Git(repository).version() is None
+    pids = tmp_path / "pids"
+    pids.unlink(missing_ok=True)
+    monkeypatch.setattr(code_version, "ANSWER_S", NEVER_S)
+    monkeypatch.setattr(code_version, "FAREWELL_S", 0.1)
+    record = make_record(tmp_path)
+    with keep_code_version(Job(SCRIPT, workdir=str(repository)), record):
+        assert wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"))
+        record.update({"plan": 1})
+    assert wait_until(lambda: not any(is_running(pid) for pid in pids.read_text().split()))
+    assert "commit" not in (record.folder / "run.json").read_text()
+
+
+def is_running(pid: str) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+def test_a_status_that_takes_too_long(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_git(tmp_path, 'case "$*" in *rev-parse*) echo abc;; *) exec sleep 300;; esac', monkeypatch)
+    monkeypatch.setattr(code_version, "ANSWER_S", slowed(2))
+    found = Git(repository).version()
+    assert found == {"commit": "abc", "dirty": None, "changed_files": None, "untracked_files": None}
