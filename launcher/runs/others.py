@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from launcher.diagnosis.cause import Cause
 from launcher.diagnosis.failure import Failure, FailureKind, Role
 from launcher.job.plan import LaunchPlan
-from launcher.session.connection import Event
 from launcher.session.node_state import Census, NodeState
 
 
@@ -46,16 +45,17 @@ def count_others(
             if rank in alike:
                 same[host] += 1
             else:
-                counts[_fate(state.exits.get(local_rank), by_rank.get(rank), cause, stopped_at)][host] += 1
+                counts[_fate(state, local_rank, by_rank.get(rank), cause, stopped_at)][host] += 1
     return Others(ranks, same if cause.same else {}, **counts)
 
 
-def _fate(event: Event | None, failure: Failure | None, cause: Cause, stopped_at: float) -> str:
+def _fate(state: NodeState, local_rank: int, failure: Failure | None, cause: Cause, stopped_at: float) -> str:
+    event = state.exits.get(local_rank)
     if event is None:
         return "stopped"
     after_stop = event.at - event.fields["age_s"] > stopped_at
     if failure is None:  # it ended well, or nobody knows how
         return "stopped" if after_stop else "succeeded" if event.fields["code"] == 0 else "failed"
-    if failure.role is Role.STOPPED:
-        return "stopped" if after_stop else "failed"
+    if failure.role is Role.STOPPED:  # a supervisor in trouble stops its ranks before it is told to
+        return "stopped" if after_stop or state.failure is not None else "failed"
     return "followed" if failure.role is Role.CONSEQUENCE and not cause.failure.is_secondary else "failed"

@@ -281,7 +281,7 @@ class Run:
     def _say_cause(self, told: Failure, census: Census, seconds: float) -> Cause:
         """Explain the failure by all that is known at the end; `told` is the one that was said to be first."""
         assert self._verdict is not None  # there is a cause
-        cause = self._verdict.cause(hang=told if told.kind is FailureKind.HANG else None, told=told)
+        cause = self._verdict.cause(told=told)
         assert cause is not None  # it has failed
         failure = cause.failure
         has_stderr = failure.kind in (FailureKind.RANK, FailureKind.TORCHRUN)

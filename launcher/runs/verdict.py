@@ -56,9 +56,11 @@ class Verdict:
     def cause(self, *, hang: Failure | None = None, told: Failure | None = None) -> Cause | None:
         """Return why the run failed, or None if it did not.
 
-        hang: what is known of a hang, which no process tells; told: the failure that the user was told of.
+        hang: what is known of a hang, which no process tells; told: the failure that the user was told of. It stays
+        one, whatever its node says later; but a rank that ended well is to blame only while no other one is.
         """
-        return self._find_cause([*self.failures(), *([hang] if hang is not None else [])], told)
+        known = [failure for failure in (hang, told) if failure is not None and not failure.is_early_exit]
+        return self._find_cause([*self.failures(), *known], told)
 
     def cause_before(self, number: int, hang: Failure | None) -> Cause | None:
         """Return why the run had failed before a signal came to `launch`, or None."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace as Fake
@@ -11,6 +12,8 @@ import pytest
 
 from launcher.clock import wall_clock
 from launcher.diagnosis.cause import find_cause
+from launcher.diagnosis.failure import Failure, FailureKind
+from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.job.job import Program, ProgramKind
 from launcher.job.plan import LaunchPlan, NodePlan
@@ -146,6 +149,17 @@ def test_a_package_that_one_node_lacks(ends):
 def test_what_another_rank_says_goes_before_our_signal(end, line):
     killed = ("", -11, 1.0)
     assert block(killed, end, killed, killed)[-2:] == [line, "  all of it: log"]
+
+
+def test_a_supervisor_in_trouble_stops_its_ranks_by_itself():
+    state = NodeState("gpu1", started={0}, failure=HostFailure("gpu1", HostFailureKind.SUPERVISOR, "killed"))
+    fields = {"local_rank": 0, "age_s": 0.0, "code": None, "signal": 15}
+    state.take(Event(0, messages.EXIT, fields, 2.0))
+    failure = Failure("gpu1", 0, FailureKind.RANK, 2.0, rank=0, signal=15)
+    cause = find_cause([Failure("gpu1", 0, FailureKind.SUPERVISOR, 1.0, text="killed")])
+    plan = replace(PLAN, nodes=PLAN.nodes[:1])
+    others = count_others(cause, [failure], plan, [state], Census({"gpu1": []}, {}), 3.0)
+    assert (others.stopped, others.failed) == ({"gpu1": 1}, {})
 
 
 def test_an_error_that_was_handled_long_ago_is_no_end():
