@@ -129,7 +129,8 @@ class Console:
         """Say once that our own disk is in trouble; the run goes on."""
         if not self._said_disk:
             self._said_disk = True
-            self.say(f"launch: can't write {path}: {error.strerror}; the run goes on, its logs will have gaps")
+            text = f"can't write {path}: {error.strerror}; the run goes on, its logs will have gaps"
+            self.say(f"launch: {text}", Style.STRONG)
 
     def close(self) -> None:
         """Write what is queued."""
