@@ -11,6 +11,7 @@ import click
 import pytest
 
 from launcher.cli import main as cli
+from launcher.session.node_state import Stage
 
 ROOT = Path(__file__).parents[2]
 PLANNED = ("run", "singlenode", "node")  # these have --dry-run
@@ -84,3 +85,9 @@ def test_the_guide_has_the_table_that_the_launcher_uses() -> None:
     text = (ROOT / "TROUBLESHOOTING.md").read_text("utf-8")
     assert runpy.run_path(str(ROOT / "docs" / "log_lines.py"))["update"](text) == text, "run docs/log_lines.py"
     assert len(re.findall(r"^\| .*`CUDA out of memory`.* \| .* \| .* \|$", text, re.MULTILINE)) == 2
+
+
+@pytest.mark.parametrize("stage", [stage for stage in Stage if stage is not Stage.UNREACHABLE])
+def test_every_line_about_waiting_is_explained(stage: Stage) -> None:
+    said = f"`waiting for n3: {stage.value.partition(',')[0]}"
+    assert said in (ROOT / "TROUBLESHOOTING.md").read_text("utf-8")
