@@ -20,7 +20,10 @@ In reading order:
     logins                how often a login is tried, and how many at a time
     proxy_command         a ProxyCommand, run as ssh runs it
     openssh_config        ssh_config as `ssh -G` reads it
-    config_files          ssh_config for fabric: read by paramiko, or by `ssh -G` if that isn't enough
+    config_lines          ssh_config's files as lines, with those that Include names
+    config_blocks         what the Host and Match blocks that apply to a host set for it
+    config_groups         hosts for which `ssh -G` says the same
+    config_files          ssh_config for fabric: read here, or by `ssh -G` where only that can tell
     fabric_failures       fabric's and paramiko's errors -> failures
     fabric                --transport fabric: the built-in client
     openssh_options       options of every ssh process of a run, whatever ssh_config says

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import fabric
 import pytest
@@ -19,7 +21,7 @@ pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh: 
 
 HOP = "Host hop\n  HostName 10.0.0.9\n  User jumper\n  Port 2200\n"
 OTHER = "Host a\n  HostName 10.0.0.1\n  User ann\n  Port 2222\n"
-MATCH = "Match host nothing\n  User wrong\n"  # paramiko alone would read it: ssh is asked
+MATCH = "Match exec false\n  User wrong\n"  # ssh is asked
 
 
 @pytest.fixture
@@ -32,6 +34,7 @@ def read(tmp_path):
         return ConfigFiles(path), path
 
     (tmp_path / "other").write_text(OTHER)
+    (tmp_path / "for_b").write_text("Host b\n  Port 23\n")
     return write
 
 
@@ -46,39 +49,53 @@ def answer_of_ssh(path, host):
     return {name: found[name] for name in ("hostname", "user", "port", "proxyjump") if name in found}
 
 
-def asks_ssh(files):
-    """Tell it by what is promised: the same object for all hosts, or one for each."""
-    return files.lookup("x") is not files.lookup("y")
-
-
+A = {"hostname": "10.0.0.1", "user": "ann", "port": "2222"}
 FILES = [
-    (f"{OTHER}Host *\n  User bob\n", False, {"hostname": "10.0.0.1", "user": "ann", "port": "2222"}),
+    (f"{OTHER}Host *\n  User bob\n", False, A),
     ("User bob\nHost b\n  User ann\n", False, {"hostname": "a", "user": "bob"}),
     ("Host a\n  HostName %h.example.com\n", False, {"hostname": "a.example.com"}),
-    (f"Match host 10.0.0.1\n  Port 23\n{OTHER}", True, {"hostname": "10.0.0.1", "user": "ann", "port": "2222"}),
-    ("Host a\n  HostName 10.0.0.1\nMatch host 10.0.0.1\n  User ann\n", True, {"hostname": "10.0.0.1", "user": "ann"}),
-    ("match originalhost=a\n  User ann\n", True, {"user": "ann"}),
+    ("Host a\n  HostName 10.0.0.1  # the old one\n", False, {"hostname": "10.0.0.1"}),
+    ("Host [a]\n  User bob\nHost A\n  User eve\n", False, {"hostname": "a"}),
+    ("Host a\n  ProxyCommand nc b\nHost *\n  ProxyJump b\n", False, {"hostname": "a"}),
+    (f"Match host 10.0.0.1\n  Port 23\n{OTHER}", False, A),
+    ("Host a\n  HostName 10.0.0.1\nMatch host 10.0.0.1\n  User ann\n", False, {"hostname": "10.0.0.1", "user": "ann"}),
+    ("match originalhost=a\n  User ann\n", False, {"user": "ann"}),
+    ("Match originalhost b exec true\n  User ann\n", False, {"hostname": "a"}),
+    ("CanonicalizeHostname no\nHost a\n  User ann\n", False, {"user": "ann"}),
     ("Match exec true\n  User ann\n", True, {"user": "ann"}),
-    ("CanonicalizeHostname no\nHost a\n  User ann\n", True, {"user": "ann"}),
-    ("Include FOLDER/other\nHost *\n  User bob\n", True, {"hostname": "10.0.0.1", "user": "ann", "port": "2222"}),
-    ("Include FOLDER/none FOLDER/oth*\n", True, {"hostname": "10.0.0.1", "user": "ann", "port": "2222"}),
-    ("include=FOLDER/other\n", True, {"hostname": "10.0.0.1", "user": "ann", "port": "2222"}),
-    ('Include "FOLDER/other"\n', True, {"hostname": "10.0.0.1", "user": "ann", "port": "2222"}),
-    ("Host b\n  Include FOLDER/other\n", True, {"hostname": "a", "port": "22"}),
+    ("Match final all\n  User ann\n", True, {"user": "ann"}),
+    ("Host b\n  Match final all\n  User ann\n", True, {"user": "ann"}),
+    ("Match canonical\n  User ann\n", True, {"hostname": "a"}),
+    ("Host a\n  ProxyJump none\nHost *\n  ProxyCommand nc b\n", True, {"hostname": "a"}),
+    ("Host a\n  ProxyJump [::1]:23\n", True, {"proxyjump": "[::1]:23"}),
+    ("Host b\n  ProxyJump [::1]:23\n", False, {"hostname": "a"}),
+    ("Include FOLDER/other\nHost *\n  User bob\n", False, A),
+    ("Include FOLDER/none FOLDER/oth*\n", False, A),
+    ("include=FOLDER/other\n", False, A),
+    ('Include "FOLDER/other"\n', False, A),
+    ("Include FOLDER/none # FOLDER/other\n", False, {"hostname": "a"}),
     ("Include FOLDER/none\nInclude FOLDER/no*\nHost *\n  User bob\n", False, {"hostname": "a", "user": "bob"}),
     ("#Include FOLDER/other\n# Match all\nHost *\n  User bob\n", False, {"hostname": "a", "user": "bob"}),
-    ("Host a\n  HostName 10.0.0.1  # the old one\n", None, {"hostname": "10.0.0.1"}),
+    ("Include FOLDER\nUser bob\n", False, {"user": "bob"}),  # a folder
+    # A block in a file applies where the Include does; after it the block around it goes on.
+    ("Host b\n  Include FOLDER/other\n", False, {"hostname": "a", "port": "22"}),
+    ("Host a\n  Include FOLDER/other\n", False, A),
+    ("Host a\n  Include FOLDER/for_b\n  User ann\n", False, {"hostname": "a", "user": "ann"}),
+    ("Host b\n  Include FOLDER/other\n  User ann\n", False, {"hostname": "a", "user": getpass.getuser()}),
+    ("Match user nobody\n  Include FOLDER/other\nMatch all\n  User eve\n", False, {"hostname": "a", "user": "eve"}),
 ]
 
 
 @pytest.mark.parametrize(("text", "needs_ssh", "expected"), FILES, ids=[text.split("\n")[0] for text, *_ in FILES])
-def test_a_host_is_what_ssh_says_it_is(read, text, needs_ssh, expected):
+def test_a_host_is_what_ssh_says_it_is(read, asked, text, needs_ssh, expected):
     files, path = read(text)
-    ours, theirs = answer(files, "a"), answer_of_ssh(path, "a")
+    theirs = answer_of_ssh(path, "a")
+    asked()
+    ours = answer(files, "a")
+    assert asked() == (["a"] if needs_ssh else [])
     assert expected.items() <= theirs.items()
     assert ours == {name: value for name, value in theirs.items() if name in ours}
-    assert expected.keys() <= ours.keys() | {"port"}
-    assert needs_ssh is None or asks_ssh(files) is needs_ssh
+    assert expected.keys() <= ours.keys() | {"port", "user"}
 
 
 @pytest.mark.parametrize("text", [OTHER, OTHER + MATCH])
@@ -147,6 +164,12 @@ def test_a_bastion_for_all_hosts_but_itself_is_the_way(read):
     assert bastion.gateway is None
 
 
+def test_a_way_without_an_end_is_refused(read):
+    files, _ = read("Host *\n  ProxyJump gate-%h\n")
+    with pytest.raises(UsageError, match="the way to a leads round in a circle: gate-"):
+        files.lookup("a")
+
+
 # keys
 
 
@@ -188,11 +211,16 @@ def test_a_named_file_must_be_there(tmp_path):
     )
 
 
-def test_what_ssh_refuses_is_refused_in_its_words(read):
-    files, path = read(f"{MATCH}Port x\n")
+@pytest.mark.parametrize("before", ["", "Include FOLDER/other\n"])
+def test_what_ssh_refuses_is_refused_in_its_words(read, before):
+    text = f"{before}Host b\n  Port x\n"
+    files, path = read(text)
     with pytest.raises(UsageError) as caught:
         files.lookup("a")
-    assert (caught.value.message, caught.value.hint) == (f"{path} line 3: Bad port 'x'.", "`ssh -G HOST` says more")
+    assert (caught.value.message, caught.value.hint) == (
+        f"{path} line {text.count(chr(10))}: Bad port 'x'.",
+        "`ssh -G HOST` says more",
+    )
 
 
 def test_an_option_that_macos_s_ssh_alone_knows(read):
@@ -212,3 +240,170 @@ def test_an_option_that_macos_s_ssh_alone_knows(read):
 def test_a_file_that_is_wrong_is_refused_in_one_line(read, text):
     with pytest.raises(UsageError):
         read(text)[0].lookup("a")
+
+
+# Include
+
+
+def test_a_relative_include_is_looked_up_beside_the_file_of_its_owner(tmp_path, monkeypatch):
+    mine, system = tmp_path / "mine" / "config", tmp_path / "system" / "config"
+    for folder, user in ((mine.parent, "ann"), (system.parent, "bob")):
+        folder.mkdir()
+        (folder / "config").write_text("Include parts/*.conf\n")
+        (folder / "parts").mkdir()
+        (folder / "parts" / "one.conf").write_text(f"User {user}\nHost {user}\n  Port 2222\n")
+        (folder / "parts" / ".two.conf").write_text("HostName hidden\n")
+    monkeypatch.setattr(config_files, "_USER_FILE", mine)
+    monkeypatch.setattr(config_files, "_SYSTEM_FILE", system)
+    assert answer(ConfigFiles(), "bob") == {"hostname": "bob", "user": "ann", "port": "2222"}
+    named = tmp_path / "named"
+    named.write_text("Include parts/one.conf\n")
+    assert answer(ConfigFiles(named), "ann") == {"hostname": "ann", "user": "ann", "port": "2222"}
+
+
+def test_a_home_is_expanded(read, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    files, _ = read("Include ~/other\n")
+    assert answer(files, "a") == {"hostname": "10.0.0.1", "user": "ann", "port": "2222"}
+
+
+@pytest.mark.parametrize("depth", [16, 17])
+def test_includes_may_be_sixteen_deep(read, tmp_path, depth):
+    for number in range(1, depth):
+        (tmp_path / f"deep{number}").write_text(f"Include {tmp_path}/deep{number + 1}\n")
+    (tmp_path / f"deep{depth}").write_text("User deep\n")
+    files, _ = read("Include FOLDER/deep1\n")
+    if depth <= 16:
+        assert answer(files, "a", "user") == {"user": "deep"}
+        return
+    with pytest.raises(UsageError, match="Too many recursive configuration includes"):
+        files.lookup("a")
+
+
+def test_a_file_that_others_may_write_is_refused_as_ssh_refuses_it(read, tmp_path):
+    (tmp_path / "other").chmod(0o646)
+    with pytest.raises(UsageError, match=f"^Bad owner or permissions on {tmp_path}/other$"):
+        read("Include FOLDER/other\n")
+
+
+def test_whether_a_group_may_write_a_file_is_one_question(read, asked, tmp_path):
+    """Debian's ssh allows it where the group has its owner alone."""
+    (tmp_path / "other").chmod(0o664)
+    (tmp_path / "config").write_text(f"Include {tmp_path}/other\n")
+    asked()
+    if subprocess.run(["ssh", "-G", "-F", tmp_path / "config", "a"], capture_output=True, check=False).returncode:
+        with pytest.raises(UsageError, match="Bad owner or permissions on"):
+            ConfigFiles(tmp_path / "config")
+    else:
+        files = ConfigFiles(tmp_path / "config")
+        assert [answer(files, name, "user") for name in ("a", "b")] == [{"user": "ann"}, {}]
+    assert asked()[1:] == ["localhost"]
+
+
+def test_ssh_is_asked_whether_the_own_file_will_do(tmp_path, monkeypatch, asked):
+    """The real ssh looks at the real file, and has nothing against that."""
+    mine = tmp_path / "mine"
+    mine.write_text("User ann\n")
+    mine.chmod(0o622)
+    monkeypatch.setattr(config_files, "_USER_FILE", mine)
+    monkeypatch.setattr(config_files, "_SYSTEM_FILE", tmp_path / "none")
+    asked()
+    assert answer(ConfigFiles(), "a", "user") == {"user": "ann"}
+    assert asked() == ["localhost"]
+
+
+CANNOT_TELL = "install openssh-client: `ssh -G` tells it"
+REFUSED = [
+    ("Match exec true\n", "config:1: only ssh can tell whether `Match exec true` applies", CANNOT_TELL),
+    ("Match final all\n", "config:1: only ssh can tell what `Match final` changes", CANNOT_TELL),
+    ("CanonicalizeHostname yes\n", "config:1: only ssh can look up canonical names", CANNOT_TELL),
+    ("UserKnownHostsFile /k%C\n", "config:1: userknownhostsfile: only ssh can expand /k%C", CANNOT_TELL),
+    ("Include ${HOME}/x\n", "config:1: Include: only ssh can expand ${HOME}/x", "install openssh-client"),
+    ("User ann\nHost b\n  Port x\n", "config:3: port can't be 'x'", "mend that line"),
+    ("IdentitiesOnly maybe\n", "config:1: identitiesonly can't be 'maybe'", "mend that line"),
+    ("Host a\n  User\n", "config:2: 'User' is not an option with a value", "mend that line"),
+    ('Host "a\n', "config:1: host: no value, or a quote without an end", "mend that line"),
+    ("Include FOLDER/config\n", "config: more than 16 files deep in Include", "does a file include itself?"),
+    ("Include FOLDER/open\n", "open: others may write this file, or own it", "chmod go-w FOLDER/open, or chown it"),
+]
+
+
+@pytest.mark.usefixtures("without_ssh")
+@pytest.mark.parametrize(("text", "message", "hint"), REFUSED)
+def test_without_ssh_what_it_alone_could_tell_is_one_line(tmp_path, text, message, hint):
+    (tmp_path / "open").write_text("User eve\n")
+    (tmp_path / "open").chmod(0o666)
+    (tmp_path / "config").write_text(text.replace("FOLDER", str(tmp_path)))
+    with pytest.raises(UsageError) as caught:
+        ConfigFiles(tmp_path / "config").lookup("a")
+    assert (caught.value.message, caught.value.hint) == (
+        f"{tmp_path}/{message}",
+        hint.replace("FOLDER", str(tmp_path)),
+    )
+
+
+@pytest.mark.usefixtures("without_ssh")
+def test_without_ssh_includes_and_matches_are_read_all_the_same(read):
+    files, _ = read(
+        "Include FOLDER/other\nMatch originalhost b exec true\n  Port 1\nMatch user ann\n  IdentityFile /k\n"
+    )
+    assert answer(files, "a", "hostname", "user", "port", "identityfile") == {
+        "hostname": "10.0.0.1", "user": "ann", "port": "2222", "identityfile": ["/k"],
+    }  # fmt: skip
+
+
+# what fabric would not take
+
+
+def test_values_that_fabric_misreads_do_not_reach_it(read):
+    _, path = read("ForwardAgent /tmp/agent\nConnectTimeout 1m\nPort 0022\nProxyJump ssh://eve@hop:23\n")
+    connection = FabricTransport(SshSettings(path)).prepare(Host("a"))
+    assert (connection.connect_timeout, connection.port, connection.gateway.host) == (60, 22, "hop")
+
+
+# asked once for hosts that match the same blocks
+
+
+GROUPED = [
+    ("Match exec true\n  User ann\n", ["n1"]),
+    ("Match exec true\n  User ann\nHost n1 x\n  Port 23\n", ["n1", "n2"]),
+    ("Match exec true\n  HostName %h.lab\nHost n*\n  HostName 10.0.0.1\n", ["n1"]),
+    ("Match final all\n  User ann\nHost *.lab\n  Port 23\nHost n*\n  HostName %h.lab\n", ["n1"]),
+    # After the HostName is known, another block applies to n2.
+    ("Host n*\n  HostName %h.lab\nHost n2.lab\n  Port 23\nMatch final all\n  User ann\n", ["n1", "n2"]),
+    ('Match exec "test %n != n3"\n  User ann\n', ["n1", "n2", "n3", "n4"]),
+    ("Match exec true\n  User ann\nUserKnownHostsFile /k_%h\n", ["n1", "n2", "n3", "n4"]),
+    ("Match exec true\n  User ann\nHost *\n  ProxyJump hop\n", ["n1"]),
+    ("Match exec true\n  User ann\nHost n*\n  ProxyJump hop-%h\n", ["n1", "n2", "n3", "n4"]),
+]
+
+
+@pytest.mark.parametrize(("text", "questions"), GROUPED, ids=[text.replace("\n", ";") for text, _ in GROUPED])
+def test_hosts_that_match_the_same_blocks_are_one_question(read, asked, text, questions):
+    files, path = read(text)
+    expected = {name: answer_of_ssh(path, name) for name in ("n1", "n2", "n3", "n4")}
+    asked()
+    ours = {name: answer(files, name) for name in expected}
+    seen = [name for name in asked() if not name.startswith("hop-")]
+    assert sorted(seen) == sorted(questions)
+    jumps = {name: each["proxyjump"].replace("%h", name) for name, each in expected.items() if "proxyjump" in each}
+    assert ours == {name: {**each, **({"proxyjump": jumps[name]} if jumps else {})} for name, each in expected.items()}
+
+
+def test_hosts_that_are_asked_about_at_the_same_time_are_one_question(read, asked):
+    files, _ = read('Match exec "sleep 0.2"\n  User ann\n')
+    names = [f"n{number}" for number in range(16)]
+    asked()
+    with ThreadPoolExecutor(len(names)) as pool:
+        found = list(pool.map(lambda name: answer(files, name), names))
+    assert found == [{"hostname": name, "user": "ann", "port": "22"} for name in names]
+    assert len(asked()) == 1
+
+
+def test_a_refusal_is_one_question_too(read, asked):
+    files, path = read("Match exec true\n  Port x\n")
+    asked()
+    for name in ("n1", "n2", "n3"):
+        with pytest.raises(UsageError, match=f"^{path} line 2: Bad port 'x'.$"):
+            files.lookup(name)
+    assert asked() == ["n1"]

@@ -1,0 +1,289 @@
+"""What ssh_config sets for a host: its Host and Match blocks, and the options in those that apply.
+
+`Match exec`, `canonical`, `final` and whatever else depends on more than the files is left to `ssh -G`.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from launcher.transports.ssh.config_lines import OPTIONS, LeftToSsh, Line, WrongLine, every_line
+from launcher.transports.ssh.openssh_config import read_seconds
+
+Options = dict[str, "str | list[str]"]  # by their names in lower case; the keys of IdentityFile as a list
+
+_MATCH_WORD = re.compile(r"""("[^"\\]*"|[^\s"'=\\]+)(?:=|[ \t]+|$)""")
+_WITHOUT_ARGUMENT = ("all", "canonical", "final")
+_FLAG = {"yes": "yes", "true": "yes", "no": "no", "false": "no"}
+_SWITCH = {"yes": "true", "true": "true", "no": "false", "false": "false"}
+# What `ssh -G` prints for each value that an option may have.
+_CHOICES = {
+    "identitiesonly": _FLAG,
+    "gssapiauthentication": _FLAG,
+    "pubkeyauthentication": {**_SWITCH, "unbound": "unbound", "host-bound": "host-bound"},
+    "stricthostkeychecking": {**_SWITCH, "off": "false", "ask": "ask", "accept-new": "accept-new"},
+}
+_KNOWN_HOSTS = ("userknownhostsfile", "globalknownhostsfile")
+# What launcher.transports.ssh.known_hosts_paths expands in a path; and in other values, what every OpenSSH expands.
+_PATH = re.compile(r"(?:[^%$]|\$(?!\{)|%[%hknprilLdu])*")
+_HOSTNAME = re.compile(r"(?:[^%]|%[%h])*")
+_JUMPS = re.compile(r"""[^\s"'\\\[\]/#,]+(?:,[^\s"'\\\[\]/#,]+)*""")
+_MAX_PORT = 65535
+_NONE = "none"
+_ASK = "install openssh-client: `ssh -G` tells it"
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """One condition of a Match line, such as `!user root`."""
+
+    name: str
+    argument: str
+    is_negated: bool
+
+
+class Blocks:
+    """The lines of all files, in the order in which ssh reads them."""
+
+    def __init__(self, files: Sequence[Sequence[Line]]) -> None:
+        self.files = files
+        self._left = next(filter(None, map(_find_fault, every_line(files))), None)
+
+    def read(self, name: str) -> Options:
+        """Return the options for the host `name`, always with its hostname; raise LeftToSsh."""
+        if self._left is not None:
+            raise LeftToSsh(self._left.message, self._left.hint)
+        reading = _Reading(name)
+        for file in self.files:
+            reading.walk(file, is_active=True)
+        proxy = [reading.proxy] if reading.proxy is not None and reading.proxy[1] != _NONE else []
+        return {**reading.options, **dict(proxy), "hostname": reading.hostname.lower()}
+
+
+def matches_any(patterns: Iterable[str], name: str) -> bool:
+    """Tell whether a name matches one of these patterns, and none of those that begin with `!`."""
+    has_matched = False
+    for pattern in patterns:
+        if _compile(pattern.removeprefix("!")).fullmatch(name):
+            if pattern.startswith("!"):
+                return False
+            has_matched = True
+    return has_matched
+
+
+def matches_host(pattern_list: str, name: str) -> bool:
+    """Tell whether a host matches the patterns of `Match host` and `Match originalhost`."""
+    return matches_any(pattern_list.lower().split(","), name.lower())
+
+
+def is_plain_hostname(value: str) -> bool:
+    """Tell whether a HostName has only tokens that every OpenSSH takes there."""
+    return _HOSTNAME.fullmatch(value) is not None
+
+
+def expand_hostname(value: str, name: str) -> str:
+    """Return a HostName with its tokens replaced."""
+    return re.sub("%[%h]", lambda found: name if found[0] == "%h" else "%", value)
+
+
+@cache
+def parse_match(value: str) -> tuple[Criterion, ...]:
+    """Return the conditions of a Match line; none if not every version of OpenSSH would read it in the same way."""
+    words = []
+    position = 0
+    while position < len(value) and value[position] != "#":
+        found = _MATCH_WORD.match(value, position)
+        if found is None:
+            return ()
+        words.append(found[1].strip('"'))
+        position = found.end()
+    criteria = []
+    rest = iter(words)
+    for word in rest:
+        name = word.removeprefix("!").lower()
+        argument = "" if name in _WITHOUT_ARGUMENT else next(rest, None)
+        if argument is None:
+            return ()
+        criteria.append(Criterion(name, argument, word.startswith("!")))
+    return tuple(criteria)
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What was read for one host so far; the first value of an option is the one that counts."""
+
+    name: str
+    options: Options = field(default_factory=dict)
+    proxy: tuple[str, str] | None = None  # ProxyJump and ProxyCommand are one option: the first of them counts
+
+    @property
+    def hostname(self) -> str:
+        """Return the HostName if one was set, or else the name."""
+        return expand_hostname(str(self.options.get("hostname", "%h")), self.name)
+
+    def walk(self, lines: Iterable[Line], *, is_active: bool) -> None:
+        """Read the lines of a file. A block ends with its file, so an Include changes nothing for what follows it."""
+        for line in lines:
+            if line.keyword == "host":
+                is_active = matches_any(line.words, self.name)
+            elif line.keyword == "match":
+                is_active = self._matches(line)
+            elif is_active and line.keyword == "include":
+                for file in line.files:
+                    self.walk(file, is_active=True)
+            elif is_active:
+                self._take(line)
+
+    def _matches(self, line: Line) -> bool:
+        criteria = parse_match(line.value)
+        answers: dict[str, Callable[[str], bool]] = {
+            "all": lambda _: True,
+            "host": lambda patterns: matches_host(patterns, self.hostname),
+            "originalhost": lambda patterns: matches_host(patterns, self.name),
+            "user": lambda patterns: matches_any(patterns.split(","), str(self.options.get("user") or _own_user())),
+            "localuser": lambda patterns: matches_any(patterns.split(","), _own_user()),
+        }
+        if any(each.name in answers and answers[each.name](each.argument) == each.is_negated for each in criteria):
+            return False
+        if not criteria or any(each.name not in answers for each in criteria):
+            raise LeftToSsh(f"{line.place}: only ssh can tell whether `Match {line.value}` applies", _ASK)
+        return True
+
+    def _take(self, line: Line) -> None:
+        """Take the option of a line that applies, if it isn't set yet."""
+        options = self.options
+        if line.keyword in ("proxyjump", "proxycommand"):
+            if self.proxy is None:
+                self.proxy = line.keyword, _READERS[line.keyword](line)
+            elif (*self.proxy, line.keyword) == ("proxyjump", _NONE, "proxycommand"):
+                # By the manual it doesn't count any more; for OpenSSH 9.2 it does.
+                raise LeftToSsh(f"{line.place}: only ssh can tell whether it counts after `ProxyJump none`", _ASK)
+        elif line.keyword == "identityfile":
+            keys = options.setdefault("identityfile", [])
+            assert isinstance(keys, list)
+            if (key := _read_word(line)) not in keys:
+                keys.append(key)
+        elif line.keyword not in options:
+            value = _READERS.get(line.keyword, _read_word)(line)
+            if (line.keyword, value) != ("connecttimeout", _NONE):  # which leaves it unset
+                options[line.keyword] = value
+
+
+@cache
+def _compile(pattern: str) -> re.Pattern[str]:
+    wild = {"*": ".*", "?": "."}
+    return re.compile("".join(wild.get(char, re.escape(char)) for char in pattern), re.DOTALL)
+
+
+def _own_user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        raise LeftToSsh(f"passwd has no name for user id {os.getuid()}, which Match asks for", "add an entry") from None
+
+
+def _find_fault(line: Line) -> LeftToSsh | None:
+    """Return why a line leaves all hosts to ssh, also those to which its block doesn't apply; None if it doesn't."""
+    if line.keyword == "match":
+        criteria = parse_match(line.value)
+        if any(each.name == "final" for each in criteria) or (not criteria and "final" in line.value.lower()):
+            # ssh reads its files a second time then, for the HostName that it has found.
+            return LeftToSsh(f"{line.place}: only ssh can tell what `Match final` changes", _ASK)
+    elif line.keyword in OPTIONS:
+        try:
+            _READERS.get(line.keyword, _read_word)(line)
+        except WrongLine as wrong:
+            return wrong
+        except LeftToSsh:
+            return None
+    return None
+
+
+def _wrong(line: Line) -> WrongLine:
+    return WrongLine(f"{line.place}: {line.keyword} can't be {line.value!r}", "mend that line")
+
+
+def _unexpanded(line: Line) -> LeftToSsh:
+    return LeftToSsh(f"{line.place}: {line.keyword}: only ssh can expand {line.value}", _ASK)
+
+
+def _read_word(line: Line) -> str:
+    word, *more = line.words
+    if more:
+        raise _wrong(line)
+    if "%" in word and line.keyword in ("user", "hostkeyalias", "identityagent"):
+        raise _unexpanded(line)
+    return word
+
+
+def _read_choice(line: Line) -> str:
+    value = _CHOICES[line.keyword].get(_read_word(line).lower())
+    if value is None:
+        raise _wrong(line)
+    return value
+
+
+def _read_hostname(line: Line) -> str:
+    if not is_plain_hostname(word := _read_word(line)):
+        raise _unexpanded(line)
+    return word
+
+
+def _read_port(line: Line) -> str:
+    word = _read_word(line)
+    if not (word.isascii() and word.isdecimal() and 0 < int(word) <= _MAX_PORT):
+        raise _wrong(line)
+    return str(int(word))
+
+
+def _read_time(line: Line) -> str:
+    word = _read_word(line)
+    seconds = read_seconds(word)
+    if seconds is None and word != _NONE:
+        raise _wrong(line)
+    return word if seconds is None else str(int(seconds))
+
+
+def _read_paths(line: Line) -> str:
+    """Return the paths as launcher.transports.ssh.known_hosts_paths takes them: with quotes, if they have blanks."""
+    if line.keyword == "userknownhostsfile" and not all(map(_PATH.fullmatch, line.words)):
+        raise _unexpanded(line)
+    return " ".join(f'"{word}"' if " " in word else word for word in line.words)
+
+
+def _read_command(line: Line) -> str:
+    value = line.value.lstrip(" \t=")
+    return _NONE if value.lower() == _NONE else value
+
+
+def _read_jumps(line: Line) -> str:
+    value, comment, _ = line.value.lstrip(" \t=").partition("#")
+    value = value.strip()
+    is_none = value.lower() == _NONE
+    if not _JUMPS.fullmatch(value) or (is_none and comment):  # for OpenSSH 9.2 that is a host called none
+        raise LeftToSsh(f"{line.place}: proxyjump: only ssh can read {line.value}", _ASK)
+    return _NONE if is_none else value
+
+
+def _read_canonical(line: Line) -> str:
+    if _read_word(line).lower() not in ("no", "false"):
+        raise LeftToSsh(f"{line.place}: only ssh can look up canonical names", _ASK)
+    return "no"
+
+
+_READERS: dict[str, Callable[[Line], str]] = {
+    **dict.fromkeys(_CHOICES, _read_choice),
+    **dict.fromkeys(_KNOWN_HOSTS, _read_paths),
+    "hostname": _read_hostname,
+    "port": _read_port,
+    "proxyjump": _read_jumps,
+    "proxycommand": _read_command,
+    "connecttimeout": _read_time,
+    "knownhostscommand": _read_command,
+    "canonicalizehostname": _read_canonical,
+}

@@ -1,0 +1,162 @@
+"""ssh_config's files as lines, each `Include` with the lines of its files, as ssh_config(5) and readconf.c have it.
+
+Only the options that `launch` reads are here. What OpenSSH would refuse, or what its versions read differently, is
+left to `ssh -G`.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+OPTIONS = {
+    "hostname", "user", "port", "proxyjump", "proxycommand", "connecttimeout", "identityfile", "certificatefile",
+    "identityagent", "identitiesonly", "pubkeyauthentication", "gssapiauthentication", "hostkeyalias",
+    "userknownhostsfile", "globalknownhostsfile", "stricthostkeychecking", "knownhostscommand",
+}  # fmt: skip
+_KEYWORDS = OPTIONS | {"host", "match", "include", "canonicalizehostname"}
+_WITHOUT_WORDS = {"match", "proxycommand", "proxyjump", "knownhostscommand"}
+_LINE = re.compile(r"[ \t\r]*(\w+)(?:[ \t\r]*=[ \t\r]*|[ \t\r]+)(.+)", re.DOTALL)
+_WORD_PART = re.compile(
+    r"""\\(["'\\ ])|"((?:\\["'\\]|[^"])*)"|'((?:\\["'\\]|[^'])*)'|([^\s"'])"""  # \s: no other blank stands in a word
+)
+_ESCAPED = re.compile(r"""\\(["'\\])""")
+MAX_DEPTH = 16  # READCONF_MAX_DEPTH
+_OTHERS_MAY_WRITE = 0o022
+
+
+class LeftToSsh(Exception):
+    """Something that only `ssh -G` can tell, or refuse: what it is, and what helps where there is no ssh."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class WrongLine(LeftToSsh):
+    """A line that ssh refuses, for every host."""
+
+
+class SharedFile(LeftToSsh):
+    """A file that ssh may refuse: others can write it, or own it; some versions accept a group of its owner alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a relative Include of these files is looked up, and whether it may begin with `~`.
+
+    checked_from: at this depth of Include and below it, a file that others may write is a SharedFile.
+    """
+
+    folder: Path
+    is_users: bool
+    checked_from: int
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """An option with its value as it stands in the file.
+
+    words: the words of the value, without quotes and a comment; of a Match line, a command and ProxyJump none.
+    files: of an Include, the lines of each file that is there.
+    """
+
+    place: str
+    keyword: str  # in lower case
+    value: str
+    words: tuple[str, ...]
+    files: tuple[tuple[Line, ...], ...] = ()
+
+
+def read_lines(path: Path, origin: Origin, depth: int = 0) -> tuple[Line, ...]:
+    """Return the lines of a file; none if it isn't there. Raise LeftToSsh, or OSError if the file can't be read."""
+    if depth > MAX_DEPTH:
+        raise LeftToSsh(f"{path}: more than {MAX_DEPTH} files deep in Include", "does a file include itself?")
+    lines = []
+    for number, text in enumerate(_read(path, is_checked=depth >= origin.checked_from), 1):
+        if not text or text.isspace() or text.lstrip().startswith("#"):
+            continue
+        line = _parse(text, f"{path}:{number}")
+        if line.keyword == "include":
+            lines.append(replace(line, files=tuple(_included(line, origin, depth + 1))))
+        elif line.keyword in _KEYWORDS:
+            lines.append(line)
+    return tuple(lines)
+
+
+def every_line(files: Iterable[Iterable[Line]]) -> Iterator[Line]:
+    """Yield all lines, those of an Include after it."""
+    for file in files:
+        for line in file:
+            yield line
+            yield from every_line(line.files)
+
+
+def split_words(value: str) -> tuple[str, ...]:
+    """Return the words of a value up to a comment, as argv_split in OpenSSH's misc.c; none if a quote has no end."""
+    words: list[str] = []
+    position, in_word = 0, False
+    while position < len(value):
+        if value[position] in " \t\r\f\n":
+            in_word = False
+            position += 1
+            continue
+        if not in_word and value[position] == "#":
+            break
+        if not in_word:
+            words.append("")
+            in_word = True
+        part = _WORD_PART.match(value, position)
+        if part is None:
+            return ()
+        escaped, *quoted, plain = part.groups()
+        words[-1] += escaped or plain or _ESCAPED.sub(r"\1", next(filter(None, quoted), ""))
+        position = part.end()
+    return tuple(words)
+
+
+def _read(path: Path, *, is_checked: bool) -> list[str]:
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+            status = os.fstat(file.fileno())
+            if is_checked and (status.st_uid not in (0, os.getuid()) or status.st_mode & _OTHERS_MAY_WRITE):
+                raise SharedFile(f"{path}: others may write this file, or own it", f"chmod go-w {path}, or chown it")
+            return file.read().split("\n")
+    except (FileNotFoundError, IsADirectoryError):
+        return []
+
+
+def _parse(text: str, place: str) -> Line:
+    found = _LINE.fullmatch(text.rstrip(" \t\r\f"))
+    if found is None:
+        raise WrongLine(f"{place}: {text.strip()!r} is not an option with a value", "mend that line")
+    keyword, value = found[1].lower(), found[2]
+    if keyword not in _KEYWORDS - _WITHOUT_WORDS:
+        return Line(place, keyword, value, ())
+    words = split_words(value)
+    if not words or "" in words:
+        raise WrongLine(f"{place}: {keyword}: no value, or a quote without an end", "mend that line")
+    return Line(place, keyword, value, words)
+
+
+def _included(line: Line, origin: Origin, depth: int) -> Iterator[tuple[Line, ...]]:
+    for pattern in line.words:
+        if "%" in pattern or "${" in pattern:  # OpenSSH before 9.9 takes them as they stand
+            raise LeftToSsh(f"{line.place}: Include: only ssh can expand {pattern}", "install openssh-client")
+        if pattern.startswith("~") and not origin.is_users:
+            raise LeftToSsh(f"{line.place}: Include: the system's file can't name {pattern}", "name the whole path")
+        home = os.path.expanduser(pattern)  # noqa: PTH111 - Path raises for a user who isn't there
+        found = glob.glob(str(origin.folder.expanduser() / home))  # noqa: PTH207 - absolute ones too
+        yield from (_read_included(Path(path), line, origin, depth) for path in sorted(found, key=os.fsencode))
+
+
+def _read_included(path: Path, line: Line, origin: Origin, depth: int) -> tuple[Line, ...]:
+    try:
+        return read_lines(path, origin, depth)
+    except OSError as error:
+        raise LeftToSsh(f"{line.place}: Include: {path}: {error.strerror}", "make it readable") from None

@@ -1,0 +1,36 @@
+"""An ssh that tells for which hosts it was asked, and no ssh at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], list[str]]]:
+    """Put an ssh into PATH that writes down about which host it is asked; give the hosts since the last look."""
+    folder = tmp_path_factory.mktemp("bin")
+    log = folder / "asked"
+    log.touch()
+    script = folder / "ssh"
+    script.write_text(f'#!/bin/sh\nfor name; do :; done\necho "$name" >>{log}\nexec {shutil.which("ssh")} "$@"\n')
+    script.chmod(0o755)
+
+    def take() -> list[str]:
+        names = log.read_text().split()
+        log.write_text("")
+        return names
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(folder), prepend=os.pathsep)
+        yield take
+
+
+@pytest.fixture
+def without_ssh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Leave a PATH in which there is no ssh."""
+    monkeypatch.setenv("PATH", str(tmp_path))
