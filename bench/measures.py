@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench.ends import ends
 from bench.farm import Farm, farm
+from bench.includes import includes
 from bench.timing import Row, median, run
 from bench.training import scaling, trainer
 from bench.transports import transports
@@ -164,6 +165,7 @@ MEASURES: dict[str, tuple[Callable[[], list[Row]], tuple[str, ...]]] = {
     "flood": (flood, ("sshd", "ssh", "pdsh")),
     "idle": (idle, ("sshd",)),
     "many-hosts": (many_hosts, ("sshd", "ssh", "pdsh")),
+    "includes": (includes, ("sshd", "ssh")),
     "transports": (transports, ("sshd", "ssh", "pdsh")),
     "scaling": (scaling, ()),
     "trainer": (trainer, ()),
