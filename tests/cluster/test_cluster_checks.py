@@ -409,7 +409,8 @@ def test_left_overs_are_ended_and_a_run_beside_them_goes_on(launch: Launch, clus
     ]
     done = launch.clean("--dry-run")
     assert done.exit_code == 0
-    assert without_pids(done.words) == [*found, "launch: 4 processes would be ended"]
+    found += [f"  node{number}: directory left behind: {folders(hosts[number - 1])[0]}" for number in (1, 2)]
+    assert without_pids(done.words) == [*found, "launch: 4 processes would be ended, 2 directories would be removed"]
     assert len(cluster.ranks()) == 6
     done = launch.clean()
     assert done.exit_code == 0

@@ -30,7 +30,7 @@ def eight_gpus(cluster: Cluster) -> None:
 def test_a_checked_plan_for_eight_gpus(launch: Launch, cluster: Cluster, train: str) -> None:
     done = launch.start("--gpus", "8", *CHECK, train).finish()
     assert done.exit_code == 0
-    assert done.words[0] == "launch: 3 nodes x 8 GPUs = 24 ranks, run RUN, logs in logs/RUN"
+    assert done.words[0] == "launch: dry run of 3 nodes x 8 GPUs = 24 ranks"
     assert re.match(
         r"launch: checked in N s: 8 x Fake GPU 80 GB, driver 999.99, python .*, torch .*, data over data1 or",
         done.words[1],

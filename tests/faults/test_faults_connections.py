@@ -72,7 +72,7 @@ def test_every_cable_is_out(launch: FaultLaunch) -> None:
         assert wait_until(lambda host=host: not host.processes(), poll_s=CENSUS_POLL_S), host.processes()
     done = running.wait()
     assert done.exit_code == 69, str(done)
-    assert all(f"{name} unreachable, 2 processes may remain" in said(done)[-1] for name in NODES)
+    assert all(f"{name} unreachable, 2 processes may remain" in said(done)[-1] for name in NODES), str(done)
 
 
 @over_ways(Promise.LOST, "lose, find", {"cut": (Host.cut, Host.plug), "frozen": (Host.freeze, Host.thaw)})
