@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.farm import farm
@@ -10,8 +11,10 @@ from bench.timing import Row, Spent, run
 from bench.ways import LAUNCH
 
 HOSTS = 128
-TURNS = 10  # an even number: each of the two goes first as often as the other
+TURNS = 9
 LIMIT = 1.03
+
+Turn = tuple[Sequence[Spent], Sequence[Spent]]  # with an Include, without one
 
 
 def includes() -> list[Row]:
@@ -19,16 +22,15 @@ def includes() -> list[Row]:
     with farm(HOSTS) as hosts:
         including = hosts.ssh_config.with_name("ssh_config_including")
         including.write_text(f"Include {hosts.ssh_config}\n")
-        configs = (including, hosts.ssh_config)
-        turns = []
+        plain = hosts.ssh_config
         _exec(hosts.names, including)  # the first one also compiles
-        for turn in range(TURNS):
-            order = configs if turn % 2 else configs[::-1]
-            spent = {config: _exec(hosts.names, config) for config in order}
-            turns.append([spent[config] for config in configs])
+        turns: list[Turn] = []
+        for _ in range(TURNS):
+            first, *others, last = [_exec(hosts.names, config) for config in (including, plain, plain, including)]
+            turns.append(((first, last), others))
     return [
-        _row("time", "s", [(mine.seconds, other.seconds) for mine, other in turns]),
-        _row("CPU", "s", [(mine.cpu_seconds, other.cpu_seconds) for mine, other in turns]),
+        _row("time", turns, lambda spent: spent.seconds),
+        _row("CPU", turns, lambda spent: spent.cpu_seconds),
     ]
 
 
@@ -36,9 +38,10 @@ def _exec(names: list[str], config: Path) -> Spent:
     return run([*LAUNCH, "exec", "--ssh-config", config, "--hosts", ",".join(names), "--", "true"])
 
 
-def _row(what: str, unit: str, pairs: list[tuple[float, float]]) -> Row:
-    """Compare the two of each turn, which ran one after the other: a busy machine's speed drifts."""
+def _row(what: str, turns: Sequence[Turn], cost: Callable[[Spent], float]) -> Row:
+    """Compare the two of each turn: a machine's speed drifts, so the Include goes first and last."""
+    pairs = [tuple(sum(map(cost, two)) / 2 for two in turn) for turn in turns]
     ratio = statistics.median(mine / other for mine, other in pairs)
-    mine, other = (statistics.median(values) for values in zip(*pairs, strict=True))
-    detail = f"{mine:.3g} {unit} against {other:.3g} {unit}, median of {len(pairs)}"
+    mine, other = map(statistics.median, zip(*pairs, strict=True))
+    detail = f"{mine:.3g} s against {other:.3g} s, median of {len(pairs)}"
     return Row(f"{HOSTS} hosts, Include / none, {what}", ratio, "ratio", LIMIT, detail)
