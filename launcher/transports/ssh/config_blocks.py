@@ -35,7 +35,7 @@ _HOSTNAME = re.compile(r"(?:[^%]|%[%h])*")
 _JUMPS = re.compile(r"""[^\s"'\\\[\]/#,]+(?:,[^\s"'\\\[\]/#,]+)*""")
 _MAX_PORT = 65535
 _NONE = "none"
-_ASK = "install openssh-client: `ssh -G` tells it"
+_ASK = "install openssh-client: `launch` asks `ssh -G`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ def _find_fault(line: Line) -> LeftToSsh | None:
 
 
 def _wrong(line: Line) -> WrongLine:
-    return WrongLine(f"{line.place}: {line.keyword} can't be {line.value!r}", "mend that line")
+    return WrongLine(f"{line.place}: {line.keyword} can't be {line.value!r}", "fix that line")
 
 
 def _unexpanded(line: Line) -> LeftToSsh:

@@ -76,7 +76,7 @@ class Line:
 def read_lines(path: Path, origin: Origin, depth: int = 0) -> tuple[Line, ...]:
     """Return the lines of a file; none if it isn't there. Raise LeftToSsh, or OSError if the file can't be read."""
     if depth > MAX_DEPTH:
-        raise LeftToSsh(f"{path}: more than {MAX_DEPTH} files deep in Include", "does a file include itself?")
+        raise LeftToSsh(f"{path}: Include is nested more than {MAX_DEPTH} files deep", "does a file include itself?")
     lines = []
     for number, text in enumerate(_read(path, is_checked=depth >= origin.checked_from), 1):
         if not text or text.isspace() or text.lstrip().startswith("#"):
@@ -125,7 +125,7 @@ def _read(path: Path, *, is_checked: bool) -> list[str]:
         with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
             status = os.fstat(file.fileno())
             if is_checked and (status.st_uid not in (0, os.getuid()) or status.st_mode & _OTHERS_MAY_WRITE):
-                raise SharedFile(f"{path}: others may write this file, or own it", f"chmod go-w {path}, or chown it")
+                raise SharedFile(f"{path}: other users can write or own this file", f"chmod go-w {path} or chown it")
             return file.read().split("\n")
     except (FileNotFoundError, IsADirectoryError):
         return []
@@ -134,13 +134,13 @@ def _read(path: Path, *, is_checked: bool) -> list[str]:
 def _parse(text: str, place: str) -> Line:
     found = _LINE.fullmatch(text.rstrip(" \t\r\f"))
     if found is None:
-        raise WrongLine(f"{place}: {text.strip()!r} is not an option with a value", "mend that line")
+        raise WrongLine(f"{place}: {text.strip()!r} is not an option with a value", "fix that line")
     keyword, value = found[1].lower(), found[2]
     if keyword not in _KEYWORDS - _WITHOUT_WORDS:
         return Line(place, keyword, value, ())
     words = split_words(value)
     if not words or "" in words:
-        raise WrongLine(f"{place}: {keyword}: no value, or a quote without an end", "mend that line")
+        raise WrongLine(f"{place}: {keyword}: no value, or a quote that is not closed", "fix that line")
     return Line(place, keyword, value, words)
 
 

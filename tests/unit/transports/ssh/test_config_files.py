@@ -312,19 +312,19 @@ def test_ssh_is_asked_whether_the_own_file_will_do(tmp_path, monkeypatch, asked)
     assert asked() == ["localhost"]
 
 
-CANNOT_TELL = "install openssh-client: `ssh -G` tells it"
+CANNOT_TELL = "install openssh-client: `launch` asks `ssh -G`"
 REFUSED = [
     ("Match exec true\n", "config:1: only ssh can tell whether `Match exec true` applies", CANNOT_TELL),
     ("Match final all\n", "config:1: only ssh can tell what `Match final` changes", CANNOT_TELL),
     ("CanonicalizeHostname yes\n", "config:1: only ssh can look up canonical names", CANNOT_TELL),
     ("UserKnownHostsFile /k%C\n", "config:1: userknownhostsfile: only ssh can expand /k%C", CANNOT_TELL),
     ("Include ${HOME}/x\n", "config:1: Include: only ssh can expand ${HOME}/x", "install openssh-client"),
-    ("User ann\nHost b\n  Port x\n", "config:3: port can't be 'x'", "mend that line"),
-    ("IdentitiesOnly maybe\n", "config:1: identitiesonly can't be 'maybe'", "mend that line"),
-    ("Host a\n  User\n", "config:2: 'User' is not an option with a value", "mend that line"),
-    ('Host "a\n', "config:1: host: no value, or a quote without an end", "mend that line"),
-    ("Include FOLDER/config\n", "config: more than 16 files deep in Include", "does a file include itself?"),
-    ("Include FOLDER/open\n", "open: others may write this file, or own it", "chmod go-w FOLDER/open, or chown it"),
+    ("User ann\nHost b\n  Port x\n", "config:3: port can't be 'x'", "fix that line"),
+    ("IdentitiesOnly maybe\n", "config:1: identitiesonly can't be 'maybe'", "fix that line"),
+    ("Host a\n  User\n", "config:2: 'User' is not an option with a value", "fix that line"),
+    ('Host "a\n', "config:1: host: no value, or a quote that is not closed", "fix that line"),
+    ("Include FOLDER/config\n", "config: Include is nested more than 16 files deep", "does a file include itself?"),
+    ("Include FOLDER/open\n", "open: other users can write or own this file", "chmod go-w FOLDER/open or chown it"),
 ]
 
 
