@@ -259,10 +259,10 @@ def test_an_end_that_is_told_twice_counts_once(nodes: Nodes) -> None:
     node.prepare()
     node.start(["sleep", "300"])
     shim, rank = find_starter(node), node.pid_of(0)
-    os.kill(shim, signal.SIGSTOP)
-    os.kill(rank, signal.SIGKILL)
-    told = {"pid": rank, "status": signal.SIGKILL, "ended_at": time.monotonic()}
     with open_reports(shim, node.supervisor) as reports:
+        os.kill(shim, signal.SIGSTOP)
+        os.kill(rank, signal.SIGKILL)
+        told = {"pid": rank, "status": signal.SIGKILL, "ended_at": time.monotonic()}
         reports.write(json.dumps(told).encode() + b"\n")
     assert node.wait_for_exits() == {0: (None, signal.SIGKILL)}
     os.kill(shim, signal.SIGKILL)
@@ -273,12 +273,25 @@ def test_an_end_that_is_told_twice_counts_once(nodes: Nodes) -> None:
 
 def open_reports(shim: int, supervisor: int) -> FileIO:
     """Open the pipe that leads from the shim to the supervisor, to write to it as well."""
-    heard = {fd.readlink() for fd in Path(f"/proc/{supervisor}/fd").iterdir()}
-    for fd in Path(f"/proc/{shim}/fd").iterdir():
-        flags = Path(f"/proc/{shim}/fdinfo/{fd.name}").read_text().split("flags:")[1].split()[0]
-        if int(flags, 8) & os.O_ACCMODE == os.O_WRONLY and fd.readlink() in heard:
-            return FileIO(str(fd), "w")
-    raise AssertionError("no pipe")
+    wait_until(lambda: len(find_pipes(shim, supervisor)) == 1)  # it has closed those of its ranks
+    return FileIO(find_pipes(shim, supervisor)[0], "w")
+
+
+def find_pipes(writer: int, reader: int) -> list[str]:
+    """Return the descriptors, as files, by which one process writes to a pipe that the other has open."""
+    heard = {link for link, flags in list_descriptors(reader).values() if not flags & os.O_WRONLY}
+    told = list_descriptors(writer).items()
+    return [name for name, (link, flags) in told if flags & os.O_WRONLY and link in heard]
+
+
+def list_descriptors(pid: int) -> dict[str, tuple[Path, int]]:
+    """Return what a process has open, by the name of the descriptor as a file: the target and the flags of open(2)."""
+    found = {}
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed while we looked
+            flags = Path(f"/proc/{pid}/fdinfo/{fd.name}").read_text().split("flags:")[1].split()[0]
+            found[str(fd)] = fd.readlink(), int(flags, 8)
+    return found
 
 
 def test_a_guardian_that_was_stopped_ends_with_the_run(nodes: Nodes) -> None:
