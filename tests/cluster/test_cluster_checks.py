@@ -409,12 +409,15 @@ def test_left_overs_are_ended_and_a_run_beside_them_goes_on(launch: Launch, clus
     ]
     done = launch.clean("--dry-run")
     assert done.exit_code == 0
-    found += [f"  node{number}: directory left behind: {folders(hosts[number - 1])[0]}" for number in (1, 2)]
+    found += [f"  {host.name}: directory left behind: {host.tmpdir}/launch-RUN" for host in hosts]
     assert without_pids(done.words) == [*found, "launch: 4 processes would be ended, 2 directories would be removed"]
     assert len(cluster.ranks()) == 6
     done = launch.clean()
     assert done.exit_code == 0
-    assert without_pids(done.words) == [*found, "launch: ended 4 processes, 0 processes left on 3 nodes"]
+    assert without_pids(done.words) == [
+        *found,
+        "launch: ended 4 processes, removed 2 directories, 0 processes left on 3 nodes",
+    ]
     assert not cluster["node1"].processes()
     assert [len(folders(host)) for host in cluster][:3] == [0, 1, 1]  # those of the run that goes on
     assert len(cluster.ranks()) == 2

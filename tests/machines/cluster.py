@@ -86,7 +86,9 @@ class Host:
         """Boot with an empty TMPDIR; sshd may not listen yet."""
         shutil.rmtree(self.tmpdir, ignore_errors=True)
         self.tmpdir.mkdir()
-        script = HOST_SCRIPT.format(sshd=shutil.which("sshd", path=TOOL_PATH), **vars(self))
+        sshd = shutil.which("sshd", path=TOOL_PATH)
+        first_pid = 400 * int(self.address.split(".")[-1])  # two boxes seldom have the same process ids
+        script = HOST_SCRIPT.format(sshd=sshd, first_pid=first_pid, **vars(self))
         namespaces = ("--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
         self._holder = _start([*HELD, *namespaces, "sh", "-euc", script], self.folder / "log")
         self._namespace = read_namespace(self._holder.pid, "pid_for_children")

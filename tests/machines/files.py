@@ -14,6 +14,7 @@ mount --bind {folder}/../hosts /etc/hosts
 mount --bind {folder}/../shadow /etc/shadow
 echo ready
 read -r cable_is_there
+echo {first_pid} >/proc/sys/kernel/ns_last_pid
 echo 1 >/proc/sys/net/ipv4/ip_forward
 ip -batch - <<END
 link set lo up

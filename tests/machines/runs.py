@@ -25,7 +25,7 @@ def shell(script: str) -> list[str]:
 
 
 def _even(text: str) -> str:
-    text = re.sub(r"\d{8}-\d{6}(-\d+)?", "RUN", text)
+    text = re.sub(r"\d{8}-\d{6}(-[0-9a-f]+)*\b", "RUN", text)
     text = re.sub(r"\b\d\d:\d\d:\d\d\b", "HH:MM:SS", text)
     return re.sub(r"\b(\d+ min )?\d+(\.\d)? s\b", "N s", text)
 
