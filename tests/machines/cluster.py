@@ -87,7 +87,7 @@ class Host:
         shutil.rmtree(self.tmpdir, ignore_errors=True)
         self.tmpdir.mkdir()
         sshd = shutil.which("sshd", path=TOOL_PATH)
-        first_pid = 400 * int(self.address.split(".")[-1])  # two boxes seldom have the same process ids
+        first_pid = 1000 + 400 * int(self.address.split(".")[-1])  # two boxes seldom have the same process ids
         script = HOST_SCRIPT.format(sshd=sshd, first_pid=first_pid, **vars(self))
         namespaces = ("--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
         self._holder = _start([*HELD, *namespaces, "sh", "-euc", script], self.folder / "log")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import signal
 import sys
 import threading
@@ -24,7 +23,7 @@ from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.session import connection
 from launcher.session.connection import LOST, READY, Connection, Event
-from launcher.session.pool import FILES_PER_HOST, OWN_FILES, ConnectionPool
+from launcher.session.pool import ConnectionPool
 from launcher.session.terms import Terms
 from launcher.transports.base import Transport
 from launcher.transports.local import LocalTransport
@@ -314,20 +313,6 @@ def test_a_clock_that_steps_on_makes_nobody_silent_later() -> None:
 
 
 # ---- a machine that has few files or no thread left -----------------------------------------------------------------
-
-
-def test_as_many_files_may_be_open_as_the_hosts_need() -> None:
-    """A shell on macOS allows 256, and each host takes some."""
-    wanted = OWN_FILES + FILES_PER_HOST
-    limits = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert soft > wanted
-    for allowed in (wanted - 1, wanted + 1):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        try:
-            talking(Talk.wait_for_hello)
-            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (max(allowed, wanted), hard)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.mark.parametrize("name", ["read here", "write here"])

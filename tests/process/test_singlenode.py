@@ -16,6 +16,8 @@ from machines.logs import without_stamps
 from machines.patience import DEADLINE_S
 from node_process import STAND_IN
 
+from launcher.session.pool import FILES_PER_HOST, OWN_FILES
+
 LAUNCH = Path(sys.executable).with_name("launch")
 PAGE = (Path(__file__).parents[1] / "unit" / "output" / "seen_exit_race.txt").read_text()
 
@@ -85,14 +87,22 @@ def test_a_run_with_a_name(launch: Launch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("--name", "a b"), "'--name': 'a b': want 1 to 64 letters, digits, '.', '-' and '_'."),
-        (("--name", ""), "'--name': '': want 1 to 64 letters, digits, '.', '-' and '_'."),
-        (("--name", "a\n"), "'--name': 'a\\n': want 1 to 64 letters, digits, '.', '-' and '_'."),
-        (("--note", "a\nb"), "'--note': 'a\\nb': want one line of text."),
-        (("--note", "\x1b[2J"), "'--note': '\\x1b[2J': want one line of text."),
+        (("--name", "a b"), "--name: 'a b': want 1 to 64 letters, digits, '.', '-' and '_'"),
+        (("--name", ""), "--name: '': want 1 to 64 letters, digits, '.', '-' and '_'"),
+        (("--name", "a\n"), "--name: 'a\\n': want 1 to 64 letters, digits, '.', '-' and '_'"),
+        (("--note", "a\nb"), "--note: 'a\\nb': want one line of text"),
+        (("--note", "\x1b[2J"), "--note: '\\x1b[2J': want one line of text"),
     ],
 )
 def test_a_name_that_is_none(launch: Launch, tmp_path: Path, words: tuple[str, ...], error: str) -> None:
     done = launch("singlenode", *words, "--no-python", "true")
-    assert (done.returncode, done.stdout, done.stderr.splitlines()[-1]) == (2, "", f"Error: Invalid value for {error}")
+    assert (done.returncode, done.stdout, done.stderr.splitlines()[0]) == (2, "", f"launch: {error}")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("allowed", [OWN_FILES + FILES_PER_HOST + step for step in (-1, 1)])
+def test_as_many_files_may_be_open_as_the_hosts_need(tmp_path: Path, allowed: int) -> None:
+    """A shell on macOS allows 256, and each host takes some; a rank here has the launcher's limit."""
+    script = f"ulimit -Sn {allowed}; {LAUNCH} singlenode --nproc 1 --no-python sh -c 'ulimit -Sn'"
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[1:] == [str(max(allowed, OWN_FILES + FILES_PER_HOST))]
