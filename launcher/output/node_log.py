@@ -53,10 +53,13 @@ class NodeLog:
             self._complain(path, error)
 
     def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Close the file; a network file system may tell only now that it had no room."""
+        file, self._file = self._file, None
+        try:
+            if file is not None:
+                file.close()
+        except OSError as error:
+            self._complain(self._path, error)
 
 
 class NodeOutput:

@@ -232,6 +232,17 @@ def test_a_full_disk_is_told_and_does_not_end_the_run():
     assert complaints.heard == [(Path("/dev/full"), errno.ENOSPC)] * 2
 
 
+def test_a_disk_that_complains_only_at_the_end(tmp_path):
+    """As NFS does, which writes when a file is closed; here its descriptor is gone."""
+    path, complaints = tmp_path / "node_0.log", Complaints()
+    log = NodeLog(path, complaints)
+    log.write(b"one\n")
+    os.close(next(int(fd.name) for fd in Path("/proc/self/fd").iterdir() if os.path.realpath(fd) == str(path)))
+    log.close()
+    log.close()
+    assert complaints.heard == [(path, errno.EBADF)]
+
+
 def test_a_log_goes_on_once_there_is_room(tmp_path):
     path, complaints = tmp_path / "logs" / "node_0.log", Complaints()
     log = NodeLog(path, complaints)
