@@ -2,11 +2,16 @@
 
 Nothing waits for git but, for a second, the end of a run: a repository may be large, or on a slow file system.
 Without git, outside of a repository, or where git refuses one of another owner, nothing is known, and that is no error.
+
+`git status` may run the filters of the repository's configuration (git-lfs is one), as the ranks run its code; they
+end with the git that started them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,8 +24,10 @@ from launcher.output.run_folder import RunRecord
 
 ANSWER_S = 5.0
 FAREWELL_S = 1.0
-# It writes nothing (the index), and starts no program that the repository names.
+# It writes nothing (the index), and leaves no daemon behind.
 _GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
+# Of a git that has started us, by a hook or an alias: they name its repository, not the one of the code.
+_OTHER_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_PREFIX")
 
 
 @contextlib.contextmanager
@@ -77,20 +84,28 @@ class Git:
     def stop(self) -> None:
         """Kill the git that has not answered."""
         if self._process is not None and self._process.poll() is None:
-            self._process.kill()
+            _kill(self._process)
 
     def _ask(self, *words: str) -> bytes | None:
         argv = [_GIT[0], *_GIT[1:], "-C", str(self._folder), *words]
+        env = {name: value for name, value in os.environ.items() if name not in _OTHER_REPOSITORY}
         try:
             process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            )
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env,
+                start_new_session=True,
+            )  # fmt: skip
         except OSError:
             return None
         self._process = process
         try:
             output, _ = process.communicate(timeout=max(0.0, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            process.kill()  # and not waited for: it may hang in the kernel
+            _kill(process)  # and not waited for: it may hang in the kernel
             return None
         return output if process.returncode == 0 else None
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a git and the filters that it has started: they are its process group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
