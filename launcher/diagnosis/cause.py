@@ -29,6 +29,7 @@ LAST_LINES = 10
 SETTLE_S = 2.0  # how long a failure that looks like a consequence waits for its cause to show up
 
 _SKEW_S = 1.0  # what is heard of two nodes may be off by so much, by how long their messages took
+_LONGEST_WAIT_S = 3600.0  # for a rank that has ended: collectives time out sooner, and who went on did not need it
 _MAX_LINE = 300
 _SEARCHED_LINES = 30  # from the end of a stream; what stands further up was survived
 _SEARCHED_LINES_OF_OTHERS = 5  # there may be a thousand ranks, and a line costs 0.06 ms
@@ -66,7 +67,11 @@ def find_cause(
     if not failures:
         return None
     first = min(failures, key=lambda failure: (failure.is_secondary, failure.after_stop, failure.at))
-    early = [success for success in succeeded if success.at < first.at + _SKEW_S and success.role is Role.ERROR]
+    early = [
+        success
+        for success in succeeded
+        if -_SKEW_S < first.at - success.at < _LONGEST_WAIT_S and success.role is Role.ERROR
+    ]
     if first.role is Role.CONSEQUENCE and early:
         first = min(early, key=lambda success: (success.at, success.rank))
     alike = [first, *(failure for failure in failures if failure is not first and first.has_same_error(failure))]

@@ -214,9 +214,9 @@ def test_a_rank_that_ends_early_is_no_cause_if_another_one_fails():
     ]
 
 
-@pytest.mark.parametrize("success", [("", 0, 3.0), (LOST, 0, 0.5)])
+@pytest.mark.parametrize("success", [("", 0, 3.0), (LOST, 0, 0.5), ("", 0, -7200.0)])
 def test_a_rank_that_ends_well_is_no_cause_if_others_lost_somebody_before(success):
-    """Or if it says itself that it did."""
+    """Or if it says itself that it did, or if they went on without it for hours."""
     assert block((LOST, 1, 1.0), success, (LOST, 1, 1.0), (LOST, 1, 1.0))[-2] == (
         "  1 other had already succeeded: 1 on gpu1"
     )
