@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice, takewhile
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -47,17 +48,16 @@ class _Block:
 
 def extract_traceback(stderr: str) -> list[str]:
     """Return the last Python traceback of a stream, with its error line, or an empty list."""
-    blocks = _find_blocks(_without_prefixes(stderr.splitlines()))
-    return list(blocks[-1].lines) if blocks else []
+    last = _find_last(stderr)
+    return list(last.lines) if last else []
 
 
 def ends_in_traceback(stderr: str) -> bool:
     """Tell whether nothing but warnings comes after the last traceback of a stream, and its error is there."""
-    lines = stderr.splitlines()
-    blocks = _find_blocks(_without_prefixes(lines))
-    if not blocks or _is_cut_off(blocks[-1].lines):
+    last = _find_last(stderr)
+    if last is None or _is_cut_off(last.lines):
         return False
-    return all(is_stack(line) or _AFTERMATH.match(line) for line in lines[blocks[-1].end :])
+    return all(is_stack(line) or _AFTERMATH.match(line) for line in stderr.splitlines()[last.end :])
 
 
 def is_same_error(stderr: str, other: str) -> bool:
@@ -155,6 +155,12 @@ def _without_prefixes(lines: Sequence[str]) -> list[str]:
         _GROUP_BORDER.sub("", _RANK_PREFIX.sub("", line)) if line.startswith(("[rank", "  ")) else line
         for line in lines
     ]
+
+
+@lru_cache(maxsize=2048)  # of a thousand ranks at most: what each of them said is asked for again and again
+def _find_last(stderr: str) -> _Block | None:
+    blocks = _find_blocks(_without_prefixes(stderr.splitlines()))
+    return blocks[-1] if blocks else None
 
 
 def _find_blocks(plain: Sequence[str]) -> list[_Block]:
