@@ -205,7 +205,8 @@ class Session:
         has_output = any(output.heard_at for output in self._outputs)
         quiet: dict[Stage, list[str]] = {}
         for index, (state, output) in enumerate(zip(self.states, self._outputs, strict=True)):
-            has_shown = output.has_lines or (has_output and state.stage is Stage.RUNNING_RANKS)
+            has_shown = has_output if state.stage is Stage.RUNNING_RANKS else output.has_lines
+            has_shown = has_shown and state.stage is not Stage.STOPPING
             is_over = state.ended is not None or state.census is not None
             if not (has_shown or is_over or (index, state.stage) in self._noticed):
                 self._noticed.add((index, state.stage))

@@ -137,7 +137,7 @@ def test_what_quiet_nodes_are_at_is_said_once(monkeypatch: pytest.MonkeyPatch) -
     async def run() -> list[str]:
         said: list[str] = []
         session = make_session("n1", "n2", "n3", say=said.append)
-        looks = iter(range(12))  # three at each stage
+        looks = iter(range(15))  # three at each stage
 
         def is_done() -> bool:
             number = next(looks)
@@ -147,8 +147,11 @@ def test_what_quiet_nodes_are_at_is_said_once(monkeypatch: pytest.MonkeyPatch) -
                 session.states[0].stage = session.states[1].stage = Stage.RUNNING_RANKS
             if number == 9:
                 session._outputs[0].feed(0, STDOUT, b"half a line")
+                session._outputs[0].feed(0, STDOUT, b" and the rest\n")
                 session.states[2].stage = Stage.RUNNING_RANKS
-            return number == 11
+            if number == 12:
+                session.states[0].stage = Stage.STOPPING  # it saves
+            return number == 14
 
         await session.pump(is_done)
         return said
@@ -157,6 +160,7 @@ def test_what_quiet_nodes_are_at_is_said_once(monkeypatch: pytest.MonkeyPatch) -
         "launch: waiting for n[1-3]: connecting",
         "launch: waiting for n[1-2]: importing torch",
         "launch: waiting for n[1-2]: running, no output yet",
+        "launch: waiting for n1: ending what runs there",
     ]
 
 
