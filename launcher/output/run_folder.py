@@ -59,13 +59,14 @@ class RunRecord:
         """Return where a node's full log is."""
         return self.folder / f"node_{node_rank}.log"
 
-    def keep_text(self, name: str, text: str) -> Path:
-        """Write a text of `launch` beside the logs, and return its path; a write error is passed to `complain`."""
+    def keep_text(self, name: str, text: str) -> Path | None:
+        """Write a text of `launch` beside the logs; return its path, or None after an error, which `complain` gets."""
         path = self.folder / name
         try:
             _write_text(path, text)
         except OSError as error:
             self.complain(path, error)
+            return None
         return path
 
     def find_files(self, prefix: str) -> list[Path]:

@@ -112,7 +112,7 @@ class StackTaker:
         folded = fold(_stack(*place) for place in found)
         path = self._record.keep_text(f"stacks-{self._number}.txt", "".join(_full_text(*place) for place in found))
         first, *rest = folded_lines(folded)
-        for line in [f"launch: {first}", *rest, f"launch: full text in {path}"]:
+        for line in [f"launch: {first}", *rest, *([f"launch: full text in {path}"] if path else [])]:
             self._session.say(line)
         self._screen.emit("stacks", run=self._record.run_id, name=self._record.name, file=path, **_as_record(folded))
         return folded

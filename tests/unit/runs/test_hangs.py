@@ -14,7 +14,7 @@ from launcher.session.connection import Event
 from launcher.session.node_state import NodeState
 
 
-def make_taker(said):
+def make_taker(said, keep_text=lambda name, text: name):
     """Return what takes the stacks of two nodes with one rank each, and its plan."""
     session = Fake(
         states=[NodeState("node1", started={0}), NodeState("node2", started={0})],
@@ -22,7 +22,7 @@ def make_taker(said):
         send_to_all=lambda *_, **__: None,
         subscribe=lambda *_: nullcontext(),
     )
-    record = Fake(run_id="r", name=None, keep_text=lambda name, text: name)
+    record = Fake(run_id="r", name=None, keep_text=keep_text)
     nodes = [Fake(host=Fake(name=f"node{rank + 1}"), first_rank=rank, cwd="/") for rank in (0, 1)]
     return StackTaker(session, record, Fake(emit=lambda *_, **__: None)), Fake(nodes=nodes)
 
@@ -64,11 +64,12 @@ def test_answers_that_nobody_asked_for_are_not_kept():
 
 
 def test_nodes_that_do_not_answer_in_time_are_told(monkeypatch):
+    """And no file is named that could not be written."""
     monkeypatch.setattr(hangs, "ANSWER_S", 0.05)
     said = []
 
     async def run():
-        taker, plan = make_taker(said)
+        taker, plan = make_taker(said, keep_text=lambda name, text: None)
         with taker.allowed(plan):
             result = taker.take()
             taker._take_answer(answer(1, 0))
@@ -76,3 +77,4 @@ def test_nodes_that_do_not_answer_in_time_are_told(monkeypatch):
 
     asyncio.run(run())
     assert "    no answer from its node" in said
+    assert not any("full text" in line for line in said)
