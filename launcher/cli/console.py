@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -20,7 +21,7 @@ from launcher.output.node_log import NodeLog, NodeOutput
 from launcher.output.run_folder import RunRecord
 from launcher.output.style import Style, render
 from launcher.output.terminal import Terminal
-from launcher.output.traceback_filter import TracebackFilter
+from launcher.output.traceback_filter import Source, TracebackFilter
 
 
 class Console:
@@ -55,7 +56,7 @@ class Console:
         if self._is_mute:
             return
         self.progress("")
-        if os.isatty(STDERR):
+        with contextlib.suppress(OSError):  # it is no terminal, or none any more
             columns = os.get_terminal_size(STDERR).columns
             text = render(text, style, columns, with_colour=_wants_colour(STDERR))
         self._terminals[STDERR].say(text, STDERR)
@@ -97,7 +98,7 @@ class Console:
         show = None if self._is_quiet else self._show
         if show is not None and record is not None and not self._as_json:
             self._filter = TracebackFilter(show)
-            show = self._filter.take
+            show = self._filter_output
         return [
             NodeOutput(
                 host.name,
@@ -113,17 +114,15 @@ class Console:
         if self._filter is not None and not self._said_disk:
             self._filter.withhold()
 
-    def release(
-        self, ranks: Collection[int | None] | None = None, alike: Collection[int | None] = ()
-    ) -> frozenset[int]:
-        """Show what was kept off of these ranks, or of all; return the ranks whose tracebacks are in the logs alone.
+    def release(self, sources: Collection[Source] | None = None, alike: Collection[Source] = ()) -> frozenset[Source]:
+        """Show what was kept off of these sources, or of all; return those whose tracebacks are in the logs alone.
 
-        alike: ranks with the same error; if it was shown of one of them, it is not shown again. If the logs can't be
+        alike: sources with the same error; if it was shown of one of them, it is not shown again. If the logs can't be
         written they have nothing, so all is shown.
         """
         if self._filter is None:
             return frozenset()
-        return self._filter.release(None if self._said_disk else ranks, alike)
+        return self._filter.release(None if self._said_disk else sources, alike)
 
     def complain(self, path: Path, error: OSError) -> None:
         """Say once that our own disk is in trouble; the run goes on."""
@@ -138,8 +137,15 @@ class Console:
         for terminal in set(self._terminals.values()):
             terminal.close()
 
+    def _filter_output(self, host: str, rank: int | None, stream: int, lines: bytes, at: float) -> None:
+        if self._filter is not None and self._is_shown(rank):  # or the one traceback that it lets through may be hidden
+            self._filter.take(host, rank, stream, lines, at)
+
+    def _is_shown(self, rank: int | None) -> bool:
+        return self._ranks is None or rank is None or rank in self._ranks
+
     def _show(self, host: str, rank: int | None, stream: int, lines: bytes, at: float) -> None:
-        if self._ranks is not None and rank is not None and rank not in self._ranks:
+        if not self._is_shown(rank):
             return
         if self._folds:
             self._folds[host].add(lines)

@@ -19,6 +19,7 @@ from launcher.concurrency import start_thread
 from launcher.escapes import clean
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.style import Style
+from launcher.output.traceback_filter import Source
 
 QUEUE_BYTES = 8 << 20
 _PATIENCE_S = 1.0
@@ -155,12 +156,10 @@ class Screen(Protocol):
     def withhold(self) -> None:
         """Keep the tracebacks of further ranks off the screen: the first failure is known."""
 
-    def release(
-        self, ranks: Collection[int | None] | None = None, alike: Collection[int | None] = ()
-    ) -> frozenset[int]:
-        """Show what was kept off of these ranks, or of all; return the ranks whose tracebacks are in the logs alone.
+    def release(self, sources: Collection[Source] | None = None, alike: Collection[Source] = ()) -> frozenset[Source]:
+        """Show what was kept off of these sources, or of all; return those whose tracebacks are in the logs alone.
 
-        alike: ranks with the same error; if it was shown of one of them, it is not shown again.
+        alike: sources with the same error; if it was shown of one of them, it is not shown again.
         """
 
     def emit(self, event: str, **values: object) -> None:

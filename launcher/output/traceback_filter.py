@@ -25,7 +25,7 @@ _START = re.compile(
 )
 
 Show = Callable[[str, int | None, int, bytes, float], None]
-_Source = tuple[str, int | None]  # a host and a rank, None for torchrun
+Source = tuple[str, int | None]  # a host and a rank, None for torchrun
 
 
 @dataclass(slots=True)
@@ -42,16 +42,16 @@ class TracebackFilter:
     back, and what they print on stderr after them; if the run goes on, they are shown a moment later. Once `withhold`
     was called the run is failing, and nothing of that is shown before `release` says whose is to be.
 
-    The lines of one rank keep their order. `take` is called by all reader threads and a timer's, the rest by the event
-    loop; nobody holds the lock while something is shown, since a terminal may be slow.
+    The lines of one stream keep their order. `take` is called by all reader threads and a timer's, the rest by the
+    event loop; nobody holds the lock while something is shown, since a terminal may be slow.
     """
 
     def __init__(self, show: Show) -> None:
         self._show = show
         self._lock = threading.Lock()
-        self._first: _Source | None = None  # whose traceback is shown as it comes
+        self._first: Source | None = None  # whose traceback is shown as it comes
         self._turn = 0  # of the first tracebacks: a timer is for one of them
-        self._held: dict[_Source, _Held] = {}
+        self._held: dict[Source, _Held] = {}
         self._held_bytes = 0
         self._is_failing = False
 
@@ -73,22 +73,20 @@ class TracebackFilter:
         with self._lock:
             self._is_failing = True
 
-    def release(
-        self, ranks: Collection[int | None] | None = None, alike: Collection[int | None] = ()
-    ) -> frozenset[int]:
-        """Show what was held back of these ranks, or of all; return those whose tracebacks are in the logs alone.
+    def release(self, sources: Collection[Source] | None = None, alike: Collection[Source] = ()) -> frozenset[Source]:
+        """Show what was held back of these sources, or of all; return those whose tracebacks are in the logs alone.
 
-        alike: ranks with the same error; if it was shown of one of them, it is not shown again.
+        alike: sources with the same error; if it was shown of one of them, it is not shown again.
         """
         with self._lock:
-            is_shown = self._first is not None and self._first[1] in alike
-            sources = [source for source in self._held if ranks is None or (source[1] in ranks and not is_shown)]
-        for source in sources:
+            is_shown = self._first in alike
+            shown = [source for source in self._held if sources is None or (source in sources and not is_shown)]
+        for source in shown:
             self._show_held(source)
         with self._lock:
-            return frozenset(rank for _, rank in self._held if rank is not None)
+            return frozenset(self._held)
 
-    def _divide(self, source: _Source, lines: bytes, at: float) -> int:
+    def _divide(self, source: Source, lines: bytes, at: float) -> int:
         """Hold back what is not to be shown now; return how many bytes are."""
         if source in self._held:
             self._hold(source, lines, at)
@@ -103,7 +101,7 @@ class TracebackFilter:
         self._hold(source, lines[start:], at)
         return start
 
-    def _hold(self, source: _Source, lines: bytes, at: float) -> None:
+    def _hold(self, source: Source, lines: bytes, at: float) -> None:
         held = self._held.setdefault(source, _Held(at))
         held.at = at
         if self._held_bytes + len(lines) > HELD_BYTES:
@@ -120,7 +118,7 @@ class TracebackFilter:
             self._first = None
         self.release()
 
-    def _show_held(self, source: _Source) -> None:
+    def _show_held(self, source: Source) -> None:
         while True:
             with self._lock:
                 held = self._held.get(source, _Held(0.0))

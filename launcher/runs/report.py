@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from time import localtime, strftime
 
+from launcher.clock import local_time
 from launcher.diagnosis.cause import Cause
 from launcher.hosts.ranges import fold_names
 from launcher.job.plan import FLIGHT_RECORDER_PREFIX, LaunchPlan, NodePlan
@@ -128,7 +128,7 @@ def cause_block(cause: Cause, others: Others, log: Path, *, withheld: int = 0) -
     failure = cause.failure
     local = f" (local rank {failure.local_rank}" + (f", GPU {failure.gpu})" if failure.gpu is not None else ")")
     where = local if failure.local_rank is not None else ""
-    lines = [Line(f"  {failure.subject}{where} at {strftime('%H:%M:%S', localtime(failure.at))}:", Style.STRONG)]
+    lines = [Line(f"  {failure.subject}{where} at {local_time(failure.at)[11:19]}:", Style.STRONG)]
     *frame, error = _fit_traceback(cause.traceback) or [failure.ending]
     lines += [*(Line(f"    {line}") for line in frame), Line(f"    {error}", Style.FAILURE)]
     lines += map(Line, same_lines(others))

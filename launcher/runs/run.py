@@ -30,6 +30,7 @@ from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import RunRecord
 from launcher.output.style import Style
 from launcher.output.terminal import Screen
+from launcher.output.traceback_filter import Source
 from launcher.preflight.findings import WARNING
 from launcher.preflight.summary import summarize
 from launcher.runs import report
@@ -284,16 +285,25 @@ class Run:
         cause = self._verdict.cause(told=told)
         assert cause is not None  # it has failed
         failure = cause.failure
-        has_stderr = failure.kind in (FailureKind.RANK, FailureKind.TORCHRUN)
-        alike = {failure.rank, *(other.rank for other in cause.same)} if has_stderr else set()
-        withheld = self._screen.release([failure.rank] if has_stderr else [], alike) - alike
+        alike = {(each.host, each.rank) for each in (failure, *cause.same)}
+        withheld = self._screen.release(self._sources_of(failure), alike) - alike
         if (failure.subject, failure.kind) != (told.subject, told.kind):
             self._say(f"launch: correction: {failure.headline}", Style.STRONG)
         self._say(f"launch: FAILED after {duration(seconds)}", Style.FAILURE)
         others, log = self._verdict.count_others(cause, census), self._record.log_path(failure.node_rank)
-        for line in report.cause_block(cause, others, log, withheld=len(withheld)):
+        ranks = sum(rank is not None for _, rank in withheld)
+        for line in report.cause_block(cause, others, log, withheld=ranks):
             self._say(line.text, line.style)
         return cause
+
+    def _sources_of(self, failure: Failure) -> list[Source]:
+        """Return whose output tells of a failure; where a host is to blame, all that its ranks said."""
+        assert self._plan is not None  # there is a failure
+        if failure.kind in (FailureKind.RANK, FailureKind.TORCHRUN, FailureKind.HANG):
+            return [(failure.host, failure.rank)]
+        node = next(node for node in self._plan.nodes if node.node_rank == failure.node_rank)
+        ranks = range(node.first_rank, node.first_rank + node.nproc)
+        return [(failure.host, None), *((failure.host, rank) for rank in ranks)]
 
     async def _say_flight_recorder(self) -> None:
         """Name what the ranks left for torchfrtrace, looked at before: it runs what stands in these files."""

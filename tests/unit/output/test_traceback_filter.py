@@ -46,6 +46,10 @@ class Shown:
             self.filter.take(f"gpu{rank}", rank, STDERR, lines, 0.0)
 
 
+def sources(*ranks):
+    return {(f"gpu{rank}", rank) for rank in ranks}
+
+
 @pytest.fixture
 def shown():
     return Shown()
@@ -57,24 +61,46 @@ def test_the_first_traceback_is_shown_and_those_of_others_wait(shown, page):
     shown.filter.take("gpu1", 1, STDOUT, b"saved\n", 0.0)
     assert shown.by_rank == {3: b"step 1\n" + PAGE + b"bye\n", 1: b"a warning\nsaved\n", 2: b"step 1\n"}
     shown.filter.withhold()
-    assert shown.filter.release([3]) == {1}
+    assert shown.filter.release(sources(3)) == sources(1)
     assert shown.by_rank[1] == b"a warning\nsaved\n"
 
 
 def test_an_error_that_several_have_is_shown_once(shown):
     shown.feed((3, PAGE), (0, PAGE), (1, PAGE))
     shown.filter.withhold()
-    assert shown.filter.release([0], alike=[0, 1, 3]) == {0, 1}
+    assert shown.filter.release(sources(0), alike=sources(0, 1, 3)) == sources(0, 1)
     assert shown.by_rank == {3: PAGE}
-    assert shown.filter.release([0], alike=[0, 1]) == {1}  # the one that was shown is another error
+    assert shown.filter.release(sources(0), alike=sources(0, 1)) == sources(
+        1
+    )  # the one that was shown is another error
     assert shown.by_rank == {3: PAGE, 0: PAGE}
+
+
+def test_torchruns_of_two_hosts_are_two_sources(shown):
+    shown.filter.take("gpu1", None, STDERR, PAGE, 0.0)
+    shown.filter.take("gpu2", None, STDERR, PAGE, 0.0)
+    shown.filter.withhold()
+    assert shown.by_rank == {None: PAGE}
+    assert shown.filter.release([("gpu2", None)], alike=[("gpu2", None)]) == frozenset()
+    assert shown.by_rank == {None: PAGE * 2}
+
+
+def test_a_rank_that_is_not_shown_takes_no_place_of_one_that_is(tmp_path, capfd):
+    """Rank 1 raises first, and the screen shows rank 0 alone."""
+    console = Console([Host("n1")], ranks={0})
+    (output,) = console.outputs([Host("n1")], RunRecord(tmp_path, "r", console.complain))
+    for local_rank in (1, 0):
+        output.feed(local_rank, STDERR, PAGE)
+    output.finish()
+    console.close()
+    assert [line.partition("]")[0] for line in capfd.readouterr().err.splitlines()] == ["[n1:0"] * 3
 
 
 def test_after_the_first_failure_all_tracebacks_wait_and_other_lines_do_not(shown):
     shown.filter.withhold()
     shown.feed((0, b"saving\n"), (0, PAGE), (1, PAGE), (None, PAGE), (1, b"and more\n"), (2, b"saved\n"))
     assert shown.by_rank == {0: b"saving\n", 2: b"saved\n"}
-    assert shown.filter.release([1]) == {0}  # torchrun is no rank
+    assert shown.filter.release(sources(1)) == sources(0, None)
     assert shown.by_rank == {0: b"saving\n", 2: b"saved\n", 1: PAGE + b"and more\n"}
 
 
@@ -109,7 +135,7 @@ def test_what_is_held_is_bounded_and_what_is_missing_is_told(shown, monkeypatch)
     monkeypatch.setattr(traceback_filter, "HELD_BYTES", len(PAGE) + 1)
     shown.filter.withhold()
     shown.feed((0, PAGE), (0, b"end\n"), (1, PAGE))
-    assert shown.filter.release([0]) == {1}
+    assert shown.filter.release(sources(0)) == sources(1)
     assert shown.filter.release() == frozenset()
     missing = "launch: {} not shown here, all are in the logs\n"
     assert shown.by_rank == {
@@ -128,9 +154,9 @@ def feed_console(tmp_path, *, disk_is_full=False, **options):
     for local_rank in (0, 1):
         output.feed(local_rank, STDERR, PAGE)
     output.finish()
-    withheld = console.release([0])
+    withheld = console.release([("n1", 0)])
     console.close()
-    return withheld
+    return {rank for _, rank in withheld}
 
 
 @pytest.mark.parametrize(
@@ -138,6 +164,7 @@ def feed_console(tmp_path, *, disk_is_full=False, **options):
     [
         ({}, {1}, 3),
         ({"ranks": {1}}, {1}, 0),
+        ({"ranks": {2}}, set(), 0),
         ({"is_quiet": True}, set(), 0),
         ({"as_json": True}, set(), 6),  # for a program
         ({"disk_is_full": True}, set(), 7),  # it is nowhere else; one line says so
