@@ -62,27 +62,11 @@ def command(
 
 
 def _report(console: Console, done: Cleaning, *, is_dry: bool) -> None:
-    from launcher.commands.clean import kept_lines
+    from launcher.commands.clean import kept_lines, verdict
     from launcher.hosts.unreachable import failure_lines
     from launcher.runs import report
 
     if done.census.left:  # else no host could be asked, which is said below
-        console.say(f"launch: {_verdict(done, is_dry=is_dry)}")
+        console.say(f"launch: {verdict(done, is_dry=is_dry)}")
     for line in [*report.left_lines(done.census), *kept_lines(done.kept), *failure_lines(done.failures)]:
         console.say(line)
-
-
-def _verdict(done: Cleaning, *, is_dry: bool) -> str:
-    from launcher.runs import report
-    from launcher.wording import count
-
-    processes = count(len(done.left_behind), "process") if done.left_behind else ""
-    number = len(done.folders) - len(done.kept)
-    directories = count(number, "directory") if done.folders else ""
-    if not processes and not directories:
-        return f"nothing is left behind on {count(len(done.census.left), 'host')}"
-    if is_dry:
-        ends = (processes and f"{processes} would be ended", directories and f"{directories} would be removed")
-        return ", ".join(filter(None, ends))
-    ends = (processes and f"ended {processes}", directories and f"removed {directories}")
-    return ", ".join([*filter(None, ends), report.census_words(done.census)])

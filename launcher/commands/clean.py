@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, HostFailure
 from launcher.job.facts import Checks, RunFolder, RunProcess
 from launcher.node import messages
+from launcher.runs import report
 from launcher.session.node_state import Census
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
@@ -34,6 +35,13 @@ class Cleaning:
     def left_behind(self) -> list[tuple[str, RunProcess]]:
         """What nobody looked after."""
         return [(host, process) for host, process in self.found if not process.is_owned]
+
+    @property
+    def ended(self) -> int:
+        """How many of those are surely gone; a host that could not be asked again tells of none."""
+        left = {(host, process[0]) for host, processes in self.census.left.items() for process in processes}
+        asked = [(host, process.pid) for host, process in self.left_behind if host in self.census.left]
+        return len(set(asked) - left)
 
     @property
     def exit_code(self) -> int:
@@ -138,6 +146,25 @@ def folder_lines(folders: Sequence[tuple[str, RunFolder]]) -> list[str]:
             lines.append(f"  {host}: directory left behind: {folder.path}{files}")
     return lines + [f"  {host}: {count(number - _MOST_RUNS, 'more directory')} left behind"
                     for host, number in named.items() if number > _MOST_RUNS]  # fmt: skip
+
+
+def verdict(done: Cleaning, *, is_dry: bool) -> str:
+    """Return what became of all that was found, in one line; what is 0 is left out, but for what is left now."""
+    processes, folders = len(done.left_behind), len(done.folders)
+    if not processes and not folders:
+        return f"nothing is left behind on {count(len(done.census.left), 'host')}"
+    if is_dry:
+        return _listed((processes, "process", "{} would be ended"), (folders, "directory", "{} would be removed"))
+    ends = _listed(
+        (done.ended, "process", "ended {}"),
+        (folders - len(done.kept), "directory", "removed {}"),
+        (len(done.kept), "directory", "{} could not be removed"),
+    )
+    return ", ".join(filter(None, [ends, report.census_words(done.census)]))
+
+
+def _listed(*parts: tuple[int, str, str]) -> str:
+    return ", ".join(words.format(count(number, noun)) for number, noun, words in parts if number)
 
 
 def kept_lines(kept: Sequence[tuple[str, str, str]]) -> list[str]:

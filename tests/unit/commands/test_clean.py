@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.commands.clean import Cleaning, folder_lines, found_lines, kept_lines
+from launcher.commands.clean import Cleaning, folder_lines, found_lines, kept_lines, verdict
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.job.facts import RunFolder, RunProcess
 from launcher.session.node_state import Census
@@ -74,6 +74,50 @@ def test_exit_codes(failures, census, exit_code):
 def test_a_directory_that_is_still_there_is_no_success():
     kept = [("gpu1", "/tmp/launch-old-ab12cd34", "files: Permission denied")]
     assert Cleaning([], [], Census({"gpu1": []}, {}), [("gpu1", RunFolder(kept[0][1], "old"))], kept).exit_code == 1
+
+
+NOTHING_LEFT = Census({"gpu1": [], "gpu2": []}, {})
+FOLDERS = [("gpu1", RunFolder("/tmp/a", "a")), ("gpu2", RunFolder("/tmp/b", "b"))]
+KEPT = [("gpu1", "/tmp/a", "Permission denied"), ("gpu2", "/tmp/b", "not removed")]
+
+
+@pytest.mark.parametrize(
+    ("done", "words"),
+    [
+        (Cleaning([], [], NOTHING_LEFT), "nothing is left behind on 2 hosts"),
+        (Cleaning([("gpu1", left(7))], [], NOTHING_LEFT), "ended 1 process, 0 processes left on 2 nodes"),
+        (Cleaning([], [], NOTHING_LEFT, FOLDERS), "removed 2 directories, 0 processes left on 2 nodes"),
+        (
+            Cleaning([("gpu1", left(7))], [], NOTHING_LEFT, FOLDERS, KEPT[:1]),
+            "ended 1 process, removed 1 directory, 1 directory could not be removed, 0 processes left on 2 nodes",
+        ),
+        (
+            Cleaning([], [], NOTHING_LEFT, FOLDERS, KEPT),
+            "2 directories could not be removed, 0 processes left on 2 nodes",
+        ),
+        (
+            Cleaning([("gpu1", left(7)), ("gpu1", left(8))], [], Census({"gpu1": [[7, "python", "D"]]}, {})),
+            "ended 1 process, 1 process left on 1 node",
+        ),
+        (Cleaning([("gpu1", left(7))], [], Census({"gpu1": [[7, "python", "D"]]}, {})), "1 process left on 1 node"),
+        # gpu2 was lost after it had told what is there.
+        (
+            Cleaning([("gpu1", left(7)), ("gpu2", left(7))], [], Census({"gpu1": []}, {"gpu2": 0})),
+            "ended 1 process, 0 processes left on 1 node; gpu2 unreachable, what was started there may remain",
+        ),
+    ],
+)
+def test_the_verdict_counts_what_was_done(done, words):
+    assert verdict(done, is_dry=False) == words
+
+
+def test_the_verdict_of_a_dry_run():
+    nothing = Cleaning([], [], NOTHING_LEFT)
+    assert verdict(nothing, is_dry=True) == "nothing is left behind on 2 hosts"
+    folders = Cleaning([], [], NOTHING_LEFT, FOLDERS)
+    assert verdict(folders, is_dry=True) == "2 directories would be removed"
+    both = Cleaning([("gpu1", left(7))], [], NOTHING_LEFT, FOLDERS[:1])
+    assert verdict(both, is_dry=True) == "1 process would be ended, 1 directory would be removed"
 
 
 def test_what_goes_on_is_not_left_behind():
