@@ -339,9 +339,9 @@ class Supervisor:
         self._wake_guardian()
         cleaned: dict[str, Any] = {}
         if self._leftover_folders is not None:
-            from launcher.node.facts import leftovers
+            from launcher.node.processes import run_folders
 
-            cleaned["folders"] = leftovers.remove_folders(self._leftover_folders)  # those that could not be removed
+            cleaned["folders"] = run_folders.remove_folders(self._leftover_folders)  # could not be removed
         files = workers.read_files(os.path.join(self._folder, workers.FILES)) if self._folder is not None else []
         # `launch clean` goes by the folder of a run of which something is left; none points to the folder of a cleaner.
         kept = (self._lost_folder or self._folder) if left and self._leftover_folders is None else None

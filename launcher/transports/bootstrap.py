@@ -35,8 +35,8 @@ _NODE_MODULES = (
         "visible_gpus", "xids",
     )),
     *(f"processes.{name}" for name in (
-        "faulthandler_stacks", "handover_log", "kills", "ladder", "owned", "proc", "py_spy", "ranks", "run_owner",
-        "shim", "stacks", "torchrun", "workers",
+        "faulthandler_stacks", "handover_log", "kills", "ladder", "owned", "proc", "py_spy", "ranks", "run_folders",
+        "run_owner", "shim", "stacks", "torchrun", "workers",
     )),
 )  # fmt: skip
 _LOCK = threading.Lock()

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,8 +17,7 @@ import pytest
 from node_process import WAITS, Node, Nodes, is_alive, parent_of, shell, wait_until
 
 from launcher.node import clock, messages
-from launcher.node.facts import leftovers
-from launcher.node.processes import proc
+from launcher.node.processes import proc, run_folders, run_owner, workers
 
 TOKEN = "ab12cd34"
 NOBODY = 65534
@@ -41,28 +40,27 @@ def marked() -> Iterator[str]:
         process.kill()
 
 
-def note_of(*keepers: tuple[int, int], **other: Any) -> str:
+def note_of(*keepers: tuple[int, int], **other: Any) -> dict[str, Any]:
     """Return the note of a run of this machine and boot, but for what is in `other`."""
     here = {
         "host": os.uname().nodename,
+        "machine_id": Path("/etc/machine-id").read_text().strip() if Path("/etc/machine-id").exists() else None,
         "boot_id": clock.boot_id(),
         "pid_namespace": str(Path("/proc/self/ns/pid").readlink()),
         "keepers": keepers,
     }
-    return json.dumps({**here, **other})
+    return {**here, **other}
 
 
-def make(
-    place: Path, run: str, note: str | None = None, *, age_s: float = 0, token: str = TOKEN, order: str = ""
-) -> Path:
-    """Make a run's directory, as a supervisor does; order: what older ones wrote there."""
+def make(place: Path, run: str, note: Mapping[str, Any] | str | None, *, token: str = TOKEN) -> Path:
+    """Make a run's directory of ten minutes ago, as a supervisor does; a note has its path if it has no other."""
     path = place / f"launch-{run}-{token}"
     (path / "files").mkdir(parents=True)
+    path.chmod(0o700)
     if note is not None:
-        (path / "owner").write_text(note)
-    if order:
-        (path / "order").write_text(order)
-    os.utime(path, (time.time() - age_s,) * 2)
+        text = note if isinstance(note, str) else json.dumps({"folder": str(path.resolve()), **note})
+        (path / "owner").write_text(text)
+    os.utime(path, (time.time() - 600,) * 2)
     return path
 
 
@@ -73,7 +71,7 @@ def lock(path: Path) -> None:
 
 def found_in(place: Path) -> list[str]:
     """Return the runs whose directories are found there, and find again nothing else once these are removed."""
-    paths = [folder["path"] for folder in leftovers.find_folders([]) if Path(folder["path"]).parent == place]
+    paths = [folder["path"] for folder in run_folders.find_folders([]) if Path(folder["path"]).parent == place]
     return sorted(Path(path).name[len("launch-") : -len(TOKEN) - 1] for path in paths)
 
 
@@ -90,29 +88,27 @@ def me() -> tuple[int, int]:
 def test_which_directories_are_of_runs_that_are_over(place: Path, marked: str) -> None:
     pid, started = me()
     lost_power = {"boot_id": "another"}
-    make(place, "lost-power", note_of(me(), **lost_power))
+    lost = make(place, "lost-power", note_of(me(), **lost_power))
     make(place, "killed", note_of((pid, started - 1)))  # another process has its number now
     make(place, "restarted-container", note_of(me(), pid_namespace="pid:[1]"))
-    make(place, "older-launcher", age_s=100, order='{"env": {"API_KEY": "hush"}}')
-    make(place, "torn", '{"host": "he', age_s=100)  # the note was not on the disk yet
-    over = ["killed", "lost-power", "older-launcher", "restarted-container", "torn"]
+    over = ["killed", "lost-power", "restarted-container"]
     # None of these.
     make(place, "alive", note_of((1, 0), me()))
-    make(place, "elsewhere", note_of(host="another", **lost_power))  # in a home that both have
+    make(place, "elsewhere", note_of(host="another", **lost_power))  # on a disk that both have
+    make(place, "clone", note_of(machine_id="another", **lost_power))
+    lock(make(place, "namesake", note_of(**lost_power)))  # its host has our name, and booted at another time
     lock(make(place, "other-container", note_of(pid_namespace="pid:[1]")))
-    lock(make(place, "older-alive", age_s=100))
-    make(place, "being-made")
+    lock(make(place, "bootless", note_of(boot_id=None)))
     make(place, marked, note_of(**lost_power))
     make(place, "short", note_of(**lost_power), token="ab12cd3")
     make(place, "notes", note_of(**lost_power), token="notation")
-    (place / f"launch-bare-{TOKEN}").mkdir()  # not made by us: each of ours has more in it
-    (place / f"launch-link-{TOKEN}").symlink_to(place / f"launch-killed-{TOKEN}")
+    (place / f"launch-link-{TOKEN}").symlink_to(lost)
     if os.geteuid() == 0:
         os.chown(make(place, "of-nobody", note_of(**lost_power)), NOBODY, -1)
     assert found_in(place) == over
     # What is told to be removed is looked at again.
     paths = sorted(str(path) for path in place.iterdir())
-    kept = leftovers.remove_folders([*paths, f"{place}/launch-gone-{TOKEN}", str(place)])
+    kept = run_folders.remove_folders([*paths, f"{place}/launch-gone-{TOKEN}", str(place)])
     assert found_in(place) == []
     assert sorted(set(paths) - {str(path) for path in place.iterdir()}) == [
         f"{place}/launch-{run}-{TOKEN}" for run in over
@@ -120,15 +116,47 @@ def test_which_directories_are_of_runs_that_are_over(place: Path, marked: str) -
     assert (f"{place}/launch-alive-{TOKEN}", "its run goes on") in [tuple(entry) for entry in kept]
 
 
+@pytest.mark.parametrize("at", ["TMPDIR", "HOME"])
+def test_a_directory_that_launch_did_not_make_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    monkeypatch.setenv(at, str(tmp_path))
+    over = note_of(boot_id="another")
+    made = make(tmp_path, "20261120-091233", over)
+    own = [
+        make(tmp_path, "results", None, token="20241224"),  # a date has eight hexadecimal digits as well
+        make(tmp_path, "20261120-091233", None, token="00000001"),
+        make(tmp_path, "20261120-091233", "", token="00000002"),  # the note was not on the disk yet
+        make(tmp_path, "20261120-091233", '{"host": "he', token="00000003"),
+        make(tmp_path, "20261120-091233", {**over, "folder": None}, token="00000004"),
+        make(tmp_path, "20261120-091233", {**over, "folder": str(made)}, token="00000005"),  # `cp -r` made it
+        make(tmp_path, "20261120-091233", over, token="00000006"),
+    ]
+    own[-1].chmod(0o777)  # anybody may have put the note there
+    for path in own:
+        (path / "files" / "photo.jpg").touch()
+    assert found_in(tmp_path) == ["20261120-091233"]
+    run_folders.remove_folders([str(path) for path in (made, *own)])
+    assert not made.exists()
+    assert [path for path in own if not (path / "files" / "photo.jpg").exists()] == []
+
+
+def test_the_note_in_a_directory_that_was_just_made(place: Path) -> None:
+    path = workers.make_folder("20261120-091233")
+    run_owner.sign(path, [os.getpid()])
+    assert json.loads(Path(path, "owner").read_text()) == {"folder": path, **note_of(), "keepers": [[*me()]]}
+    assert not run_owner.has_ended(path)
+
+
 def test_a_run_of_which_only_leftover_processes_live_is_over_with_them(place: Path, marked: str) -> None:
     path = str(make(place, marked, note_of(boot_id="another")))
     left = {"pid": 7, "name": "sleep", "mark": "marked.ab12.0", "is_owned": False}
-    assert [folder for folder in leftovers.find_folders([left]) if folder["run"] == marked] == [
+    assert [folder for folder in run_folders.find_folders([left]) if folder["run"] == marked] == [
         {"path": path, "run": marked, "files": 0}
     ]
     # Two hosts of a run may be one machine.
     other = {**left, "mark": "marked.ab12.1", "is_owned": True}
-    assert [folder for folder in leftovers.find_folders([left, other]) if folder["run"] == marked] == []
+    assert [folder for folder in run_folders.find_folders([left, other]) if folder["run"] == marked] == []
 
 
 def test_what_can_t_be_removed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +174,7 @@ def test_what_can_t_be_removed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
                     for each in (Path(base), path, path / "files"):
                         os.chown(each, NOBODY, -1)
                     os.setuid(NOBODY)
-                os.write(write_end, repr(leftovers.remove_folders([str(path)])).encode())
+                os.write(write_end, repr(run_folders.remove_folders([str(path)])).encode())
             finally:
                 os._exit(0)
         os.close(write_end)

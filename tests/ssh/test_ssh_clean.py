@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 
 import pytest
 from launching import TRANSPORTS, Launch
 from ssh_hosts import SshHosts
 
+from launcher.node.processes import run_owner
+
 NAME = "launch-20261120-091233-ab12cd34"
-NOTE = {"host": os.uname().nodename, "boot_id": "of before", "pid_namespace": "pid:[1]", "keepers": [[1, 1]]}
 
 
 @pytest.mark.parametrize("transport", [*TRANSPORTS, "pdsh"])
@@ -19,10 +18,11 @@ def test_directories_of_a_run_on_hosts_that_lost_power(launch: Launch, hosts: Ss
     first, second = (hosts[name].tmpdir / NAME for name in ("node1", "node2"))
     for folder in (first, second):
         (folder / "files").mkdir(parents=True)
-    (first / "owner").write_text(json.dumps(NOTE))
+        folder.chmod(0o700)
+        run_owner.sign(str(folder), [])
+        note = json.loads((folder / "owner").read_text())
+        (folder / "owner").write_text(json.dumps({**note, "boot_id": "of before"}))
     (first / "files" / "nccl_trace_rank_0").touch()
-    (second / "order").write_text('{"env": {"WANDB_API_KEY": "hush"}}')  # of a launcher that still kept it on disk
-    os.utime(second, (time.time() - 100,) * 2)
     found = [
         f"  node1: directory left behind: {hosts['node1'].tmpdir}/launch-RUN-ab12cd34 (1 file of its ranks)",
         f"  node2: directory left behind: {hosts['node2'].tmpdir}/launch-RUN-ab12cd34",

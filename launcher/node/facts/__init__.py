@@ -9,7 +9,7 @@ In reading order:
     gpus            the GPUs, by nvidia-smi or rocm-smi, and the processes on them
     xids            GPU faults in the kernel's log
     machine         memory, limits, disks
-    leftovers       processes of other runs, and the directories of those that are over
+    leftovers       processes of other runs
     gathering       all of these in one answer, from a child
     pythons         the search for a Python that has torch
     setup           --setup, --venv and --conda

@@ -55,6 +55,7 @@ def _find_gpus(wanted: dict[str, Any]) -> dict[str, Any]:
 
 def _gather_checks(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
     from launcher.node.facts import leftovers, machine, xids
+    from launcher.node.processes import run_folders
 
     script = wanted.get("script")
     runs = leftovers.find_runs(wanted["mark"])
@@ -65,7 +66,7 @@ def _gather_checks(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
         "infiniband": network.list_infiniband(),
         "xids": xids.find_xids() if wanted.get("gpus", True) else [],
         "runs": runs,
-        "folders": leftovers.find_folders(runs),
+        "folders": run_folders.find_folders(runs),
     }
 
 

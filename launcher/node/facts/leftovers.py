@@ -1,20 +1,18 @@
-"""What other runs have on this node: their processes, and the directories of those that are over.
+"""The processes that other runs have on this node.
 
-A process is of a run that goes on, or left over: then its keepers are gone.
+Each is of a run that goes on, or left over: then its keepers are gone. Their directories: `processes.run_folders`.
 """
 
 from __future__ import annotations
 
 import os
-import stat
 
-from launcher.node.processes import proc, run_owner, workers
+from launcher.node.processes import proc, run_folders, run_owner, workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_TOKEN_LENGTH = 8  # of a directory's name
 _LOADER = b'print("~launch '  # stands in the command line of every guardian and supervisor
 
 
@@ -88,82 +86,7 @@ def _has_keeper(process: proc.Process, everything: dict[int, proc.Process]) -> b
     return False
 
 
-def find_folders(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the directories of this user's runs that are over: path, run, and how many files its ranks left in it.
-
-    runs: what `find_runs` has found; a run of which only leftover processes live is over, once these are ended.
-    """
-    candidates = [path for path in _list_folders() if run_owner.has_ended(path)]
-    if not candidates:
-        return []
-    left = {_run_id(run["mark"]) for run in runs if not run["is_owned"]}
-    alive = _living_runs() - left.difference(_run_id(run["mark"]) for run in runs if run["is_owned"])
-    return [
-        {"path": path, "run": _run_of_folder(path), "files": _count_files(path)}
-        for path in candidates
-        if _run_of_folder(path) not in alive
-    ]
-
-
-def remove_folders(paths: list[str]) -> list[list[str]]:
-    """Remove those of these directories whose runs are over; return the others, each with the reason."""
-    there = set(_list_folders())
-    alive = _living_runs()
-    kept = []
-    for path in paths:
-        if path not in there:
-            continue  # somebody was faster
-        if _run_of_folder(path) in alive or not run_owner.has_ended(path):
-            kept.append([path, "its run goes on"])
-            continue
-        reason = workers.remove_folder(path)
-        if reason is not None and os.path.lexists(path):
-            kept.append([path, reason])
-    return kept
-
-
-def _list_folders() -> list[str]:
-    """Return the paths of all directories of runs of our own user here."""
-    found = []
-    for base in dict.fromkeys(map(os.path.realpath, workers.folder_places())):
-        try:
-            names = os.listdir(base)
-        except OSError:
-            continue
-        paths = [os.path.join(base, name) for name in sorted(names) if _run_of_folder(name)]
-        found += [path for path in paths if _is_own_folder(path)]
-    return found
-
-
-def _run_of_folder(path: str) -> str:
-    """Return RUN of a path `.../launch-RUN-TOKEN`, or "" if it is named otherwise."""
-    start, _, token = os.path.basename(path).rpartition("-")
-    is_run = start.startswith("launch-") and len(token) == _TOKEN_LENGTH and _is_hex(token)
-    return start[len("launch-") :] if is_run else ""
-
-
-def _living_runs() -> set[str]:
-    """Return the ids of all runs whose mark a process here has, in whatever container."""
-    return {_run_id(mark) for mark in map(proc.read_mark, proc.read_all()) if mark is not None}
-
-
-def _run_id(mark: str) -> str:
-    return mark.partition(".")[0]
-
-
-def _count_files(folder: str) -> int:
-    try:
-        return len(os.listdir(os.path.join(folder, workers.FILES)))
-    except OSError:
-        return 0
-
-
 def _is_own_folder(path: str) -> bool:
     """Tell whether a path is a run's folder of our own user: no link, and with what each one has."""
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return False
-    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     inside = (workers.FILES, run_owner.OWNER)
-    return is_ours and any(os.path.lexists(os.path.join(path, name)) for name in inside)
+    return run_folders.is_own(path) and any(os.path.lexists(os.path.join(path, name)) for name in inside)

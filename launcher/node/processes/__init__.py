@@ -6,6 +6,7 @@ In reading order:
     owned                  which of them belong to a run
     workers                how a process is started, and the run's directory
     run_owner              whose that directory is, and whether its run is over
+    run_folders            the directories of runs that are over: found, and removed
     ladder                 how a run is ended, step by step
     handover_log           what the guardian must know if the supervisor dies
     kills                  whether the kernel killed a rank for lack of memory

@@ -1,0 +1,107 @@
+"""The directories of runs that are over, which nobody was left to remove: found, and removed.
+
+Only a directory that a supervisor made for a run of this user is ever found or removed, wherever `make_folder` may have
+made it: by its name, as nobody else's to write, and by the note in it (`run_owner`). A name alone proves nothing: a
+user may have a `launch-results-20241224`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from launcher.node.processes import proc, run_owner, workers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_TOKEN_LENGTH = 8  # at the end of the name
+
+
+def find_folders(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the directories of this user's runs that are over: path, run, and how many files its ranks left in it.
+
+    runs: what `leftovers.find_runs` has found; a run of which only leftover processes live is over, once these are
+    ended.
+    """
+    candidates = [path for path in _list_folders() if run_owner.has_ended(path)]
+    if not candidates:
+        return []
+    left = {_run_of_mark(run["mark"]) for run in runs if not run["is_owned"]}
+    alive = _living_runs() - left.difference(_run_of_mark(run["mark"]) for run in runs if run["is_owned"])
+    return [
+        {"path": path, "run": _run_of_folder(path), "files": _count_files(path)}
+        for path in candidates
+        if _run_of_folder(path) not in alive
+    ]
+
+
+def remove_folders(paths: list[str]) -> list[list[str]]:
+    """Remove those of these directories whose runs are over; return the others, each with the reason."""
+    there = set(_list_folders())
+    alive = _living_runs()
+    kept = []
+    for path in paths:
+        if path not in there:
+            continue  # somebody was faster
+        if _run_of_folder(path) in alive or not run_owner.has_ended(path):
+            kept.append([path, "its run goes on"])
+            continue
+        reason = workers.remove_folder(path)
+        if reason is not None and os.path.lexists(path):
+            kept.append([path, reason])
+    return kept
+
+
+def is_own(path: str) -> bool:
+    """Tell whether a path is a directory of our own user, and no link to one."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+
+
+def _list_folders() -> list[str]:
+    """Return the paths of all directories of our own user here that are named as a run's and private."""
+    found = []
+    for base in dict.fromkeys(map(os.path.realpath, workers.folder_places())):
+        try:
+            names = os.listdir(base)
+        except OSError:
+            continue
+        paths = [os.path.join(base, name) for name in sorted(names) if _run_of_folder(name)]
+        found += [path for path in paths if is_own(path) and not _can_others_write(path)]
+    return found
+
+
+def _can_others_write(path: str) -> bool:
+    """Tell whether others may have put the note there: what launch makes is private."""
+    try:
+        return bool(os.lstat(path).st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    except OSError:
+        return True
+
+
+def _run_of_folder(path: str) -> str:
+    """Return RUN of a path `.../launch-RUN-TOKEN`, or "" if it is named otherwise."""
+    start, _, token = os.path.basename(path).rpartition("-")
+    is_token = len(token) == _TOKEN_LENGTH and not token.strip("0123456789abcdef")
+    return start[len("launch-") :] if is_token and start.startswith("launch-") else ""
+
+
+def _living_runs() -> set[str]:
+    """Return the ids of all runs whose mark a process here has, in whatever container."""
+    return {_run_of_mark(mark) for mark in map(proc.read_mark, proc.read_all()) if mark is not None}
+
+
+def _run_of_mark(mark: str) -> str:
+    return mark.partition(".")[0]
+
+
+def _count_files(folder: str) -> int:
+    try:
+        return len(os.listdir(os.path.join(folder, workers.FILES)))
+    except OSError:
+        return 0
