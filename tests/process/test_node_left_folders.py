@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -146,6 +147,27 @@ def test_the_note_in_a_directory_that_was_just_made(place: Path) -> None:
     run_owner.sign(path, [os.getpid()])
     assert json.loads(Path(path, "owner").read_text()) == {"folder": path, **note_of(), "keepers": [[*me()]]}
     assert not run_owner.has_ended(path)
+
+
+def test_what_is_mounted_there_stays(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("to mount takes root: run these tests as root")
+    photos, folder = tmp_path / "photos", tmp_path / f"launch-a run-{TOKEN}"
+    mounted = folder / "files" / "home"
+    for path in (photos, mounted):
+        path.mkdir(parents=True)
+    (photos / "photo.jpg").touch()
+    code = "import sys; from launcher.node.processes import workers; print(workers.remove_folder(sys.argv[1]))"
+    script = 'mount --bind "$1" "$2" && exec "$3" -c "$4" "$5"'
+    words = ["unshare", "--mount", "sh", "-c", script, "sh", photos, mounted, sys.executable, code, folder]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (
+        "files/home is mounted\n",
+        f"can't remove {folder}: files/home is mounted\n",
+    )
+    assert (photos / "photo.jpg").exists()
+    assert workers.remove_folder(str(folder)) is None
+    assert not folder.exists()
 
 
 def test_a_run_of_which_only_leftover_processes_live_is_over_with_them(place: Path, marked: str) -> None:
