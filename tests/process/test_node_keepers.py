@@ -138,6 +138,26 @@ def test_while_the_ranks_run(nodes: Nodes, tmp_path: Path, start: Start, first: 
 
 
 @any_starter
+def test_what_a_rank_has_mounted_in_the_run_s_directory_stays(nodes: Nodes, tmp_path: Path, start: Start) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("to mount takes root: run these tests as root")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "photo.jpg").touch()
+    node = start(nodes, tmp_path)
+    starter, mounted = find_starter(node), node.folder / "files" / "home"
+    mounted.mkdir()
+    subprocess.run(["mount", "--bind", tmp_path / "photos", mounted], check=True)
+    try:
+        kill_keepers(node, "guardian")
+        node.wait_until_gone()
+        node.wait_until(lambda: not is_alive(starter), what="who started the ranks is gone")
+    finally:
+        subprocess.run(["umount", mounted], check=True)
+    assert (tmp_path / "photos" / "photo.jpg").exists()
+    remove_folder(node)
+
+
+@any_starter
 @any_order
 def test_while_the_ranks_are_asked_to_save(nodes: Nodes, tmp_path: Path, start: Start, first: str) -> None:
     """Who has started them is held by then, and must not be held for ever."""
