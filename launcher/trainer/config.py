@@ -42,7 +42,9 @@ class TrainConfig:
         bare=LAST,
     )
     save_every: int = option(0, "save a checkpoint every so many steps too; 0: after each epoch only")
-    keep: int = option(2, "checkpoints to keep; the oldest goes first", minimum=1)
+    keep: int = option(
+        2, "checkpoints to keep; the oldest goes first, unless it was saved under a larger number", minimum=1
+    )
 
     epochs: int = option(1, "epochs", minimum=1)
     steps_per_epoch: int = option(60, "end an epoch after so many steps; 0: after all of the data")

@@ -18,7 +18,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -115,10 +115,10 @@ def settle_resume(path: Path, config: TrainConfig, attempt: Attempt) -> str:
         return AUTO if whole or config.resume in (NONE, AUTO, LAST) else config.resume
     if config.resume == LAST and not whole:
         raise nothing_to_resume(path)
-    if config.resume not in (NONE, AUTO, LAST) and read_progress(Path(config.resume)) is None:
-        raise ConfigError(f"{config.resume}: no whole checkpoint, a folder such as outputs/RUN/checkpoints/step_60")
-    is_inside = Path(config.resume).resolve().parent == (path / "checkpoints").resolve()
-    goes_on = bool(whole) and (config.resume in (AUTO, LAST) or is_inside)
+    if config.resume in (NONE, AUTO, LAST):
+        goes_on = bool(whole) and config.resume != NONE
+    else:
+        goes_on = is_newest(Path(config.resume), path, whole)
     results = find_results(path)
     if results and not goes_on:
         choice = "go on with --resume, or name another --save-dir" if whole else "name another --save-dir"
@@ -126,6 +126,24 @@ def settle_resume(path: Path, config: TrainConfig, attempt: Attempt) -> str:
     if config.resume == LAST or (config.resume == NONE and attempt.requeues):
         return AUTO  # for a requeued job the start report then says that there was nothing to go on from
     return config.resume
+
+
+def is_newest(chosen: Path, path: Path, whole: Sequence[Path]) -> bool:
+    """Tell whether the checkpoint that --resume names is the folder's own, after which none was saved there.
+
+    Raise ConfigError for no whole checkpoint, and for one of the folder's own with newer ones, which a run that goes on
+    from it would replace.
+    """
+    progress = read_progress(chosen)
+    if progress is None:
+        raise ConfigError(f"{chosen}: no whole checkpoint, a folder such as outputs/RUN/checkpoints/step_60")
+    if chosen.resolve().parent != (path / "checkpoints").resolve():
+        return False
+    newest = read_progress(whole[-1]) if whole else None
+    if newest is not None and newest["saved_at"] > progress["saved_at"]:
+        lost = f"an earlier run's newer checkpoint {whole[-1].name} would be lost"
+        raise ConfigError(f"{path}: {lost}: go on from it with --resume, or name another --save-dir")
+    return True
 
 
 def refuse_others_files(path: Path) -> None:

@@ -131,12 +131,21 @@ def put_in_place(temporary: Path, path: Path) -> None:
 def prune(folder: Path, keep: int) -> None:
     """Remove the oldest checkpoints but `keep`, and what a run that was killed left half done.
 
-    They are renamed first, so that none is ever there in part.
+    One that was saved under a larger --keep was promised to stay, and does: only a run that keeps as many removes it.
+    Checkpoints are renamed first, so that none is ever there in part.
     """
     for path in find_whole(folder)[:-keep]:
-        path.rename(path.with_name(f".{path.name}.old"))
+        if read_keep(path) <= keep:
+            path.rename(path.with_name(f".{path.name}.old"))
     for leftover in folder.glob(".step_*"):
         shutil.rmtree(leftover, ignore_errors=True)
+
+
+def read_keep(path: Path) -> int:
+    """Return the --keep of the run that saved a checkpoint; 0 where it doesn't say."""
+    progress = read_progress(path)
+    keep = progress["config"].get("keep") if progress is not None else None
+    return keep if isinstance(keep, int) else 0
 
 
 def save_file(path: Path, state: dict[str, Any]) -> None:

@@ -124,6 +124,30 @@ def test_an_earlier_run_is_resumed_or_refused(train: Callable[..., Said]) -> Non
     assert train("--save-dir", "out") == train("--save-dir", "out", "--resume", "auto") == model
 
 
+def test_newer_checkpoints_are_not_replaced(train: Callable[..., Said]) -> None:
+    """Neither by a run that goes on from an older one, nor by one that keeps fewer."""
+    assert train("--save-dir", "out", "--epochs", "4", "--keep", "3").exit_code == 0
+    saved = read_all(Path("out"))
+    checkpoints = Path("out") / "checkpoints"
+    from_older = ["--save-dir", "out", "--resume", "out/checkpoints/step_6", "--epochs", "4"]
+    both = "go on from it with --resume, or name another --save-dir"
+    lost = "an earlier run's newer checkpoint step_8 would be lost"
+    assert train(*from_older) == Said(2, [], f"out: {lost}: {both}\n")
+    shutil.copytree(checkpoints / "step_4", checkpoints / "good")
+    assert train(*from_older, "--resume", "out/checkpoints/good").error == f"out: {lost}: {both}\n"
+    shutil.rmtree(checkpoints / "good")
+    assert read_all(Path("out")) == saved
+    assert train(*from_older, "--save-dir", "other").line("resume") == "out/checkpoints/step_6, step 6 of epoch 4"
+
+    def kept(*words: str) -> list[str]:
+        assert train("--save-dir", "out", *words).exit_code == 0
+        return sorted(path.name for path in checkpoints.iterdir())
+
+    earlier = ["step_4", "step_6", "step_8"]
+    assert kept("--resume", "--epochs", "6", "--keep", "1") == ["step_12", *earlier]
+    assert kept("--resume", "--epochs", "7", "--keep", "3") == ["step_12", "step_14", "step_8"]
+
+
 def test_a_resume_that_finds_nothing_is_no_new_run(train: Callable[..., Said]) -> None:
     nothing = "no whole checkpoint to go on from; without --resume a run begins anew\n"
     assert train("--save-dir", "typo", "--resume") == Said(2, [], f"typo: {nothing}")
