@@ -287,10 +287,11 @@ def find_attempt() -> Attempt:
     is_launched = job_id is None or environ.get("LAUNCH_SLURM_JOB") == job_id
     run_id = environ.get("LAUNCH_MARK", "").partition(".")[0] if is_launched else ""
     requeues = environ.get("SLURM_RESTART_COUNT", "")
+    elastic_id = environ.get("TORCHELASTIC_RUN_ID", "")
     return Attempt(
         name=run_id or (f"slurm-{job_id}" if job_id else None),
         command=environ.get("LAUNCH_COMMAND", "") if is_launched else "",
-        agent=_describe_parent() if environ.get("TORCHELASTIC_RUN_ID") else None,
+        agent=_describe_agent(elastic_id) if elastic_id else None,
         job_id=job_id,
         requeues=int(requeues) if job_id and requeues.isdecimal() else 0,
     )
@@ -639,14 +640,20 @@ def _port_of(text: str) -> int:
     return FIRST_PORT + zlib.crc32(text.encode()) % PORT_COUNT
 
 
-def _describe_parent() -> str | None:
-    """Return what no other process shares with the parent: host, number and start time; None where /proc isn't."""
+def _describe_agent(run_id: str) -> str | None:
+    """Return what no other process shares with this rank's torchrun: host, number and start time.
+
+    None where the parent is a script that torchrun started, which may start several runs, and where /proc isn't.
+    """
+    parent = Path(f"/proc/{os.getppid()}")
     try:
+        if f"TORCHELASTIC_RUN_ID={run_id}".encode() in (parent / "environ").read_bytes().split(b"\0"):
+            return None
         # The name stands in parentheses and may hold any character; the start time is field 22 (proc(5)).
-        started = Path(f"/proc/{os.getppid()}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+        started = (parent / "stat").read_text(errors="replace").rpartition(")")[2].split()[19]
     except OSError:
         return None
-    return f"{socket.gethostname()} {os.getppid()} {started}"
+    return f"{socket.gethostname()} {parent.name} {started}"
 
 
 def _rank_and_size() -> tuple[int, int]:

@@ -174,10 +174,9 @@ def is_same_run(mark: dict[str, Any], attempt: Attempt, options: dict[str, Any] 
 
     One job may start several runs. Where their folders don't tell them apart, their options do.
     """
-    if attempt.agent is not None and mark["agent"] == attempt.agent:
-        return True
+    is_restarted = attempt.agent is not None and mark["agent"] == attempt.agent
     is_requeued = attempt.requeues > 0 and attempt.job_id is not None and mark["job"] == attempt.job_id
-    return is_requeued and options in (None, mark["options"])
+    return (is_restarted or is_requeued) and options in (None, mark["options"])
 
 
 def make_new(parent: Path, name: str) -> Path:

@@ -194,13 +194,13 @@ def test_a_job_that_goes_back_into_the_queue_goes_on(
     assert other.line("resume") == "nothing to resume, begun anew"
 
 
-# The trainer, which fails once after its first epoch.
+# The trainer, which fails once after its last epoch.
 FAILS_ONCE = f"""
-import os, sys
+import os
 from launcher.distributed import leave
 from launcher.trainer.__main__ import main
 is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-exit_code = main([*{SHORT!r}, "--epochs", "1" if is_first else "2"])
+exit_code = main({SHORT!r})
 leave(1 if is_first else exit_code)
 """
 
@@ -214,6 +214,23 @@ def test_a_torchrun_that_starts_its_ranks_again_goes_on(starter: Any, tmp_path: 
     saves = [line for line in run.stdout.splitlines() if line.startswith(("saves", "resume"))]
     name = f"outputs/{folder.name}"
     assert saves == [f"saves   {name}", f"saves   {name}", f"resume  {name}/checkpoints/step_2, step 2 of epoch 2"]
+
+
+def test_each_run_of_a_script_under_torchrun_has_its_own_folder(
+    train: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, starter: Any, tmp_path: Path
+) -> None:
+    """A script that trains twice is the parent of both runs, and no torchrun that starts one of them again."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    first, other = train(), train("--lr", "1e-2")
+    assert (other.line("resume"), other.line("saves") == first.line("saves")) == (None, False)
+    again = train()
+    assert again.line("resume") == f"{first.line('saves')}/checkpoints/step_2, step 2 of epoch 2"
+
+    shutil.rmtree(OUTPUTS)
+    command = f"subprocess.run([sys.executable, '-m', 'launcher.trainer', *{SHORT!r}])"
+    sweep = starter.start(["-c", f"import subprocess, sys; {command}; {command}"], {"TORCHELASTIC_RUN_ID": "none"})
+    assert sweep.wait() == 0
+    assert sweep.stdout.count("final loss") == len(list(OUTPUTS.iterdir())) == 2
 
 
 def test_two_runs_of_one_second_have_a_folder_each(tmp_path: Path) -> None:
