@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from launcher.trainer.data import Task, short
 from launcher.trainer.flops import flops_per_token, peak_flops, utilisation
 from launcher.trainer.parallel import Layout
 from launcher.trainer.progress import Progress
-from launcher.trainer.save_folder import explain
+from launcher.trainer.save_folder import explain, find_newest
 from launcher.trainer.trackers import METRICS_FILE, open_trackers
 
 
@@ -138,6 +139,13 @@ class Journal:
         self.say(f"SIGTERM: {text}")
         if can_resume:
             self.say(f"to continue: {self._command()}")
+
+    def tell_failure(self) -> None:
+        """Say which command goes on with a run that failed; nothing if it hasn't begun, or has no checkpoint."""
+        if self._progress is not None:
+            with contextlib.suppress(OSError):  # the disk may be what failed
+                if find_newest(Path(self._config.save_dir) / "checkpoints"):
+                    self.say(f"to continue: {self._command()}")
 
     def _command(self, epochs: int = 0) -> str:
         return continue_command(self._argv, self._world, find_attempt(), self._config.save_dir, epochs)

@@ -80,6 +80,7 @@ def train_in_folder(
         journal.begin(position, run.steps, speed, report)
         run.train()
     except Exception:
+        journal.tell_failure()
         journal.close(1)
         raise
     journal.close(0)
