@@ -11,8 +11,8 @@ In reading order:
     optimization          one step of learning
     stopping              SIGTERM, agreed on by all ranks
     evaluation            the validation loss, exact on any number of ranks
-    save_folder           a folder in which all is whole or not there
-    ownership             which folder a run saves in, and whose files lie there already
+    save_folder           a directory in which all is whole or not there
+    ownership             which directory a run saves in, and whose files lie there already
     checkpoint_reading    a checkpoint read as data, so that no code in it runs
     checkpoint            save, and go on with any number of ranks
     flops                 model FLOPs utilisation

@@ -1,6 +1,6 @@
 """Save checkpoints, and go on from them on any number of ranks and with any parallelism.
 
-A replicated model is saved by rank 0 alone. A sharded one is saved by all ranks where they share the folder,
+A replicated model is saved by rank 0 alone. A sharded one is saved by all ranks where they share the directory,
 and gathered by rank 0 where they don't: people with a few machines often have no common file system.
 """
 
@@ -212,7 +212,7 @@ class Checkpoints:
 
 
 def is_shared(folder: str, world: World) -> bool:
-    """Find out whether all ranks see the same folder: rank 0 leaves a file there, the others look for it."""
+    """Find out whether all ranks see the same directory: rank 0 leaves a file there, the others look for it."""
     if world.world_size == 1:
         return True
     token = Path(folder) / f".shared_{uuid4().hex}"

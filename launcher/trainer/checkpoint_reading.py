@@ -191,7 +191,7 @@ class PlainPlanner(DefaultLoadPlanner):
 
 
 def _check_place(place: Any) -> None:
-    """Keep the reading in the checkpoint's own folder, and to files without filters, which torch 2.7 and later know."""
+    """Keep the reading in the checkpoint's directory, and to files without filters, which torch 2.7 and later know."""
     if not isinstance(place, _StorageInfo) or PurePosixPath(place.relative_path).name != place.relative_path:
         raise pickle.UnpicklingError(f"{METADATA} names a file outside of the checkpoint")
     if getattr(place, "transform_descriptors", None):

@@ -31,8 +31,8 @@ class TrainConfig:
 
     save_dir: str = option(
         "",
-        "where checkpoints/, model.pt and metrics.jsonl go (default: a new folder in outputs, named like the run)",
-        metavar="FOLDER",
+        "where checkpoints/, model.pt and metrics.jsonl go (default: a new directory in outputs, named like the run)",
+        metavar="DIR",
     )
     resume: str = option(
         NONE,

@@ -1,4 +1,4 @@
-"""The command that goes on with a run: what was typed, with the run's folder and --resume."""
+"""The command that goes on with a run: what was typed, with the run's directory and --resume."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ def check_picture(path: Path) -> None:
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"--plot: want a .png or .svg file, got {str(path)!r}")
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--plot: there is no folder {str(path.parent)!r} on rank 0's machine")
+        raise ConfigError(f"--plot: there is no directory {str(path.parent)!r} on rank 0's machine")
     if path.is_dir():
-        raise ConfigError(f"--plot: {str(path)!r} is a folder")
+        raise ConfigError(f"--plot: {str(path)!r} is a directory")
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib on rank 0's machine: pip install matplotlib")
 

@@ -47,7 +47,7 @@ def train(config: TrainConfig, world: World, argv: Sequence[str] = ()) -> None:
 def train_in_folder(
     config: TrainConfig, world: World, nodes: Sequence[Node], layout: Layout, argv: Sequence[str]
 ) -> None:
-    """Train, with the folder that is this run's own."""
+    """Train, with the directory that is this run's own."""
     journal = Journal(config, world, argv)
     try:
         share_from_main(journal.open, world)

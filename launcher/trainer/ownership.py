@@ -1,13 +1,14 @@
-"""Which folder a run saves in, and whose files lie there already.
+"""Which directory a run saves in, and whose files lie there already.
 
-Without --save-dir a run makes a folder of its own, `outputs/NAME`: the name that `launch` gave the run, `slurm-JOB`, or
-the time on rank 0. With --save-dir the folder may hold files. It is the trainer's own if MARK is in it, which a run
-leaves there before it writes anything else, or a whole checkpoint of the trainer, for folders that were copied without
-MARK. In every other folder a file that the trainer would write over is somebody else's, and the run is refused. In one
-of its own a run goes on from what is there, or is refused: checkpoints and model.pt of an earlier run stay as they are.
+Without --save-dir a run makes a directory of its own, `outputs/NAME`: the name that `launch` gave the run, `slurm-JOB`,
+or the time on rank 0. With --save-dir the directory may hold files. It is the trainer's own if MARK is in it, which a
+run leaves there before it writes anything else, or a whole checkpoint of the trainer, for directories that were copied
+without MARK. In every other directory a file that the trainer would write over is somebody else's, and the run is
+refused. In one of its own a run goes on from what is there, or is refused: checkpoints and model.pt of an earlier run
+stay as they are.
 
 MARK also tells a later attempt of the same run: a torchrun that starts its ranks again is the same process, and a job
-that Slurm puts back into the queue keeps its number. Such an attempt goes on in the same folder, with or without
+that Slurm puts back into the queue keeps its number. Such an attempt goes on in the same directory, with or without
 --resume.
 """
 
@@ -32,12 +33,12 @@ from launcher.trainer.save_folder import FILES, LOCK, NAME, find_whole, lock_fol
 
 DEFAULT_PARENT = Path("outputs")
 MARK = ".trainer.json"
-# What a run may write over: in a folder that isn't the trainer's own, these are somebody else's.
+# What a run may write over: in a directory that isn't the trainer's own, these are somebody else's.
 WRITTEN = (*FILES, "model.pt.tmp", "checkpoints", "tensorboard", "mlflow_run_id", "wandb_run_id", MARK)
 
 
 class SaveFolder:
-    """The folder of one run. From `claim` to `release` no other run can save in it."""
+    """The directory of one run. From `claim` to `release` no other run can save in it."""
 
     def __init__(self, config: TrainConfig, world: World) -> None:
         self._config = config
@@ -48,13 +49,13 @@ class SaveFolder:
     def claim(self) -> TrainConfig:
         """Return the config with its save_dir and resume settled, the same on every rank.
 
-        Rank 0 chooses the folder, locks and marks it; its ConfigError is raised on all ranks.
+        Rank 0 chooses the directory, locks and marks it; its ConfigError is raised on all ranks.
         """
         settled = json.loads(bytes(share_from_main(self._settle, self._world).tolist()))
         return replace(self._config, **settled)
 
     def release(self) -> None:
-        """Unlock the folder, and remove one that was made for this run if nothing was written there."""
+        """Unlock the directory, and remove one that was made for this run if nothing was written there."""
         with contextlib.suppress(OSError):
             if self._made is not None and {path.name for path in self._made.iterdir()} <= {LOCK, MARK}:
                 for name in (LOCK, MARK):
@@ -78,11 +79,11 @@ class SaveFolder:
             resume = settle_resume(path, config, attempt)
             write_mark(path, config, attempt)
         except OSError as error:
-            raise ConfigError(f"{error.filename or 'the save folder'}: can't save there: {error.strerror}") from None
+            raise ConfigError(f"{error.filename or 'the save directory'}: can't save there: {error.strerror}") from None
         return json.dumps({"save_dir": str(path), "resume": resume}).encode()
 
     def _choose(self, attempt: Attempt) -> Path:
-        """Return the folder of an earlier attempt of this run, or make a new one."""
+        """Return the directory of an earlier attempt of this run, or make a new one."""
         options = asdict(self._config)
         earlier = [
             (mark["begun_at"], path)
@@ -96,17 +97,17 @@ class SaveFolder:
 
 
 def refuse_nameless_resume(config: TrainConfig) -> None:
-    """Raise ConfigError where a run is to go on, and no folder says which one."""
+    """Raise ConfigError where a run is to go on, and no directory says which one."""
     if config.resume not in (AUTO, LAST) or config.save_dir:
         return
     runs = [(mark["begun_at"], path) for path, mark in find_marked(DEFAULT_PARENT) if find_whole(path / "checkpoints")]
     newest = f"; the newest run here: --save-dir {shlex.quote(str(max(runs)[1]))}" if runs else ""
     option = "--resume" if config.resume == LAST else "--resume auto"
-    raise ConfigError(f"{option} needs --save-dir FOLDER, since each run has a folder of its own{newest}")
+    raise ConfigError(f"{option} needs --save-dir DIR, since each run has a directory of its own{newest}")
 
 
 def settle_resume(path: Path, config: TrainConfig, attempt: Attempt) -> str:
-    """Return what to go on from: NONE, AUTO for the newest checkpoint in the folder, or the path of one.
+    """Return what to go on from: NONE, AUTO for the newest checkpoint in the directory, or the path of one.
 
     Raise ConfigError where the run would write over files of an earlier run, or has nothing to go on from.
     """
@@ -129,14 +130,14 @@ def settle_resume(path: Path, config: TrainConfig, attempt: Attempt) -> str:
 
 
 def is_newest(chosen: Path, path: Path, whole: Sequence[Path]) -> bool:
-    """Tell whether the checkpoint that --resume names is the folder's own, after which none was saved there.
+    """Tell whether the checkpoint that --resume names is the directory's own, after which none was saved there.
 
-    Raise ConfigError for no whole checkpoint, and for one of the folder's own with newer ones, which a run that goes on
-    from it would replace.
+    Raise ConfigError for no whole checkpoint, and for one of the directory's own that has newer ones beside it: a run
+    that goes on from it would replace them.
     """
     progress = read_progress(chosen)
     if progress is None:
-        raise ConfigError(f"{chosen}: no whole checkpoint, a folder such as outputs/RUN/checkpoints/step_60")
+        raise ConfigError(f"{chosen}: no whole checkpoint, a directory such as outputs/RUN/checkpoints/step_60")
     if chosen.resolve().parent != (path / "checkpoints").resolve():
         return False
     newest = read_progress(whole[-1]) if whole else None
@@ -147,7 +148,7 @@ def is_newest(chosen: Path, path: Path, whole: Sequence[Path]) -> bool:
 
 
 def refuse_others_files(path: Path) -> None:
-    """Raise ConfigError for what the trainer would write over in a folder that isn't its own."""
+    """Raise ConfigError for what the trainer would write over in a directory that isn't its own."""
     is_own = read_mark(path) is not None or bool(find_whole(path / "checkpoints"))
     for name in () if is_own else WRITTEN:
         found = path / name
@@ -165,14 +166,14 @@ def find_results(path: Path) -> str:
 
 
 def nothing_to_resume(path: Path) -> ConfigError:
-    """Say that a folder holds nothing to go on from."""
+    """Say that a directory holds nothing to go on from."""
     return ConfigError(f"{path}: no whole checkpoint to go on from; without --resume a run begins anew")
 
 
 def is_same_run(mark: dict[str, Any], attempt: Attempt, options: dict[str, Any] | None = None) -> bool:
     """Tell whether an earlier attempt of this run left the mark.
 
-    One job may start several runs. Where their folders don't tell them apart, their options do.
+    One job may start several runs. Where their directories don't tell them apart, their options do.
     """
     is_restarted = attempt.agent is not None and mark["agent"] == attempt.agent
     is_requeued = attempt.requeues > 0 and attempt.job_id is not None and mark["job"] == attempt.job_id
@@ -180,7 +181,7 @@ def is_same_run(mark: dict[str, Any], attempt: Attempt, options: dict[str, Any] 
 
 
 def make_new(parent: Path, name: str) -> Path:
-    """Make a folder that wasn't there: `name`, or with -2, -3 and so on after it."""
+    """Make a directory that wasn't there: `name`, or with -2, -3 and so on after it."""
     parent.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
@@ -194,7 +195,7 @@ def make_new(parent: Path, name: str) -> Path:
 
 
 def write_mark(path: Path, config: TrainConfig, attempt: Attempt) -> None:
-    """Say in the folder that the trainer writes it, and in which run."""
+    """Say in the directory that the trainer writes it, and in which run."""
     begun = {"begun_at": time.time(), "agent": attempt.agent, "job": attempt.job_id, "options": asdict(config)}
     temporary = path / f"{MARK}.tmp"
     temporary.write_text(json.dumps(begun))
@@ -202,7 +203,7 @@ def write_mark(path: Path, config: TrainConfig, attempt: Attempt) -> None:
 
 
 def read_mark(path: Path) -> dict[str, Any] | None:
-    """Return what the mark in a folder says, or None where there is none of the trainer's."""
+    """Return what the mark in a directory says, or None where there is none of the trainer's."""
     try:
         mark = json.loads((path / MARK).read_text())
     except (OSError, ValueError, RecursionError):
@@ -212,7 +213,7 @@ def read_mark(path: Path) -> dict[str, Any] | None:
 
 
 def find_marked(parent: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the trainer's folders in `parent`, with what their marks say."""
+    """Yield the trainer's directories in `parent`, with what their marks say."""
     for path in parent.iterdir() if parent.is_dir() else ():
         mark = read_mark(path)
         if mark is not None:

@@ -24,9 +24,11 @@ COMMAND = "python -m launcher.trainer.prepare_data"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Put the text in the folder, or say in one line why it can't be had."""
+    """Put the text in the directory, or say in one line why it can't be had."""
     parser = argparse.ArgumentParser(prog=COMMAND, description="Download Tiny Shakespeare, or take it from a file.")
-    parser.add_argument("--folder", type=Path, default=Path("data"), help="where to put it (default: data)")
+    parser.add_argument(
+        "--folder", metavar="DIR", type=Path, default=Path("data"), help="where to put it (default: data)"
+    )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--file", type=Path, help="take this copy, where there is no network")
     source.add_argument("--url", default=URL, help=f"download from there (default: {URL})")
@@ -102,7 +104,7 @@ def refuse_other(path: Path, text: bytes) -> None:
 
 
 def write(path: Path, text: bytes) -> None:
-    """Make the folder and the file, which is whole or not there."""
+    """Make the directory and the file, which is whole or not there."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
-"""The save folder: what lies in it is whole or not there, whatever dies in between.
+"""The save directory: what lies in it is whole or not there, whatever dies in between.
 
     SAVE_DIR/checkpoints/step_120/                 one checkpoint, as torch.distributed.checkpoint writes it
     SAVE_DIR/checkpoints/step_120/progress.json    how far it is, and the options it was made with
     SAVE_DIR/model.pt                              the weights alone, for torch.load
     SAVE_DIR/metrics.jsonl                         what the run told of itself
     SAVE_DIR/.lock                                 locked while a run saves there
-    SAVE_DIR/.trainer.json                         that the trainer writes this folder, and in which run
+    SAVE_DIR/.trainer.json                         that the trainer writes this directory, and in which run
 
 A checkpoint is written under a temporary name, and renamed when all ranks are through.
 """
@@ -42,7 +42,7 @@ class SaveError(RunError):
 
 
 def make_folder(path: str) -> None:
-    """Make the folder to save in, before an hour of training finds that it can't be made."""
+    """Make the directory to save in, before an hour of training finds that it can't be made."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=path).close()
@@ -57,7 +57,7 @@ def make_folder(path: str) -> None:
 
 
 def lock_folder(path: str) -> TextIO:
-    """Keep other runs out of the save folder, until the file is closed or the process ends, however it does."""
+    """Keep other runs out of the save directory, until the file is closed or the process ends, however it does."""
     file = (Path(path) / LOCK).open("a")
     register_after_fork(file, lambda held: held.close())  # a loader process must not hold it longer than its rank
     try:
@@ -119,7 +119,7 @@ def explain(error: BaseException) -> str:
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
-    """Give a complete folder its name; one of that name, from an earlier run, makes way for it."""
+    """Give a complete directory its name; one of that name, from an earlier run, makes way for it."""
     old = path.with_name(f".{path.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():

@@ -259,5 +259,5 @@ def _open(name: str, folder: Path) -> Tracker:
 
 
 def _read_run_id(path: Path, resumed_step: int) -> str | None:
-    """Return the id of the run that is resumed; a folder without one begins a new run."""
+    """Return the id of the run that is resumed; a directory without one begins a new run."""
     return path.read_text().strip() if resumed_step and path.exists() else None

@@ -71,11 +71,11 @@ def test_what_could_not_be_drawn_is_refused_before_the_training(
     assert str(suffix.value) == "--plot: want a .png or .svg file, got 'p.pdf'"
     with pytest.raises(ConfigError) as folder:
         check_picture(Path("no/such/p.png"))
-    assert str(folder.value) == "--plot: there is no folder 'no/such' on rank 0's machine"
+    assert str(folder.value) == "--plot: there is no directory 'no/such' on rank 0's machine"
     (tmp_path / "f.png").mkdir()
     with pytest.raises(ConfigError) as picture:
         check_picture(tmp_path / "f.png")
-    assert str(picture.value) == f"--plot: '{tmp_path}/f.png' is a folder"
+    assert str(picture.value) == f"--plot: '{tmp_path}/f.png' is a directory"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError) as library:
         check_picture(tmp_path / "p.png")

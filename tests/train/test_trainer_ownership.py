@@ -73,7 +73,7 @@ def test_a_run_makes_a_folder_of_its_own_beside_the_users_files(train: Callable[
     longer = train(*command.split()[3 + len(SHORT) :])
     assert (longer.exit_code, longer.line("resume")) == (0, f"{folders[0]}/checkpoints/step_2, step 2 of epoch 2")
 
-    option = "--resume needs --save-dir FOLDER, since each run has a folder of its own"
+    option = "--resume needs --save-dir DIR, since each run has a directory of its own"
     newest = max(folders, key=lambda folder: (folder / ".trainer.json").stat().st_mtime)
     assert train("--resume") == Said(2, [], f"{option}; the newest run here: --save-dir {newest}\n")
     shutil.rmtree(OUTPUTS)

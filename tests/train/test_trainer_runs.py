@@ -80,7 +80,7 @@ def test_a_single_process_learns_and_saves(
     assert capsys.readouterr().err == "out/checkpoints/step_60: made with layers 2, and this run has 3\n"
     assert trainer.main(["--save-dir", "out", "--resume", "out/step_60"]) == 2
     assert capsys.readouterr().err == (
-        "out/step_60: no whole checkpoint, a folder such as outputs/RUN/checkpoints/step_60\n"
+        "out/step_60: no whole checkpoint, a directory such as outputs/RUN/checkpoints/step_60\n"
     )
 
 
