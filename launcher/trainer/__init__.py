@@ -12,11 +12,13 @@ In reading order:
     stopping              SIGTERM, agreed on by all ranks
     evaluation            the validation loss, exact on any number of ranks
     save_folder           a directory in which all is whole or not there
+    run_mark              what a run leaves in its directory, by which a later attempt knows it
+    continuation          the command that goes on with a run
+    resumption            what --resume goes on from, and which earlier run's files refuse a run
     ownership             which directory a run saves in, and whose files lie there already
     checkpoint_reading    a checkpoint read as data, so that no code in it runs
     checkpoint            save, and go on with any number of ranks
     flops                 model FLOPs utilisation
-    continuation          the command that goes on with a run
     progress              one line on a terminal
     trackers              where the figures go: JSON lines, TensorBoard, MLflow, W&B
     curve                 the loss curve as a picture

@@ -22,7 +22,7 @@ from launcher.trainer.journal import Journal, measure_speed
 from launcher.trainer.model import build_model
 from launcher.trainer.optimization import Learner, build_learner, learning_rate
 from launcher.trainer.options import RunError
-from launcher.trainer.ownership import SaveFolder
+from launcher.trainer.ownership import Claim
 from launcher.trainer.parallel import Layout, parallelize, plan_layout
 from launcher.trainer.report import Node, check_nodes, describe_start, gather_nodes
 from launcher.trainer.save_folder import SaveError
@@ -37,11 +37,11 @@ def train(config: TrainConfig, world: World, argv: Sequence[str] = ()) -> None:
     nodes = gather_nodes(world)
     check_nodes(nodes, config)
     layout = plan_layout(config, world)
-    folder = SaveFolder(config, world)
+    claim = Claim(config, world)
     try:
-        train_in_folder(folder.claim(), world, nodes, layout, argv)
+        train_in_folder(claim.take(), world, nodes, layout, argv)
     finally:
-        folder.release()
+        claim.release()
 
 
 def train_in_folder(
