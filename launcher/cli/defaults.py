@@ -59,6 +59,14 @@ class Defaults:
     folder: Path | None = None  # of a file above the current directory
 
 
+def current_directory() -> Path:
+    """Return the directory in which the command was typed; raise UsageError if it was removed since."""
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise UsageError(f"the current directory can't be read: {error.strerror}", "cd to another one") from None
+
+
 def find_source(name: str) -> Defaults | None:
     """Return the file that says the default of an option; None if no file does."""
     found: list[Defaults] = click.get_current_context().meta.get(_META, [])
@@ -95,10 +103,7 @@ def _read_named(path: Path) -> Defaults:
 
 def _find_defaults() -> list[Defaults]:
     """Return what the files of the nearest directory that has one say; of two the last one counts."""
-    try:
-        folder = Path.cwd()
-    except OSError as error:
-        raise UsageError(f"the current directory can't be read: {error.strerror}", "cd to another one") from None
+    folder = current_directory()
     for place in find_places(folder, find_home()):
         found = [*_find_pyproject(place / PYPROJECT), *_find_own(place / FILE)]
         if found:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
+from launcher.cli.defaults import current_directory
 from launcher.cli.help import Command
 from launcher.cli.option_groups import OutputOptions, gather
 from launcher.cli.options import config_option, output_options
@@ -59,7 +58,7 @@ def command(*, ssh_hosts: int, nproc: int, output: OutputOptions) -> int:
             nproc=nproc,
             cpu=True,
             env={TRAINER_COMMAND: going_on},
-            workdir=str(Path.cwd()),
+            workdir=str(current_directory()),
             active_env=find_active_env(os.environ),
         )
         names = [Host(name, source="demo") for name in hosts.names]

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import click
 
-from launcher.cli.defaults import find_source
+from launcher.cli.defaults import current_directory, find_source
 from launcher.cli.option_groups import JobRequest, PythonEnvironment
 from launcher.cli.option_sources import PYTHONS, missing
 from launcher.cli.script_words import refuse_command, refuse_module, refuse_script
@@ -58,12 +58,14 @@ def read_workdir(request: JobRequest, words: Sequence[str]) -> str:
     """
     file = find_source("script")
     is_above = file is not None and file.folder is not None and bool(_default_script(words))
-    return resolve_workdir(request.workdir) or str(file.folder if file is not None and is_above else Path.cwd())
+    return resolve_workdir(request.workdir) or str(file.folder if file and is_above else current_directory())
 
 
 def resolve_workdir(path: str | None) -> str | None:
     """Return the path of --workdir on the hosts: a relative one is meant from the current folder, `~` is the host's."""
-    return str(Path.cwd() / path) if path and not path.startswith("~") else path or None
+    if not path or path.startswith("~"):
+        return path or None
+    return str(Path(path) if path.startswith("/") else current_directory() / path)
 
 
 def refuse_second_choice(env: Mapping[str, str], hosts: Sequence[Host]) -> None:
@@ -97,7 +99,7 @@ def read_program(request: JobRequest, words: Sequence[str]) -> Program:
     if no_python:
         refuse_command(words)
         return Program(ProgramKind.COMMAND, words[0], tuple(words[1:]))
-    refuse_script(words, is_here=read_workdir(request, typed) == str(Path.cwd()))
+    refuse_script(words, is_here=read_workdir(request, typed) == str(current_directory()))
     return Program(ProgramKind.SCRIPT, words[0], tuple(words[1:]))
 
 
@@ -159,7 +161,7 @@ def _read_venv(path: str | None, workdir: str | None) -> str | None:
         return None
     venv = PurePosixPath(path)
     is_whole = str(venv).startswith("~") or workdir
-    return str(venv if is_whole else Path.cwd() / venv)
+    return str(venv if is_whole else current_directory() / venv)
 
 
 def read_named_env(request: JobRequest) -> dict[str, str]:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from launcher.cli.defaults import current_directory
 from launcher.cli.option_groups import OutputOptions
 from launcher.job.variables import hide_secrets
 
@@ -20,7 +21,7 @@ def describe_origin(output: OutputOptions) -> dict[str, Any]:
         "name": output.name,
         "note": output.note,
         "command": shlex.join([Path(sys.argv[0]).name, *hide_secrets(sys.argv[1:])]),
-        "directory": str(Path.cwd()),
+        "directory": str(current_directory()),
         "user": _user(),
         "launch_host": socket.gethostname(),
         "git": None,

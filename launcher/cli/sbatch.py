@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 import click
 
+from launcher.cli.defaults import current_directory
 from launcher.cli.file_owners import refuse_strange_folder
 from launcher.cli.help import Command
 from launcher.cli.job_request import read_job
@@ -120,7 +121,7 @@ def read_batch(options: BatchOptions, log_dir: Path, words: tuple[str, ...], job
         argv=(*launch, *for_script, *words),
         job_name=options.job_name or _name(job.program),
         gpus=gpus,
-        folder=str(Path.cwd()),
+        folder=str(current_directory()),
         log_dir=str(log_dir),
         stop_timeout_s=job.stop_timeout_s,
         directives=options.directive,

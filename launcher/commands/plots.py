@@ -51,7 +51,7 @@ def refuse_picture(path: Path) -> None:
     """Raise UsageError where this picture could not be drawn at the end of a run."""
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(f"--plot: want a .png or .svg file, got {str(path)!r}")
-    if not path.absolute().parent.is_dir():
+    if not path.parent.is_dir():
         raise UsageError(f"--plot: there is no folder {str(path.parent)!r}")
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib", "pip install 'ssh-torch-launcher[plot]'")

@@ -354,6 +354,15 @@ def test_a_directory_that_is_gone(launch: Launch, folder: Path) -> None:
     folder.rmdir()
     said = "launch: the current directory can't be read: No such file or directory\n  hint: cd to another one\n"
     assert launch("hosts", "--hosts", "a") == (EXIT_USAGE, "", said)
+    options = ("--config", "/dev/null", "--nproc", "1", "--cpu")
+    hosts = ("--hosts", "a")
+    assert launch("hosts", *options[:2], *hosts)[0] == 0  # needs no directory
+    for words in (
+        [*hosts, "t.py"], [*hosts, "--workdir", "/x", "t.py"], [*hosts, "--workdir", "x", "t.py"],
+        [*hosts, "--workdir", "/x", "-m", "pkg"], [*hosts, "--venv", "v", "--dry-run", "-m", "pkg"],
+    ):  # fmt: skip
+        assert launch(*options, *words) == (EXIT_USAGE, "", said), words
+    assert launch("sbatch", *options, "--workdir", "/x", "-m", "pkg") == (EXIT_USAGE, "", said)
 
 
 def test_a_batch_job_reads_the_same_file(launch: Launch, folder: Path) -> None:
