@@ -64,12 +64,13 @@ def command(
     hosts = read_hosts(choice)
     open_transport = choose_opener(transport, hosts, env={}, python=python, silence_s=timeouts.silence_s)
     console = Console(hosts, as_json=as_json, is_folding=fold, is_patient=True)  # there are no logs to look into
-    if has_input():
-        console.say("launch: stdin is not sent to the hosts: the command reads /dev/null there")
+    is_told = _tell_input(console)
     try:
         terms = read_terms(timeouts, datetime.now().strftime(f"exec-%Y%m%d-%H%M%S-{os.getpid()}"), python)
         done = asyncio.run(_run(hosts, open_transport, terms, command_argv(words), resolve_workdir(workdir), console))
         console.show_folded()
+        if not is_told:
+            _tell_input(console)  # of a producer that began later than the command
         failures = {failure.host: failure.text for failure in done.failures}
         console.emit("result", exit_code=done.exit_code, exit_codes=done.exit_codes, failures=failures)
         _report(console, done)
@@ -92,6 +93,14 @@ async def _run(
     finally:
         for output in outputs:
             output.finish()  # a last line may have no newline
+
+
+def _tell_input(console: Console) -> bool:
+    """Say that stdin is not sent, if it holds something; return whether that was said."""
+    is_there = has_input()
+    if is_there:
+        console.say("launch: stdin is not sent to the hosts: the command reads /dev/null there")
+    return is_there
 
 
 def has_input() -> bool:

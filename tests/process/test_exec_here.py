@@ -56,6 +56,15 @@ def test_what_waits_on_stdin_is_not_dropped_in_silence(launch: Launch, tmp_path:
     os.close(reading)
 
 
+def test_what_comes_to_stdin_while_the_command_runs_is_told_at_its_end(launch: Launch, tmp_path: Path) -> None:
+    """The command itself is the producer that is slower than the start."""
+    os.mkfifo(tmp_path / "pipe")
+    pipe = os.open(tmp_path / "pipe", os.O_RDWR)
+    done = launch("--workdir", str(tmp_path), "--", "echo text >pipe", stdin=pipe)
+    os.close(pipe)
+    assert (done.returncode, done.stderr) == (0, NO_STDIN)
+
+
 def test_output_is_folded_or_json(launch: Launch) -> None:
     done = launch("-b", "--json", "true")
     said = "launch: --fold and --json are both given\n  hint: give one of them\n"
