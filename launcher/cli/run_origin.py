@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shlex
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -20,12 +21,20 @@ def describe_origin(output: OutputOptions) -> dict[str, Any]:
     return {
         "name": output.name,
         "note": output.note,
-        "command": shlex.join([Path(sys.argv[0]).name, *hide_secrets(sys.argv[1:])]),
+        "command": shlex.join([*name_program(), *hide_secrets(sys.argv[1:])]),
         "directory": str(current_directory()),
         "user": _user(),
         "launch_host": socket.gethostname(),
         "git": None,
     }
+
+
+def name_program() -> list[str]:
+    """Return the words by which this program can be called again: `launch`, its path, or `python -m launcher`."""
+    typed = Path(sys.argv[0])
+    if typed.name == "__main__.py":
+        return [sys.orig_argv[0], "-m", typed.parent.name]
+    return [typed.name if shutil.which(typed.name) == sys.argv[0] else sys.argv[0]]
 
 
 def _user() -> str:

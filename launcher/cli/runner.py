@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from launcher.cli.console import Console
 from launcher.cli.file_owners import refuse_strange_folder
 from launcher.cli.option_groups import OutputOptions, Timeouts
 from launcher.cli.option_sources import is_chosen, typed_options
-from launcher.cli.run_origin import describe_origin
+from launcher.cli.run_origin import describe_origin, name_program
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, ProgramKind
@@ -115,9 +114,8 @@ def trainer_command(job: Job) -> dict[str, str]:
     """Return the variable by which the built-in trainer can tell how it was started, and how it would be again."""
     if (job.program.kind, job.program.target) != (ProgramKind.BUILTIN, TRAINER_MODULE):
         return {}
-    name = "launch" if shutil.which("launch") == sys.argv[0] else sys.argv[0]
     command = click.get_current_context().info_name or ""
-    words = [name, *([command] if command != DEFAULT_COMMAND else []), *typed_options(("is_module",))]
+    words = [*name_program(), *([command] if command != DEFAULT_COMMAND else []), *typed_options(("is_module",))]
     line = f"{shlex.join(words)} -m {TRAINER_MODULE}"
     return {} if is_secret(TRAINER_COMMAND, line) else {TRAINER_COMMAND: line}
 

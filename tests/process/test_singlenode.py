@@ -62,7 +62,7 @@ def test_a_run_with_a_name(launch: Launch, tmp_path: Path) -> None:
     """Its first line, its logs with their times, and what was typed, in which no secret is left."""
     words = ("--nproc", "1", "--cpu", "--no-check", "--name", "base-1", "--note", "lr x 2", "--env", "MY_KEY=geheim")
     script = ("--no-python", "sh", "-c", "echo $MY_KEY | wc -c; echo oops >&2", "sh", "--api-key", "geheim")
-    done = launch("singlenode", *words, *script)
+    done = launch("singlenode", *words, *script, PATH=f"{LAUNCH.parent}:{os.environ['PATH']}")
     name = os.uname().nodename.split(".")[0]
     assert (done.returncode, done.stdout) == (0, f"[{name}:0] 7\n"), done.stderr
     assert even(done.stderr)[0] == "launch: 1 node x 1 process = 1 rank, run RUN (base-1), logs in logs/RUN"

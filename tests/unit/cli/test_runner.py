@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 import pytest
 
 from launcher.cli.command_table import COMMANDS
+from launcher.cli.option_groups import OutputOptions
+from launcher.cli.run_origin import describe_origin
 from launcher.cli.runner import describe_trainer, trainer_command
 from launcher.job.job import DEFAULT_PROGRAM, Job, Program, ProgramKind
 from launcher.runs.run import RunOptions
 
 TRAINER = Job(program=DEFAULT_PROGRAM)
+OUTPUT = OutputOptions(quiet=False, ranks=None, as_json=False, log_dir=Path("logs"), verbose=False)
 
 
 def command_of(name: str, words: Sequence[str], job: Job) -> dict[str, str]:
@@ -41,6 +45,30 @@ def test_the_trainer_is_told_how_it_was_started(
     """Its own options are not among the words: it knows them."""
     monkeypatch.setattr("sys.argv", ["launch"])
     assert command_of(name, words.split(), TRAINER) == {"LAUNCH_COMMAND": line}
+
+
+@pytest.mark.parametrize(
+    ("program", "typed", "words"),
+    [
+        ("{bin}/launch", ["python3", "{bin}/launch"], "launch"),
+        ("{bin}/test-distributed", ["python3", "{bin}/test-distributed"], "test-distributed"),
+        ("env/bin/launch", ["python3", "env/bin/launch"], "env/bin/launch"),
+        ("/site/launcher/__main__.py", ["python3", "-u", "-m", "launcher"], "python3 -m launcher"),
+        ("/site/launcher/__main__.py", ["/my python", "-m", "launcher"], "'/my python' -m launcher"),
+    ],
+)
+def test_the_program_is_named_as_it_can_be_typed_again(
+    program: str, typed: list[str], words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("launch", "test-distributed"):
+        (tmp_path / name).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.argv", [program.format(bin=tmp_path), "--cpu"])
+    monkeypatch.setattr("sys.orig_argv", [*(word.format(bin=tmp_path) for word in typed), "--cpu"])
+    assert describe_origin(OUTPUT)["command"] == f"{words} --cpu"
+    assert command_of("singlenode", ["--cpu"], TRAINER) == {
+        "LAUNCH_COMMAND": f"{words} singlenode --cpu -m launcher.trainer"
+    }
 
 
 def test_it_is_told_no_secret_and_other_programs_are_told_nothing() -> None:
