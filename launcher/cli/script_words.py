@@ -18,7 +18,9 @@ from launcher.escapes import one_line
 
 _PYTHON = re.compile(r"(?:.*/)?(?:python|pypy)[0-9.]*")
 _STARTERS = ("torchrun", "accelerate", "deepspeed", "colossalai", "mpirun", "mpiexec", "srun")
-_STARTER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "torch.distributed.launcher")
+_STARTER_MODULES = (
+    "torch.distributed.run", "torch.distributed.launch", "torch.distributed.launcher", "accelerate.commands.launch",
+)  # fmt: skip
 _NPROC = re.compile(r"--nproc[-_]per[-_]node[= ]([^ ]+)")
 _SHELL_SCRIPTS = (".sh", ".bash")
 _FIRST_BYTES = 256
@@ -73,23 +75,26 @@ def _refuse_starters(words: Sequence[str]) -> None:
     word = words[0]
     if _PYTHON.fullmatch(word):
         python = f"--python {word} " if "/" in word else ""
+        at = next((index for index, each in enumerate(words) if each == "-m" or each.endswith(".py")), len(words))
+        if words[at + 1 :] and words[at] == "-m" and words[at + 1] in _STARTER_MODULES:
+            raise _no_starter(words[at + 1 :], python)
         hint = f"leave it out: launch ... {python}{_find_script(words[1:])}"
         raise UsageError(f"{word}: launch starts Python itself", hint)
     if word in _STARTERS:
         raise _no_starter(words)
 
 
-def _no_starter(words: Sequence[str]) -> UsageError:
+def _no_starter(words: Sequence[str], python: str = "") -> UsageError:
     size = _NPROC.search(" ".join(words))
     gpus = f"--gpus {size[1]} " if size else ""
-    hint = f"leave it out: launch ... {gpus}{_find_script(words[1:])}"
+    hint = f"leave it out: launch ... {python}{gpus}{_find_script(words[1:])}"
     return UsageError(f"{words[0]}: launch starts the ranks itself, with torchrun on every host", hint)
 
 
 def _find_script(words: Sequence[str]) -> str:
     """Return the script among the words of another command line, to be shown."""
     for index, word in enumerate(words):
-        if word == "-m" and words[index + 1 :]:
+        if word == "-m" and words[index + 1 :] and words[index + 1] not in _STARTER_MODULES:
             return shlex.join(words[index : index + 2])
         if word.endswith(".py"):
             return shlex.quote(word)
