@@ -10,7 +10,8 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
+from itertools import dropwhile
+from pathlib import Path, PurePath
 
 from launcher.cli.command_table import refuse_unknown_word
 from launcher.errors import UsageError
@@ -21,7 +22,7 @@ _STARTERS = ("torchrun", "accelerate", "deepspeed", "colossalai", "mpirun", "mpi
 _STARTER_MODULES = (
     "torch.distributed.run", "torch.distributed.launch", "torch.distributed.launcher", "accelerate.commands.launch",
 )  # fmt: skip
-_NPROC = re.compile(r"--nproc[-_]per[-_]node[= ]([^ ]+)")
+_NPROC = re.compile(r"--nproc[-_]per[-_]node[= ]([0-9]+)(?= |$)")
 _SHELL_SCRIPTS = (".sh", ".bash")
 _FIRST_BYTES = 256
 
@@ -44,7 +45,7 @@ def refuse_script(words: Sequence[str], *, is_here: bool) -> None:
         _refuse_files(words[0])
         refuse_unknown_word(words[0])
     elif words[0].endswith(_SHELL_SCRIPTS):
-        raise _no_python(words[0], "a shell script")
+        raise _no_python(words[0], "a shell script", ["bash", words[0]])
 
 
 def refuse_module(words: Sequence[str]) -> None:
@@ -54,8 +55,10 @@ def refuse_module(words: Sequence[str]) -> None:
     if word in _STARTER_MODULES:
         raise _no_starter(words)
     if word.endswith(".py") and os.path.isfile(word):  # noqa: PTH113 - false where pathlib would raise
-        module = word.removesuffix(".py").replace("/", ".")
-        raise UsageError(f"-m takes a module, and {word} is a file", f"launch ... {word}, or launch ... -m {module}")
+        path = os.path.normpath(word).removesuffix(".py")
+        is_importable = not path.startswith("/") and "." not in path
+        module = f", or launch ... -m {shlex.quote(path.replace('/', '.'))}" if is_importable else ""
+        raise UsageError(f"-m takes a module, and {word} is a file", f"launch ... {shlex.quote(word)}{module}")
 
 
 def refuse_command(words: Sequence[str]) -> None:
@@ -74,7 +77,7 @@ def _refuse_starters(words: Sequence[str]) -> None:
     """Raise UsageError for what `launch` starts itself, before the script."""
     word = words[0]
     if _PYTHON.fullmatch(word):
-        python = f"--python {word} " if "/" in word else ""
+        python = f"--python {shlex.quote(word)} " if "/" in word else ""
         at = next((index for index, each in enumerate(words) if each == "-m" or each.endswith(".py")), len(words))
         if words[at + 1 :] and words[at] == "-m" and words[at + 1] in _STARTER_MODULES:
             raise _no_starter(words[at + 1 :], python)
@@ -106,33 +109,41 @@ def _refuse_files(word: str) -> None:
     # os.path is false where pathlib would raise: a folder that can't be searched, a name that is too long.
     if os.path.isdir(word) and not os.path.exists(os.path.join(word, "__main__.py")):  # noqa: PTH110, PTH112, PTH118
         raise UsageError(f"{word} is a directory, not a script", "launch --help lists the commands")
+    first_line = _read_first_line(word)
+    if first_line.startswith(b"\x7fELF"):
+        program = word if "/" in word else f"./{word}"
+        raise _no_python(word, "a program", [program])
+    interpreter = _find_interpreter(first_line)
     if word.endswith(_SHELL_SCRIPTS):
-        raise _no_python(word, "a shell script")
-    if not word.endswith(".py") and (kind := _read_kind(word)):
-        raise _no_python(word, kind)
+        raise _no_python(word, "a shell script", [*(interpreter or ["bash"]), word])
+    if interpreter and not word.endswith(".py") and not re.search(rb"python|pypy", first_line):
+        program = next((each for each in interpreter[1:] if "=" not in each), interpreter[0])
+        name = PurePath(program if interpreter[0] == "env" else interpreter[0]).name
+        raise _no_python(word, f"a script for {name}", [*interpreter, word])
 
 
-def _read_kind(word: str) -> str:
-    """Return what a file is if Python can't run it, else an empty text."""
+def _read_first_line(word: str) -> bytes:
+    """Return the beginning of a file; nothing if it is none, or can't be read: the hosts may be allowed to."""
     if not os.path.isfile(word):  # noqa: PTH113 - as above
-        return ""
+        return b""
     try:
         with Path(word).open("rb") as file:
-            first_line = file.readline(_FIRST_BYTES)
+            return file.readline(_FIRST_BYTES)
     except OSError:
-        return ""  # the hosts may be allowed to read it
-    if first_line.startswith(b"\x7fELF"):
-        return "a program"
-    if first_line.startswith(b"#!") and not re.search(rb"python|pypy", first_line):
-        return (
-            "a script for "
-            + re.split(r"[ /]", one_line(first_line.decode("utf-8", "replace").strip(), _FIRST_BYTES))[-1]
-        )
-    return ""
+        return b""
 
 
-def _no_python(word: str, kind: str) -> UsageError:
-    is_program = kind == "a program" or "/" in word
-    command = word if is_program else f"bash {word}" if kind == "a shell script" else f"./{word}"
+def _find_interpreter(first_line: bytes) -> list[str]:
+    """Return what `#!` names, with its arguments and without `env -S`; a list without words if there is none."""
+    if not first_line.startswith(b"#!"):
+        return []
+    words = one_line(first_line[2:].decode("utf-8", "replace").strip(), _FIRST_BYTES).split()
+    if not words or PurePath(words[0]).name != "env":
+        return words
+    words = list(dropwhile(lambda word: word.startswith("-"), (word.removeprefix("-S") or "-" for word in words[1:])))
+    return ["env", *words] if words and "=" in words[0] else words
+
+
+def _no_python(word: str, kind: str, argv: Sequence[str]) -> UsageError:
     text = f"{word} is {kind}, and launch runs SCRIPT with Python"
-    return UsageError(text, f"every rank runs it as a command: launch ... --no-python {command}")
+    return UsageError(text, f"every rank runs it as a command: launch ... --no-python {shlex.join(argv)}")

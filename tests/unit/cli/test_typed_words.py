@@ -20,13 +20,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work in a folder with a few files, in an environment that has no more than a home."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("os.environ", {"COLUMNS": "80", "HOME": str(tmp_path)})
+    (tmp_path / "app").mkdir()
     for name, text in {
         "train.py": "#!/bin/sh\n", "train.sh": "", "train": "#!/bin/sh\n", "zsh_it": "#!/usr/bin/env zsh\n",
         "compiled": "\x7fELF", "script": "#!/usr/bin/env python3\n", "plain": "print()\n",
+        "strict": "#!/bin/bash -e\n", "strict.sh": "#! /bin/bash -eu\n", "app/it.sh": "", "a.b.py": "",
+        "split": "#!/usr/bin/env -S uv run --script\n", "joined": "#!/usr/bin/env -SA=1 ksh -e\n", "empty": "#!\n",
     }.items():  # fmt: skip
         (tmp_path / name).write_text(text)
     (tmp_path / "logs").mkdir()
-    (tmp_path / "app").mkdir()
     (tmp_path / "app" / "__main__.py").touch()
     return tmp_path
 
@@ -94,6 +96,8 @@ WRONG = [
     ("torchrun --nproc_per_node 8 train.py",
      "torchrun: launch starts the ranks itself, with torchrun on every host",
      "leave it out: launch ... --gpus 8 train.py"),
+    ("torchrun --nproc_per_node=gpu train.py",
+     "torchrun: launch starts the ranks itself, with torchrun on every host", "leave it out: launch ... train.py"),
     ("--hosts a python -u -m torch.distributed.launch --nproc_per_node 4 train.py --lr 1",
      "torch.distributed.launch: launch starts the ranks itself, with torchrun on every host",
      "leave it out: launch ... --gpus 4 train.py"),
@@ -116,9 +120,23 @@ WRONG = [
     ("--hosts a --workdir /d x.sh", "x.sh is a shell script, and launch runs SCRIPT with Python",
      "every rank runs it as a command: launch ... --no-python bash x.sh"),
     ("./train", "./train is a script for sh, and launch runs SCRIPT with Python",
-     "every rank runs it as a command: launch ... --no-python ./train"),
+     "every rank runs it as a command: launch ... --no-python /bin/sh ./train"),
+    ("--hosts a strict", "strict is a script for bash, and launch runs SCRIPT with Python",
+     "every rank runs it as a command: launch ... --no-python /bin/bash -e strict"),
+    ("--hosts a strict.sh", "strict.sh is a shell script, and launch runs SCRIPT with Python",
+     "every rank runs it as a command: launch ... --no-python /bin/bash -eu strict.sh"),
+    ("--hosts a split", "split is a script for uv, and launch runs SCRIPT with Python",
+     "every rank runs it as a command: launch ... --no-python uv run --script split"),
+    ("--hosts a joined", "joined is a script for ksh, and launch runs SCRIPT with Python",
+     "every rank runs it as a command: launch ... --no-python env A=1 ksh -e joined"),
+    ("--hosts a app/it.sh", "app/it.sh is a shell script, and launch runs SCRIPT with Python",
+     "every rank runs it as a command: launch ... --no-python bash app/it.sh"),
+    ("--hosts a --workdir /d it's.sh", "it's.sh is a shell script, and launch runs SCRIPT with Python",
+     """every rank runs it as a command: launch ... --no-python bash 'it'"'"'s.sh'"""),
+    ("--hosts a compiled", "compiled is a program, and launch runs SCRIPT with Python",
+     "every rank runs it as a command: launch ... --no-python ./compiled"),
     ("--hosts a zsh_it", "zsh_it is a script for zsh, and launch runs SCRIPT with Python",
-     "every rank runs it as a command: launch ... --no-python ./zsh_it"),
+     "every rank runs it as a command: launch ... --no-python zsh zsh_it"),
     ("--hosts a ./compiled", "./compiled is a program, and launch runs SCRIPT with Python",
      "every rank runs it as a command: launch ... --no-python ./compiled"),
     ("logs", "logs is a directory, not a script", COMMANDS),
@@ -126,6 +144,9 @@ WRONG = [
     ("singlenode --nproc 1 --cpu logs", "logs is a directory, not a script", COMMANDS),
     ("--hosts a -m train.py", "-m takes a module, and train.py is a file",
      "launch ... train.py, or launch ... -m train"),
+    ("--hosts a -m ./app/__main__.py", "-m takes a module, and ./app/__main__.py is a file",
+     "launch ... ./app/__main__.py, or launch ... -m app.__main__"),
+    ("--hosts a -m a.b.py", "-m takes a module, and a.b.py is a file", "launch ... a.b.py"),
     # options behind --
     ("--hosts a -- -m pkg --lr 1", "'-m' is taken for the script: options of launch stand before '--'",
      "launch ... -m pkg --lr 1"),
@@ -177,7 +198,9 @@ def test_a_slip_is_one_line_that_tells_how(launch: Launch, line: str, message: s
     assert launch(line) == (EXIT_USAGE, "", f"launch: {message}\n{hinted}")
 
 
-@pytest.mark.parametrize("word", ["train.py", "script", "plain", "app", "./elsewhere/train", "x/y.z", f"/{'x' * 300}"])
+@pytest.mark.parametrize(
+    "word", ["train.py", "script", "plain", "empty", "app", "./elsewhere/train", "x/y.z", f"/{'x' * 300}"]
+)
 def test_what_python_may_run_is_left_to_the_hosts(read_program: ReadProgram, word: str) -> None:
     assert read_program(f"--hosts a {word}") == ["script", word]
 
