@@ -67,6 +67,7 @@ def command(
 
 def print_dry_run(job: Job, hosts: Sequence[Host], output: OutputOptions, share: tuple[int, int] | None = None) -> int:
     """Print what would run where, with named placeholders for what only the nodes can tell."""
+    from launcher.cli.console import dated
     from launcher.cli.runner import plan_unasked, read_ranks
     from launcher.job.plan import as_dry_record, refuse_unknown_ranks
     from launcher.runs.report import plan_lines
@@ -74,7 +75,8 @@ def print_dry_run(job: Job, hosts: Sequence[Host], output: OutputOptions, share:
     plan = plan_unasked(job, hosts, share)
     refuse_unknown_ranks(plan, read_ranks(output.ranks))
     if output.as_json:
-        click.echo(json.dumps({"event": "plan", **as_dry_record(plan)}, default=str))
+        event = dated("plan", run=None, name=output.name, **as_dry_record(plan))
+        click.echo(json.dumps(event, default=str))
         return 0
     for line in plan_lines(plan):
         click.echo(line)

@@ -86,7 +86,8 @@ async def execute_recorded(
             result = await execute(is_last_try=True)
     except LauncherError as error:
         record.discard()
-        console.emit("result", run=record.run_id, name=record.name, exit_code=error.exit_code, error=error.message)
+        run_id = None if run_options.is_dry else record.run_id  # a run that is never made has none
+        console.emit("result", run=run_id, name=record.name, exit_code=error.exit_code, error=error.message)
         raise
     return result
 

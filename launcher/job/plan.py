@@ -396,8 +396,8 @@ def as_dry_record(plan: LaunchPlan) -> dict[str, object]:
     return {
         "program": _program_record(plan.program),
         "world_size": plan.world_size if is_known else None,
-        "master_addr": plan.master_addr,
-        "master_port": plan.master_port,
+        "master_addr": None if plan.master_addr.startswith("<") else plan.master_addr,
+        "master_port": plan.master_port if isinstance(plan.master_port, int) else None,
         "nodes": [
             {
                 "host": node.host.name,

@@ -146,7 +146,7 @@ class Run:
 
     async def _print_plan(self) -> Result:
         assert self._plan is not None
-        self._screen.emit("plan", **as_dry_record(self._plan))
+        self._screen.emit("plan", run=None, name=self._record.name, **as_dry_record(self._plan))
         for line in report.plan_lines(self._plan):
             self._screen.show(line)
         census = await self._session.stop_all(timeout_s=0)
@@ -231,7 +231,7 @@ class Run:
         return census
 
     async def _stop_interrupted(self, number: int) -> Result:
-        if self._plan is None:
+        if self._plan is None or self._is_dry:
             self._session.say_failures()
             census = await self._end(timeout_s=0)
             self._record.discard()

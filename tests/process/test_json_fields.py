@@ -110,6 +110,18 @@ def test_a_run_that_never_begins(tmp_path: Path) -> None:
     assert "there are only `run`, `name`, `exit_code` and `error`" in GUIDE
 
 
+def test_a_dry_run(tmp_path: Path) -> None:
+    """No object names a run, which is never made."""
+    dry = ("--dry-run", "--json", "--hosts", "localhost", "--nproc", "1", "--cpu", "--no-check")
+    checked = run(tmp_path, *dry, "--check", "--name", "a", "--no-python", "true")
+    for plan in (*run(tmp_path, *dry, "--name", "a", "train.py"), *checked):
+        assert set(fields(plan)) - COMMON == documented("### plan of a dry run")
+        assert (plan["run"], plan["name"]) == (None, "a")
+    assert isinstance(checked[0]["master_port"], int)
+    (failed,) = run(tmp_path, *dry, "--check", "--python", "/none", "train.py")
+    assert (failed["event"], failed["run"], failed["exit_code"]) == ("result", None, 70)
+
+
 def test_other_commands(tmp_path: Path) -> None:
     verdict = Verdict(("a",), (Together(("b", "c"), ("b",)),))
     assert set(fields(asdict(verdict))) == documented("### verdict")

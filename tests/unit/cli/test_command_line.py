@@ -303,21 +303,28 @@ def test_a_dry_run_by_hand_and_on_this_machine(launch):
 
 
 def test_a_dry_run_as_json(launch, folder):
-    code, out, err = launch("--hosts a --nproc 2 --cpu --no-python --env A=1 --dry-run --json ./x --lr 1")
+    code, out, err = launch("--hosts a --nproc 2 --cpu --no-python --env A=1 --name base --dry-run --json ./x --lr 1")
     assert (code, err, out.count("\n")) == (0, "", 1)
     plan = json.loads(out)
-    command = plan["nodes"][0].pop("command")
+    command, _ = plan["nodes"][0].pop("command"), plan.pop("time")
     assert command.startswith(f"cd {folder} && {{ env A=1 PYTHONUNBUFFERED=1 ")
     assert plan == {
         "event": "plan",
+        "run": None,
+        "name": "base",
         "program": {"kind": "command", "target": "./x", "args": ["--lr", "1"]},
         "world_size": 2,
         "master_addr": "127.0.0.1",
-        "master_port": "<free port on a>",
+        "master_port": None,
         "nodes": [{"host": "a", "node_rank": 0, "first_rank": 0, "nproc": 2, "cwd": str(folder)}],
     }
     plan = json.loads(launch("--hosts a,b --dry-run --json --ranks 7 t.py")[1])
-    assert (plan["world_size"], [(node["first_rank"], node["nproc"]) for node in plan["nodes"]]) == (
+    assert (
+        plan["master_addr"],
+        plan["world_size"],
+        [(node["first_rank"], node["nproc"]) for node in plan["nodes"]],
+    ) == (
+        None,
         None,
         [(None, None), (None, None)],
     )
