@@ -11,6 +11,7 @@ One file per command, and what they share. In reading order:
     console             what the user sees: our words, the ranks' output, progress
     help                the options in groups, for --help
     option_sources      which of two values counts, and where it came from
+    trailing_options    options after the script, which go to it
     option_errors       what click refuses, in one clear line
     option_groups       what a command's options say -> frozen values
     options             the options that several commands share, for click

@@ -14,6 +14,7 @@ from launcher.cli.job_request import resolve_workdir
 from launcher.cli.option_groups import HostChoice, Timeouts, TransportOptions, gather
 from launcher.cli.options import config_option, host_options, life_options, reach_options
 from launcher.cli.selection import choose_opener, read_hosts
+from launcher.cli.trailing_options import refuse_trailing
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def command(
     if fold and as_json:
         raise UsageError("--fold and --json are both given", "give one of them")
     hosts = read_hosts(choice)
+    refuse_trailing()
     open_transport = choose_opener(transport, hosts, env={}, python=python, silence_s=timeouts.silence_s)
     console = Console(hosts, as_json=as_json, is_folding=fold, is_patient=True)  # there are no logs to look into
     is_told = _tell_input(console)

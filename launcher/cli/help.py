@@ -1,4 +1,4 @@
-"""The help of a command: its options in groups, in lines that fit 80 columns."""
+"""The class of all commands. Its help has the options in groups, in lines that fit 80 columns."""
 
 from __future__ import annotations
 
@@ -26,13 +26,18 @@ _GROUPS = {
     ),
 }  # fmt: skip
 _GENERAL = "General"
+TYPED_WORDS = "launcher.typed"  # of a context's meta: a tuple, without the name of the command
 # What click adds of a number's range, which an error says.
 _RANGE = re.compile(r"  \[(?:\d+<=)?x[<>]=\d+\]|; (?:\d+<=)?x[<>]=\d+(?=\])|(?<=\[)(?:\d+<=)?x[<>]=\d+; ")
 _TIMES = "T is a time: 90, 90s, 10m or 2h."
 
 
 class Command(click.Command):
-    """A command whose help has its options in groups."""
+    """A command whose help has its options in groups, and whose context keeps the words as they were typed."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[TYPED_WORDS] = tuple(args)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, dict[str, tuple[str, str]]] = {name: {} for name in (*_GROUPS, _GENERAL)}

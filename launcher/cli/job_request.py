@@ -13,6 +13,7 @@ from launcher.cli.defaults import current_directory, find_source
 from launcher.cli.option_groups import JobRequest, PythonEnvironment
 from launcher.cli.option_sources import PYTHONS, missing
 from launcher.cli.script_words import refuse_command, refuse_module, refuse_script
+from launcher.cli.trailing_options import refuse_trailing
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.job.activation import find_active_env
@@ -27,6 +28,7 @@ def read_job(request: JobRequest, words: Sequence[str], hosts: Sequence[Host]) -
     refuse_second_choice(named_env, hosts)
     program = read_program(request, words)
     nproc = read_size(request, hosts)  # also refuses a --gpus that is no number
+    refuse_trailing()
     return Job(
         program=program,
         nproc=nproc,

@@ -53,16 +53,23 @@ def is_chosen(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) in chosen
 
 
-def find_behind(names: Sequence[str], context: click.Context) -> str:
-    """Return the first of these options that was typed after the script, with its value; empty if none was."""
+def list_behind(names: Collection[str], context: click.Context) -> list[slice]:
+    """Return where these options, with their values, stand among the words after the script, up to a `--` there."""
     words = context.params.get("words") or ()
-    options = {flag: option for option in context.command.params if option.name in names for flag in option.opts}
-    for index, word in enumerate(words[1:], 1):
-        option = options.get(word.partition("=")[0])
-        if isinstance(option, click.Option):
-            takes_next = not option.is_flag and "=" not in word
-            return shlex.join(words[index : index + 1 + takes_next])
-    return ""
+    options = [option for option in context.command.params if isinstance(option, click.Option) and option.name in names]
+    flags = {flag: option for option in options for flag in (*option.opts, *option.secondary_opts)}
+    found: list[slice] = []
+    for index, word in enumerate(words[1 : words.index("--") if "--" in words else None], 1):
+        option = flags.get(word.partition("=")[0])
+        if option is not None and (not found or index >= found[-1].stop):  # or it is a value
+            found.append(slice(index, index + (1 if option.is_flag or "=" in word else 2)))
+    return found
+
+
+def find_behind(names: Collection[str], context: click.Context) -> str:
+    """Return the first of these options that was typed after the script, with its value; empty if none was."""
+    found = list_behind(names, context)
+    return shlex.join(context.params["words"][found[0]]) if found else ""
 
 
 def missing(text: str, hint: str, names: Sequence[str], context: click.Context | None = None) -> UsageError:

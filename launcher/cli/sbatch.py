@@ -26,6 +26,7 @@ from launcher.cli.options import (
     job_options,
     output_options,
 )
+from launcher.cli.trailing_options import needs_parting
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
@@ -116,7 +117,8 @@ def read_batch(options: BatchOptions, log_dir: Path, words: tuple[str, ...], job
         raise missing("Slurm must know how many GPUs of each node", hint, ("gpus", "nproc"))
     # Whatever hosts launcher.toml names; it is read again by the job, which runs in this folder.
     launch = (own_program(), "--transport", SRUN.name, *typed_options({field.name for field in fields(BatchOptions)}))
-    for_script = ("--",) if words and words[0].startswith("-") else ()  # of launcher.toml
+    is_of_file = words and words[0].startswith("-")  # arguments for the script of launcher.toml
+    for_script = ("--",) if is_of_file or needs_parting(words) else ()
     return Batch(
         argv=(*launch, *for_script, *words),
         job_name=options.job_name or _name(job.program),

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.error_lines import tell
 from launcher.cli.option_groups import HostChoice, TransportOptions
 from launcher.cli.option_sources import (
     CHOICE_OF_HOSTS,
-    find_behind,
     is_chosen,
     is_on_command_line,
     missing,
@@ -49,17 +47,7 @@ def read_hosts(choice: HostChoice) -> tuple[Host, ...]:
         found = read_hostfile(hostfile, choice.colon)
     else:
         found = _read_allocated()
-    _tell_behind()
     return select_hosts(found, choice.include, choice.exclude, choice.num_nodes)
-
-
-def _tell_behind() -> None:
-    """Say which option after the script goes to it, where the hosts come from elsewhere."""
-    context = click.get_current_context()
-    behind = find_behind(_NAME_HOSTS, context)
-    if behind and not any(map(is_on_command_line, _NAME_HOSTS)):
-        program = context.params["words"][0]
-        tell(f"launch: {behind} after {program} goes to {program}; options of launch stand before it")
 
 
 def _read_allocated() -> tuple[Host, ...]:

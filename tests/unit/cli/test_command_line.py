@@ -606,9 +606,9 @@ def test_the_command_line_overrules_a_default_that_contradicts_it(launch, text, 
 )
 def test_a_python_that_is_typed_overrules_one_by_default(launch, jobs, line, activation):
     write_defaults('venv = "/default"\nsetup = "lines"\n')
-    for words in (f"--hosts a {line} train.py", f"singlenode {line} train.py"):
+    for words in (f"--hosts a {line} --nproc 1 train.py", f"singlenode {line} --nproc 1 train.py"):
         Path("train.py").touch()
-        assert launch(f"{words} --nproc 1")[2] == "launch: using launcher.toml (venv, setup)\n"
+        assert launch(words)[2] == "launch: using launcher.toml (venv, setup)\n"
     assert [job.activation for job, *_ in jobs] == [activation] * 2
 
 

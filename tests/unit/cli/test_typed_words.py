@@ -213,10 +213,60 @@ def test_a_command_is_any_command(read_program: ReadProgram, words: str) -> None
 def test_an_argument_that_names_hosts_is_not_stolen_in_silence(launch: Launch, folder: Path) -> None:
     (folder / "launcher.toml").write_text('hosts = "a"\n')
     using = "launch: using launcher.toml (hosts)\n"
-    note = "launch: --hosts b after train.py goes to train.py; options of launch stand before it\n"
-    code, out, err = launch("--dry-run train.py --hosts b")
-    assert (code, out[:12], out[-23:], err) == (0, "# node 0: a,", " -- train.py --hosts b\n", using + note)
-    assert launch("--dry-run --hosts c train.py --hosts b")[2] == using
+    said = (
+        "launch: --hosts b after train.py would go to train.py, not to launch\n"
+        "  hint: for launch: launch --dry-run --hosts b train.py --lr 1\n"
+        "  or, for train.py: launch --dry-run -- train.py --hosts b --lr 1\n"
+    )
+    assert launch("--dry-run train.py --hosts b --lr 1") == (EXIT_USAGE, "", using + said)
+    for line in ("--hosts c train.py --hosts b", "-- train.py --hosts b", "train.py -- --hosts b"):
+        code, out, err = launch(f"--dry-run {line}")
+        assert (code, out.endswith(" --hosts b\n"), err) == (0, True, using), line
+
+
+@pytest.mark.parametrize(
+    ("line", "option", "moved", "parted"),
+    [
+        ("--hosts a t.py --dry-run", "--dry-run", "--hosts a --dry-run t.py", "--hosts a -- t.py --dry-run"),
+        ("--hosts a --cpu --nproc 1 t.py --nproc 4 --dry-run --check=1", "--dry-run",
+         "--hosts a --cpu --nproc 1 --dry-run --check=1 t.py --nproc 4",
+         "--hosts a --cpu --nproc 1 -- t.py --nproc 4 --dry-run --check=1"),
+        ("run --hosts a -m pkg --no-stacks --lr 1 --check", "--check",
+         "--hosts a -m --no-stacks --check pkg --lr 1", "--hosts a -m -- pkg --no-stacks --lr 1 --check"),
+        ("singlenode --env K_TOKEN=x --gpus 1 t.py --dry-run", "--dry-run",
+         "singlenode --env 'K_TOKEN=***' --gpus 1 --dry-run t.py",
+         "singlenode --env 'K_TOKEN=***' --gpus 1 -- t.py --dry-run"),
+        ("node --nnodes 1 --node-rank 0 --master-addr a --gpus 1 t.py --dry-run", "--dry-run",
+         "node --nnodes 1 --node-rank 0 --master-addr a --gpus 1 --dry-run t.py",
+         "node --nnodes 1 --node-rank 0 --master-addr a --gpus 1 -- t.py --dry-run"),
+    ],
+)  # fmt: skip
+def test_what_shall_not_start_is_not_started(launch: Launch, line: str, option: str, moved: str, parted: str) -> None:
+    name = "pkg" if "pkg" in line else "t.py"
+    assert launch(line) == (
+        EXIT_USAGE,
+        "",
+        f"launch: {option} after {name} would go to {name}, not to launch\n"
+        f"  hint: for launch: launch {moved}\n"
+        f"  or, for {name}: launch {parted}\n",
+    )
+
+
+def test_an_option_that_a_script_hardly_has_is_named_in_a_line(launch: Launch) -> None:
+    behind = "--nproc 4 --gpus 2 --venv=v --lr 1 --no-stacks"
+    code, out, err = launch(f"--dry-run --hosts a train.py {behind} -- --silence 1")
+    assert (code, out.endswith(f" -- train.py {behind} -- --silence 1\n")) == (0, True)
+    listed = "--nproc 4, --venv=v and --no-stacks"
+    assert err == f"launch: {listed} after train.py go to train.py; options of launch stand before it\n"
+    assert launch(f"--dry-run --hosts a -- train.py {behind}")[2] == ""
+    assert launch("--dry-run --hosts a --nproc 2 train.py --nproc 4")[2] == ""
+
+
+def test_a_batch_job_does_not_refuse_what_its_script_is_given(launch: Launch) -> None:
+    for words in ("train.py --dry-run", "-- train.py --hosts=b"):
+        out = launch(f"sbatch --gpus 1 --cpus-per-task 2 {words}")[1]
+        assert out.splitlines()[-1].endswith(f" --gpus 1 -- {words.removeprefix('-- ')}")
+    assert launch("sbatch --gpus 1 --cpus-per-task 2 train.py")[1].splitlines()[-1].endswith(" --gpus 1 train.py")
 
 
 def test_the_script_of_the_file_may_have_arguments(read_program: ReadProgram, folder: Path) -> None:

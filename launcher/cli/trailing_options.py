@@ -1,0 +1,72 @@
+"""Options of `launch` after the script: they go to the script, which is seldom what was meant.
+
+Those that would change what is started are refused: `launch train.py --dry-run` must not be a real run. Others are
+named in one line. `--` before the script says that everything after it is the script's, and so does one before the
+option.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+import click
+
+from launcher.cli.error_lines import tell
+from launcher.cli.help import TYPED_WORDS
+from launcher.cli.option_sources import is_on_command_line, list_behind
+from launcher.errors import UsageError
+from launcher.job.variables import hide_secrets
+from launcher.wording import listed
+
+_HOSTS = ("hosts", "hostfile")
+_ACTIONS = ("dry_run", "check")
+# Options that a script hardly has, unlike --gpus or --config.
+_RARE = (
+    "colon", "nproc", "no_python", "venv", "conda", "env_file", "rdzv_timeout", "transport", "ssh_config",
+    "accept_new_host_keys", "ask_password", "connect_timeout", "silence", "stop_timeout", "hang_timeout", "stacks",
+    "no_check",
+)  # fmt: skip
+
+
+def refuse_trailing() -> None:
+    """Raise UsageError for an option after the script that names hosts or says that nothing shall start.
+
+    Other options of ours that a script hardly has are named in a line. An option that also stands before the script
+    is left alone there: who typed it knows where it belongs.
+    """
+    context = click.get_current_context()
+    words = context.params["words"]
+    typed = context.meta[TYPED_WORDS]
+    before = typed[: len(typed) - len(words)]
+    if before[-1:] == ("--",):
+        return
+    names = [name for name in (*_ACTIONS, *_RARE) if not is_on_command_line(name)]
+    names += () if any(map(is_on_command_line, _HOSTS)) else _HOSTS
+    behind = list_behind(names, context)
+    if not behind:
+        return
+    refused = list_behind([name for name in names if name not in _RARE], context)
+    program = shlex.quote(words[0])
+    if not refused:
+        options = [shlex.join(words[place]) for place in behind]
+        go = "goes" if len(options) == 1 else "go"
+        tell(f"launch: {listed(options)} after {program} {go} to {program}; options of launch stand before it")
+        return
+    moved = [word for place in behind for word in words[place]]
+    kept = [word for index, word in enumerate(words) if not any(place.start <= index < place.stop for place in behind)]
+    path = context.command_path.removesuffix(" run")
+    option = shlex.join(words[refused[0]])
+    hint = f"for launch: {path} {_quote([*before, *moved, *kept])}\n"
+    hint += f"  or, for {program}: {path} {_quote([*before, '--', *words])}"
+    raise UsageError(f"{option} after {program} would go to {program}, not to launch", hint)
+
+
+def needs_parting(words: Sequence[str]) -> bool:
+    """Tell whether `launch` would refuse these words, a script and its arguments, without `--` before them."""
+    flags = {f"--{name.replace('_', '-')}" for name in (*_ACTIONS, *_HOSTS)}
+    return any(word.partition("=")[0] in flags for word in words[1:])
+
+
+def _quote(words: Sequence[str]) -> str:
+    return shlex.join(hide_secrets(words))
