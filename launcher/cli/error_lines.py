@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+
 import click
 
 from launcher.errors import LauncherError
+
+_HELD_SPACE = "\0"  # of a command, while lines are broken: what is shown has no control characters
+# What follows a colon or begins a hint and calls one of these programs, up to where the sentence goes on.
+_COMMAND = re.compile(
+    r"""(^\s*|: |; |\bor )((?:launch|test-distributed|ssh(?:-\w+)?|echo|chmod|pip|env|sudo)\ """
+    r"""(?:'[^']*'|"[^"]*"|(?!;\ |,\ or\ |\ \(and).)+)"""
+)
 
 
 def show_error(error: LauncherError) -> None:
@@ -24,7 +35,21 @@ def show_error(error: LauncherError) -> None:
 
 
 def tell(text: str) -> None:
-    """Say words of ours where no console is open; what a host said in them does not steer the terminal."""
+    """Say words of ours where no console is open; what a host said in them does not steer the terminal.
+
+    A terminal gets lines that are broken between words, and never inside of a command that may be pasted.
+    """
     from launcher.escapes import clean
 
-    click.echo(clean(text.encode("utf-8", "replace")), err=True)
+    shown = clean(text.encode("utf-8", "replace"))
+    if sys.stderr.isatty():
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+        shown = "\n".join(_break(line, columns) for line in shown.decode().split("\n")).encode()
+    click.echo(shown, err=True)
+
+
+def _break(line: str, columns: int) -> str:
+    from launcher.output.style import break_line
+
+    held = _COMMAND.sub(lambda found: found[1] + found[2].replace(" ", _HELD_SPACE), line)
+    return "\n".join(break_line(held, columns)).replace(_HELD_SPACE, " ")

@@ -1,0 +1,86 @@
+"""Errors on a terminal of 80 columns: lines break between words, and commands to paste stay whole."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import termios
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from launcher.cli.error_lines import show_error
+from launcher.errors import HostFailure, HostFailureKind, LauncherError, PreflightError, UnreachableError, UsageError
+
+Show = Callable[[LauncherError], str]
+LONG = "/scratch/projects/an-old-project/checkpoints/2026"
+
+
+@pytest.fixture
+def show(monkeypatch: pytest.MonkeyPatch) -> Iterator[Show]:
+    """Return a function that gives the screen of an error on a terminal."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    with os.fdopen(slave, "w") as terminal:
+
+        def call(error: LauncherError) -> str:
+            with monkeypatch.context() as patch:
+                patch.setattr("sys.stderr", terminal)
+                show_error(error)
+            return os.read(master, 1 << 16).decode().replace("\r\n", "\n")
+
+        yield call
+    os.close(master)
+
+
+def test_hosts_that_cannot_be_reached(show: Show) -> None:
+    keygen = f"ssh-keygen -f {LONG}/known_hosts -R '[gpu1.cluster.example.com]:2222'"
+    failures = [
+        HostFailure(
+            "gpu1", HostFailureKind.HOST_KEY_CHANGED,
+            "its host key has changed: ED25519 SHA256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaa, known is SHA256:bbbbbbbbbbbbbbbb",
+            f"if the machine was reinstalled: {keygen}; if not, someone listens in",
+        )
+    ]  # fmt: skip
+    assert show(UnreachableError(failures)) == (
+        "launch: 1 host can't be used:\n"
+        "  gpu1: its host key has changed: ED25519 SHA256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaa,\n"
+        "    known is SHA256:bbbbbbbbbbbbbbbb\n"
+        "    if the machine was reinstalled:\n"
+        f"      {keygen};\n"
+        "      if not, someone listens in\n"
+        "launch: nothing was started\n"
+    )
+
+
+def test_what_would_break_a_run(show: Show) -> None:
+    error = PreflightError(f"gpu[1-4]: the working directory {LONG} is not there, and no rank could start\n  make it")
+    assert show(error) == (
+        "launch: these would break the run, nothing was started:\n"
+        "  gpu[1-4]: the working directory\n"
+        f"    {LONG} is not there, and no rank\n"
+        "    could start\n"
+        "    make it\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("hint", "shown"),
+    [
+        (f"leave it out: launch ... --gpus 8 --cpu {LONG}/train.py",
+         f"leave it out:\n    launch ... --gpus 8 --cpu {LONG}/train.py"),
+        (f"launch ... {LONG}/'a; b.py', or launch ... -m a", f"launch ... {LONG}/'a; b.py',\n    or launch ... -m a"),
+        ("name the hosts in one way, such as with --hosts, or in launcher.toml as a list",
+         "name the hosts in one way, such as with --hosts, or in launcher.toml as\n    a list"),
+        ("short", "short"),
+    ],
+)  # fmt: skip
+def test_a_hint(show: Show, hint: str, shown: str) -> None:
+    assert show(UsageError("wrong", hint)) == f"launch: wrong\n  hint: {shown}\n"
+
+
+def test_a_file_gets_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    show_error(UsageError("w " * 60, "h " * 60))
+    assert capsys.readouterr().err == f"launch: {'w ' * 60}\n  hint: {'h ' * 60}\n"
