@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+from launcher.hosts.host import Host
 from launcher.transports.ssh.config_lines import OPTIONS, LeftToSsh, Line, WrongLine, every_line
 from launcher.transports.ssh.openssh_config import read_seconds
 
-Options = dict[str, "str | list[str]"]  # by their names in lower case; the keys of IdentityFile as a list
+Options = dict[str, "str | list[str]"]  # by their names in lower case; those of COLLECTED as a list
+
+COLLECTED = ("identityfile", "certificatefile")  # every value counts, not the first alone
 
 _MATCH_WORD = re.compile(r"""("[^"\\]*"|[^\s"'=\\]+)(?:=|[ \t]+|$)""")
 _WITHOUT_ARGUMENT = ("all", "canonical", "final")
@@ -46,6 +49,11 @@ class Criterion:
     argument: str
     is_negated: bool
 
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether the argument is missing, as in `user ""`."""
+        return not self.argument and self.name not in _WITHOUT_ARGUMENT
+
 
 class Blocks:
     """The lines of all files, in the order in which ssh reads them."""
@@ -54,11 +62,15 @@ class Blocks:
         self.files = files
         self._left = next(filter(None, map(_find_fault, every_line(files))), None)
 
-    def read(self, name: str) -> Options:
-        """Return the options for the host `name`, always with its hostname; raise LeftToSsh."""
+    def read(self, host: Host) -> Options:
+        """Return the options for a host, always with its hostname; raise LeftToSsh.
+
+        As for ssh's own `-l` and `-p`, the user and the port that are named with the host count before all files.
+        """
         if self._left is not None:
             raise LeftToSsh(self._left.message, self._left.hint)
-        reading = _Reading(name)
+        named = {"user": host.user, "port": host.port}
+        reading = _Reading(host.name, {key: str(value) for key, value in named.items() if value is not None})
         for file in self.files:
             reading.walk(file, is_active=True)
         proxy = [reading.proxy] if reading.proxy is not None and reading.proxy[1] != _NONE else []
@@ -163,11 +175,11 @@ class _Reading:
             elif (*self.proxy, line.keyword) == ("proxyjump", _NONE, "proxycommand"):
                 # By the manual it doesn't count any more; for OpenSSH 9.2 it does.
                 raise LeftToSsh(f"{line.place}: only ssh can tell whether it counts after `ProxyJump none`", _ASK)
-        elif line.keyword == "identityfile":
-            keys = options.setdefault("identityfile", [])
-            assert isinstance(keys, list)
-            if (key := _read_word(line)) not in keys:
-                keys.append(key)
+        elif line.keyword in COLLECTED:
+            paths = options.setdefault(line.keyword, [])
+            assert isinstance(paths, list)
+            if (path := _read_word(line)) not in paths:
+                paths.append(path)
         elif line.keyword not in options:
             value = _READERS.get(line.keyword, _read_word)(line)
             if (line.keyword, value) != ("connecttimeout", _NONE):  # which leaves it unset
@@ -191,6 +203,8 @@ def _find_fault(line: Line) -> LeftToSsh | None:
     """Return why a line leaves all hosts to ssh, also those to which its block doesn't apply; None if it doesn't."""
     if line.keyword == "match":
         criteria = parse_match(line.value)
+        if any(each.is_empty for each in criteria) or any(each.name == "all" for each in criteria[:-1]):
+            return _wrong(line)
         if any(each.name == "final" for each in criteria) or (not criteria and "final" in line.value.lower()):
             # ssh reads its files a second time then, for the HostName that it has found.
             return LeftToSsh(f"{line.place}: only ssh can tell what `Match final` changes", _ASK)
@@ -251,6 +265,8 @@ def _read_time(line: Line) -> str:
 
 def _read_paths(line: Line) -> str:
     """Return the paths as launcher.transports.ssh.known_hosts_paths takes them: with quotes, if they have blanks."""
+    if len(line.words) > 1 and _NONE in map(str.lower, line.words):
+        raise _wrong(line)
     if line.keyword == "userknownhostsfile" and not all(map(_PATH.fullmatch, line.words)):
         raise _unexpanded(line)
     return " ".join(f'"{word}"' if " " in word else word for word in line.words)

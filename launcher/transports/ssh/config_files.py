@@ -12,14 +12,16 @@ import pwd
 import shlex
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from paramiko import SSHConfig
 
 from launcher.errors import UsageError
-from launcher.transports.ssh.config_blocks import Blocks, Options
+from launcher.hosts.host import Host
+from launcher.transports.ssh.config_blocks import COLLECTED, Blocks, Options
 from launcher.transports.ssh.config_groups import Group, Groups
 from launcher.transports.ssh.config_lines import (
     MAX_DEPTH,
@@ -31,12 +33,14 @@ from launcher.transports.ssh.config_lines import (
     every_line,
     read_lines,
 )
-from launcher.transports.ssh.openssh_config import ask_ssh, jump_circle, split_jump
+from launcher.transports.ssh.openssh_config import ask_ssh, jump_circle, login_args, split_jump
 from launcher.transports.ssh.settings import check_config_file
 
 _USER_FILE = Path("~/.ssh/config")
 _SYSTEM_FILE = Path("/etc/ssh/ssh_config")
 _MOST_JUMPS = 32
+
+_Question = tuple[Group, "str | None", "int | None"]  # a group, and the user and the port that are named with its hosts
 
 
 class ConfigFiles:
@@ -50,10 +54,10 @@ class ConfigFiles:
         check_config_file(path)
         self._named = path
         self._ssh = _find_ssh()
-        self._found: dict[str, SSHConfig] = {}
-        self._options: dict[str, Options] = {}
-        self._asked: dict[Group, tuple[str, Options | UsageError]] = {}
-        self._locks: dict[Group, threading.Lock] = {}
+        self._found: dict[Host, SSHConfig] = {}
+        self._options: dict[Host, Options] = {}
+        self._asked: dict[_Question, tuple[str, Options | UsageError]] = {}
+        self._locks: dict[_Question, threading.Lock] = {}
         self._blocks: Blocks | None = None  # None: the files are left to ssh
         self.has_jump_chains = True
         try:
@@ -65,8 +69,12 @@ class ConfigFiles:
         self._blocks = Blocks(files)
         self.has_jump_chains = any(line.keyword == "proxyjump" and "," in line.value for line in every_line(files))
 
-    def lookup(self, host: str) -> SSHConfig:
-        """Return a configuration that is right for `host` and its jump hosts, the same object each time."""
+    def lookup(self, name: str, user: str | None = None, port: int | None = None) -> SSHConfig:
+        """Return a configuration that is right for a host and its jump hosts, the same object each time.
+
+        user, port: as named with the host, None if they aren't.
+        """
+        host = Host(name, user, port)
         if host not in self._found:
             self._found[host] = self._describe(host)
         return self._found[host]
@@ -76,6 +84,9 @@ class ConfigFiles:
             return self._read_all(is_checked=True)
         except SharedFile as shared:
             self._check_ssh(shared)
+            if self._named is None and not _is_home_of_passwd():
+                # ssh doesn't look at HOME: it would judge another file.
+                raise UsageError(shared.message, f"{shared.hint}, or name a file with --ssh-config") from None
         ask_ssh(str(self._ssh), self._named, ["--", "localhost"])  # raises UsageError if ssh minds
         return self._read_all(is_checked=False)
 
@@ -93,66 +104,65 @@ class ConfigFiles:
         system = Origin(_SYSTEM_FILE.parent, is_users=False, checked_from=included)
         return [_read(_USER_FILE.expanduser(), own), _read(_SYSTEM_FILE, system)]
 
-    def _describe(self, host: str) -> SSHConfig:
+    def _describe(self, host: Host) -> SSHConfig:
         """Return the options of `host` and of each jump host on the way, as a configuration of their own.
 
         Raise UsageError if the way has no end: `Host *` with `ProxyJump gate-%h` leads on to gate-gate-%h.
         """
-        blocks: list[str] = []
-        pending, seen = [host], set()
+        found: dict[str, Options] = {}
+        pending = [host]
         while pending:
-            name = pending.pop()
-            if name in seen:
+            hop = pending.pop()
+            if hop.name in found:
                 continue
-            seen.add(name)
-            if len(seen) > _MOST_JUMPS:
-                raise jump_circle(host, name)
-            if name not in self._options:
-                self._options[name] = self._read(name)
-            block = _write_block(name, self._options[name])
-            blocks.append(block)
-            if "proxyjump" in self._options[name]:
-                jumps = SSHConfig.from_text(block).lookup(name)["proxyjump"]  # it fills in the tokens
-                pending += [split_jump(jump)[0] for jump in jumps.split(",")]
-        return SSHConfig.from_text("\n".join(blocks))
+            if len(found) == _MOST_JUMPS:
+                raise jump_circle(host.name, hop.name)
+            if hop not in self._options:
+                self._options[hop] = self._read(hop)
+            options = found[hop.name] = self._options[hop]
+            if "proxyjump" in options:
+                jumps = _make_config({hop.name: options}).lookup(hop.name)["proxyjump"]  # it fills in the tokens
+                pending += map(_jump_host, jumps.split(","))
+        return _make_config(found)
 
-    def _read(self, name: str) -> Options:
+    def _read(self, host: Host) -> Options:
         if self._blocks is None:
-            return self._ask(name)
+            return self._ask(host)
         try:
-            return self._blocks.read(name)
+            return self._blocks.read(host)
         except LeftToSsh as left:
             self._check_ssh(left)
-        group = self._groups.find(name)
+        group = self._groups.find(host.name)
         if group is None:
-            return self._ask(name)
-        asked, answer = self._ask_for(group, name)
+            return self._ask(host)
+        asked, answer = self._ask_for((group, host.user, host.port), host)
         if isinstance(answer, UsageError):  # asking again for each host could take the time-out of each
             raise UsageError(answer.message, answer.hint)
-        hostname = self._groups.find_hostname(name, asked, str(answer["hostname"]))
-        return self._ask(name) if hostname is None else {**answer, "hostname": hostname}
+        hostname = self._groups.find_hostname(host.name, asked, str(answer["hostname"]))
+        return self._ask(host) if hostname is None else {**answer, "hostname": hostname}
 
-    def _ask_for(self, group: Group, name: str) -> tuple[str, Options | UsageError]:
-        """Return which host of the group ssh was asked about, `name` if it is the first one, and the answer."""
-        with self._locks.setdefault(group, threading.Lock()):
-            if group not in self._asked:
+    def _ask_for(self, question: _Question, host: Host) -> tuple[str, Options | UsageError]:
+        """Return the name of the host that ssh was asked about, `host` if it is the first one, and the answer."""
+        with self._locks.setdefault(question, threading.Lock()):
+            if question not in self._asked:
                 try:
-                    self._asked[group] = name, self._ask(name)
+                    self._asked[question] = host.name, self._ask(host)
                 except UsageError as error:
-                    self._asked[group] = name, error
-            return self._asked[group]
+                    self._asked[question] = host.name, error
+            return self._asked[question]
 
     def _check_ssh(self, left: LeftToSsh) -> None:
         if self._ssh is None:
             raise UsageError(left.message, left.hint) from None
 
-    def _ask(self, name: str) -> Options:
+    def _ask(self, host: Host) -> Options:
         """Return what `ssh -G` prints for a host; raise UsageError in its words."""
         options: Options = {}
-        for line in ask_ssh(str(self._ssh), self._named, ["--", name]):
+        for line in ask_ssh(str(self._ssh), self._named, login_args(host)):
             key, _, value = line.partition(" ")
-            if key == "identityfile":
-                options[key] = [*options.get(key, ()), *([value] if _is_key(value) else [])]
+            if key in COLLECTED:
+                is_meant = key != "identityfile" or _is_key(value)
+                options[key] = [*options.get(key, ()), *([value] if is_meant else [])]
             elif key in OPTIONS and not (key in ("proxyjump", "proxycommand", "connecttimeout") and value == "none"):
                 options.setdefault(key, value)
         return options
@@ -178,6 +188,28 @@ def _read(path: Path, origin: Origin) -> Sequence[Line]:
 def _is_key(value: str) -> bool:
     """Tell whether a key that `ssh -G` prints may be there: it prints the default ones in any case."""
     return "%" in value or Path(value).expanduser().is_file()  # paramiko fills in the tokens
+
+
+def _is_home_of_passwd() -> bool:
+    """Tell whether ~/.ssh is the same by HOME and by passwd, where ssh looks."""
+    by_passwd = Path(pwd.getpwuid(os.getuid()).pw_dir, ".ssh")
+    return by_passwd.resolve() == Path("~/.ssh").expanduser().resolve()
+
+
+def _jump_host(jump: str) -> Host:
+    name, user, port = split_jump(jump)
+    return Host(name, user, int(port) if port is not None and port.isdecimal() else None)
+
+
+def _make_config(hosts: Mapping[str, Options]) -> SSHConfig:
+    config: Any = SSHConfig.from_text("\n".join(_write_block(name, options) for name, options in hosts.items()))
+    for block in config._config:
+        for name in block["host"]:
+            # Of several lines paramiko keeps the first one, but for IdentityFile; a list it hands on as it is.
+            if certificates := hosts.get(name, {}).get("certificatefile"):
+                block["config"]["certificatefile"] = certificates
+    made: SSHConfig = config
+    return made
 
 
 def _write_block(name: str, options: Options) -> str:

@@ -1,7 +1,8 @@
 """ssh_config's files as lines, each `Include` with the lines of its files, as ssh_config(5) and readconf.c have it.
 
-Only the options that `launch` reads are here. What OpenSSH would refuse, or what its versions read differently, is
-left to `ssh -G`.
+Only the options that `launch` reads are here. What OpenSSH would refuse of them, or what its versions read differently,
+is left to `ssh -G`. All others are skipped, also those that this machine's ssh would refuse: many files have
+`UseKeychain`, which macOS's ssh alone knows.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _WORD_PART = re.compile(
     r"""\\(["'\\ ])|"((?:\\["'\\]|[^"])*)"|'((?:\\["'\\]|[^'])*)'|([^\s"'])"""  # \s: no other blank stands in a word
 )
 _ESCAPED = re.compile(r"""\\(["'\\])""")
+_FOR_SSH_ALONE = re.compile(r"%|\$\{|\\|\[[:.=]")  # in a pattern of Include
 MAX_DEPTH = 16  # READCONF_MAX_DEPTH
 _OTHERS_MAY_WRITE = 0o022
 
@@ -97,8 +99,8 @@ def every_line(files: Iterable[Iterable[Line]]) -> Iterator[Line]:
             yield from every_line(line.files)
 
 
-def split_words(value: str) -> tuple[str, ...]:
-    """Return the words of a value up to a comment, as argv_split in OpenSSH's misc.c; none if a quote has no end."""
+def split_words(value: str) -> tuple[str, ...] | None:
+    """Return the words of a value up to a comment, as argv_split in OpenSSH's misc.c; None if a quote has no end."""
     words: list[str] = []
     position, in_word = 0, False
     while position < len(value):
@@ -113,7 +115,7 @@ def split_words(value: str) -> tuple[str, ...]:
             in_word = True
         part = _WORD_PART.match(value, position)
         if part is None:
-            return ()
+            return None
         escaped, *quoted, plain = part.groups()
         words[-1] += escaped or plain or _ESCAPED.sub(r"\1", next(filter(None, quoted), ""))
         position = part.end()
@@ -136,9 +138,11 @@ def _parse(text: str, place: str) -> Line:
     if found is None:
         raise WrongLine(f"{place}: {text.strip()!r} is not an option with a value", "fix that line")
     keyword, value = found[1].lower(), found[2]
-    if keyword not in _KEYWORDS - _WITHOUT_WORDS:
+    if keyword not in _KEYWORDS:
         return Line(place, keyword, value, ())
     words = split_words(value)
+    if keyword in _WITHOUT_WORDS and words is not None:
+        return Line(place, keyword, value, ())
     if not words or "" in words:
         raise WrongLine(f"{place}: {keyword}: no value, or a quote that is not closed", "fix that line")
     return Line(place, keyword, value, words)
@@ -146,7 +150,8 @@ def _parse(text: str, place: str) -> Line:
 
 def _included(line: Line, origin: Origin, depth: int) -> Iterator[tuple[Line, ...]]:
     for pattern in line.words:
-        if "%" in pattern or "${" in pattern:  # OpenSSH before 9.9 takes them as they stand
+        # OpenSSH before 9.9 takes % and ${ as they stand, Python's glob a backslash and a class such as [:alpha:].
+        if _FOR_SSH_ALONE.search(pattern):
             raise LeftToSsh(f"{line.place}: Include: only ssh can expand {pattern}", "install openssh-client")
         if pattern.startswith("~") and not origin.is_users:
             raise LeftToSsh(f"{line.place}: Include: the system's file can't name {pattern}", "name the whole path")

@@ -140,7 +140,7 @@ class FabricTransport:
     def prepare(self, host: Host) -> fabric.Connection:
         """Return the connection to `host` through its jump hosts, none of them opened yet; raise UsageError."""
         # One configuration for each host: making a connection changes it, and hosts connect in threads.
-        config = fabric.Config(ssh_config=self._files.lookup(host.name))
+        config = fabric.Config(ssh_config=self._files.lookup(host.name, host.user, host.port))
         try:
             connection = fabric.Connection(
                 host.name,
@@ -162,22 +162,22 @@ class FabricTransport:
         found: dict[Path, None] = {}
         asked: set[str] = set()  # most hosts have the same keys
         for host in hosts:
-            for settings in self._settings_on_the_way(host.name):
+            for settings in self._settings_on_the_way(host):
                 keys = f"{settings.get('identityfile')} {settings.get('identityagent')}"
                 if keys not in asked:
                     asked.add(keys)
                     found.update(dict.fromkeys(locked_keys(settings, self._secrets)))
         return list(found)
 
-    def _settings_on_the_way(self, name: str) -> Iterator[Mapping[str, Any]]:
-        config = self._files.lookup(name)
+    def _settings_on_the_way(self, host: Host) -> Iterator[Mapping[str, Any]]:
+        config = self._files.lookup(host.name, host.user, host.port)
         seen: set[str] = set()
-        pending = [name]
+        pending = [host.name]
         while pending:
-            host = pending.pop()
-            if host not in seen:  # with ProxyJump under `Host *` a jump host may lead to itself
-                seen.add(host)
-                yield (settings := config.lookup(host))
+            name = pending.pop()
+            if name not in seen:  # with ProxyJump under `Host *` a jump host may lead to itself
+                seen.add(name)
+                yield (settings := config.lookup(name))
                 jumps = settings.get("proxyjump")
                 pending += [split_jump(jump)[0] for jump in jumps.split(",")] if jumps else []
 

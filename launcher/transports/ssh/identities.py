@@ -161,8 +161,8 @@ class Login:
 
     def _certificates(self) -> dict[bytes, list[PublicBlob]]:
         """Return certificates by their public key: those that ssh_config names, and those in files beside the keys."""
-        named = self._settings.get("certificatefile", [])
-        paths = [Path(name).expanduser() for name in ([named] if isinstance(named, str) else named)]
+        named = self._settings.get("certificatefile", ())
+        paths = [Path(name).expanduser() for name in named if name != "none"]
         paths += [path.with_name(f"{path.name}-cert.pub") for path in self.files]
         found: dict[bytes, list[PublicBlob]] = {}
         for path in dict.fromkeys(paths):

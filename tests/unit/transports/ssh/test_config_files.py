@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import getpass
+import os
+import pwd
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import fabric
 import pytest
@@ -118,7 +121,7 @@ def test_what_is_said_of_a_hop_is_known(read, more):
     files, _ = read(f"{more}Host node\n  User worker\n  ProxyJump eve@hop:23\n{HOP}")
     assert answer(files, "node", "user", "proxyjump") == {"user": "worker", "proxyjump": "eve@hop:23"}
     hop = files.lookup("node").lookup("hop")  # fabric looks it up in the configuration of the host
-    assert (hop["hostname"], hop["user"], hop["port"]) == ("10.0.0.9", "jumper", "2200")
+    assert (hop["hostname"], hop["user"], hop["port"]) == ("10.0.0.9", "eve", "23")  # as named on the way
 
 
 @pytest.mark.parametrize("more", ["", MATCH, "Include FOLDER/other\n"])
@@ -312,6 +315,42 @@ def test_ssh_is_asked_whether_the_own_file_will_do(tmp_path, monkeypatch, asked)
     assert asked() == ["localhost"]
 
 
+@pytest.mark.parametrize("is_same", [False, True])
+def test_ssh_is_not_asked_about_a_file_that_it_does_not_read(tmp_path, monkeypatch, is_same):
+    """ssh looks into the home that passwd names; HOME is another one in containers, and after `sudo -E`."""
+    monkeypatch.setattr(config_files, "_SYSTEM_FILE", tmp_path / "none")
+    folder = tmp_path / ".ssh"
+    if is_same:
+        folder.symlink_to(Path(pwd.getpwuid(os.getuid()).pw_dir, ".ssh"))
+        mine = tmp_path / "mine"
+        monkeypatch.setattr(config_files, "_USER_FILE", mine)
+    else:
+        folder.mkdir()
+        mine = folder / "config"
+    mine.write_text("User ann\n")
+    mine.chmod(0o666)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if is_same:
+        assert answer(ConfigFiles(), "a", "user") == {"user": "ann"}
+        return
+    with pytest.raises(UsageError) as caught:
+        ConfigFiles()
+    assert (caught.value.message, caught.value.hint) == (
+        f"{mine}: other users can write or own this file",
+        f"chmod go-w {mine} or chown it, or name a file with --ssh-config",
+    )
+
+
+@pytest.mark.parametrize("pattern", [r"FOLDER/\[x\]", "FOLDER/[[:alpha:]]3"])
+def test_a_pattern_that_python_reads_otherwise_is_left_to_ssh(read, tmp_path, asked, pattern):
+    for name in ("[x]", "f3"):
+        (tmp_path / name).write_text("User ann\n")
+    asked()
+    files, path = read(f"Include {pattern}\n")
+    assert answer(files, "a", "user") == {"user": answer_of_ssh(path, "a")["user"]} == {"user": "ann"}
+    assert asked() == ["a", "a"]
+
+
 CANNOT_TELL = "install openssh-client: `launch` asks `ssh -G`"
 REFUSED = [
     ("Match exec true\n", "config:1: only ssh can tell whether `Match exec true` applies", CANNOT_TELL),
@@ -352,11 +391,88 @@ def test_without_ssh_includes_and_matches_are_read_all_the_same(read):
     }  # fmt: skip
 
 
+# what every ssh refuses
+
+WRONG = [
+    ("ProxyCommand nc it's", "proxycommand: no value, or a quote that is not closed"),
+    ('KnownHostsCommand k "%H', "knownhostscommand: no value, or a quote that is not closed"),
+    ("Match all user root", "match can't be 'all user root'"),
+    ("Match !all user x", "match can't be '!all user x'"),
+    ('Match user ""', "match can't be 'user \"\"'"),
+    ('Match host=""', "match can't be 'host=\"\"'"),
+    ("UserKnownHostsFile none /x", "userknownhostsfile can't be 'none /x'"),
+    ("GlobalKnownHostsFile /x NONE", "globalknownhostsfile can't be '/x NONE'"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG)
+def test_a_line_that_every_ssh_refuses_is_refused(read, tmp_path, monkeypatch, line, message):
+    """For every host, also one to which its block doesn't apply."""
+    text = f"Host b\n  {line}\n"
+    files, path = read(text)
+    said = subprocess.run(["ssh", "-G", "-F", path, "a"], capture_output=True, text=True, check=False).stderr
+    with pytest.raises(UsageError) as caught:
+        files.lookup("a")
+    assert caught.value.message in said.splitlines()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError) as caught:
+        read(text)[0].lookup("a")
+    assert (caught.value.message, caught.value.hint) == (f"{path}:2: {message}", "fix that line")
+
+
+@pytest.mark.usefixtures("without_ssh")
+def test_options_that_launch_does_not_read_are_skipped(read):
+    files, _ = read(f"UseKeychain yes\nSetEnv A=it's\n{OTHER}")
+    assert answer(files, "a") == {"hostname": "10.0.0.1", "user": "ann", "port": "2222"}
+
+
+# what is named with a host
+
+NAMED = [
+    "Match user eve\n  Port 2222\n  IdentityFile /rk\nMatch all\n  User bob\n",
+    "Match user eve exec true\n  Port 2222\n  IdentityFile /rk\nMatch all\n  User bob\n",
+]
+
+
+@pytest.mark.parametrize("text", NAMED)
+def test_a_user_who_is_named_with_a_host_is_matched(read, tmp_path, text):
+    (tmp_path / "rk").touch()
+    files, path = read(text.replace("/rk", "FOLDER/rk"))
+    named, own = files.lookup("a", "eve").lookup("a"), files.lookup("a").lookup("a")
+    assert (named["user"], named["port"], named["identityfile"]) == ("eve", "2222", [f"{tmp_path}/rk"])
+    assert (own["user"], own.get("port", "22"), own.get("identityfile", [])) == ("bob", "22", [])
+    connection = FabricTransport(SshSettings(path)).prepare(Host("a", "eve"))
+    assert (connection.user, connection.port) == ("eve", 2222)
+
+
+@pytest.mark.parametrize("text", NAMED)
+def test_the_user_of_a_jump_host_is_matched(read, text):
+    _, path = read(f"Host a\n  ProxyJump eve@hop\n{text}")
+    gateway = FabricTransport(SshSettings(path)).prepare(Host("a")).gateway
+    assert (gateway.host, gateway.user, gateway.port) == ("hop", "eve", 2222)
+
+
+def test_user_and_port_that_are_named_reach_a_proxy_command(read):
+    _, path = read("User bob\nPort 23\nProxyCommand nc -u %r %h %p\n")
+    assert FabricTransport(SshSettings(path)).prepare(Host("a", "eve", 2222)).gateway == "nc -u eve a 2222"
+
+
+# certificates
+
+
+@pytest.mark.parametrize("more", ["", MATCH, "Match exec true\n"])
+def test_every_certificate_is_known(read, more):
+    text = 'CertificateFile /c1\nHost *\n  CertificateFile "/c 2"\n  CertificateFile /c1\n'
+    files, _ = read(f"{more}{text}" if more != MATCH else f"{text}{more}")
+    assert answer(files, "a", "certificatefile") == {"certificatefile": ["/c1", "/c 2"]}
+
+
 # what fabric would not take
 
 
 def test_values_that_fabric_misreads_do_not_reach_it(read):
-    _, path = read("ForwardAgent /tmp/agent\nConnectTimeout 1m\nPort 0022\nProxyJump ssh://eve@hop:23\n")
+    jump = "Host hop\n  ProxyJump none\nHost *\n  ProxyJump ssh://eve@hop:23\n"
+    _, path = read(f"ForwardAgent /tmp/agent\nConnectTimeout 1m\nPort 0022\n{jump}")
     connection = FabricTransport(SshSettings(path)).prepare(Host("a"))
     assert (connection.connect_timeout, connection.port, connection.gateway.host) == (60, 22, "hop")
 

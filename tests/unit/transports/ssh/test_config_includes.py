@@ -31,6 +31,7 @@ VALUES = {
     "ProxyCommand": ["nc a 22", "none", '"/a b/nc" "%h"', "nc # c", "nc it\\'s"],
     "ConnectTimeout": ["5", "1m30s", "none", "1H"],
     "IdentityFile": ["/k1", '"/k 2"', "'/k 3'", "/k\\ 4", "none", "/k5#6"],
+    "CertificateFile": ["/c1", '"/c 2"', "none", "/c3 # old"],
     "IdentitiesOnly": ["yes", "FALSE", "true"],
     "PubkeyAuthentication": ["no", "yes", "unbound"],
     "StrictHostKeyChecking": ["Off", "accept-new", "yes", "ask"],
@@ -51,7 +52,7 @@ ONLY_SSH = [
     "Match exec true", "Match exec false", 'Match exec "test %n = a1"', 'Match host a* exec "true"', "Match final all",
     "Match canonical", "Match final host a.x,10.0.0.1", "Match user ann final", "UserKnownHostsFile /kh_%h /kh_%C",
     "Match !final user root", "Match host = a", "Match nothing a", "ProxyJump [::1]:23", "Port nothing",
-    "ProxyJump none # b",
+    "ProxyJump none # b", "ProxyCommand nc it's", "Match all user root", 'Match user ""', "UserKnownHostsFile none /x",
 ]  # fmt: skip
 
 
@@ -102,9 +103,10 @@ def write_tree(folder, tree):
     return folder / "config"
 
 
-def answer_of_ssh(path, name):
+def answer_of_ssh(path, name, user=None):
     """Return the options that we read, as `ssh -G` prints them; its words if it refuses the file."""
-    done = subprocess.run(["ssh", "-G", "-F", path, "--", name], capture_output=True, text=True, check=False)
+    login = [*(["-l", user] if user else []), "--", name]
+    done = subprocess.run(["ssh", "-G", "-F", path, *login], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         return done.stderr
     options = {}
@@ -115,8 +117,8 @@ def answer_of_ssh(path, name):
     return options
 
 
-def own_answer(files, name, defaults):
-    found = files.lookup(name).lookup(name)
+def own_answer(files, name, defaults, user=None):
+    found = files.lookup(name, user).lookup(name)
     answer = {key: [value] if isinstance(value, str) else value for key, value in found.items() if key in OPTIONS}
     return {**defaults, **answer}
 
@@ -145,10 +147,11 @@ def test_a_tree_of_files_is_read_as_ssh_reads_it(defaults, asked, seed):
     note(f"{tree}")
     with tempfile.TemporaryDirectory() as name:
         path = write_tree(Path(name), tree)
-        expected = [comparable(answer_of_ssh(path, host)) for host in NAMES]
+        logins = [*((name, None) for name in NAMES), ("a", "ann")]
+        expected = [comparable(answer_of_ssh(path, *login)) for login in logins]
         asked()
         files = ConfigFiles(path)
-        assert [comparable(own_answer(files, host, defaults)) for host in NAMES] == expected
+        assert [comparable(own_answer(files, host, defaults, user)) for host, user in logins] == expected
         assert asked() == [] or "none" in f"{tree}".lower()  # for versions differ in what follows `ProxyJump none`
 
 
