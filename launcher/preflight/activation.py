@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from launcher.job.activation import python_of
 from launcher.job.facts import SetupFailure
 from launcher.node import messages
-from launcher.preflight.findings import WARNING, Finding, Node
+from launcher.preflight.findings import NOTE, WARNING, Finding, Node
 
 _WORDS = {messages.NO_PROGRAM: "isn't there", messages.NO_TORCH: "has no torch"}
 
@@ -29,14 +29,24 @@ def is_entered(node: Node) -> bool:
     return node.fact.venv_found and node.fact.setup_failure is None
 
 
-def find_passed_over(node: Node) -> Iterator[Finding]:
-    """Yield why the ranks run in another environment than the one that is active where `launch` was typed."""
-    folder, python = node.job.active_env, node.fact.python
-    reason = dict(node.fact.pythons_tried).get(python_of(folder)) if folder else None
-    if reason is not None and python is not None:
-        why = _WORDS.get(reason, "has a Python that doesn't start")
-        text = f"this terminal's environment {folder} {why}, so {python} runs"
-        yield Finding((node.name,), text, "choose with --venv, --conda or --python", WARNING)
+def find_passed_over(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """Yield why the ranks run in another environment than the one that is active where `launch` was typed.
+
+    An environment that no host has is this machine's alone, as on any Mac: that is a note.
+    """
+    reasons = [_find_reason(node) for node in nodes]
+    severity = NOTE if set(reasons) == {messages.NO_PROGRAM} else WARNING
+    for node, reason in zip(nodes, reasons, strict=True):
+        if reason is not None and node.fact.python is not None:
+            why = _WORDS.get(reason, "has a Python that doesn't start")
+            text = f"this terminal's environment {node.job.active_env} {why}, so {node.fact.python} runs"
+            yield Finding((node.name,), text, "choose with --venv, --conda or --python", severity)
+
+
+def _find_reason(node: Node) -> str | None:
+    """Return why a node passes over the active environment; None if it doesn't, or none is active."""
+    folder = node.job.active_env
+    return dict(node.fact.pythons_tried).get(python_of(folder)) if folder else None
 
 
 def _said(failure: SetupFailure) -> str:

@@ -24,13 +24,14 @@ def find_all(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> lis
     each = [
         [
             *requirements.check(node),
-            *activation.find_passed_over(node),
             *gpus.check(node),
             *condition.check(node, is_alone=is_alone),
         ]
         for node in nodes
     ]
-    found = chain(*each, network.check(nodes), links.check(nodes), comparison.check(nodes))
+    found = chain(
+        activation.find_passed_over(nodes), *each, network.check(nodes), links.check(nodes), comparison.check(nodes)
+    )
     return sorted(fold(found), key=lambda finding: finding.severity.rank)
 
 

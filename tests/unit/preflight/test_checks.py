@@ -289,6 +289,10 @@ def test_an_active_environment_that_the_ranks_do_not_run_in():
         + hint,
         f"note: gpu1: its Python is {mine}, the others /usr/bin/python3",
     ]
+    # One that no host has is this machine's alone, as on a Mac: a note.
+    assert told(find_all(job, [hosts[1], hosts[5]], [every_fact[1], every_fact[5]])) == [
+        f"note: gpu[2,6]: this terminal's environment {env} isn't there, so /usr/bin/python3 runs {hint}"
+    ]
     # It is no news where none is active, or where no Python has torch, which is a problem of its own.
     assert told(find_all(Job(SCRIPT), hosts[1:], every_fact[1:])) == []
     nowhere = facts(python=None, torch_version=None, pythons_tried=((mine, messages.NO_PROGRAM),))
