@@ -11,7 +11,7 @@ import click
 
 from launcher.cli.defaults import current_directory, find_source
 from launcher.cli.option_groups import JobRequest, PythonEnvironment
-from launcher.cli.option_sources import PYTHONS, missing
+from launcher.cli.option_sources import PYTHONS, find_reach, missing
 from launcher.cli.script_words import refuse_command, refuse_module, refuse_script
 from launcher.cli.trailing_options import refuse_trailing
 from launcher.errors import UsageError
@@ -38,6 +38,7 @@ def read_job(request: JobRequest, words: Sequence[str], hosts: Sequence[Host]) -
         python=request.environment.python,
         activation=read_activation(request.environment, request.workdir),
         active_env=find_active_env(os.environ),
+        reach=tuple(find_reach()),
         env=forwarded(os.environ) | named_env,
         named_env=frozenset(named_env),
         master_addr=request.master_addr,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import click
@@ -15,6 +15,10 @@ from launcher.job.variables import is_secret
 from launcher.transports.registry import TRANSPORTS
 
 CHOICE_OF_HOSTS = ("hosts", "hostfile", "include", "exclude", "num_nodes")  # those of --transport srun are the job's
+_REACH = {
+    *CHOICE_OF_HOSTS, "colon", "config", "transport", "ssh_config", "accept_new_host_keys", "ask_password",
+    "connect_timeout", "python", "setup", "venv", "conda",
+}  # fmt: skip
 PYTHONS = (("python", "venv"), ("python", "conda"), ("venv", "conda"))  # each says which one is to run
 # What is said on the command line wins over launcher.toml, also where the two are different options.
 _RIVALS = (
@@ -97,13 +101,28 @@ def typed_options(left_out: Collection[str] = ()) -> list[str]:
 
     `--env NAME` takes the value from the environment in which it is typed.
     """
+    return _as_words(click.get_current_context().params, lambda name: name not in left_out and is_on_command_line(name))
+
+
+def find_reach() -> list[str]:
+    """Return the options that choose the same hosts, SSH and Python for test-distributed.
+
+    It takes everything from launcher.toml that `launch` does, but for the hosts.
+    """
+    values = {name: value for name, value in settle_rivals(click.get_current_context().params).items() if value}
+    hosts = {name for name in (*CHOICE_OF_HOSTS, "colon") if name in values and is_chosen(name)}
+    return _as_words(
+        values, lambda name: name in hosts or (name in _REACH & values.keys() and is_on_command_line(name))
+    )
+
+
+def _as_words(params: Mapping[str, Any], is_wanted: Callable[[str], bool]) -> list[str]:
     words: list[str] = []
-    context = click.get_current_context()
-    for option in context.command.params:
+    for option in click.get_current_context().command.params:
         name = str(option.name)
-        if not isinstance(option, click.Option) or name in left_out or not is_on_command_line(name):
+        if not isinstance(option, click.Option) or not is_wanted(name):
             continue
-        values = context.params[name] if option.multiple else (context.params[name],)
+        values = params[name] if option.multiple else (params[name],)
         names = option.secondary_opts if option.secondary_opts and not values[0] else option.opts
         flag = max(names, key=len)
         for value in values:

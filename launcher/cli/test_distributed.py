@@ -12,7 +12,7 @@ import click
 
 from launcher.cli.help import Command
 from launcher.cli.option_groups import HostChoice, OutputOptions, PythonEnvironment, Timeouts, TransportOptions, gather
-from launcher.cli.option_sources import is_on_command_line
+from launcher.cli.option_sources import find_reach, is_on_command_line
 from launcher.cli.options import FILE, activation_options, config_option, host_options, output_options, reach_options
 from launcher.cli.selection import choose_opener, open_this_machine, read_hosts, refuse_without_hosts
 
@@ -129,6 +129,7 @@ def make_job(test: CollectivesTest, names: Sequence[str], *words: str) -> Job:
         python=test.environment.python,
         activation=read_activation(test.environment, None),
         active_env=find_active_env(os.environ),
+        reach=tuple(find_reach()),
         env=forwarded(os.environ),
         rendezvous_timeout_s=RENDEZVOUS_S,
         connect_timeout_s=test.timeouts.connect_timeout_s,

@@ -63,6 +63,7 @@ class Job:
     python: str | None = None
     activation: Activation = field(default_factory=Activation)
     active_env: str | None = None  # the folder of the environment that is active where `launch` was typed
+    reach: tuple[str, ...] = ()  # options that choose the same hosts, SSH and Python again, for another command
     env: Mapping[str, str] = field(default_factory=dict)
     named_env: frozenset[str] = frozenset()  # those of `env` that the user named, which no setup changes
     master_addr: str | None = None

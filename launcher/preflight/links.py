@@ -7,6 +7,7 @@ A wrong warning is worse than a missing one, so the limits lie above what a swit
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from launcher.wording import count
 _TIMES = 5  # as long as between the others, and
 _LONGER_S = 0.010  # by that much, which neither a switch nor a busy machine takes
 _LONG_S = 0.020  # within a site nothing takes that long, even if all of it does
+_NAMES_HOSTS = {"--hosts", "--hostfile", "--transport"}  # one of them makes test-distributed take hosts
 _MOST_NAMED = 4  # pairs that are named one by one
-_MOST_LETTERS = 80  # of names in a hint
 _LOST = 3  # packets, of one link; a queue that overflows for once loses one or two
 _LOST_SHARE = 0.04
 
@@ -167,9 +168,8 @@ def _name_pairs(pairs: Mapping[_Pair, str], hint: str) -> Iterator[Finding]:
 
 
 def _measure(nodes: Sequence[Node]) -> str:
-    """Return the command that measures each pair; what a hostfile says of hosts can't stand in it."""
-    hosts = [node.host for node in nodes]
-    is_plain = all(host.user is None and host.port is None and host.address is None for host in hosts)
-    names = fold_names([host.name for host in hosts])
-    words = f"--hosts {names}" if is_plain and len(names) <= _MOST_LETTERS else "and the same hosts"
-    return f"measure it with test-distributed 1 {words}"
+    """Return the command that measures each pair; hosts that no option has named are those of a Slurm job."""
+    words = nodes[0].job.reach
+    if not _NAMES_HOSTS & set(words):
+        words = ("--hosts", fold_names([node.name for node in nodes]), *words)
+    return f"run `test-distributed 1 {shlex.join(words)}`"

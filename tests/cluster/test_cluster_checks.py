@@ -171,7 +171,7 @@ def test_a_gpu_tool_that_hangs_costs_its_own_host_only(launch: Launch, cluster: 
 @pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="no /dev/net/tun: modprobe tun")
 def test_a_host_that_stands_apart(launch: Launch, cluster: Cluster) -> None:
     """First by its round trip, then by what it loses; a connect whose first packets are lost is no failure."""
-    hint = "measure it with test-distributed 1 --hosts node[1-3]"
+    hint = f"run `test-distributed 1 --hosts 'node[1-3]' --ssh-config {cluster.ssh_config}`"
     healthy = launch.check(*ON_CPUS)
     assert healthy.table == ["3 hosts answer (N s)", "  on all  CPUs", "nothing would break a run"]
     cluster["node3"].sicken_wire(delay_s=0.2)

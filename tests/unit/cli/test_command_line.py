@@ -348,6 +348,7 @@ def test_every_option_of_a_job_arrives(launch, jobs, monkeypatch):
         python="/p",
         activation=Activation(setup="lines"),
         active_env="/conda",
+        reach=("--hosts", "a,b", "--python", "/p", "--setup", "lines", "--connect-timeout", "2.5"),
         env={"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "4", "A": "1", "B": "file", "HOME": "/root"},
         named_env=frozenset(["NCCL_DEBUG", "A", "B", "HOME"]),
         master_addr="10.0.0.1",
@@ -397,7 +398,7 @@ def test_how_a_run_goes_about_its_job(launch, jobs, line, run_options):
 def test_what_stands_after_the_script_is_left_alone(launch, jobs, folder, line, program):
     assert launch(f"--hosts a --nproc 1 --cpu {line}")[0] == 7
     ((job, *_),) = jobs
-    assert job == Job(program, 1, cpu=True, workdir=str(folder))
+    assert job == Job(program, 1, cpu=True, workdir=str(folder), reach=("--hosts", "a"))
 
 
 def test_arguments_are_words_and_stay_words(launch, jobs):
@@ -592,6 +593,22 @@ def test_the_command_line_overrules_a_default_that_contradicts_it(launch, text, 
     write_defaults(text)
     code, _, err = launch(line)
     assert (code, err.count("\n")) == (0, 1), err
+
+
+@pytest.mark.parametrize(
+    ("line", "reach"),
+    [
+        # test-distributed takes all but the hosts from launcher.toml
+        ("--num-nodes 2 t.py", "--hostfile two --num-nodes 2"),
+        ("--hosts eve@a,b --ssh-config c --transport ssh -q t.py", "--hosts eve@a,b --transport ssh --ssh-config c"),
+        ("--hosts a --python /p --accept-new-host-keys t.py", "--hosts a --python /p --accept-new-host-keys"),
+    ],
+)
+def test_hosts_ssh_and_python_are_known_for_another_command(launch, jobs, folder, line, reach):
+    write_defaults('hostfile = "two"\npython = "/q"\n')
+    (folder / "c").write_text("")
+    assert launch(line)[0] == 7
+    assert jobs[0][0].reach == tuple(reach.split())
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from launcher.preflight.links import check, join_links
 USUAL = Link(0.0003, 34, 0)
 
 
-def nodes(number, links, *, host=Host):
+def nodes(number, links):
     """Return so many nodes that have tried node 0 and the next one; `links` says what a pair has, others are USUAL."""
     every = []
     for place in range(number):
@@ -28,7 +30,7 @@ def nodes(number, links, *, host=Host):
             )
             for target in targets
         ]  # fmt: skip
-        every.append(Node(JOB, host(f"gpu{place + 1}"), facts(probes=Probes(tuple(probes)))))
+        every.append(Node(JOB, Host(f"gpu{place + 1}"), facts(probes=Probes(tuple(probes)))))
     return every
 
 
@@ -42,7 +44,7 @@ def found(number, links):
 
 
 def hint(number):
-    return f"(measure it with test-distributed 1 --hosts gpu[1-{number}])"
+    return f"(run `test-distributed 1 --hosts 'gpu[1-{number}]'`)"
 
 
 SLOW = Link(0.2013, 34, 0)
@@ -114,10 +116,19 @@ def test_who_stands_apart(number, links, findings):
     assert found(number, links) == [f"warning: {finding} {hint(number)}" for finding in findings]
 
 
-def test_hosts_that_a_hostfile_describes_are_measured_from_it():
-    every = nodes(3, every_link(3, [3], SLOW), host=lambda name: Host(name, address="10.0.0.1"))
+@pytest.mark.parametrize(
+    ("reach", "words"),
+    [
+        (("--hosts", "eve@gpu1,gpu2", "--python", "/my env/python"), "--hosts eve@gpu1,gpu2 --python '/my env/python'"),
+        (("--hostfile", "two", "--ssh-config", "c"), "--hostfile two --ssh-config c"),
+        (("--transport", "srun"), "--transport srun"),
+        (("--python", "/p"), "--hosts 'gpu[1-3]' --python /p"),
+    ],
+)
+def test_what_measures_them_can_be_pasted(reach, words):
+    every = [Node(replace(node.job, reach=reach), node.host, node.fact) for node in nodes(3, every_link(3, [3], SLOW))]
     (finding,) = check(every)
-    assert finding.hint == "measure it with test-distributed 1 and the same hosts"
+    assert finding.hint == f"run `test-distributed 1 {words}`"
 
 
 def test_a_pair_has_the_best_time_and_all_packets_of_both_ways():
