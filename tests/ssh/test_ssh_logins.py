@@ -238,6 +238,8 @@ def test_a_certificate_that_ssh_config_names(log_in: LogIn, certified: Path, tmp
     elsewhere = certified.with_name("key-cert.pub").rename(tmp_path / "elsewhere.pub")
     assert log_in(node2={"IdentityFile": certified}).kind is HostFailureKind.LOGIN_REFUSED
     assert log_in(node2={"IdentityFile": certified, "CertificateFile": elsewhere}) == "in\n"
+    second = f"{tmp_path}/none\n  CertificateFile {elsewhere}"
+    assert log_in(node2={"IdentityFile": certified, "CertificateFile": second}) == "in\n"
 
 
 @every_transport
