@@ -14,7 +14,7 @@ from functools import cache
 
 from launcher.hosts.host import Host
 from launcher.transports.ssh.config_lines import OPTIONS, LeftToSsh, Line, WrongLine, every_line
-from launcher.transports.ssh.openssh_config import read_seconds
+from launcher.transports.ssh.openssh_config import read_seconds, split_jump
 
 Options = dict[str, "str | list[str]"]  # by their names in lower case; those of COLLECTED as a list
 
@@ -250,9 +250,13 @@ def _read_hostname(line: Line) -> str:
 
 def _read_port(line: Line) -> str:
     word = _read_word(line)
-    if not (word.isascii() and word.isdecimal() and 0 < int(word) <= _MAX_PORT):
+    if not _is_port(word):
         raise _wrong(line)
     return str(int(word))
+
+
+def _is_port(word: str) -> bool:
+    return word.isascii() and word.isdecimal() and 0 < int(word) <= _MAX_PORT
 
 
 def _read_time(line: Line) -> str:
@@ -283,6 +287,8 @@ def _read_jumps(line: Line) -> str:
     is_none = value.lower() == _NONE
     if not _JUMPS.fullmatch(value) or (is_none and comment):  # for OpenSSH 9.2 that is a host called none
         raise LeftToSsh(f"{line.place}: proxyjump: only ssh can read {line.value}", _ASK)
+    if not all(_is_port(split_jump(jump)[2] or "22") for jump in value.split(",")):
+        raise _wrong(line)
     return _NONE if is_none else value
 
 

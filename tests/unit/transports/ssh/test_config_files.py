@@ -400,6 +400,7 @@ WRONG = [
     ("Match !all user x", "match can't be '!all user x'"),
     ('Match user ""', "match can't be 'user \"\"'"),
     ('Match host=""', "match can't be 'host=\"\"'"),
+    ("ProxyJump eve@hop:xyz,last", "proxyjump can't be 'eve@hop:xyz,last'"),
     ("UserKnownHostsFile none /x", "userknownhostsfile can't be 'none /x'"),
     ("GlobalKnownHostsFile /x NONE", "globalknownhostsfile can't be '/x NONE'"),
 ]

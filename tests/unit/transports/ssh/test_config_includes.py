@@ -151,8 +151,11 @@ def test_a_tree_of_files_is_read_as_ssh_reads_it(defaults, asked, seed):
         expected = [comparable(answer_of_ssh(path, *login)) for login in logins]
         asked()
         files = ConfigFiles(path)
-        assert [comparable(own_answer(files, host, defaults, user)) for host, user in logins] == expected
-        assert asked() == [] or "none" in f"{tree}".lower()  # for versions differ in what follows `ProxyJump none`
+        found = [comparable(own_answer(files, host, defaults, user)) for host, user in logins]
+        if asked():  # versions differ in what follows `ProxyJump none`
+            assert "none" in f"{tree}".lower()
+            found, expected = ([{**each, "identityfile": []} for each in some] for some in (found, expected))
+        assert found == expected
 
 
 @settings(max_examples=30, suppress_health_check=list(HealthCheck))
