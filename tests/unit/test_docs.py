@@ -66,19 +66,20 @@ def test_documented_command_line(line: str, project: Path, capsys: pytest.Captur
             cli.main([name, *(word for word in words if word != "--submit")])
         assert end.value.code == 0
     else:
-        command = _load(name)
-        with command.make_context(name, words) as context:
+        command, parent = _load(name)
+        with command.make_context(name, words, parent) as context:
             assert context.command is command
 
 
-def _load(name: str) -> click.Command:
+def _load(name: str) -> tuple[click.Command, click.Context | None]:
     if name == "test-distributed":
         from launcher.cli.test_distributed import command
 
-        return command
-    command = cli.launch.get_command(click.Context(cli.launch), name)
+        return command, None
+    parent = click.Context(cli.launch, **cli.launch.context_settings)
+    command = cli.launch.get_command(parent, name)
     assert command is not None
-    return command
+    return command, parent
 
 
 def test_the_guide_has_the_table_that_the_launcher_uses() -> None:
