@@ -62,6 +62,9 @@ def test_one_rank_raises_and_the_others_lose_it(launch: Launch) -> None:
     running.wait_for_ranks()
     running.go()
     done = running.finish()
+    shown = re.findall(r"^\[(.*)\] Traceback", done.stderr, re.MULTILINE)
+    assert "node2:3" in shown
+    assert len(shown) <= 2  # one of the others may be heard before
     assert done.words[2:] == [
         "launch: node2 rank 3 failed first (exit code 1), stopping 2 nodes",
         "launch: FAILED after N s",
@@ -73,11 +76,10 @@ def test_one_rank_raises_and_the_others_lose_it(launch: Launch) -> None:
         f"    ready 3 pids {running.pid_of(3)}",
         "    one more line",
         "  3 others failed because of it: 2 on node1, 1 on node2",
-        "  3 others' tracebacks are in the logs",
+        f"  {4 - len(shown)} others' tracebacks are in the logs",
         "  all of it: logs/RUN/node_1.log",
         "launch: 0 processes left on 2 nodes, exit code 1",
     ]
-    assert re.findall(r"^\[(.*)\] Traceback", done.stderr, re.MULTILINE) == ["node2:3"]
     assert sorted(re.findall(r"^\[(.*)\]! Traceback", done.log(0), re.MULTILINE)) == ["node1:0", "node1:1"]
 
 
