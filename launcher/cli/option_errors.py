@@ -9,6 +9,7 @@ import click
 
 from launcher.cli.option_sources import missing
 from launcher.errors import UsageError
+from launcher.job.job import TRAINER_MODULE
 from launcher.wording import nearest
 
 # Options of torchrun, DeepSpeed, mpirun, pdsh and the like -> ours.
@@ -50,6 +51,8 @@ def _explain_option(error: click.NoSuchOption, words: Sequence[str], hint: str) 
         whole = [word.partition("=")[0] for word in words if re.match(r"-[A-Za-z]{2}", word) and name[1] in word]
         name = next((word for word in whole if word[1:] in names), name)
     guess = _guess(name.lstrip("-").replace("_", "-"), names)
+    if guess is None and error.ctx is not None and any(param.name == "is_module" for param in error.ctx.command.params):
+        hint += f"; options of the built-in trainer stand after -m {TRAINER_MODULE}"
     return UsageError(f"no option {name!r}" + (f"; did you mean {names[guess]!r}?" if guess else ""), hint)
 
 

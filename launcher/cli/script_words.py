@@ -16,6 +16,7 @@ from pathlib import Path, PurePath
 from launcher.cli.command_table import refuse_unknown_word
 from launcher.errors import UsageError
 from launcher.escapes import one_line
+from launcher.job.job import TRAINER_MODULE
 
 _PYTHON = re.compile(r"(?:.*/)?(?:python|pypy)[0-9.]*")
 _STARTERS = ("torchrun", "accelerate", "deepspeed", "colossalai", "mpirun", "mpiexec", "srun")
@@ -70,7 +71,8 @@ def _refuse_option(words: Sequence[str]) -> None:
     """Raise UsageError for an option behind `--`, where everything is the script's."""
     if words[0].startswith("-"):
         text = f"{words[0]!r} is taken for the script: options of launch stand before '--'"
-        raise UsageError(text, f"launch ... {shlex.join(words)}")
+        trainer = f"; for the built-in trainer: launch ... -m {TRAINER_MODULE} {shlex.join(words)}"
+        raise UsageError(text, f"launch ... {shlex.join(words)}{trainer if words[0].startswith('--') else ''}")
 
 
 def _refuse_starters(words: Sequence[str]) -> None:

@@ -63,6 +63,7 @@ def read_program(launch: Launch) -> ReadProgram:
 BEFORE = "options of launch stand before it: launch"
 COMMANDS = "launch --help lists the commands"
 OPTIONS = "launch run --help lists the options"
+OF_TRAINER = "options of the built-in trainer stand after -m launcher.trainer"
 
 A_TIME = "a time such as 90, 90s, 10m or 2h"
 TIMES = {"silence": "0.5", "stop-timeout": "0", "connect-timeout": "0.1", "rdzv-timeout": "1", "hang-timeout": "0.1"}
@@ -152,13 +153,16 @@ WRONG = [
      "launch ... -m pkg --lr 1"),
     ("--hosts a --no-python -- -x", "'-x' is taken for the script: options of launch stand before '--'",
      "launch ... -x"),
+    ("--hosts a -- --steps 20", "'--steps' is taken for the script: options of launch stand before '--'",
+     "launch ... --steps 20; for the built-in trainer: launch ... -m launcher.trainer --steps 20"),
     # guesses
     ("attach", "no file or command 'attach'", COMMANDS),
-    ("--hosts a --detach train.py", "no option '--detach'", OPTIONS),
+    ("--hosts a --detach train.py", "no option '--detach'", f"{OPTIONS}; {OF_TRAINER}"),
     ("--hots a train.py", "no option '--hots'; did you mean '--hosts'?", OPTIONS),
     ("-hosts a train.py", "no option '-hosts'; did you mean '--hosts'?", OPTIONS),
     ("-H a train.py", "no option '-H'; did you mean '--hosts'?", OPTIONS),
-    ("-Z", "no option '-Z'", OPTIONS),
+    ("-Z", "no option '-Z'", f"{OPTIONS}; {OF_TRAINER}"),
+    ("hosts --steps 2", "no option '--steps'", "launch hosts --help lists the options"),
     ("--nproc_per_node 8 train.py", "no option '--nproc_per_node'; did you mean '--gpus'?", OPTIONS),
     ("--master_port 8 train.py", "no option '--master_port'; did you mean '--master-port'?", OPTIONS),
     # what click refuses
