@@ -87,11 +87,11 @@ class Git:
             _kill(self._process)
 
     def _ask(self, *words: str) -> bytes | None:
-        argv = [_GIT[0], *_GIT[1:], "-C", str(self._folder), *words]
-        env = {name: value for name, value in os.environ.items() if name not in _OTHER_REPOSITORY}
+        argv = ["env", *(word for name in _OTHER_REPOSITORY for word in ("-u", name))]
+        argv += [*_GIT, "-C", str(self._folder), *words]
         try:
             process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env,
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )  # fmt: skip
         except OSError:
