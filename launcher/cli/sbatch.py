@@ -141,8 +141,10 @@ def read_batch(options: BatchOptions, log_dir: Path, words: tuple[str, ...], job
 
 def own_program() -> str:
     """Return the path of this `launch`: the PATH of a job may be another one."""
-    typed = Path(sys.argv[0]).absolute()
-    return str(typed if typed.name == "launch" else Path(sys.executable).with_name("launch"))
+    typed = Path(sys.argv[0])
+    if typed.name != "launch":
+        return str(Path(sys.executable).with_name("launch"))
+    return str(typed if typed.is_absolute() else current_directory() / typed)
 
 
 def _secrets(request: JobRequest) -> dict[str, str]:
