@@ -21,9 +21,9 @@ import socket
 import struct
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -34,10 +34,12 @@ from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined] 
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+TORCHRUN_VARIABLES = (*RANK_VARIABLES, "MASTER_ADDR", "MASTER_PORT")
+TORCHRUN_MARK = "TORCHELASTIC_RUN_ID"  # nobody but torchrun, and `launch` like it, sets this one
 BACKENDS = ("auto", "nccl", "gloo")
 
-SINGLE_PROCESS = "single process"
+SINGLE_PROCESS, TORCHRUN, SRUN = "single process", "torchrun", "srun"
 # Steps that are a shell and no task: Slurm counts these down from 0xffffffff (slurm.h, SLURM_BATCH_SCRIPT and on).
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
 # Ports that no service is registered for, below those that the kernel hands out (32768 on).
@@ -67,7 +69,7 @@ class Place:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    local_world_size: int = 1
+    local_world_size: int = 1  # 0: nobody told, and `init` counts them
     node_rank: int = 0
     node_count: int = 1
     master_addr: str = "127.0.0.1"
@@ -131,9 +133,11 @@ def init(backend: str = "auto", timeout_s: float = 600) -> World:
     if not is_chosen and backend == "gloo":
         warn_of_idle_gpus(place, os.environ)
     device = choose_device(place, backend, torch.cuda.device_count() if backend == "nccl" else 0)
-    bind_gloo(place, os.environ)
     timeout = timedelta(seconds=timeout_s)
     store = connect(place, timeout)
+    place = check_place(count_local_ranks(place, store, os.environ))
+    overrule_variables(place, store)
+    bind_gloo(place, os.environ)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         if torch.cuda.device_count() < place.local_world_size:
@@ -268,7 +272,7 @@ def cpu_count() -> int:
     if os.environ.get("SLURM_CPUS_PER_TASK", "").isdecimal() and _is_slurm_task(os.environ):
         return max(1, min(allowed, int(os.environ["SLURM_CPUS_PER_TASK"])))
     try:
-        return max(1, allowed // find_place(os.environ).local_world_size)
+        return max(1, allowed // max(1, find_place(os.environ).local_world_size))
     except WorldError:
         return 1
 
@@ -287,7 +291,7 @@ def find_attempt() -> Attempt:
     is_launched = job_id is None or environ.get("LAUNCH_SLURM_JOB") == job_id
     run_id = environ.get("LAUNCH_MARK", "").partition(".")[0] if is_launched else ""
     requeues = environ.get("SLURM_RESTART_COUNT", "")
-    elastic_id = environ.get("TORCHELASTIC_RUN_ID", "")
+    elastic_id = environ.get(TORCHRUN_MARK, "")
     return Attempt(
         name=run_id or (f"slurm-{job_id}" if job_id else None),
         command=environ.get("LAUNCH_COMMAND", "") if is_launched else "",
@@ -307,10 +311,10 @@ def find_place(environ: Mapping[str, str]) -> Place:
 
 def check_place(place: Place) -> Place:
     """Return the place, or raise WorldError for one that can't be: the ranks would wait for each other in vain."""
-    for name, rank, size in (
-        ("rank", place.rank, place.world_size),
-        ("local rank", place.local_rank, place.local_world_size),
-    ):
+    ranks = [("rank", place.rank, place.world_size)]
+    if place.local_world_size:
+        ranks.append(("local rank", place.local_rank, place.local_world_size))
+    for name, rank, size in ranks:
         if rank >= size:
             raise WorldError(f"{place.launched_by} says {name} {rank} of {size}: it must be below")
     if not 1 <= place.master_port <= MAX_PORT:
@@ -324,22 +328,17 @@ def check_place(place: Place) -> Place:
 
 
 def detect_torchrun(environ: Mapping[str, str]) -> Place | None:
-    """Read the variables that torchrun sets; some of them alone are left to whoever else started this process."""
-    present = [name for name in TORCHRUN_VARIABLES if environ.get(name)]
-    if len(present) < len(TORCHRUN_VARIABLES):
+    """Read the variables that torchrun sets; some of them alone are left to whoever else started this process.
+
+    In a task of srun they count if torchrun or `launch` has left a mark, or if another launcher inside of the task set
+    them. Those of the batch script are the same in every task.
+    """
+    if not all(environ.get(name) for name in TORCHRUN_VARIABLES):
         return None
-    return Place(
-        launched_by="torchrun",
-        rank=_whole_number(environ, "RANK"),
-        world_size=_whole_number(environ, "WORLD_SIZE"),
-        local_rank=_whole_number(environ, "LOCAL_RANK"),
-        local_world_size=_whole_number(environ, "LOCAL_WORLD_SIZE"),
-        node_rank=_whole_number(environ, "GROUP_RANK", 0),
-        node_count=_whole_number(environ, "GROUP_WORLD_SIZE", 1),
-        master_addr=environ["MASTER_ADDR"],
-        master_port=_whole_number(environ, "MASTER_PORT"),
-        job_id=environ.get("SLURM_JOB_ID"),
-    )
+    task = None if environ.get(TORCHRUN_MARK) else _read_slurm_task(environ)
+    if task is not None and _are_inherited(_contradictions(task, environ), environ):
+        return None
+    return _place_of_variables(environ)
 
 
 def detect_open_mpi(environ: Mapping[str, str]) -> Place | None:
@@ -356,35 +355,14 @@ def detect_slurm_task(environ: Mapping[str, str]) -> Place | None:
     """Read the variables of a task that srun started; an sbatch script and an interactive shell are none.
 
     Rank 0 is on the first node of the step, unless MASTER_ADDR says else; the port is the job's own.
+    Torchrun's variables give way to Slurm's if srun has handed them on; set inside of the task they are an error.
     """
-    if not _is_slurm_task(environ):
-        return None
-    _require(environ, "a Slurm task", ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID"))
-    world_size = _whole_number(environ, "SLURM_STEP_NUM_TASKS", _whole_number(environ, "SLURM_NTASKS"))
-    if environ.get("PMI_SIZE", str(world_size)) != str(world_size):
-        return None  # MPICH's mpiexec starts its proxies by srun: the ranks are theirs
-    node_rank = _whole_number(environ, "SLURM_NODEID", 0)
-    nodes = _first_of(environ, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-    peers = tuple(expand_nodes(nodes)) if nodes else ()
-    if world_size > 1 and not peers and not environ.get("MASTER_ADDR"):
-        raise WorldError("a Slurm task, but SLURM_JOB_NODELIST is not set: start it with srun, or set MASTER_ADDR")
-    tasks = _first_of(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
-    counts = expand_counts(tasks) if tasks else [_whole_number(environ, "SLURM_NTASKS_PER_NODE", world_size)]
-    job_id, step_id = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
-    place = Place(
-        launched_by="srun",
-        rank=_whole_number(environ, "SLURM_PROCID"),
-        world_size=world_size,
-        local_rank=_whole_number(environ, "SLURM_LOCALID"),
-        local_world_size=counts[min(node_rank, len(counts) - 1)],
-        node_rank=node_rank,
-        node_count=_whole_number(environ, "SLURM_STEP_NUM_NODES", max(1, len(peers))),
-        master_addr=environ.get("MASTER_ADDR") or (peers[0] if peers else "127.0.0.1"),
-        master_port=_whole_number(environ, "MASTER_PORT", _port_of(f"{job_id}.{step_id}")),
-        job_id=job_id,
-        peers=peers,
-    )
-    return _agreed(place, environ)
+    place = _read_slurm_task(environ)
+    wrong = _contradictions(place, environ) if place is not None else {}
+    if not _are_inherited(wrong, environ):
+        name, value = next(iter(wrong.items()))
+        raise WorldError(f"{name} is {environ[name]}, but srun says {value}: unset it")
+    return place
 
 
 def detect_pmi(environ: Mapping[str, str]) -> Place | None:
@@ -394,6 +372,17 @@ def detect_pmi(environ: Mapping[str, str]) -> Place | None:
     is_cray = bool(environ.get("PMI_LOCAL_RANK"))
     local = ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE") if is_cray else ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
     return _place_of_mpi("mpiexec", environ, ["PMI_RANK", "PMI_SIZE", *local], TORCH_PORT)
+
+
+def detect_variables(environ: Mapping[str, str]) -> Place | None:
+    """Read torchrun's variables where somebody has set them without LOCAL_WORLD_SIZE, as torch itself needs none.
+
+    Not in a Slurm job: there a script has set them mostly, and its ranks would wait for tasks that nobody starts.
+    """
+    missing = [name for name in TORCHRUN_VARIABLES if not environ.get(name)]
+    if missing != ["LOCAL_WORLD_SIZE"] or environ.get("SLURM_JOB_ID"):
+        return None
+    return _place_of_variables(environ)
 
 
 def detect_single_process(environ: Mapping[str, str]) -> Place:
@@ -410,7 +399,9 @@ def detect_single_process(environ: Mapping[str, str]) -> Place:
 
 
 # In this order: whoever started the process last has set the variables that count.
-DETECTORS = (detect_torchrun, detect_open_mpi, detect_slurm_task, detect_pmi, detect_single_process)
+DETECTORS = (
+    detect_torchrun, detect_open_mpi, detect_slurm_task, detect_pmi, detect_variables, detect_single_process,
+)  # fmt: skip
 
 
 def expand_nodes(text: str) -> list[str]:
@@ -475,8 +466,9 @@ def choose_device(place: Place, backend: str, device_count: int) -> torch.device
     if device_count == 1:
         return torch.device("cuda", 0)
     if place.local_rank >= device_count:
+        processes = place.local_world_size or place.local_rank + 1
         raise DeviceError(
-            f"local rank {place.local_rank} has no GPU of its own: {place.local_world_size} processes on "
+            f"local rank {place.local_rank} has no GPU of its own: {processes} processes on "
             f"this host, {device_count} GPUs visible; NCCL would stop with 'Duplicate GPU detected', "
             "so start one process per GPU"
         )
@@ -518,7 +510,7 @@ def interface_towards(host: str) -> str | None:
 
 def connect(place: Place, timeout: timedelta) -> Store:
     """Meet the other ranks at the master's address and port; a single process meets nobody."""
-    if place.launched_by == "torchrun":  # its agent may hold the store already
+    if place.launched_by == TORCHRUN:  # its agent may hold the store already
         store: Store = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))[0]
         store.set_timeout(timeout)
         return store
@@ -533,6 +525,42 @@ def connect(place: Place, timeout: timedelta) -> Store:
             taken = f"port {place.master_port} is taken on {socket.gethostname()}"
             raise WorldError(f"{taken}: set MASTER_PORT to a free one, for all ranks the same") from None
         raise
+
+
+def count_local_ranks(place: Place, store: Store, environ: Mapping[str, str]) -> Place:
+    """Return the place with the ranks of this host counted, where LOCAL_WORLD_SIZE was not set.
+
+    All ranks take part whose variables somebody has set by hand: some of them may have been told.
+    """
+    if place.launched_by != TORCHRUN or environ.get(TORCHRUN_MARK):
+        return place
+    here = f"ranks/{host_name(environ)}"
+    store.add(here, 1)
+    if store.add("ranks", 1) == place.world_size:
+        store.set("ranks/counted", "")
+    store.wait(["ranks/counted"])
+    if place.local_world_size:
+        return place
+    count = store.add(here, 0)
+    os.environ["LOCAL_WORLD_SIZE"] = str(count)  # for `cpu_count`, and for other libraries
+    node_rank = place.node_rank or place.rank // count  # where hosts are filled one after the other
+    node_count = max(place.node_count, -(-place.world_size // count))
+    return replace(place, local_world_size=count, node_rank=node_rank, node_count=node_count)
+
+
+def overrule_variables(place: Place, store: Store) -> None:
+    """Correct torchrun's variables where they contradict srun or mpirun: torch and other libraries read them too.
+
+    Mostly a batch script has exported them, the same for each rank. The first rank that comes here says so.
+    """
+    wrong = _contradictions(place, os.environ)
+    if not wrong or place.launched_by == TORCHRUN:
+        return
+    if store.add("overruled", 1) == 1:
+        given = ", ".join(f"{name}={os.environ[name]}" for name in RANK_VARIABLES if os.environ.get(name))
+        remedy = "export MASTER_ADDR and MASTER_PORT only"
+        log.warning("%s numbers the ranks, so these variables are ignored: %s; %s", place.launched_by, given, remedy)
+    os.environ.update(wrong)
 
 
 def refuse_shared_gpu(place: Place, store: Store, gpu: str) -> None:
@@ -562,6 +590,72 @@ def _is_slurm_task(environ: Mapping[str, str]) -> bool:
     return step_id != "" and not (step_id.isdecimal() and int(step_id) >= FIRST_SPECIAL_STEP)
 
 
+def _read_slurm_task(environ: Mapping[str, str]) -> Place | None:
+    if not _is_slurm_task(environ):
+        return None
+    _require(environ, "a Slurm task", ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID"))
+    world_size = _whole_number(environ, "SLURM_STEP_NUM_TASKS", _whole_number(environ, "SLURM_NTASKS"))
+    if environ.get("PMI_SIZE", str(world_size)) != str(world_size):
+        return None  # MPICH's mpiexec starts its proxies by srun: the ranks are theirs
+    node_rank = _whole_number(environ, "SLURM_NODEID", 0)
+    nodes = _first_of(environ, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    peers = tuple(expand_nodes(nodes)) if nodes else ()
+    if world_size > 1 and not peers and not environ.get("MASTER_ADDR"):
+        raise WorldError("a Slurm task, but SLURM_JOB_NODELIST is not set: start it with srun, or set MASTER_ADDR")
+    tasks = _first_of(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+    counts = expand_counts(tasks) if tasks else [_whole_number(environ, "SLURM_NTASKS_PER_NODE", world_size)]
+    job_id, step_id = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
+    return Place(
+        launched_by=SRUN,
+        rank=_whole_number(environ, "SLURM_PROCID"),
+        world_size=world_size,
+        local_rank=_whole_number(environ, "SLURM_LOCALID"),
+        local_world_size=counts[min(node_rank, len(counts) - 1)],
+        node_rank=node_rank,
+        node_count=_whole_number(environ, "SLURM_STEP_NUM_NODES", max(1, len(peers))),
+        master_addr=environ.get("MASTER_ADDR") or (peers[0] if peers else "127.0.0.1"),
+        master_port=_whole_number(environ, "MASTER_PORT", _port_of(f"{job_id}.{step_id}")),
+        job_id=job_id,
+        peers=peers,
+    )
+
+
+def _are_inherited(names: Iterable[str], environ: Mapping[str, str]) -> bool:
+    """Tell whether srun gave these variables to its task as they are: a batch script has exported them.
+
+    The task's own environment stays as it was when it began, whatever is started in it.
+    """
+    words = {os.fsencode(f"{name}={environ[name]}") for name in names}
+    if not words:
+        return True
+    try:
+        return words <= set(Path(f"/proc/{environ.get('SLURM_TASK_PID')}/environ").read_bytes().split(b"\0"))
+    except OSError:
+        return False
+
+
+def _contradictions(place: Place, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return torchrun's variables that say otherwise than the place, with the place's values."""
+    values = (place.rank, place.world_size, place.local_rank, place.local_world_size)
+    told = {name: str(values[number]) for number, name in enumerate(RANK_VARIABLES)}
+    return {name: value for name, value in told.items() if environ.get(name) not in (None, "", value)}
+
+
+def _place_of_variables(environ: Mapping[str, str]) -> Place:
+    return Place(
+        launched_by=TORCHRUN,
+        rank=_whole_number(environ, "RANK"),
+        world_size=_whole_number(environ, "WORLD_SIZE"),
+        local_rank=_whole_number(environ, "LOCAL_RANK"),
+        local_world_size=_whole_number(environ, "LOCAL_WORLD_SIZE", 0),
+        node_rank=_whole_number(environ, "GROUP_RANK", 0),
+        node_count=_whole_number(environ, "GROUP_WORLD_SIZE", 1),
+        master_addr=environ["MASTER_ADDR"],
+        master_port=_whole_number(environ, "MASTER_PORT"),
+        job_id=environ.get("SLURM_JOB_ID"),
+    )
+
+
 def _place_of_mpi(launched_by: str, environ: Mapping[str, str], names: list[str], port: int) -> Place:
     """Read rank, size, local rank and local size from the variables of these `names`."""
     _require(environ, f"started by {launched_by}", names)
@@ -572,7 +666,7 @@ def _place_of_mpi(launched_by: str, environ: Mapping[str, str], names: list[str]
         raise WorldError(
             f"started by {launched_by} on several hosts, but MASTER_ADDR is not set: give all ranks the host of rank 0"
         )
-    place = Place(
+    return Place(
         launched_by=launched_by,
         rank=rank,
         world_size=world_size,
@@ -584,20 +678,6 @@ def _place_of_mpi(launched_by: str, environ: Mapping[str, str], names: list[str]
         master_port=_whole_number(environ, "MASTER_PORT", port),
         job_id=environ.get("SLURM_JOB_ID"),
     )
-    return _agreed(place, environ)
-
-
-def _agreed(place: Place, environ: Mapping[str, str]) -> Place:
-    """Return the place, unless a variable of torchrun's that somebody set says otherwise."""
-    for name, value in (
-        ("RANK", place.rank),
-        ("WORLD_SIZE", place.world_size),
-        ("LOCAL_RANK", place.local_rank),
-        ("LOCAL_WORLD_SIZE", place.local_world_size),
-    ):
-        if environ.get(name) not in (None, "", str(value)):
-            raise WorldError(f"{name} is {environ[name]}, but {place.launched_by} says {value}: unset it")
-    return place
 
 
 def _require(environ: Mapping[str, str], what: str, names: Sequence[str]) -> None:
@@ -647,7 +727,7 @@ def _describe_agent(run_id: str) -> str | None:
     """
     parent = Path(f"/proc/{os.getppid()}")
     try:
-        if f"TORCHELASTIC_RUN_ID={run_id}".encode() in (parent / "environ").read_bytes().split(b"\0"):
+        if f"{TORCHRUN_MARK}={run_id}".encode() in (parent / "environ").read_bytes().split(b"\0"):
             return None
         # The name stands in parentheses and may hold any character; the start time is field 22 (proc(5)).
         started = (parent / "stat").read_text(errors="replace").rpartition(")")[2].split()[19]

@@ -44,9 +44,12 @@ def test_tasks_that_are_dealt_out_in_turns_and_unevenly(slurm: Slurm, tmp_path: 
             "one process trains, though this Slurm job has 4 tasks: start it with srun\n",
         ),
         (
-            "MASTER_ADDR=node1 MASTER_PORT=23456 WORLD_SIZE=3 srun --ntasks=3 {place}",  # as many scripts export it
+            # As many scripts export them, here with a WORLD_SIZE for a node each.
+            "export MASTER_ADDR=node1 MASTER_PORT=23456 RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1; "
+            "srun --ntasks=3 {place}",
             "rank 0 of 3 (srun) on node1, local rank 0 of 2, cpu, gloo, node 0 of 2, mean 1.0",
-            "",
+            "srun numbers the ranks, so these variables are ignored: RANK=0, WORLD_SIZE=2, LOCAL_RANK=0, "
+            "LOCAL_WORLD_SIZE=1; export MASTER_ADDR and MASTER_PORT only\n",
         ),
         (
             "srun --nodes=1 --ntasks=1 {torchrun} --standalone --nproc-per-node=2 {script}",
@@ -62,5 +65,5 @@ def test_a_script_that_was_submitted(slurm: Slurm, tmp_path: Path, command: str,
     line = command.format(place=f"{sys.executable} {script}", torchrun=torchrun, script=script)
     wrap = f"export OMP_NUM_THREADS=1; {line}"
     slurm.wait_for_job(slurm.submit("--nodes=2", "--ntasks=4", f"--output={log}", f"--error={errors}", "--wrap", wrap))
-    assert error in errors.read_text()  # torch warns where addresses have no names
+    assert not error or errors.read_text().count(error) == 1  # torch warns where addresses have no names
     assert said.read_text().splitlines()[0] == first

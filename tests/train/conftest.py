@@ -91,7 +91,7 @@ class Starter:
         return self.ranks[-1]
 
     def start_ranks(self, world_size: int, argv: Callable[[int], list[str]]) -> list[Rank]:
-        """Start the ranks as torchrun would, without the time that torchrun takes to import torch."""
+        """Start the ranks by hand, as torch's tutorials do: without LOCAL_WORLD_SIZE, which they count themselves."""
         port = free_port()
         return [
             self.start(
@@ -100,7 +100,6 @@ class Starter:
                     "RANK": str(rank),
                     "WORLD_SIZE": str(world_size),
                     "LOCAL_RANK": str(rank),
-                    "LOCAL_WORLD_SIZE": str(world_size),
                     "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(port),
                 },

@@ -147,6 +147,44 @@ def test_cpus_are_shared_by_the_ranks_of_a_machine(monkeypatch: pytest.MonkeyPat
     assert distributed.cpu_count() == 1
 
 
+def test_ranks_of_a_host_are_counted_where_nobody_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "")
+    place, environ = Place("torchrun", rank=4, world_size=5, local_world_size=0), {"SLURMD_NODENAME": "gpu2"}
+
+    def store_of_others() -> dist.HashStore:
+        store = dist.HashStore()
+        for host, ranks in (("gpu1", 3), ("gpu2", 1)):
+            store.add(f"ranks/{host}", ranks)
+            store.add("ranks", ranks)
+        return store
+
+    counted = distributed.count_local_ranks(place, store_of_others(), environ)
+    assert counted == dataclasses.replace(place, local_world_size=2, node_rank=2, node_count=3)
+    assert os.environ["LOCAL_WORLD_SIZE"] == "2"
+    # One that was told is counted, for the others; torchrun tells all of them.
+    told = dataclasses.replace(place, local_world_size=2)
+    assert distributed.count_local_ranks(told, (store := store_of_others()), environ) == told
+    assert store.add("ranks/gpu2", 0) == 2
+    assert distributed.count_local_ranks(told, store, {**environ, "TORCHELASTIC_RUN_ID": "none"}) == told
+    assert store.add("ranks/gpu2", 0) == 2
+
+
+def test_exported_variables_are_corrected_and_one_rank_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = dist.HashStore()
+    for rank in (0, 1, 2):
+        for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}.items():
+            monkeypatch.setenv(name, value)
+        distributed.overrule_variables(Place("srun", rank, 4, rank % 2, 2), store)
+        values = [os.environ.get(name) for name in distributed.RANK_VARIABLES]
+        assert values == [str(rank), "4", str(rank % 2), None], "torch's device meshes read LOCAL_RANK"
+    assert caplog.messages == [
+        "srun numbers the ranks, so these variables are ignored: RANK=0, WORLD_SIZE=4, LOCAL_RANK=0; "
+        "export MASTER_ADDR and MASTER_PORT only"
+    ]
+
+
 def test_gloo_is_told_its_interface_where_the_own_name_is_a_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(socket, "gethostname", lambda: "127.0.1.1")  # an address is its own name

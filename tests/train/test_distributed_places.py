@@ -50,6 +50,8 @@ THIRD_TASK = Place(
     "srun", 2, 3, 0, 1, node_rank=1, node_count=2, master_addr="gpu07",
     master_port=distributed._port_of("41.0"), job_id="41", peers=("gpu07", "gpu08"),
 )  # fmt: skip
+# As torch's own tutorials set them by hand.
+BY_HAND = {name: value for name, value in TORCHRUN.items() if name != "LOCAL_WORLD_SIZE"}
 # And to an sbatch script: the rank of a task, but no step.
 SBATCH_SCRIPT = {
     "SLURM_JOB_ID": "41",
@@ -89,9 +91,12 @@ CRAY = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE
         (SBATCH_SCRIPT | {"SLURM_STEP_ID": "4294967290"}, Place("single process", job_id="41")),
         (OPEN_MPI, FOURTH_OF_MPI),
         (SLURM_TASK | OPEN_MPI, replace(FOURTH_OF_MPI, job_id="41")),  # its daemons are tasks of Slurm
+        # Exported before mpirun was called; all ranks have the same.
+        (OPEN_MPI | {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}, FOURTH_OF_MPI),
         (PMI, Place("mpiexec", 1, 2, 1, 2)),
         (CRAY, Place("mpiexec", 1, 2, 1, 2)),
         (SLURM_TASK | PMI, Place("mpiexec", 1, 2, 1, 2, job_id="41")),
+        (BY_HAND, replace(SIXTH, local_world_size=0)),
         ({}, Place("single process")),
         ({"PATH": "/bin", "RANK": "", "MASTER_ADDR": ""}, Place("single process")),
     ],
@@ -111,6 +116,11 @@ REMEDY = "start with torchrun, or unset them for a single process"
             "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR are set but MASTER_PORT is not: " + REMEDY,
         ),
         (
+            BY_HAND | {"SLURM_JOB_ID": "41"},  # a script that exports them, and then starts one process
+            "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT are set but LOCAL_WORLD_SIZE is not: "
+            + REMEDY.replace("torchrun", "srun or torchrun"),
+        ),
+        (
             {"RANK": "5"},
             "RANK is set but WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not: " + REMEDY,
         ),
@@ -122,6 +132,7 @@ REMEDY = "start with torchrun, or unset them for a single process"
         (TORCHRUN | {"RANK": "one"}, "RANK must be a whole number, got 'one'"),
         (TORCHRUN | {"WORLD_SIZE": "-8"}, "WORLD_SIZE must be a whole number, got '-8'"),
         (TORCHRUN | {"RANK": "8"}, "torchrun says rank 8 of 8: it must be below"),
+        (BY_HAND | {"WORLD_SIZE": "0"}, "torchrun says rank 5 of 0: it must be below"),
         (TORCHRUN | {"LOCAL_RANK": "4"}, "torchrun says local rank 4 of 4: it must be below"),
         (
             SLURM_TASK | {"SLURM_LOCALID": "", "SLURM_PROCID": ""},
@@ -143,7 +154,6 @@ REMEDY = "start with torchrun, or unset them for a single process"
         (SLURM_TASK | {"SLURM_PROCID": "7"}, "srun says rank 7 of 3: it must be below"),
         (TORCHRUN | {"MASTER_PORT": "99999"}, "MASTER_PORT must be between 1 and 65535, got 99999"),
         (TORCHRUN | {"MASTER_ADDR": "gpu1.invalid"}, "rank 0 is on gpu1.invalid, a name that is not known here"),
-        (OPEN_MPI | {"LOCAL_RANK": "0"}, "LOCAL_RANK is 0, but mpirun says 1: unset it"),
         (
             OPEN_MPI | {"MASTER_ADDR": ""},
             "started by mpirun on several hosts, but MASTER_ADDR is not set: give all ranks the host of rank 0",
@@ -155,6 +165,38 @@ def test_half_set_or_wrong_variables_are_refused(environ: Mapping[str, str], mes
     with pytest.raises(WorldError) as caught:
         distributed.check_place(distributed.find_place(environ))
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("exported", "set_in_task", "outcome"),
+    [
+        ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "8"}, {}, THIRD_TASK),
+        (TORCHRUN, {}, replace(THIRD_TASK, master_addr="10.0.0.1", master_port=29500)),
+        # A wrapper that corrects some of them.
+        ({"RANK": "0"}, {"LOCAL_RANK": "0"}, THIRD_TASK),
+        ({}, {"RANK": "2", "WORLD_SIZE": "3"}, THIRD_TASK),
+        # Launchers that srun has started: what they say counts.
+        ({}, TORCHRUN, replace(SIXTH, job_id="41")),
+        (TORCHRUN, TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}, replace(SIXTH, job_id="41")),
+        (TORCHRUN, TORCHRUN | {"RANK": "4"}, replace(SIXTH, rank=4, job_id="41")),
+        ({}, {"RANK": "0"}, "RANK is 0, but srun says 2: unset it"),
+    ],
+)
+def test_what_a_batch_script_exports_gives_way_to_slurm(
+    exported: Mapping[str, str], set_in_task: Mapping[str, str], outcome: Place | str
+) -> None:
+    task = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**exported}, bufsize=0)
+    assert task.stdin is not None
+    assert task.stdout is not None
+    with task.stdin, task.stdout:
+        task.stdin.write(b"!")
+        task.stdout.read(1)  # it has its environment
+        environ = {**SLURM_TASK, "SLURM_TASK_PID": str(task.pid), **exported, **set_in_task}
+        try:
+            assert distributed.find_place(environ) == outcome
+        except WorldError as error:
+            assert str(error) == outcome
+    task.wait(DEADLINE_S)
 
 
 @pytest.mark.parametrize(
