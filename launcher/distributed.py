@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import random
 import re
@@ -125,6 +126,7 @@ def init(backend: str = "auto", timeout_s: float = 600) -> World:
 
     `auto` is nccl where torch sees a GPU, else gloo; gloo runs on the CPU.
     `timeout_s` bounds the wait for the other ranks, here and in every collective.
+    Torch gets no more threads than this rank has CPUs, unless OMP_NUM_THREADS says how many.
     A single process gets a group of one, without a port, so that collectives need no special case.
     """
     place = check_place(find_place(os.environ))
@@ -138,6 +140,7 @@ def init(backend: str = "auto", timeout_s: float = 600) -> World:
     place = check_place(count_local_ranks(place, store, os.environ))
     overrule_variables(place, store)
     bind_gloo(place, os.environ)
+    limit_threads(place, os.environ)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         if torch.cuda.device_count() < place.local_world_size:
@@ -268,11 +271,8 @@ def batch_per_rank(global_batch: int, world_size: int | None = None) -> int:
 
 def cpu_count() -> int:
     """Return how many CPUs this rank may use: its share of those that the process may run on, at least 1."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if os.environ.get("SLURM_CPUS_PER_TASK", "").isdecimal() and _is_slurm_task(os.environ):
-        return max(1, min(allowed, int(os.environ["SLURM_CPUS_PER_TASK"])))
     try:
-        return max(1, allowed // max(1, find_place(os.environ).local_world_size))
+        return share_cpus(find_place(os.environ), os.environ, count_usable_cpus())
     except WorldError:
         return 1
 
@@ -578,6 +578,82 @@ def refuse_shared_gpu(place: Place, store: Store, gpu: str) -> None:
                 f"ranks {min(int(peer), place.rank)} and {max(int(peer), place.rank)} share GPU {gpu}: "
                 "NCCL would stop with 'Duplicate GPU detected', so start one process per GPU"
             )
+
+
+# ---- CPUs ----------------------------------------------------------------------------------------------------------
+
+
+def limit_threads(place: Place, environ: Mapping[str, str]) -> None:
+    """Take torch's threads down to the CPUs of this rank, and say so on rank 0: each rank would take all CPUs.
+
+    torchrun and `launch` set OMP_NUM_THREADS, srun and mpirun leave it to us. Fewer threads are somebody's choice.
+    """
+    if environ.get("OMP_NUM_THREADS"):
+        return
+    count = share_cpus(place, environ, count_usable_cpus())
+    if torch.get_num_threads() <= count:
+        return
+    torch.set_num_threads(count)
+    if place.rank == 0:
+        threads = f"{count} thread{'' if count == 1 else 's'}"
+        ranks = f"{place.local_world_size} rank{'' if place.local_world_size == 1 else 's'} on {host_name(environ)}"
+        remedy = "set OMP_NUM_THREADS for another number"
+        log.warning("torch uses %s on each rank, its share of the CPUs (%s); %s", threads, ranks, remedy)
+
+
+def share_cpus(place: Place, environ: Mapping[str, str], usable: int) -> int:
+    """Return this rank's share of the `usable` CPUs, which the kernel lets this process run on; at least 1.
+
+    A site may bind each task of srun to CPUs of its own, all tasks to those of the step, or nobody to any.
+    """
+    per_task = environ.get("SLURM_CPUS_PER_TASK", "")
+    if place.launched_by == SRUN and per_task.isdecimal():
+        return max(1, min(usable, int(per_task)))
+    ranks = max(1, place.local_world_size)
+    on_node = environ.get("SLURM_CPUS_ON_NODE", "") if environ.get("SLURMD_NODENAME") else ""
+    if not on_node.isdecimal():
+        return max(1, usable // ranks)
+    if place.launched_by == SRUN:
+        return max(1, min(usable, int(on_node) // ranks))
+    return max(1, min(usable, int(on_node)) // ranks)
+
+
+def count_usable_cpus() -> int:
+    """Count the CPUs that this process may run on at once: its affinity, or what its control group's quota is worth."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(max(1, min(allowed, find_cpu_quota())))
+
+
+def find_cpu_quota(mounts: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
+    """Return how many CPUs' time the control groups give this process (`docker run --cpus`, a pod's limit), else inf.
+
+    Each group above may have a limit as well. In a container `own` may hold paths from outside of it, which are not
+    there; what is mounted then is the container's own group (Documentation/admin-guide/cgroup-v2.rst).
+    """
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:  # no Linux
+        return math.inf
+    quotas = [math.inf]
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        group = mounts / "cpu" if controllers else mounts  # version 1 has a tree for each controller
+        for step in ("", *Path(path).parts[1:]):
+            group = group / step
+            quotas.append(_read_quota(group / "cpu.max"))
+            quotas.append(_read_quota(group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us"))
+    return min(quotas)
+
+
+def _read_quota(*files: Path) -> float:
+    """Return quota over period of one control group; a group without a limit says `max` or -1, or has no such file."""
+    try:
+        quota_us, period_us = " ".join(file.read_text() for file in files).split()
+        return int(quota_us) / int(period_us) if int(quota_us) > 0 else math.inf
+    except (OSError, ValueError):
+        return math.inf
 
 
 # ---- reading the environment -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import random
 import socket
@@ -145,6 +146,67 @@ def test_cpus_are_shared_by_the_ranks_of_a_machine(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
     assert distributed.cpu_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "environ", "usable", "share"),
+    [
+        (Place("torchrun", local_world_size=2), {}, 8, 4),
+        (Place("torchrun", local_world_size=4), {}, 2, 1),
+        (Place("srun", local_world_size=4), {}, 8, 2),
+        # Of a node with 64 CPUs: tasks that are bound to their own, to those of the step, and to none.
+        (Place("srun", local_world_size=4), {"SLURM_CPUS_ON_NODE": "32"}, 8, 8),
+        (Place("srun", local_world_size=4), {"SLURM_CPUS_ON_NODE": "32"}, 32, 8),
+        (Place("srun", local_world_size=4), {"SLURM_CPUS_ON_NODE": "32"}, 64, 8),
+        (Place("srun", local_world_size=4), {"SLURM_CPUS_PER_TASK": "3"}, 64, 3),
+        (Place("srun", local_world_size=4), {"SLURM_CPUS_PER_TASK": "3"}, 2, 2),
+        # One torchrun per node: the CPUs of its task are those of its ranks.
+        (Place("torchrun", local_world_size=4), {"SLURM_CPUS_ON_NODE": "32", "SLURM_CPUS_PER_TASK": "32"}, 64, 8),
+        (Place("single process"), {"SLURM_CPUS_ON_NODE": "4"}, 64, 4),
+    ],
+)
+def test_a_rank_gets_its_share_of_the_cpus(place: Place, environ: dict[str, str], usable: int, share: int) -> None:
+    assert distributed.share_cpus(place, {"SLURMD_NODENAME": "gpu2", **environ}, usable) == share
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "quota"),
+    [
+        ("0::/\n", {"cpu.max": "250000 100000"}, 2.5),  # a container with a name space for its groups
+        ("0::/a/b\n", {"a/cpu.max": "200000 100000", "a/b/cpu.max": "max 100000"}, 2),
+        ("3:cpuset:/\n2:cpu,cpuacct:/docker/1\n", {"cpu/cpu.cfs_quota_us": "30", "cpu/cpu.cfs_period_us": "10"}, 3),
+        ("1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "10"}, math.inf),
+        ("0::/\n", {}, math.inf),
+        ("", {}, math.inf),
+    ],
+)  # fmt: skip
+def test_the_quota_of_a_container_is_found(tmp_path: Path, groups: str, files: dict[str, str], quota: float) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    (tmp_path / "own").write_text(groups)
+    assert distributed.find_cpu_quota(tmp_path, tmp_path / "own") == quota
+    assert distributed.find_cpu_quota(tmp_path, tmp_path / "no-linux") == math.inf
+
+
+def test_torch_takes_no_more_threads_than_a_rank_has_cpus(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
+    place, before, seen = Place("srun", 0, 4, 0, 2), torch.get_num_threads(), []
+    environ = {"SLURMD_NODENAME": "gpu2"}
+    try:
+        for rank, threads, chosen in ((0, 4, "8"), (0, 1, ""), (0, 4, ""), (1, 4, "")):
+            torch.set_num_threads(threads)
+            distributed.limit_threads(dataclasses.replace(place, rank=rank), {**environ, "OMP_NUM_THREADS": chosen})
+            seen.append(torch.get_num_threads())
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [4, 1, 2, 2]
+    assert caplog.messages == [
+        "torch uses 2 threads on each rank, its share of the CPUs (2 ranks on gpu2); "
+        "set OMP_NUM_THREADS for another number"
+    ]
 
 
 def test_ranks_of_a_host_are_counted_where_nobody_told(monkeypatch: pytest.MonkeyPatch) -> None:
