@@ -8,8 +8,8 @@ What costs a second to import (FSDP, DTensor) is imported where it is used.
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 TENSOR_KINDS = ("tp", "fsdp+tp")
+SIZES_SHOWN, LEAST_TRIED = 5, 8
 SHARDED_KINDS = ("fsdp", *TENSOR_KINDS)
 
 
@@ -58,7 +59,29 @@ class Layout:
 
 
 def plan_layout(config: TrainConfig, world: World) -> Layout:
-    """Find the table of ranks that the config asks for, or raise `ConfigError` where it can't be."""
+    """Find the table of ranks that the config asks for, or raise `ConfigError` that says which numbers of ranks do."""
+    try:
+        return deal_ranks(config, world)
+    except ConfigError as error:
+        numbers = list_world_sizes(config, world)
+        raise ConfigError(f"{error}{f'; it runs on {numbers}' if numbers else ''}") from None
+
+
+def list_world_sizes(config: TrainConfig, world: World) -> str:
+    """Write the numbers of ranks near this one that the config can run on: `2, 4 or 8 ranks`; nothing if none can."""
+    sizes = []
+    for size in range(1, max(2 * world.world_size, LEAST_TRIED) + 1):
+        with suppress(ConfigError):
+            deal_ranks(config, replace(world, rank=0, world_size=size))
+            sizes.append(size)
+    nearest = sorted(sizes, key=lambda size: abs(size - world.world_size))[:SIZES_SHOWN]
+    *others, last = map(str, sorted(nearest)) if nearest else ("",)
+    words = f"{', '.join(others)} or {last}" if others else last
+    return f"{words} rank{'' if words == '1' else 's'}" if words else ""
+
+
+def deal_ranks(config: TrainConfig, world: World) -> Layout:
+    """Make the table of ranks that the config asks for."""
     kind = choose_kind(config, world.world_size)
     tensor_size = choose_tensor_size(config, kind, world.world_size)
     data_size = world.world_size // tensor_size

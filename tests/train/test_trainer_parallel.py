@@ -53,15 +53,18 @@ def test_the_table_of_ranks(world_size: int, argv: list[str], layout: tuple[obje
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--tensor-parallel", "3"], "the ranks must be a multiple of tensor_parallel, got 4 ranks and 3"),
-        (["--parallel", "tp"], "heads must be a multiple of tensor_parallel, got 2 and 4"),
         (
-            ["--parallel", "tp", "--heads", "4", "--context", "6"],
-            "context must be a multiple of tensor_parallel, got 6 and 4",
+            ["--tensor-parallel", "3", "--heads", "3", "--dim", "66", "--context", "63"],
+            "the ranks must be a multiple of tensor_parallel, got 4 ranks and 3; it runs on 3 or 6 ranks",
+        ),
+        (["--parallel", "tp"], "heads must be a multiple of tensor_parallel, got 2 and 4; it runs on 1 or 2 ranks"),
+        (
+            ["--parallel", "tp", "--heads", "4", "--context", "7"],
+            "context must be a multiple of tensor_parallel, got 7 and 4; it runs on 1 rank",
         ),
         (
             ["--parallel", "tp", "--tensor-parallel", "2"],
-            "parallel tp takes all 4 ranks, got tensor_parallel 2: use fsdp+tp",
+            "parallel tp takes all 4 ranks, got tensor_parallel 2: use fsdp+tp; it runs on 2 ranks",
         ),
         (
             ["--parallel", "ddp", "--tensor-parallel", "2"],
@@ -75,10 +78,13 @@ def test_the_table_of_ranks(world_size: int, argv: list[str], layout: tuple[obje
             ["--tensor-parallel", "2", "--data-size", "9"],
             "parallel fsdp+tp shares the heads of a text model, and the regression has none: use fsdp",
         ),
-        (["--global-batch", "6"], "a global batch of 6 can't be shared equally by 4 ranks"),
+        (
+            ["--global-batch", "6"],
+            "a global batch of 6 can't be shared equally by 4 ranks; it runs on 1, 2, 3 or 6 ranks",
+        ),
         (
             ["--global-batch", "12", "--accumulate", "2"],
-            "3 samples per rank can't be shared equally by accumulate 2 passes",
+            "3 samples per rank can't be shared equally by accumulate 2 passes; it runs on 1, 2, 3 or 6 ranks",
         ),
     ],
 )
@@ -86,6 +92,15 @@ def test_a_table_that_can_not_be_is_one_line(argv: list[str], message: str) -> N
     with pytest.raises(ConfigError) as caught:
         layout_of(4, *argv)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(("ranks", "numbers"), [(3, "2, 4 or 8"), (9, "2, 4, 8 or 16"), (31, "2, 4, 8, 16 or 32")])
+def test_the_sample_for_tensor_parallelism_says_how_many_ranks_do(ranks: int, numbers: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        layout_of(ranks, "--config", str(HERE.parents[1] / "config" / "tp_shakespeare.yaml"))
+    assert str(caught.value) == (
+        f"the ranks must be a multiple of tensor_parallel, got {ranks} ranks and 2; it runs on {numbers} ranks"
+    )
 
 
 def read_losses(folder: Path) -> list[tuple[int, str, float]]:
