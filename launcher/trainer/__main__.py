@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the trainer and return its exit code; 2 is a wrong option, 143 an end by SIGTERM."""
     try:
         argv = sys.argv[1:] if argv is None else argv
-        config = read_config(argv)
+        config = read_config(argv, tell_once)
     except ConfigError as error:
         return refuse(error)
 
@@ -45,6 +45,14 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         distributed.shutdown()
     return 0
+
+
+def tell_once(line: str) -> None:
+    """Print a line on rank 0; only who has something to tell waits for torch."""
+    from launcher import distributed
+
+    if distributed.is_main():
+        print(line, file=sys.stderr, flush=True)
 
 
 def refuse(error: ConfigError | RunError) -> int:

@@ -5,6 +5,7 @@ Each field of `TrainConfig` is a key of the file and a flag of the command line,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from launcher.trainer.options import ConfigError, option, read_values
@@ -26,7 +27,12 @@ class TrainConfig:
     )
     data_size: int = option(0, "take so many samples; 0: the whole text, 10000 for the regression")
     validation_fraction: float = option(0.1, "keep this part of the data for validation; 0: none", below=1)
-    workers: int = option(-1, "processes that load data, per rank; -1: none while the data are small", minimum=-1)
+    workers: int = option(
+        -1,
+        "processes that load data, per rank; -1: none while the data are small",
+        minimum=-1,
+        aliases=("num_workers",),
+    )
     seed: int = option(1, "seed of the weights and of the order of the data")
 
     save_dir: str = option(
@@ -46,14 +52,14 @@ class TrainConfig:
         2, "checkpoints to keep; the oldest goes first, unless it was saved under a larger number", minimum=1
     )
 
-    epochs: int = option(1, "epochs", minimum=1)
+    epochs: int = option(1, "epochs", minimum=1, aliases=("num_epochs",))
     steps_per_epoch: int = option(60, "end an epoch after so many steps; 0: after all of the data")
     batch_size: int = option(16, "samples per rank and pass", minimum=1, instead_of="global_batch")
     global_batch: int = option(
         0, "samples per step of all ranks together, instead of --batch-size", instead_of="batch_size"
     )
     accumulate: int = option(1, "passes per step; their gradients are averaged", minimum=1)
-    lr: float = option(3e-3, "learning rate of AdamW, at its highest")
+    lr: float = option(3e-3, "learning rate of AdamW, at its highest", aliases=("learning_rate",))
     warmup_steps: int = option(10, "let the learning rate rise from 0 for so many steps")
     final_lr_fraction: float = option(
         0.1, "let it fall along a cosine to this part at the end; 1: let it be", below=1.1
@@ -98,7 +104,7 @@ class TrainConfig:
         metavar="NAME",
         choices=("auto", "nccl", "gloo"),
     )
-    nodes: int = option(0, "refuse to run on another number of nodes; 0: any")
+    nodes: int = option(0, "refuse to run on another number of nodes; 0: any", aliases=("num_nodes",))
     gpus_per_node: int = option(0, "refuse to run with another number of ranks on a node; 0: any")
 
     @property
@@ -110,10 +116,13 @@ class TrainConfig:
 FIELDS = {field.name: field for field in fields(TrainConfig)}
 
 
-def read_config(argv: list[str]) -> TrainConfig:
-    """Turn a command line into a config, or raise `ConfigError` with one line that says what is wrong."""
+def read_config(argv: list[str], tell: Callable[[str], None] = lambda line: None) -> TrainConfig:
+    """Turn a command line into a config, or raise `ConfigError` with one line that says what is wrong.
+
+    tell: what takes a line about options that have another name here.
+    """
     about = "Train a small model on one process or, under torchrun or Slurm, on many."
-    values = read_values(FIELDS, argv, about)
+    values = read_values(FIELDS, argv, about, tell)
     config = TrainConfig(**values)
     if config.dim % config.heads:
         raise ConfigError(f"dim must be a multiple of heads, got dim {config.dim} and heads {config.heads}")

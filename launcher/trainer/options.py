@@ -10,7 +10,7 @@ import argparse
 import difflib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +20,8 @@ Fields = Mapping[str, "Field[Any]"]
 MAX_FILE_BYTES = 128 << 10  # PyYAML takes seconds for a megabyte
 INT_LIMIT = 2**31  # far beyond any sensible count, and sums of such numbers still fit into torch's 64 bits
 _SHOWN_LENGTH = 100
+_RENAMED_SHOWN = 8
+_TYPO = 0.8  # how much alike two names are, for the one to be meant by the other: `train` doesn't mean track
 _NO_VALUES = "a value in it can't be read: a date, or too many digits or brackets"
 
 
@@ -45,24 +47,29 @@ def option(
     choices: tuple[str, ...] = (),
     instead_of: str = "",
     bare: str = "",
+    aliases: tuple[str, ...] = (),
 ) -> Any:
     """Describe one field: its type is the default's, and a number is at least `minimum` and less than `below`.
 
     Without `below` a whole number is less than `INT_LIMIT`.
     Its flag puts what a file says of the field `instead_of` out of force, and means `bare` without a value.
+    `aliases` are what others call it; they are read as well.
     """
     metavar = metavar or ("N" if isinstance(default, int) else "X")
     if below is None:
         below = INT_LIMIT if isinstance(default, int) else math.inf
     rules = {"help": text, "metavar": metavar, "minimum": minimum, "below": below, "choices": choices}
-    return field(default=default, metadata={**rules, "instead_of": instead_of, "bare": bare})
+    return field(default=default, metadata={**rules, "instead_of": instead_of, "bare": bare, "aliases": aliases})
 
 
-def read_values(fields: Fields, argv: list[str], about: str) -> dict[str, Any]:
-    """Return what the command line, and the file it names, say of the fields; a flag wins over the file."""
-    flags = parse_flags(fields, argv, about)
+def read_values(fields: Fields, argv: list[str], about: str, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Return what the command line, and the file it names, say of the fields; a flag wins over the file.
+
+    tell: what takes a line about names that are not the fields' own.
+    """
+    flags = parse_flags(fields, argv, about, tell)
     path = flags.pop("config", None)
-    values = read_file(fields, path) if path is not None else {}
+    values = read_file(fields, path, tell) if path is not None else {}
     for name in flags:
         values.pop(fields[name].metadata["instead_of"], None)
     for name, given in flags.items():
@@ -70,21 +77,24 @@ def read_values(fields: Fields, argv: list[str], about: str) -> dict[str, Any]:
     return values
 
 
-def parse_flags(fields: Fields, argv: list[str], about: str) -> dict[str, Any]:
+def parse_flags(fields: Fields, argv: list[str], about: str, tell: Callable[[str], None]) -> dict[str, Any]:
     """Return the flags that were given, as text or a boolean; `--batch_size` and `--batch-size` are the same."""
     words = [flag(word[2:]) if word.startswith("--") else word for word in argv]
     known, others = build_parser(fields, about).parse_known_args(words)
+    aliases = {flag(alias): flag(name) for name, field in fields.items() for alias in field.metadata["aliases"]}
+    typed = dict.fromkeys(word.partition("=")[0] for word in words)
+    tell_names([(word, aliases[word]) for word in typed if word in aliases], tell)
     if others:
         word = others[0].partition("=")[0]
         if not word.startswith("-"):
             raise ConfigError(f"unexpected argument {word!r}")
-        names = ["--config", *map(flag, fields)]
-        raise ConfigError(f"unknown option {word!r}{_guess(word, names)}")
+        names = {name: name for name in ("--config", *map(flag, fields))}
+        raise ConfigError(f"unknown option {word!r}{_guess(word, names | aliases)}")
     return vars(known)
 
 
-def read_file(fields: Fields, path: str) -> dict[str, Any]:
-    """Read a YAML or JSON file of `key: value` lines; errors begin with the file's name."""
+def read_file(fields: Fields, path: str, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Read a YAML or JSON file of `key: value` lines, also in sections; errors begin with the file's name."""
     try:
         with Path(path).open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
@@ -101,13 +111,39 @@ def read_file(fields: Fields, path: str) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected lines like 'lr: 0.003', got a {type(content).__name__}")
-    values = {}
-    for key, value in content.items():
-        name = str(key).replace("-", "_")
-        if name not in fields:
-            raise ConfigError(f"{path}: unknown key {_shown(str(key))}{_guess(name, list(fields))}")
-        values[name] = convert(fields[name], f"{path}: {key}", value)
+    names = {name: name for name in fields}
+    names |= {alias: name for name, field in fields.items() for alias in field.metadata["aliases"]}
+    values: dict[str, Any] = {}
+    keys: dict[str, str] = {}
+    for key, value in list_keys(content):
+        word = key.rpartition(".")[2].replace("-", "_")
+        name = names.get(word, "")
+        if not name:
+            raise ConfigError(f"{path}: unknown key {_shown(key)}{_guess(word, names)}")
+        if name in keys:
+            raise ConfigError(f"{path}: {keys[name]} and {key} are the same option: give one of them")
+        keys[name], values[name] = key, convert(fields[name], f"{path}: {key}", value)
+    tell_names([(key, name) for name, key in keys.items() if key.replace("-", "_") != name], tell, f"{path}: ")
     return values
+
+
+def list_keys(content: dict[Any, object]) -> Iterator[tuple[str, object]]:
+    """Yield each key and its value; one in a section has the section's name before it, as `train.batch_size`."""
+    rest = [(str(key), value) for key, value in reversed(content.items())]
+    while rest:  # a file may hold more sections in each other than Python calls functions
+        key, value = rest.pop()
+        if isinstance(value, dict) and value:
+            rest += [(f"{key}.{inner}", value[inner]) for inner in reversed(value)]
+        else:
+            yield key, value
+
+
+def tell_names(renamed: Sequence[tuple[str, str]], tell: Callable[[str], None], start: str = "") -> None:
+    """Tell, in one line, which words were read as which options."""
+    if renamed:
+        more = len(renamed) - _RENAMED_SHOWN
+        pairs = ", ".join(f"{word} as {name}" for word, name in renamed[:_RENAMED_SHOWN])
+        tell(f"{start}read {pairs}{f' and {more} more alike' if more > 0 else ''}")
 
 
 def convert(described: Field[Any], where: str, value: object) -> object:
@@ -160,6 +196,8 @@ def build_parser(fields: Fields, about: str) -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", help="YAML or JSON file with any of the options below")
     for name, described in fields.items():
         rules, default = described.metadata, described.default
+        for alias in rules["aliases"]:
+            parser.add_argument(flag(alias), dest=name, metavar=rules["metavar"], help=argparse.SUPPRESS)
         if isinstance(default, bool):
             parser.add_argument(flag(name), dest=name, action=argparse.BooleanOptionalAction, help=rules["help"])
             continue
@@ -235,6 +273,7 @@ def _number(value: object, wanted: type[int] | type[float]) -> int | float | Non
         return None
 
 
-def _guess(word: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(word, names, n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
+def _guess(word: str, names: Mapping[str, str]) -> str:
+    """Ask whether the name was meant that `word` is a typo of; names: what each one is called here."""
+    close = difflib.get_close_matches(word, names, n=1, cutoff=_TYPO)
+    return f", did you mean {names[close[0]]!r}?" if close else ""

@@ -74,6 +74,24 @@ def test_flags_win_over_the_file_and_the_file_over_defaults() -> None:
     assert read_config(["--config", "c.yaml", "--epochs", "2"]) == TrainConfig(lr=3e-4, batch_size=8, epochs=2)
 
 
+def test_sections_and_names_of_others_are_read_and_one_line_tells_ours() -> None:
+    Path("c.yaml").write_text("train: {num_nodes: 2, batch_size: 32}\ndata: {num-workers: 4, data: a.txt}\nlr: 1e-4\n")
+    told: list[str] = []
+    config = read_config(["--config", "c.yaml", "--num_epochs", "3"], told.append)
+    expected = TrainConfig(nodes=2, batch_size=32, workers=4, data="a.txt", lr=1e-4, epochs=3)
+    assert config == expected
+    assert told == [
+        "read --num-epochs as --epochs",
+        "c.yaml: read train.num_nodes as nodes, train.batch_size as batch_size, data.num-workers as workers, "
+        "data.data as data",
+    ]
+    keys = ("lr", "seed", "epochs", "keep", "layers", "heads", "dim", "context", "amp", "data")
+    defaults = asdict(TrainConfig())
+    Path("all.json").write_text(json.dumps({"a": {"b": {key: defaults[key] for key in keys}}}))
+    assert read_config(["--config", "all.json"], told.append) == TrainConfig()
+    assert told[2].endswith(", a.b.context as context and 2 more alike")
+
+
 def test_json_needs_no_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     Path("c.json").write_text(json.dumps({"lr": 1, "data": "text.txt"}))
@@ -115,6 +133,8 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         (["--lrr", "1"], "unknown option '--lrr', did you mean '--lr'?"),
         (["--batch_sise=1"], "unknown option '--batch-sise', did you mean '--batch-size'?"),
         (["--zzz"], "unknown option '--zzz'"),
+        (["--num-node", "2"], "unknown option '--num-node', did you mean '--nodes'?"),
+        (["--num_workers", "x"], "--workers must be a whole number, got 'x'"),
         (["input.txt"], "unexpected argument 'input.txt'"),
         (["--lr"], "argument --lr: expected one argument"),
         (["--lr", "fast"], "--lr must be a number, got 'fast'"),
@@ -155,6 +175,12 @@ MERGED_LAUGHS = laughs("{x: 1}", "{<<: [", "]}")
         ("c.yaml", "lrr: 1e-3", "c.yaml: unknown key 'lrr', did you mean 'lr'?"),
         ("c.yaml", "qqqq: 1", "c.yaml: unknown key 'qqqq'"),
         ("c.yaml", "1: 1", "c.yaml: unknown key '1'"),
+        ("c.yaml", "train: 1", "c.yaml: unknown key 'train'"),  # like track, and not meant
+        ("c.yaml", "train: {shuffle: 1}", "c.yaml: unknown key 'train.shuffle'"),
+        ("c.yaml", "train: {batch_size: 0}", "c.yaml: train.batch_size must be at least 1, got 0"),
+        ("c.yaml", "lr: 1\ntrain: {lr: 2}", "c.yaml: lr and train.lr are the same option: give one of them"),
+        ("c.yaml", "nodes: 1\nnum_nodes: 2", "c.yaml: nodes and num_nodes are the same option: give one of them"),
+        ("c.json", '{"a":' * 900 + "1" + "}" * 900, f"c.json: unknown key '{'a.' * 48}..."),
         ("c.yaml", "lr: fast", "c.yaml: lr must be a number, got 'fast'"),
         ("c.yaml", "lr: [1]", "c.yaml: lr must be a number, got [1]"),
         ("c.yaml", "lr:", "c.yaml: lr must be a number, got None"),
@@ -211,7 +237,10 @@ def test_reading_options_costs_no_torch() -> None:
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 
 
-@given(st.dictionaries(st.sampled_from(list(FIELDS)) | st.text(max_size=8), VALUES, max_size=4))
+KEYS = st.sampled_from(list(FIELDS)) | st.text(max_size=8)
+
+
+@given(st.dictionaries(KEYS, VALUES | st.dictionaries(KEYS, VALUES, max_size=2), max_size=4))
 def test_any_file_is_a_config_or_one_line(tmp_path_factory: pytest.TempPathFactory, content: object) -> None:
     path = tmp_path_factory.getbasetemp() / "any.json"
     path.write_text(json.dumps(content))

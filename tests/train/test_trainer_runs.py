@@ -225,9 +225,10 @@ def test_rank_0_saves_what_it_can_when_a_peer_is_gone(starter: Any, options: lis
 
 
 def test_what_rank_0_can_not_read_ends_every_rank_and_is_said_once(starter: Any) -> None:
-    ranks = starter.start_ranks(2, lambda rank: ["-m", "launcher.trainer", "--data", "none.txt"])
+    ranks = starter.start_ranks(2, lambda rank: ["-m", "launcher.trainer", "--data", "none.txt", "--num-workers", "0"])
     assert [rank.wait() for rank in ranks] == [2, 2]
     assert [rank.stderr for rank in ranks] == [
+        "read --num-workers as --workers\n"
         "none.txt: No such file or directory (on rank 0's machine, which alone reads the data)\n",
         "",
     ]
