@@ -230,6 +230,20 @@ def rank_ordered() -> Iterator[None]:
             barrier()
 
 
+def gather_ranks(world: World) -> list[str]:
+    """Return a line for each rank that says where it runs, in the order of the ranks; every rank must come here.
+
+    `rank 3  node2, cuda:1 GPU-1f2e..., pid 4711`, where Slurm runs `rank 3  SLURMD_NODENAME=node2, ...`. On CPUs `cpu`.
+    """
+    name = os.environ.get("SLURMD_NODENAME")
+    where = f"SLURMD_NODENAME={name}" if name else world.host
+    line = f"{f'rank {world.rank}':<7} {where}, {_describe_device(world.device)}, pid {os.getpid()}"
+    lines = [line] * world.world_size
+    if dist.is_initialized():
+        dist.all_gather_object(lines, line)
+    return lines
+
+
 def all_reduce_mean(value: Number) -> Number:
     """Return the mean of `value` over the ranks: a number for a number, a tensor of any shape for a tensor.
 
@@ -794,6 +808,12 @@ def _is_loopback(host: str) -> bool:
 def _port_of(text: str) -> int:
     """Return a port that every rank of a job finds alike, and two jobs on one node hardly share."""
     return FIRST_PORT + zlib.crc32(text.encode()) % PORT_COUNT
+
+
+def _describe_device(device: torch.device) -> str:
+    """Write `cpu`, or `cuda:1` with the UUID that `nvidia-smi -L` shows: another process may call that GPU cuda:0."""
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", "") if device.type == "cuda" else ""
+    return f"{device} GPU-{uuid}" if uuid else str(device)
 
 
 def _describe_agent(run_id: str) -> str | None:

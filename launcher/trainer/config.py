@@ -75,6 +75,14 @@ class TrainConfig:
         choices=("all", "main"),
     )
 
+    report_ranks: str = option(
+        "auto",
+        "on, or no word: a line per rank in the start report that says where it runs (host, GPU and its UUID, pid); "
+        "auto: with at most 16 ranks",
+        metavar="on|off|auto",
+        choices=("auto", "on", "off"),
+        bare="on",
+    )
     track: str = option("", "send the figures to tensorboard, mlflow or wandb too, or to several: a,b", metavar="NAMES")
     plot: str = option("", "draw the loss curve at the end, as .png or .svg", metavar="FILE")
 

@@ -24,7 +24,7 @@ from launcher.trainer.optimization import Learner, build_learner, learning_rate
 from launcher.trainer.options import RunError
 from launcher.trainer.ownership import Claim
 from launcher.trainer.parallel import Layout, parallelize, plan_layout
-from launcher.trainer.report import Node, check_nodes, describe_start, gather_nodes
+from launcher.trainer.report import Node, check_nodes, describe_ranks, describe_start, gather_nodes
 from launcher.trainer.save_folder import SaveError
 from launcher.trainer.stopping import EXIT_SIGTERM, StopVote
 
@@ -77,6 +77,7 @@ def train_in_folder(
             vote=vote,
         )
         report += f"\nsaves   {config.save_dir}{checkpoints.describe_resume(position)}"
+        report += describe_ranks(config, world)
         journal.begin(position, run.steps, speed, report)
         run.train()
     except Exception:

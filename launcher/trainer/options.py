@@ -157,8 +157,8 @@ def convert(described: Field[Any], where: str, value: object) -> object:
             raise ConfigError(f"{where} must be true or false, got {_shown(value)}")
         return value
     if isinstance(default, str):
-        if value is False and "off" in rules["choices"]:
-            return "off"  # as YAML 1.1 reads it
+        if isinstance(value, bool) and (word := "on" if value else "off") in rules["choices"]:
+            return word  # as YAML 1.1 reads it
         if not isinstance(value, str):
             raise ConfigError(f"{where} must be text, got {_shown(value)}")
         if rules["choices"] and value not in rules["choices"]:

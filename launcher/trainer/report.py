@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from launcher import distributed
 from launcher.distributed import World
 from launcher.trainer.config import TrainConfig
 from launcher.trainer.data import Task, short
@@ -16,6 +17,7 @@ from launcher.trainer.options import ConfigError
 from launcher.trainer.parallel import Layout
 
 NAMES_SHOWN = 8
+RANKS_SHOWN = 16
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,13 @@ def describe_start(world: World, nodes: Sequence[Node], layout: Layout, task: Ta
         size = layout.tensor_size
         lines["warning"] = f"some groups of {size} ranks span two nodes: what they share in each product is slow there"
     return "\n".join(f"{name:<8}{said}" for name, said in lines.items() if said)
+
+
+def describe_ranks(config: TrainConfig, world: World) -> str:
+    """Write where each rank runs, a line each, where --report-ranks wants them; every rank must come here."""
+    if config.report_ranks == "off" or (config.report_ranks == "auto" and world.world_size > RANKS_SHOWN):
+        return ""
+    return "".join(f"\n{line}" for line in distributed.gather_ranks(world))
 
 
 def list_names(names: Sequence[str]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from pathlib import Path
 
@@ -13,9 +15,19 @@ PLACE = [sys.executable, str(HERE / "place.py")]
 
 
 def test_tasks_are_ranks(slurm: Slurm, tmp_path: Path) -> None:
-    said = tmp_path / "said"
-    done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", *PLACE, str(said))
+    """Nobody limits their threads, as Slurm doesn't: each of them would take all CPUs."""
+    said, places = tmp_path / "said", tmp_path / "places"
+    srun = ["env", "--unset=OMP_NUM_THREADS", "srun", "--nodes=2", "--ntasks-per-node=2"]
+    done = slurm.run(*srun, *PLACE, str(said), str(places))
     assert done.returncode == 0, done.stderr
+    where = re.findall(r"^rank (\d)  SLURMD_NODENAME=(node\d), cpu, pid \d+$", places.read_text(), re.MULTILINE)
+    assert where == [("0", "node1"), ("1", "node1"), ("2", "node2"), ("3", "node2")]
+    assert places.read_text().endswith("\nthreads 1")
+    limited = (
+        "torch uses 1 thread on each rank, its share of the CPUs (2 ranks on node1); "
+        "set OMP_NUM_THREADS for another number"
+    )
+    assert done.stderr.splitlines().count(limited) == (len(os.sched_getaffinity(0)) > 1)
     assert said.read_text().splitlines() == [
         "rank 0 of 4 (srun) on node1, local rank 0 of 2, cpu, gloo, node 0 of 2, mean 1.5",
         "rank 1 of 4 (srun) on node1, local rank 1 of 2, cpu, gloo, node 0 of 2, mean 1.5",

@@ -9,6 +9,7 @@ import random
 import socket
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -288,6 +289,17 @@ def test_a_world_says_itself_in_one_line() -> None:
     assert str(alone) == "rank 0 of 1 (single process) on gpu2, cpu, gloo"
     fourth = World(3, 8, 1, 2, torch.device("cuda", 1), "nccl", "srun", node_rank=1, node_count=4, host="gpu2")
     assert str(fourth) == "rank 3 of 8 (srun) on gpu2, local rank 1 of 2, cuda:1, nccl"
+
+
+def test_a_line_says_where_a_rank_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = World(0, 1, 0, 1, torch.device("cpu"), "gloo", "single process", host="gpu2")
+    assert distributed.gather_ranks(alone) == [f"rank 0  gpu2, cpu, pid {os.getpid()}"]
+    monkeypatch.setenv("SLURMD_NODENAME", "gpu02")  # the name that people search a job's output for
+    assert distributed.gather_ranks(alone) == [f"rank 0  SLURMD_NODENAME=gpu02, cpu, pid {os.getpid()}"]
+    on_gpu = dataclasses.replace(alone, device=torch.device("cuda", 1))
+    for gpu, device in ((SimpleNamespace(uuid="1f2e3d4c"), "cuda:1 GPU-1f2e3d4c"), (SimpleNamespace(), "cuda:1")):
+        monkeypatch.setattr(torch.cuda, "get_device_properties", {on_gpu.device: gpu}.get)  # a fake: another torch
+        assert distributed.gather_ranks(on_gpu) == [f"rank 0  SLURMD_NODENAME=gpu02, {device}, pid {os.getpid()}"]
 
 
 def test_is_main_reads_the_rank_before_init(monkeypatch: pytest.MonkeyPatch) -> None:

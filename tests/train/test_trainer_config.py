@@ -75,10 +75,12 @@ def test_flags_win_over_the_file_and_the_file_over_defaults() -> None:
 
 
 def test_sections_and_names_of_others_are_read_and_one_line_tells_ours() -> None:
-    Path("c.yaml").write_text("train: {num_nodes: 2, batch_size: 32}\ndata: {num-workers: 4, data: a.txt}\nlr: 1e-4\n")
+    Path("c.yaml").write_text(
+        "train: {num_nodes: 2, batch_size: 32}\ndata: {num-workers: 4, data: a.txt}\nlr: 1e-4\nreport_ranks: off\n"
+    )
     told: list[str] = []
     config = read_config(["--config", "c.yaml", "--num_epochs", "3"], told.append)
-    expected = TrainConfig(nodes=2, batch_size=32, workers=4, data="a.txt", lr=1e-4, epochs=3)
+    expected = TrainConfig(nodes=2, batch_size=32, workers=4, data="a.txt", lr=1e-4, epochs=3, report_ranks="off")
     assert config == expected
     assert told == [
         "read --num-epochs as --epochs",
@@ -90,6 +92,13 @@ def test_sections_and_names_of_others_are_read_and_one_line_tells_ours() -> None
     Path("all.json").write_text(json.dumps({"a": {"b": {key: defaults[key] for key in keys}}}))
     assert read_config(["--config", "all.json"], told.append) == TrainConfig()
     assert told[2].endswith(", a.b.context as context and 2 more alike")
+
+
+def test_the_report_of_the_ranks_needs_no_word() -> None:
+    assert read_config(["--report-ranks"]).report_ranks == "on"
+    for word in ("on", "off", "auto"):
+        Path("c.yaml").write_text(f"report_ranks: {word}\n")  # to YAML 1.1 `on` is true
+        assert read_config(["--config", "c.yaml"]) == read_config([f"--report-ranks={word}"])
 
 
 def test_json_needs_no_yaml(monkeypatch: pytest.MonkeyPatch) -> None:

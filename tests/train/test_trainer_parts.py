@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -42,7 +43,7 @@ from launcher.trainer.model import FEATURES, build_model
 from launcher.trainer.optimization import build_learner, learning_rate
 from launcher.trainer.options import ConfigError, RunError
 from launcher.trainer.parallel import Layout, Replica
-from launcher.trainer.report import Node, check_nodes, describe_start
+from launcher.trainer.report import Node, check_nodes, describe_ranks, describe_start
 from launcher.trainer.save_folder import (
     SaveError,
     find_newest,
@@ -512,6 +513,14 @@ def test_the_start_report() -> None:
         "model   137.0k parameters",
         "warning some groups of 4 ranks span two nodes: what they share in each product is slow there",
     ]
+
+
+def test_ranks_are_reported_one_by_one_if_they_are_few() -> None:
+    assert describe_ranks(CONFIG, WORLD) == f"\nrank 0  , cpu, pid {os.getpid()}"
+    assert describe_ranks(replace(CONFIG, report_ranks="off"), WORLD) == ""
+    many = replace(WORLD, world_size=17)
+    assert describe_ranks(CONFIG, many) == ""
+    assert describe_ranks(replace(CONFIG, report_ranks="on"), many).count("\nrank ") == 17
 
 
 @pytest.mark.parametrize(

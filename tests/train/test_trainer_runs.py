@@ -41,14 +41,15 @@ def check_default_run(lines: list[str], folder: Path) -> None:
     ]
     data = r"data    [\d.]+[kM] bytes of the topics of Python's help\(\), [\d.]+k samples, \d+ to validate"
     assert re.fullmatch(data, lines[4])
-    assert lines[5:7] == ["model   137.0k parameters", "saves   out"]
-    assert [re.fullmatch(STEP_LINE, line) is not None for line in lines[7:11]] == [True] * 4
+    host = socket.gethostname()
+    assert lines[5:8] == ["model   137.0k parameters", "saves   out", f"rank 0  {host}, cpu, pid {os.getpid()}"]
+    assert [re.fullmatch(STEP_LINE, line) is not None for line in lines[8:12]] == [True] * 4
     metrics = read_metrics(folder)
     assert [(line["epoch"], line["step"]) for line in metrics] == [(1, 1), (1, 20), (1, 40), (1, 60), (1, 60)]
     first, final, validation = metrics[0]["loss"], metrics[3]["loss"], metrics[4]["validation_loss"]
     assert first > 5.3
     assert final < 3
-    assert lines[11:] == [
+    assert lines[12:] == [
         f"epoch 1 step 60 validation loss {validation:.3f}",
         f"final loss {final:.3f} (first {first:.3f}), model in {folder.name}/model.pt",
         f"to train longer: {PYTHON} -m launcher.trainer --save-dir out --epochs 2 --resume",
@@ -100,7 +101,7 @@ def test_the_regression_on_its_own_line(
         "data    a made-up regression, 900 samples, 100 to validate",
         "model   67.6k parameters",
     ]
-    assert re.fullmatch(r"epoch 1 step 14 loss \d\.\d{3} [\d.]+k? samples/s", lines[8])
+    assert re.fullmatch(r"epoch 1 step 14 loss \d\.\d{3} [\d.]+k? samples/s", lines[9])
     losses = [line["validation_loss"] for line in read_metrics(tmp_path / "outputs") if "validation_loss" in line]
     assert losses[1] < losses[0]
     assert (tmp_path / "curve.svg").stat().st_size > 1000
@@ -149,6 +150,8 @@ def test_torchrun_runs_the_zip_where_there_is_no_launcher(starter: Any, tmp_path
     lines = run.stdout.splitlines()
     assert lines[1] == "ranks   2, from torchrun"
     assert lines[3] == "batch   ddp, 32 samples per step (2 ranks x batch size 16)"
+    where = rf"{re.escape(socket.gethostname())}, cpu, pid \d+"
+    assert re.fullmatch(rf"rank 0  {where}\nrank 1  {where}", "\n".join(lines[7:9]))
     assert lines[-2].endswith("model in out/model.pt")
     longer = "torchrun ... -m launcher.trainer --steps_per_epoch 2 --save-dir out --epochs 2 --resume"
     assert lines[-1] == f"to train longer: {longer}"
