@@ -137,7 +137,7 @@ def init(backend: str = "auto", timeout_s: float = 600) -> World:
     device = choose_device(place, backend, torch.cuda.device_count() if backend == "nccl" else 0)
     timeout = timedelta(seconds=timeout_s)
     store = connect(place, timeout)
-    place = check_place(count_local_ranks(place, store, os.environ))
+    place = count_local_ranks(place, store, os.environ)
     overrule_variables(place, store)
     bind_gloo(place, os.environ)
     limit_threads(place, os.environ)
@@ -325,12 +325,9 @@ def find_place(environ: Mapping[str, str]) -> Place:
 
 def check_place(place: Place) -> Place:
     """Return the place, or raise WorldError for one that can't be: the ranks would wait for each other in vain."""
-    ranks = [("rank", place.rank, place.world_size)]
+    _check_below(place, "rank", place.rank, place.world_size)
     if place.local_world_size:
-        ranks.append(("local rank", place.local_rank, place.local_world_size))
-    for name, rank, size in ranks:
-        if rank >= size:
-            raise WorldError(f"{place.launched_by} says {name} {rank} of {size}: it must be below")
+        _check_below(place, "local rank", place.local_rank, place.local_world_size)
     if not 1 <= place.master_port <= MAX_PORT:
         raise WorldError(f"MASTER_PORT must be between 1 and {MAX_PORT}, got {place.master_port}")
     if place.rank:
@@ -557,6 +554,7 @@ def count_local_ranks(place: Place, store: Store, environ: Mapping[str, str]) ->
         return place
     count = store.add(here, 0)
     os.environ["LOCAL_WORLD_SIZE"] = str(count)  # for `cpu_count`, and for other libraries
+    _check_below(place, "local rank", place.local_rank, count)
     node_rank = place.node_rank or place.rank // count  # where hosts are filled one after the other
     node_count = max(place.node_count, -(-place.world_size // count))
     return replace(place, local_world_size=count, node_rank=node_rank, node_count=node_count)
@@ -768,6 +766,11 @@ def _place_of_mpi(launched_by: str, environ: Mapping[str, str], names: list[str]
         master_port=_whole_number(environ, "MASTER_PORT", port),
         job_id=environ.get("SLURM_JOB_ID"),
     )
+
+
+def _check_below(place: Place, name: str, rank: int, size: int) -> None:
+    if rank >= size:
+        raise WorldError(f"{place.launched_by} says {name} {rank} of {size}: it must be below")
 
 
 def _require(environ: Mapping[str, str], what: str, names: Sequence[str]) -> None:

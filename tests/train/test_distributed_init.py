@@ -224,6 +224,9 @@ def test_ranks_of_a_host_are_counted_where_nobody_told(monkeypatch: pytest.Monke
     counted = distributed.count_local_ranks(place, store_of_others(), environ)
     assert counted == dataclasses.replace(place, local_world_size=2, node_rank=2, node_count=3)
     assert os.environ["LOCAL_WORLD_SIZE"] == "2"
+    with pytest.raises(WorldError) as caught:
+        distributed.count_local_ranks(dataclasses.replace(place, local_rank=2), store_of_others(), environ)
+    assert str(caught.value) == "torchrun says local rank 2 of 2: it must be below"
     # One that was told is counted, for the others; torchrun tells all of them.
     told = dataclasses.replace(place, local_world_size=2)
     assert distributed.count_local_ranks(told, (store := store_of_others()), environ) == told
