@@ -38,7 +38,7 @@ lint: $(VENV)/installed-dev  ## ruff, mypy and shellcheck
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
-	$(IN_VENV) shellcheck .ci/run docker/entrypoint.sh $$(find scripts -name '*.sh')
+	$(IN_VENV) shellcheck .ci/run docker/entrypoint.sh $$(find scripts examples -name '*.sh')
 
 bench: $(VENV)/installed-dev  ## measure what README promises
 	$(IN_VENV) $(BIN)/python -m bench $(BENCH_ARGS)

@@ -1,0 +1,62 @@
+"""What people type in a checkout without a cluster: train.py, requirements.txt and scripts/test_distributed.sh."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from machines.patience import DEADLINE_S
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_train_py_is_the_built_in_trainer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--help"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert end.value.code == 0
+    assert {"--config", "--distributed-backend", "--save-dir"} <= set(re.findall(r"--[\w-]+", said))
+
+
+def test_requirements_point_at_what_is_there() -> None:
+    lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
+    extras = re.findall(r"^(\w+) = \[.*\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert lines == ["-c constraints.txt", "-e .[torch,yaml]"]
+    assert {"torch", "yaml"} <= set(extras)
+    assert (ROOT / "constraints.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words", "typed"),
+    [
+        (0, [], ["2"]),
+        (4, [], ["4"]),
+        (4, ["--cpu"], ["2", "--cpu"]),
+        (4, ["--hosts", "a,b", "--plot", "p.png"], ["2", "--hosts", "a,b", "--plot", "p.png"]),
+        (4, ["--plot", "p.png"], ["4", "--plot", "p.png"]),
+        (4, ["3"], ["3"]),
+        (4, ["--cpu", "3"], ["--cpu", "3"]),
+        (4, ["--help"], ["--help"]),
+    ],
+)
+def test_the_number_of_processes_may_be_left_out(tmp_path: Path, gpus: int, words: list[str], typed: list[str]) -> None:
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    lines = "".join(f"echo 'GPU {gpu}: H200 (UUID: GPU-{gpu})'\n" for gpu in range(gpus)) or "exit 9\n"
+    for name, text in (("test-distributed", 'printf "%s\\n" "$@"\n'), ("nvidia-smi", lines)):
+        (folder / name).write_text(f"#!/bin/sh\n{text}")
+        (folder / name).chmod(0o755)
+    done = subprocess.run(
+        [str(tmp_path / "scripts" / "test_distributed.sh"), *words], capture_output=True, text=True,
+        env={"PATH": f"{folder}:{os.environ['PATH']}"}, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    said = f"scripts/test_distributed.sh: N is {typed[0]}\n" if typed != words else ""
+    assert (done.returncode, done.stdout.splitlines(), done.stderr) == (0, typed, said)
