@@ -1,19 +1,60 @@
 #!/bin/bash
-# Usage: srun --ntasks-per-node=1 scripts/slurm/slurm_train_multinode.sh [CONFIG] [TRAINER OPTIONS]...
+#SBATCH --job-name=train
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=1
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --output=logs/slurm-%j.out
+#SBATCH --error=logs/slurm-%j.err
+#SBATCH --signal=TERM@60
 #
-# One node's share of a run that spans the nodes of a step; slurm_train.sh starts it, and so can you, in salloc.
-# All nodes meet at the first one, at a port that the job's number gives, so that two jobs don't meet.
-set -euo pipefail
-: "${SLURM_STEP_NODELIST:?start this with srun, or submit slurm_train.sh}"
+# Whole nodes with GPUs: all their GPUs, CPUs and memory. For a part of each, --oversubscribe and numbers, on the
+# command line of sbatch, or here in the place of --exclusive and --mem=0:
+##SBATCH --oversubscribe
+##SBATCH --gpus-per-node=2
+##SBATCH --cpus-per-task=16
+##SBATCH --mem=64G
+# What a cluster may want besides:
+##SBATCH --partition=gpu
+##SBATCH --account=project
+##SBATCH --time=12:00:00
+##SBATCH --gres=gpu:a100:4
+#
+# Usage: srun --ntasks-per-node=1 scripts/slurm/slurm_train_multinode.sh [CONFIG] [TRAINER OPTIONS]...
+#    or: sbatch [SBATCH OPTIONS] scripts/slurm/slurm_train_multinode.sh [CONFIG] [TRAINER OPTIONS]...
+#
+# One node's share of a run that spans the nodes of a step: a torchrun with a process per GPU, or with NPROC.
+# Submitted, it is slurm_train.sh; with srun it is for salloc.
+# The nodes meet on the first one, at MASTER_PORT, or at a port that the job's number gives, so that two jobs don't.
+#
+# Submit it in the project's folder, where logs/ must be, or in scripts/slurm. Python is the one on PATH, or PYTHON.
+# The output is in logs/slurm-JOB.out and .err; a minute before the time limit the trainer saves.
 
-config=config/local3.yaml
-if [[ $# -gt 0 && $1 != -* ]]; then
-    config=$1
-    shift
+# YOUR ENVIRONMENT goes here: module load cuda/12.8; source ~/miniconda3/bin/activate train
+
+# Slurm runs a copy of this file; scontrol knows where it lies.
+scripts=$(dirname -- "$0")
+[[ -e $scripts/job.sh ]] ||
+    scripts=$(scontrol show job "${SLURM_JOB_ID:-none}" | sed -n 's|^ *Command=\(.*\)/slurm_train.*|\1|p')
+# shellcheck source=scripts/slurm/job.sh
+source "${scripts:-scripts/slurm}/job.sh" || exit 2
+
+read_words config/local3.yaml "$@"
+# A batch script and the shell of salloc are no task; slurm.h numbers their steps from SLURM_INTERACTIVE_STEP on.
+if [[ ${0##*/} == slurm_script || ${SLURM_STEP_ID:-4294967290} -ge 4294967280 ]]; then
+    start_on_each_node
 fi
+if [[ ! $SLURM_STEP_TASKS_PER_NODE =~ ^1(\(x[0-9]+\))?$ ]]; then
+    [[ $SLURM_PROCID == 0 ]] || { sleep 1 && exit 2; } # the first one to end makes srun end the others
+    fail "tasks per node: $SLURM_STEP_TASKS_PER_NODE, each of which would start a torchrun: srun --ntasks-per-node=1"
+fi
+need_torch
+ranks=$(count_ranks)
+[[ $SLURM_NODEID != 0 ]] || warn_without_gpus "$ranks" NPROC=N
+limit_threads "$ranks"
 nodes=$(scontrol show hostnames "$SLURM_STEP_NODELIST")
-exec "${PYTHON:-python3}" -m torch.distributed.run \
-    --nnodes="$SLURM_STEP_NUM_NODES" --node-rank="$SLURM_NODEID" \
-    --log-dir=logs --nproc-per-node="${NPROC:-${SLURM_GPUS_ON_NODE:-1}}" \
-    --master-addr="${nodes%%$'\n'*}" --master-port=$((15000 + SLURM_JOB_ID % 15000)) \
-    -m launcher.trainer --config "$config" "$@"
+exec "$python" -m torch.distributed.run \
+    --nnodes="$SLURM_STEP_NUM_NODES" --node-rank="$SLURM_NODEID" --log-dir=logs --nproc-per-node="$ranks" \
+    --master-addr="${MASTER_ADDR:-${nodes%%$'\n'*}}" --master-port="${MASTER_PORT:-$((15000 + SLURM_JOB_ID % 15000))}" \
+    -m launcher.trainer --config "$config" ${options[@]+"${options[@]}"}

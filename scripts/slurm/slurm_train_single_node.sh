@@ -2,24 +2,51 @@
 #SBATCH --job-name=train
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=1
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --output=logs/slurm-%j.out
+#SBATCH --error=logs/slurm-%j.err
 #SBATCH --signal=B:TERM@60
+#
+# Whole nodes with GPUs: all their GPUs, CPUs and memory. For a part of each, --oversubscribe and numbers, on the
+# command line of sbatch, or here in the place of --exclusive and --mem=0:
+##SBATCH --oversubscribe
+##SBATCH --gpus-per-node=2
+##SBATCH --cpus-per-task=16
+##SBATCH --mem=64G
+# What a cluster may want besides:
+##SBATCH --partition=gpu
+##SBATCH --account=project
+##SBATCH --time=12:00:00
+##SBATCH --gres=gpu:a100:4
 #
 # Usage: sbatch [SBATCH OPTIONS] scripts/slurm/slurm_train_single_node.sh [CONFIG] [TRAINER OPTIONS]...
 #
 # Trains on one node under torchrun, one process per GPU of the job; NPROC says how many on CPUs:
 #
-#   sbatch --gres=gpu:8 --cpus-per-task=64 scripts/slurm/slurm_train_single_node.sh
-#   NPROC=2 sbatch --cpus-per-task=2 scripts/slurm/slurm_train_single_node.sh config/local3.yaml --epochs 1
+#   sbatch scripts/slurm/slurm_train_single_node.sh config/local3.yaml --epochs 1
+#   sbatch --oversubscribe --gpus-per-node=2 --cpus-per-task=16 scripts/slurm/slurm_train_single_node.sh
+#   NPROC=2 sbatch --gpus-per-node=0 scripts/slurm/slurm_train_single_node.sh     # a cluster without GPUs
 #
-# Submit it in the project's folder, with the Python that has torch first on PATH, or named in PYTHON.
-# What it prints goes to slurm-JOB.out there; a minute before the time limit the trainer saves.
-set -euo pipefail
+# Submit it in the project's folder, where logs/ must be, or in scripts/slurm. Python is the one on PATH, or PYTHON.
+# The output is in logs/slurm-JOB.out and .err; a minute before the time limit the trainer saves.
 
-config=config/local3.yaml
-if [[ $# -gt 0 && $1 != -* ]]; then
-    config=$1
-    shift
-fi
-exec "${PYTHON:-python3}" -m torch.distributed.run \
-    --standalone --log-dir=logs --nproc-per-node="${NPROC:-${SLURM_GPUS_ON_NODE:-1}}" \
-    -m launcher.trainer --config "$config" "$@"
+# YOUR ENVIRONMENT goes here: module load cuda/12.8; source ~/miniconda3/bin/activate train
+
+# Slurm runs a copy of this file; scontrol knows where it lies.
+scripts=$(dirname -- "$0")
+[[ -e $scripts/job.sh ]] ||
+    scripts=$(scontrol show job "${SLURM_JOB_ID:-none}" | sed -n 's|^ *Command=\(.*\)/slurm_train.*|\1|p')
+# shellcheck source=scripts/slurm/job.sh
+source "${scripts:-scripts/slurm}/job.sh" || exit 2
+
+read_words config/local3.yaml "$@"
+need_torch
+ranks=$(count_ranks)
+warn_without_gpus "$ranks" NPROC=N
+limit_threads "$ranks"
+meeting=(--standalone)
+[[ -z ${MASTER_PORT-} ]] || meeting=(--master-addr=127.0.0.1 --master-port="$MASTER_PORT")
+exec "$python" -m torch.distributed.run "${meeting[@]}" --log-dir=logs --nproc-per-node="$ranks" \
+    -m launcher.trainer --config "$config" ${options[@]+"${options[@]}"}

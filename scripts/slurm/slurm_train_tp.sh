@@ -2,27 +2,49 @@
 #SBATCH --job-name=train-tp
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=2
+#SBATCH --gpus-per-node=2
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --output=logs/slurm-%j.out
+#SBATCH --error=logs/slurm-%j.err
 #SBATCH --signal=TERM@60
+#
+# Whole nodes with GPUs: all their GPUs, CPUs and memory. For a part of each, --oversubscribe and numbers, on the
+# command line of sbatch, or here in the place of --exclusive and --mem=0:
+##SBATCH --oversubscribe
+##SBATCH --gpus-per-node=2
+##SBATCH --cpus-per-task=8
+##SBATCH --mem=64G
+# What a cluster may want besides:
+##SBATCH --partition=gpu
+##SBATCH --account=project
+##SBATCH --time=12:00:00
+##SBATCH --gres=gpu:a100:4
 #
 # Usage: sbatch [SBATCH OPTIONS] scripts/slurm/slurm_train_tp.sh [CONFIG] [TRAINER OPTIONS]...
 #
 # Learns Tiny Shakespeare with tensor parallelism: every task is a rank, and pairs of them share each matrix product.
 #
-#   sbatch --ntasks-per-node=8 --gpus-per-task=1 --cpus-per-task=8 scripts/slurm/slurm_train_tp.sh
-#   sbatch scripts/slurm/slurm_train_tp.sh config/tp_shakespeare.yaml --parallel tp --tensor-parallel 4   # on CPUs
+#   sbatch --ntasks-per-node=8 --gpus-per-node=8 scripts/slurm/slurm_train_tp.sh
+#   sbatch --gpus-per-node=0 scripts/slurm/slurm_train_tp.sh config/tp_shakespeare.yaml --parallel tp     # without GPUs
 #
 # The text is downloaded to data/ unless it is there.
-# Submit it in the project's folder, with the Python that has torch first on PATH, or named in PYTHON.
-# What it prints goes to slurm-JOB.out there; a minute before the time limit the trainer saves.
-set -euo pipefail
+# Submit it in the project's folder, where logs/ must be, or in scripts/slurm. Python is the one on PATH, or PYTHON.
+# The output is in logs/slurm-JOB.out and .err; a minute before the time limit the trainer saves.
 
-config=config/tp_shakespeare.yaml
-if [[ $# -gt 0 && $1 != -* ]]; then
-    config=$1
-    shift
-fi
-[[ -e data/tinyshakespeare.txt ]] || "${PYTHON:-python3}" -m launcher.trainer.prepare_data
+# YOUR ENVIRONMENT goes here: module load cuda/12.8; source ~/miniconda3/bin/activate train
 
-# Since 22.05 srun no longer takes the CPUs per task over from sbatch.
-exec srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
-    "${PYTHON:-python3}" -u -m launcher.trainer --config "$config" "$@"
+# Slurm runs a copy of this file; scontrol knows where it lies.
+scripts=$(dirname -- "$0")
+[[ -e $scripts/job.sh ]] ||
+    scripts=$(scontrol show job "${SLURM_JOB_ID:-none}" | sed -n 's|^ *Command=\(.*\)/slurm_train.*|\1|p')
+# shellcheck source=scripts/slurm/job.sh
+source "${scripts:-scripts/slurm}/job.sh" || exit 2
+
+read_words config/tp_shakespeare.yaml "$@"
+need_torch
+[[ -e data/tinyshakespeare.txt ]] || "$python" -m launcher.trainer.prepare_data
+tasks=${SLURM_NTASKS_PER_NODE:-1}
+warn_without_gpus "$tasks" --ntasks-per-node=N
+read_step "$tasks"
+exec srun "${step[@]}" "$python" -u -m launcher.trainer --config "$config" ${options[@]+"${options[@]}"}

@@ -1,72 +1,247 @@
-"""scripts/slurm/ under a real sbatch: how many ranks train, and that they save when the time is over."""
+"""scripts/slurm/ under a real sbatch: what each asks for and starts, how many ranks train, and that they save."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+from machines.patience import DEADLINE_S
 from machines.processes import wait_until
-from machines.slurm import Slurm
-from slurm_jobs import shown
+from machines.slurm import CPUS, GPUS, Slurm
+from slurm_jobs import read_log, shown
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "scripts" / "slurm"
 SMALL = ("--steps-per-epoch=2", "--batch-size=2", "--dim=16", "--context=8", "--layers=1", "--log-every=1")
+SCRIPTS = ("slurm_train.sh", "slurm_train_multinode.sh", "slurm_train_single_node.sh", "slurm_train_tp.sh")
+PLACE = "# YOUR ENVIRONMENT goes here: module load cuda/12.8; source ~/miniconda3/bin/activate train\n"
+SHARE = ("--oversubscribe", "--gpus-per-node=0", "--cpus-per-task=1")
+
+# It stands for a Python that has torch, and tells what it was started with.
+PYTHON = """\
+#!/bin/sh
+[ "$1" != -c ] || exit 0
+cpus=${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}
+echo "$(uname -n): $cpus CPUs, GPUs ${CUDA_VISIBLE_DEVICES-none}, threads ${OMP_NUM_THREADS-any}: $*"
+"""
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A project's folder: the scripts in their place, the package, a configuration and the text to learn."""
-    for name in ("scripts", "launcher", "config"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "tinyshakespeare.txt").write_text("To be, or not to be, that is the question. " * 20)
-    (tmp_path / "small.json").write_text(json.dumps({"data": "data/tinyshakespeare.txt", "save_dir": "saved"}))
-    return tmp_path
+def checkout(tmp_path: Path) -> Path:
+    """A copy of what a checkout has, with a configuration and the text to learn."""
+    folder = tmp_path / "a check out"
+    for name in ("scripts", "config", "examples"):
+        shutil.copytree(ROOT / name, folder / name)
+    shutil.copy(ROOT / "train.py", folder)
+    (folder / "launcher").symlink_to(ROOT / "launcher")
+    (folder / "logs").mkdir()
+    (folder / "data").mkdir()
+    (folder / "data" / "tinyshakespeare.txt").write_text("To be, or not to be, that is the question. " * 20)
+    (folder / "small.json").write_text(json.dumps({"data": "data/tinyshakespeare.txt", "save_dir": "saved"}))
+    return folder
 
 
-def submit(slurm: Slurm, project: Path, name: str, *words: str, options: tuple[str, ...] = (), **env: str) -> str:
-    """Submit a script in the project's folder and return the job's number."""
-    exports = ",".join(f"{key}={value}" for key, value in {"OMP_NUM_THREADS": "1", **env}.items())
-    return slurm.submit(f"--chdir={project}", f"--export=ALL,{exports}", *options, str(SCRIPTS / name), *words)
+@pytest.fixture
+def telling(checkout: Path) -> Path:
+    """A checkout whose scripts load an environment, with variables unset as conda's have them, that tells all."""
+    python = checkout / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    for name in SCRIPTS:
+        script = checkout / "scripts" / "slurm" / name
+        script.write_text(script.read_text().replace(PLACE, f"export PYTHON='{python}' OLD=$NOT_SET_ANYWHERE\n"))
+    return checkout
 
 
-def read_log(project: Path, job_id: str) -> str:
-    path = project / f"slurm-{job_id}.out"
-    return path.read_text() if path.exists() else ""
+def submit(
+    slurm: Slurm, checkout: Path, name: str, *words: str, options: tuple[str, ...] = (), folder: str = "", **env: str
+) -> str:
+    """Submit a script, as if it were typed in a folder of the checkout, and return the job's number."""
+    exports = ",".join(["--export=ALL", *(f"{key}={value}" for key, value in env.items())])
+    script = checkout / "scripts" / "slurm" / name
+    return slurm.submit(f"--chdir={checkout / folder}", exports, *options, str(script), *words)
 
 
-def finish(slurm: Slurm, project: Path, job_id: str) -> tuple[str, str]:
-    """Wait until a job has ended, and return its exit code and what it wrote."""
+def finish(slurm: Slurm, folder: Path, job_id: str) -> tuple[str, list[str], list[str]]:
+    """Wait until a job has ended; return its exit code, what was written in the order of the nodes, and the errors."""
     slurm.wait_for_job(job_id)
-    return shown(slurm, job_id, "ExitCode"), read_log(project, job_id)
+    out, err = (read_log(folder, job_id, end).splitlines() for end in ("out", "err"))
+    return shown(slurm, job_id, "ExitCode"), sorted(out), err
 
 
-def test_one_node_trains_with_as_many_ranks_as_it_is_told(slurm: Slurm, project: Path) -> None:
-    job_id = submit(slurm, project, "slurm_train_single_node.sh", "small.json", *SMALL, NPROC="2")
-    code, log = finish(slurm, project, job_id)
-    assert code == "0:0", log
-    assert re.search(r"^ranks +2,.* from torchrun$", log, re.MULTILINE), log
-    assert (project / "saved" / "metrics.jsonl").exists()
+def threads(ranks: int) -> int:
+    return max(1, min(CPUS, len(os.sched_getaffinity(0))) // ranks)
 
 
-def test_several_nodes_train_together(slurm: Slurm, project: Path) -> None:
-    job_id = submit(slurm, project, "slurm_train.sh", "small.json", *SMALL, options=("--cpus-per-task=2",))
-    code, log = finish(slurm, project, job_id)
-    assert code == "0:0", log
-    assert re.search(r"^ranks +2,.* from torchrun$", log, re.MULTILINE), log
-    assert (project / "saved" / "metrics.jsonl").exists()
+# ---- what is asked for, and what is started -------------------------------------------------------------------------
 
 
-def test_tasks_share_each_matrix_product_and_save_when_the_time_is_over(slurm: Slurm, project: Path) -> None:
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_each_has_one_place_for_an_environment_and_asks_for_gpus_cpus_and_memory(name: str) -> None:
+    text = (ROOT / "scripts" / "slurm" / name).read_text()
+    assert text.count(PLACE) == 1
+    assert text.index(PLACE) < text.index("job.sh")  # which sets -u
+    asked = re.findall(r"^#SBATCH --(gpus-per-node|exclusive|mem|output|error)=?(\S*)", text, re.MULTILINE)
+    gpus = "2" if name == "slurm_train_tp.sh" else "1"
+    logs = [("output", "logs/slurm-%j.out"), ("error", "logs/slurm-%j.err")]
+    assert asked == [("gpus-per-node", gpus), ("exclusive", ""), ("mem", "0"), *logs]
+
+
+def test_one_node_trains_on_all_its_gpus_with_all_its_cpus(slurm: Slurm, telling: Path) -> None:
+    job_id = submit(slurm, telling, "slurm_train_single_node.sh", "small.json", "--lr", "1 2")
+    torchrun = f"-m torch.distributed.run --standalone --log-dir=logs --nproc-per-node={GPUS}"
+    line = f"{torchrun} -m launcher.trainer --config small.json --lr 1 2"
+    said = [f"node1: {CPUS} CPUs, GPUs 0,1, threads {threads(GPUS)}: {line}"]
+    assert finish(slurm, telling, job_id) == ("0:0", said, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "port"),
+    [("slurm_train.sh", "", ""), ("slurm_train_multinode.sh", "", "23456"), ("slurm_train.sh", "scripts/slurm", "")],
+)
+def test_each_node_trains_with_all_that_it_has(slurm: Slurm, telling: Path, name: str, folder: str, port: str) -> None:
+    options = ["--lr", "1 2", *(["../../config/fsdp.yaml"] if folder else [])]
+    job_id = submit(slurm, telling, name, *reversed(options[2:]), *options[:2], folder=folder, MASTER_PORT=port)
+    meeting = f"--master-addr=node1 --master-port={port or 15000 + int(job_id)}"
+    config = telling / folder / "../../config/fsdp.yaml" if folder else "config/local3.yaml"
+    said = [
+        f"node{rank + 1}: {CPUS} CPUs, GPUs 0,1, threads {threads(GPUS)}: "
+        f"-m torch.distributed.run --nnodes=2 --node-rank={rank} --log-dir=logs --nproc-per-node={GPUS} "
+        f"{meeting} -m launcher.trainer --config {config} --lr 1 2"
+        for rank in range(2)
+    ]
+    moved = [f"scripts/slurm: this job runs in {telling}"] if folder else []
+    assert finish(slurm, telling / folder, job_id) == ("0:0", said, moved)
+
+
+def test_tasks_share_the_cpus_of_their_node(slurm: Slurm, telling: Path) -> None:
+    job_id = submit(slurm, telling, "slurm_train_tp.sh")
+    line = "-u -m launcher.trainer --config config/tp_shakespeare.yaml"
+    said = [f"node{node}: {CPUS // 2} CPUs, GPUs 0,1, threads any: {line}" for node in (1, 1, 2, 2)]
+    assert finish(slurm, telling, job_id) == ("0:0", said, [])
+
+
+def test_a_job_without_gpus_says_so_before_it_trains(slurm: Slurm, telling: Path) -> None:
+    """On a node whose GPUs others may have, on one whose GPUs Slurm does not know, and on one that has none."""
+    known = submit(slurm, telling, "slurm_train_single_node.sh", options=SHARE, MASTER_PORT="23456")
+    tool = telling / "bin" / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU 0: H200 (UUID: GPU-0)'\necho 'GPU 1: H200 (UUID: GPU-1)'\n")
+    tool.chmod(0o755)
+    script = "NPROC=$1 SLURMD_NODENAME=other scripts/slurm/slurm_train_single_node.sh >&2"
+    lines = ["f() { " + script + "; }", "f ''", 'PATH="$PWD/bin:$PATH" f ""', 'PATH="$PWD/bin:$PATH" f 2']
+    logs = ("--output=logs/slurm-%j.out", "--error=logs/slurm-%j.err")
+    others = slurm.submit(f"--chdir={telling}", *SHARE, *logs, f"--wrap={'; '.join(lines)}")
+
+    *_, errors = finish(slurm, telling, known)
+    on_cpus = "it trains on CPUs, ranks per node: 1"
+    assert errors == [f"scripts/slurm: node1 has GPUs (2), this job none: {on_cpus}; for GPUs: --gpus-per-node=2"]
+    assert "--master-addr=127.0.0.1 --master-port=23456 --log-dir" in read_log(telling, known, "out")
+    *_, errors = finish(slurm, telling, others)
+    assert [line for line in errors if line.startswith("scripts")] == [
+        "scripts/slurm: no GPUs on other: this job trains on CPUs, ranks per node: 1; for more: NPROC=N",
+        "scripts/slurm: other has GPUs (2) that Slurm does not know, ranks per node: 1; for one per GPU: NPROC=2",
+        "scripts/slurm: other has GPUs (2) that Slurm does not know, ranks per node: 2; for one per GPU: NPROC=2",
+    ]
+
+
+def test_what_can_t_start_says_why_in_one_line(slurm: Slurm, checkout: Path) -> None:
+    folder = checkout / "scripts" / "slurm"
+    done = subprocess.run(
+        [str(folder / "slurm_train.sh")], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True,
+        timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    said = "scripts/slurm: this runs in a Slurm job: sbatch scripts/slurm/slurm_train.sh\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+    lines = (
+        "srun scripts/slurm/slurm_train_multinode.sh",
+        "PYTHON=no-python scripts/slurm/slurm_train_single_node.sh",
+        "scripts/slurm/slurm_train_single_node.sh none.yaml",
+    )
+    logs = ("--output=logs/slurm-%j.out", "--error=logs/slurm-%j.err")
+    job = ("--nodes=2", "--ntasks-per-node=2", f"--wrap={'; '.join(lines)}")
+    code, _, errors = finish(slurm, checkout, slurm.submit(f"--chdir={checkout}", *logs, *job))
+    where = "load your environment in the script, or name its PYTHON=/PATH/TO/python"
+    assert (code, [line for line in errors if line.startswith("scripts/slurm: ")]) == (
+        "2:0",
+        [
+            "scripts/slurm: tasks per node: 2(x2), each of which would start a torchrun: srun --ntasks-per-node=1",
+            f"scripts/slurm: no torch for no-python on node1: {where}",
+            f"scripts/slurm: no configuration {checkout}/none.yaml on node1",
+        ],
+    )
+
+
+# ---- real runs ------------------------------------------------------------------------------------------------------
+
+
+def test_one_node_trains_with_as_many_ranks_as_it_is_told(slurm: Slurm, checkout: Path) -> None:
+    job_id = submit(slurm, checkout, "slurm_train_single_node.sh", "small.json", *SMALL, NPROC="2", OMP_NUM_THREADS="1")
+    code, out, err = finish(slurm, checkout, job_id)
+    assert code == "0:0", err
+    assert [line for line in out if re.match(r"ranks +2,.* from torchrun$", line)], out
+    assert (checkout / "saved" / "metrics.jsonl").exists()
+
+
+def test_several_nodes_train_together(slurm: Slurm, checkout: Path) -> None:
+    job_id = submit(slurm, checkout, "slurm_train.sh", "small.json", *SMALL, NPROC="1", OMP_NUM_THREADS="1")
+    code, out, err = finish(slurm, checkout, job_id)
+    assert code == "0:0", err
+    assert [line for line in out if re.match(r"ranks +2,.* from torchrun$", line)], out
+    assert (checkout / "saved" / "metrics.jsonl").exists()
+
+
+def test_tasks_share_each_matrix_product_and_save_when_the_time_is_over(slurm: Slurm, checkout: Path) -> None:
     words = ("small.json", *SMALL, "--parallel=tp", "--heads=2", "--steps-per-epoch=0", "--epochs=100000")
-    job_id = submit(slurm, project, "slurm_train_tp.sh", *words, options=("--ntasks-per-node=1",))
-    assert wait_until(lambda: "step 3 " in read_log(project, job_id)), read_log(project, job_id)
+    options = ("--ntasks-per-node=1",)
+    job_id = submit(slurm, checkout, "slurm_train_tp.sh", *words, options=options, OMP_NUM_THREADS="1")
+    assert wait_until(lambda: "step 3 " in read_log(checkout, job_id, "out")), read_log(checkout, job_id, "err")
     slurm.run("scancel", "--signal=TERM", job_id)  # as --signal=TERM@60 does
-    code, log = finish(slurm, project, job_id)
-    assert code == "143:0", log
+    code, out, err = finish(slurm, checkout, job_id)
+    assert code == "143:0", err
+    assert [line for line in out if re.match(r"ranks +2,.* from srun$", line)], out
+    assert [line for line in out if re.match(r"batch +tp, ", line)], out
+    assert list((checkout / "saved" / "checkpoints").iterdir())
+
+
+# As people have it in their batch scripts.
+BATCH = """\
+#!/bin/bash
+export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
+export MASTER_PORT=29500
+srun python train.py --config small.json --distributed-backend gloo --save-dir outputs {small}
+"""
+
+
+def test_srun_python_train_py(slurm: Slurm, checkout: Path) -> None:
+    (checkout / "job.sh").write_text(BATCH.format(small=" ".join(SMALL)))
+    options = ("--nodes=2", "--ntasks-per-node=1", "--output=%j", "--export=ALL,OMP_NUM_THREADS=1")
+    job_id = slurm.submit(f"--chdir={checkout}", *options, str(checkout / "job.sh"))
+    slurm.wait_for_job(job_id)
+    log = (checkout / job_id).read_text()
+    assert shown(slurm, job_id, "ExitCode") == "0:0", log
     assert re.search(r"^ranks +2,.* from srun$", log, re.MULTILINE), log
-    assert re.search(r"^batch +tp, ", log, re.MULTILINE), log
-    assert list((project / "saved" / "checkpoints").iterdir())
+    assert (checkout / "outputs" / "model.pt").exists()
+
+
+def test_the_example(slurm: Slurm, checkout: Path) -> None:
+    """By its batch script in its own folder: a task per rank, averages that go down, and a checkpoint."""
+    words = ("--epochs", "2", "--batch_size", "16", "--data_size", "1000", "--lr", "0.05")
+    options = ("--gpus-per-node=0", "--export=ALL,OMP_NUM_THREADS=1")
+    folder = checkout / "examples"
+    job_id = slurm.submit(f"--chdir={folder}", *options, str(folder / "train_distributed_example.sh"), *words)
+    slurm.wait_for_job(job_id)
+    log = (folder / f"train_distributed_{job_id}.out").read_text()
+    assert shown(slurm, job_id, "ExitCode") == "0:0", log
+    lines = [line for line in log.splitlines() if line.startswith(("rank", "epoch", "saved"))]
+    ranks = [rf"rank {r} of 2 \(srun\) on node{r + 1}, local rank 0 of 1, cpu, gloo, pid \d+" for r in range(2)]
+    for line, pattern in zip(lines, [*ranks, *(rf"epoch {n} of 2: loss [\d.]+" for n in (1, 2))], strict=False):
+        assert re.fullmatch(pattern, line), log
+    assert lines[4:] == ["saved example.pt"]
+    first, second = (float(line.rpartition(" ")[2]) for line in lines[2:4])
+    assert second < first
+    assert (folder / "example.pt").exists()

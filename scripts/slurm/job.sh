@@ -1,0 +1,89 @@
+# shellcheck shell=bash
+# What the scripts beside this file share; each of them sources it inside its job.
+set -euo pipefail
+
+say() { echo "scripts/slurm: $1" >&2; }
+fail() { say "$1" && exit 2; }
+
+[[ -n ${SLURM_JOB_ID-} ]] || fail "this runs in a Slurm job: sbatch scripts/slurm/${0##*/}"
+scripts=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+checkout=${scripts%/scripts/slurm}
+node=${SLURMD_NODENAME:-$(uname -n)}
+python=${PYTHON:-python3}
+export PYTHONPATH=$checkout${PYTHONPATH:+:$PYTHONPATH} # for jobs that run in another folder
+
+# Set `config` to the first word, or to the default before it, and `options` to the others.
+# A job that was submitted inside of scripts/ goes to the checkout.
+read_words() {
+    config=$1
+    shift
+    if [[ $# -gt 0 && $1 != -* ]]; then
+        config=$1
+        shift
+    fi
+    options=("$@")
+    if [[ $(pwd -P)/ == "$checkout"/scripts/* ]]; then
+        [[ $config == /* || ! -e $config ]] || config=$PWD/$config
+        cd -- "$checkout"
+        say "this job runs in $checkout"
+    fi
+    [[ $config == /* || -e $config ]] || config=$checkout/$config
+    [[ -e $config ]] || fail "no configuration $config on $node"
+}
+
+need_torch() {
+    "$python" -c 'import sys, importlib.util as u; sys.exit(u.find_spec("torch") is None)' ||
+        fail "no torch for $python on $node: load your environment in the script, or name its PYTHON=/PATH/TO/python"
+}
+
+# The ranks on each node: NPROC, or one per GPU of the job, or one on CPUs.
+count_ranks() { echo "${NPROC:-${SLURM_GPUS_ON_NODE:-1}}"; }
+
+# The GPUs of this node in Slurm's configuration: gpu:4, gpu:a100:4(S:0-1),gpu:v100:2
+count_known_gpus() {
+    local gres
+    gres=$(scontrol show node "$node" 2>/dev/null | sed -n 's/^ *Gres=//p') || true
+    { grep -oE '\bgpu(:[^:,(]+)?:[0-9]+' <<<"$gres" || true; } | awk -F: '{ count += $NF } END { print count + 0 }'
+}
+
+# Say before the training that the job has no GPUs. $1: ranks on each node, $2: the option for more of them.
+warn_without_gpus() {
+    local there
+    [[ ${SLURM_GPUS_ON_NODE:-0} == 0 ]] || return 0
+    there=$(count_known_gpus)
+    if [[ $there -gt 0 ]]; then
+        say "$node has GPUs ($there), this job none: it trains on CPUs, ranks per node: $1; for GPUs: --gpus-per-node=$there"
+        return
+    fi
+    there=$(timeout 10 nvidia-smi -L 2>/dev/null | grep -c '^GPU ') || true
+    if [[ $there -gt 0 ]]; then
+        say "$node has GPUs ($there) that Slurm does not know, ranks per node: $1; for one per GPU: ${2/%N/$there}"
+    else
+        say "no GPUs on $node: this job trains on CPUs, ranks per node: $1; for more: $2"
+    fi
+}
+
+# Share this node's CPUs among $1 ranks, as `launch` does; torchrun would give each rank one thread.
+limit_threads() {
+    local cpus
+    cpus=$(env -u OMP_NUM_THREADS nproc)
+    # Without affinity, which the cluster may lack, these are all CPUs of the machine.
+    [[ ${SLURM_CPUS_ON_NODE:-$cpus} -ge $cpus ]] || cpus=$SLURM_CPUS_ON_NODE
+    export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cpus > $1 ? cpus / $1 : 1))}"
+}
+
+# Set `step` to the options of an srun whose tasks, $1 on each node, share all that the job has there.
+# By itself it would have one CPU per task since Slurm 22.05, and of the GPUs those that were asked for by number.
+read_step() {
+    local cpus
+    cpus=$(tr ',' '\n' <<<"$SLURM_JOB_CPUS_PER_NODE" | sort -n | sed -n '1s/(.*//; 1p') # 4(x2),8: the smallest node's
+    step=(--kill-on-bad-exit=1 --cpus-per-task="$((cpus > $1 ? cpus / $1 : 1))")
+    [[ ${SLURM_GPUS_ON_NODE:-0} == 0 ]] || step+=(--gpus-per-node="$SLURM_GPUS_ON_NODE")
+}
+
+# Run slurm_train_multinode.sh once on each node of the job.
+start_on_each_node() {
+    read_step 1
+    exec srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 "${step[@]}" \
+        "$scripts/slurm_train_multinode.sh" "$config" ${options[@]+"${options[@]}"}
+}
