@@ -50,6 +50,7 @@ def read_job(request: JobRequest, words: Sequence[str], hosts: Sequence[Host]) -
         legacy=request.legacy,
         with_stacks=request.stacks,
         hang_timeout_s=request.hang_timeout_s,
+        in_script="LAUNCH_SCRIPT" in os.environ,
     )
 
 

@@ -77,6 +77,7 @@ class Job:
         True  # ranks are ready to write their stack, by a sitecustomize that `launch` puts on their path
     )
     hang_timeout_s: float | None = None  # without output; None: it may be silent for ever
+    in_script: bool = False  # of scripts/ssh/, whose user gives options in LAUNCH_OPTS
 
     @property
     def uses_torchrun(self) -> bool:

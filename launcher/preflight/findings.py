@@ -66,7 +66,8 @@ class Finding:
 
 def on_cpus(job: Job) -> str:
     """Return the options that run the same job without GPUs; `test-distributed`, for one, has no --nproc."""
-    return "on CPUs: --cpu" if job.nproc and job.gpus is None else "on CPUs: --nproc N --cpu"
+    options = "--cpu" if job.nproc and job.gpus is None else "--nproc N --cpu"
+    return f"on CPUs: LAUNCH_OPTS={options}" if job.in_script else f"on CPUs: {options}"
 
 
 def fold(findings: Iterable[Finding]) -> list[Finding]:

@@ -84,7 +84,8 @@ def _check_gpus(node: Node) -> _Found:
         yield f"{variable} hides all {count(len(fact.gpus), 'GPU')}", f"correct or unset it ({hint})"
     elif wanted > visible:
         where = "there" if visible == len(fact.gpus) else f"visible ({variable})"
-        yield f"{wanted} GPUs wanted, {visible} {where}", "one process a GPU; ask for fewer with --gpus"
+        option = "a smaller NGPUS" if node.job.in_script else "ask for fewer with --gpus"
+        yield f"{wanted} GPUs wanted, {visible} {where}", f"one process a GPU; {option}"
 
 
 def _check_route(node: Node) -> _Found:

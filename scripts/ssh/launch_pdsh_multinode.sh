@@ -25,6 +25,7 @@ while [[ $# -gt 0 && $1 != -* ]]; do
     hosts+=,$1
     shift
 done
+export LAUNCH_SCRIPT=$0 # so that hints of launch name LAUNCH_OPTS
 # shellcheck disable=SC2086  # LAUNCH_OPTS is a list of words
 exec "$launch" --transport pdsh --hosts "$hosts" --nproc "$ngpus" ${LAUNCH_OPTS-} \
     -m launcher.trainer --config "$config" "$@"

@@ -19,5 +19,6 @@ launch=$folder/.venv/bin/launch
 [[ -x $launch ]] || launch=launch
 config=$1 ngpus=$2
 shift 2
+export LAUNCH_SCRIPT=$0 # so that hints of launch name LAUNCH_OPTS
 # shellcheck disable=SC2086  # LAUNCH_OPTS is a list of words
 exec "$launch" singlenode --nproc "$ngpus" ${LAUNCH_OPTS-} -m launcher.trainer --config "$config" "$@"

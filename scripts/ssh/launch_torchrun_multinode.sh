@@ -25,6 +25,7 @@ if [[ $# -gt 0 && $1 != -* ]]; then
     LAUNCH_OPTS="--master-port $1 ${LAUNCH_OPTS-}"
     shift
 fi
+export LAUNCH_SCRIPT=$0 # so that hints of launch name LAUNCH_OPTS
 # shellcheck disable=SC2086  # LAUNCH_OPTS is a list of words
 exec "$launch" node --nnodes "$nnodes" --node-rank "$node_rank" --master-addr "$master_addr" \
     --nproc "$ngpus" ${LAUNCH_OPTS-} -m launcher.trainer --config "$config" "$@"

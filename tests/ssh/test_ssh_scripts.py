@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -127,6 +128,27 @@ def test_launch_plans_what_a_script_types(checkout: Path, name: str) -> None:
     assert line.endswith(" -m -- launcher.trainer --config 'my runs/a b.json'")
     started = "torch.distributed.launch" if name == "launch_multinode.sh" else "torch.distributed.run"
     assert f" -m {started} --nnodes " in line
+
+
+@pytest.mark.parametrize("name", ["launch_singlenode.sh", "launch_torchrun_multinode.sh"])
+def test_without_gpus_the_hint_is_for_the_one_who_typed_the_script(checkout: Path, name: str) -> None:
+    (checkout / ".venv" / "bin" / "launch").unlink()
+    (checkout / ".venv" / "bin" / "launch").symlink_to(PROGRAM)
+    tool = checkout / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho 'No devices were found'\n")
+    tool.chmod(0o755)
+    words = {"launch_singlenode.sh": ("2",), "launch_torchrun_multinode.sh": ("2", "1", "0", "127.0.0.1")}[name]
+    path = f"{tool.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = run(checkout / "scripts" / "ssh" / name, "a.json", *words, PATH=path)
+    host = os.uname().nodename.split(".")[0]
+    assert (done.returncode, done.stdout, done.stderr) == (
+        70,
+        "",
+        "launch: these would break the run, nothing was started:\n"
+        f"  {host}: no GPU (No devices were found)\n"
+        "    on CPUs: LAUNCH_OPTS=--cpu\n",
+    )
 
 
 # ---- real runs --------------------------------------------------------------------------------------------------

@@ -108,6 +108,11 @@ GPU_HINT = "one process a GPU; ask for fewer with --gpus"
         (Job(COMMAND), facts(gpus=()), "gpu1: no GPU (nvidia-smi lists none)\n  on CPUs: --nproc N --cpu"),
         (Job(SCRIPT, nproc=9), facts(), f"gpu1: 9 GPUs wanted, 8 there\n  {GPU_HINT}"),
         (
+            Job(SCRIPT, nproc=9, in_script=True),
+            facts(),
+            "gpu1: 9 GPUs wanted, 8 there\n  one process a GPU; a smaller NGPUS",
+        ),
+        (
             Job(SCRIPT, nproc=3, env={"HIP_VISIBLE_DEVICES": "6,7"}),
             facts(visible_gpus=(6, 7)),
             f"gpu1: 3 GPUs wanted, 2 visible (HIP_VISIBLE_DEVICES)\n  {GPU_HINT}",
