@@ -27,7 +27,7 @@ def test_the_hostfile_and_slurm_name_the_nodes_of_the_cluster(services: dict[str
     assert [host.name for host in read_hostfile(DOCKER / "hostfile")] == nodes
     for name, service in services.items():
         assert list(expand_names(service["environment"]["NODES"])) == nodes
-        assert service["hostname"] == name
+        assert service["hostname"] == service["container_name"] == name
     assert f"SlurmctldHost={(services.keys() - nodes).pop()}\n" in (DOCKER / "slurm.conf").read_text()
 
 
@@ -48,6 +48,21 @@ def test_all_that_the_image_copies_is_there_and_not_ignored() -> None:
     ]
     assert ignored == "*"
     assert {source.partition("/")[0] for source in sources} == {rule[1:] for rule in rules if rule.startswith("!")}
+
+
+def test_compose_starts_the_cluster_from_the_root_too() -> None:
+    root = yaml.safe_load((DOCKER.parent / "compose.yaml").read_text())
+    name = yaml.safe_load((DOCKER / "compose.yaml").read_text())["name"]
+    assert root == {"name": name, "include": ["docker/compose.yaml"]}
+
+
+def test_docker_exec_in_the_readme_names_containers_that_exist(services: dict[str, Any]) -> None:
+    typed = re.findall(
+        r"\| `[^`]+` \| `docker exec (?:--user (\w+) )?(\S+) .*` \|$", (DOCKER / "README.md").read_text(), re.MULTILINE
+    )
+    assert len(typed) == 5
+    assert {container for _, container in typed} <= services.keys()
+    assert {user for user, _ in typed} == {"", "trainer"}
 
 
 @pytest.mark.parametrize("words", [[], ["heads"]])
