@@ -21,5 +21,7 @@ set -euo pipefail
 
 script=train_distributed_example.py
 [[ -e $script ]] || script=examples/$script
-# Since 22.05 srun no longer takes the CPUs per task over from sbatch.
-exec srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" "${PYTHON:-python3}" -u "$script" "$@"
+# Since 22.05 srun no longer takes the CPUs per task over from sbatch. It overlaps so that you can look into the job:
+# srun --jobid=JOB --pty nvidia-smi
+exec srun --kill-on-bad-exit=1 --overlap ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
+    "${PYTHON:-python3}" -u "$script" "$@"

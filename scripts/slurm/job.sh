@@ -74,10 +74,11 @@ limit_threads() {
 
 # Set `step` to the options of an srun whose tasks, $1 on each node, share all that the job has there.
 # By itself it would have one CPU per task since Slurm 22.05, and of the GPUs those that were asked for by number.
+# It overlaps so that a look into the job, srun --jobid=JOB --pty nvidia-smi, does not wait for its end.
 read_step() {
     local cpus
     cpus=$(tr ',' '\n' <<<"$SLURM_JOB_CPUS_PER_NODE" | sort -n | sed -n '1s/(.*//; 1p') # 4(x2),8: the smallest node's
-    step=(--kill-on-bad-exit=1 --cpus-per-task="$((cpus > $1 ? cpus / $1 : 1))")
+    step=(--kill-on-bad-exit=1 --overlap --cpus-per-task="$((cpus > $1 ? cpus / $1 : 1))")
     [[ ${SLURM_GPUS_ON_NODE:-0} == 0 ]] || step+=(--gpus-per-node="$SLURM_GPUS_ON_NODE")
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import yaml
 from docker_machines import NAMES, ROOT, make_machines, run_as
 from machines.cluster import Cluster
 from machines.processes import wait_until
@@ -27,6 +28,15 @@ def is_healthy(machines: Cluster, name: str) -> bool:
 def test_a_step_runs_on_both_nodes_as_the_user(machines: Cluster) -> None:
     done = run_as("trainer", machines["head"], "srun", "--nodes=2", "sh", "-c", "echo $(uname -n) $(id -un)")
     assert sorted(done.stdout.splitlines()) == ["node1 trainer", "node2 trainer"], done
+
+
+def test_slurm_takes_the_scripts(machines: Cluster) -> None:
+    """With the variable that compose.yaml sets: they ask for GPUs, of which Slurm knows none here."""
+    machine = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["x-machine"]
+    variable = f"SBATCH_GPUS_PER_NODE={machine['environment']['SBATCH_GPUS_PER_NODE']}"
+    for script in sorted((ROOT / "scripts" / "slurm").glob("slurm_*.sh")):
+        done = run_as("trainer", machines["head"], "env", variable, "sbatch", "--test-only", str(script))
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(("source", "target"), [("head", "node1"), ("head", "node2"), ("node2", "head")])

@@ -200,6 +200,8 @@ def test_tasks_share_each_matrix_product_and_save_when_the_time_is_over(slurm: S
     options = ("--ntasks-per-node=1",)
     job_id = submit(slurm, checkout, "slurm_train_tp.sh", *words, options=options, OMP_NUM_THREADS="1")
     assert wait_until(lambda: "step 3 " in read_log(checkout, job_id, "out")), read_log(checkout, job_id, "err")
+    look = slurm.run("srun", f"--jobid={job_id}", "--ntasks=1", "--nodes=1", "uname", "-n", timeout=DEADLINE_S)
+    assert look.stdout == "node1\n"  # the step of the training has all CPUs, and does not hold it up
     slurm.run("scancel", "--signal=TERM", job_id)  # as --signal=TERM@60 does
     code, out, err = finish(slurm, checkout, job_id)
     assert code == "143:0", err
