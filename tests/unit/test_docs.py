@@ -82,6 +82,21 @@ def _load(name: str) -> tuple[click.Command, click.Context | None]:
     return command, parent
 
 
+@pytest.mark.parametrize(
+    "name", ["README.md", "LAUNCH_GUIDE.md", "TROUBLESHOOTING.md", "docs/old-scripts.md", "docker/README.md"]
+)
+def test_documented_files_are_there(name: str) -> None:
+    text = (ROOT / name).read_text("utf-8")
+    paths = set(re.findall(r"(?<![\w./])(?:scripts|examples|config|hostfiles|docker|docs)/[\w./-]*\w", text))
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+    anchors = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in _headings("LAUNCH_GUIDE.md")}
+    assert set(re.findall(r"LAUNCH_GUIDE\.md#([\w-]+)", text)) <= anchors
+
+
+def _headings(name: str) -> list[str]:
+    return re.findall(r"^#+ (.*)$", (ROOT / name).read_text("utf-8"), re.MULTILINE)
+
+
 def test_the_guide_has_the_table_that_the_launcher_uses() -> None:
     text = (ROOT / "TROUBLESHOOTING.md").read_text("utf-8")
     assert runpy.run_path(str(ROOT / "docs" / "log_lines.py"))["update"](text) == text, "run docs/log_lines.py"
