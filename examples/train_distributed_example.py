@@ -63,3 +63,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    distributed.leave(0)  # gloo's threads can abort Python's own end
