@@ -46,20 +46,27 @@ count_known_gpus() {
     { grep -oE '\bgpu(:[^:,(]+)?:[0-9]+' <<<"$gres" || true; } | awk -F: '{ count += $NF } END { print count + 0 }'
 }
 
-# Say before the training that the job has no GPUs. $1: ranks on each node, $2: the option for more of them.
-warn_without_gpus() {
-    local there
-    [[ ${SLURM_GPUS_ON_NODE:-0} == 0 ]] || return 0
+count() { if [[ $1 == 1 ]]; then echo "1 $2"; else echo "$1 $2s"; fi; }
+
+# Say before the training which GPUs of this node it leaves alone. $1: ranks per node, $2: the option that sets them.
+warn_of_idle_gpus() {
+    local there=${SLURM_GPUS_ON_NODE:-0} trains
+    trains="with $(count "$1" rank) per node"
+    if [[ $there -gt 0 ]]; then
+        [[ $1 -ge $there ]] || say "this job has $there GPUs on $node and uses $1 of them; fix: ${2/%N/$there}"
+        return
+    fi
     there=$(count_known_gpus)
     if [[ $there -gt 0 ]]; then
-        say "$node has GPUs ($there), this job none: it trains on CPUs, ranks per node: $1; for GPUs: --gpus-per-node=$there"
+        trains="it trains on CPUs $trains"
+        say "$node has $(count "$there" GPU) but this job has none: $trains; fix: --gpus-per-node=$there"
         return
     fi
     there=$(timeout 10 nvidia-smi -L 2>/dev/null | grep -c '^GPU ') || true
-    if [[ $there -gt 0 ]]; then
-        say "$node has GPUs ($there) that Slurm does not know, ranks per node: $1; for one per GPU: ${2/%N/$there}"
-    else
-        say "no GPUs on $node: this job trains on CPUs, ranks per node: $1; for more: $2"
+    if [[ $there == 0 ]]; then
+        say "no GPUs on $node: this job trains on CPUs $trains; for more: $2"
+    elif [[ $1 -lt $there ]]; then
+        say "$node has $there GPUs that Slurm doesn't know of: it trains $trains; fix: ${2/%N/$there}"
     fi
 }
 

@@ -51,7 +51,7 @@ if [[ ! $SLURM_STEP_TASKS_PER_NODE =~ ^1(\(x[0-9]+\))?$ ]]; then
 fi
 need_torch
 ranks=$(count_ranks)
-[[ $SLURM_NODEID != 0 ]] || warn_without_gpus "$ranks" NPROC=N
+[[ $SLURM_NODEID != 0 ]] || warn_of_idle_gpus "$ranks" NPROC=N
 limit_threads "$ranks"
 nodes=$(scontrol show hostnames "$SLURM_STEP_NODELIST")
 exec "$python" -m torch.distributed.run \

@@ -44,7 +44,7 @@ source "${scripts:-scripts/slurm}/job.sh" || exit 2
 read_words config/local3.yaml "$@"
 need_torch
 ranks=$(count_ranks)
-warn_without_gpus "$ranks" NPROC=N
+warn_of_idle_gpus "$ranks" NPROC=N
 limit_threads "$ranks"
 meeting=(--standalone)
 [[ -z ${MASTER_PORT-} ]] || meeting=(--master-addr=127.0.0.1 --master-port="$MASTER_PORT")

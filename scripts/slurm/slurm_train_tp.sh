@@ -45,6 +45,6 @@ read_words config/tp_shakespeare.yaml "$@"
 need_torch
 [[ -e data/tinyshakespeare.txt ]] || "$python" -m launcher.trainer.prepare_data
 tasks=${SLURM_NTASKS_PER_NODE:-1}
-warn_without_gpus "$tasks" --ntasks-per-node=N
+warn_of_idle_gpus "$tasks" --ntasks-per-node=N
 read_step "$tasks"
 exec srun "${step[@]}" "$python" -u -m launcher.trainer --config "$config" ${options[@]+"${options[@]}"}

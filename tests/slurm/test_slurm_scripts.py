@@ -120,10 +120,14 @@ def test_each_node_trains_with_all_that_it_has(slurm: Slurm, telling: Path, name
 
 
 def test_tasks_share_the_cpus_of_their_node(slurm: Slurm, telling: Path) -> None:
-    job_id = submit(slurm, telling, "slurm_train_tp.sh")
     line = "-u -m launcher.trainer --config config/tp_shakespeare.yaml"
+    job_id = submit(slurm, telling, "slurm_train_tp.sh")
     said = [f"node{node}: {CPUS // 2} CPUs, GPUs 0,1, threads any: {line}" for node in (1, 1, 2, 2)]
     assert finish(slurm, telling, job_id) == ("0:0", said, [])
+    job_id = submit(slurm, telling, "slurm_train_tp.sh", options=("--ntasks-per-node=1",))
+    said = [f"node{node}: {CPUS} CPUs, GPUs 0,1, threads any: {line}" for node in (1, 2)]
+    idle = "scripts/slurm: this job has 2 GPUs on node1 and uses 1 of them; fix: --ntasks-per-node=2"
+    assert finish(slurm, telling, job_id) == ("0:0", said, [idle])
 
 
 def test_a_job_without_gpus_says_so_before_it_trains(slurm: Slurm, telling: Path) -> None:
@@ -138,14 +142,13 @@ def test_a_job_without_gpus_says_so_before_it_trains(slurm: Slurm, telling: Path
     others = slurm.submit(f"--chdir={telling}", *SHARE, *logs, f"--wrap={'; '.join(lines)}")
 
     *_, errors = finish(slurm, telling, known)
-    on_cpus = "it trains on CPUs, ranks per node: 1"
-    assert errors == [f"scripts/slurm: node1 has GPUs (2), this job none: {on_cpus}; for GPUs: --gpus-per-node=2"]
+    said = "but this job has none: it trains on CPUs with 1 rank per node; fix: --gpus-per-node=2"
+    assert errors == [f"scripts/slurm: node1 has 2 GPUs {said}"]
     assert "--master-addr=127.0.0.1 --master-port=23456 --log-dir" in read_log(telling, known, "out")
     *_, errors = finish(slurm, telling, others)
     assert [line for line in errors if line.startswith("scripts")] == [
-        "scripts/slurm: no GPUs on other: this job trains on CPUs, ranks per node: 1; for more: NPROC=N",
-        "scripts/slurm: other has GPUs (2) that Slurm does not know, ranks per node: 1; for one per GPU: NPROC=2",
-        "scripts/slurm: other has GPUs (2) that Slurm does not know, ranks per node: 2; for one per GPU: NPROC=2",
+        "scripts/slurm: no GPUs on other: this job trains on CPUs with 1 rank per node; for more: NPROC=N",
+        "scripts/slurm: other has 2 GPUs that Slurm doesn't know of: it trains with 1 rank per node; fix: NPROC=2",
     ]
 
 
