@@ -36,37 +36,48 @@ need_torch() {
         fail "no torch for $python on $node: load your environment in the script, or name its PYTHON=/PATH/TO/python"
 }
 
-# The ranks on each node: NPROC, or one per GPU of the job, or one on CPUs.
-count_ranks() { echo "${NPROC:-${SLURM_GPUS_ON_NODE:-1}}"; }
+# The sum of the GPUs in a list of Slurm's: gpu:4, gpu:a100:4(S:0-1),gpu:v100:2, gres:gpu:2
+sum_gpus() {
+    { grep -oE '\bgpu(:[^:,(]+)?:[0-9]+' || true; } | awk -F: '{ sum += $NF } END { print sum + 0 }'
+}
 
-# The GPUs of this node in Slurm's configuration: gpu:4, gpu:a100:4(S:0-1),gpu:v100:2
-count_known_gpus() {
-    local gres
-    gres=$(scontrol show node "$node" 2>/dev/null | sed -n 's/^ *Gres=//p') || true
-    { grep -oE '\bgpu(:[^:,(]+)?:[0-9]+' <<<"$gres" || true; } | awk -F: '{ count += $NF } END { print count + 0 }'
+# Set `gpus` to those of each node that the job asked for, or to all of them: --exclusive gives it all in any case.
+read_gpus() {
+    local asked
+    asked=$(scontrol show job "$SLURM_JOB_ID" 2>/dev/null | sed -n 's/^ *TresPerNode=//p' | sum_gpus) || true
+    gpus=${SLURM_GPUS_ON_NODE:-0}
+    [[ $asked == 0 || $asked -ge $gpus ]] || gpus=$asked
+}
+
+# Set `ranks`, on each node: NPROC, or one per GPU of the job, or one on CPUs.
+read_ranks() {
+    read_gpus
+    # shellcheck disable=SC2034  # the scripts read it
+    ranks=${NPROC:-$((gpus > 0 ? gpus : 1))}
 }
 
 count() { if [[ $1 == 1 ]]; then echo "1 $2"; else echo "$1 $2s"; fi; }
 
-# Say before the training which GPUs of this node it leaves alone. $1: ranks per node, $2: the option that sets them.
+# Say before the training which GPUs it leaves alone. $1: ranks per node, $2: the option that sets them.
 warn_of_idle_gpus() {
-    local there=${SLURM_GPUS_ON_NODE:-0} trains
-    trains="with $(count "$1" rank) per node"
-    if [[ $there -gt 0 ]]; then
-        [[ $1 -ge $there ]] || say "this job has $there GPUs on $node and uses $1 of them; fix: ${2/%N/$there}"
+    local there trains
+    if [[ $gpus -gt 0 ]]; then
+        [[ $1 -ge $gpus ]] || say "this job has $gpus GPUs on $node and uses $1 of them; fix: ${2/%N/$gpus}"
         return
     fi
-    there=$(count_known_gpus)
+    trains="it trains on CPUs with $(count "$1" rank) per node"
+    there=$(scontrol show node "$node" 2>/dev/null | sed -n 's/^ *Gres=//p' | sum_gpus) || true
     if [[ $there -gt 0 ]]; then
-        trains="it trains on CPUs $trains"
         say "$node has $(count "$there" GPU) but this job has none: $trains; fix: --gpus-per-node=$there"
         return
     fi
     there=$(timeout 10 nvidia-smi -L 2>/dev/null | grep -c '^GPU ') || true
-    if [[ $there == 0 ]]; then
-        say "no GPUs on $node: this job trains on CPUs $trains; for more: $2"
-    elif [[ $1 -lt $there ]]; then
-        say "$node has $there GPUs that Slurm doesn't know of: it trains $trains; fix: ${2/%N/$there}"
+    if [[ $1 -lt $there ]]; then
+        say "$node has $there GPUs that Slurm doesn't know of, for $(count "$1" rank) per node; fix: ${2/%N/$there}"
+    elif [[ $there == 0 && $(sinfo --noheader --format=%G 2>/dev/null | sum_gpus) -gt 0 ]]; then
+        say "$node has no GPUs but other nodes have: $trains; fix: --gpus-per-node=N, or another --partition"
+    elif [[ $there == 0 ]]; then
+        say "$node has no GPUs: $trains; for more: $2"
     fi
 }
 
@@ -79,18 +90,20 @@ limit_threads() {
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cpus > $1 ? cpus / $1 : 1))}"
 }
 
-# Set `step` to the options of an srun whose tasks, $1 on each node, share all that the job has there.
+# Set `step` to the options of an srun whose tasks, $1 on each node, share all CPUs that the job has there, and `gpus`.
 # By itself it would have one CPU per task since Slurm 22.05, and of the GPUs those that were asked for by number.
 # It overlaps so that a look into the job, srun --jobid=JOB --pty nvidia-smi, does not wait for its end.
 read_step() {
     local cpus
     cpus=$(tr ',' '\n' <<<"$SLURM_JOB_CPUS_PER_NODE" | sort -n | sed -n '1s/(.*//; 1p') # 4(x2),8: the smallest node's
     step=(--kill-on-bad-exit=1 --overlap --cpus-per-task="$((cpus > $1 ? cpus / $1 : 1))")
-    [[ ${SLURM_GPUS_ON_NODE:-0} == 0 ]] || step+=(--gpus-per-node="$SLURM_GPUS_ON_NODE")
+    [[ $gpus == 0 ]] || step+=(--gpus-per-node="$gpus")
+    unset SLURM_GPUS SLURM_GPUS_PER_TASK # of sbatch, which may contradict it
 }
 
 # Run slurm_train_multinode.sh once on each node of the job.
 start_on_each_node() {
+    read_gpus
     read_step 1
     exec srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 "${step[@]}" \
         "$scripts/slurm_train_multinode.sh" "$config" ${options[@]+"${options[@]}"}

@@ -2,15 +2,14 @@
 #SBATCH --job-name=train
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node=1
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --output=logs/slurm-%j.out
 #SBATCH --error=logs/slurm-%j.err
 #SBATCH --signal=TERM@60
 #
-# Whole nodes with GPUs: all their GPUs, CPUs and memory. For a part of each, --oversubscribe and numbers, on the
-# command line of sbatch, or here in the place of --exclusive and --mem=0:
+# Whole nodes: all their GPUs, CPUs and memory (--exclusive, --mem=0). Fewer GPUs: --gpus-per-node=2, and the rest stays
+# idle. A part of each node, that others may use as well, on the command line of sbatch, or here without these two:
 ##SBATCH --oversubscribe
 ##SBATCH --gpus-per-node=2
 ##SBATCH --cpus-per-task=16
@@ -28,7 +27,7 @@
 #
 #   sbatch --nodes=4 scripts/slurm/slurm_train.sh
 #   sbatch --oversubscribe --gpus-per-node=2 --cpus-per-task=16 scripts/slurm/slurm_train.sh
-#   NPROC=2 sbatch --gpus-per-node=0 scripts/slurm/slurm_train.sh config/local3.yaml     # a cluster without GPUs
+#   NPROC=2 sbatch scripts/slurm/slurm_train.sh config/local3.yaml     # on CPUs
 #
 # Submit it in the project's folder, where logs/ must be, or in scripts/slurm. Python is the one on PATH, or PYTHON.
 # The output is in logs/slurm-JOB.out and .err; a minute before the time limit the trainer saves.

@@ -2,15 +2,14 @@
 #SBATCH --job-name=train
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node=1
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --output=logs/slurm-%j.out
 #SBATCH --error=logs/slurm-%j.err
 #SBATCH --signal=TERM@60
 #
-# Whole nodes with GPUs: all their GPUs, CPUs and memory. For a part of each, --oversubscribe and numbers, on the
-# command line of sbatch, or here in the place of --exclusive and --mem=0:
+# Whole nodes: all their GPUs, CPUs and memory (--exclusive, --mem=0). Fewer GPUs: --gpus-per-node=2, and the rest stays
+# idle. A part of each node, that others may use as well, on the command line of sbatch, or here without these two:
 ##SBATCH --oversubscribe
 ##SBATCH --gpus-per-node=2
 ##SBATCH --cpus-per-task=16
@@ -50,7 +49,7 @@ if [[ ! $SLURM_STEP_TASKS_PER_NODE =~ ^1(\(x[0-9]+\))?$ ]]; then
     fail "tasks per node: $SLURM_STEP_TASKS_PER_NODE, each of which would start a torchrun: srun --ntasks-per-node=1"
 fi
 need_torch
-ranks=$(count_ranks)
+read_ranks
 [[ $SLURM_NODEID != 0 ]] || warn_of_idle_gpus "$ranks" NPROC=N
 limit_threads "$ranks"
 nodes=$(scontrol show hostnames "$SLURM_STEP_NODELIST")

@@ -2,15 +2,14 @@
 #SBATCH --job-name=train
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node=1
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --output=logs/slurm-%j.out
 #SBATCH --error=logs/slurm-%j.err
 #SBATCH --signal=B:TERM@60
 #
-# Whole nodes with GPUs: all their GPUs, CPUs and memory. For a part of each, --oversubscribe and numbers, on the
-# command line of sbatch, or here in the place of --exclusive and --mem=0:
+# Whole nodes: all their GPUs, CPUs and memory (--exclusive, --mem=0). Fewer GPUs: --gpus-per-node=2, and the rest stays
+# idle. A part of each node, that others may use as well, on the command line of sbatch, or here without these two:
 ##SBATCH --oversubscribe
 ##SBATCH --gpus-per-node=2
 ##SBATCH --cpus-per-task=16
@@ -27,7 +26,7 @@
 #
 #   sbatch scripts/slurm/slurm_train_single_node.sh config/local3.yaml --epochs 1
 #   sbatch --oversubscribe --gpus-per-node=2 --cpus-per-task=16 scripts/slurm/slurm_train_single_node.sh
-#   NPROC=2 sbatch --gpus-per-node=0 scripts/slurm/slurm_train_single_node.sh     # a cluster without GPUs
+#   NPROC=2 sbatch scripts/slurm/slurm_train_single_node.sh     # on CPUs
 #
 # Submit it in the project's folder, where logs/ must be, or in scripts/slurm. Python is the one on PATH, or PYTHON.
 # The output is in logs/slurm-JOB.out and .err; a minute before the time limit the trainer saves.
@@ -43,7 +42,7 @@ source "${scripts:-scripts/slurm}/job.sh" || exit 2
 
 read_words config/local3.yaml "$@"
 need_torch
-ranks=$(count_ranks)
+read_ranks
 warn_of_idle_gpus "$ranks" NPROC=N
 limit_threads "$ranks"
 meeting=(--standalone)

@@ -2,15 +2,14 @@
 #SBATCH --job-name=train-tp
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=2
-#SBATCH --gpus-per-node=2
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --output=logs/slurm-%j.out
 #SBATCH --error=logs/slurm-%j.err
 #SBATCH --signal=TERM@60
 #
-# Whole nodes with GPUs: all their GPUs, CPUs and memory. For a part of each, --oversubscribe and numbers, on the
-# command line of sbatch, or here in the place of --exclusive and --mem=0:
+# Whole nodes: all their GPUs, CPUs and memory (--exclusive, --mem=0). Fewer GPUs: --gpus-per-node=2, and the rest stays
+# idle. A part of each node, that others may use as well, on the command line of sbatch, or here without these two:
 ##SBATCH --oversubscribe
 ##SBATCH --gpus-per-node=2
 ##SBATCH --cpus-per-task=8
@@ -25,8 +24,8 @@
 #
 # Learns Tiny Shakespeare with tensor parallelism: every task is a rank, and pairs of them share each matrix product.
 #
-#   sbatch --ntasks-per-node=8 --gpus-per-node=8 scripts/slurm/slurm_train_tp.sh
-#   sbatch --gpus-per-node=0 scripts/slurm/slurm_train_tp.sh config/tp_shakespeare.yaml --parallel tp     # without GPUs
+#   sbatch --ntasks-per-node=8 scripts/slurm/slurm_train_tp.sh
+#   sbatch scripts/slurm/slurm_train_tp.sh config/tp_shakespeare.yaml --parallel tp     # on CPUs
 #
 # The text is downloaded to data/ unless it is there.
 # Submit it in the project's folder, where logs/ must be, or in scripts/slurm. Python is the one on PATH, or PYTHON.
@@ -45,6 +44,7 @@ read_words config/tp_shakespeare.yaml "$@"
 need_torch
 [[ -e data/tinyshakespeare.txt ]] || "$python" -m launcher.trainer.prepare_data
 tasks=${SLURM_NTASKS_PER_NODE:-1}
+read_gpus
 warn_of_idle_gpus "$tasks" --ntasks-per-node=N
 read_step "$tasks"
 exec srun "${step[@]}" "$python" -u -m launcher.trainer --config "$config" ${options[@]+"${options[@]}"}

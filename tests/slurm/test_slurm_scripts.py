@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 SMALL = ("--steps-per-epoch=2", "--batch-size=2", "--dim=16", "--context=8", "--layers=1", "--log-every=1")
 SCRIPTS = ("slurm_train.sh", "slurm_train_multinode.sh", "slurm_train_single_node.sh", "slurm_train_tp.sh")
 PLACE = "# YOUR ENVIRONMENT goes here: module load cuda/12.8; source ~/miniconda3/bin/activate train\n"
-SHARE = ("--oversubscribe", "--gpus-per-node=0", "--cpus-per-task=1")
+SHARE = ("--oversubscribe", "--cpus-per-task=1", "--mem=100M")
 
 # It stands for a Python that has torch, and tells what it was started with.
 PYTHON = """\
@@ -86,10 +86,10 @@ def test_each_has_one_place_for_an_environment_and_asks_for_gpus_cpus_and_memory
     text = (ROOT / "scripts" / "slurm" / name).read_text()
     assert text.count(PLACE) == 1
     assert text.index(PLACE) < text.index("job.sh")  # which sets -u
-    asked = re.findall(r"^#SBATCH --(gpus-per-node|exclusive|mem|output|error)=?(\S*)", text, re.MULTILINE)
-    gpus = "2" if name == "slurm_train_tp.sh" else "1"
-    logs = [("output", "logs/slurm-%j.out"), ("error", "logs/slurm-%j.err")]
-    assert asked == [("gpus-per-node", gpus), ("exclusive", ""), ("mem", "0"), *logs]
+    asked = re.findall(r"^(#+)SBATCH --(gpus-per-node|exclusive|mem|cpus-per-task|output|error)\b", text, re.MULTILINE)
+    assert [name for marks, name in asked if marks == "#"] == ["exclusive", "mem", "output", "error"]
+    assert [name for marks, name in asked if marks == "##"] == ["gpus-per-node", "cpus-per-task", "mem"]
+    assert "#SBATCH --mem=0\n#SBATCH --output=logs/slurm-%j.out\n#SBATCH --error=logs/slurm-%j.err\n" in text
 
 
 def test_one_node_trains_on_all_its_gpus_with_all_its_cpus(slurm: Slurm, telling: Path) -> None:
@@ -98,6 +98,8 @@ def test_one_node_trains_on_all_its_gpus_with_all_its_cpus(slurm: Slurm, telling
     line = f"{torchrun} -m launcher.trainer --config small.json --lr 1 2"
     said = [f"node1: {CPUS} CPUs, GPUs 0,1, threads {threads(GPUS)}: {line}"]
     assert finish(slurm, telling, job_id) == ("0:0", said, [])
+    job_id = submit(slurm, telling, "slurm_train_single_node.sh", options=("--gres=gpu:1",))
+    assert " --nproc-per-node=1 " in finish(slurm, telling, job_id)[1][0]
 
 
 @pytest.mark.parametrize(
@@ -131,24 +133,25 @@ def test_tasks_share_the_cpus_of_their_node(slurm: Slurm, telling: Path) -> None
 
 
 def test_a_job_without_gpus_says_so_before_it_trains(slurm: Slurm, telling: Path) -> None:
-    """On a node whose GPUs others may have, on one whose GPUs Slurm does not know, and on one that has none."""
+    """On a node whose GPUs others may have, on one that has none, and on one whose GPUs Slurm does not know."""
     known = submit(slurm, telling, "slurm_train_single_node.sh", options=SHARE, MASTER_PORT="23456")
     tool = telling / "bin" / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'GPU 0: H200 (UUID: GPU-0)'\necho 'GPU 1: H200 (UUID: GPU-1)'\n")
     tool.chmod(0o755)
     script = "NPROC=$1 SLURMD_NODENAME=other scripts/slurm/slurm_train_single_node.sh >&2"
-    lines = ["f() { " + script + "; }", "f ''", 'PATH="$PWD/bin:$PATH" f ""', 'PATH="$PWD/bin:$PATH" f 2']
+    fake = 'PATH="$PWD/bin:$PATH" f'
+    lines = ["f() { " + script + "; }", "f ''", f"{fake} ''", f"{fake} 2"]
     logs = ("--output=logs/slurm-%j.out", "--error=logs/slurm-%j.err")
     others = slurm.submit(f"--chdir={telling}", *SHARE, *logs, f"--wrap={'; '.join(lines)}")
 
     *_, errors = finish(slurm, telling, known)
-    said = "but this job has none: it trains on CPUs with 1 rank per node; fix: --gpus-per-node=2"
-    assert errors == [f"scripts/slurm: node1 has 2 GPUs {said}"]
+    one = "it trains on CPUs with 1 rank per node"
+    assert errors == [f"scripts/slurm: node1 has 2 GPUs but this job has none: {one}; fix: --gpus-per-node=2"]
     assert "--master-addr=127.0.0.1 --master-port=23456 --log-dir" in read_log(telling, known, "out")
     *_, errors = finish(slurm, telling, others)
     assert [line for line in errors if line.startswith("scripts")] == [
-        "scripts/slurm: no GPUs on other: this job trains on CPUs with 1 rank per node; for more: NPROC=N",
-        "scripts/slurm: other has 2 GPUs that Slurm doesn't know of: it trains with 1 rank per node; fix: NPROC=2",
+        f"scripts/slurm: other has no GPUs but other nodes have: {one}; fix: --gpus-per-node=N, or another --partition",
+        "scripts/slurm: other has 2 GPUs that Slurm doesn't know of, for 1 rank per node; fix: NPROC=2",
     ]
 
 
@@ -236,7 +239,7 @@ def test_srun_python_train_py(slurm: Slurm, checkout: Path) -> None:
 def test_the_example(slurm: Slurm, checkout: Path) -> None:
     """By its batch script in its own folder: a task per rank, averages that go down, and a checkpoint."""
     words = ("--epochs", "2", "--batch_size", "16", "--data_size", "1000", "--lr", "0.05")
-    options = ("--gpus-per-node=0", "--export=ALL,OMP_NUM_THREADS=1")
+    options = ("--ntasks-per-node=1", "--export=ALL,OMP_NUM_THREADS=1")
     folder = checkout / "examples"
     job_id = slurm.submit(f"--chdir={folder}", *options, str(folder / "train_distributed_example.sh"), *words)
     slurm.wait_for_job(job_id)
