@@ -46,8 +46,9 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def telling(checkout: Path) -> Path:
+def telling(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout whose scripts load an environment, with variables unset as conda's have them, that tells all."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # other tests have it
     python = checkout / "bin" / "python"
     python.parent.mkdir()
     python.write_text(PYTHON)
