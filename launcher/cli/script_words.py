@@ -40,7 +40,7 @@ def refuse_script(words: Sequence[str], *, is_here: bool) -> None:
 
     `is_here`: whether the hosts run it in the folder that is the current one here, so that its files can be looked at.
     """
-    _refuse_option(words)
+    _refuse_option(words, trainer=f"; for the built-in trainer: launch ... -m {TRAINER_MODULE} {shlex.join(words)}")
     _refuse_starters(words)
     if is_here:
         _refuse_files(words[0])
@@ -67,11 +67,13 @@ def refuse_command(words: Sequence[str]) -> None:
     _refuse_option(words)
 
 
-def _refuse_option(words: Sequence[str]) -> None:
-    """Raise UsageError for an option behind `--`, where everything is the script's."""
+def _refuse_option(words: Sequence[str], trainer: str = "") -> None:
+    """Raise UsageError for an option behind `--`, where everything is the script's.
+
+    trainer: what helps if the option was meant for the built-in trainer, all of whose options are long.
+    """
     if words[0].startswith("-"):
         text = f"{words[0]!r} is taken for the script: options of launch stand before '--'"
-        trainer = f"; for the built-in trainer: launch ... -m {TRAINER_MODULE} {shlex.join(words)}"
         raise UsageError(text, f"launch ... {shlex.join(words)}{trainer if words[0].startswith('--') else ''}")
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.distributed import SINGLE_PROCESS, Attempt, World
+from launcher.distributed import SINGLE_PROCESS, TORCHRUN, Attempt, World
 from launcher.trainer.options import flag
 
 MODULE = "-m launcher.trainer"
@@ -31,7 +31,7 @@ def describe_starter(world: World, attempt: Attempt) -> str:
         return attempt.command
     if world.launched_by == SINGLE_PROCESS:
         return f"{python} {MODULE}"
-    return f"torchrun ... {MODULE}" if world.launched_by == "torchrun" else f"{world.launched_by} ... {python} {MODULE}"
+    return f"torchrun ... {MODULE}" if world.launched_by == TORCHRUN else f"{world.launched_by} ... {python} {MODULE}"
 
 
 def leave_out(argv: Sequence[str], names: Sequence[str]) -> list[str]:

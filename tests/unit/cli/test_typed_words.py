@@ -153,6 +153,8 @@ WRONG = [
      "launch ... -m pkg --lr 1"),
     ("--hosts a --no-python -- -x", "'-x' is taken for the script: options of launch stand before '--'",
      "launch ... -x"),
+    ("--hosts a --no-python -- --steps", "'--steps' is taken for the script: options of launch stand before '--'",
+     "launch ... --steps"),
     ("--hosts a -- --steps 20", "'--steps' is taken for the script: options of launch stand before '--'",
      "launch ... --steps 20; for the built-in trainer: launch ... -m launcher.trainer --steps 20"),
     # guesses
