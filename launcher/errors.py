@@ -49,14 +49,14 @@ _MAX_FAILURE = 500  # characters of its text
 
 
 class LauncherError(Exception):
-    """One clear line (where, what, value) and a hint that names the remedy."""
+    """One clear line (where, what, value) and the remedy, printed as `fix:`."""
 
     exit_code = EXIT_FAILED
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, fix: str = "") -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.fix = fix
 
 
 class UsageError(LauncherError):
@@ -68,9 +68,9 @@ class UsageError(LauncherError):
 class HostfileError(UsageError):
     """A line of a hostfile (or of --hosts) can't be understood."""
 
-    def __init__(self, source: str, line: int | None, message: str, hint: str = "") -> None:
+    def __init__(self, source: str, line: int | None, message: str, fix: str = "") -> None:
         where = source if line is None else f"{source}:{line}"
-        super().__init__(f"{where}: {message}", hint)
+        super().__init__(f"{where}: {message}", fix)
         self.source = source
         self.line = line
 
@@ -121,7 +121,7 @@ class HostFailureKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class HostFailure:
-    """Why one host takes no part: a kind for programs, one line of text, and a hint with the remedy, or none.
+    """Why one host takes no part: a kind for programs, one line of text, and the remedy, if there is one.
 
     The text never holds a newline or another control character, whoever wrote it, and is cut at 500 characters.
     """
@@ -129,8 +129,8 @@ class HostFailure:
     host: str  # its name as the user wrote it; of a jump host, as ssh_config has it
     kind: HostFailureKind
     text: str
-    hint: str = ""
-    address: str = ""  # where it was looked for, which text and hint may name
+    fix: str = ""
+    address: str = ""  # where it was looked for, which text and fix may name
 
     def __post_init__(self) -> None:
         """Some of the words may be the host's own, or of whoever answered in its place."""

@@ -218,16 +218,16 @@ def _limit(defaults: Defaults, *, is_at_home: bool) -> Defaults:
     return defaults
 
 
-def _read(path: Path, source: str, hint: str = "") -> bytes:
+def _read(path: Path, source: str, fix: str = "") -> bytes:
     try:
         found = path.stat()
         is_file = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)  # opening a directory says what is wrong
         if not is_file and not os.path.samestat(found, Path(os.devnull).stat()):
-            raise UsageError(f"{source}: not a regular file", hint)  # a FIFO would be waited for
+            raise UsageError(f"{source}: not a regular file", fix)  # a FIFO would be waited for
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"{source}: can't be read: {error.strerror}", hint) from None
+        raise UsageError(f"{source}: can't be read: {error.strerror}", fix) from None
     if len(content) > MAX_FILE_BYTES:
         raise UsageError(f"{source}: larger than {MAX_FILE_BYTES >> 20} MiB")
     return content

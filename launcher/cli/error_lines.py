@@ -11,7 +11,7 @@ import click
 from launcher.errors import LauncherError
 
 _HELD_SPACE = "\0"  # of a command, while lines are broken: what is shown has no control characters
-# What follows a colon or begins a hint and calls one of these programs, up to where the sentence goes on.
+# What follows a colon or begins a fix and calls one of these programs, up to where the sentence goes on.
 _COMMAND = re.compile(
     r"""(^\s*|: |; |\bor )((?:launch|test-distributed|ssh(?:-\w+)?|echo|chmod|pip|env|sudo)\ """
     r"""(?:'[^']*'|"[^"]*"|(?!;\ |,\ or\ |\ \(and).)+)"""
@@ -30,7 +30,7 @@ def show_error(error: LauncherError) -> None:
         lines = ["launch: these would break the run, nothing was started:"]
         lines += [f"  {line}" for line in error.message.splitlines()]
     else:
-        lines = [f"launch: {error.message}"] + ([f"  hint: {error.hint}"] if error.hint else [])
+        lines = [f"launch: {error.message}"] + ([f"  fix: {error.fix}"] if error.fix else [])
     tell("\n".join(lines))
 
 

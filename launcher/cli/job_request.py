@@ -145,8 +145,8 @@ def read_size(request: JobRequest, hosts: Sequence[Host]) -> int | None:
                 f"leave {name} or slots= away",
             )
         if size is None and request.cpu and host.slots is None:
-            hint = "--nproc N, or slots=N in the hostfile"
-            raise missing("--cpu needs a number of processes", hint, ("nproc",))
+            fix = "--nproc N, or slots=N in the hostfile"
+            raise missing("--cpu needs a number of processes", fix, ("nproc",))
     return size
 
 

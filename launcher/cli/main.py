@@ -86,7 +86,7 @@ def main_test_distributed(argv: list[str] | None = None) -> None:
 
 
 def _call(command: click.Command, name: str, argv: list[str] | None) -> None:
-    """Run a command; an error of ours is one clear line, a hint, and its exit code."""
+    """Run a command; an error of ours is one clear line, a fix, and its exit code."""
     from launcher.cli.nameless_user import complete_environment
 
     open_closed_streams()

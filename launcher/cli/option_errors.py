@@ -22,28 +22,28 @@ _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
 
 
 def explain(error: click.ClickException, words: Sequence[str]) -> UsageError:
-    """Return the same error as one line and a hint; `words` is what was typed."""
+    """Return the same error as one line and a fix; `words` is what was typed."""
     context = error.ctx if isinstance(error, click.UsageError) else None
-    hint = f"{context.command_path} --help lists the options" if context is not None else ""
+    fix = f"{context.command_path} --help lists the options" if context is not None else ""
     if isinstance(error, click.NoSuchOption):
-        return _explain_option(error, words, hint)
+        return _explain_option(error, words, fix)
     if isinstance(error, click.MissingParameter):
         name = str(error.param.name) if error.param is not None else ""
-        return missing(f"{_name(error)} is missing", hint, [name], context)
+        return missing(f"{_name(error)} is missing", fix, [name], context)
     if isinstance(error, click.BadParameter):
-        return UsageError(f"{_name(error)}: {_describe_value(error)}", hint)
+        return UsageError(f"{_name(error)}: {_describe_value(error)}", fix)
     if isinstance(error, click.BadOptionUsage):
         needs = "needs a value" if "requires" in error.message else "takes no value"
-        return UsageError(f"{error.option_name} {needs}", hint)
+        return UsageError(f"{error.option_name} {needs}", fix)
     extra = _EXTRA.match(error.message)
     if extra is None or context is None:
-        return UsageError(error.format_message().rstrip("."), hint)
+        return UsageError(error.format_message().rstrip("."), fix)
     has_hosts = any(option.name == "hosts" for option in context.command.params)
-    hosts_hint = f"hosts are named with --hosts: {context.command_path} --hosts {extra[1].split()[0]}"
-    return UsageError(f"{context.command_path} takes no word, got {extra[1]!r}", hosts_hint if has_hosts else hint)
+    hosts_fix = f"hosts are named with --hosts: {context.command_path} --hosts {extra[1].split()[0]}"
+    return UsageError(f"{context.command_path} takes no word, got {extra[1]!r}", hosts_fix if has_hosts else fix)
 
 
-def _explain_option(error: click.NoSuchOption, words: Sequence[str], hint: str) -> UsageError:
+def _explain_option(error: click.NoSuchOption, words: Sequence[str], fix: str) -> UsageError:
     known = [name for option in error.ctx.command.params for name in option.opts] if error.ctx is not None else []
     names = {name.lstrip("-"): name for name in known if name.startswith("--")}
     name = error.option_name
@@ -52,8 +52,8 @@ def _explain_option(error: click.NoSuchOption, words: Sequence[str], hint: str) 
         name = next((word for word in whole if word[1:] in names), name)
     guess = _guess(name.lstrip("-").replace("_", "-"), names)
     if guess is None and error.ctx is not None and any(param.name == "is_module" for param in error.ctx.command.params):
-        hint += f"; options of the built-in trainer stand after -m {TRAINER_MODULE}"
-    return UsageError(f"no option {name!r}" + (f"; did you mean {names[guess]!r}?" if guess else ""), hint)
+        fix += f"; options of the built-in trainer stand after -m {TRAINER_MODULE}"
+    return UsageError(f"no option {name!r}" + (f"; did you mean {names[guess]!r}?" if guess else ""), fix)
 
 
 def _guess(word: str, names: Mapping[str, str]) -> str | None:

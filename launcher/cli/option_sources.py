@@ -76,12 +76,12 @@ def find_behind(names: Collection[str], context: click.Context) -> str:
     return shlex.join(context.params["words"][found[0]]) if found else ""
 
 
-def missing(text: str, hint: str, names: Sequence[str], context: click.Context | None = None) -> UsageError:
+def missing(text: str, fix: str, names: Sequence[str], context: click.Context | None = None) -> UsageError:
     """Return the error for options that are missing; if one was typed after the script, say how it is meant."""
     context = context or click.get_current_context()
     behind = find_behind(names, context)
     if not behind:
-        return UsageError(text, hint)
+        return UsageError(text, fix)
     path, program = context.command_path.removesuffix(" run"), shlex.quote(context.params["words"][0])
     others = "... " if any(is_on_command_line(name, context) for name in context.params.keys() - {"words"}) else ""
     parted = "-- " if context.info_name == "exec" else ""

@@ -113,8 +113,8 @@ def read_batch(options: BatchOptions, log_dir: Path, words: tuple[str, ...], job
     """Return what the options ask of Slurm; the job is what they ask of `launch`."""
     gpus = job.nproc or 0 if job.wants_gpus else 0
     if job.wants_gpus and not gpus:
-        hint = "--gpus N; on CPUs: --nproc N --cpu"
-        raise missing("Slurm must know how many GPUs of each node", hint, ("gpus", "nproc"))
+        fix = "--gpus N; on CPUs: --nproc N --cpu"
+        raise missing("Slurm must know how many GPUs of each node", fix, ("gpus", "nproc"))
     # Whatever hosts launcher.toml names; it is read again by the job, which runs in this folder.
     launch = (own_program(), "--transport", SRUN.name, *typed_options({field.name for field in fields(BatchOptions)}))
     is_of_file = words and words[0].startswith("-")  # arguments for the script of launcher.toml
@@ -193,8 +193,8 @@ def submit(text: str, env: Mapping[str, str]) -> str:
             check=False,
         )
     except FileNotFoundError:
-        hint = "type this on a machine of the cluster, or take the script there: --output FILE"
-        raise LauncherError("there is no sbatch on this machine", hint) from None
+        fix = "type this on a machine of the cluster, or take the script there: --output FILE"
+        raise LauncherError("there is no sbatch on this machine", fix) from None
     if done.returncode:
         said = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in done.stderr.splitlines()]
         raise LauncherError(f"sbatch: {'; '.join(said) or f'exit code {done.returncode}'}")

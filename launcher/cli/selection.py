@@ -53,8 +53,8 @@ def read_hosts(choice: HostChoice) -> tuple[Host, ...]:
 def _read_allocated() -> tuple[Host, ...]:
     allocation = read_allocation(os.environ)
     if allocation is None:
-        hint = "--hosts a,b or --hostfile FILE; on this machine alone: launch singlenode"
-        raise missing("no hosts given", hint, _NAME_HOSTS)
+        fix = "--hosts a,b or --hostfile FILE; on this machine alone: launch singlenode"
+        raise missing("no hosts given", fix, _NAME_HOSTS)
     click.echo(f"launch: hosts of {allocation.describe()}", err=True)
     return allocation.hosts()
 
@@ -73,8 +73,8 @@ def choose_way(
     if chosen.shows_variables:
         _refuse_secrets(chosen, env)
     if chosen.prompting_program and options.ask_password:
-        hint = f"{chosen.prompting_program} asks a terminal, for each host"
-        raise UsageError("--ask-password goes with --transport fabric", hint)
+        fix = f"{chosen.prompting_program} asks a terminal, for each host"
+        raise UsageError("--ask-password goes with --transport fabric", fix)
     return chosen, allocation
 
 
@@ -120,8 +120,8 @@ def refuse_ranks_here() -> None:
     """Raise UsageError on a Mac: what runs the ranks on a node needs Linux."""
     if sys.platform != "linux":
         system = "macOS" if sys.platform == "darwin" else sys.platform
-        hint = "name Linux hosts, as in: launch --hosts a,b"
-        raise UsageError(f"this machine runs {system}, and ranks need Linux", hint)
+        fix = "name Linux hosts, as in: launch --hosts a,b"
+        raise UsageError(f"this machine runs {system}, and ranks need Linux", fix)
 
 
 def _refuse_ssh(transport: TransportEntry, hosts: Sequence[Host]) -> None:

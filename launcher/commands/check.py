@@ -43,9 +43,9 @@ def table(job: Job, inspection: Inspection, width: int | None = None) -> list[st
     """Return what is equal on all, then who differs in what and the remedy; width: the columns of a terminal."""
     traits = common_traits(job, inspection.facts)
     rows = [("", _ON_ALL, ", ".join(traits), "")] if traits else []
-    rows += [("!", fold_names(names), text, hint) for names, text, hint in fold_failures(inspection.failures)]
+    rows += [("!", fold_names(names), text, fix) for names, text, fix in fold_failures(inspection.failures)]
     rows += [
-        ("!" if finding.severity is PROBLEM else "", fold_names(finding.hosts), finding.text, finding.hint)
+        ("!" if finding.severity is PROBLEM else "", fold_names(finding.hosts), finding.text, finding.fix)
         for finding in inspection.findings
     ]
     answered, asked = len(inspection.hosts), len(inspection.hosts) + len(inspection.failures)
@@ -65,19 +65,19 @@ def _align(rows: Sequence[tuple[str, str, str, str]], width: int | None) -> list
     """
     names = max((len(name) for _, name, _, _ in rows), default=0)
     texts = max(
-        (len(text) for _, _, text, hint in rows if hint and len(text) <= _TEXT_WIDTH and "\n" not in text), default=0
+        (len(text) for _, _, text, fix in rows if fix and len(text) <= _TEXT_WIDTH and "\n" not in text), default=0
     )
     lines = []
-    for mark, name, text, hint in rows:
+    for mark, name, text, fix in rows:
         start = f"{mark or ' '} {name:<{names}}  "
         if name == _ON_ALL and width is not None:
             lines += _break(start, text, width)
-        elif not hint:
+        elif not fix:
             lines.append(start + text)
-        elif "\n" not in text and len(text) <= texts and len(start) + texts + 2 + len(hint) <= (width or _WIDTH):
-            lines.append(f"{start}{text:<{texts}}  {hint}")
+        elif "\n" not in text and len(text) <= texts and len(start) + texts + 2 + len(fix) <= (width or _WIDTH):
+            lines.append(f"{start}{text:<{texts}}  {fix}")
         else:
-            lines += [start + text, " " * len(start) + hint]
+            lines += [start + text, " " * len(start) + fix]
     return lines
 
 
@@ -106,7 +106,7 @@ def as_record(job: Job, inspection: Inspection) -> dict[str, Any]:
         "exit_code": exit_code(inspection),
         "on_all": common_traits(job, inspection.facts),
         "findings": [
-            {"severity": finding.severity.value, "hosts": finding.hosts, "text": finding.text, "hint": finding.hint}
+            {"severity": finding.severity.value, "hosts": finding.hosts, "text": finding.text, "fix": finding.fix}
             for finding in inspection.findings
         ],
         "unreachable": [asdict(failure) for failure in inspection.failures],

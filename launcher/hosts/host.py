@@ -18,7 +18,7 @@ from launcher.hosts.ranges import (
 )
 from launcher.wording import nearest
 
-_LISTED_LENGTH = 300  # a hint with more names than that hides what it hints at
+_LISTED_LENGTH = 300  # a fix with more names than that hides what it points at
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ def select_hosts(
     """Apply --include or --exclude, then take the first num_nodes; the order stays that of hosts."""
     selected = tuple(hosts)
     if include is not None and exclude is not None:
-        hint = "--include names all that is wanted, --exclude all that is not: give one of them"
-        raise UsageError("--include and --exclude can't be given together", hint)
+        fix = "--include names all that is wanted, --exclude all that is not: give one of them"
+        raise UsageError("--include and --exclude can't be given together", fix)
     if include is not None:
         with _of_option("--include"):
             selected = _include(selected, _parse_filter(include, selected))
@@ -67,7 +67,7 @@ def _of_option(option: str) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise UsageError(f"{option}: {error.message}", error.hint) from None
+        raise UsageError(f"{option}: {error.message}", error.fix) from None
 
 
 def _parse_filter(text: str, hosts: tuple[Host, ...]) -> _Choice:
@@ -103,8 +103,8 @@ def _parse_gpus(part: str, listed: str) -> tuple[int, ...]:
     gpus: list[int] = []
     for item in listed.split(","):
         if not NUMBER.fullmatch(item.strip(" \t")):
-            hint = "after ':' stand GPU numbers; join hosts by '@': gpu1:0,1@gpu2:0"
-            raise UsageError(f"a GPU in {shown(part)} must be a number, got {shown(item)}", hint)
+            fix = "after ':' stand GPU numbers; join hosts by '@': gpu1:0,1@gpu2:0"
+            raise UsageError(f"a GPU in {shown(part)} must be a number, got {shown(item)}", fix)
         if int(item) in gpus:
             raise UsageError(f"GPU {int(item)} stands twice in {shown(part)}")
         gpus.append(int(item))
@@ -132,16 +132,16 @@ def _with_gpus(host: Host, gpus: tuple[int, ...]) -> Host:
     offered = _offered_gpus(host)
     for gpu in gpus:
         if offered is not None and gpu not in offered:
-            hint = f"it has slots={host.slots} ({host.source})"
-            raise UsageError(f"host {shown(host.name)} offers no GPU {gpu}", hint)
+            fix = f"it has slots={host.slots} ({host.source})"
+            raise UsageError(f"host {shown(host.name)} offers no GPU {gpu}", fix)
     return replace(host, gpus=gpus, slots=len(gpus))
 
 
 def _without_gpus(host: Host, gpus: tuple[int, ...]) -> tuple[Host, ...]:
     offered = _offered_gpus(host)
     if offered is None:
-        hint = f"give slots= in a hostfile, or name the others: --include {host.name}:1,2,3"
-        raise UsageError(f"how many GPUs host {shown(host.name)} has is not known ({host.source})", hint)
+        fix = f"give slots= in a hostfile, or name the others: --include {host.name}:1,2,3"
+        raise UsageError(f"how many GPUs host {shown(host.name)} has is not known ({host.source})", fix)
     _with_gpus(host, gpus)
     rest = tuple(gpu for gpu in offered if gpu not in gpus)
     return (_with_gpus(host, rest),) if rest else ()
@@ -155,10 +155,10 @@ def _offered_gpus(host: Host) -> Sequence[int] | None:
 
 def _unknown_host(name: str, hosts: tuple[Host, ...], *, has_at: bool) -> UsageError:
     near = nearest(name, (host.name for host in hosts))
-    hint = f"did you mean {near!r}?" if near else _known(hosts)
+    fix = f"did you mean {near!r}?" if near else _known(hosts)
     if has_at:
-        hint = "; ".join(filter(None, (hint, "'@' joins hosts here, names carry no user")))
-    return UsageError(f"no host {shown(name)} in the list", hint)
+        fix = "; ".join(filter(None, (fix, "'@' joins hosts here, names carry no user")))
+    return UsageError(f"no host {shown(name)} in the list", fix)
 
 
 def _known(hosts: tuple[Host, ...]) -> str:

@@ -143,18 +143,18 @@ def _empty_name(text: str) -> UsageError:
 def _parse_span(item: str, pattern: str) -> tuple[int, int, int]:
     match = _SPAN.fullmatch(item)
     if not match:
-        hint = "write ranges as gpu[1-4,7], without spaces"
-        raise UsageError(f"{shown(item)} in {shown(pattern)} is no number or range", hint)
+        fix = "write ranges as gpu[1-4,7], without spaces"
+        raise UsageError(f"{shown(item)} in {shown(pattern)} is no number or range", fix)
     low, high = match[1], match[2] or match[1]
     if int(low) > int(high):
         width = max(len(low), len(high)) if "0" in (low[0], high[0]) else 0
-        hint = f"write {high.zfill(width)}-{low.zfill(width)}; for another order list the numbers, the order is kept"
-        raise UsageError(f"range {shown(item)} in {shown(pattern)} runs backwards", hint)
+        fix = f"write {high.zfill(width)}-{low.zfill(width)}; for another order list the numbers, the order is kept"
+        raise UsageError(f"range {shown(item)} in {shown(pattern)} runs backwards", fix)
     # Slurm prints gpu01 to gpu100 as gpu[01-100]; in 1-04 and 01-5 nobody knows which width is meant.
     padded = low if low[0] == "0" else high if high[0] == "0" else ""
     if len(low) > len(high) or (padded == high and len(low) != len(high)):
-        hint = "write both ends with the same number of digits"
-        raise UsageError(f"range {shown(item)} in {shown(pattern)} has ends of two widths", hint)
+        fix = "write both ends with the same number of digits"
+        raise UsageError(f"range {shown(item)} in {shown(pattern)} has ends of two widths", fix)
     return int(low), int(high), len(low) if padded else 0
 
 
@@ -174,5 +174,5 @@ def _check_name(name: str) -> None:
     if name[0] in "-.":
         raise UsageError(f"host name {shown(name)} begins with {shown(name[0])}", NAME_RULE)
     if foreign := _FOREIGN_CHARACTER.search(name):
-        hint = _MISPLACED.get(foreign[0], NAME_RULE)
-        raise UsageError(f"host name {shown(name)} holds {shown(foreign[0])}", hint)
+        fix = _MISPLACED.get(foreign[0], NAME_RULE)
+        raise UsageError(f"host name {shown(name)} holds {shown(foreign[0])}", fix)

@@ -16,26 +16,26 @@ _ADDRESS = "\0"
 
 
 def failure_lines(failures: Sequence[HostFailure]) -> list[str]:
-    """Return a heading, and for each reason the hosts, the text and the hint; empty if there is no failure."""
+    """Return a heading, and for each reason the hosts, the text and the fix; empty if there is no failure."""
     if not failures:
         return []
     lines = [f"launch: {count(len(failures), 'host')} can't be used:"]
-    for names, text, hint in fold_failures(failures):
-        lines += [f"  {fold_names(names)}: {text}"] + ([f"    {hint}"] if hint else [])
+    for names, text, fix in fold_failures(failures):
+        lines += [f"  {fold_names(names)}: {text}"] + ([f"    {fix}"] if fix else [])
     return lines
 
 
 def fold_failures(failures: Sequence[HostFailure]) -> Iterator[tuple[list[str], str, str]]:
-    """Yield the hosts, the text and the hint of each reason.
+    """Yield the hosts, the text and the fix of each reason.
 
-    Texts and hints that differ only in the hosts' addresses are one reason: its text names all addresses, its hint one.
+    Texts and fixes that differ only in the hosts' addresses are one reason: its text names all addresses, its fix one.
     """
     folded: dict[tuple[str, str], list[HostFailure]] = {}
     for failure in failures:
-        folded.setdefault((_generic(failure.text, failure), _generic(failure.hint, failure)), []).append(failure)
-    for (text, hint), alike in folded.items():
+        folded.setdefault((_generic(failure.text, failure), _generic(failure.fix, failure)), []).append(failure)
+    for (text, fix), alike in folded.items():
         names = [failure.host for failure in alike]
-        yield names, text.replace(_ADDRESS, fold_names(failure.address for failure in alike)), _example(hint, alike)
+        yield names, text.replace(_ADDRESS, fold_names(failure.address for failure in alike)), _example(fix, alike)
 
 
 def _generic(words: str, failure: HostFailure) -> str:
@@ -45,9 +45,9 @@ def _generic(words: str, failure: HostFailure) -> str:
     return re.sub(rf"(?<![\w.-]){re.escape(failure.address)}(?!\w|-|\.\w)", _ADDRESS, words)
 
 
-def _example(hint: str, alike: Sequence[HostFailure]) -> str:
+def _example(fix: str, alike: Sequence[HostFailure]) -> str:
     """Put the first address in the place of the mark: a command to copy can name only one."""
     addresses = list(dict.fromkeys(failure.address for failure in alike))
     if len(addresses) > 1:
-        hint = re.sub(rf"({_ADDRESS}[^;]*)", rf"\1 (and so for {len(addresses) - 1} more)", hint, count=1)
-    return hint.replace(_ADDRESS, addresses[0])
+        fix = re.sub(rf"({_ADDRESS}[^;]*)", rf"\1 (and so for {len(addresses) - 1} more)", fix, count=1)
+    return fix.replace(_ADDRESS, addresses[0])

@@ -117,7 +117,7 @@ def _read_nodes(name: str, text: str) -> tuple[str, ...]:
     try:
         return tuple(node for element in split_list(text) for node in expand_names(element))
     except UsageError as error:
-        raise UsageError(f"{name}: {error.message}", error.hint) from None
+        raise UsageError(f"{name}: {error.message}", error.fix) from None
 
 
 def _read_repeated(environ: Mapping[str, str], name: str) -> tuple[int, ...]:

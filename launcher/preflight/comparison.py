@@ -28,7 +28,7 @@ class _Trait:
     label: str
     value_of: Callable[[Node], str | None]  # None: this node does not tell, and is left out
     severity: Severity
-    hint: str
+    fix: str
 
 
 def check(nodes: Sequence[Node]) -> Iterator[Finding]:
@@ -48,12 +48,12 @@ def _compare(trait: _Trait, nodes: Sequence[Node]) -> Iterator[Finding]:
     common, times = counted[0]
     if len(counted) > 2 and times * 2 <= len(values):
         listing = _list_values(values, [value for value, _ in counted])
-        yield Finding(tuple(values), f"{trait.label}{listing}", trait.hint, trait.severity)
+        yield Finding(tuple(values), f"{trait.label}{listing}", trait.fix, trait.severity)
         return
     others = "the others" if len(counted) == 2 else "most"
     for name, value in values.items():
         if value != common:
-            yield Finding((name,), f"{trait.label}{value}, {others} {common}", trait.hint, trait.severity)
+            yield Finding((name,), f"{trait.label}{value}, {others} {common}", trait.fix, trait.severity)
 
 
 def _list_values(values: Mapping[str, str], ordered: Sequence[str]) -> str:
@@ -160,8 +160,8 @@ def _check_faster_network(nodes: Sequence[Node]) -> Iterator[Finding]:
             f"data goes over {_gigabits(max(here))} Gb/s, and all nodes share {network} "
             f"with {_gigabits(_slowest_mbps(entries))} Gb/s ({interfaces})"
         )
-        hint = "give the nodes' addresses there with addr= in the hostfile"
-        yield Finding(tuple(node.name for node in nodes), text, hint, WARNING)
+        fix = "give the nodes' addresses there with addr= in the hostfile"
+        yield Finding(tuple(node.name for node in nodes), text, fix, WARNING)
 
 
 def _has_chosen_network(node: Node) -> bool:

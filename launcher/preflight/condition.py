@@ -26,8 +26,8 @@ def check(node: Node, *, is_alone: bool) -> Iterator[Finding]:
     if checks is None:
         return
     for found in (_check_memory(checks), _check_files(checks), _check_runs(checks), _check_names(node)):
-        for severity, text, hint in found:
-            yield Finding((node.name,), text, hint, severity)
+        for severity, text, fix in found:
+            yield Finding((node.name,), text, fix, severity)
     if not is_alone:
         yield from _check_memlock(node, checks)
 
@@ -58,8 +58,8 @@ def _check_memlock(node: Node, checks: Checks) -> Iterator[Finding]:
         return
     if checks.memlock_kib is not None and checks.memlock_kib < _SMALL_MEMLOCK_KIB:
         text = f"{checks.memlock_kib} KiB of memory may be locked, so NCCL can't use {', '.join(checks.infiniband)}"
-        hint = "memlock unlimited in /etc/security/limits.conf; or --env NCCL_IB_DISABLE=1"
-        yield Finding((node.name,), text, hint, PROBLEM)
+        fix = "memlock unlimited in /etc/security/limits.conf; or --env NCCL_IB_DISABLE=1"
+        yield Finding((node.name,), text, fix, PROBLEM)
 
 
 def _check_runs(checks: Checks) -> _Found:
@@ -88,8 +88,8 @@ def _check_folders(paths: list[str]) -> _Found:
     """Find directories of runs that are over; one of a run with leftover processes goes with these."""
     if paths:
         more = f" and {len(paths) - 1} more" if paths[1:] else ""
-        hint = f"launch clean removes {'them' if more else 'it'}"
-        yield WARNING, f"directory of a run that is over: {paths[0]}{more}", hint
+        fix = f"launch clean removes {'them' if more else 'it'}"
+        yield WARNING, f"directory of a run that is over: {paths[0]}{more}", fix
 
 
 def _check_names(node: Node) -> _Found:

@@ -52,16 +52,16 @@ class Finding:
 
     hosts: tuple[str, ...]
     text: str
-    hint: str = ""
+    fix: str = ""
     severity: Severity = PROBLEM
 
     def __str__(self) -> str:
-        return f"{fold_names(self.hosts)}: {self.text}" + (f"\n  {self.hint}" if self.hint else "")
+        return f"{fold_names(self.hosts)}: {self.text}" + (f"\n  {self.fix}" if self.fix else "")
 
     @property
     def one_line(self) -> str:
         """The finding in one line, with the remedy in parentheses."""
-        return f"{fold_names(self.hosts)}: {self.text}" + (f" ({self.hint})" if self.hint else "")
+        return f"{fold_names(self.hosts)}: {self.text}" + (f" ({self.fix})" if self.fix else "")
 
 
 def on_cpus(job: Job) -> str:

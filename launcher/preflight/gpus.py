@@ -21,8 +21,8 @@ def check(node: Node) -> Iterator[Finding]:
     if node.fact.checks is None or not node.job.wants_gpus:
         return
     if _is_built_for_cpus(node):
-        hint = f"install one for its GPUs, or run {on_cpus(node.job)}"
-        yield Finding((node.name,), f"torch {node.fact.torch_version} is a build for CPUs", hint)
+        fix = f"install one for its GPUs, or run {on_cpus(node.job)}"
+        yield Finding((node.name,), f"torch {node.fact.torch_version} is a build for CPUs", fix)
     gpus = wanted_gpus(node)
     if gpus and node.fact.gpu_error:
         text = f"its GPU tool complains: {node.fact.gpu_error}"
@@ -30,8 +30,8 @@ def check(node: Node) -> Iterator[Finding]:
     yield from _check_busy(node, gpus)
     for gpu in gpus:
         if gpu.compute_mode == "Prohibited" or (gpu.compute_mode.startswith("Exclusive") and gpu.processes):
-            hint = f"nvidia-smi -i {gpu.index} -c DEFAULT"
-            yield Finding((node.name,), f"GPU {gpu.index} lets no process in (compute mode {gpu.compute_mode})", hint)
+            fix = f"nvidia-smi -i {gpu.index} -c DEFAULT"
+            yield Finding((node.name,), f"GPU {gpu.index} lets no process in (compute mode {gpu.compute_mode})", fix)
         if gpu.ecc_errors:
             text = f"GPU {gpu.index} had {count(gpu.ecc_errors, 'uncorrectable memory error')}"
             yield Finding((node.name,), text, "results may be wrong: reset it, or leave it out with --exclude", WARNING)
@@ -80,8 +80,8 @@ def _check_busy(node: Node, gpus: list[Gpu]) -> Iterator[Finding]:
         used = _used_mib(gpu)
         if not gpu.processes and used > max(_IDLE_MIB, (gpu.memory_mib or 0) // 20):
             text = f"GPU {gpu.index}: {gigabytes(used)} in use by a process that is not seen there"
-            hint = "in a container, or dead: look on the machine itself, or reset the GPU"
-            yield Finding((node.name,), text, hint, _severity(gpu))
+            fix = "in a container, or dead: look on the machine itself, or reset the GPU"
+            yield Finding((node.name,), text, fix, _severity(gpu))
     for places in _few(jobs):
         memory = sum(process.memory_mib or 0 for _, process in places)
         size = f", {gigabytes(memory)}" if memory else ""

@@ -41,9 +41,9 @@ def check(nodes: Sequence[Node]) -> Iterator[Finding]:
     """Yield which hosts and pairs of hosts stand apart, with the command that measures them."""
     links = join_links(nodes)
     if links:
-        hint = _measure(nodes)
-        yield from _check_round_trips({pair: link.round_trip_s for pair, link in links.items()}, hint)
-        yield from _check_losses(links, hint)
+        fix = _measure(nodes)
+        yield from _check_round_trips({pair: link.round_trip_s for pair, link in links.items()}, fix)
+        yield from _check_losses(links, fix)
 
 
 def join_links(nodes: Sequence[Node]) -> dict[_Pair, Link]:
@@ -67,19 +67,19 @@ def join_links(nodes: Sequence[Node]) -> dict[_Pair, Link]:
 # ---- round trips ----------------------------------------------------------------------------------------------------
 
 
-def _check_round_trips(times: Mapping[_Pair, float], hint: str) -> Iterator[Finding]:
+def _check_round_trips(times: Mapping[_Pair, float], fix: str) -> Iterator[Finding]:
     best = _best_by_host(times)
     usual = median_low(best.values())
     if usual > _LONG_S:  # of two hosts that are far from each other, too, none is to blame
-        yield Finding(tuple(best), f"{_milliseconds(usual)} for a round trip between them", hint, WARNING)
+        yield Finding(tuple(best), f"{_milliseconds(usual)} for a round trip between them", fix, WARNING)
         return
     apart = _find_slow(times, best, usual)
     for name in apart.hosts:
         text = f"{_milliseconds(best[name])} for a round trip to the other hosts, they have {_milliseconds(usual)}"
-        yield Finding((name,), text, hint, WARNING)
+        yield Finding((name,), text, fix, WARNING)
     others = f", others have {_milliseconds(usual)}"
     slow = {pair: f"{_milliseconds(times[pair])} for a round trip {_between(pair)}{others}" for pair in apart.pairs}
-    yield from _name_pairs(slow, hint)
+    yield from _name_pairs(slow, fix)
 
 
 def _best_by_host(times: Mapping[_Pair, float]) -> dict[str, float]:
@@ -111,19 +111,19 @@ def _milliseconds(seconds: float) -> str:
 # ---- losses ---------------------------------------------------------------------------------------------------------
 
 
-def _check_losses(links: Mapping[_Pair, Link], hint: str) -> Iterator[Finding]:
+def _check_losses(links: Mapping[_Pair, Link], fix: str) -> Iterator[Finding]:
     lossy = [pair for pair, link in links.items() if link.lost >= _LOST and link.lost >= _LOST_SHARE * link.sent]
     apart = _find_lossy(lossy, list(links))
     if apart is None:  # a switch, perhaps
         names = tuple(dict.fromkeys(name for pair in lossy for name in pair))
         text = f"{_loss(links[pair] for pair in lossy)} between them were lost"
-        yield Finding(names, text, hint, WARNING)
+        yield Finding(names, text, fix, WARNING)
         return
     for name in apart.hosts:
         text = f"{_loss(links[pair] for pair in lossy if name in pair)} from and to other hosts were lost"
-        yield Finding((name,), text, hint, WARNING)
+        yield Finding((name,), text, fix, WARNING)
     lost = {pair: f"{_loss([links[pair]])} {_between(pair)} were lost" for pair in apart.pairs}
-    yield from _name_pairs(lost, hint)
+    yield from _name_pairs(lost, fix)
 
 
 def _find_lossy(lossy: list[_Pair], pairs: list[_Pair]) -> _Apart | None:
@@ -156,15 +156,15 @@ def _between(pair: _Pair) -> str:
     return f"between {pair[0]} and {pair[1]}"
 
 
-def _name_pairs(pairs: Mapping[_Pair, str], hint: str) -> Iterator[Finding]:
+def _name_pairs(pairs: Mapping[_Pair, str], fix: str) -> Iterator[Finding]:
     """Yield a finding for each pair, or one for all of many."""
     if len(pairs) > _MOST_NAMED:
         names = tuple(dict.fromkeys(name for pair in pairs for name in pair))
         example = next(iter(pairs.values()))
-        yield Finding(names, f"{len(pairs)} of their links stand apart (as {example})", hint, WARNING)
+        yield Finding(names, f"{len(pairs)} of their links stand apart (as {example})", fix, WARNING)
         return
     for pair, text in pairs.items():
-        yield Finding(pair, text, hint, WARNING)
+        yield Finding(pair, text, fix, WARNING)
 
 
 def _measure(nodes: Sequence[Node]) -> str:

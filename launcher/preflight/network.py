@@ -11,7 +11,7 @@ from launcher.node.messages import NOT_TRIED
 from launcher.preflight.findings import WARNING, Finding, Node
 
 _FEW = 4  # pairs that are named one by one
-_MOST_NAMES = 32  # of interfaces, in a hint
+_MOST_NAMES = 32  # of interfaces, in a fix
 _OPEN = "open TCP between the nodes"
 _OPEN_ALL = "some ports are open, but NCCL and gloo take any free one: open all TCP between the nodes"
 
@@ -23,8 +23,8 @@ def check(nodes: Sequence[Node]) -> Iterator[Finding]:
         if len(nodes) > 1:
             yield from _check_loopback(node)
         if any(probe.error == NOT_TRIED for probe in _tried(node)):
-            hint = "it is overloaded, or short of memory"
-            yield Finding((node.name,), "its way to the others could not be tried in time", hint, WARNING)
+            fix = "it is overloaded, or short of memory"
+            yield Finding((node.name,), "its way to the others could not be tried in time", fix, WARNING)
     failed = [
         (node, probe)
         for node in nodes
@@ -35,8 +35,8 @@ def check(nodes: Sequence[Node]) -> Iterator[Finding]:
         if probe.is_master:
             place = f"{probe.address} port {probe.port}"
             if node is nodes[0]:
-                hint = "it must reach itself by that address: give one of its own with addr="
-                yield Finding((node.name,), f"can't reach itself at {place}: {_lowered(probe.error)}", hint)
+                fix = "it must reach itself by that address: give one of its own with addr="
+                yield Finding((node.name,), f"can't reach itself at {place}: {_lowered(probe.error)}", fix)
             else:
                 text = f"can't reach node 0 ({probe.host}) at {place}: {_lowered(probe.error)}"
                 yield Finding((node.name,), text, _OPEN)
@@ -53,16 +53,16 @@ def _check_ring(nodes: Sequence[Node], failed: list[tuple[Node, Probe]]) -> Iter
     If the master port is open and these are not, a firewall lets only listed ports through.
     """
     masters = [probe for node in nodes for probe in _tried(node) if probe.is_master]
-    hint = _OPEN_ALL if masters and all(probe.error is None for probe in masters) else _OPEN
+    fix = _OPEN_ALL if masters and all(probe.error is None for probe in masters) else _OPEN
     if len(failed) > _FEW:
         node, probe = failed[0]
         example = f"{node.name} to {probe.host}, {probe.address} port {probe.port}: {_lowered(probe.error)}"
         names = tuple(node.name for node, _ in failed)
-        yield Finding(names, f"can't reach a free port of the next node (as {example})", hint)
+        yield Finding(names, f"can't reach a free port of the next node (as {example})", fix)
         return
     for node, probe in failed:
         text = f"can't reach {probe.host} at {probe.address} port {probe.port}: {_lowered(probe.error)}"
-        yield Finding((node.name,), text, hint)
+        yield Finding((node.name,), text, fix)
 
 
 def _lowered(error: str | None) -> str:
@@ -83,15 +83,15 @@ def _check_interfaces(node: Node) -> Iterator[Finding]:
         value = node.job.env.get(variable)
         if not value:
             continue
-        hint = f"{has}; leave {variable} away, and each node gets its own"
+        fix = f"{has}; leave {variable} away, and each node gets its own"
         if variable.startswith("GLOO") and value.startswith(("^", "=")):
             text = f"GLOO_SOCKET_IFNAME takes plain interface names, got {value!r}"
             yield Finding((node.name,), text, has)
         elif variable.startswith("GLOO") and (missing := [name for name in value.split(",") if name not in there]):
             text = f"no interface there is called {missing[0]}, as GLOO_SOCKET_IFNAME={value} says"
-            yield Finding((node.name,), text, hint)
+            yield Finding((node.name,), text, fix)
         elif not any(_is_meant(variable, value, name) for name in there):
-            yield Finding((node.name,), f"no interface there is meant by {variable}={value}", hint)
+            yield Finding((node.name,), f"no interface there is meant by {variable}={value}", fix)
 
 
 def _check_loopback(node: Node) -> Iterator[Finding]:

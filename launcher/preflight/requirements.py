@@ -17,8 +17,8 @@ def check(node: Node) -> Iterator[Finding]:
     """Yield what would make the plan wrong on this node."""
     checks = (activation.find, _check_python, _check_torchrun, _check_folder, _check_gpus, _check_route)
     for find in checks:
-        for text, hint in find(node):
-            yield Finding((node.name,), text, hint)
+        for text, fix in find(node):
+            yield Finding((node.name,), text, fix)
 
 
 IN_USE = "Address already in use"  # a node's words, so Linux's; os.strerror has those of this machine
@@ -31,8 +31,8 @@ def _check_python(node: Node) -> _Found:
     tried = "; ".join(f"{path}: {why}" for path, why in node.fact.pythons_tried)
     if node.job.python:
         has_none = tried.endswith(messages.NO_TORCH)
-        hint = "install torch for it, or name another Python" if has_none else "name one that is there and starts"
-        yield f"--python {tried}", hint
+        fix = "install torch for it, or name another Python" if has_none else "name one that is there and starts"
+        yield f"--python {tried}", fix
     elif node.job.activation.has_python:
         yield f"no Python with torch ({tried})", "install it in that environment, or name another"
     else:
@@ -80,8 +80,8 @@ def _check_gpus(node: Node) -> _Found:
     # One of the login, or of --setup, isn't named by what the node says.
     variable = next((name for name in VISIBLE_DEVICES if name in node.job.env), "*_VISIBLE_DEVICES")
     if not visible:
-        hint = "the list ends at the first entry that names no GPU; a repeated entry hides all"
-        yield f"{variable} hides all {count(len(fact.gpus), 'GPU')}", f"correct or unset it ({hint})"
+        fix = "the list ends at the first entry that names no GPU; a repeated entry hides all"
+        yield f"{variable} hides all {count(len(fact.gpus), 'GPU')}", f"correct or unset it ({fix})"
     elif wanted > visible:
         where = "there" if visible == len(fact.gpus) else f"visible ({variable})"
         option = "a smaller NGPUS" if node.job.in_script else "ask for fewer with --gpus"

@@ -106,7 +106,7 @@ class Connection:
         try:
             start_thread(lambda: self._serve(window, first_message), f"read {self.host.name}", self._break)
         except LauncherError as error:
-            self._lose(HostFailure(self.host.name, HostFailureKind.THREADS, error.message, error.hint))
+            self._lose(HostFailure(self.host.name, HostFailureKind.THREADS, error.message, error.fix))
 
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
         """Queue a message; one for a node that is gone is dropped."""
@@ -146,10 +146,10 @@ class Connection:
         elif self.is_ready and not self._is_busy and checked_at - self.heard_at > self._terms.silence_s:
             self.give_up(HostFailureKind.SILENT, f"no sign of life for {self._terms.silence_s:g} s")
 
-    def give_up(self, kind: HostFailureKind, text: str, hint: str = "") -> None:
+    def give_up(self, kind: HostFailureKind, text: str, fix: str = "") -> None:
         """Hang up, and make this the reason."""
         if self._failure is None:
-            self._failure = HostFailure(self.host.name, kind, text, hint)
+            self._failure = HostFailure(self.host.name, kind, text, fix)
         self.close()
 
     def recall(self) -> bool:
@@ -188,7 +188,7 @@ class Connection:
         except messages.MalformedMessage as error:
             self._lose(HostFailure(self.host.name, HostFailureKind.PROTOCOL, f"it sent what is no message: {error}"))
         except LauncherError as error:
-            self._lose(HostFailure(self.host.name, HostFailureKind.CONFIGURATION, error.message, error.hint))
+            self._lose(HostFailure(self.host.name, HostFailureKind.CONFIGURATION, error.message, error.fix))
         finally:
             self.close()
 

@@ -86,8 +86,8 @@ def no_python(host: str, pythons: Sequence[str]) -> HostFailure:
 
 def not_linux(host: str) -> HostFailure:
     """Return the failure of a host with another system, such as a Mac."""
-    hint = "name hosts that do; a Mac can only be the launch host"
-    return HostFailure(host, HostFailureKind.NOT_LINUX, "it doesn't run Linux", hint)
+    fix = "name hosts that do; a Mac can only be the launch host"
+    return HostFailure(host, HostFailureKind.NOT_LINUX, "it doesn't run Linux", fix)
 
 
 def loader_command(python: str, nonce: str) -> str:

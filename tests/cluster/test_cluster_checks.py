@@ -95,7 +95,7 @@ def test_json_has_all_facts_and_findings(launch: Launch, cluster: Cluster) -> No
             "severity": "warning",
             "hosts": ["node2"],
             "text": "/dev/shm is 64 MB, data loaders with workers may fail",
-            "hint": "docker: --shm-size=8g",
+            "fix": "docker: --shm-size=8g",
         }
     ]
     assert [failure["host"] for failure in found["unreachable"]] == ["node3"]
@@ -171,7 +171,7 @@ def test_a_gpu_tool_that_hangs_costs_its_own_host_only(launch: Launch, cluster: 
 @pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="no /dev/net/tun: modprobe tun")
 def test_a_host_that_stands_apart(launch: Launch, cluster: Cluster) -> None:
     """First by its round trip, then by what it loses; a connect whose first packets are lost is no failure."""
-    hint = f"run `test-distributed 1 --hosts 'node[1-3]' --ssh-config {cluster.ssh_config}`"
+    fix = f"run `test-distributed 1 --hosts 'node[1-3]' --ssh-config {cluster.ssh_config}`"
     healthy = launch.check(*ON_CPUS)
     assert healthy.table == ["3 hosts answer (N s)", "  on all  CPUs", "nothing would break a run"]
     cluster["node3"].sicken_wire(delay_s=0.2)
@@ -182,14 +182,14 @@ def test_a_host_that_stands_apart(launch: Launch, cluster: Cluster) -> None:
             "3 hosts answer (N s)",
             "  on all  CPUs",
             f"  node3   {'N ms for a round trip to the other hosts, they have N ms'}",
-            f"          {hint}",
+            f"          {fix}",
             "nothing would break a run, 1 warning",
         ],
     )
     cluster["node3"].heal()
     cluster["node3"].sicken_wire(loses="data")
     (warning,) = warned(launch, *ON_CPUS)
-    pattern = rf"  node3: \d+ of \d+ packets from and to other hosts were lost \({re.escape(hint)}\)"
+    pattern = rf"  node3: \d+ of \d+ packets from and to other hosts were lost \({re.escape(fix)}\)"
     assert re.fullmatch(pattern, warning), warning
     cluster["node3"].heal()
     cluster["node3"].sicken_wire(loses="opening")
@@ -201,11 +201,11 @@ def test_a_firewall_that_opens_the_master_port_only(launch: Launch, cluster: Clu
     words = ("--master-port", str(PORT), *ON_CPUS)
     done = launch.start(*words).finish()
     assert done.exit_code == 70
-    said, probed, hint = done.words
+    said, probed, fix = done.words
     assert said == REFUSED
     address = cluster["node1"].address
     assert without_port(probed) == f"  node3: can't reach node1 at {address} port P: network is unreachable"
-    assert hint == ("    some ports are open, but NCCL and gloo take any free one: open all TCP between the nodes")
+    assert fix == ("    some ports are open, but NCCL and gloo take any free one: open all TCP between the nodes")
     assert launch.start("--no-check", *words).finish().exit_code == 0
 
 

@@ -67,5 +67,5 @@ def test_what_comes_to_stdin_while_the_command_runs_is_told_at_its_end(launch: L
 
 def test_output_is_folded_or_json(launch: Launch) -> None:
     done = launch("-b", "--json", "true")
-    said = "launch: --fold and --json are both given\n  hint: give one of them\n"
+    said = "launch: --fold and --json are both given\n  fix: give one of them\n"
     assert (done.returncode, done.stdout, done.stderr) == (EXIT_USAGE, "", said)

@@ -327,7 +327,7 @@ def test_no_python_that_is_new_enough(cluster: Cluster) -> None:
     with pytest.raises(TransportError) as caught:
         cluster.reach(A, pythons=["/no/python", "false"]).open(A, "true", DEADLINE_S)
     assert caught.value.failure.text == "no Python 3.8 or newer there (tried /no/python, false)"
-    assert caught.value.failure.hint == "name one that is with --python PATH"
+    assert caught.value.failure.fix == "name one that is with --python PATH"
 
 
 def test_a_python_that_is_missing_is_passed_over(cluster: Cluster) -> None:
@@ -339,7 +339,7 @@ def test_no_srun(cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(TransportError) as caught:
         cluster.reach(A, PATH=str(tmp_path / "empty")).open(A, "true", DEADLINE_S)
     failure = caught.value.failure
-    assert (failure.text, failure.hint) == (
+    assert (failure.text, failure.fix) == (
         "srun can't be started: No such file or directory",
         "load Slurm's module, or --transport fabric",
     )

@@ -24,13 +24,13 @@ def run_with(launch: Launch, hosts: SshHosts, **settings: object) -> Done:
     return launch.run("--ssh-config", str(config), *NEVER_STARTED)
 
 
-def check_refused(launch: Launch, done: Done, text: str, hint: str) -> None:
+def check_refused(launch: Launch, done: Done, text: str, fix: str) -> None:
     """Node2 is blamed and a remedy given; node1 has started nothing."""
     assert done.exit_code == 69
     first, blame, remedy, last = done.words
     assert first == "launch: 1 host can't be used:"
     assert re.fullmatch(f"  node2: {text}", blame)
-    assert hint in remedy
+    assert fix in remedy
     assert last == "launch: nothing was started"
     assert not (launch.folder / "started").exists()
     assert not (launch.folder / "logs").exists()
@@ -41,8 +41,8 @@ def test_login_refused(launch: Launch, hosts: SshHosts) -> None:
     key, user = launch.folder / "other_key", getpass.getuser()
     make_key(key)
     done = run_with(launch, hosts, IdentityFile=key)
-    hint = f"ssh-copy-id -p {hosts['node2'].port} {user}@127.0.0.2"
-    check_refused(launch, done, rf"login refused for user {user} \(tried {key}\)", hint)
+    fix = f"ssh-copy-id -p {hosts['node2'].port} {user}@127.0.0.2"
+    check_refused(launch, done, rf"login refused for user {user} \(tried {key}\)", fix)
 
 
 @pytest.mark.parametrize("transport", ["ssh", "pdsh"])
@@ -50,7 +50,7 @@ def test_a_configuration_that_ssh_refuses(launch: Launch) -> None:
     config = launch.folder / "config"
     config.write_text("Host node*\n  Bogus 1\n")
     done = launch.run("--ssh-config", str(config), *NEVER_STARTED)
-    said = f"launch: {config}: line 2: Bad configuration option: bogus\n  hint: `ssh -G HOST` says more\n"
+    said = f"launch: {config}: line 2: Bad configuration option: bogus\n  fix: `ssh -G HOST` says more\n"
     assert (done.exit_code, done.stderr) == (2, said)
 
 
@@ -81,9 +81,9 @@ def test_host_key_unknown(launch: Launch, hosts: SshHosts) -> None:
     known = launch.folder / "known hosts"
     known.touch()
     done = run_with(launch, hosts, UserKnownHostsFile=f'"{known}"')
-    hint = f"ssh-keyscan -p {hosts['node2'].port} 127.0.0.2 >> '{known}'"
+    fix = f"ssh-keyscan -p {hosts['node2'].port} 127.0.0.2 >> '{known}'"
     fingerprint = "" if launch.transport == "ssh" else r": ssh-ed25519 SHA256:\S+"  # OpenSSH does not say it
-    check_refused(launch, done, f"its host key is not known{fingerprint}", hint)
+    check_refused(launch, done, f"its host key is not known{fingerprint}", fix)
 
 
 @every_transport
@@ -91,8 +91,8 @@ def test_host_key_changed(launch: Launch, hosts: SshHosts) -> None:
     known = launch.folder / "known_hosts"
     known.write_text(hosts.known_line(hosts["node2"], hosts["node1"].public_key))
     done = run_with(launch, hosts, UserKnownHostsFile=known)
-    hint = f"ssh-keygen -f {known} -R '[127.0.0.2]:{hosts['node2'].port}'"
-    check_refused(launch, done, r"its host key has changed: SHA256:\S+, known is SHA256:\S+", hint)
+    fix = f"ssh-keygen -f {known} -R '[127.0.0.2]:{hosts['node2'].port}'"
+    check_refused(launch, done, r"its host key has changed: SHA256:\S+, known is SHA256:\S+", fix)
 
 
 @every_transport
@@ -287,10 +287,10 @@ def test_an_rc_file_that_ends_the_shell(launch: Launch, hosts: SshHosts) -> None
 # ---- nodes that answer, but can't take part -------------------------------------------------------------------------
 
 
-def check_findings(done: Done, text: str, hint: str) -> None:
+def check_findings(done: Done, text: str, fix: str) -> None:
     assert done.exit_code == 70
     assert done.words[0] == "launch: these would break the run, nothing was started:"
-    assert f"  node[1-2]: {text}\n    {hint}\n" in done.stderr
+    assert f"  node[1-2]: {text}\n    {fix}\n" in done.stderr
 
 
 def test_the_script_is_not_there(launch: Launch) -> None:

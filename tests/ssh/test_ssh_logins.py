@@ -146,7 +146,7 @@ def test_an_agent_that_does_not_sign(log_in: LogIn, hosts: SshHosts, tmp_path: P
     failure = log_in(node2={"IdentityFile": f"{key}.pub"})
     assert failure.kind is HostFailureKind.LOGIN_REFUSED
     assert failure.text.endswith(f"(tried {key}.pub (agent), which would not sign)")
-    assert failure.hint == "say yes to the agent, or plug its card in"
+    assert failure.fix == "say yes to the agent, or plug its card in"
     assert log_in(node2={"IdentityFile": f"{key}.pub\n  IdentityFile {hosts.folder / 'id'}"}) == "in\n"
 
 
@@ -157,7 +157,7 @@ def test_a_key_that_others_may_read(log_in: LogIn, hosts: SshHosts, tmp_path: Pa
     key.chmod(0o644)
     failure = log_in(node2={"IdentityFile": key})
     assert failure.text.endswith(f"(tried {key}: bad permissions)")
-    assert failure.hint == f"chmod 600 {key}"
+    assert failure.fix == f"chmod 600 {key}"
 
 
 def test_what_was_offered_is_named(log_in: LogIn, tmp_path: Path, agent: Path) -> None:
@@ -341,7 +341,7 @@ def test_known_hosts_of_each_host_alone(
     settings = {"UserKnownHostsFile": f"{tmp_path}/%n"}
     assert log_in(node2=settings) == "in\n"
     failure = log_in("node1", node1=settings)
-    assert failure.hint.removesuffix("; or trust it now: --accept-new-host-keys").endswith(f" >> {tmp_path}/node1")
+    assert failure.fix.removesuffix("; or trust it now: --accept-new-host-keys").endswith(f" >> {tmp_path}/node1")
 
 
 @every_transport
@@ -350,7 +350,7 @@ def test_the_alias_of_a_host_key(log_in: LogIn, known: Callable[[str], dict[str,
     assert log_in(node2=settings) == "in\n"
     failure = log_in(node2={**settings, "HostKeyAlias": "other"})
     assert failure.kind is HostFailureKind.HOST_KEY_UNKNOWN
-    assert "127.0.0.2 | sed 's/^[^ #]*/other/' >> " in failure.hint
+    assert "127.0.0.2 | sed 's/^[^ #]*/other/' >> " in failure.fix
 
 
 @every_transport
@@ -410,8 +410,8 @@ def test_a_new_key_that_is_added_by_hand_takes_no_other_s_place(
 ) -> None:
     """By the line that is shown."""
     settings = known("[127.0.0.2]:PORT OTHER")
-    hint = log_in("node1", node1=settings).hint
-    line = hint.removeprefix("check it and add it: ").removesuffix("; or trust it now: --accept-new-host-keys")
+    fix = log_in("node1", node1=settings).fix
+    line = fix.removeprefix("check it and add it: ").removesuffix("; or trust it now: --accept-new-host-keys")
     subprocess.run(["/bin/sh", "-c", line], check=True, capture_output=True, timeout=DEADLINE_S)
     assert log_in("node1", node1=settings) == "in\n"
     assert log_in("node2", node2=settings).kind is HostFailureKind.HOST_KEY_CHANGED
@@ -447,7 +447,7 @@ def test_a_password(log_in: LogIn, hosts: SshHosts, methods: str) -> None:
 def test_a_host_that_takes_a_password_alone(log_in: LogIn, hosts: SshHosts) -> None:
     with PasswordServer("password", hosts["node1"].folder / "host_key") as server:
         failure = log_in("pw", pw=settings_of(server))
-    assert (failure.kind, failure.hint) == (HostFailureKind.LOGIN_REFUSED, "it takes a password: --ask-password")
+    assert (failure.kind, failure.fix) == (HostFailureKind.LOGIN_REFUSED, "it takes a password: --ask-password")
 
 
 def test_no_password_is_told_to_a_host_with_another_key(
@@ -506,10 +506,10 @@ def test_ctrl_c_at_the_question(launch: Launch, hosts: SshHosts) -> None:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        ((), "launch: --ask-password needs a terminal\n  hint: from a pipe or a job log in with a key\n"),
+        ((), "launch: --ask-password needs a terminal\n  fix: from a pipe or a job log in with a key\n"),
         (
             ("--transport", "ssh"),
-            "launch: --ask-password goes with --transport fabric\n  hint: OpenSSH asks a terminal, for each host\n",
+            "launch: --ask-password goes with --transport fabric\n  fix: OpenSSH asks a terminal, for each host\n",
         ),
     ],
 )

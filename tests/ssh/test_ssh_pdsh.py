@@ -115,7 +115,7 @@ def test_secrets_are_refused(launch: Launch) -> None:
     assert done.exit_code == 2
     assert done.stderr == (
         "launch: --transport pdsh: WANDB_API_KEY would stand in command lines, which everybody on the hosts can read\n"
-        "  hint: --transport ssh; or set it on the hosts: env -u WANDB_API_KEY launch ...\n"
+        "  fix: --transport ssh; or set it on the hosts: env -u WANDB_API_KEY launch ...\n"
     )
 
 
@@ -149,7 +149,7 @@ def test_a_cause_is_told_though_ssh_shall_be_quiet(launch: Launch, hosts: SshHos
 
 def test_options_that_ssh_refuses_are_told_before_anything_starts(launch: Launch) -> None:
     done: Done = launch.start_exec("--", "true", env={"PDSH_SSH_ARGS_APPEND": "-oBogus=1"}).finish()
-    said = "launch: command-line: line 0: Bad configuration option: bogus\n  hint: `ssh -G HOST` says more\n"
+    said = "launch: command-line: line 0: Bad configuration option: bogus\n  fix: `ssh -G HOST` says more\n"
     assert (done.exit_code, done.stderr) == (2, said)
 
 

@@ -74,7 +74,7 @@ def test_each_costs_its_own_host_one_line(launch: Launch, hosts: SshHosts, trans
     wrong = {name: said for name, said in result["failures"].items() if not re.fullmatch(expected[name], said)}
     assert (wrong, result["failures"].keys()) == ({}, expected.keys())
     assert done.words[0] == f"launch: {len(servers)} hosts can't be used:"
-    assert len(done.words) <= 1 + 2 * len(servers)  # a line and a hint
+    assert len(done.words) <= 1 + 2 * len(servers)  # a line and a fix
     assert re.search("[^ -~\n\ufffd]", done.stderr) is None
     assert done.peak_kib < PEAK_KIB
 

@@ -121,14 +121,14 @@ def test_another_text_is_refused_with_both_hashes(
 
 
 def test_where_there_is_no_network_the_way_out_is_named(web: str, command: Command) -> None:
-    hint = "fetch it on another machine and name the copy: python -m launcher.trainer.prepare_data --file FILE\n"
+    fix = "fetch it on another machine and name the copy: python -m launcher.trainer.prepare_data --file FILE\n"
     nowhere = f"http://127.0.0.1:{free_port()}/text"
     for url, reason in (
         (nowhere, "<urlopen error [Errno 111] Connection refused>"),
         (f"{web}/none", "HTTP Error 404: Not Found"),
         ("text", "unknown url type: 'text'"),
     ):
-        assert command.run("--url", url) == Said(1, "", f"can't download {url}: {reason}; {hint}")
+        assert command.run("--url", url) == Said(1, "", f"can't download {url}: {reason}; {fix}")
     assert command.left() == []
 
 

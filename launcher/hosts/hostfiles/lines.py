@@ -33,7 +33,7 @@ SPELLINGS = {
     **dict.fromkeys(_MAXIMA, "max_slots"),
 }
 _KEYS = ("slots", "user", "port", "addr")
-_KEYS_HINT = "the settings are slots=, user=, port= and addr="
+_KEYS_FIX = "the settings are slots=, user=, port= and addr="
 _BLANKS = re.compile(r"[ \t]+")
 _EQUALS = re.compile(r"[ \t]*=[ \t]*")
 _RANGE = re.compile(r"\[[^\]:]*\]")  # an IPv6 address has brackets and colons
@@ -99,8 +99,8 @@ def _parse_host(target: str, pairs: Sequence[tuple[str, str]], colon: Colon | No
             raise UsageError(f"{setting.key} is given twice, by {shown(first.text)} and by {shown(setting.text)}")
     values = {key: setting.value for key, setting in by_key.items()}
     if "addr" in values and len(names) > 1:
-        hint = "give each of them a line with its own addr="
-        raise UsageError(f"addr= is the address of one host, {shown(target)} is {len(names)}", hint)
+        fix = "give each of them a line with its own addr="
+        raise UsageError(f"addr= is the address of one host, {shown(target)} is {len(names)}", fix)
     said = Host(
         "",
         user=_parse_user(values.get("user")),
@@ -125,8 +125,8 @@ def _parse_target(target: str, colon: Colon | None) -> tuple[tuple[str, ...], li
     if number is not None:
         if colon is None:
             says = _offer(f"{target.removesuffix(f':{number}')} slots={number}", say="; in a hostfile so does ")
-            hint = f"--colon slots or --colon port says which{says}"
-            raise UsageError(f"{shown(rest)} is ambiguous: {number} slots or ssh port {number}?", hint)
+            fix = f"--colon slots or --colon port says which{says}"
+            raise UsageError(f"{shown(rest)} is ambiguous: {number} slots or ssh port {number}?", fix)
         settings.append(_Setting(colon, number, f":{colon}", target))
     return expand_names(pattern), settings
 
@@ -139,18 +139,18 @@ def _refuse_doubtful(content: str, targets: Sequence[str]) -> None:
     for word in targets[1:]:
         if NUMBER.fullmatch(word):
             name = first.removesuffix(":")  # `gpu1: 8` is how a YAML mapping would have it
-            hint = _offer(f"{name} slots={word}", f"{name} port={word}", say="write ")
-            raise UsageError(f"{shown(content)} is ambiguous: is {word} a number of slots, a port, a host?", hint)
+            fix = _offer(f"{name} slots={word}", f"{name} port={word}", say="write ")
+            raise UsageError(f"{shown(content)} is ambiguous: is {word} a number of slots, a port, a host?", fix)
         key, _, value = word.partition(":")
         if key in _KEYS or key in SPELLINGS:
-            hint = (value and _offer(f"{first} {key}={value}", say="write ")) or _KEYS_HINT
-            raise UsageError(f"expected key=value, got {shown(word)}", hint)
+            fix = (value and _offer(f"{first} {key}={value}", say="write ")) or _KEYS_FIX
+            raise UsageError(f"expected key=value, got {shown(word)}", fix)
     if first.lower() in ("host", "match"):
-        hint = "list the names that it knows, one per line; --ssh-config FILE says what they mean"
-        raise UsageError(f"{shown(content)} is a line of an ssh_config, not of a hostfile", hint)
+        fix = "list the names that it knows, one per line; --ssh-config FILE says what they mean"
+        raise UsageError(f"{shown(content)} is a line of an ssh_config, not of a hostfile", fix)
     if _is_address(first) and not all(map(_is_address, targets)):
-        hint = "write one per line" + _offer(f"{targets[1]} addr={first}", say="; with both: ")
-        raise UsageError(f"{shown(content)} is ambiguous: two hosts, or a name for an address?", hint)
+        fix = "write one per line" + _offer(f"{targets[1]} addr={first}", say="; with both: ")
+        raise UsageError(f"{shown(content)} is ambiguous: two hosts, or a name for an address?", fix)
 
 
 def _offer(*lines: str, say: str) -> str:
@@ -178,7 +178,7 @@ def _is_address(word: str) -> bool:
 def _split_setting(word: str) -> tuple[str, str]:
     key, equals, value = word.partition("=")
     if not equals:
-        raise UsageError(f"expected key=value, got {shown(word)}", f"one host or range stands here; {_KEYS_HINT}")
+        raise UsageError(f"expected key=value, got {shown(word)}", f"one host or range stands here; {_KEYS_FIX}")
     return key, value
 
 
@@ -188,7 +188,7 @@ def _read_setting(spelling: str, value: str) -> _Setting:
         raise UsageError("binding= of MPICH Hydra can't be followed: ranks are bound to no cores here", "leave it away")
     if key not in (*_KEYS, "max_slots"):
         near = nearest(key, _KEYS)
-        raise UsageError(f"unknown key {shown(spelling)}", f"did you mean '{near}'?" if near else _KEYS_HINT)
+        raise UsageError(f"unknown key {shown(spelling)}", f"did you mean '{near}'?" if near else _KEYS_FIX)
     return _Setting(key, value, spelling, f"{spelling}={value}")
 
 
@@ -222,5 +222,5 @@ def _parse_address(value: str | None) -> str | None:
 def _parse_user(user: str | None) -> str | None:
     if user is None or _USER.fullmatch(user):
         return user
-    hint = "letters, digits, '.', '_' and '-' stand here; ssh_config takes any user"
-    raise UsageError(f"{shown(user)} is no user name", hint)
+    fix = "letters, digits, '.', '_' and '-' stand here; ssh_config takes any user"
+    raise UsageError(f"{shown(user)} is no user name", fix)

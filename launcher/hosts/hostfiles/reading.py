@@ -38,8 +38,8 @@ class _Gathered:
             first = self.named.setdefault(name_key(name), mine)
             if first is not mine:
                 # One line per process, as PBS writes them and Open MPI counts them, looks the same as a slip.
-                hint = "a host stands once; its processes are slots=N" if words == source else ""
-                raise UsageError(f"host {shown(name)} is named twice, by {first[3]} and by {words}", hint)
+                fix = "a host stands once; its processes are slots=N" if words == source else ""
+                raise UsageError(f"host {shown(name)} is named twice, by {first[3]} and by {words}", fix)
 
     def hosts(self, dialect: str) -> tuple[Host, ...]:
         return tuple(
@@ -104,8 +104,8 @@ def _read_lines(lines: Sequence[str], source: str) -> Iterator[Item]:
     """Yield what stands before the comments; raise HostfileError for a line that pdsh reads as another file."""
     for number, line in enumerate(lines, start=1):
         if _INCLUDE.fullmatch(line):
-            hint = "write its hosts here; with a blank after '#' the line is a comment for pdsh too"
-            raise HostfileError(source, number, f"{shown(line)}: other files are not read", hint)
+            fix = "write its hosts here; with a blank after '#' the line is a comment for pdsh too"
+            raise HostfileError(source, number, f"{shown(line)}: other files are not read", fix)
         if content := _COMMENT.split(line, maxsplit=1)[0].strip(" \t"):
             yield Item(number, content)
 
@@ -115,4 +115,4 @@ def _located(source: str, line: int | None) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise HostfileError(source, line, error.message, error.hint) from None
+        raise HostfileError(source, line, error.message, error.fix) from None

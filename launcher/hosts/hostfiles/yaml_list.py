@@ -15,7 +15,7 @@ from launcher.hosts.ranges import shown
 
 # What goes on until its end is found missing, maybe much later: it is wrong where it begins.
 _OPEN = ("while parsing a flow", "while scanning a simple key", "while scanning a quoted scalar")
-_HINT = "write a list: '- node1', or '- name: node1' with 'slots: 8' below it"
+_FIX = "write a list: '- node1', or '- name: node1' with 'slots: 8' below it"
 
 
 def is_yaml(lines: Sequence[str]) -> bool:
@@ -30,14 +30,14 @@ def read_items(text: str, source: str) -> Iterator[Item]:
     try:
         import yaml
     except ImportError:
-        hint = "pip install PyYAML, or write one host per line without '- '"
-        raise HostfileError(source, None, "a YAML list, and this Python has no PyYAML", hint) from None
+        fix = "pip install PyYAML, or write one host per line without '- '"
+        raise HostfileError(source, None, "a YAML list, and this Python has no PyYAML", fix) from None
 
     events = yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     try:
         yield from _read_document(yaml, events, source)
     except yaml.MarkedYAMLError as error:
-        raise HostfileError(source, _line_of(error, text), f"not YAML: {_printable(error.problem)}", _HINT) from None
+        raise HostfileError(source, _line_of(error, text), f"not YAML: {_printable(error.problem)}", _FIX) from None
     except yaml.YAMLError as error:  # a character that YAML has not, at a place that has no line
         raise HostfileError(source, None, f"not YAML: {_printable(error)}") from None
 
@@ -73,7 +73,7 @@ def _line(event: Any) -> int:
 
 
 def _no_host(event: Any, source: str) -> HostfileError:
-    return HostfileError(source, _line(event), "not one list of hosts", _HINT)
+    return HostfileError(source, _line(event), "not one list of hosts", _FIX)
 
 
 def _read_mapping(yaml: Any, events: Iterator[Any], line: int, source: str) -> Item:
@@ -82,8 +82,8 @@ def _read_mapping(yaml: Any, events: Iterator[Any], line: int, source: str) -> I
         if isinstance(event, yaml.MappingEndEvent):
             break
         if not isinstance(event, yaml.ScalarEvent):
-            hint = "the settings are slots, user, port and addr, each with one value"
-            raise HostfileError(source, _line(event), "a setting has one value", hint)
+            fix = "the settings are slots, user, port and addr, each with one value"
+            raise HostfileError(source, _line(event), "a setting has one value", fix)
         words.append(event.value)
     pairs = list(zip(words[::2], words[1::2], strict=True))
     names = [value for key, value in pairs if key == "name"]

@@ -150,7 +150,7 @@ class PdshTransport:
                 error.said, answer, self._answers.of_jumps(answer), is_late=error.is_late
             )
         except UsageError as unknown:  # ssh_config makes no sense to ssh
-            return LoginError(HostFailure(host.name, HostFailureKind.SSH, unknown.message, unknown.hint))
+            return LoginError(HostFailure(host.name, HostFailureKind.SSH, unknown.message, unknown.fix))
         return LoginError(failure, jump_host)
 
     def _ask_first(self) -> None:

@@ -40,8 +40,8 @@ class SrunTransport:
             while (channel := step.open(host.name, command, timeout_s)) is None:
                 step = self._go_on_without_others(host.name, step)
         except OSError as error:
-            hint = "load Slurm's module, or --transport fabric"
-            failure = HostFailure(host.name, HostFailureKind.SLURM, f"srun can't be started: {error.strerror}", hint)
+            fix = "load Slurm's module, or --transport fabric"
+            failure = HostFailure(host.name, HostFailureKind.SLURM, f"srun can't be started: {error.strerror}", fix)
             raise TransportError(failure) from None
         return channel
 

@@ -20,7 +20,7 @@ _CANCELLED = re.compile(
 _SPEAKER = re.compile(r"^(?:srun|slurmstepd\S*): (?:error: |fatal: )*")
 _ABORTED = "Job step aborted: Waiting up to"  # printed for every cancelled step; slurmstepd's own line may get lost
 _NO_PYTHON = f"Exited with exit code {bootstrap.NO_PYTHON_EXIT_CODE}"
-_HINTS = {
+_FIXES = {
     "unrecognized option": "it takes Slurm 20.11 or newer; or --transport fabric",
     "(gres) specification": "ask Slurm for as many GPUs on each node: --gpus-per-node=N or --gres=gpu:N",
 }
@@ -70,8 +70,8 @@ class SrunOutput:
     def not_started(self, host: str, timeout_s: float) -> HostFailure:
         """Return that a node's relay did not start in time."""
         text = f"Slurm has not started our step there in {timeout_s:g} s{self._last_line()}"
-        hint = "sinfo -N shows the node's state; for a slow cluster raise --connect-timeout"
-        return HostFailure(host, HostFailureKind.SLURM, text, hint)
+        fix = "sinfo -N shows the node's state; for a slow cluster raise --connect-timeout"
+        return HostFailure(host, HostFailureKind.SLURM, text, fix)
 
     def gone(self, host: str, exit_code: int | None = None) -> HostFailure:
         """Return why a node's relay is gone; exit_code: of srun itself, below 0 for a signal, None while it runs."""
@@ -85,8 +85,8 @@ class SrunOutput:
         if exit_code is not None and exit_code < 0:
             return HostFailure(host, HostFailureKind.SLURM, f"srun was killed by signal {-exit_code}")
         line = self._last_line()
-        hint = next((hint for said, hint in _HINTS.items() if said in line), "")
-        return HostFailure(host, HostFailureKind.SLURM, f"srun ended (exit code {exit_code}){line}", hint)
+        fix = next((fix for said, fix in _FIXES.items() if said in line), "")
+        return HostFailure(host, HostFailureKind.SLURM, f"srun ended (exit code {exit_code}){line}", fix)
 
     def _last_line(self) -> str:
         """Return the last line of a message of srun, with a colon before it; nothing if there is none."""

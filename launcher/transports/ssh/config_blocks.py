@@ -68,7 +68,7 @@ class Blocks:
         As for ssh's own `-l` and `-p`, the user and the port that are named with the host count before all files.
         """
         if self._left is not None:
-            raise LeftToSsh(self._left.message, self._left.hint)
+            raise LeftToSsh(self._left.message, self._left.fix)
         named = {"user": host.user, "port": host.port}
         reading = _Reading(host.name, {key: str(value) for key, value in named.items() if value is not None})
         for file in self.files:

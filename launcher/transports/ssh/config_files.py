@@ -86,7 +86,7 @@ class ConfigFiles:
             self._check_ssh(shared)
             if self._named is None and not _is_home_of_passwd():
                 # ssh doesn't look at HOME: it would judge another file.
-                raise UsageError(shared.message, f"{shared.hint}, or name a file with --ssh-config") from None
+                raise UsageError(shared.message, f"{shared.fix}, or name a file with --ssh-config") from None
         ask_ssh(str(self._ssh), self._named, ["--", "localhost"])  # raises UsageError if ssh minds
         return self._read_all(is_checked=False)
 
@@ -137,7 +137,7 @@ class ConfigFiles:
             return self._ask(host)
         asked, answer = self._ask_for((group, host.user, host.port), host)
         if isinstance(answer, UsageError):  # asking again for each host could take the time-out of each
-            raise UsageError(answer.message, answer.hint)
+            raise UsageError(answer.message, answer.fix)
         hostname = self._groups.find_hostname(host.name, asked, str(answer["hostname"]))
         return self._ask(host) if hostname is None else {**answer, "hostname": hostname}
 
@@ -153,7 +153,7 @@ class ConfigFiles:
 
     def _check_ssh(self, left: LeftToSsh) -> None:
         if self._ssh is None:
-            raise UsageError(left.message, left.hint) from None
+            raise UsageError(left.message, left.fix) from None
 
     def _ask(self, host: Host) -> Options:
         """Return what `ssh -G` prints for a host; raise UsageError in its words."""

@@ -34,10 +34,10 @@ _OTHERS_MAY_WRITE = 0o022
 class LeftToSsh(Exception):
     """Something that only `ssh -G` can tell, or refuse: what it is, and what helps where there is no ssh."""
 
-    def __init__(self, message: str, hint: str) -> None:
+    def __init__(self, message: str, fix: str) -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.fix = fix
 
 
 class WrongLine(LeftToSsh):

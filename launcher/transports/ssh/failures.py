@@ -1,4 +1,4 @@
-"""How logins over SSH fail: with the same kind, message and hint whichever client has met the failure.
+"""How logins over SSH fail: with the same kind, message and fix whichever client has met the failure.
 
 `fabric_failures` and `openssh_failures` read what their client says, and take the HostFailure from a Place.
 What becomes of it on the way to the screen stands in `launcher.errors`.
@@ -76,30 +76,30 @@ class Place:
     def timed_out(self, way: str = "") -> HostFailure:
         """Return that nothing answers; way: the jump hosts before it, any of which may be the silent one."""
         by_way = f" by way of {way}" if way else ""
-        hint = "is it on, and does a firewall let SSH through?"
-        return self._says(HostFailureKind.TIMED_OUT, f"{self._where} does not answer{by_way}", hint)
+        fix = "is it on, and does a firewall let SSH through?"
+        return self._says(HostFailureKind.TIMED_OUT, f"{self._where} does not answer{by_way}", fix)
 
     def slow_login(self) -> HostFailure:
         """Return that the login took too long; not tried again, since --connect-timeout is the user's to raise."""
-        hint = "is it overloaded, or its directory service slow?"
-        return self._says(HostFailureKind.SLOW_LOGIN, "it did not finish the login in time", hint)
+        fix = "is it overloaded, or its directory service slow?"
+        return self._says(HostFailureKind.SLOW_LOGIN, "it did not finish the login in time", fix)
 
     def no_route(self) -> HostFailure:
         return self._says(HostFailureKind.NO_ROUTE, f"no route to {self._where}", "is it on, and is the network up?")
 
     def no_way(self, why: str) -> HostFailure:
         """Return that the last jump host can't reach it; why: in that sshd's words."""
-        hint = "is it on, and its sshd running?"
-        return self._says(HostFailureKind.NO_WAY, f"the gateway can't reach {self._where} ({why})", hint)
+        fix = "is it on, and its sshd running?"
+        return self._says(HostFailureKind.NO_WAY, f"the gateway can't reach {self._where} ({why})", fix)
 
     def dropped(self) -> HostFailure:
-        hint = "too many connections at once? raise MaxStartups in its sshd_config"
-        return self._says(HostFailureKind.DROPPED, "sshd dropped the connection before its banner", hint)
+        fix = "too many connections at once? raise MaxStartups in its sshd_config"
+        return self._says(HostFailureKind.DROPPED, "sshd dropped the connection before its banner", fix)
 
     def no_ssh(self, words: str) -> HostFailure:
         """Return that a server answers which doesn't speak SSH; words: what it sends instead."""
-        hint = "does its sshd listen on that port?"
-        return self._says(HostFailureKind.NO_SSH, f"what answers at {self._where} is no SSH server: {words}", hint)
+        fix = "does its sshd listen on that port?"
+        return self._says(HostFailureKind.NO_SSH, f"what answers at {self._where} is no SSH server: {words}", fix)
 
     def cut_off(self, words: str) -> HostFailure:
         """Return that its ProxyCommand ended; words: that command's last line, perhaps that a jump host dropped it."""
@@ -151,12 +151,12 @@ class Place:
     def key_encrypted(self) -> HostFailure:
         return self._says(HostFailureKind.KEY_ENCRYPTED, "its key has a passphrase", "ssh-add it to an agent first")
 
-    def login_refused(self, tried: Sequence[str], hint: str = "") -> HostFailure:
-        """Return that it refused all that was tried; hint: how to log in, if not by copying a key there."""
+    def login_refused(self, tried: Sequence[str], fix: str = "") -> HostFailure:
+        """Return that it refused all that was tried; fix: how to log in, if not by copying a key there."""
         return self._says(
             HostFailureKind.LOGIN_REFUSED,
             f"login refused for user {self.user} (tried {', '.join(tried) or 'nothing: there is no key'})",
-            hint or f"copy a key there: ssh-copy-id {self._target}",
+            fix or f"copy a key there: ssh-copy-id {self._target}",
         )
 
     def lost(self) -> HostFailure:
@@ -166,8 +166,8 @@ class Place:
         """Return a failure that has no class of its own, in the words of the client."""
         return self._says(HostFailureKind.SSH, text, self._by_hand)
 
-    def _says(self, kind: HostFailureKind, text: str, hint: str) -> HostFailure:
-        return HostFailure(self.name, kind, text, hint, self.host)
+    def _says(self, kind: HostFailureKind, text: str, fix: str) -> HostFailure:
+        return HostFailure(self.name, kind, text, fix, self.host)
 
     @property
     def _where(self) -> str:

@@ -136,12 +136,12 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("line", "message", "hint"), WRONG)
-def test_wrong_input_is_refused_in_one_line_and_a_hint(launch, folder, line, message, hint):
+@pytest.mark.parametrize(("line", "message", "fix"), WRONG)
+def test_wrong_input_is_refused_in_one_line_and_a_hint(launch, folder, line, message, fix):
     code, out, err = launch(line)
     said, _, hinted = err.partition("\n")
     assert (code, out, said) == (EXIT_USAGE, "", f"launch: {message}")
-    assert hint is None or hinted == (f"  hint: {hint}\n" if hint else "")
+    assert fix is None or hinted == (f"  fix: {fix}\n" if fix else "")
     assert [path.name for path in folder.iterdir()] == ["two"]
 
 
@@ -157,9 +157,9 @@ MISPLACED = [
 ]
 
 
-@pytest.mark.parametrize(("line", "message", "hint"), MISPLACED)
-def test_a_command_after_options_is_refused_before_any_host_is_asked(launch, jobs, line, message, hint):
-    assert launch(line) == (EXIT_USAGE, "", f"launch: {message}\n  hint: {hint}\n")
+@pytest.mark.parametrize(("line", "message", "fix"), MISPLACED)
+def test_a_command_after_options_is_refused_before_any_host_is_asked(launch, jobs, line, message, fix):
+    assert launch(line) == (EXIT_USAGE, "", f"launch: {message}\n  fix: {fix}\n")
     assert jobs == []
 
 
@@ -244,8 +244,8 @@ def test_hosts_as_json(launch):
 
 
 def test_what_stands_behind_a_colon_is_said_by_option_or_default(launch, folder):
-    hint = "--colon slots or --colon port says which; in a hostfile so does 'a slots=8'"
-    said = f"launch: --hosts: 'a:8' is ambiguous: 8 slots or ssh port 8?\n  hint: {hint}\n"
+    fix = "--colon slots or --colon port says which; in a hostfile so does 'a slots=8'"
+    said = f"launch: --hosts: 'a:8' is ambiguous: 8 slots or ssh port 8?\n  fix: {fix}\n"
     assert launch("hosts --hosts a:8,b") == (EXIT_USAGE, "", said)
     (host, _) = json.loads(launch("hosts --hosts a:8,b --colon port --json")[1])
     assert (host["port"], host["slots"], host["dialect"]) == (8, None, "host:N for ssh port N")
@@ -253,7 +253,7 @@ def test_what_stands_behind_a_colon_is_said_by_option_or_default(launch, folder)
     (folder / "launcher.toml").write_text('colon = "slots"\nhostfile = "hosts"\n')
     (host, _) = json.loads(launch("hosts --json")[1])
     assert (host["port"], host["slots"]) == (None, 8)
-    said = "launch: --colon: 'both' is not one of 'slots', 'port'\n  hint: launch hosts --help lists the options\n"
+    said = "launch: --colon: 'both' is not one of 'slots', 'port'\n  fix: launch hosts --help lists the options\n"
     using = "launch: using launcher.toml (colon, hostfile)\n"
     assert launch("hosts --colon both") == (EXIT_USAGE, "", using + said)
 
@@ -262,7 +262,7 @@ def test_hosts_as_another_launcher_writes_them(launch):
     assert launch("hosts --hostfile two --to deepspeed") == (0, TWO, "")
     lost = "launch: Slurm's file has no place for slots= of node[1-2]\n"
     assert launch("hosts --hostfile two --to slurm") == (0, "node[1-2]\n", lost)
-    said = "launch: --json and --to are both given\n  hint: give one of them\n"
+    said = "launch: --json and --to are both given\n  fix: give one of them\n"
     assert launch("hosts --hostfile two --to pdsh --json") == (EXIT_USAGE, "", said)
 
 
@@ -462,7 +462,7 @@ def test_collectives_over_pdsh(launch, jobs, monkeypatch):
         ("--hosts a,b --plot no/p.png", "launch: --plot: there is no folder 'no'\n"),
         (
             "--plot p.png",
-            "launch: --plot draws pairs of hosts, and there is one host\n  hint: name several with --hosts\n",
+            "launch: --plot draws pairs of hosts, and there is one host\n  fix: name several with --hosts\n",
         ),
     ],
 )
@@ -632,8 +632,8 @@ def test_a_python_that_is_typed_overrules_one_by_default(launch, jobs, line, act
 def test_collectives_on_this_machine_take_no_word_on_hosts(launch, jobs):
     for option in ("--include n1", "--colon port", "--ask-password", "--accept-new-host-keys", "--ssh-config f"):
         said = f"launch: {option.split()[0]} is given, and no hosts are named\n"
-        hint = "  hint: name them with --hosts or --hostfile, or leave it out\n"
-        assert launch(f"2 --cpu {option}", cli.main_test_distributed) == (EXIT_USAGE, "", said + hint)
+        fix = "  fix: name them with --hosts or --hostfile, or leave it out\n"
+        assert launch(f"2 --cpu {option}", cli.main_test_distributed) == (EXIT_USAGE, "", said + fix)
     write_defaults('hosts = "a"\nnum-nodes = 1\nssh-config = "f"\n')
     assert launch("2 --cpu", cli.main_test_distributed)[0] == 7
 
@@ -732,7 +732,7 @@ def test_collectives_on_an_allocation(in_allocation, launch, jobs):
 
 
 @pytest.mark.parametrize(
-    ("line", "more", "said", "message", "hint"),
+    ("line", "more", "said", "message", "fix"),
     [
         ("--transport srun --hosts n1,a t.py", {}, "", "--transport srun: a is not in Slurm job 7",
          "it has n[1-2]; any other host by --transport fabric"),
@@ -758,16 +758,14 @@ def test_collectives_on_an_allocation(in_allocation, launch, jobs):
          "write ranges as gpu[1-4,7]"),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_in_an_allocation(in_allocation, launch, jobs, line, more, said, message, hint):
+def test_what_makes_no_sense_in_an_allocation(in_allocation, launch, jobs, line, more, said, message, fix):
     in_allocation(**more)
-    assert launch(line) == (EXIT_USAGE, "", f"{said}launch: {message}\n  hint: {hint}\n")
+    assert launch(line) == (EXIT_USAGE, "", f"{said}launch: {message}\n  fix: {fix}\n")
     assert jobs == []
 
 
 def test_a_rank_starts_no_run_on_its_machine_either(launch, monkeypatch):
     monkeypatch.setattr("os.environ", {"COLUMNS": "100", "LAUNCH_MARK": "RUN.ab12.0", "RANK": "3"})
     code, _, err = launch("singlenode --nproc 1 --no-python --workdir / true")
-    said = (
-        "launch: this is rank 3 of run RUN, and every rank would start a run\n  hint: start launch outside of a run\n"
-    )
+    said = "launch: this is rank 3 of run RUN, and every rank would start a run\n  fix: start launch outside of a run\n"
     assert (code, err) == (EXIT_USAGE, said)

@@ -44,7 +44,7 @@ def launch(capsys: pytest.CaptureFixture[str]) -> Launch:
 NO_HOSTS = (
     EXIT_USAGE,
     "",
-    "launch: no hosts given\n  hint: --hosts a,b or --hostfile FILE; on this machine alone: launch singlenode\n",
+    "launch: no hosts given\n  fix: --hosts a,b or --hostfile FILE; on this machine alone: launch singlenode\n",
 )
 
 
@@ -62,7 +62,7 @@ def test_the_nearest_file_counts_and_is_named(project: Path, launch: Launch) -> 
         "",
         "launch: using ../pyproject.toml (hosts)\n"
         "launch: ../pyproject.toml (hosts): host name 'b;' holds ';'\n"
-        "  hint: a name holds letters, digits, '.', '_' and '-', and begins with no '-' or '.'\n",
+        "  fix: a name holds letters, digits, '.', '_' and '-', and begins with no '-' or '.'\n",
     )
     code, _, err = launch("--dry-run", "-v", "--hosts", "c", "x.py")
     assert (code, "launch: hosts = c (from the command line)\n" in err) == (0, True)
@@ -95,7 +95,7 @@ def test_a_file_above_that_others_can_write_is_refused_as_one_here(project: Path
         EXIT_USAGE,
         "",
         f"launch: ../../launcher.toml is not used: every user can write {file}\n"
-        f"  hint: chmod go-w {file}, or pass --config ../../launcher.toml if you trust it, "
+        f"  fix: chmod go-w {file}, or pass --config ../../launcher.toml if you trust it, "
         "or --config /dev/null to use no file\n",
     )
 
@@ -119,7 +119,7 @@ def test_the_paths_of_a_file_above_are_those_beside_it(project: Path, launch: La
     assert command.startswith(f"cd {project}/exp/deep && source {project}/.venv/bin/activate && env A=1 ")
     assert command.endswith(" -- ./mine.py c.yaml")
     # A file that is named is read as if it were here.
-    missing = "launch: nodes: no such hostfile\n  hint: check the path given to --hostfile\n"
+    missing = "launch: nodes: no such hostfile\n  fix: check the path given to --hostfile\n"
     code, out, err = launch("--dry-run", "--config", "../../launcher.toml")
     assert (code, out, err.partition("\n")[2]) == (EXIT_USAGE, "", missing)
 

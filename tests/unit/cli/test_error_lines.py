@@ -67,7 +67,7 @@ def test_what_would_break_a_run(show: Show) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hint", "shown"),
+    ("fix", "shown"),
     [
         (f"leave it out: launch ... --gpus 8 --cpu {LONG}/train.py",
          f"leave it out:\n    launch ... --gpus 8 --cpu {LONG}/train.py"),
@@ -77,10 +77,10 @@ def test_what_would_break_a_run(show: Show) -> None:
         ("short", "short"),
     ],
 )  # fmt: skip
-def test_a_hint(show: Show, hint: str, shown: str) -> None:
-    assert show(UsageError("wrong", hint)) == f"launch: wrong\n  hint: {shown}\n"
+def test_a_hint(show: Show, fix: str, shown: str) -> None:
+    assert show(UsageError("wrong", fix)) == f"launch: wrong\n  fix: {shown}\n"
 
 
 def test_a_file_gets_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
     show_error(UsageError("w " * 60, "h " * 60))
-    assert capsys.readouterr().err == f"launch: {'w ' * 60}\n  hint: {'h ' * 60}\n"
+    assert capsys.readouterr().err == f"launch: {'w ' * 60}\n  fix: {'h ' * 60}\n"

@@ -47,9 +47,9 @@ def launch(capsys: pytest.CaptureFixture[str]) -> Launch:
 
 
 def remedy(name: str, own: Path | None = None) -> str:
-    """The hint; own: what the user can close themselves."""
+    """The fix; own: what the user can close themselves."""
     close = f"chmod go-w {own}, or " if own else ""
-    return f"  hint: {close}pass --config {name} if you trust it, or --config /dev/null to use no file\n"
+    return f"  fix: {close}pass --config {name} if you trust it, or --config /dev/null to use no file\n"
 
 
 # who can write a file
@@ -279,14 +279,14 @@ def test_a_log_directory_that_a_stranger_made(launch: Launch, folder: Path) -> N
     refuse_strange_folder(Path("logs"))  # of a colleague, in a directory of the project
     folder.chmod(0o1777)
     said = f"launch: logs belongs to uid {EVE} and is in a directory that every user can write\n"
-    hint = "  hint: name another with --log-dir\n"
+    fix = "  fix: name another with --log-dir\n"
     for words in (["singlenode", "--nproc", "1"], ["sbatch", "--submit", "--nproc", "1"]):
-        assert launch(*words, "--cpu", "train.py") == (EXIT_USAGE, "", said + hint)
+        assert launch(*words, "--cpu", "train.py") == (EXIT_USAGE, "", said + fix)
     assert [*(folder / "logs").iterdir()] == []
     (folder / "logs").rmdir()
     (folder / "logs").symlink_to(folder.parent)
     os.lchown(folder / "logs", EVE, EVE)
-    assert launch("singlenode", "--nproc", "1", "--cpu", "train.py")[2] == said + hint
+    assert launch("singlenode", "--nproc", "1", "--cpu", "train.py")[2] == said + fix
     (folder / "logs").rename("a\nb")
     with pytest.raises(UsageError, match=r"^'a\\nb' belongs to uid 54322 and"):
         refuse_strange_folder(Path("a\nb"))
@@ -343,8 +343,8 @@ def test_a_found_file_that_can_not_be_read_can_be_left_out(
 
     (folder / "launcher.toml").touch()
     monkeypatch.setattr(Path, "open", refuse)  # root may read whatever the mode says
-    hint = "  hint: pass --config /dev/null to use no file\n"
-    assert launch("hosts") == (EXIT_USAGE, "", f"launch: launcher.toml: can't be read: Permission denied\n{hint}")
+    fix = "  fix: pass --config /dev/null to use no file\n"
+    assert launch("hosts") == (EXIT_USAGE, "", f"launch: launcher.toml: can't be read: Permission denied\n{fix}")
     assert (
         launch("hosts", "--config", "launcher.toml")[2] == "launch: launcher.toml: can't be read: Permission denied\n"
     )
@@ -352,7 +352,7 @@ def test_a_found_file_that_can_not_be_read_can_be_left_out(
 
 def test_a_directory_that_is_gone(launch: Launch, folder: Path) -> None:
     folder.rmdir()
-    said = "launch: the current directory can't be read: No such file or directory\n  hint: cd to another one\n"
+    said = "launch: the current directory can't be read: No such file or directory\n  fix: cd to another one\n"
     assert launch("hosts", "--hosts", "a") == (EXIT_USAGE, "", said)
     options = ("--config", "/dev/null", "--nproc", "1", "--cpu")
     hosts = ("--hosts", "a")

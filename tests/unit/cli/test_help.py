@@ -138,5 +138,5 @@ def test_every_line_fits_and_every_option_is_in_a_group(launch: Launch, name: st
 
 
 def test_help_for_what_is_no_command(launch: Launch) -> None:
-    said = "launch: no command 'chekc'\n  hint: launch --help lists the commands\n"
+    said = "launch: no command 'chekc'\n  fix: launch --help lists the commands\n"
     assert launch("help", "chekc") == (EXIT_USAGE, "", said)

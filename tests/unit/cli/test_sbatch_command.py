@@ -145,7 +145,7 @@ def test_the_script_is_written_to_a_file(sbatch: Launch, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message", "hint"),
+    ("words", "message", "fix"),
     [
         ("train.py", "Slurm must know how many GPUs of each node", "--gpus N; on CPUs: --nproc N --cpu"),
         ("--cpu train.py", "--cpu needs a number of processes", "--nproc N, or slots=N in the hostfile"),
@@ -170,16 +170,16 @@ def test_the_script_is_written_to_a_file(sbatch: Launch, folder: Path) -> None:
     ],
 )
 def test_wrong_input_is_refused_before_anything_is_written(
-    sbatch: Launch, folder: Path, words: str, message: str, hint: str
+    sbatch: Launch, folder: Path, words: str, message: str, fix: str
 ) -> None:
-    said = f"launch: {message.format(folder=folder)}\n" + (f"  hint: {hint}\n" if hint else "")
+    said = f"launch: {message.format(folder=folder)}\n" + (f"  fix: {fix}\n" if fix else "")
     assert sbatch(*words.split()) == (EXIT_USAGE, "", said)
     assert [path.name for path in folder.iterdir()] == ["train.py"]
 
 
 def test_a_machine_without_sbatch_is_named_so(sbatch: Launch, folder: Path) -> None:
-    hint = "type this on a machine of the cluster, or take the script there: --output FILE"
-    said = f"launch: there is no sbatch on this machine\n  hint: {hint}\n"
+    fix = "type this on a machine of the cluster, or take the script there: --output FILE"
+    said = f"launch: there is no sbatch on this machine\n  fix: {fix}\n"
     before = os.umask(0o002)
     try:
         assert sbatch("--gpus", "8", "--submit", "train.py") == (EXIT_FAILED, "", said)

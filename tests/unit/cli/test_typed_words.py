@@ -198,9 +198,9 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "message", "hint"), WRONG)
-def test_a_slip_is_one_line_that_tells_how(launch: Launch, line: str, message: str, hint: str) -> None:
-    hinted = f"  hint: {hint}\n" if hint else ""
+@pytest.mark.parametrize(("line", "message", "fix"), WRONG)
+def test_a_slip_is_one_line_that_tells_how(launch: Launch, line: str, message: str, fix: str) -> None:
+    hinted = f"  fix: {fix}\n" if fix else ""
     assert launch(line) == (EXIT_USAGE, "", f"launch: {message}\n{hinted}")
 
 
@@ -221,7 +221,7 @@ def test_an_argument_that_names_hosts_is_not_stolen_in_silence(launch: Launch, f
     using = "launch: using launcher.toml (hosts)\n"
     said = (
         "launch: --hosts b after train.py would go to train.py, not to launch\n"
-        "  hint: for launch: launch --dry-run --hosts b train.py --lr 1\n"
+        "  fix: for launch: launch --dry-run --hosts b train.py --lr 1\n"
         "  or, for train.py: launch --dry-run -- train.py --hosts b --lr 1\n"
     )
     assert launch("--dry-run train.py --hosts b --lr 1") == (EXIT_USAGE, "", using + said)
@@ -253,7 +253,7 @@ def test_what_shall_not_start_is_not_started(launch: Launch, line: str, option: 
         EXIT_USAGE,
         "",
         f"launch: {option} after {name} would go to {name}, not to launch\n"
-        f"  hint: for launch: launch {moved}\n"
+        f"  fix: for launch: launch {moved}\n"
         f"  or, for {name}: launch {parted}\n",
     )
 
@@ -291,5 +291,5 @@ def test_arguments_in_a_path_of_the_file_are_told_from_it(launch: Launch, folder
         "",
         "launch: using launcher.toml (hosts, script)\n"
         "launch: script = 'train.py --lr 1' is one path\n"
-        '  hint: with arguments it is a list: script = ["train.py", "--lr", "1"]\n',
+        '  fix: with arguments it is a list: script = ["train.py", "--lr", "1"]\n',
     )

@@ -161,18 +161,18 @@ def test_a_record_tells_all_and_comes_back_from_json():
         "exit_code": 69,
         "on_all": ["driver 580.159", PYTHON, "torch 2.13.0", "CUDA 13.0", "NCCL 2.28.9", "data over eth1"],
         "findings": [
-            {"severity": "problem", "hosts": ["gpu1", "gpu2"], "text": "GPU 0 busy", "hint": "take others"},
-            {"severity": "warning", "hosts": ["gpu2"], "text": "/dev/shm is 64 MB", "hint": "docker: --shm-size=8g"},
+            {"severity": "problem", "hosts": ["gpu1", "gpu2"], "text": "GPU 0 busy", "fix": "take others"},
+            {"severity": "warning", "hosts": ["gpu2"], "text": "/dev/shm is 64 MB", "fix": "docker: --shm-size=8g"},
         ],
         "unreachable": [
             {
                 "host": "gpu4",
                 "kind": "timed out",
                 "text": "10.0.0.4 port 22 does not answer",
-                "hint": "is it on?",
+                "fix": "is it on?",
                 "address": "10.0.0.4",
             },
-            {"host": "gpu5.cluster", "kind": "name unknown", "text": "no such name", "hint": "", "address": ""},
+            {"host": "gpu5.cluster", "kind": "name unknown", "text": "no such name", "fix": "", "address": ""},
         ],
     }
     assert list(read["hosts"]) == ["gpu1", "gpu2"]

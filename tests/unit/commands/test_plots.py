@@ -67,7 +67,7 @@ def test_what_could_not_be_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="needs matplotlib") as error:
         refuse_picture(tmp_path / "p.png")
-    assert error.value.hint == "pip install 'ssh-torch-launcher[plot]'"
+    assert error.value.fix == "pip install 'ssh-torch-launcher[plot]'"
 
 
 WRITTEN = {

@@ -16,7 +16,7 @@ from launcher.hosts.ranges import expand_ranges, fold_names, fold_runs, split_li
 
 NAME_RULE = "a name holds letters, digits, '.', '_' and '-', and begins with no '-' or '.'"
 unhurried = settings(deadline=None)  # a loaded machine is no bug
-RANGE_HINT = "write ranges as gpu[1-4,7], without spaces"
+RANGE_FIX = "write ranges as gpu[1-4,7], without spaces"
 
 
 def names_of(hosts):
@@ -58,17 +58,17 @@ def test_as_many_names_as_are_allowed_expand():
 
 
 @pytest.mark.parametrize(
-    ("pattern", "message", "hint"),
+    ("pattern", "message", "fix"),
     [
         ("n[1-4", "'n[1-4' has a bracket without its partner", "write ranges as gpu[1-4,7]"),
         ("n1]", "'n1]' has a bracket without its partner", "write ranges as gpu[1-4,7]"),
         ("n[1[2]]", "'n[1[2]]' has a bracket without its partner", "write ranges as gpu[1-4,7]"),
-        ("n[]", "'' in 'n[]' is no number or range", RANGE_HINT),
-        ("n[1,]", "'' in 'n[1,]' is no number or range", RANGE_HINT),
-        ("n[1, 2]", "' 2' in 'n[1, 2]' is no number or range", RANGE_HINT),
-        ("n[a-c]", "'a-c' in 'n[a-c]' is no number or range", RANGE_HINT),
-        ("n[1-9/2]", "'1-9/2' in 'n[1-9/2]' is no number or range", RANGE_HINT),
-        ("n[\u0661]", "'\u0661' in 'n[\u0661]' is no number or range", RANGE_HINT),
+        ("n[]", "'' in 'n[]' is no number or range", RANGE_FIX),
+        ("n[1,]", "'' in 'n[1,]' is no number or range", RANGE_FIX),
+        ("n[1, 2]", "' 2' in 'n[1, 2]' is no number or range", RANGE_FIX),
+        ("n[a-c]", "'a-c' in 'n[a-c]' is no number or range", RANGE_FIX),
+        ("n[1-9/2]", "'1-9/2' in 'n[1-9/2]' is no number or range", RANGE_FIX),
+        ("n[\u0661]", "'\u0661' in 'n[\u0661]' is no number or range", RANGE_FIX),
         (
             "n[5-3]",
             "range '5-3' in 'n[5-3]' runs backwards",
@@ -92,10 +92,10 @@ def test_as_many_names_as_are_allowed_expand():
         ),
     ],
 )
-def test_a_bad_range_is_refused_before_it_is_made(pattern, message, hint):
+def test_a_bad_range_is_refused_before_it_is_made(pattern, message, fix):
     with pytest.raises(UsageError) as caught:
         expand_ranges(pattern)
-    assert (caught.value.message, caught.value.hint) == (message, hint)
+    assert (caught.value.message, caught.value.fix) == (message, fix)
 
 
 @st.composite
@@ -230,19 +230,19 @@ BAD_FILTERS = [
 ]
 
 
-@pytest.mark.parametrize(("include", "exclude", "message", "hint"), BAD_FILTERS)
-def test_a_bad_filter_is_refused(include, exclude, message, hint):
+@pytest.mark.parametrize(("include", "exclude", "message", "fix"), BAD_FILTERS)
+def test_a_bad_filter_is_refused(include, exclude, message, fix):
     with pytest.raises(UsageError) as caught:
         select_hosts(OFFER, include, exclude, None)
     assert caught.value.message == message
-    assert hint is None or caught.value.hint == hint
+    assert fix is None or caught.value.fix == fix
 
 
 def test_num_nodes_that_can_not_be_had_is_refused():
     with pytest.raises(UsageError) as caught:
         select_hosts(OFFER, "gpu[1-2]", None, 3)
     assert caught.value.message == "--num-nodes wants 3 hosts, there are 2"
-    assert caught.value.hint == "the hosts are gpu[1-2]"
+    assert caught.value.fix == "the hosts are gpu[1-2]"
     with pytest.raises(UsageError) as caught:
         select_hosts(OFFER, None, None, 0)
     assert caught.value.message == "--num-nodes must be at least 1, got 0"

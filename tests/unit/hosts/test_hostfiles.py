@@ -17,7 +17,7 @@ from launcher.hosts.hostfiles import TARGETS, parse_hostfile, parse_hosts, read_
 
 SAMPLES = Path(__file__).parents[3] / "hostfiles"
 NAME_RULE = "a name holds letters, digits, '.', '_' and '-', and begins with no '-' or '.'"
-KEYS_HINT = "the settings are slots=, user=, port= and addr="
+KEYS_FIX = "the settings are slots=, user=, port= and addr="
 COLON = "--colon slots or --colon port says which; in a hostfile so does "
 ONCE = "a host stands once; its processes are slots=N"
 unhurried = settings(deadline=None)  # a loaded machine is no bug
@@ -105,12 +105,12 @@ BAD_LISTS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "message", "hint"), BAD_LISTS)
-def test_a_bad_list_is_refused(text, message, hint):
+@pytest.mark.parametrize(("text", "message", "fix"), BAD_LISTS)
+def test_a_bad_list_is_refused(text, message, fix):
     with pytest.raises(HostfileError) as caught:
         parse_hosts(text)
     assert caught.value.message == message
-    assert hint is None or caught.value.hint == hint
+    assert fix is None or caught.value.fix == fix
     assert (caught.value.source, caught.value.line) == ("--hosts", None)
     assert caught.value.exit_code == EXIT_USAGE
 
@@ -162,7 +162,7 @@ BAD_LINES = [
         "leave it away",
     ),
     ("node1 address=10.0.0.1", "unknown key 'address'", "did you mean 'addr'?"),
-    ("node1 gpus=4", "unknown key 'gpus'", KEYS_HINT),
+    ("node1 gpus=4", "unknown key 'gpus'", KEYS_FIX),
     ("node1 =4", "host name 'node1=4' holds '='", "settings such as slots=8 stand after the name, in a hostfile"),
     ("node1 slots=4 slots=8", "slots is given twice, by 'slots=4' and by 'slots=8'", ""),
     ("node1 slots=4 cpu=4", "slots is given twice, by 'slots=4' and by 'cpu=4'", ""),
@@ -180,13 +180,13 @@ BAD_LINES = [
         "addr= is the address of one host, 'n[1-2]' is 2",
         "give each of them a line with its own addr=",
     ),
-    ("node1 node2 slots=4", "expected key=value, got 'node2'", f"one host or range stands here; {KEYS_HINT}"),
+    ("node1 node2 slots=4", "expected key=value, got 'node2'", f"one host or range stands here; {KEYS_FIX}"),
     ("node1,node2 slots=4", "host name 'node1,node2' holds ','", "write one host or range per line"),
     ("node1,", "an empty name in 'node1,'", "remove the extra comma"),
-    ("node1 slots", "expected key=value, got 'slots'", KEYS_HINT),
-    ("node1 slots: 8", "expected key=value, got 'slots:'", KEYS_HINT),
+    ("node1 slots", "expected key=value, got 'slots'", KEYS_FIX),
+    ("node1 slots: 8", "expected key=value, got 'slots:'", KEYS_FIX),
     ("node1 slots:8", "expected key=value, got 'slots:8'", "write 'node1 slots=8'"),
-    ("node1 slots:many", "expected key=value, got 'slots:many'", KEYS_HINT),
+    ("node1 slots:many", "expected key=value, got 'slots:many'", KEYS_FIX),
     ("node1 cpu:8 port:22", "expected key=value, got 'cpu:8'", "write 'node1 cpu=8'"),
     (
         "node1: 8",
@@ -226,7 +226,7 @@ BAD_LINES = [
         "write its hosts here; with a blank after '#' the line is a comment for pdsh too",
     ),
     ("@gpu", "'@gpu' is a group of ClusterShell", "give the hosts: nodeset -e '@gpu'"),
-    ("rank 0=node1 slot=0", "unknown key '0'", KEYS_HINT),
+    ("rank 0=node1 slot=0", "unknown key '0'", KEYS_FIX),
     (
         "gpu[1,2] 8",
         "'gpu[1,2] 8' is ambiguous: is 8 a number of slots, a port, a host?",
@@ -242,23 +242,23 @@ BAD_LINES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "message", "hint"), BAD_LINES)
-def test_a_bad_line_is_refused_with_its_place(line, message, hint):
+@pytest.mark.parametrize(("line", "message", "fix"), BAD_LINES)
+def test_a_bad_line_is_refused_with_its_place(line, message, fix):
     with pytest.raises(HostfileError) as caught:
         parse_hostfile(f"node0\n\n{line}\n", "hostfiles/two")
     assert caught.value.message == f"hostfiles/two:3: {message}"
-    assert hint is None or caught.value.hint == hint
+    assert fix is None or caught.value.fix == fix
     assert (caught.value.source, caught.value.line) == ("hostfiles/two", 3)
 
 
-def proposed(hint):
-    """Return the lines that a hint proposes."""
-    return re.findall(r"'([^' ]+ (?:slots|cpu|port|addr|user)=[^']*)'", hint)
+def proposed(fix):
+    """Return the lines that a fix proposes."""
+    return re.findall(r"'([^' ]+ (?:slots|cpu|port|addr|user)=[^']*)'", fix)
 
 
 def test_every_line_that_a_hint_proposes_is_read():
-    hints = [hint for *_, hint in [*BAD_LISTS, *BAD_LINES, *BAD_YAML] if hint]
-    lines = [line for hint in hints for line in proposed(hint)]
+    fixes = [fix for *_, fix in [*BAD_LISTS, *BAD_LINES, *BAD_YAML] if fix]
+    lines = [line for fix in fixes for line in proposed(fix)]
     assert len(lines) > 15
     for line in lines:
         assert parse_hostfile(line, "f")
@@ -268,21 +268,21 @@ def test_every_line_that_a_hint_proposes_is_read():
 def test_a_range_that_a_hint_proposes_is_read(span):
     with pytest.raises(HostfileError) as caught:
         parse_hostfile(f"n[{span}]", "f")
-    (better,) = re.findall(r"write ([0-9]+-[0-9]+);", caught.value.hint)
+    (better,) = re.findall(r"write ([0-9]+-[0-9]+);", caught.value.fix)
     assert parse_hostfile(f"n[{better}]", "f")
 
 
 def test_a_line_that_is_too_long_to_be_shown_is_not_proposed():
     with pytest.raises(HostfileError) as caught:
         parse_hostfile("n" * 95 + " 8", "f")
-    assert caught.value.hint == ""
+    assert caught.value.fix == ""
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# node1\n  \t# node2"])
 def test_a_hostfile_without_hosts_is_refused(text):
     with pytest.raises(HostfileError) as caught:
         parse_hostfile(text, "f")
-    assert (caught.value.message, caught.value.hint) == (
+    assert (caught.value.message, caught.value.fix) == (
         "f: names no host",
         "write one per line, as in: node1 slots=8",
     )
@@ -309,14 +309,14 @@ def test_a_file_that_is_not_utf8_is_refused_at_its_line(tmp_path):
     with pytest.raises(HostfileError) as caught:
         read_hostfile(path)
     assert caught.value.message == f"{path}:2: byte 0xfc is not UTF-8"
-    assert caught.value.hint == "save the file as UTF-8"
+    assert caught.value.fix == "save the file as UTF-8"
 
 
 def test_a_named_file_that_is_missing_or_no_file_is_an_error(tmp_path):
     with pytest.raises(HostfileError) as caught:
         read_hostfile(tmp_path / "none")
     assert caught.value.message == f"{tmp_path}/none: no such hostfile"
-    assert caught.value.hint == "check the path given to --hostfile"
+    assert caught.value.fix == "check the path given to --hostfile"
     with pytest.raises(HostfileError) as caught:
         read_hostfile(tmp_path)
     assert caught.value.message == f"{tmp_path}: can't be read: Is a directory"
@@ -426,43 +426,43 @@ def test_what_stands_behind_a_colon_is_checked(line, colon, message):
     assert caught.value.message == message
 
 
-LIST_HINT = "write a list: '- node1', or '- name: node1' with 'slots: 8' below it"
+LIST_FIX = "write a list: '- node1', or '- name: node1' with 'slots: 8' below it"
 BAD_YAML = [
     ("- a\n- b;c\n", "f:2: host name 'b;c' holds ';'", NAME_RULE),
     ("- a\n- name: b\n  slots: x\n", "f:2: slots must be a number, got 'x'", ""),
     ("- a\n- name: b\n  slot: 8\n", "f:2: unknown key 'slot'", "did you mean 'slots'?"),
     ("- a\n- a: 8\n", "f:2: a host has one name, got the keys 'a'", "as in '- name: node1'"),
     ("- name: a\n  name: b\n", "f:1: a host has one name, got the keys 'name, name'", "as in '- name: node1'"),
-    ("- a\n-\n", "f:2: not one list of hosts", LIST_HINT),
-    ("- a\n- [b]\n", "f:2: not one list of hosts", LIST_HINT),
-    ("- &x a\n- *x\n", "f:2: not one list of hosts", LIST_HINT),
-    ("---\nhosts:\n- a\n", "f:2: not one list of hosts", LIST_HINT),
-    ("- a\n---\n- b\n", "f:2: not one list of hosts", LIST_HINT),
+    ("- a\n-\n", "f:2: not one list of hosts", LIST_FIX),
+    ("- a\n- [b]\n", "f:2: not one list of hosts", LIST_FIX),
+    ("- &x a\n- *x\n", "f:2: not one list of hosts", LIST_FIX),
+    ("---\nhosts:\n- a\n", "f:2: not one list of hosts", LIST_FIX),
+    ("- a\n---\n- b\n", "f:2: not one list of hosts", LIST_FIX),
     ("- name: a\n  slots: [8]\n", "f:2: a setting has one value", "the settings are slots, user, port and addr, "
      "each with one value"),
-    ("- a\n b: c\n", "f:2: not YAML: ", LIST_HINT),
-    ("- a\n- @gpu\n", "f:2: not YAML: ", LIST_HINT),
+    ("- a\n b: c\n", "f:2: not YAML: ", LIST_FIX),
+    ("- a\n- @gpu\n", "f:2: not YAML: ", LIST_FIX),
     # Wrong where it begins, though YAML sees it at the end, on a line that is not there.
-    ("- gpu1\n-gpu2\n", "f:2: not YAML: ", LIST_HINT),
-    ("- gpu1\n- {name: gpu2\n- gpu3\n- gpu4\n", "f:2: not YAML: ", LIST_HINT),
-    ("- gpu1\n- {name: gpu2,\n", "f:2: not YAML: ", LIST_HINT),
-    ("- gpu1\n- 'gpu2\n- gpu3\n", "f:2: not YAML: ", LIST_HINT),
-    ('- gpu1\n- "gpu2\n- gpu3\n', "f:2: not YAML: ", LIST_HINT),
+    ("- gpu1\n-gpu2\n", "f:2: not YAML: ", LIST_FIX),
+    ("- gpu1\n- {name: gpu2\n- gpu3\n- gpu4\n", "f:2: not YAML: ", LIST_FIX),
+    ("- gpu1\n- {name: gpu2,\n", "f:2: not YAML: ", LIST_FIX),
+    ("- gpu1\n- 'gpu2\n- gpu3\n", "f:2: not YAML: ", LIST_FIX),
+    ('- gpu1\n- "gpu2\n- gpu3\n', "f:2: not YAML: ", LIST_FIX),
     # Wrong where it is seen: the list that holds it begins well.
-    ("- a\n- b\nc: d\n", "f:3: not YAML: ", LIST_HINT),
+    ("- a\n- b\nc: d\n", "f:3: not YAML: ", LIST_FIX),
     ("- a\n- \x00\n", "f: not YAML: ", ""),
-    ("- " * 5000, "f:1: not one list of hosts", LIST_HINT),
-    ("---\n", "f:2: not one list of hosts", LIST_HINT),
+    ("- " * 5000, "f:1: not one list of hosts", LIST_FIX),
+    ("---\n", "f:2: not one list of hosts", LIST_FIX),
     ("--- []\n", "f: names no host", "write one per line, as in: node1 slots=8"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "message", "hint"), BAD_YAML)
-def test_a_bad_yaml_list_is_refused_at_its_line(text, message, hint):
+@pytest.mark.parametrize(("text", "message", "fix"), BAD_YAML)
+def test_a_bad_yaml_list_is_refused_at_its_line(text, message, fix):
     with pytest.raises(HostfileError) as caught:
         parse_hostfile(text, "f")
     begins = caught.value.message[: len(message)] if message.endswith("YAML: ") else caught.value.message
-    assert (begins, caught.value.hint) == (message, hint)
+    assert (begins, caught.value.fix) == (message, fix)
 
 
 def test_a_yaml_list_needs_pyyaml_and_nothing_else_does(monkeypatch):
@@ -470,7 +470,7 @@ def test_a_yaml_list_needs_pyyaml_and_nothing_else_does(monkeypatch):
     with pytest.raises(HostfileError) as caught:
         parse_hostfile("- a\n", "f")
     assert caught.value.message == "f: a YAML list, and this Python has no PyYAML"
-    assert caught.value.hint == "pip install PyYAML, or write one host per line without '- '"
+    assert caught.value.fix == "pip install PyYAML, or write one host per line without '- '"
     assert parse_hostfile("a", "f") == (Host("a", source="f:1"),)
 
 
@@ -508,7 +508,7 @@ def test_a_hostile_file_is_refused_at_once_in_one_line(tmp_path, content, messag
         read_hostfile(path)
     assert time.process_time() - start < 20  # of a minute and more, where memory does not end first
     assert caught.value.message == f"{path}:{message}"
-    assert caught.value.hint.isprintable()
+    assert caught.value.fix.isprintable()
 
 
 def test_a_file_without_an_end_is_not_read_to_its_end():
@@ -549,7 +549,7 @@ def test_what_another_tool_would_misread_is_not_written():
     with pytest.raises(UsageError) as caught:
         write_hosts([Host("a", source="f:7")], "deepspeed")
     assert caught.value.message == "f:7: 'a' has no slots=, and DeepSpeed reads no line without"
-    assert caught.value.hint == "write slots=N, the number of its GPUs"
+    assert caught.value.fix == "write slots=N, the number of its GPUs"
     with pytest.raises(UsageError) as caught:
         write_hosts([Host("fe80::1%eth0", source="f:7")], "openmpi")
     assert caught.value.message == "f:7: Open MPI can't read the name 'fe80::1%eth0'"
@@ -624,8 +624,8 @@ def test_any_text_gives_hosts_or_a_clear_error(read, text):
         hosts = read(text)
     except UsageError as error:
         assert error.message.isprintable()
-        assert error.hint.isprintable()
-        assert all(parse_hostfile(line, "f") for line in proposed(error.hint))
+        assert error.fix.isprintable()
+        assert all(parse_hostfile(line, "f") for line in proposed(error.fix))
     else:
         assert hosts
         assert len({host.name for host in hosts}) == len(hosts)

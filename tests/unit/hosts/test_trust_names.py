@@ -60,7 +60,7 @@ def check(read: Callable[[str], Sequence[Host]], text: str) -> None:
         hosts = read(text)
     except UsageError as error:
         assert error.message.isprintable()
-        assert error.hint.isprintable()
+        assert error.fix.isprintable()
         return
     for host in hosts:
         assert SAFE.fullmatch(host.name), host

@@ -32,8 +32,8 @@ def test_what_differs_in_the_addresses_alone_is_one_reason() -> None:
 
 def test_what_need_not_be_repeated_is_not_counted() -> None:
     unknown = [place(name, name).key_unknown() for name in ("a", "b")]
-    ((_, _, hint),) = fold_failures(unknown)
-    assert hint == (
+    ((_, _, fix),) = fold_failures(unknown)
+    assert fix == (
         "check it and add it: ssh-keyscan a >> ~/.ssh/known_hosts (and so for 1 more); "
         "or trust it now: --accept-new-host-keys"
     )
@@ -47,7 +47,7 @@ def test_what_differs_in_more_stays_apart() -> None:
 
 def test_a_gateway_that_all_share_is_named_once() -> None:
     failures = [pass_on(place("gate", "10.0.0.1").login_refused([]), name, "gate") for name in ("a", "b")]
-    ((names, text, hint),) = fold_failures(failures)
+    ((names, text, fix),) = fold_failures(failures)
     assert names == ["a", "b"]
     assert text == "on the way to it, gate: login refused for user me (tried nothing: there is no key)"
-    assert hint == "copy a key there: ssh-copy-id me@10.0.0.1"
+    assert fix == "copy a key there: ssh-copy-id me@10.0.0.1"

@@ -121,7 +121,7 @@ def test_another_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         check_batch(changed(time=text))
     assert caught.value.message == f"--time: want a time as Slurm writes it, got {text!r}"
-    assert caught.value.hint == "90 (minutes), 12:00:00 or 2-12"
+    assert caught.value.fix == "90 (minutes), 12:00:00 or 2-12"
 
 
 @pytest.mark.parametrize("values", [{"mem": "64G"}, {"mem": "0"}, {"mem": "500m"}, {"time": "2"}, {"time": "0"}])

@@ -49,7 +49,7 @@ def test_settings_of_the_command_line():
 
 
 @pytest.mark.parametrize(
-    ("setting", "message", "hint"),
+    ("setting", "message", "fix"),
     [
         ("NO", "--env NO: NO is not set here", "give its value: --env NO=VALUE"),
         ("", "--env '': '' is no name of an environment variable", ""),
@@ -69,10 +69,10 @@ def test_settings_of_the_command_line():
         ),
     ],
 )
-def test_a_bad_setting_is_refused(setting, message, hint):
+def test_a_bad_setting_is_refused(setting, message, fix):
     with pytest.raises(UsageError) as caught:
         parse_settings([setting], {"HOME": "/root"})
-    assert (caught.value.message, caught.value.hint, caught.value.exit_code) == (message, hint, EXIT_USAGE)
+    assert (caught.value.message, caught.value.fix, caught.value.exit_code) == (message, fix, EXIT_USAGE)
 
 
 DOTENV = """\

@@ -141,7 +141,7 @@ def test_a_folder_that_can_not_be_made_is_refused(tmp_path):
     (tmp_path / "logs").write_text("a file")
     with pytest.raises(UsageError) as caught:
         make_record(tmp_path / "logs")
-    assert (caught.value.message, caught.value.hint, caught.value.exit_code) == (
+    assert (caught.value.message, caught.value.fix, caught.value.exit_code) == (
         f"can't make the log folder {tmp_path}/logs/20261120-091233: Not a directory",
         "name another with --log-dir",
         EXIT_USAGE,

@@ -53,7 +53,7 @@ def test_nothing_is_found_where_nothing_is_wrong(job, fact):
     assert problems(job, fact) == []
 
 
-GPU_HINT = "one process a GPU; ask for fewer with --gpus"
+GPU_FIX = "one process a GPU; ask for fewer with --gpus"
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ GPU_HINT = "one process a GPU; ask for fewer with --gpus"
             (
                 Job(SCRIPT, python="/p", active_env="/env"),
                 facts(python=None, torch_version=None, pythons_tried=(("/p", reason),)),
-                f"gpu1: --python /p: {reason}\n  {hint}",
+                f"gpu1: --python /p: {reason}\n  {fix}",
             )
-            for reason, hint in (
+            for reason, fix in (
                 (messages.NO_TORCH, "install torch for it, or name another Python"),
                 (messages.NO_PROGRAM, "name one that is there and starts"),
                 ("it did not start", "name one that is there and starts"),
@@ -106,7 +106,7 @@ GPU_HINT = "one process a GPU; ask for fewer with --gpus"
             "gpu1: no GPU (nvidia-smi gave no answer in 5 s)\n  on CPUs: --nproc N --cpu",
         ),
         (Job(COMMAND), facts(gpus=()), "gpu1: no GPU (nvidia-smi lists none)\n  on CPUs: --nproc N --cpu"),
-        (Job(SCRIPT, nproc=9), facts(), f"gpu1: 9 GPUs wanted, 8 there\n  {GPU_HINT}"),
+        (Job(SCRIPT, nproc=9), facts(), f"gpu1: 9 GPUs wanted, 8 there\n  {GPU_FIX}"),
         (
             Job(SCRIPT, nproc=9, in_script=True),
             facts(),
@@ -115,7 +115,7 @@ GPU_HINT = "one process a GPU; ask for fewer with --gpus"
         (
             Job(SCRIPT, nproc=3, env={"HIP_VISIBLE_DEVICES": "6,7"}),
             facts(visible_gpus=(6, 7)),
-            f"gpu1: 3 GPUs wanted, 2 visible (HIP_VISIBLE_DEVICES)\n  {GPU_HINT}",
+            f"gpu1: 3 GPUs wanted, 2 visible (HIP_VISIBLE_DEVICES)\n  {GPU_FIX}",
         ),
         (
             Job(SCRIPT),
@@ -150,7 +150,7 @@ def test_a_finding_says_what_is_wrong_and_what_to_do(job, fact, finding):
     assert problems(job, fact) == [finding]
 
 
-SETUP_HINT = "it runs there in the working folder, by bash, without a terminal"
+SETUP_FIX = "it runs there in the working folder, by bash, without a terminal"
 NOT_FOUND = "bash: line 1: activate: No such file or directory"
 NO_CONDA = "no conda on PATH, nor in ~, /opt or /usr/local; and no micromamba"
 
@@ -164,15 +164,15 @@ def failed(step, reason, *lines):
     [
         (
             failed("--setup", "exit code 1", NOT_FOUND),
-            f"gpu1: --setup failed (exit code 1): {NOT_FOUND}\n  {SETUP_HINT}",
+            f"gpu1: --setup failed (exit code 1): {NOT_FOUND}\n  {SETUP_FIX}",
         ),
         (
             failed("--setup", "exit code 4", "one", "\x1b[31mtwo\x1b[0m"),
-            f"gpu1: --setup failed (exit code 4):\n    one\n    [31mtwo[0m\n  {SETUP_HINT}",
+            f"gpu1: --setup failed (exit code 4):\n    one\n    [31mtwo[0m\n  {SETUP_FIX}",
         ),
         (
             failed("--setup", "it did not end in 60 s"),
-            f"gpu1: --setup failed (it did not end in 60 s)\n  {SETUP_HINT}",
+            f"gpu1: --setup failed (it did not end in 60 s)\n  {SETUP_FIX}",
         ),
         (
             failed("--conda x", "exit code 127", NO_CONDA),
@@ -217,7 +217,7 @@ def test_an_environment_without_torch(activation):
 
 
 def test_slots_and_chosen_gpus_are_held_against_what_is_there():
-    assert problems(Job(SCRIPT), facts(), slots=16) == [f"gpu1: 16 GPUs wanted, 8 there\n  {GPU_HINT}"]
+    assert problems(Job(SCRIPT), facts(), slots=16) == [f"gpu1: 16 GPUs wanted, 8 there\n  {GPU_FIX}"]
     assert problems(Job(SCRIPT), facts(), slots=3, gpus=(9, 7, 8)) == ["gpu1: has no GPU 8, 9\n  it has 0 to 7"]
     assert problems(Job(SCRIPT), facts(), slots=1, gpus=(7,)) == []
     seven = facts(gpus=H200[:3] + H200[4:])
@@ -286,17 +286,17 @@ def test_an_active_environment_that_the_ranks_do_not_run_in():
     ]
     hosts = [Host(f"gpu{number}") for number in range(1, 7)]
     job = Job(SCRIPT, active_env=env)
-    hint = "(choose with --venv, --conda or --python)"
+    fix = "(choose with --venv, --conda or --python)"
     assert told(find_all(job, hosts, every_fact)) == [
-        f"warning: gpu[2,6]: this terminal's environment {env} isn't there, so /usr/bin/python3 runs {hint}",
-        f"warning: gpu3: this terminal's environment {env} has no torch, so /usr/bin/python3 runs {hint}",
+        f"warning: gpu[2,6]: this terminal's environment {env} isn't there, so /usr/bin/python3 runs {fix}",
+        f"warning: gpu3: this terminal's environment {env} has no torch, so /usr/bin/python3 runs {fix}",
         f"warning: gpu4: this terminal's environment {env} has a Python that doesn't start, so /usr/bin/python3 runs "
-        + hint,
+        + fix,
         f"note: gpu1: its Python is {mine}, the others /usr/bin/python3",
     ]
     # One that no host has is this machine's alone, as on a Mac: a note.
     assert told(find_all(job, [hosts[1], hosts[5]], [every_fact[1], every_fact[5]])) == [
-        f"note: gpu[2,6]: this terminal's environment {env} isn't there, so /usr/bin/python3 runs {hint}"
+        f"note: gpu[2,6]: this terminal's environment {env} isn't there, so /usr/bin/python3 runs {fix}"
     ]
     # It is no news where none is active, or where no Python has torch, which is a problem of its own.
     assert told(find_all(Job(SCRIPT), hosts[1:], every_fact[1:])) == []
@@ -333,11 +333,11 @@ FINDINGS = st.builds(
 @given(st.lists(FINDINGS))
 def test_folding_keeps_who_has_what(findings):
     def pairs(some):
-        return {(name, finding.text, finding.hint, finding.severity) for finding in some for name in finding.hosts}
+        return {(name, finding.text, finding.fix, finding.severity) for finding in some for name in finding.hosts}
 
     folded = fold(findings)
     assert pairs(folded) == pairs(findings)
-    assert len({(finding.text, finding.hint, finding.severity) for finding in folded}) == len(folded)
+    assert len({(finding.text, finding.fix, finding.severity) for finding in folded}) == len(folded)
     assert all(len(set(finding.hosts)) == len(finding.hosts) for finding in folded)
     assert fold(folded) == folded
 

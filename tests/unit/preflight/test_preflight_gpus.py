@@ -184,7 +184,7 @@ def test_an_address_as_the_kernel_writes_it(bus_id, address):
     ],
 )
 def test_faults_of_gpus_that_are_left_out_are_silent(host, bus_ids, warned):
-    """As the warning's own hint promises."""
+    """As the warning's own fix promises."""
     gpus = tuple(gpu(index, bus_id=bus_id) for index, bus_id in enumerate(bus_ids))
     xids = tuple(Xid(f"0000:{bus}:00", 79) for bus in ("3b", "5d", "9a"))
     assert told(check(Node(JOB, host, facts(gpus=gpus, checks=Checks(xids=xids))))) == [

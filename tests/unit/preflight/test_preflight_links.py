@@ -43,7 +43,7 @@ def found(number, links):
     return told(fold(check(nodes(number, links))))
 
 
-def hint(number):
+def fix(number):
     return f"(run `test-distributed 1 --hosts 'gpu[1-{number}]'`)"
 
 
@@ -113,7 +113,7 @@ FAR = Link(0.08, 34, 0)
     ],
 )  # fmt: skip
 def test_who_stands_apart(number, links, findings):
-    assert found(number, links) == [f"warning: {finding} {hint(number)}" for finding in findings]
+    assert found(number, links) == [f"warning: {finding} {fix(number)}" for finding in findings]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_who_stands_apart(number, links, findings):
 def test_what_measures_them_can_be_pasted(reach, words):
     every = [Node(replace(node.job, reach=reach), node.host, node.fact) for node in nodes(3, every_link(3, [3], SLOW))]
     (finding,) = check(every)
-    assert finding.hint == f"run `test-distributed 1 {words}`"
+    assert finding.fix == f"run `test-distributed 1 {words}`"
 
 
 def test_a_pair_has_the_best_time_and_all_packets_of_both_ways():

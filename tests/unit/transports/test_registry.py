@@ -33,7 +33,7 @@ def test_the_transport_to_hosts(wanted, hosts, allocation, name):
 
 
 @pytest.mark.parametrize(
-    ("hosts", "allocation", "message", "hint"),
+    ("hosts", "allocation", "message", "fix"),
     [
         ("n1", None, "--transport srun: this is no Slurm allocation", "salloc or sbatch makes one"),
         ("n1,n3", TWO, "--transport srun: n3 is not in Slurm job 7",
@@ -42,10 +42,10 @@ def test_the_transport_to_hosts(wanted, hosts, allocation, name):
          "it has n[1-2]; any other host by --transport fabric"),
     ],
 )  # fmt: skip
-def test_srun_leads_to_nodes_of_the_job_alone(hosts, allocation, message, hint):
+def test_srun_leads_to_nodes_of_the_job_alone(hosts, allocation, message, fix):
     with pytest.raises(UsageError) as caught:
         choose_transport("srun", parse_hosts(hosts), allocation)
-    assert (caught.value.message, caught.value.hint) == (message, hint)
+    assert (caught.value.message, caught.value.fix) == (message, fix)
 
 
 def test_the_help_of_transport_names_each():

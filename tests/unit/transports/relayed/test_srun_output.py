@@ -51,7 +51,7 @@ def test_no_python() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "exit_code", "text", "hint"),
+    ("lines", "exit_code", "text", "fix"),
     [
         ([], -9, "srun was killed by signal 9", ""),
         (IDLE, 1, "srun ended (exit code 1)", ""),
@@ -74,8 +74,8 @@ def test_no_python() -> None:
           "SLURMCTLD LOG FOR DETAILS ***"], 1, "Slurm has cancelled step 12.0 due to node failure", ""),
     ],
 )  # fmt: skip
-def test_why_srun_is_gone(lines: list[str], exit_code: int, text: str, hint: str) -> None:
-    assert make_words(*lines).gone("node1", exit_code) == HostFailure("node1", HostFailureKind.SLURM, text, hint)
+def test_why_srun_is_gone(lines: list[str], exit_code: int, text: str, fix: str) -> None:
+    assert make_words(*lines).gone("node1", exit_code) == HostFailure("node1", HostFailureKind.SLURM, text, fix)
 
 
 def test_a_step_that_does_not_begin() -> None:

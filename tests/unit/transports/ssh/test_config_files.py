@@ -208,7 +208,7 @@ def test_files_of_ones_own_need_not_be_there(tmp_path, monkeypatch):
 def test_a_named_file_must_be_there(tmp_path):
     with pytest.raises(UsageError) as caught:
         ConfigFiles(tmp_path / "none")
-    assert (caught.value.message, caught.value.hint) == (
+    assert (caught.value.message, caught.value.fix) == (
         f"{tmp_path}/none: no such file",
         "--ssh-config names an OpenSSH client configuration",
     )
@@ -220,7 +220,7 @@ def test_what_ssh_refuses_is_refused_in_its_words(read, before):
     files, path = read(text)
     with pytest.raises(UsageError) as caught:
         files.lookup("a")
-    assert (caught.value.message, caught.value.hint) == (
+    assert (caught.value.message, caught.value.fix) == (
         f"{path} line {text.count(chr(10))}: Bad port 'x'.",
         "`ssh -G HOST` says more",
     )
@@ -231,7 +231,7 @@ def test_an_option_that_macos_s_ssh_alone_knows(read):
     files, path = read(text)
     with pytest.raises(UsageError) as caught:
         files.lookup("a")
-    assert (caught.value.message, caught.value.hint) == (
+    assert (caught.value.message, caught.value.fix) == (
         f"{path}: line 2: Bad configuration option: usekeychain",
         "only macOS's own ssh knows it: `IgnoreUnknown UseKeychain` as the first line lets others skip it",
     )
@@ -335,7 +335,7 @@ def test_ssh_is_not_asked_about_a_file_that_it_does_not_read(tmp_path, monkeypat
         return
     with pytest.raises(UsageError) as caught:
         ConfigFiles()
-    assert (caught.value.message, caught.value.hint) == (
+    assert (caught.value.message, caught.value.fix) == (
         f"{mine}: other users can write or own this file",
         f"chmod go-w {mine} or chown it, or name a file with --ssh-config",
     )
@@ -368,16 +368,16 @@ REFUSED = [
 
 
 @pytest.mark.usefixtures("without_ssh")
-@pytest.mark.parametrize(("text", "message", "hint"), REFUSED)
-def test_without_ssh_what_it_alone_could_tell_is_one_line(tmp_path, text, message, hint):
+@pytest.mark.parametrize(("text", "message", "fix"), REFUSED)
+def test_without_ssh_what_it_alone_could_tell_is_one_line(tmp_path, text, message, fix):
     (tmp_path / "open").write_text("User eve\n")
     (tmp_path / "open").chmod(0o666)
     (tmp_path / "config").write_text(text.replace("FOLDER", str(tmp_path)))
     with pytest.raises(UsageError) as caught:
         ConfigFiles(tmp_path / "config").lookup("a")
-    assert (caught.value.message, caught.value.hint) == (
+    assert (caught.value.message, caught.value.fix) == (
         f"{tmp_path}/{message}",
-        hint.replace("FOLDER", str(tmp_path)),
+        fix.replace("FOLDER", str(tmp_path)),
     )
 
 
@@ -418,7 +418,7 @@ def test_a_line_that_every_ssh_refuses_is_refused(read, tmp_path, monkeypatch, l
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError) as caught:
         read(text)[0].lookup("a")
-    assert (caught.value.message, caught.value.hint) == (f"{path}:2: {message}", "fix that line")
+    assert (caught.value.message, caught.value.fix) == (f"{path}:2: {message}", "fix that line")
 
 
 @pytest.mark.usefixtures("without_ssh")

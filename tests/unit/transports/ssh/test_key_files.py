@@ -123,7 +123,7 @@ def test_a_passphrase_is_wanted_where_nothing_else_will_do(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("unusable", "has_declined", "wanted", "hint"),
+    ("unusable", "has_declined", "wanted", "fix"),
     [
         (
             ["/h/id_sk"],
@@ -139,7 +139,7 @@ def test_a_passphrase_is_wanted_where_nothing_else_will_do(tmp_path, monkeypatch
         ([], False, [], "copy a key there: ssh-copy-id ann@10.0.0.2"),
     ],
 )
-def test_the_way_that_is_left_is_named(unusable, has_declined, wanted, hint):
+def test_the_way_that_is_left_is_named(unusable, has_declined, wanted, fix):
     login = Login("ann", {}, Secrets())
     login.tried.append("id")
     login.unusable.extend(unusable)
@@ -148,4 +148,4 @@ def test_the_way_that_is_left_is_named(unusable, has_declined, wanted, hint):
         original_host="node", host="10.0.0.2", port=22, user="ann", ssh_config={"gssapiauthentication": "yes"}
     )
     failure = classify(LoginRefused(login, wanted), hop)
-    assert (failure.text, failure.hint) == ("login refused for user ann (tried id)", hint)
+    assert (failure.text, failure.fix) == ("login refused for user ann (tried id)", fix)

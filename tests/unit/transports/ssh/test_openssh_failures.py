@@ -221,7 +221,7 @@ SAID = [
 def test_what_ssh_says_has_a_class(said, hops, kind, text, gateway):
     failure, blamed = classify(said, NODE, hops, is_late=False)
     assert (failure.kind, failure.text, blamed) == (kind, text, gateway)
-    assert failure.hint
+    assert failure.fix
 
 
 @pytest.mark.parametrize("closed", [CLOSED_WAY, UNWRITTEN])
@@ -252,7 +252,7 @@ def test_a_name_that_no_hop_has_is_blamed_itself(said, text):
     """As that of a gateway to which a ProxyCommand leads."""
     failure, blamed = classify(f"{said}\r\n{CLOSED_WAY}", BY_PROXY, [], is_late=False)
     assert (failure.text, blamed) == (text, "10.0.0.7")
-    assert "10.0.0.2" not in failure.hint
+    assert "10.0.0.2" not in failure.fix
 
 
 def test_a_login_that_takes_too_long():
@@ -275,12 +275,12 @@ def test_the_hints_name_file_and_alias():
         "No ED25519 host key is known for gpu and you have requested strict checking.\r\nHost key verification failed."
     )
     failure, _ = classify(said, ALIASED, [], is_late=False)
-    assert failure.hint == (
+    assert failure.fix == (
         "check it and add it: ssh-keyscan 10.0.0.2 | sed 's/^[^ #]*/gpu/' >> /k; "
         "or trust it now: --accept-new-host-keys"
     )
     failure, _ = classify(said.replace("gpu", "10.0.0.9"), NODE, [HOP], is_late=False)
-    assert failure.hint == "check it and add it: ssh-keyscan 10.0.0.9 >> /k"  # no option of ours comes to its ssh
+    assert failure.fix == "check it and add it: ssh-keyscan 10.0.0.9 >> /k"  # no option of ours comes to its ssh
 
 
 def test_keys_with_a_passphrase_are_told_from_refused_ones(tmp_path):
@@ -296,7 +296,7 @@ def test_keys_with_a_passphrase_are_told_from_refused_ones(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "tried", "hint"),
+    ("said", "tried", "fix"),
     [
         ('Load key "KEY": bad permissions', "KEY: bad permissions", "chmod 600 KEY"),
         ('Load key "KEY": error in libcrypto', "KEY: error in libcrypto", "copy a key there: ssh-copy-id WHERE"),
@@ -314,14 +314,14 @@ def test_keys_with_a_passphrase_are_told_from_refused_ones(tmp_path):
         ),
     ],
 )
-def test_why_a_key_was_of_no_use_is_told(tmp_path, said, tried, hint):
+def test_why_a_key_was_of_no_use_is_told(tmp_path, said, tried, fix):
     key = tmp_path / "id"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True, timeout=DEADLINE_S)
     named = answer("node", "10.0.0.2", 2222, f"identityfile {key}")
     text = f"{said}\r\nann@10.0.0.2: Permission denied (publickey).\r\n".replace("KEY", str(key))
     failure, _ = classify(text, named, [], is_late=False)
     assert failure.text.replace(str(key), "KEY") == f"login refused for user ann (tried {tried})"
-    assert failure.hint.replace(str(key), "KEY").replace("-p 2222 ann@10.0.0.2", "WHERE") == hint
+    assert failure.fix.replace(str(key), "KEY").replace("-p 2222 ann@10.0.0.2", "WHERE") == fix
 
 
 @pytest.mark.parametrize(
