@@ -225,8 +225,8 @@ def try_targets(targets: list[list[Any]], peer: str | None) -> dict[str, Any]:
     os.kill(looker, signals.SIGKILL)  # it may hold our own output open for as long as a resolver is waited for
     reverse_dns_s = float(names[0]) if names else time.monotonic() - began_at  # and it is not over
     return {
-        "errors": errors,
-        "links": found,
+        "errors": list(errors),  # a thread that is late may still change its own entry
+        "links": list(found),
         "reverse_dns_s": reverse_dns_s if peer is not None else None,
         "own_address": names[1] if len(names) > 1 else None,
     }
