@@ -6,6 +6,7 @@ In reading order:
     network         addresses, routes, ports, probes
     visible_gpus    which GPUs the ranks will see
     slurm           what Slurm gives the run here
+    cpus            how many CPUs the run may use
     gpus            the GPUs, by nvidia-smi or rocm-smi, and the processes on them
     xids            GPU faults in the kernel's log
     machine         memory, limits, disks

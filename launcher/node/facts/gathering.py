@@ -6,7 +6,7 @@ import json
 import os
 import socket
 
-from launcher.node.facts import network, slurm
+from launcher.node.facts import cpus, network, slurm
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
     folder = os.path.expanduser(wanted.get("workdir") or "~")
     facts: dict[str, Any] = {
         "hostname": socket.gethostname(),
-        "cpu_count": slurm.count_cpus(len(os.sched_getaffinity(0))),
+        "cpu_count": cpus.count_cpus(),
         "home": os.path.expanduser("~"),
         **_launcher_ends(),
         "addresses": network.list_addresses(),
