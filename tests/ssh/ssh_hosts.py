@@ -276,6 +276,23 @@ def sign(authority: Path, key: Path, *words: str) -> None:
     subprocess.run(argv, check=True, timeout=DEADLINE_S)
 
 
+@contextlib.contextmanager
+def running_agent(place: Path) -> Iterator[None]:
+    """Run an ssh-agent whose socket is `place`, which is there a moment before the agent listens."""
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(place)], stdout=subprocess.DEVNULL)
+    try:
+        assert wait_until(lambda: _is_listening(place))
+        yield
+    finally:
+        agent.terminate()
+        agent.wait()
+
+
+def _is_listening(place: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as sock:
+        return sock.connect_ex(str(place)) == 0
+
+
 def find_free_port(address: str) -> int:
     with socket.socket() as listener:
         listener.bind((address, 0))

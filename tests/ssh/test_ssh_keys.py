@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from machines.patience import DEADLINE_S
 from password_server import PASSWORD, PasswordServer
-from ssh_hosts import SshHosts, wait_until
+from ssh_hosts import SshHosts, running_agent
 from terminal import Terminal
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "ssh" / "setup_keys.sh"
@@ -193,13 +193,8 @@ def test_no_agent_is_forwarded(hosts: SshHosts, user: Path, tmp_path: Path) -> N
     hosts.add_login(tmp_path / "key", f'echo "${{SSH_AUTH_SOCK-no agent}}" >{seen}')
     mine = {"IdentityFile": tmp_path / "key", "ForwardAgent": "yes", "RemoteCommand": "echo mine"}
     config = hosts.write_config(tmp_path / "config", node1=mine)
-    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(place)], stdout=subprocess.DEVNULL)
-    try:
-        assert wait_until(place.exists)
+    with running_agent(place):
         assert run(user, config, "node1", SSH_AUTH_SOCK=str(place))[0] == 0
-    finally:
-        agent.terminate()
-        agent.wait()
     assert seen.read_text() == "no agent\n"
 
 

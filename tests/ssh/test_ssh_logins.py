@@ -16,7 +16,7 @@ import pytest
 from launching import Launch, every_transport, rank
 from machines.patience import DEADLINE_S
 from password_server import PASSWORD, PasswordServer
-from ssh_hosts import SshHosts, find_free_port, is_alive, make_key, sign, wait_until
+from ssh_hosts import SshHosts, find_free_port, is_alive, make_key, running_agent, sign, wait_until
 from terminal import Terminal
 
 from launcher.errors import HostFailure, HostFailureKind
@@ -62,12 +62,9 @@ def log_in(hosts: SshHosts, tmp_path: Path, transport: str) -> LogIn:
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Start an ssh-agent; return its socket."""
     place = tmp_path / "agent"
-    process = subprocess.Popen(["ssh-agent", "-D", "-a", str(place)], stdout=subprocess.DEVNULL)
     monkeypatch.setenv("SSH_AUTH_SOCK", str(place))
-    assert wait_until(place.exists)
-    yield place
-    process.terminate()
-    process.wait()
+    with running_agent(place):
+        yield place
 
 
 def add_to_agent(key: Path, passphrase: str = "", options: Sequence[str] = ()) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import pwd
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from launching import Done, Launch, rank, shell
 from machines.patience import DEADLINE_S, slowed
-from ssh_hosts import Process, SshHosts, find_free_port, read_processes, wait_until
+from ssh_hosts import Process, SshHosts, find_free_port, read_processes, running_agent, wait_until
 
 from launcher.hosts.host import Host
 from launcher.transports.relayed.pdsh_command import Pdsh
@@ -168,20 +167,15 @@ def test_the_user_s_own_options_for_pdsh_s_ssh_count(launch: Launch) -> None:
 @pytest.mark.parametrize("own", [{}, {"PDSH_SSH_ARGS_APPEND": "-A"}, {"PDSH_SSH_ARGS": "-AX -l%u %h"}])
 def test_nothing_of_the_user_s_is_forwarded(launch: Launch, hosts: SshHosts, own: dict[str, str]) -> None:
     place, made = launch.folder / "agent", launch.folder / "made"
-    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(place)], stdout=subprocess.DEVNULL)
-    try:
-        assert wait_until(place.exists, DEADLINE_S)
-        mine = {
-            "ForwardAgent": "yes",
-            "ForwardX11": "yes",
-            "PermitLocalCommand": "yes",
-            "LocalCommand": f"touch {made}",
-        }
-        config = hosts.write_config(launch.folder / "config", node1=mine)
-        words = ("--hosts", "node1", "--ssh-config", str(config), "--", "echo ${SSH_AUTH_SOCK-no agent}")
+    mine = {
+        "ForwardAgent": "yes",
+        "ForwardX11": "yes",
+        "PermitLocalCommand": "yes",
+        "LocalCommand": f"touch {made}",
+    }
+    config = hosts.write_config(launch.folder / "config", node1=mine)
+    words = ("--hosts", "node1", "--ssh-config", str(config), "--", "echo ${SSH_AUTH_SOCK-no agent}")
+    with running_agent(place):
         done = launch.start_exec(*words, env={"SSH_AUTH_SOCK": str(place), **own}).finish()
-    finally:
-        agent.terminate()
-        agent.wait()
     assert (done.exit_code, done.lines) == (0, ["[node1] no agent"])
     assert not made.exists()
