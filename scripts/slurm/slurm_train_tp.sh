@@ -27,7 +27,7 @@
 #   sbatch --ntasks-per-node=8 scripts/slurm/slurm_train_tp.sh
 #   sbatch scripts/slurm/slurm_train_tp.sh config/tp_shakespeare.yaml --parallel tp     # on CPUs
 #
-# The text is downloaded to data/ unless it is there.
+# The text is downloaded to data/ unless it is there, or --data names another.
 # Submit it in the project's folder, where logs/ must be, or in scripts/slurm. Python is the one on PATH, or PYTHON.
 # The output is in logs/slurm-JOB.out and .err; a minute before the time limit the trainer saves.
 
@@ -42,7 +42,9 @@ source "${scripts:-scripts/slurm}/job.sh" || exit 2
 
 read_words config/tp_shakespeare.yaml "$@"
 need_torch
-[[ -e data/tinyshakespeare.txt ]] || "$python" -m launcher.trainer.prepare_data
+if [[ ! -e data/tinyshakespeare.txt && " ${options[*]-} " != *" --data"[\ =]* ]]; then
+    "$python" -m launcher.trainer.prepare_data
+fi
 tasks=${SLURM_NTASKS_PER_NODE:-1}
 read_gpus
 warn_of_idle_gpus "$tasks" --ntasks-per-node=N

@@ -203,7 +203,9 @@ def test_several_nodes_train_together(slurm: Slurm, checkout: Path) -> None:
 
 
 def test_tasks_share_each_matrix_product_and_save_when_the_time_is_over(slurm: Slurm, checkout: Path) -> None:
-    words = ("small.json", *SMALL, "--parallel=tp", "--heads=2", "--steps-per-epoch=0", "--epochs=100000")
+    (checkout / "data" / "tinyshakespeare.txt").rename(checkout / "mine.txt")  # nothing is downloaded then
+    words = ("small.json", *SMALL, "--data=mine.txt", "--parallel=tp", "--heads=2", "--steps-per-epoch=0")
+    words += ("--epochs=100000",)
     options = ("--ntasks-per-node=1",)
     job_id = submit(slurm, checkout, "slurm_train_tp.sh", *words, options=options, OMP_NUM_THREADS="1")
     assert wait_until(lambda: "step 3 " in read_log(checkout, job_id, "out")), read_log(checkout, job_id, "err")
