@@ -178,7 +178,7 @@ class FaultLaunch:
         assert wait_until(lambda: not left(), poll_s=CENSUS_POLL_S), left()
 
     def forget_folder(self, host: Host) -> None:
-        """After a thaw: remove the run's folder where LAUNCH_GUIDE.md says that it may stay."""
+        """After a thaw: remove the run's folder where docs/faults.md says that it may stay."""
         if self.way.may_leave_folder:
             for path in host.tmpdir.glob("launch-*"):
                 shutil.rmtree(path)

@@ -17,20 +17,20 @@ from machines.slurm import LOGIN, NODES, Slurm
 
 
 class Promise(enum.Enum):
-    """What a run keeps to, in the words of LAUNCH_GUIDE.md."""
+    """What a run guarantees, in the words of docs/faults.md."""
 
-    RANK = "a rank fails or is killed: it is named, and the others are ended"
-    KEEPER = "guardian, supervisor or both are killed: the same"
-    SIGNAL = "Ctrl-C, SIGTERM, SIGHUP: the ranks may save; Ctrl-C again: at once"
-    KILLED = "`launch` is killed: the hosts end the run"
-    FROZEN = "`launch` or its machine stands still: the hosts end the run after `--silence`"
-    SILENT = "a supervisor stands still: its host is named after `--silence`, and cleaned up"
-    BROKEN = "a connection breaks: its host is named, and looked at over another"
+    RANK = "a rank fails or is killed: the rank is named, and the other ranks are stopped"
+    KEEPER = "one helper on a host is killed, or both: the host is named, and all ranks are stopped"
+    SIGNAL = "Ctrl-C, SIGTERM or SIGHUP: ranks get time to save; a second Ctrl-C kills them at once"
+    KILLED = "`launch` is killed: the hosts stop the run"
+    FROZEN = "`launch` or its machine is suspended: the hosts stop the run after `--silence`"
+    SILENT = "a helper hangs: its host is named after `--silence` and cleaned up"
+    BROKEN = "a connection breaks: its host is named and checked over a new one"
     LOST = "a host is off, frozen or without network: it is named after `--silence`"
-    ALONE = "a host without network ends its ranks by itself"
-    ABSENT = "a host can't be reached: it is named, and nothing is started"
-    OUTPUT = "output comes to the last byte, and who doesn't read it holds up nobody"
-    SECRET = "secrets reach the ranks, and stand in no command line"
+    ALONE = "a host without network stops its own ranks"
+    ABSENT = "a host can't be reached: it is named, and nothing starts"
+    OUTPUT = "output arrives to the last byte, and a slow reader never stalls the run"
+    SECRET = "secrets reach the ranks and appear in no command line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +128,14 @@ WAYS = (
 
 GAPS: Mapping[str, Mapping[Promise, str]] = {
     "pdsh": {
-        Promise.FROZEN: "of a machine only: no host hears that `launch` alone stands still, and the run goes on",
-        Promise.SECRET: "refused: they would stand in command lines",
+        Promise.FROZEN: "only if the machine is; if `launch` alone is, no host detects it and the run continues",
+        Promise.SECRET: "refused: they would appear in command lines",
     },
     "local": {
-        Promise.BROKEN: "there is none but a pipe",
-        Promise.LOST: "we are there",
-        Promise.ALONE: "there is no network",
-        Promise.ABSENT: "we are there",
+        Promise.BROKEN: "not applicable: a pipe is the only connection",
+        Promise.LOST: "not applicable (local)",
+        Promise.ALONE: "not applicable: there is no network",
+        Promise.ABSENT: "not applicable (local)",
     },
 }
 
