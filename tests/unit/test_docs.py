@@ -1,4 +1,4 @@
-"""Every command line of README and LAUNCH_GUIDE is understood and planned; TROUBLESHOOTING has all known lines."""
+"""Every command line of README, the guide and docs/ is understood and planned; every link leads somewhere."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ from launcher.cli import main as cli
 from launcher.session.node_state import Stage
 
 ROOT = Path(__file__).parents[2]
+COMMANDED = ["README.md", "LAUNCH_GUIDE.md", *(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md")))]
+LINKED = [*COMMANDED, "TROUBLESHOOTING.md", "CONTRIBUTING.md", "docker/README.md"]
 PLANNED = ("run", "singlenode", "node")  # these have --dry-run
 PRINTED = ("hosts", "sbatch")  # these contact nobody
+_COMMAND = r"(?:launch|test-distributed) "
+_FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def _command_lines() -> list[str]:
     lines = []
-    for name in ("README.md", "LAUNCH_GUIDE.md"):
-        text = (ROOT / name).read_text()
-        blocks = re.findall(r"^    (?:launch|test-distributed) .*$", text, re.MULTILINE)
-        cells = re.findall(r"\| `((?:launch|test-distributed) [^`]+)`", text)  # which begin with one
+    for name in COMMANDED:
+        text = (ROOT / name).read_text("utf-8")
+        blocks = re.findall(rf"^    {_COMMAND}.*$", text, re.MULTILINE)
+        fenced = "\n".join(_FENCED.findall(text))
+        blocks += re.findall(rf"^(?:\$ )?({_COMMAND}.*)$", fenced, re.MULTILINE)
+        cells = re.findall(rf"\| `({_COMMAND}[^`]+)`", text)  # which begin with one
         lines += [line.split("  #")[0].strip() for line in (*blocks, *cells)]
     return sorted(set(lines))
 
@@ -37,7 +43,8 @@ def _split(line: str) -> tuple[str, list[str]]:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder as a user has it, in a Slurm allocation: a script, the sample hostfiles and configurations."""
+    """A directory as a user has it, in a Slurm allocation: a script, the sample hostfiles and configurations."""
+    monkeypatch.setenv("MY_TOKEN", "abc")
     monkeypatch.setenv("SLURM_JOB_ID", "41")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-2]")
     (tmp_path / "train.py").touch()
@@ -82,19 +89,35 @@ def _load(name: str) -> tuple[click.Command, click.Context | None]:
     return command, parent
 
 
-@pytest.mark.parametrize(
-    "name", ["README.md", "LAUNCH_GUIDE.md", "TROUBLESHOOTING.md", "docs/old-scripts.md", "docker/README.md"]
-)
+@pytest.mark.parametrize("name", [name for name in LINKED if name != "CONTRIBUTING.md"])
 def test_documented_files_are_there(name: str) -> None:
     text = (ROOT / name).read_text("utf-8")
     paths = set(re.findall(r"(?<![\w./])(?:scripts|examples|config|hostfiles|docker|docs)/[\w./-]*\w", text))
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
-    anchors = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in _headings("LAUNCH_GUIDE.md")}
-    assert set(re.findall(r"LAUNCH_GUIDE\.md#([\w-]+)", text)) <= anchors
 
 
-def _headings(name: str) -> list[str]:
-    return re.findall(r"^#+ (.*)$", (ROOT / name).read_text("utf-8"), re.MULTILINE)
+@pytest.mark.parametrize("name", LINKED)
+def test_every_link_leads_somewhere(name: str) -> None:
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", (ROOT / name).read_text("utf-8"), flags=re.DOTALL)
+    links = [(path, anchor) for path, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", prose) if ":" not in path]
+    places = [((ROOT / name).parent / path if path else ROOT / name, anchor) for path, anchor in links]
+    assert [str(path) for path, _ in places if not path.exists()] == []
+    assert [f"{path.name}#{anchor}" for path, anchor in places if anchor and anchor not in _anchors(path)] == []
+
+
+def test_the_contents_of_the_guide_name_all_its_sections() -> None:
+    text = (ROOT / "LAUNCH_GUIDE.md").read_text("utf-8")
+    contents = re.findall(r"^- \[(.*)\]\(#(.*)\)$", text, re.MULTILINE)
+    assert contents == [(head, _anchor(head)) for head in re.findall(r"^## (.*)$", text, re.MULTILINE)]
+
+
+def _anchors(path: Path) -> set[str]:
+    return {_anchor(head) for head in re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)}
+
+
+def _anchor(heading: str) -> str:
+    """Return what GitHub makes of a heading."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 def test_the_guide_has_the_table_that_the_launcher_uses() -> None:
