@@ -99,7 +99,8 @@ def test_documented_files_are_there(name: str) -> None:
 @pytest.mark.parametrize("name", LINKED)
 def test_every_link_leads_somewhere(name: str) -> None:
     prose = re.sub(r"```.*?```|`[^`\n]*`", "", (ROOT / name).read_text("utf-8"), flags=re.DOTALL)
-    links = [(path, anchor) for path, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", prose) if ":" not in path]
+    found = re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", prose)
+    links = [(path, anchor) for path, anchor in found if ":" not in path]
     places = [((ROOT / name).parent / path if path else ROOT / name, anchor) for path, anchor in links]
     assert [str(path) for path, _ in places if not path.exists()] == []
     assert [f"{path.name}#{anchor}" for path, anchor in places if anchor and anchor not in _anchors(path)] == []
