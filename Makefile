@@ -1,10 +1,10 @@
 # The same targets on a laptop and in CI; each one installs what it needs into .venv first.
 #
-# PYTHON           the interpreter that .venv is made from; one that already has torch keeps its torch
-# PYTEST_ARGS      goes to pytest as it stands, e.g. PYTEST_ARGS='tests/unit -x'
-# PYTEST_WORKERS   tests in that many processes at once, 4 by default, since many wait; 0 is one after the other
-# DEMO_ARGS        goes to `launch demo` as it stands, e.g. DEMO_ARGS='--nodes 3 --nproc 1'
-# BENCH_ARGS       goes to `python -m bench` as it stands
+# PYTHON           the interpreter from which .venv is made; if it already has torch, that torch is used
+# PYTEST_ARGS      passed to pytest, e.g. PYTEST_ARGS='tests/unit -x'
+# PYTEST_WORKERS   number of test processes, 4 by default, since many tests wait; 0 runs one test after the other
+# DEMO_ARGS        passed to `launch demo`, e.g. DEMO_ARGS='--nodes 3 --nproc 1'
+# BENCH_ARGS       passed to `python -m bench`
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -14,18 +14,18 @@ BENCH_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-# The shellcheck and the launch that were installed come before any other.
+# The shellcheck and launch in .venv take precedence over others.
 IN_VENV = PATH="$(CURDIR)/$(BIN):$$PATH"
-# PIP_CONSTRAINT is set in some container images, and would contradict ours.
+# Some container images set PIP_CONSTRAINT, which would contradict constraints.txt.
 INSTALL = PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-# program:package, for the tests; sshd stands in a folder that is often not on PATH.
+# program:package, for the tests; sshd is in a directory that is often not on PATH.
 DEBIAN := sshd:openssh-server ssh:openssh-client ip:iproute2 ps:procps slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge pdsh:pdsh
 
 .PHONY: help demo test lint bench clean debian
 .DELETE_ON_ERROR:
 
-help:  ## say what there is to make
+help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/installed  ## train on loopback SSH hosts of this machine
@@ -47,13 +47,13 @@ clean:  ## remove .venv, caches and builds; logs/ and outputs/ stay
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# `extras` holds what pip is asked for; it is written last, so a venv that broke half-way is made again.
-# find_spec looks for torch without the seconds that its import takes.
-# A PYTHON that is itself in a venv shows none of its packages to a new one, so torch's folder is named in a .pth.
+# `extras` holds the extras that pip installs; it is written last, so an incomplete venv is made again.
+# find_spec finds torch without importing it, which takes seconds.
+# If PYTHON is itself in a venv, a new venv doesn't see its packages, so a .pth file names torch's directory.
 $(VENV)/extras:
 	rm -rf $(VENV)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
-	|| { echo "make: Python 3.10 or newer is needed, not '$(PYTHON)'; name one: make PYTHON=python3.12" >&2; exit 1; }; \
+	|| { echo "make: Python 3.10 or newer is needed, not '$(PYTHON)'; fix: make PYTHON=python3.12" >&2; exit 1; }; \
 	folder=$$($(PYTHON) -c 'from importlib.util import find_spec as find; \
 		spec = find("torch"); print(spec.origin.rsplit("/", 2)[0] if spec and spec.origin else "")'); \
 	option=; in_venv=$$($(PYTHON) -c 'import sys; print("yes" if sys.prefix != sys.base_prefix else "no")'); \

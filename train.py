@@ -1,6 +1,6 @@
 """Train with the built-in trainer: `python train.py`, `torchrun train.py` or `srun python train.py`.
 
-The same as `python -m launcher.trainer`; all options: `python train.py --help`.
+It is the same as `python -m launcher.trainer`; all options: `python train.py --help`.
 """
 
 from launcher.trainer.__main__ import main

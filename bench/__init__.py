@@ -1,1 +1,1 @@
-"""Measures of speed and weight: each against a peer or a limit, in the same run, on this machine."""
+"""Measure speed and memory: each measure against another tool or a limit, in the same run, on this machine."""

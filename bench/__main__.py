@@ -1,4 +1,4 @@
-"""python -m bench [MEASURE...]: run the measures and print a table; exit code 1 where a limit does not hold."""
+"""python -m bench [MEASURE...]: run the measures and print a table; exit with 1 if a limit is exceeded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.measures import MEASURES, missing_programs, parse_names
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Run the measures that were requested."""
     console = Console(highlight=False)
     table = Table("measure", "value", "limit", "holds", "seen")
     all_hold = True

@@ -1,4 +1,4 @@
-"""How soon a run is over once somebody ends it: of two hosts with two ranks each."""
+"""Measure how soon a run on two hosts with two ranks each is over once it is stopped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POLL_S = 0.005
 
 
 def ends() -> list[Row]:
-    """Ctrl-C and the death of the launcher, until no rank is left."""
+    """Measure the time from Ctrl-C, and from the launcher's death, until no rank is left."""
     with farm(2) as hosts:
         asked, killed, forced = median(
             5,

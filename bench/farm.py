@@ -1,6 +1,6 @@
 """Many SSH hosts on loopback: one real OpenSSH sshd per host, 127.0.0.1 to 127.0.0.N, all on one port.
 
-Their home is empty: the rc files of the person who measures are not what is measured.
+Their home directory is empty, so that the user's rc files don't affect the measurement.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ SetEnv HOME={folder}
 
 @dataclass(frozen=True, slots=True)
 class Farm:
-    """Hosts, and the ssh_config that reaches them."""
+    """The hosts, and the ssh_config for logging in to them."""
 
     names: list[str]
     port: int
     ssh_config: Path
 
     def ssh_environment(self) -> dict[str, str]:
-        """Return the environment in which pdsh reaches them."""
+        """Return the environment with which pdsh reaches the hosts."""
         return {**os.environ, "PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": f"-F {self.ssh_config}"}
 
 
 @contextlib.contextmanager
 def farm(count: int) -> Iterator[Farm]:
-    """Start `count` sshd, yield how to reach them, and end them."""
+    """Start `count` sshd, yield how to reach them, and stop them."""
     folder = Path(tempfile.mkdtemp(prefix="bench-farm-"))
     servers: list[subprocess.Popen[bytes]] = []
     try:
         for name in ("host_key", "id"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
         if os.geteuid() == 0:
-            Path("/run/sshd").mkdir(exist_ok=True)  # sshd as root wants its chroot folder
+            Path("/run/sshd").mkdir(exist_ok=True)  # sshd as root needs its chroot directory
         names = [f"127.0.0.{index + 1}" for index in range(count)]
         port = _free_port()
         for name in names:

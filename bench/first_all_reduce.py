@@ -1,4 +1,4 @@
-"""What is timed: join the process group, reduce one number, say so."""
+"""The program that is timed: join the process group, reduce one number, print a line."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""A configuration that is behind an Include, as most are, beside the same one without: it must cost nothing."""
+"""Compare an ssh_config behind an Include, as most are, with the same one without: an Include must cost nothing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Turn = tuple[Sequence[Spent], Sequence[Spent]]  # with an Include, without one
 
 
 def includes() -> list[Row]:
-    """128 hosts, a command that does nothing: with an Include against without one, in time and CPU."""
+    """Run a command that does nothing on 128 hosts, with and without an Include: time and CPU."""
     with farm(HOSTS) as hosts:
         including = hosts.ssh_config.with_name("ssh_config_including")
         including.write_text(f"Include {hosts.ssh_config}\n")
         plain = hosts.ssh_config
-        _exec(hosts.names, including)  # the first one also compiles
+        _exec(hosts.names, including)  # the first run also compiles
         turns: list[Turn] = []
         for _ in range(TURNS):
             first, *others, last = [_exec(hosts.names, config) for config in (including, plain, plain, including)]
@@ -39,7 +39,7 @@ def _exec(names: list[str], config: Path) -> Spent:
 
 
 def _row(what: str, turns: Sequence[Turn], cost: Callable[[Spent], float]) -> Row:
-    """Compare the two of each turn: a machine's speed drifts, so the Include goes first and last."""
+    """Compare the two runs of each turn: a machine's speed drifts, so the Include runs first and last."""
     pairs = [tuple(sum(map(cost, two)) / 2 for two in turn) for turn in turns]
     ratio = statistics.median(mine / other for mine, other in pairs)
     mine, other = map(statistics.median, zip(*pairs, strict=True))

@@ -1,4 +1,4 @@
-"""What is measured of the launcher, and against what; and the names of all measures."""
+"""The measures of the launcher, what each is compared with, and the names of all measures."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ FIRST_ALL_REDUCE = Path(__file__).parent / "first_all_reduce.py"
 
 
 def help_time() -> list[Row]:
-    """`launch --help`."""
+    """Measure `launch --help`."""
     (seconds,) = median(11, lambda: run([*LAUNCH, "--help"]).seconds)
     return [Row("launch --help", seconds, "s", 0.2, "median of 11")]
 
 
 def first_all_reduce() -> list[Row]:
-    """2 hosts x 2 processes until the first all-reduce is done, against torchrun by hand over parallel ssh."""
+    """Measure 2 hosts x 2 processes until the first all-reduce, against torchrun by hand over parallel ssh."""
     with farm(2) as hosts:
         ours, by_hand = median(5, lambda: _ours(hosts), lambda: _by_hand(hosts))
     return [Row("first all-reduce / by hand", ours / by_hand, "ratio", 1.10, f"{ours:.2f} s against {by_hand:.2f} s")]
 
 
 def checks() -> list[Row]:
-    """What the comparison of the nodes and their probes add until the first all-reduce is done."""
+    """Measure what the comparison of the hosts and their probes add to the time until the first all-reduce."""
     with farm(2) as hosts:
         checked, bare = median(7, lambda: _ours(hosts), lambda: _ours(hosts, "--no-check"))
     return [Row("with checks / --no-check", checked / bare, "ratio", 1.05, f"{checked:.2f} s against {bare:.2f} s")]
@@ -54,7 +54,7 @@ def _ours(hosts: Farm, *options: str) -> float:
 
 
 def _by_hand(hosts: Farm) -> float:
-    """What a person types: one ssh per host, all at once, a fixed port and OMP_NUM_THREADS, as torchrun advises."""
+    """Start what a user would type: parallel ssh, a fixed port and OMP_NUM_THREADS, as torchrun advises."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
     torchrun += ["--master-addr", "127.0.0.1", "--master-port", "29577"]
     lines = []
@@ -80,7 +80,7 @@ def _time_to_mark(argv: Sequence[str | Path]) -> float:
 
 
 def flood() -> list[Row]:
-    """4 hosts, 8 million lines in all, prefixed, shown and logged, against pdsh."""
+    """Measure 4 hosts with 8 million lines in all, prefixed, shown and logged, against pdsh."""
     memory: list[float] = []
     with farm(4) as hosts, tempfile.TemporaryDirectory() as folder:
         names = ",".join(hosts.names)
@@ -114,7 +114,7 @@ def _check_lines(path: Path, wanted: int) -> None:
 
 
 def idle() -> list[Row]:
-    """64 idle hosts: the launcher's CPU over half a minute, after connecting."""
+    """Measure the launcher's CPU over half a minute with 64 idle hosts, after connecting."""
     with farm(64) as hosts, tempfile.TemporaryDirectory() as logs:
         argv = [*LAUNCH, "--ssh-config", hosts.ssh_config, "--hosts", ",".join(hosts.names), "--no-python"]
         argv += ["--nproc", "1", "--log-dir", logs, "sh", "-c", "echo ready; exec sleep 600"]
@@ -122,7 +122,7 @@ def idle() -> list[Row]:
         assert process.stdout is not None
         for _ in hosts.names:
             process.stdout.readline()
-        time.sleep(3)  # what belongs to the start is over
+        time.sleep(3)  # until the start is over
         before, started = _cpu_seconds(process.pid), time.monotonic()
         time.sleep(30)
         percent = (_cpu_seconds(process.pid) - before) / (time.monotonic() - started) * 100
@@ -137,7 +137,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def many_hosts() -> list[Row]:
-    """128 hosts, a command that does nothing, against pdsh; and the client's CPU per host."""
+    """Measure a command that does nothing on 128 hosts, against pdsh, and the client's CPU per host."""
     cpu: list[float] = []
     with farm(128) as hosts:
         names = ",".join(hosts.names)
@@ -173,13 +173,13 @@ MEASURES: dict[str, tuple[Callable[[], list[Row]], tuple[str, ...]]] = {
 
 
 def missing_programs(wanted: Sequence[str]) -> list[str]:
-    """Return those that are not installed."""
+    """Return the programs that are not installed."""
     path = os.environ.get("PATH", "") + ":/usr/sbin"
     return [name for name in wanted if shutil.which(name, path=path) is None]
 
 
 def parse_names(words: Sequence[str]) -> list[str]:
-    """Return the measures that were asked for; all, where none was named."""
+    """Return the requested measures, or all if none was named."""
     unknown = [word for word in words if not re.fullmatch("|".join(MEASURES), word)]
     if unknown:
         raise SystemExit(f"bench: no measure {unknown[0]!r}; there are {', '.join(MEASURES)}")

@@ -1,4 +1,4 @@
-"""What the trainer is measured against: the loop a person writes, with the same model, data and optimizer.
+"""The loop that the trainer is compared with: as a user would write it, with the same model, data and optimizer.
 
 python bench/plain_loop.py OPTIONS METRICS: OPTIONS are JSON, and METRICS gets lines as the trainer writes them.
 """
@@ -26,7 +26,7 @@ stepped = torch.compile(model) if options["compile"] else model
 amp = torch.autocast(device.type, torch.bfloat16) if options["bf16"] else contextlib.nullcontext()
 
 order = torch.randperm((len(text) - 1) // context)
-metrics = Path(sys.argv[2]).open("w")  # noqa: SIM115  # it lives as long as the loop
+metrics = Path(sys.argv[2]).open("w")  # noqa: SIM115  # it stays open as long as the loop runs
 last = time.perf_counter()
 for step in range(1, options["steps"] + 1):
     starts = order[(step - 1) * batch_size : step * batch_size] * context

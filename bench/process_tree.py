@@ -1,4 +1,4 @@
-"""What a process and all below it cost, read from /proc while they live."""
+"""Read the CPU time and memory of a process and its descendants from /proc while they run."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_GONE = (FileNotFoundError, ProcessLookupError)  # it has ended while we looked
+_GONE = (FileNotFoundError, ProcessLookupError)  # the process exited meanwhile
 
 
 def cpu_seconds(root: int) -> float:
-    """Return the CPU seconds so far of a process and its descendants, those that it has waited for among them."""
+    """Return the CPU seconds so far of a process and its descendants, including those that it has waited for."""
     total = 0.0
     for pid in _tree(root):
         with contextlib.suppress(*_GONE):
             own, waited_for = _ticks(pid)
-            # Ticks of 10 ms are coarse for the hundreds of processes that hardly run, but have threads that ended.
+            # Ticks of 10 ms are coarse for hundreds of processes that hardly run, but they include threads that ended.
             total += max(own / _TICKS_PER_S, _scheduled_seconds(pid)) + waited_for / _TICKS_PER_S
     return total
 
 
 def memory_mib(root: int) -> float:
-    """Return the memory of a process and its descendants; pages that several share count once."""
+    """Return the memory of a process and its descendants; shared pages count once."""
     total = 0
     for pid in _tree(root):
         with contextlib.suppress(*_GONE):
@@ -33,7 +33,7 @@ def memory_mib(root: int) -> float:
 
 
 def peak_mib(pid: int) -> float:
-    """Return the most resident memory that a process has had."""
+    """Return the peak resident memory of a process."""
     return _kib(f"/proc/{pid}/status", "VmHWM") / 1024
 
 
@@ -43,7 +43,7 @@ def _tree(root: int) -> Iterator[int]:
         with contextlib.suppress(*_GONE):
             children.setdefault(int(_stat(int(folder.name))[1]), []).append(int(folder.name))
     found = [root]
-    for pid in found:  # it grows
+    for pid in found:  # the list grows
         yield pid
         found += children.get(pid, [])
 
@@ -59,10 +59,10 @@ def _ticks(pid: int) -> tuple[int, int]:
 
 
 def _scheduled_seconds(pid: int) -> float:
-    """Return the CPU seconds of the threads that live, to the nanosecond (Documentation/scheduler/sched-stats)."""
+    """Return the CPU seconds of the running threads, to the nanosecond (Documentation/scheduler/sched-stats)."""
     nanoseconds = 0
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the thread has ended
             nanoseconds += int((thread / "schedstat").read_text().split()[0])
     return nanoseconds / 1e9
 

@@ -1,4 +1,4 @@
-"""One command held open on many hosts: how soon all are there, what they cost idle, how fast their output comes."""
+"""Measure one command on many hosts: how soon all have started, what they cost idle, how fast their output arrives."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from bench.ways import Argv
 
 LINE_BYTES = 100
 READ_BYTES = 1 << 18
-SILENCE_S = 60.0  # without a byte that is due: something is stuck
-SETTLE_S = 3.0  # what belongs to the start is over then
+SILENCE_S = 60.0  # without an expected byte: something is stuck
+SETTLE_S = 3.0  # until the start is over
 END_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a session has cost; a whole process tree's, where nothing else is said."""
+    """The cost of a session; of the whole process tree, unless stated otherwise."""
 
-    connect_s: float  # until every host has said something
+    connect_s: float  # until every host has printed something
     idle_percent: float  # of a core
     idle_mib: float
     stream_mb_per_s: float
     stream_cpu_s: float  # for 100 MB
-    peak_mib: float  # of the first process alone
+    peak_mib: float  # of the first process only
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A FIFO on which all hosts wait, since they are one machine: none sends before every one could."""
+    """A FIFO on which all hosts wait, since they are one machine: none sends before all are ready."""
 
     path: Path
 
     def command(self, lines: int) -> str:
-        """Return a shell's command line that says one line, waits, and says so many more."""
+        """Return a shell command that prints one line, waits, and prints the given number of lines."""
         return f"echo ready; : <{self.path}; yes {'x' * (LINE_BYTES - 1)} | head -n {lines}"
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Let them through."""
+        """Let the waiting hosts continue."""
         fd = os.open(self.path, os.O_RDWR)
         try:
             yield
@@ -58,19 +58,19 @@ class Gate:
 
 @contextlib.contextmanager
 def gate() -> Iterator[Gate]:
-    """Make a gate; in the end let all through and remove it."""
+    """Make a gate; at the end let all hosts through and remove it."""
     with tempfile.TemporaryDirectory(prefix="bench-gate-") as folder:
         made = Gate(Path(folder) / "gate")
         os.mkfifo(made.path)
         try:
             yield made
         finally:
-            with made.opened():  # whoever waits still, after Ctrl-C, writes to nobody and ends
+            with made.opened():  # a host that still waits after Ctrl-C has no reader and exits
                 time.sleep(0.1)
 
 
 def hold(argv: Argv, door: Gate, hosts: int, lines: int, idle_s: float) -> Held:
-    """Run what was made of `door.command(lines)`, and measure it; raise RuntimeError where it fails."""
+    """Run the command made from `door.command(lines)` and measure it; raise RuntimeError if it fails."""
     started = time.monotonic()
     with _start(argv) as (process, stdout):
         _await_lines(stdout, hosts)
@@ -95,7 +95,7 @@ def _idle_percent(pid: int, idle_s: float) -> float:
 
 @contextlib.contextmanager
 def _start(argv: Argv) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Start a process, with a group of its own; in the end it has ended well, or an error has ended it."""
+    """Start a process in its own process group; at the end it has exited with 0, or an error has stopped it."""
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
@@ -127,12 +127,12 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _await_lines(fd: int, wanted: int) -> None:
-    """Read so many lines; raise EOFError or TimeoutError."""
+    """Read the wanted number of lines; raise EOFError or TimeoutError."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     while wanted > 0:
         if not poll.poll(SILENCE_S * 1000):
-            raise TimeoutError(f"{wanted} lines did not come")
+            raise TimeoutError(f"{wanted} lines did not arrive")
         data = os.read(fd, READ_BYTES)
         if not data:
             raise EOFError

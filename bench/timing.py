@@ -1,4 +1,4 @@
-"""How things are timed: wall-clock seconds, medians of interleaved repetitions, a row for each result."""
+"""Time commands: wall-clock seconds, medians of interleaved repetitions, a row for each result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Row:
     unit: str
     limit: float
     detail: str
-    at_least: bool = False  # the limit is the least value; else it is the most
+    at_least: bool = False  # the limit is a minimum; otherwise it is a maximum
 
     @property
     def holds(self) -> bool:
@@ -32,7 +32,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a command cost."""
+    """The cost of a command."""
 
     seconds: float
     cpu_seconds: float
@@ -41,13 +41,13 @@ class Spent:
 
 
 def run(argv: Sequence[str | Path], *, env: dict[str, str] | None = None, output: Path | None = None) -> Spent:
-    """Run a command to its end and return what it cost, its children's CPU included."""
+    """Run a command to its end and return its cost, including its children's CPU."""
     started = time.monotonic()
     target = output.open("wb") if output else subprocess.PIPE
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=target, stderr=errors, env=env)
         stdout = process.stdout.read() if process.stdout else b""
-        _, status, usage = os.wait4(process.pid, 0)  # of this one and its children alone
+        _, status, usage = os.wait4(process.pid, 0)  # of this process and its children only
         seconds = time.monotonic() - started
         process.returncode = os.waitstatus_to_exitcode(status)
         errors.seek(0)
@@ -58,7 +58,7 @@ def run(argv: Sequence[str | Path], *, env: dict[str, str] | None = None, output
 
 
 def median(repeats: int, *measures: Callable[[], float]) -> list[float]:
-    """Return the median of each measure; they take turns, so that noise hits them alike."""
+    """Return the median of each measure; they run in turns, so that noise affects all equally."""
     values: list[list[float]] = [[] for _ in measures]
     for _ in range(repeats):
         for found, measure in zip(values, measures, strict=True):

@@ -1,4 +1,4 @@
-"""What is measured of the built-in trainer: its tokens per second, as it writes them down itself."""
+"""Measure the built-in trainer: its tokens per second, from its own log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CPU_ONLY = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A model, and what each process does with it; the first steps, which warm up and compile, are not counted."""
+    """A model and the work per process; the first steps, which warm up and compile, don't count."""
 
     layers: int
     heads: int
@@ -42,7 +42,7 @@ class Work:
         return flags
 
     def write_text(self, path: Path, processes: int) -> Path:
-        """Write noise, which is as much work as words, and a half more than the steps need."""
+        """Write random text, which is as much work as words, half as much again as the steps need."""
         size_bytes = self.context * self.batch_size * self.steps * processes * 3 // 2
         path.write_bytes(random.Random(1).randbytes(size_bytes))
         return path
@@ -55,13 +55,13 @@ ON_A_GPU = Work(
 
 
 def scaling() -> list[Row]:
-    """1, 2 and 4 processes with DDP over gloo, each with the same work: tokens per second against one process."""
+    """Measure 1, 2 and 4 processes with DDP over gloo and the same work each: tokens per second against one process."""
     with tempfile.TemporaryDirectory() as folder:
         text = SMALL.write_text(Path(folder) / "text", max(PROCESSES))
         measures = [partial(_trainer_speed, SMALL, text, processes=number) for number in PROCESSES]
         turns = [[measure() for measure in measures] for _ in range(SMALL.turns)]
     cores = len(os.sched_getaffinity(0))
-    # Half of what the cores could do at best: they exchange gradients meanwhile, and two may be one core's threads.
+    # Half of the theoretical maximum: the cores also exchange gradients, and two may be threads of one core.
     return [
         _compare(f"{number} processes / 1", min(number, cores) / 2, [(turn[place], turn[0]) for turn in turns], cores)
         for place, number in enumerate(PROCESSES)
@@ -70,7 +70,7 @@ def scaling() -> list[Row]:
 
 
 def trainer() -> list[Row]:
-    """The trainer's steps against a plain loop without this project, on one process."""
+    """Measure the trainer's steps against a plain loop without this project, on one process."""
     rows = [_against_plain_loop("trainer / plain loop, CPU", SMALL, (), CPU_ONLY)]
     if not _has_gpu():
         detail = f"{rows[0].detail}; no GPU here: DDP and FSDP with bf16 and --compile not measured"
@@ -95,7 +95,7 @@ def _against_plain_loop(name: str, work: Work, flags: Sequence[str], env: dict[s
 
 
 def _compare(name: str, limit: float, turns: Sequence[tuple[float, float]], cores: int) -> Row:
-    """Compare the two of each turn, which ran one after the other: a machine's speed drifts by more than 2 percent."""
+    """Compare the two runs of each turn, one right after the other: a machine's speed drifts by more than 2 percent."""
     ratio = statistics.median(mine / other for mine, other in turns)
     mine, other = (statistics.median(speeds) for speeds in zip(*turns, strict=True))
     detail = f"{mine:.0f} against {other:.0f} tokens/s, {cores} cores, median of {len(turns)}"
@@ -121,7 +121,7 @@ def _plain_speed(work: Work, text: Path, *, short: bool, env: dict[str, str]) ->
 
 
 def _read_speed(work: Work, metrics: Path) -> float:
-    """Return the speed between the two log lines that were quickest: what else a machine does can only slow it."""
+    """Return the speed between the two fastest log lines: other load can only slow the trainer down."""
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     return max(float(line.get("tokens_per_s", 0)) for line in lines if line["step"] > work.uncounted_steps)
 

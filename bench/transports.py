@@ -1,4 +1,4 @@
-"""The transports side by side, and beside them what a person types without us: 64 hosts, in turns.
+"""Compare the transports, and what a user would type without `launch`: 64 hosts, in turns.
 
 srun is not among them: 64 nodes of Slurm on one machine are 64 slurmd, and would measure those (docs/decisions/0009
 has what its relays cost).
@@ -20,11 +20,11 @@ LINES = 10_000  # of 100 bytes, from each host
 FEW_HOSTS = 2
 MANY_LINES = 500_000
 TURNS = 3
-IDLE_S = 24.0  # four beats each way
+IDLE_S = 24.0  # four heartbeats each way
 
 Turn = Mapping[str, float]  # figures by name
 
-# As they stand in the table; CPU, and memory while idle, are those of all processes of a way on the launch host.
+# As the table shows them; CPU, and memory while idle, are the sum over all of a method's processes on the launch host.
 FIGURES = {
     "connect": "64 hosts answer, s",
     "exec": "64 hosts, `true`, s",
@@ -42,7 +42,7 @@ FIGURES = {
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A figure of ours is at most so many times the figure of a plain tool."""
+    """The limit of a transport's figure, as a multiple of a plain tool's figure."""
 
     figure: str
     transport: str
@@ -50,7 +50,7 @@ class Claim:
     limit: float
 
     def row(self, turns: Mapping[str, Sequence[Turn]]) -> Row:
-        """Compare the two of each turn, which ran one after the other: a busy machine's speed drifts."""
+        """Compare the two runs of each turn, one right after the other: a busy machine's speed drifts."""
         pairs = [
             (mine[self.figure], other[self.figure])
             for mine, other in zip(turns[self.transport], turns[self.tool], strict=True)
@@ -61,8 +61,8 @@ class Claim:
         return Row(name, ratio, "ratio", self.limit, f"{mine:.3g} against {other:.3g}, median of {len(pairs)}")
 
 
-# The hosts are on this machine, so what runs there takes our time as well. pdsh needs 0.12 s of CPU more of each: for
-# its relay, for the call of pdsh that brings our code, and for compiling that; hosts of their own do so all at once.
+# The hosts are on this machine, so their processes take its CPU as well. pdsh needs 0.12 s more CPU on each host: for
+# its relay, for the pdsh call that sends the code, and for compiling it; separate machines do that in parallel.
 CLAIMS = (
     Claim("exec", "fabric", SSH_LOOP, 0.8),
     Claim("exec", "ssh", SSH_LOOP, 1.5),
@@ -81,7 +81,7 @@ MOST = {"idle": ("% of a core", 1.0), "stream_mib": ("MiB", 256.0)}
 
 
 def transports() -> list[Row]:
-    """Print the figures of all ways as Markdown, and return what they are held to."""
+    """Print the figures of all methods as Markdown, and return the limits that they must meet."""
     turns: dict[str, list[Turn]] = {way: [] for way in WAYS}
     with farm(HOSTS) as hosts, gate() as door:
         for _ in range(TURNS):
@@ -97,7 +97,7 @@ def transports() -> list[Row]:
 def _measure(way: str, hosts: Farm, door: Gate) -> Turn:
     spent = run(command_of(way, hosts, hosts.names, "true"))
     figures = {"exec": spent.seconds, "exec_cpu": spent.cpu_seconds}
-    if way == CLUSH:  # 62 MB took it two minutes
+    if way == CLUSH:  # 62 MB took clush two minutes
         return figures
     held = hold(command_of(way, hosts, hosts.names, door.command(LINES)), door, HOSTS, LINES, IDLE_S)
     figures |= {"connect": held.connect_s, "idle": held.idle_percent, "idle_mib": held.idle_mib}
@@ -115,7 +115,7 @@ def _most_row(figure: str, name: str, turns: Sequence[Turn]) -> Row:
 
 
 def _table(turns: Mapping[str, Sequence[Turn]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table: medians, and the least and the most."""
+    """Yield the lines of a Markdown table: medians, minimum and maximum."""
     yield f"| {TURNS} turns | {' | '.join(turns)} |"
     yield f"|---|{'---|' * len(turns)}"
     for figure, words in FIGURES.items():

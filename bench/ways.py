@@ -1,4 +1,4 @@
-"""Ways to run one command on many hosts: our transports, and what a person types without us."""
+"""Methods to run one command on many hosts: the transports, and what a user would type without `launch`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.farm import Farm
 
 Argv = list[str | Path]
 
-PATIENCE_S = "60"  # for a login: the machine that measures may be busy
+PATIENCE_S = "60"  # for a login: the measuring machine may be busy
 LAUNCH = [sys.executable, "-c", "from launcher.cli.main import main; main()"]
 TRANSPORTS = ("fabric", "ssh", "pdsh")
 SSH_LOOP, PLAIN_PDSH, CLUSH = "ssh loop", "plain pdsh", "clush"
@@ -19,7 +19,7 @@ WAYS = (*TRANSPORTS, SSH_LOOP, PLAIN_PDSH, CLUSH)
 
 
 def command_of(way: str, hosts: Farm, names: Sequence[str], command: str) -> Argv:
-    """Return what runs a shell's command line on those hosts, all at once."""
+    """Return the argv that runs a shell command on those hosts in parallel."""
     config, listed, fan_out = hosts.ssh_config, ",".join(names), str(len(names))
     if way == SSH_LOOP:
         ssh = shlex.join(["ssh", "-F", str(config)])
@@ -30,7 +30,7 @@ def command_of(way: str, hosts: Farm, names: Sequence[str], command: str) -> Arg
     if way == CLUSH:
         clush = [sys.executable, "-m", "ClusterShell.CLI.Clush", "--nostdin", "-f", fan_out]
         return [*clush, "-o", f"-F {config}", "-w", listed, command]
-    # Without a port all names of the farm look like this machine, and ssh is asked about each: elsewhere one does.
+    # Without a port, all names of the farm look like this machine, and each needs an ssh -G; elsewhere one is enough.
     places = ",".join(f"{name}:{hosts.port}" for name in names)
     words: Argv = ["--connect-timeout", PATIENCE_S, "--ssh-config", config, "--hosts", places, "--colon", "port"]
     return [*LAUNCH, "exec", "--transport", way, *words, "--", command]

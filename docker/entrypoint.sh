@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Usage: entrypoint.sh head|node|healthy
 #
-# What a container of the cluster runs: sshd, munged, and slurmctld (head) or slurmd (node).
+# Runs the daemons of a container of the cluster: sshd, munged, and slurmctld (head) or slurmd (node).
 #
-#   head      makes the keys at the first start: for munge, for sshd, and for the user's ssh
-#   node      waits until the keys are there
-#   healthy   exit code 0 when the machine takes logins and Slurm knows it; compose.yaml asks that
+#   head      makes the keys for munge, sshd and the user's ssh at the first start
+#   node      waits until the keys exist
+#   healthy   exits with 0 if the machine accepts logins and Slurm knows it; compose.yaml calls this
 #
-# NODES is the node list as Slurm writes it, node[1-2]; the keys lie in a volume that all machines share, at /keys.
-# The container ends, and says why, when one of its daemons does.
+# NODES is the node list as Slurm writes it, node[1-2]; the keys are in a volume that all machines share, at /keys.
+# The container exits, and prints the reason, when one of its daemons exits.
 set -euo pipefail
 
 readonly KEYS=${KEYS_FOLDER:-/keys}/made TRAINER=trainer
@@ -40,7 +40,7 @@ serve() {
     if [[ $1 == head ]]; then start slurmctld -D; else start slurmd -D -N "$(hostname)"; fi
     local ended code=0
     wait -n -p ended || code=$?
-    echo "entrypoint.sh: ${daemons[$ended]} ended with exit code $code, so this machine goes down" >&2
+    echo "entrypoint.sh: ${daemons[$ended]} ended with exit code $code, so this container exits" >&2
     exit 1
 }
 
@@ -58,7 +58,7 @@ stop() {
     exit 0
 }
 
-# The folder is renamed when it is whole, so nobody sees half of it, and a second start changes nothing.
+# The directory is renamed once it is complete, so no reader sees half of it, and a second start changes nothing.
 make_keys() {
     if [[ -d $KEYS ]]; then return; fi
     local new
@@ -75,7 +75,7 @@ install_keys() {
     names=$(scontrol show hostnames "head,$NODES" | paste -sd,)
     install -m 0400 -o munge -g munge "$KEYS/munge.key" /etc/munge/munge.key
     install -m 0600 "$KEYS/host" /etc/ssh/ssh_host_ed25519_key
-    install -m 0644 "$KEYS/host.pub" /etc/ssh/ssh_host_ed25519_key.pub # by which `launch` knows its own machine
+    install -m 0644 "$KEYS/host.pub" /etc/ssh/ssh_host_ed25519_key.pub # `launch` recognizes its own machine by it
     install -d -m 0700 -o "$TRAINER" -g "$TRAINER" "$home/.ssh"
     install -m 0600 -o "$TRAINER" -g "$TRAINER" "$KEYS/user" "$home/.ssh/id_ed25519"
     install -m 0644 -o "$TRAINER" -g "$TRAINER" "$KEYS/user.pub" "$home/.ssh/authorized_keys"

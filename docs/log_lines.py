@@ -1,40 +1,77 @@
-"""Write the table of known log lines into TROUBLESHOOTING.md, from the one that the launcher uses.
+"""Write the tables of known log lines into TROUBLESHOOTING.md, from the signatures that the launcher uses.
 
 .venv/bin/python docs/log_lines.py
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from launcher.diagnosis.exit_codes import ENDINGS, LOSSES
 from launcher.diagnosis.signatures import SIGNATURES, Kind, Signature
 
 GUIDE = Path(__file__).parents[1] / "TROUBLESHOOTING.md"
-BEGIN = "<!-- made by docs/log_lines.py from launcher/diagnosis/signatures.py: -->"
-END = "<!-- made by docs/log_lines.py: end -->"
-HEAD = ["| the log says | it means | do |", "|---|---|---|"]
+BEGIN = "<!-- made by docs/log_lines.py: {} -->"
+END = "<!-- end -->"
+HEAD = ["| line | cause | fix |", "|---|---|---|"]
+# The topic that begins with a signature; the signatures after it belong to the same topic, up to the next one named.
+TOPICS = {
+    "slurm-time": "slurm",
+    "gpu-memory-shared": "memory",
+    "gpu-fell-off": "gpu",
+    "peer-access": "nccl",
+    "cudnn": "gpu",
+    "module-missing": "python",
+    "local-rank-unknown": "script",
+    "different-collectives": "nccl",
+    "no-keyboard": "script",
+    "open-files": "files",
+    "no-internet": "network",
+    "duplicate-gpu": "nccl",
+    "gloo-loopback": "network",
+    "ssh-banner": "ssh",
+    "node-0-unnamed": "network",
+    "infiniband-missing": "nccl",
+    "worker-gone": "memory",
+}
 
 
-def make_table() -> str:
-    """Return the tables as Markdown: what ranks say, what healthy ranks say of others, how ranks and nodes end."""
-    causes = [signature for signature in SIGNATURES if signature.kind is not Kind.CONSEQUENCE]
-    consequences = [signature for signature in SIGNATURES if signature.kind is Kind.CONSEQUENCE]
-    lines = [*HEAD, *map(_row, causes)]
-    lines += ["", "These are said by ranks that are well, when another one died or did not come; look for that one."]
-    lines += ["", *HEAD, *map(_row, consequences)]
-    lines += ["", "Where no line tells, the way in which a rank ended does."]
-    lines += ["", "| it says | it means | do |", HEAD[1]]
-    lines += [_cells(f"`{said}`", known.cause, known.fix) for said, known in ENDINGS.items()]
-    lines += [_cells(f"`lost n2 ({said} ...)`", known.cause, known.fix) for said, known in LOSSES.items()]
-    return "\n".join(lines)
+def make_tables() -> dict[str, str]:
+    """Return the tables of each topic as Markdown; `endings` has how ranks exit and how connections end."""
+    signatures: dict[str, list[Signature]] = {}
+    topic = ""
+    for signature in SIGNATURES:
+        topic = TOPICS.get(signature.name, topic)
+        signatures.setdefault(topic, []).append(signature)
+    endings = ["| ending | cause | fix |", HEAD[1]]
+    endings += [_cells(f"`{said}`", known.cause, known.fix) for said, known in ENDINGS.items()]
+    endings += [_cells(f"`lost n2 ({said} ...)`", known.cause, known.fix) for said, known in LOSSES.items()]
+    return {topic: _table(some) for topic, some in signatures.items()} | {"endings": "\n".join(endings)}
 
 
 def update(text: str) -> str:
     """Return the guide's text with the tables as they are now."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{make_table()}\n\n{END}{after}"
+    for topic, table in make_tables().items():
+        begin = BEGIN.format(topic)
+        if begin not in text:
+            raise ValueError(f"{GUIDE.name} has no line {begin}")
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(END)
+        text = f"{before}{begin}\n\n{table}\n\n{END}{after}"
+    return text
+
+
+def _table(signatures: Iterable[Signature]) -> str:
+    """Return a table of the lines that show a cause, and one of those that only show its consequences."""
+    signatures = list(signatures)
+    causes = [signature for signature in signatures if signature.kind is not Kind.CONSEQUENCE]
+    consequences = [signature for signature in signatures if signature.kind is Kind.CONSEQUENCE]
+    lines = [*HEAD, *map(_row, causes)]
+    if consequences:
+        lines += ["", "Healthy ranks print these lines when another rank died or never joined; look for that rank:"]
+        lines += ["", *HEAD, *map(_row, consequences)]
+    return "\n".join(lines)
 
 
 def _row(signature: Signature) -> str:

@@ -1,4 +1,4 @@
-"""The shortest complete training with DistributedDataParallel: copy it, and put your own model and data in.
+"""Train with DistributedDataParallel, in the shortest complete script: copy it, and insert your own model and data.
 
 python train_distributed_example.py
 torchrun --nproc-per-node 4 train_distributed_example.py --epochs 10 --batch_size 16
@@ -16,12 +16,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-sys.path.append(str(Path(__file__).resolve().parent.parent))  # the checkout; an installed launcher needs no such line
-from launcher import distributed  # launcher/distributed.py alone can be copied, too
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # the checkout; not needed if launcher is installed
+from launcher import distributed  # or copy launcher/distributed.py alone
 
 
 def main() -> None:
-    """Learn y = x * w, one part of the data per rank."""
+    """Learn y = x * w, with one part of the data per rank."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch_size", "--batch-size", type=int, default=32, help="samples per rank and step")
@@ -44,7 +44,7 @@ def main() -> None:
     model = DistributedDataParallel(nn.Linear(16, 1).to(world.device))
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
     for epoch in range(args.epochs):
-        sampler.set_epoch(epoch)  # without it every epoch has the same order
+        sampler.set_epoch(epoch)  # without this, every epoch has the same order
         total = 0.0
         for batch, targets in loader:
             loss = nn.functional.mse_loss(model(batch.to(world.device)), targets.to(world.device))
@@ -63,4 +63,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    distributed.leave(0)  # gloo's threads can abort Python's own end
+    distributed.leave(0)  # gloo's threads can abort Python's normal exit

@@ -10,7 +10,7 @@
 #
 # Usage: sbatch [SBATCH OPTIONS] train_distributed_example.sh [OPTIONS OF THE .py]...
 #
-# Takes whole nodes. Every task is a rank, one per GPU of the nodes, or one per node on CPUs:
+# Requests whole nodes. Every task is a rank: one per GPU of the nodes, or one per node on CPUs:
 #
 #   sbatch train_distributed_example.sh --epochs 10 --batch_size 16
 #   sbatch --nodes=1 --ntasks-per-node=2 train_distributed_example.sh
@@ -23,7 +23,7 @@ script=train_distributed_example.py
 gpus=${SLURM_GPUS_ON_NODE:-0}
 ranks=${SLURM_NTASKS_PER_NODE:-$((gpus > 0 ? gpus : 1))} # per node
 cpus=$((SLURM_CPUS_ON_NODE > ranks ? SLURM_CPUS_ON_NODE / ranks : 1))
-# By itself an srun has one CPU per task (since 22.05), and of the GPUs those that were asked for by number. It overlaps
+# By default srun gets one CPU per task (since 22.05), and only the GPUs that the job requested by number. It overlaps
 # so that you can look into the job: srun --jobid=JOB --pty nvidia-smi
 exec srun --kill-on-bad-exit=1 --overlap --ntasks="$((SLURM_JOB_NUM_NODES * ranks))" --ntasks-per-node="$ranks" \
     --cpus-per-task="$cpus" ${SLURM_GPUS_ON_NODE:+--gpus-per-node="$gpus"} "${PYTHON:-python3}" -u "$script" "$@"

@@ -1,16 +1,16 @@
 #!/bin/sh
 # Usage: scripts/test_distributed.sh [N] [OPTIONS]
 #
-# Can N processes train together? On this machine, or N on each host that is named:
+# Tests whether N processes can train together: on this machine, or N on each host that you name:
 #
 #   scripts/test_distributed.sh           # one process per GPU of this machine, or 2 on CPUs
 #   scripts/test_distributed.sh 8 --hosts node1,node2 --plot pairs.png
 #
-# This is `test-distributed` from this checkout's .venv (made by `make demo`), or else the installed one.
+# Runs `test-distributed` from this checkout's .venv (made by `make demo`), or else the installed one.
 # Exit code 0: every check passed. All options: scripts/test_distributed.sh --help
 set -eu
 
-# Without a word that is a number, N is missing; hosts may have more GPUs than this machine.
+# If no argument is a number, N is missing; hosts may have more GPUs than this machine.
 processes=2
 for word; do
     case $word in

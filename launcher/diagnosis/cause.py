@@ -1,9 +1,9 @@
-"""The failures of a run -> its cause, in words. Nothing here does I/O.
+"""Find the cause of a failed run among its failures, and explain it in words. Nothing here does I/O.
 
-The first failure by time is not always the cause: a rank that raises takes a second to tear down, while its peers
-already died of the closed connection. So a failure that looks like the consequence of another one counts only if there
-is no other, and among the rest the earliest is the cause. Where several ranks have the same error it depends on chance
-which one is heard first, so the lowest of them stands for all.
+The first failure by time is not always the cause: a rank that raises an exception takes a second to exit, while its
+peers already died of the closed connection. So a failure that looks like the consequence of another one counts only if
+there is no other, and among the rest the earliest is the cause. If several ranks have the same error, chance decides
+which one is reported first, so the lowest rank represents all of them.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from launcher.diagnosis.tracebacks import (
 LAST_LINES = 10
 SETTLE_S = 2.0  # how long a failure that looks like a consequence waits for its cause to show up
 
-_SKEW_S = 1.0  # what is heard of two nodes may be off by so much, by how long their messages took
-_LONGEST_WAIT_S = 3600.0  # for a rank that has ended: collectives time out sooner, and who went on did not need it
+_SKEW_S = 1.0  # how far the times of two hosts' messages may differ, because of the network
+_LONGEST_WAIT_S = 3600.0  # for a rank that has exited: collectives time out sooner, and later failures are unrelated
 _MAX_LINE = 300
-_SEARCHED_LINES = 30  # from the end of a stream; what stands further up was survived
+_SEARCHED_LINES = 30  # from the end of a stream; the rank survived what it printed earlier
 _SEARCHED_LINES_OF_OTHERS = 5  # there may be a thousand ranks, and a line costs 0.06 ms
-_ENDED_BY_US = "worker-gone"  # what a rank that we stop says too
+_ENDED_BY_US = "worker-gone"  # also printed by a rank that `launch` stops
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The failure that the end of a run is blamed on, and what the user is shown of it.
+    """The failure that a run is blamed on, and what the user sees of it.
 
-    `explanation` is None where nothing known matches; the traceback and last lines are shown all the same. `same` has
-    the failures of other ranks that are the same error.
+    `explanation` is None if no known line matches; the traceback and the last lines are shown anyway. `same` has the
+    failures of other ranks with the same error.
     """
 
     failure: Failure
@@ -58,11 +58,11 @@ def find_cause(
     succeeded: Sequence[Failure] = (),
     told: Failure | None = None,
 ) -> Cause | None:
-    """Return the cause of a failed run, or None where nothing failed.
+    """Return the cause of a failed run, or None if nothing failed.
 
-    ranks: all ranks of the run; empty if some were started elsewhere, so that nobody knows here which ones are missing.
-    succeeded: the ranks that ended well; one of them is the cause if others only lost it.
-    told: what the user was told to be the cause, when less was known; it stays so where others have the same error.
+    ranks: all ranks of the run; empty if some were started elsewhere, so that the missing ones are unknown here.
+    succeeded: the ranks that exited with 0; one of them is the cause if the others only lost their connection to it.
+    told: the cause that the user was shown earlier; it stays the cause if others have the same error.
     """
     if not failures:
         return None
@@ -82,7 +82,7 @@ def find_cause(
     same = tuple({failure.rank: failure for failure in alike if failure.rank != first.rank}.values())
     lines = first.stderr.splitlines()
     found: list[str] = []
-    # No exception ends in SIGKILL, in a hang or well: a traceback before it was handled.
+    # An exception never ends in SIGKILL, a hang or exit code 0: a traceback before one of these was handled.
     is_killed = first.signal == signal.SIGKILL and not first.is_uncaught
     if not is_killed and not first.is_early_exit and first.kind is not FailureKind.HANG:
         found = shorten_traceback(extract_traceback(first.stderr))
@@ -94,13 +94,13 @@ def find_cause(
 
 
 def _explain(first: Failure, failures: Sequence[Failure], ranks: Collection[int]) -> Explanation | None:
-    """Say why the first failure happened; where it is a consequence, what the others say goes before."""
+    """Explain why the first failure happened; if it is a consequence, what other ranks printed takes precedence."""
     if first.kind is FailureKind.CONNECTION:
         return explain_loss(first.text)
-    if first.kind is FailureKind.HANG:  # the stacks tell why
+    if first.kind is FailureKind.HANG:  # the stacks show why
         return None
     ending = explain_ending(first.code, first.signal, is_out_of_memory=first.oom is not None)
-    # From outside, or well: no line of its own can tell.
+    # Killed from outside, or exited with 0: none of its own lines can explain that.
     if first.is_early_exit or first.oom or (first.signal in (signal.SIGKILL, signal.SIGTERM) and not first.is_uncaught):
         return ending
     own = _explain_by_lines(first)
@@ -113,7 +113,7 @@ def _explain(first: Failure, failures: Sequence[Failure], ranks: Collection[int]
 
 
 def _explain_by_lines(failure: Failure, count: int = _SEARCHED_LINES) -> Explanation | None:
-    """Explain a failure by its Python error, by other lines only if no error tells: runs survive many warnings."""
+    """Explain a failure by its Python error, or by other lines if no error does: runs survive many warnings."""
     error = extract_errors(failure.stderr)
     found = [known for known in explain_lines(error) if known.kind in (Kind.CAUSE, Kind.CONSEQUENCE)]
     causes = [known for known in found if known.kind is Kind.CAUSE]
@@ -127,9 +127,9 @@ def _explain_by_lines(failure: Failure, count: int = _SEARCHED_LINES) -> Explana
 
 
 def _explain_by_others(first: Failure, failures: Sequence[Failure], ranks: Collection[int]) -> Explanation | None:
-    """Explain a failure by what other ranks said, or by which rank they all waited for.
+    """Explain a failure by what other ranks printed, or by which rank they all waited for.
 
-    A rank that hung may have said why, and ended only because `launch` stopped it.
+    A rank that hung may have printed why, although it ended only because `launch` stopped it.
     """
     for other in sorted(failures, key=lambda failure: failure.at):
         is_other = other is not first and other.kind is FailureKind.RANK

@@ -1,7 +1,7 @@
-"""How a process or a connection ended -> why, for ends that no line of output explains. Nothing here does I/O.
+"""Explain how a process or a connection ended, where no line of output does. Nothing here does I/O.
 
-Both tables are keyed by what `launch` itself says of an end, and docs/log_lines.py writes them into TROUBLESHOOTING.md:
-the backticks are for that page, and left out on the screen.
+The keys of both tables are `launch`'s own words for an end, and docs/log_lines.py writes them into TROUBLESHOOTING.md;
+the backticks are for that page, and are removed on the screen.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from dataclasses import replace
 from launcher.diagnosis.signatures import Explanation, plain
 from launcher.errors import EXIT_SIGNAL_BASE
 
-_CRASHED = "with --env PYTHONFAULTHANDLER=1 Python names the line of the script"
-_LESS_MEMORY = "fewer loader workers, a smaller batch"
-_OUT_OF_MEMORY = ": out of memory"  # the kernel said so, of this SIGKILL
+_CRASHED = "run it with --env PYTHONFAULTHANDLER=1: Python then names the line of the script"
+_OUT_OF_MEMORY = ": out of memory"  # for a SIGKILL that the kernel reported as such
 
-# Linux's, from 1 on (signal(7)), since the nodes run it: on a Mac Python's own names are those of other numbers.
+# Linux's names, from 1 on (signal(7)), since the hosts run Linux: macOS gives the names to other numbers.
 _NAMES = (
     "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT STOP TSTP TTIN TTOU URG "
     "XCPU XFSZ VTALRM PROF WINCH IO PWR SYS"
@@ -25,117 +24,121 @@ SIGNALS: Mapping[int, str] = {
     **{number: f"SIG{name}" for number, name in enumerate(_NAMES.split(), 1)}, 34: "SIGRTMIN", 64: "SIGRTMAX",
 }  # fmt: skip
 
-# By the whole of what is said of a process.
+# By the complete description of a process's end.
 ENDINGS: Mapping[str, Explanation] = {
     "exit code 0": Explanation(
         "ending",
-        "it ended while other ranks still needed it, and they lost their connection to it",
+        "it exited while other ranks still needed it, and they lost their connection to it",
         "let every rank take the same number of steps (equal shares of the data), and let none return early",
     ),
     "exit code 126": Explanation(
         "ending",
-        "what was started is no program, or may not be run",
-        "chmod +x on that node, its first line (#!), or a mount with noexec",
+        "what was started is not a program, or may not be run",
+        "run chmod +x on that host, correct its first line (#!), or mount its file system without noexec",
     ),
     "exit code 127": Explanation(
         "ending",
         "a command was not found",
-        "its full path, --python, or load what puts it on the PATH with --setup",
+        "use its full path, pass --python, or load what puts it on the PATH with --setup",
     ),
     "killed by SIGKILL: out of memory": Explanation(
         "ending",
-        "the node's memory was full, or the limit of its container or job was reached",
-        f"{_LESS_MEMORY}, or a higher limit; `dmesg -T` on that node shows who had how much",
+        "the host's memory was full, or its container or job reached its memory limit",
+        "use fewer loader workers, a smaller batch, or a higher limit; `dmesg -T` on that host shows who used how much",
     ),
     "killed by SIGKILL": Explanation(
         "ending",
-        "it was killed from outside: by somebody, by systemd-oomd or earlyoom, or by the kernel for lack of memory",
-        f"`dmesg -T` on that node says which; {_LESS_MEMORY}",
+        "it was killed from outside: by a user, by systemd-oomd or earlyoom, or by the kernel for lack of memory",
+        "see which with `dmesg -T` on that host; for memory, use fewer loader workers, or a smaller batch",
     ),
     "killed by SIGSEGV": Explanation(
         "ending",
-        "it crashed in native code: an extension, a driver, or libraries that don't belong together",
+        "it crashed in native code: an extension, a driver, or libraries that don't match",
         _CRASHED,
     ),
     "killed by SIGBUS": Explanation(
         "ending",
-        "memory behind a file vanished, mostly because /dev/shm is full",
-        "docker: --shm-size=8g or --ipc=host; else clear /dev/shm, or a file that another node cut off",
+        "the memory behind a file disappeared: /dev/shm is full, or another host truncated the file",
+        "docker: pass --shm-size=8g or --ipc=host; otherwise clear /dev/shm, or write the file again",
     ),
     "killed by SIGABRT": Explanation(
         "ending",
-        "native code gave up: an assertion, or a C++ error that nobody caught",
-        f"the last lines name it; {_CRASHED}",
+        "native code aborted: a failed assertion, or an uncaught C++ exception",
+        f"read the last lines, which name it; or {_CRASHED}",
     ),
     "killed by SIGILL": Explanation(
         "ending",
-        "a library uses an instruction that this node's processor does not have",
-        "a build for this processor; `launch exec -- lscpu` shows the nodes'",
+        "a library uses an instruction that this host's processor doesn't have",
+        "install a build for this processor; `launch exec -- lscpu` shows each host's processor",
     ),
     "killed by SIGFPE": Explanation("ending", "native code divided by zero", _CRASHED),
     "killed by SIGTERM": Explanation(
-        "ending", "something on that node ended it; it was not us", "who shuts down or cleans up there"
+        "ending",
+        "something on that host stopped it; it was not `launch`",
+        "find out what shuts down or cleans up there",
     ),
     "killed by SIGHUP": Explanation(
-        "ending", "the session it hung on was closed; it was not us", "who logged out or cleans up there"
+        "ending",
+        "the session that it ran in was closed; it was not `launch`",
+        "find out who logged out or what cleans up there",
     ),
-    "killed by SIGXCPU": Explanation("ending", "the limit of CPU time is reached", "--setup 'ulimit -t unlimited'"),
+    "killed by SIGXCPU": Explanation("ending", "the CPU time limit was reached", "pass --setup 'ulimit -t unlimited'"),
 }
 
-# By a part of what is said of a connection; the first one that is found counts.
+# By a part of the description of a lost connection; the first key found in it counts.
 LOSSES: Mapping[str, Explanation] = {
     "no sign of life": Explanation(
         "loss",
-        "it froze, was switched off, or the network to it broke",
-        "look at the machine itself; when it answers again, `launch check` and `launch clean`",
+        "the host froze, was switched off, or the network to it failed",
+        "check the machine itself; when it responds again, run `launch check` and `launch clean`",
     ),
     "this machine stood still": Explanation(
         "loss",
-        "the machine that you typed on slept, and the nodes ended the run",
-        "start runs from one that stays awake",
+        "the launch host slept, and the hosts ended the run",
+        "start runs from a machine that stays awake",
     ),
     "its ssh was killed": Explanation(
         "loss",
-        "something on the machine that you typed on ended it; the nodes ended the run",
-        "the kernel's log there (`dmesg`): memory is often short where many log in",
+        "something on the launch host killed it; the hosts ended the run",
+        "check the kernel's log there (`dmesg`): machines that many users share often run out of memory",
     ),
     "pdsh itself has ended": Explanation(
         "loss",
-        "something on the machine that you typed on ended it; the nodes ended the run",
-        "the kernel's log there (`dmesg`): memory is often short where many log in",
+        "something on the launch host killed it; the hosts ended the run",
+        "check the kernel's log there (`dmesg`): machines that many users share often run out of memory",
     ),
     "the connection was lost": Explanation(
         "loss",
-        "its sshd, a firewall or the network ended the connection",
-        "the log of its sshd, and what lies between it and you",
+        "the host's sshd, a firewall or the network closed the connection",
+        "check the log of its sshd, and the network between it and the launch host",
     ),
     "Slurm has cancelled": Explanation(
         "loss",
-        "somebody ended the job, its time was over, or another job went before",
-        "`sacct -j JOB` knows which; more time: `--time` of sbatch and salloc",
+        "the job was cancelled, reached its time limit, or was preempted by another job",
+        "see which with `sacct -j JOB`; for more time, pass `--time` to sbatch or salloc",
     ),
     "srun was killed": Explanation(
         "loss",
-        "something on the machine that you typed on ended it; the nodes ended the run",
-        "the kernel's log there (`dmesg`): memory is often short where many log in",
+        "something on the launch host killed it; the hosts ended the run",
+        "check the kernel's log there (`dmesg`): machines that many users share often run out of memory",
     ),
     "our task there ended": Explanation(
         "loss",
-        "something on that node ended our side of the run",
-        "the kernel's log there (`dmesg`), and the memory that the job has: `--mem` of sbatch and salloc",
+        "something on that host ended `launch`'s task there",
+        "check the kernel's log there (`dmesg`) and the job's memory: `--mem` of sbatch and salloc",
     ),
 }
 
 
 def explain_loss(text: str) -> Explanation | None:
-    """Return why a connection ended of which `launch` says `text`, or None."""
+    """Return why a connection ended that `launch` describes as `text`, or None."""
     return next((_plain(known) for said, known in LOSSES.items() if said in text), None)
 
 
 def explain_ending(code: int | None, number: int | None, *, is_out_of_memory: bool = False) -> Explanation | None:
-    """Return what an exit code or the signal `number` says by itself, or None.
+    """Return what an exit code or the signal `number` alone explains, or None.
 
-    A shell says 128 + n of a child that signal n ended.
+    A shell exits with 128 + n if signal n ended its child.
     """
     if number is None and code is not None and code > EXIT_SIGNAL_BASE:
         number = code - EXIT_SIGNAL_BASE
@@ -144,12 +147,12 @@ def explain_ending(code: int | None, number: int | None, *, is_out_of_memory: bo
 
 
 def describe_ending(code: int | None, number: int | None) -> str:
-    """Return `exit code 3`, or `killed by SIGKILL` where the signal `number` ended a process."""
+    """Return `exit code 3`, or `killed by SIGKILL` if the signal `number` ended a process."""
     return f"exit code {code}" if number is None else f"killed by {signal_name(number)}"
 
 
 def signal_name(number: int) -> str:
-    """Return `SIGKILL` for 9: a node's number, by Linux's names."""
+    """Return `SIGKILL` for 9: a host's signal number, by Linux's names."""
     return SIGNALS.get(number, f"signal {number}")
 
 

@@ -1,7 +1,7 @@
-"""One thing that failed in a run, and what it says of itself. Nothing here does I/O.
+"""Failure: one thing that failed in a run, and its role in the run. Nothing here does I/O.
 
-What a rank says goes before how it was ended: one that has raised takes a second to tear down, and may get the SIGTERM
-that ends a run meanwhile. So a traceback that is the last word of a rank counts, unless it was written long before.
+What a rank printed takes precedence over how it ended: a rank that raised an exception takes a second to exit, and may
+get the run's SIGTERM meanwhile. So a traceback at the end of its output counts, unless it was printed long before.
 """
 
 from __future__ import annotations
@@ -18,65 +18,64 @@ from launcher.diagnosis.tracebacks import ends_in_traceback, extract_traceback, 
 from launcher.errors import EXIT_FAILED, EXIT_HANG, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE
 from launcher.node.messages import TERMINATED
 
-_RECENT_S = 10.0  # a traceback that was written longer before the end was survived
+_RECENT_S = 10.0  # the rank survived a traceback that it printed longer before its end
 _OUT_OF_MEMORY: Mapping[str | None, str] = {
     "certain": ": out of memory (the kernel's OOM killer)",
     "probable": ": probably out of memory (the kernel's OOM killer was at work)",
 }
-# How an exception names the SIGTERM that was answered with it.
+# How an exception names the SIGTERM that it responds to.
 _NAMES_STOP = re.compile(r"SIGTERM|SIGINT|KeyboardInterrupt|SystemExit|signal:? \(?15\b|signal: Terminated")
 
 
 class FailureKind(Enum):
-    """What it was that failed, in the word that run.json and the headline have for it."""
+    """What failed; the value is the word for it in run.json."""
 
-    RANK = "rank"  # a training process ended badly
-    TORCHRUN = "torchrun"  # the torchrun of a node did, and no rank of that node is known to have
-    SUPERVISOR = "supervisor"  # `launch`'s helper on a node ended or gave up, and with it the node's ranks
-    CONNECTION = "connection"  # a node was lost, for any other reason
+    RANK = "rank"  # a training process failed
+    TORCHRUN = "torchrun"  # the torchrun of a host failed, and no rank of that host is known to have failed
+    SUPERVISOR = "supervisor"  # `launch`'s helper on a host ended or gave up, and the host's ranks with it
+    CONNECTION = "connection"  # a host was lost, for any other reason
     HANG = "hang"  # nothing has ended: one rank is stuck, or all of them
 
 
 class Role(Enum):
-    """What a failure is to the run, by what the process said and by how it ended."""
+    """What a failure means for the run, judged by what the process printed and how it ended."""
 
-    ERROR = "error"  # it failed, or ended, by itself
-    CONSEQUENCE = "consequence"  # it lost another rank, or waited for one in vain
-    STOPPED = "stopped"  # it was asked to end, and said nothing of its own
+    ERROR = "error"  # it failed or exited by itself
+    CONSEQUENCE = "consequence"  # it lost another rank, or waited for one that never came
+    STOPPED = "stopped"  # it was asked to stop, and printed no error of its own
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One thing that failed in a run: where, when, how it ended, and the last that it printed.
+    """One thing that failed in a run: where, when, how it ended, and its last output.
 
-    `launcher.errors` tells what else there is for things that go wrong, and what becomes of each on the way to the
-    screen.
+    `launcher.errors` lists the other types for things that go wrong, and describes how each reaches the screen.
     """
 
     host: str
     node_rank: int
     kind: FailureKind
-    at: float  # wall-clock seconds of the launcher
-    rank: int | None = None  # of a rank or a hang; None where it is a hang of all ranks
+    at: float  # wall-clock seconds on the launch host
+    rank: int | None = None  # of a rank or a hang; None for a hang of all ranks
     local_rank: int | None = None
     code: int | None = None
     signal: int | None = None
-    text: str = ""  # where there is no process: why
-    stdout: str = ""  # the last of it
+    text: str = ""  # the reason, if there is no process
+    stdout: str = ""  # the end of it
     stderr: str = ""
-    after_stop: bool = False  # it ended after `launch` had asked it to
-    silent_s: float = 0.0  # from the last that it wrote on stderr to its end, or to the stop; below 0: it wrote later
+    after_stop: bool = False  # it ended after `launch` had asked it to stop
+    silent_s: float = 0.0  # from its last line on stderr to its end or to the stop; below 0: it wrote after that
     gpu: int | None = None
-    oom: str | None = None  # of a kill: whether it was the kernel for lack of memory, "certain" or "probable"
+    oom: str | None = None  # for a SIGKILL: whether the kernel's OOM killer sent it, "certain" or "probable"
 
     @property
     def is_early_exit(self) -> bool:
-        """Whether it is a rank that ended well, and is to blame since others still needed it."""
+        """Whether it is a rank that exited with 0 while others still needed it, so that it is to blame."""
         return self.kind is FailureKind.RANK and self.code == 0
 
     @property
     def exit_code(self) -> int:
-        """The exit code that `launch` ends with if this failure is the cause."""
+        """The exit code of `launch` if this failure is the cause."""
         if self.kind is FailureKind.CONNECTION:
             return EXIT_UNREACHABLE
         if self.kind is FailureKind.HANG:
@@ -87,10 +86,10 @@ class Failure:
 
     @property
     def role(self) -> Role:
-        """What it is to the run."""
+        """What the failure means for the run."""
         if self._was_asked:
             if not (self.after_stop and self._spoke_last and ends_in_traceback(self.stderr)):
-                return Role.STOPPED  # somebody else's SIGTERM is told as it is
+                return Role.STOPPED  # a SIGTERM from elsewhere is reported as such
             error = extract_traceback(self.stderr)[-1:]
             if any(map(_NAMES_STOP.search, error)):
                 return Role.STOPPED
@@ -104,12 +103,12 @@ class Failure:
 
     @property
     def is_secondary(self) -> bool:
-        """Whether another failure explains it, or it may be the answer to the stop."""
+        """Whether another failure explains it, or the stop may have caused it."""
         return self.role is not Role.ERROR or (self.after_stop and self.silent_s < 0)
 
     @property
     def is_uncaught(self) -> bool:
-        """Whether it was ended by a signal while it went down with an exception, so that no exit code tells."""
+        """Whether a signal ended it while it was exiting with an exception, so that its exit code is unknown."""
         return self._was_asked and self.signal is not None and self.role is not Role.STOPPED
 
     @property
@@ -118,11 +117,11 @@ class Failure:
 
     @property
     def _spoke_last(self) -> bool:
-        """Whether the last of its stderr comes from its end, and not from an error that it has survived."""
+        """Whether the end of its stderr comes from its end, and not from an error that it survived."""
         return self.kind is FailureKind.RANK and self.silent_s <= _RECENT_S
 
     def has_same_error(self, other: Failure) -> bool:
-        """Tell whether another rank failed in the same way: by the same exception but for numbers, or the same end."""
+        """Tell whether another rank failed the same way: by the same exception except for numbers, or the same end."""
         if self.kind is not FailureKind.RANK or other.kind is not FailureKind.RANK:
             return False
         if any(failure._was_asked and not failure._spoke_last for failure in (self, other)):
@@ -131,15 +130,15 @@ class Failure:
             return is_same_error(self.stderr, other.stderr)
         said, too = (mask("".join(last_said(failure.stderr.splitlines(), 1))) for failure in (self, other))
         is_same_end = (self.code, self.signal, self.oom) == (other.code, other.signal, other.oom) and said == too
-        was_asked = self._was_asked or other._was_asked  # then all may end alike, unless they say more than that
+        was_asked = self._was_asked or other._was_asked  # then all may end alike, unless they print more than that
         return is_same_end and bool(said or self.signal) and not (was_asked and (self.signal or not said))
 
     @property
     def is_final(self) -> bool:
-        """Whether there is no use in waiting for another failure that says more.
+        """Whether waiting for another failure that explains more is useless.
 
-        Slurm ends a job by telling supervisors, ranks and `launch` at the same time, so a supervisor that was told to
-        end may be the first sign of a cause that is still to come.
+        Slurm ends a job by signalling supervisors, ranks and `launch` at the same time, so a supervisor that was told
+        to end may be the first sign of a cause that is still to come.
         """
         return not self.is_secondary and self.text != TERMINATED
 
@@ -150,7 +149,7 @@ class Failure:
             return "all ranks"
         if self.kind in (FailureKind.RANK, FailureKind.HANG):
             return f"{self.host} rank {self.rank}"
-        return f"{self.host} {self.kind.value}"
+        return f"{self.host} {'helper' if self.kind is FailureKind.SUPERVISOR else self.kind.value}"
 
     @property
     def headline(self) -> str:

@@ -1,11 +1,11 @@
-"""Tell whether the dumps of NCCL's flight recorder are safe to read: they are pickles, which can run code when loaded.
+"""Check whether dumps of NCCL's flight recorder are safe to load: they are pickles, which can run code when loaded.
 
-torchfrtrace unpickles every file below its folder whose name has the prefix (torch/distributed/flight_recorder/
+torchfrtrace unpickles every file below its directory whose name has the prefix (torch/distributed/flight_recorder/
 components/loader.py, read_dir), on the launch host and as the user. The hosts sent these files.
 
 A real dump is written in C++ by torch::jit::Pickler (pickle_str in c10d/TraceUtils.h, pickler.h), with protocol 2 and
-from lists, dicts, tuples, strings, numbers, booleans and None alone. The opcodes for these are all that is accepted
-here, so nothing can be imported or called, and the size of what is built is a small multiple of the file's.
+from lists, dicts, tuples, strings, numbers, booleans and None alone. Only the opcodes for these are accepted here, so
+nothing can be imported or called, and the size of the result is a small multiple of the file's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-MAX_FILE_BYTES = 32 << 20  # of all files of a node
+MAX_FILE_BYTES = 32 << 20  # of all files of a host
 MAX_STRINGS = 1 << 18  # the Pickler writes each text once; 2000 events have some hundreds
 _PROTOCOL = b"\x80\x02"
 _STRING, _STOP = b"X", b"."
@@ -41,7 +41,7 @@ def _check_file(path: Path) -> str:
 
 
 def check_dump(content: bytes) -> str:
-    """Say what is wrong with the bytes of a dump; empty if to unpickle them makes plain data and nothing else."""
+    """Describe what is wrong with a dump; empty if unpickling it makes plain data and nothing else."""
     if len(content) > MAX_FILE_BYTES:
         return f"is larger than {MAX_FILE_BYTES >> 20} MiB"
     if not content.startswith(_PROTOCOL):

@@ -1,6 +1,6 @@
-"""The Python stacks of all ranks -> which ranks are at the same place, and which one differs. Nothing here does I/O.
+"""Compare the Python stacks of all ranks: which are at the same place, and which differ. Nothing here does I/O.
 
-A hang is mostly one rank that does something else while all others wait for it in a collective. So ranks with equal
+In a hang, usually one rank does something else while all others wait for it in a collective. So ranks with equal
 stacks are folded into one group, and the group to look at comes first.
 """
 
@@ -14,11 +14,11 @@ from launcher.hosts.ranges import fold_names
 from launcher.wording import count, fold_ranks, listed
 
 MAX_FRAMES = 8  # of a group, on the screen
-_INNERMOST = 3  # what it is at; then the user's own frames, which say why
+_INNERMOST = 3  # what the rank is doing; then the user's own frames, which show why
 _MAX_NAMED = 3
 _MAX_GROUPS = 12
-_MAX_LINES = 20_000  # of a rank that are read: the event loop does it, and every host's heartbeats wait meanwhile
-_MAX_LINE = 1000  # what is longer is no frame of a program that runs; it came from another machine
+_MAX_LINES = 20_000  # read per rank: the event loop reads them, and every host's heartbeats wait meanwhile
+_MAX_LINE = 1000  # a longer line isn't a frame of a running program; another machine sent it
 
 _THREAD = re.compile(r"^(?:Thread|Current thread) .*")
 # py-spy: `    A.step (train.py:88)`; faulthandler: `  File "train.py", line 88 in step`; both innermost first.
@@ -26,7 +26,7 @@ _PY_SPY_FRAME = re.compile(r"^    (?P<function>\S+) \((?P<file>.*?)(?::(?P<line>
 _FAULTHANDLER_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d{1,9}|\?\?\?) in (?P<function>.*)$')
 _LIBRARIES = re.compile(r".*/(?:site|dist)-packages/")
 _STANDARD = re.compile(r".*/lib(?:64)?/python3\.\d+t?/")
-# Wrappers of torch's that stand between any two calls and say nothing.
+# Wrappers of torch that appear between any two calls and show nothing.
 _WRAPPERS = ("torch/distributed/c10d_logger.py", "torch/utils/_contextlib.py", "torch/nn/modules/module.py")
 _WAITS = "torch/distributed/"
 _MAIN = "MainThread"
@@ -34,13 +34,13 @@ _MAIN = "MainThread"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One call of a stack; `file` lacks the leading directories, which differ from node to node."""
+    """One call of a stack; `file` lacks the leading directories, which differ from host to host."""
 
     file: str
     line: int | None
     function: str
     is_standard: bool = False  # of Python's own library
-    is_own: bool = True  # the user's: of no library at all
+    is_own: bool = True  # the user's code: not in any library
 
     def __str__(self) -> str:
         where = self.file if self.line is None else f"{self.file}:{self.line}"
@@ -54,21 +54,21 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """What is known of where one rank is: its frames, its state in the kernel, or why there are none."""
+    """Where one rank is, as far as known: its frames, its state in the kernel, or why there are none."""
 
     host: str
     rank: int
     frames: tuple[Frame, ...] = ()  # of the main thread, innermost first
     state: str | None = None  # D or T, or None
-    wchan: str | None = None  # the function of the kernel that it waits in
+    wchan: str | None = None  # the kernel function that it waits in
     reason: str | None = None  # why there are no frames
-    is_silent: bool = False  # its node did not answer in time
+    is_silent: bool = False  # its host did not respond in time
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What is equal for ranks that are at the same point.
+        """The key that ranks at the same point share.
 
-        Innermost frames of the standard library don't count: which line of a wait a rank is at is chance.
+        Innermost frames of the standard library don't count: at which line of a wait a rank is, is chance.
         """
         start = next((place for place, frame in enumerate(self.frames) if not frame.is_standard), 0)
         frames = tuple(frame.key for frame in self.frames[start:])
@@ -76,12 +76,12 @@ class Stack:
 
     @property
     def is_telling(self) -> bool:
-        """Whether it tells where the rank is, or that it is in trouble; others, as without py-spy, are never odd."""
+        """Whether it shows where the rank is, or that it is stuck; others, as without py-spy, are never odd."""
         return bool(self.frames) or self.is_in_trouble
 
     @property
     def is_in_trouble(self) -> bool:
-        """Whether the rank can't go on, whatever its stack is: state D or T, or its node doesn't answer."""
+        """Whether the rank can't continue, whatever its stack is: state D or T, or its host doesn't respond."""
         return self.state is not None or self.is_silent
 
     @property
@@ -117,10 +117,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class FoldedStacks:
-    """The stacks of all ranks at one moment, as groups of equal ones."""
+    """The stacks of all ranks at one moment, in groups of equal stacks."""
 
-    groups: tuple[Group, ...]  # the smallest first: that is what one looks for
-    odd: tuple[Stack, ...] = field(default=())  # those that are not where most are
+    groups: tuple[Group, ...]  # the smallest first: usually the one to look at
+    odd: tuple[Stack, ...] = field(default=())  # those that are not where most ranks are
 
     @property
     def size(self) -> int:
@@ -129,19 +129,19 @@ class FoldedStacks:
 
     @property
     def verdict(self) -> str:
-        """Which ranks differ from the others, in a few words; empty if nothing can be said."""
+        """Which ranks differ from the others, in a few words; empty if that is unknown."""
         if self.odd:
             words = listed([f"{stack.host} rank {stack.rank}" for stack in self.odd])
             others = self.size - len(self.odd)
             return f"{words} {'differs' if len(self.odd) == 1 else 'differ'} from {count(others, 'other')}"
         telling = [group for group in self.groups if group.first.is_telling]
         if len(telling) > 1:
-            return f"{len(telling)} different ones"
+            return f"{len(telling)} different stacks"
         return "all are equal" if len(telling) == len(self.groups) == 1 and self.size > 1 else ""
 
 
 def parse_stack(text: str, cwd: str = "") -> tuple[Frame, ...]:
-    """Return the main thread's frames, innermost first, of what py-spy or faulthandler wrote; cwd: of the rank."""
+    """Parse what py-spy or faulthandler wrote: the main thread's frames, innermost first; cwd: the rank's."""
     threads: list[tuple[str, list[Frame]]] = []
     lines = text.splitlines()
     if len(lines) > _MAX_LINES:  # the main thread is the first or the last one
@@ -158,7 +158,7 @@ def parse_stack(text: str, cwd: str = "") -> tuple[Frame, ...]:
             threads[-1][1].append(_frame(found["file"], int(number) if (number or "?").isdigit() else None,
                                          found["function"], cwd))  # fmt: skip
     named = [frames for header, frames in threads if _MAIN in header]
-    # faulthandler (before 3.14) names no thread: it goes from the newest to the oldest, which is the main one.
+    # faulthandler (before 3.14) names no thread: it lists the newest first and the main thread last.
     return tuple((named or [frames for _, frames in threads[-1:]] or [[]])[0])
 
 
@@ -186,7 +186,7 @@ def fold(stacks: Iterable[Stack]) -> FoldedStacks:
 
 
 def _find_odd(groups: Sequence[Group]) -> list[Stack]:
-    """Return the ranks outside the group that most are in; else those in trouble, or that don't wait while others do.
+    """Return the ranks outside the largest group; else those that are stuck, or that don't wait while others do.
 
     Empty if that would be more than three, or more than half of all.
     """
@@ -202,10 +202,10 @@ def _find_odd(groups: Sequence[Group]) -> list[Stack]:
 
 
 def folded_lines(folded: FoldedStacks) -> list[str]:
-    """Return the lines that show them: each group with its innermost calls, the most recent last."""
+    """Return the lines that show the stacks: each group with its innermost calls, the most recent last."""
     hosts = {stack.host for group in folded.groups for stack in group.stacks}
     verdict = f" ({folded.verdict})" if folded.verdict else ""
-    lines = [f"stacks of {count(folded.size, 'rank')} on {count(len(hosts), 'node')}{verdict}"]
+    lines = [f"stacks of {count(folded.size, 'rank')} on {count(len(hosts), 'host')}{verdict}"]
     for group in folded.groups[:_MAX_GROUPS]:
         lines += [f"  {group.name}:", *(f"    {line}" for line in stack_lines(group.first))]
     more = len(folded.groups) - _MAX_GROUPS
@@ -215,12 +215,12 @@ def folded_lines(folded: FoldedStacks) -> list[str]:
 def stack_lines(stack: Stack) -> list[str]:
     """Return where one rank is, in a few lines."""
     if stack.is_silent:
-        return ["no answer from its node"]
+        return ["no response from its host"]
     lines = []
     if stack.state == "D":
         lines.append(f"state D: it waits in the kernel{_in(stack)}, where no signal reaches it")
     elif stack.state == "T":
-        lines.append("state T: it was stopped (kill -STOP, or a debugger)")
+        lines.append("state T: it is suspended (kill -STOP, or a debugger)")
     if not stack.frames and stack.state != "D":
         lines.append(f"no stack: {stack.reason or 'it has no Python frame'}")
     return lines + _shown_frames(stack.frames)
@@ -231,7 +231,7 @@ def _in(stack: Stack) -> str:
 
 
 def _shown_frames(frames: Sequence[Frame]) -> list[str]:
-    """Return the innermost frames and the user's own, at most eight; `...` stands for library calls left out."""
+    """Return the innermost frames and the user's own, at most eight; `...` replaces omitted library calls."""
     frames = [
         frame
         for place, frame in enumerate(frames)

@@ -1,4 +1,4 @@
-"""Find Python's tracebacks in what a program printed on stderr, and cut them to what one reads first.
+"""Find Python tracebacks in a program's stderr, and shorten them to the lines that matter most.
 
 Nothing here does I/O.
 """
@@ -12,34 +12,34 @@ from functools import lru_cache
 from itertools import islice, takewhile
 
 _TRACEBACK = "Traceback (most recent call last):"
-# Also of a data loader's worker, and of an exception group.
+# Also those of a data loader worker and of an exception group.
 _STARTS = (_TRACEBACK, f"Original {_TRACEBACK}", f"Exception Group {_TRACEBACK}")
 _GROUP_BORDER = re.compile(r"^  [+|] ")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line \d+(?:, in |$)')
-# Of a script that Python can't read it prints no header, but the place and the error alone.
+# For a script that Python can't parse, it prints no header, only the place and the error.
 _SYNTAX_PLACE = re.compile(r'^  File "[^"]+", line \d+$')
 _SYNTAX_ERROR = re.compile(r"^(?:Syntax|Indentation|Tab)Error\b")
 _FOREIGN = ("site-packages/", "dist-packages/", "<frozen ", "/lib/python3")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-# torch prints every line of an exception twice where torch.distributed is initialised: plain and with `[rank0]:`.
+# torch prints every line of an exception twice if torch.distributed is initialised: plain and with `[rank0]:`.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
-# What faulthandler prints of a crash, its innermost frame first; the other threads come before.
+# How faulthandler reports a crash, the innermost frame first; the other threads come before.
 _CRASH = "Fatal Python error: "
 _STACK = re.compile(
     r"\s*(?:frame #\d+: |#\d+ .{0,80}::|Exception raised from |C\+\+ CapturedTraceback)"
     r'|(?:Current thread|Thread) 0x|  File "[^"]+", line \d+ in '
 )
 _CRASH_FRAME = re.compile(r'  File "(?P<file>[^"]+)", line \d+ in ')
-# What torch and Python may still print between an exception and the end of the process.
+# What torch and Python may print between an exception and the end of the process.
 _AFTERMATH = re.compile(r"\[rank\d+\]:|\[[WEIF]\d|\s|.{0,300}Warning: ")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
-_FOLDERS = re.compile(r"/(?:[^\s/'\":]+/)+")  # of a path, which may lead elsewhere on another node
-_MAX_MESSAGE_LINES = 8  # of an error's message, after its first; NCCL says why in the third
+_FOLDERS = re.compile(r"/(?:[^\s/'\":]+/)+")  # of a path, which may differ on another host
+_MAX_MESSAGE_LINES = 8  # of an error's message, after its first; NCCL gives the reason in the third
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A traceback: the range of lines that it takes, and these lines without prefixes such as `[rank0]:`."""
+    """A traceback: its range of lines, and these lines without prefixes such as `[rank0]:`."""
 
     start: int
     end: int
@@ -47,13 +47,13 @@ class _Block:
 
 
 def extract_traceback(stderr: str) -> list[str]:
-    """Return the last Python traceback of a stream, with its error line, or an empty list."""
+    """Return the last Python traceback in a stream, with its error line, or an empty list."""
     last = _find_last(stderr)
     return list(last.lines) if last else []
 
 
 def ends_in_traceback(stderr: str) -> bool:
-    """Tell whether nothing but warnings comes after the last traceback of a stream, and its error is there."""
+    """Tell whether only warnings follow the last traceback of a stream, and the traceback has its error line."""
     last = _find_last(stderr)
     if last is None or _is_cut_off(last.lines):
         return False
@@ -61,7 +61,7 @@ def ends_in_traceback(stderr: str) -> bool:
 
 
 def is_same_error(stderr: str, other: str) -> bool:
-    """Tell whether two streams end in the same exception at the same place, but for numbers and folders.
+    """Tell whether two streams end in the same exception at the same place, except for numbers and directories.
 
     The second one may be cut off in the middle of its traceback.
     """
@@ -74,7 +74,7 @@ def is_same_error(stderr: str, other: str) -> bool:
 
 
 def mask(line: str) -> str:
-    """Return a line without what differs from rank to rank: numbers, and the folders of paths."""
+    """Return a line without what differs from rank to rank: numbers, and the directories of paths."""
     return _NUMBER.sub("N", _FOLDERS.sub("/", line))
 
 
@@ -89,7 +89,7 @@ def _is_cut_off(lines: Sequence[str]) -> bool:
 
 
 def extract_errors(stderr: str) -> list[str]:
-    """Return the last error's line and message, and then those of the errors that it is chained to."""
+    """Return the last error's line and message, then those of the errors that it is chained to."""
     plain = _without_prefixes(stderr.splitlines())
     blocks = _last_group(plain)
     errors: list[str] = []
@@ -101,7 +101,7 @@ def extract_errors(stderr: str) -> list[str]:
 
 
 def extract_crash(stderr: str) -> list[str]:
-    """Return the user's innermost frame and the error of a crash that faulthandler saw, or an empty list."""
+    """Return the user's innermost frame and the error of a crash that faulthandler reported, or an empty list."""
     lines = _without_prefixes(stderr.splitlines())
     errors = [place for place, line in enumerate(lines) if line.startswith(_CRASH)]
     if not errors:
@@ -113,26 +113,26 @@ def extract_crash(stderr: str) -> list[str]:
 
 
 def is_stack(line: str) -> bool:
-    """Tell whether a line is blank, or part of the stack that C++ or faulthandler prints after a crash."""
+    """Tell whether a line is empty, or part of the stack that C++ or faulthandler prints after a crash."""
     return not line.strip() or line.startswith((_CRASH, "Extension modules: ")) or bool(_STACK.match(line))
 
 
 def last_said(lines: Sequence[str], count: int) -> list[str]:
-    """Return the last lines without those of native stacks, which come after an error and would push it out."""
+    """Return the last lines except those of native stacks, which follow an error and would displace it."""
     return list(islice((line for line in reversed(lines) if not is_stack(line)), count))[::-1]
 
 
 def cut_tracebacks(lines: Sequence[str]) -> list[str]:
-    """Return the lines without the last traceback and those that belong to it.
+    """Return the lines without the last traceback and the tracebacks that belong to it.
 
-    These are the ones it is chained to, and the second copy that torch prints with `[rank0]:`.
+    These are the tracebacks it is chained to, and the second copy that torch prints with `[rank0]:`.
     """
     blocks = _last_group(_without_prefixes(lines))
     return [*lines[: blocks[0].start], *lines[blocks[-1].end :]] if blocks else list(lines)
 
 
 def shorten_traceback(lines: Sequence[str]) -> list[str]:
-    """Return the innermost frame of the user's own code, and the error line: what one reads first."""
+    """Return the innermost frame of the user's own code, and the error line."""
     if not lines:
         return []
     frames = [index for index, line in enumerate(lines) if _FRAME.match(line)]
@@ -141,7 +141,7 @@ def shorten_traceback(lines: Sequence[str]) -> list[str]:
     if own:
         following = [index for index in frames if index > own[-1]] or [len(lines) - 1]
         short = list(lines[own[-1] : following[0]])
-        if not _SYNTAX_ERROR.match(lines[-1]):  # whose mark says more than its line
+        if not _SYNTAX_ERROR.match(lines[-1]):  # its marker shows more than its line
             short = [line for line in short if not re.fullmatch(r"\s*[\^~]+\s*", line)]
     return [line[2:] if line.startswith("  ") else line for line in [*short, lines[-1]]]
 
@@ -149,7 +149,7 @@ def shorten_traceback(lines: Sequence[str]) -> list[str]:
 def _without_prefixes(lines: Sequence[str]) -> list[str]:
     """Return the lines as Python printed them.
 
-    Few have a prefix, so a cheap test goes before the patterns: a thousand ranks have many lines.
+    Few lines have a prefix, so a cheap test comes before the patterns: a thousand ranks print many lines.
     """
     return [
         _GROUP_BORDER.sub("", _RANK_PREFIX.sub("", line)) if line.startswith(("[rank", "  ")) else line
@@ -157,7 +157,7 @@ def _without_prefixes(lines: Sequence[str]) -> list[str]:
     ]
 
 
-@lru_cache(maxsize=2048)  # of a thousand ranks at most: what each of them said is asked for again and again
+@lru_cache(maxsize=2048)  # enough for a thousand ranks, whose output is searched again and again
 def _find_last(stderr: str) -> _Block | None:
     blocks = _find_blocks(_without_prefixes(stderr.splitlines()))
     return blocks[-1] if blocks else None

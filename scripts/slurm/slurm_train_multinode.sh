@@ -8,13 +8,13 @@
 #SBATCH --error=logs/slurm-%j.err
 #SBATCH --signal=TERM@60
 #
-# Whole nodes: all their GPUs, CPUs and memory (--exclusive, --mem=0). Fewer GPUs: --gpus-per-node=2, and the rest stays
-# idle. A part of each node, that others may use as well, on the command line of sbatch, or here without these two:
+# Requests whole nodes: all GPUs, CPUs and memory (--exclusive, --mem=0). Fewer GPUs: --gpus-per-node=2; the rest stays
+# idle. To share nodes with other jobs, pass these to sbatch, or set them here instead of --exclusive and --mem=0:
 ##SBATCH --oversubscribe
 ##SBATCH --gpus-per-node=2
 ##SBATCH --cpus-per-task=16
 ##SBATCH --mem=64G
-# What a cluster may want besides:
+# Options that a cluster may need as well:
 ##SBATCH --partition=gpu
 ##SBATCH --account=project
 ##SBATCH --time=12:00:00
@@ -23,16 +23,16 @@
 # Usage: srun --ntasks-per-node=1 scripts/slurm/slurm_train_multinode.sh [CONFIG] [TRAINER OPTIONS]...
 #    or: sbatch [SBATCH OPTIONS] scripts/slurm/slurm_train_multinode.sh [CONFIG] [TRAINER OPTIONS]...
 #
-# One node's share of a run that spans the nodes of a step: a torchrun with a process per GPU, or with NPROC.
-# Submitted, it is slurm_train.sh; with srun it is for salloc.
-# The nodes meet on the first one, at MASTER_PORT, or at a port that the job's number gives, so that two jobs don't.
+# Runs one node's share of a run on all nodes of a step: a torchrun with a process per GPU, or with NPROC processes.
+# With sbatch it does the same as slurm_train.sh; use srun inside salloc.
+# The nodes meet on the first node, at MASTER_PORT or at a port derived from the job ID, so that two jobs don't collide.
 #
-# Submit it in the project's folder, where logs/ must be, or in scripts/slurm. Python is the one on PATH, or PYTHON.
-# The output is in logs/slurm-JOB.out and .err; a minute before the time limit the trainer saves.
+# Submit it in the project directory, which must contain logs/, or in scripts/slurm. Python: the one on PATH, or PYTHON.
+# The output is in logs/slurm-JOB.out and .err; the trainer saves a minute before the time limit.
 
 # YOUR ENVIRONMENT goes here: module load cuda/12.8; source ~/miniconda3/bin/activate train
 
-# Slurm runs a copy of this file; scontrol knows where it lies.
+# Slurm runs a copy of this file; scontrol shows where the original is.
 scripts=$(dirname -- "$0")
 [[ -e $scripts/job.sh ]] ||
     scripts=$(scontrol show job "${SLURM_JOB_ID:-none}" | sed -n 's|^ *Command=\(.*\)/slurm_train.*|\1|p')
@@ -40,17 +40,17 @@ scripts=$(dirname -- "$0")
 source "${scripts:-scripts/slurm}/job.sh" || exit 2
 
 read_words config/local3.yaml "$@"
-# A batch script and the shell of salloc are no task; slurm.h numbers their steps from SLURM_INTERACTIVE_STEP on.
+# A batch script and the shell of salloc aren't tasks; slurm.h numbers their steps from SLURM_INTERACTIVE_STEP on.
 if [[ ${0##*/} == slurm_script || ${SLURM_STEP_ID:-4294967290} -ge 4294967280 ]]; then
     start_on_each_node
 fi
 if [[ ! $SLURM_STEP_TASKS_PER_NODE =~ ^1(\(x[0-9]+\))?$ ]]; then
-    [[ $SLURM_PROCID == 0 ]] || { sleep 1 && exit 2; } # the first one to end makes srun end the others
-    fail "tasks per node: $SLURM_STEP_TASKS_PER_NODE, each of which would start a torchrun: srun --ntasks-per-node=1"
+    [[ $SLURM_PROCID == 0 ]] || { sleep 1 && exit 2; } # the first task to exit makes srun end the others
+    fail "$SLURM_STEP_TASKS_PER_NODE tasks per node would each start a torchrun; fix: srun --ntasks-per-node=1"
 fi
 need_torch
 read_ranks
-[[ $SLURM_NODEID != 0 ]] || warn_of_idle_gpus "$ranks" NPROC=N
+[[ $SLURM_NODEID != 0 ]] || warn_of_idle_gpus "$ranks" "set NPROC=N"
 limit_threads "$ranks"
 nodes=$(scontrol show hostnames "$SLURM_STEP_NODELIST")
 exec "$python" -m torch.distributed.run \

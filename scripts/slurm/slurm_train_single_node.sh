@@ -8,13 +8,13 @@
 #SBATCH --error=logs/slurm-%j.err
 #SBATCH --signal=B:TERM@60
 #
-# Whole nodes: all their GPUs, CPUs and memory (--exclusive, --mem=0). Fewer GPUs: --gpus-per-node=2, and the rest stays
-# idle. A part of each node, that others may use as well, on the command line of sbatch, or here without these two:
+# Requests whole nodes: all GPUs, CPUs and memory (--exclusive, --mem=0). Fewer GPUs: --gpus-per-node=2; the rest stays
+# idle. To share nodes with other jobs, pass these to sbatch, or set them here instead of --exclusive and --mem=0:
 ##SBATCH --oversubscribe
 ##SBATCH --gpus-per-node=2
 ##SBATCH --cpus-per-task=16
 ##SBATCH --mem=64G
-# What a cluster may want besides:
+# Options that a cluster may need as well:
 ##SBATCH --partition=gpu
 ##SBATCH --account=project
 ##SBATCH --time=12:00:00
@@ -22,18 +22,18 @@
 #
 # Usage: sbatch [SBATCH OPTIONS] scripts/slurm/slurm_train_single_node.sh [CONFIG] [TRAINER OPTIONS]...
 #
-# Trains on one node under torchrun, one process per GPU of the job; NPROC says how many on CPUs:
+# Trains on one node under torchrun, one process per GPU of the job; NPROC sets the number of processes on CPUs:
 #
 #   sbatch scripts/slurm/slurm_train_single_node.sh config/local3.yaml --epochs 1
 #   sbatch --oversubscribe --gpus-per-node=2 --cpus-per-task=16 scripts/slurm/slurm_train_single_node.sh
 #   NPROC=2 sbatch scripts/slurm/slurm_train_single_node.sh     # on CPUs
 #
-# Submit it in the project's folder, where logs/ must be, or in scripts/slurm. Python is the one on PATH, or PYTHON.
-# The output is in logs/slurm-JOB.out and .err; a minute before the time limit the trainer saves.
+# Submit it in the project directory, which must contain logs/, or in scripts/slurm. Python: the one on PATH, or PYTHON.
+# The output is in logs/slurm-JOB.out and .err; the trainer saves a minute before the time limit.
 
 # YOUR ENVIRONMENT goes here: module load cuda/12.8; source ~/miniconda3/bin/activate train
 
-# Slurm runs a copy of this file; scontrol knows where it lies.
+# Slurm runs a copy of this file; scontrol shows where the original is.
 scripts=$(dirname -- "$0")
 [[ -e $scripts/job.sh ]] ||
     scripts=$(scontrol show job "${SLURM_JOB_ID:-none}" | sed -n 's|^ *Command=\(.*\)/slurm_train.*|\1|p')
@@ -43,7 +43,7 @@ source "${scripts:-scripts/slurm}/job.sh" || exit 2
 read_words config/local3.yaml "$@"
 need_torch
 read_ranks
-warn_of_idle_gpus "$ranks" NPROC=N
+warn_of_idle_gpus "$ranks" "set NPROC=N"
 limit_threads "$ranks"
 meeting=(--standalone)
 [[ -z ${MASTER_PORT-} ]] || meeting=(--master-addr=127.0.0.1 --master-port="$MASTER_PORT")

@@ -8,13 +8,13 @@
 #SBATCH --error=logs/slurm-%j.err
 #SBATCH --signal=TERM@60
 #
-# Whole nodes: all their GPUs, CPUs and memory (--exclusive, --mem=0). Fewer GPUs: --gpus-per-node=2, and the rest stays
-# idle. A part of each node, that others may use as well, on the command line of sbatch, or here without these two:
+# Requests whole nodes: all GPUs, CPUs and memory (--exclusive, --mem=0). Fewer GPUs: --gpus-per-node=2; the rest stays
+# idle. To share nodes with other jobs, pass these to sbatch, or set them here instead of --exclusive and --mem=0:
 ##SBATCH --oversubscribe
 ##SBATCH --gpus-per-node=2
 ##SBATCH --cpus-per-task=8
 ##SBATCH --mem=64G
-# What a cluster may want besides:
+# Options that a cluster may need as well:
 ##SBATCH --partition=gpu
 ##SBATCH --account=project
 ##SBATCH --time=12:00:00
@@ -22,18 +22,18 @@
 #
 # Usage: sbatch [SBATCH OPTIONS] scripts/slurm/slurm_train_tp.sh [CONFIG] [TRAINER OPTIONS]...
 #
-# Learns Tiny Shakespeare with tensor parallelism: every task is a rank, and pairs of them share each matrix product.
+# Learns Tiny Shakespeare with tensor parallelism: every task is a rank, and pairs of ranks share each matrix product.
 #
 #   sbatch --ntasks-per-node=8 scripts/slurm/slurm_train_tp.sh
 #   sbatch scripts/slurm/slurm_train_tp.sh config/tp_shakespeare.yaml --parallel tp     # on CPUs
 #
-# The text is downloaded to data/ unless it is there, or --data names another.
-# Submit it in the project's folder, where logs/ must be, or in scripts/slurm. Python is the one on PATH, or PYTHON.
-# The output is in logs/slurm-JOB.out and .err; a minute before the time limit the trainer saves.
+# The text is downloaded to data/ if it isn't there and --data names no other.
+# Submit it in the project directory, which must contain logs/, or in scripts/slurm. Python: the one on PATH, or PYTHON.
+# The output is in logs/slurm-JOB.out and .err; the trainer saves a minute before the time limit.
 
 # YOUR ENVIRONMENT goes here: module load cuda/12.8; source ~/miniconda3/bin/activate train
 
-# Slurm runs a copy of this file; scontrol knows where it lies.
+# Slurm runs a copy of this file; scontrol shows where the original is.
 scripts=$(dirname -- "$0")
 [[ -e $scripts/job.sh ]] ||
     scripts=$(scontrol show job "${SLURM_JOB_ID:-none}" | sed -n 's|^ *Command=\(.*\)/slurm_train.*|\1|p')
@@ -47,6 +47,6 @@ if [[ ! -e data/tinyshakespeare.txt && " ${options[*]-} " != *" --data"[\ =]* ]]
 fi
 tasks=${SLURM_NTASKS_PER_NODE:-1}
 read_gpus
-warn_of_idle_gpus "$tasks" --ntasks-per-node=N
+warn_of_idle_gpus "$tasks" "pass --ntasks-per-node=N"
 read_step "$tasks"
 exec srun "${step[@]}" "$python" -u -m launcher.trainer --config "$config" ${options[@]+"${options[@]}"}

@@ -1,17 +1,17 @@
 #!/bin/bash
 # Usage: scripts/ssh/launch_multinode.sh CONFIG NGPUS HOST... [TRAINER OPTIONS]...
 #
-# Trains on several hosts over SSH, as torch.distributed.launch does it, with NGPUS processes that have a GPU each:
+# Trains on several hosts over SSH, as torch.distributed.launch does, with NGPUS processes per host, one GPU each:
 #
 #   scripts/ssh/launch_multinode.sh config/local3.yaml 8 gpu1 gpu2 --epochs 1
 #   LAUNCH_OPTS=--cpu scripts/ssh/launch_multinode.sh config/local3.yaml 2 node1 node2     # on CPUs
 #   LAUNCH_OPTS=--dry-run scripts/ssh/launch_multinode.sh config/local3.yaml 8 gpu1 gpu2   # the line of each host
 #
-# For a PyTorch before 2.0, whose torchrun is none or takes other options; from 2.0 on: launch_torchrun_auto.sh.
-# The built-in trainer wants 2.4: put your own script in the place of `-m launcher.trainer --config "$config"` below.
-# CONFIG and, if it is relative, this folder must be on each host. The first host has rank 0.
-# This is `launch --legacy` from this checkout's .venv (made by `make demo`), or else the installed one.
-# LAUNCH_OPTS has more options of it, parted by blanks: launch run --help
+# For PyTorch before 2.0, where torchrun is missing or takes other options; from 2.0 on, use launch_torchrun_auto.sh.
+# The built-in trainer needs 2.4: replace `-m launcher.trainer --config "$config"` below with your own script.
+# CONFIG and, if it is relative, this directory must exist on each host. The first host has rank 0.
+# Runs `launch --legacy` from this checkout's .venv (made by `make demo`), or else the installed one.
+# LAUNCH_OPTS adds options, separated by spaces: launch run --help
 set -efuo pipefail # -f: no file names for the brackets of LAUNCH_OPTS
 
 usage() { sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; }
@@ -27,6 +27,6 @@ while [[ $# -gt 0 && $1 != -* ]]; do
     hosts+=,$1
     shift
 done
-export LAUNCH_SCRIPT=$0 # so that hints of launch name LAUNCH_OPTS
+export LAUNCH_SCRIPT=$0 # so that launch's fix: lines name LAUNCH_OPTS
 # shellcheck disable=SC2086  # LAUNCH_OPTS is a list of words
 exec "$launch" --legacy --hosts "$hosts" --nproc "$ngpus" ${LAUNCH_OPTS-} -m launcher.trainer --config "$config" "$@"

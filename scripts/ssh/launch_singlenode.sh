@@ -1,13 +1,13 @@
 #!/bin/bash
 # Usage: scripts/ssh/launch_singlenode.sh CONFIG NGPUS [TRAINER OPTIONS]...
 #
-# Trains on this machine alone, with NGPUS processes that have a GPU each:
+# Trains on this machine alone, with NGPUS processes, one GPU each:
 #
 #   scripts/ssh/launch_singlenode.sh config/local3.yaml 4
 #   LAUNCH_OPTS=--cpu scripts/ssh/launch_singlenode.sh config/local3.yaml 2 --epochs 1     # on CPUs
 #
-# This is `launch singlenode` from this checkout's .venv (made by `make demo`), or else the installed one.
-# LAUNCH_OPTS has more options of it, parted by blanks: launch singlenode --help
+# Runs `launch singlenode` from this checkout's .venv (made by `make demo`), or else the installed one.
+# LAUNCH_OPTS adds options, separated by spaces: launch singlenode --help
 set -efuo pipefail # -f: no file names for the brackets of LAUNCH_OPTS
 
 usage() { sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; }
@@ -19,6 +19,6 @@ launch=$folder/.venv/bin/launch
 [[ -x $launch ]] || launch=launch
 config=$1 ngpus=$2
 shift 2
-export LAUNCH_SCRIPT=$0 # so that hints of launch name LAUNCH_OPTS
+export LAUNCH_SCRIPT=$0 # so that launch's fix: lines name LAUNCH_OPTS
 # shellcheck disable=SC2086  # LAUNCH_OPTS is a list of words
 exec "$launch" singlenode --nproc "$ngpus" ${LAUNCH_OPTS-} -m launcher.trainer --config "$config" "$@"

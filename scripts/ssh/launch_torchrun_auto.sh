@@ -1,15 +1,15 @@
 #!/bin/bash
 # Usage: scripts/ssh/launch_torchrun_auto.sh CONFIG NGPUS HOST... [TRAINER OPTIONS]...
 #
-# Trains on several hosts over SSH, under torchrun, with NGPUS processes on each that have a GPU each:
+# Trains on several hosts over SSH, under torchrun, with NGPUS processes per host, one GPU each:
 #
 #   scripts/ssh/launch_torchrun_auto.sh config/local3.yaml 8 gpu1 gpu2 --epochs 1
 #   scripts/ssh/launch_torchrun_auto.sh config/local3.yaml 8 gpu[1-4]
 #   LAUNCH_OPTS=--cpu scripts/ssh/launch_torchrun_auto.sh config/local3.yaml 2 node1 node2     # on CPUs
 #
-# CONFIG and, if it is relative, this folder must be on each host. The first host has rank 0.
-# This is `launch` from this checkout's .venv (made by `make demo`), or else the installed one.
-# LAUNCH_OPTS has more options of it, parted by blanks: launch run --help
+# CONFIG and, if it is relative, this directory must exist on each host. The first host has rank 0.
+# Runs `launch` from this checkout's .venv (made by `make demo`), or else the installed one.
+# LAUNCH_OPTS adds options, separated by spaces: launch run --help
 set -efuo pipefail # -f: no file names for the brackets of LAUNCH_OPTS
 
 usage() { sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; }
@@ -25,6 +25,6 @@ while [[ $# -gt 0 && $1 != -* ]]; do
     hosts+=,$1
     shift
 done
-export LAUNCH_SCRIPT=$0 # so that hints of launch name LAUNCH_OPTS
+export LAUNCH_SCRIPT=$0 # so that launch's fix: lines name LAUNCH_OPTS
 # shellcheck disable=SC2086  # LAUNCH_OPTS is a list of words
 exec "$launch" --hosts "$hosts" --nproc "$ngpus" ${LAUNCH_OPTS-} -m launcher.trainer --config "$config" "$@"

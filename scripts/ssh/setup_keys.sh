@@ -1,17 +1,17 @@
 #!/bin/bash
 # Usage: scripts/ssh/setup_keys.sh [-F SSH_CONFIG] HOST...
 #
-# Makes `ssh HOST` work without a question, which is all that `launch` wants. For each host that asks one:
+# Makes `ssh HOST` work without prompting, which is all that `launch` needs. For each host that prompts:
 #
-#   1. if its host key is not known yet: shows the fingerprints, asks you, and adds it to your known_hosts
-#   2. copies your public key there (ssh-copy-id); ssh asks for the password
+#   1. if its host key is not known yet: shows the fingerprints, asks you, and adds the key to your known_hosts
+#   2. copies your public key to the host (ssh-copy-id); ssh asks for the password
 #   3. tries to log in
 #
 #   scripts/ssh/setup_keys.sh gpu1 gpu2 ann@10.0.0.3
 #
-# A key is made if you have none. Users, ports and files are those of your ssh_config, or of SSH_CONFIG.
-# Nothing is overwritten, and hosts that let you in are left as they are: run it again after a failure.
-# Exit code: 0 if all hosts let you in, 1 if one does not, 2 for wrong input.
+# If you have no key, it makes one. Users, ports and files come from your ssh_config, or from SSH_CONFIG.
+# It overwrites nothing and changes nothing on hosts where you can log in: after a failure, run it again.
+# Exit code: 0 if you can log in to all hosts, 1 if not, 2 for wrong input.
 set -uo pipefail
 
 usage() { sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; }
@@ -21,16 +21,16 @@ if [[ ${1-} == -F && $# -ge 2 ]]; then
     config=$2
     shift 2
 fi
-if [[ $# -eq 0 || " $*" == *" -"* ]]; then # ssh would take -o... for an option
+if [[ $# -eq 0 || " $*" == *" -"* ]]; then # ssh would read -o... as an option
     usage >&2
     exit 2
 fi
 
-# What ssh_config has for one's own logins is not for these: to a host that is met first no agent is forwarded.
+# These logins ignore what ssh_config sets for interactive ones: no agent is forwarded to a host of unknown identity.
 plain=(-o ForwardAgent=no -o ForwardX11=no -o ClearAllForwardings=yes -o PermitLocalCommand=no -o RemoteCommand=none)
 log_in() { ssh ${config:+-F "$config"} "${plain[@]}" -o ConnectTimeout=10 "$@" true </dev/null; }
-setting() { sed -n "s/^$1 //p" <<<"$settings"; } # of the host, as ssh understands its configuration
-known_files() { # of an option, one a line: ssh quotes none, so what is there decides what a blank is
+setting() { sed -n "s/^$1 //p" <<<"$settings"; } # of the host, as ssh reads its configuration
+known_files() { # of an option, one per line: ssh quotes no names, so existing files decide what a space separates
     local value
     value=$(setting "$1")
     [[ -e $value || -d ${value%/*} ]] || value=${value// \//$'\n'/}
@@ -49,10 +49,10 @@ set_up() {
     settings=$(ssh ${config:+-F "$config"} -G "$1") && learn_host_key || return
     log_in -o BatchMode=yes "$1" 2>/dev/null && return
     find_key || return
-    (umask 077 && mkdir -p ~/.ssh) # where ssh-copy-id works
+    (umask 077 && mkdir -p ~/.ssh) # where ssh-copy-id creates temporary files
     ssh-copy-id ${config:+-F "$config"} ${key:+-i "$key"} "${plain[@]}" -o ConnectTimeout=10 "$1" </dev/null ||
         fail "the key was not copied" || return
-    log_in -o PasswordAuthentication=no -o KbdInteractiveAuthentication=no "$1" || fail "it still does not let you in"
+    log_in -o PasswordAuthentication=no -o KbdInteractiveAuthentication=no "$1" || fail "it still refuses the login"
 }
 
 learn_host_key() {
@@ -67,31 +67,31 @@ learn_host_key() {
     done < <(known_files userknownhostsfile && known_files globalknownhostsfile)
     read -r file < <(known_files userknownhostsfile)
     if [[ $file == none || $file == /dev/null || -n $(setting proxyjump)$(setting proxycommand) ]]; then
-        show_where_to_compare # ssh-keyscan knows no gateway, so ssh itself asks
+        show_where_to_compare # ssh-keyscan supports no jump hosts, so ssh itself asks
         return
     fi
     [[ $file != *" "* || -e $file || -d ${file%/*} ]] ||
-        fail "UserKnownHostsFile may be one file or two, make its folder first: $file" || return
+        fail "UserKnownHostsFile may be one file or two; create its directory: $file" || return
     keys=$(ssh-keyscan -T 10 -p "$port" "$hostname" 2>/dev/null | awk -v name="$name" '!/^#/ { $1 = name; print }')
     [[ -n $keys ]] || fail "ssh-keyscan got no key of $hostname port $port" || return
-    printf 'The host key of %s is not known. What answers there has these fingerprints:\n' "$name"
+    printf 'The host key of %s is not known. The machine at that address has these fingerprints:\n' "$name"
     ssh-keygen -lf - <<<"$keys"
     show_where_to_compare
     printf 'Add the keys to %s? [yes/no] ' "$file"
     read -r answer
     [[ $answer == yes ]] || fail "its host key was not accepted" || return
     (umask 077 && mkdir -p "$(dirname "$file")")
-    [[ ! -s $file || -z $(tail -c 1 "$file") ]] || end=$'\n' # its last line has none
+    [[ ! -s $file || -z $(tail -c 1 "$file") ]] || end=$'\n' # the last line of the file has no newline
     printf '%s%s\n' "$end" "$keys" >>"$file" || fail "its host key can't be written to $file"
 }
 
 show_where_to_compare() {
-    printf 'Compare with what this says on that machine, at its console or by whoever runs it:\n'
-    # shellcheck disable=SC2016  # to be typed there
+    printf 'Compare them with what this command prints there, at the console or through the administrator:\n'
+    # shellcheck disable=SC2016  # for the user to run on the host
     printf '    for key in /etc/ssh/ssh_host_*_key.pub; do ssh-keygen -lf $key; done\n'
 }
 
-# Set `key` to the first one that is there, to nothing if an agent has some, or to a new one.
+# Set `key` to the first key that exists, to nothing if an agent has keys, or to a new key.
 find_key() {
     local first=
     while read -r key; do
@@ -109,7 +109,7 @@ find_key() {
         ssh-keygen -t ed25519 -f "$key" # asks for a passphrase
     else
         ssh-keygen -q -t ed25519 -f "$key" -N ''
-    fi || fail "no key was made"
+    fi || fail "ssh-keygen made no key"
 }
 
 failed=()
@@ -118,5 +118,5 @@ for host; do
     printf '== %s\n' "$host"
     set_up "$host" || failed+=("$host: $reason")
 done
-printf '== %d of %d hosts let you in\n' $(($# - ${#failed[@]})) $#
+printf '== login works on %d of %d hosts\n' $(($# - ${#failed[@]})) $#
 [[ ${#failed[@]} -eq 0 ]] || { printf '   %s\n' "${failed[@]}" && exit 1; }

@@ -25,7 +25,7 @@ def test_the_supervisor_is_killed(launch: FaultLaunch) -> None:
     done = launch.finish(running)
     assert done.exit_code == 128 + signal.SIGKILL, str(done)
     assert said(done)[2] == (
-        f"launch: {launch.last.name} supervisor failed first (killed by SIGKILL), stopping {launch.nodes}"
+        f"launch: {launch.last.name} helper failed first (killed by SIGKILL), stopping {launch.nodes}"
     )
     assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 137"
 
@@ -38,7 +38,7 @@ def test_the_guardian_is_killed(launch: FaultLaunch) -> None:
     done = launch.finish(running)
     assert done.exit_code == 1, str(done)
     assert said(done)[2] == (
-        f"launch: {launch.last.name} supervisor failed first (its guardian was killed), stopping {launch.nodes}"
+        f"launch: {launch.last.name} helper failed first (its guardian was killed), stopping {launch.nodes}"
     )
     assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 1"
 
@@ -54,7 +54,7 @@ def test_both_are_killed_at_once(launch: FaultLaunch) -> None:
     done = launch.finish(running)
     assert done.exit_code == 1, str(done)
     assert said(done)[2] == (
-        f"launch: {launch.last.name} supervisor failed first (its guardian was killed), stopping {launch.nodes}"
+        f"launch: {launch.last.name} helper failed first (its guardian was killed), stopping {launch.nodes}"
     )
     assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 1"
 

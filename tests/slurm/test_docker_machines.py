@@ -37,7 +37,7 @@ def test_a_slurm_without_gpus_takes_the_scripts(machines: Cluster) -> None:
     done = run_as(
         "trainer", machines["head"], "srun", "--nodelist=node2", "env", "PYTHON=true", str(script), str(config)
     )
-    said = "it trains on CPUs with 1 rank per node; for more: NPROC=N"
+    said = "it trains on CPUs with 1 rank per node; for more, set NPROC=N"
     assert (done.returncode, done.stderr) == (0, f"scripts/slurm: node2 has no GPUs: {said}\n")
 
 
@@ -69,6 +69,6 @@ def test_a_machine_goes_down_with_its_daemon_and_says_which(machines: Cluster) -
     log = host.folder / "log"
     assert wait_until(lambda: "exit code 1\n" in log.read_text()), log.read_text()
     assert [line for line in log.read_text().splitlines() if line.startswith("entrypoint.sh")] == [
-        "entrypoint.sh: slurmd -D -N node2 ended with exit code 137, so this machine goes down",
+        "entrypoint.sh: slurmd -D -N node2 ended with exit code 137, so this container exits",
         "entrypoint.sh: exit code 1",
     ]

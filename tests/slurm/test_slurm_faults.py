@@ -36,10 +36,9 @@ def test_the_job_is_cancelled(launch: SlurmLaunch) -> None:
     running = launch.start_waiting()
     launch.slurm.run("scancel", launch.slurm.run("squeue", "--noheader", "--format=%i").stdout.strip())
     done = running.finish()
-    assert re.fullmatch(
-        r"launch: (node\d supervisor failed first \(|lost node\d ).*, stopping 2 nodes", words_of(done)[2]
-    )
-    assert re.search(r"^  why: (Slurm was told to end|somebody ended) ", done.stderr, re.MULTILINE), done
+    assert re.fullmatch(r"launch: (node\d helper failed first \(|lost node\d ).*, stopping 2 nodes", words_of(done)[2])
+    why = r"^  why: ((the )?Slurm job( \d+)?, or the step|the job was cancelled,) "
+    assert re.search(why, done.stderr, re.MULTILINE), done
 
 
 def test_the_job_of_a_script_is_cancelled(launch: SlurmLaunch) -> None:
@@ -48,6 +47,5 @@ def test_the_job_of_a_script_is_cancelled(launch: SlurmLaunch) -> None:
     launch.slurm.run("scancel", job)
     assert wait_until(lambda: "0 processes left on 2 nodes" in launch.log), launch.log
     # Slurm signals launcher and supervisors at once, and either may be first.
-    assert re.search(r"^(launch: stopped by SIGTERM after|  why: Slurm was told to end) ", launch.log, re.MULTILINE), (
-        launch.log
-    )
+    ended = r"^(launch: stopped by SIGTERM after|  why: (the )?Slurm job( \d+)?, or the step) "
+    assert re.search(ended, launch.log, re.MULTILINE), launch.log

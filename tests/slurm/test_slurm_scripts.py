@@ -129,7 +129,7 @@ def test_tasks_share_the_cpus_of_their_node(slurm: Slurm, telling: Path) -> None
     assert finish(slurm, telling, job_id) == ("0:0", said, [])
     job_id = submit(slurm, telling, "slurm_train_tp.sh", options=("--ntasks-per-node=1",))
     said = [f"node{node}: {CPUS} CPUs, GPUs 0,1, threads any: {line}" for node in (1, 2)]
-    idle = "scripts/slurm: this job has 2 GPUs on node1 and uses 1 of them; fix: --ntasks-per-node=2"
+    idle = "scripts/slurm: this job has 2 GPUs on node1 and uses 1 of them; fix: pass --ntasks-per-node=2"
     assert finish(slurm, telling, job_id) == ("0:0", said, [idle])
 
 
@@ -147,12 +147,13 @@ def test_a_job_without_gpus_says_so_before_it_trains(slurm: Slurm, telling: Path
 
     *_, errors = finish(slurm, telling, known)
     one = "it trains on CPUs with 1 rank per node"
-    assert errors == [f"scripts/slurm: node1 has 2 GPUs but this job has none: {one}; fix: --gpus-per-node=2"]
+    assert errors == [f"scripts/slurm: node1 has 2 GPUs but this job has none: {one}; fix: pass --gpus-per-node=2"]
     assert "--master-addr=127.0.0.1 --master-port=23456 --log-dir" in read_log(telling, known, "out")
     *_, errors = finish(slurm, telling, others)
     assert [line for line in errors if line.startswith("scripts")] == [
-        f"scripts/slurm: other has no GPUs but other nodes have: {one}; fix: --gpus-per-node=N, or another --partition",
-        "scripts/slurm: other has 2 GPUs that Slurm doesn't know of, for 1 rank per node; fix: NPROC=2",
+        f"scripts/slurm: other has no GPUs but other nodes have: {one}; "
+        "fix: pass --gpus-per-node=N, or another --partition",
+        "scripts/slurm: other has 2 GPUs that Slurm doesn't know of, for 1 rank per node; fix: set NPROC=2",
     ]
 
 
@@ -162,7 +163,7 @@ def test_what_can_t_start_says_why_in_one_line(slurm: Slurm, checkout: Path) -> 
         [str(folder / "slurm_train.sh")], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True,
         timeout=DEADLINE_S, check=False,
     )  # fmt: skip
-    said = "scripts/slurm: this runs in a Slurm job: sbatch scripts/slurm/slurm_train.sh\n"
+    said = "scripts/slurm: this must run in a Slurm job; fix: sbatch scripts/slurm/slurm_train.sh\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
     lines = (
         "srun scripts/slurm/slurm_train_multinode.sh",
@@ -172,12 +173,12 @@ def test_what_can_t_start_says_why_in_one_line(slurm: Slurm, checkout: Path) -> 
     logs = ("--output=logs/slurm-%j.out", "--error=logs/slurm-%j.err")
     job = ("--nodes=2", "--ntasks-per-node=2", f"--wrap={'; '.join(lines)}")
     code, _, errors = finish(slurm, checkout, slurm.submit(f"--chdir={checkout}", *logs, *job))
-    where = "load your environment in the script, or name its PYTHON=/PATH/TO/python"
+    where = "load your environment in the script, or set PYTHON=/PATH/TO/python"
     assert (code, [line for line in errors if line.startswith("scripts/slurm: ")]) == (
         "2:0",
         [
-            "scripts/slurm: tasks per node: 2(x2), each of which would start a torchrun: srun --ntasks-per-node=1",
-            f"scripts/slurm: no torch for no-python on node1: {where}",
+            "scripts/slurm: 2(x2) tasks per node would each start a torchrun; fix: srun --ntasks-per-node=1",
+            f"scripts/slurm: no torch for no-python on node1; fix: {where}",
             f"scripts/slurm: no configuration {checkout}/none.yaml on node1",
         ],
     )

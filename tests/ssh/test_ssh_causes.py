@@ -94,7 +94,7 @@ def test_a_rank_ends_early_and_the_others_lose_it(launch: Launch) -> None:
         "launch: FAILED after N s",
         "  node1 rank 1 (local rank 1) at HH:MM:SS:",
         "    finished before the others (exit code 0)",
-        "  why: it ended while other ranks still needed it, and they lost their connection to it",
+        "  why: it exited while other ranks still needed it, and they lost their connection to it",
         "  fix: let every rank take the same number of steps (equal shares of the data), and let none return early",
         "  its last lines:",
         f"    ready 1 pids {running.pid_of(1)}",
@@ -124,8 +124,8 @@ def test_the_exit_code_is_the_first_failure_s(launch: Launch) -> None:
 def test_a_known_line_is_explained_on_the_screen_and_in_the_record(launch: Launch) -> None:
     line = "RuntimeError: No CUDA GPUs are available"
     done = launch.run(*shell(f'[ "$RANK" = 1 ] || exec sleep 300; echo "{line}" >&2; exit 3'))
-    cause = "this rank sees no GPU: none there, hidden by CUDA_VISIBLE_DEVICES, or the container got none"
-    fix = "launch exec -- nvidia-smi; on CPUs: --cpu (launch also needs --nproc N)"
+    cause = "this rank sees no GPU: the host has none, CUDA_VISIBLE_DEVICES hides them, or the container got none"
+    fix = "check with launch exec -- nvidia-smi; on CPUs, pass --cpu (launch also needs --nproc N)"
     assert done.words[6:10] == [f"  why: {cause}", f"  fix: {fix}", "  its last lines:", f"    {line}"]
     record = done.record["result"]["cause"]
     assert record["explanation"] == {"name": "no-gpu", "cause": cause, "fix": fix}

@@ -37,7 +37,7 @@ PYTHONS_S = 4.0  # until four Pythons, each in a sandbox, are where they hang
 SHELLS_S = 2.0  # four shells
 BLOCK = [
     "launch: taking the stacks of 4 ranks",
-    "launch: stacks of 4 ranks on 2 nodes (node2 rank 2 differs from 3 others)",
+    "launch: stacks of 4 ranks on 2 hosts (node2 rank 2 differs from 3 others)",
     "  node2 rank 2:",
     "    hang.py:8 in <module>",
     "    hang.py:5 in load_batch",
@@ -196,7 +196,7 @@ def test_a_node_that_is_frozen_is_named_as_silent(launch: Launch, hosts: SshHost
     finally:
         hosts["node2"].thaw()
     assert "(node2 rank 2 and node2 rank 3 differ from 2 others)" in running.stderr
-    assert "  2 ranks on node2 (2-3):\n    no answer from its node\n" in running.stderr
+    assert "  2 ranks on node2 (2-3):\n    no response from its host\n" in running.stderr
     open_gate(launch, running)
     assert running.finish().exit_code == 0
 

@@ -16,9 +16,9 @@ from terminal import Terminal
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "ssh" / "setup_keys.sh"
 STRANGER = """\
-The host key of {place} is not known. What answers there has these fingerprints:
+The host key of {place} is not known. The machine at that address has these fingerprints:
 {key}
-Compare with what this says on that machine, at its console or by whoever runs it:
+Compare them with what this command prints there, at the console or through the administrator:
     for key in /etc/ssh/ssh_host_*_key.pub; do ssh-keygen -lf $key; done
 Add the keys to {file}? [yes/no] """
 
@@ -95,14 +95,14 @@ def test_a_new_user_on_a_terminal(hosts: SshHosts, user: Path, account: Password
         terminal.type(b"\n")
         terminal.read_until(r"ann@127\.0\.0\.1's password: ")
         terminal.type(PASSWORD.encode() + b"\n")
-        terminal.read_until("== 1 of 1 hosts let you in\r\n")
+        terminal.read_until("== login works on 1 of 1 hosts\r\n")
         assert process.wait(DEADLINE_S) == 0
     own = contents(user / ".ssh")
     assert account.home is not None
     assert contents(account.home / ".ssh") == {"authorized_keys": own["id_ed25519.pub"]}
     assert own["known_hosts"].decode() == f"{place} {hosts['node1'].public_key}\n"
     assert account.told == [PASSWORD]
-    assert run(user, config, "new") == (0, "== new\n== 1 of 1 hosts let you in\n")
+    assert run(user, config, "new") == (0, "== new\n== login works on 1 of 1 hosts\n")
     assert contents(user / ".ssh") == own
 
 
@@ -125,11 +125,11 @@ def test_what_is_there_is_kept(hosts: SshHosts, user: Path, account: PasswordSer
     code, said = set_up()
     reason = f"new: {user}/.ssh/id_ed25519.pub is there without its private key"
     assert (code, said) == (
-        1, f"== new\n{stranger(hosts, 'node1', 'new', user)}== 0 of 1 hosts let you in\n   {reason}\n"
+        1, f"== new\n{stranger(hosts, 'node1', 'new', user)}== login works on 0 of 1 hosts\n   {reason}\n"
     )  # fmt: skip
     (user / ".ssh" / "id_ed25519.pub").unlink()
     code, said = set_up()
-    assert (code, said.splitlines()[-1]) == (0, "== 1 of 1 hosts let you in")
+    assert (code, said.splitlines()[-1]) == (0, "== login works on 1 of 1 hosts")
     known = (user / ".ssh" / "known_hosts").read_text()
     assert known == f"gpu9 ssh-ed25519 AAAA\nnew {hosts['node1'].public_key}\n"
 
@@ -154,10 +154,13 @@ def test_every_host_has_its_turn(hosts: SshHosts, user: Path, tmp_path: Path) ->
     changed_words = "   changed: its host key has changed: `ssh changed` says more\n"
     refused = "   stranger: its host key was not accepted\n"
     assert run(user, config, *names, typed="no\n") == (
-        1, f"{head}== 1 of 4 hosts let you in\n{gone}{changed_words}{refused}"
+        1, f"{head}== login works on 1 of 4 hosts\n{gone}{changed_words}{refused}"
     )  # fmt: skip
     assert contents(user / ".ssh") == {"known_hosts": changed.encode()}
-    assert run(user, config, *names, typed="yes\n") == (1, f"{head}== 2 of 4 hosts let you in\n{gone}{changed_words}")
+    assert run(user, config, *names, typed="yes\n") == (
+        1,
+        f"{head}== login works on 2 of 4 hosts\n{gone}{changed_words}",
+    )
     place_line = hosts.known_line(hosts["node2"], hosts["node2"].public_key)
     assert contents(user / ".ssh") == {"known_hosts": f"{changed}{place_line}".encode()}
 
@@ -171,12 +174,15 @@ def test_a_path_with_blanks(hosts: SshHosts, user: Path, tmp_path: Path) -> None
         tmp_path / "config", stranger={**place, "UserKnownHostsFile": f'"{known_hosts}" "{user}/second"'}
     )
     code, said = run(user, config, "stranger", typed="yes\n")
-    reason = f"UserKnownHostsFile may be one file or two, make its folder first: {known_hosts}"
-    assert (code, said) == (1, f"== stranger\n== 0 of 1 hosts let you in\n   stranger: {reason}\n")
+    reason = f"UserKnownHostsFile may be one file or two; create its directory: {known_hosts}"
+    assert (code, said) == (1, f"== stranger\n== login works on 0 of 1 hosts\n   stranger: {reason}\n")
     assert list(user.iterdir()) == []
     folder.mkdir()
     code, said = run(user, config, "stranger", typed="yes\n")
-    assert (code, said.splitlines()[-1]) == (0, f"Add the keys to {known_hosts}? [yes/no] == 1 of 1 hosts let you in")
+    assert (code, said.splitlines()[-1]) == (
+        0,
+        f"Add the keys to {known_hosts}? [yes/no] == login works on 1 of 1 hosts",
+    )
     assert contents(folder) == {"known hosts": hosts.known_line(hosts["node2"], hosts["node2"].public_key).encode()}
     assert list(user.iterdir()) == [folder]
 
@@ -207,7 +213,7 @@ def test_behind_a_gateway_ssh_itself_asks(hosts: SshHosts, user: Path, tmp_path:
         process = subprocess.Popen(argv, env=env_of(user), **terminal.for_popen())
         terminal.read_until(r"do ssh-keygen -lf \$key; done\r\n(?s:.*)\(yes/no/\[fingerprint\]\)\? ")
         terminal.type(b"yes\n")
-        terminal.read_until("== 1 of 1 hosts let you in\r\n")
+        terminal.read_until("== login works on 1 of 1 hosts\r\n")
         assert process.wait(DEADLINE_S) == 0
     assert contents(user / ".ssh")["known_hosts"].decode() == hosts.known_line(
         hosts["node2"], hosts["node2"].public_key

@@ -70,4 +70,4 @@ def test_the_entry_script_says_how_it_is_called(words: list[str]) -> None:
     done = subprocess.run([DOCKER / "entrypoint.sh", *words], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("Usage: entrypoint.sh head|node|healthy\n")
-    assert done.stderr.endswith("when one of its daemons does.\n")
+    assert done.stderr.endswith("when one of its daemons exits.\n")

@@ -127,6 +127,14 @@ def test_the_guide_has_the_table_that_the_launcher_uses() -> None:
     assert len(re.findall(r"^\| .*`CUDA out of memory`.* \| .* \| .* \|$", text, re.MULTILINE)) == 2
 
 
+def test_troubleshooting_lists_its_topics() -> None:
+    text = (ROOT / "TROUBLESHOOTING.md").read_text("utf-8")
+    _, *topics = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    anchors = [re.sub(r"[^\w -]", "", topic.lower()).replace(" ", "-") for topic in topics]
+    assert re.findall(r"^- \[.*\]\(#(.*)\): ", text, re.MULTILINE) == anchors
+    assert set(re.findall(r"\]\(#(.*?)\)", text)) <= set(anchors)
+
+
 @pytest.mark.parametrize("stage", [stage for stage in Stage if stage is not Stage.UNREACHABLE])
 def test_every_line_about_waiting_is_explained(stage: Stage) -> None:
     said = f"`waiting for n3: {stage.value.partition(',')[0]}"

@@ -108,12 +108,12 @@ def test_what_was_told_stays_so_where_others_have_the_same_error():
         (
             Failure("gpu2", 1, FailureKind.SUPERVISOR, 1.0, signal=9),
             137,
-            "gpu2 supervisor failed first (killed by SIGKILL)",
+            "gpu2 helper failed first (killed by SIGKILL)",
         ),
         (
             Failure("gpu2", 1, FailureKind.SUPERVISOR, 1.0, text="its guardian was killed"),
             1,
-            "gpu2 supervisor failed first (its guardian was killed)",
+            "gpu2 helper failed first (its guardian was killed)",
         ),
     ],
 )
@@ -264,16 +264,16 @@ def test_no_line_explains_an_end_that_came_from_outside(number):
 @pytest.mark.parametrize(
     ("oom", "ending", "cause"),
     [
-        (None, "killed by SIGKILL", "it was killed from outside: by somebody, by systemd-oomd or earlyoom, or "),
+        (None, "killed by SIGKILL", "it was killed from outside: by a user, by systemd-oomd or earlyoom, or "),
         (
             "certain",
             "killed by SIGKILL: out of memory (the kernel's OOM killer)",
-            "the node's memory was full, or the limit of its container or job was reached",
+            "the host's memory was full, or its container or job reached its memory limit",
         ),
         (
             "probable",
             "killed by SIGKILL: probably out of memory (the kernel's OOM killer was at work)",
-            "the node's memory was full, or the limit of its container or job was reached",
+            "the host's memory was full, or its container or job reached its memory limit",
         ),
     ],
 )
@@ -343,14 +343,14 @@ def test_the_rank_that_did_not_come_is_named():
     hanging = failure(109.0, rank=1, code=None, signal=signal.SIGTERM, after_stop=True, stdout="step 41\n")
     cause = find_cause([*failures, hanging], range(4))
     assert cause.failure.rank == 0
-    assert cause.explanation.cause == "ranks 0, 2-3 waited in ALLREDUCE number 808, and rank 1 did not come"
+    assert cause.explanation.cause == "ranks 0, 2-3 waited in ALLREDUCE number 808, and rank 1 never joined"
 
 
 def test_a_rank_that_hangs_may_have_said_why():
     waiting = failure(code=None, signal=signal.SIGABRT, stderr=ABORTED.format(rank=0))
     hanging = failure(109.0, rank=1, signal=signal.SIGTERM, after_stop=True, stderr="can't start new thread\n")
     explanation = find_cause([waiting, hanging], range(2)).explanation
-    assert explanation.cause == "gpu1 rank 1 says that the limit of processes and threads is reached on this node"
+    assert explanation.cause == "gpu1 rank 1 says that the limit on processes and threads is reached on this host"
 
 
 def test_what_a_rank_says_because_we_stop_it_explains_nothing():

@@ -27,18 +27,18 @@ def words(stderr_of, ranks=()):
 
 
 def suspicion(who):
-    return f"the last lines of {who}: did it hang, or take another branch of the script?"
+    return f"check whether the last lines of {who} show a hang or another branch of the script"
 
 
 @pytest.mark.parametrize("group", ["", DEFAULT])
 def test_the_silent_rank_is_named(group):
     stderr_of = {rank: watchdog(rank, 808, group) for rank in (0, 2, 3)} | {1: "step 41\n"}
-    cause = "ranks 0, 2-3 waited in ALLREDUCE number 808, and rank 1 did not come"
+    cause = "ranks 0, 2-3 waited in ALLREDUCE number 808, and rank 1 never joined"
     assert words(stderr_of, range(4)) == (cause, suspicion("rank 1"))
 
 
 def test_a_silent_rank_that_is_not_among_the_failures_is_named_too():
-    cause = "rank 0 waited in ALLREDUCE number 808, and ranks 1-2 did not come"
+    cause = "rank 0 waited in ALLREDUCE number 808, and ranks 1-2 never joined"
     assert words({0: watchdog(0, 808)}, range(3)) == (cause, suspicion("ranks 1-2"))
 
 
@@ -56,27 +56,27 @@ def test_several_late_ranks_are_named_together():
 
 def test_where_all_waited_nobody_is_named():
     assert words({rank: watchdog(rank, 808) for rank in range(4)}, range(4)) == (
-        "all ranks waited in ALLREDUCE number 808: the network between them stands still, or one step takes longer "
-        "than allowed",
-        "launch check tries the ways between the nodes; init_process_group(timeout=...) allows more",
+        "all ranks waited in ALLREDUCE number 808: the network between them fails, or one step takes longer "
+        "than the timeout",
+        "test the network with launch check; allow more time with init_process_group(timeout=...)",
     )
 
 
 def test_where_the_other_ranks_are_not_known_nobody_is_named():
-    cause = "ranks 0-1 waited in ALLREDUCE number 808, and another one did not come"
-    assert words({0: watchdog(0, 808), 1: watchdog(1, 808)}) == (cause, suspicion("the one that says nothing"))
+    cause = "ranks 0-1 waited in ALLREDUCE number 808, and another never joined"
+    assert words({0: watchdog(0, 808), 1: watchdog(1, 808)}) == (cause, suspicion("the one that printed nothing"))
 
 
 def test_numbers_count_per_process_group():
-    cause = "rank 0 waited in ALLREDUCE number 5, and another one did not come"
-    assert words({0: watchdog(0, 5, PART)}, range(4)) == (cause, suspicion("the one that says nothing"))
+    cause = "rank 0 waited in ALLREDUCE number 5, and another never joined"
+    assert words({0: watchdog(0, 5, PART)}, range(4)) == (cause, suspicion("the one that printed nothing"))
     cause = "ranks 0-1 waited for others, in several process groups"
     found = words({0: watchdog(0, 5, PART), 1: watchdog(1, 900, DEFAULT)}, range(4))
-    assert found == (cause, suspicion("the ranks that said nothing"))
+    assert found == (cause, suspicion("the ranks that printed nothing"))
 
 
 def test_with_gloo_the_rank_that_says_nothing_at_all_is_named():
-    cause = "rank 0 waited for the others, and rank 1 did not come"
+    cause = "rank 0 waited for the others, and rank 1 never joined"
     assert words({0: GLOO, 1: "step 41\n", 2: LOST}, range(3)) == (cause, suspicion("rank 1"))
     assert words({0: GLOO, 1: LOST, 2: LOST}, range(3)) is None
 

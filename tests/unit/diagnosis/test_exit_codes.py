@@ -49,24 +49,24 @@ def test_out_of_memory_is_told_from_other_kills() -> None:
     found = explain_ending(None, signal.SIGKILL, is_out_of_memory=True)
     assert found is not None
     assert (found.cause, found.fix) == (
-        "the node's memory was full, or the limit of its container or job was reached",
-        "fewer loader workers, a smaller batch, or a higher limit; dmesg -T on that node shows who had how much",
+        "the host's memory was full, or its container or job reached its memory limit",
+        "use fewer loader workers, a smaller batch, or a higher limit; dmesg -T on that host shows who used how much",
     )
 
 
 @pytest.mark.parametrize(
     ("code", "number", "start"),
     [
-        (126, None, "what was started is no program"),
+        (126, None, "what was started is not a program"),
         (127, None, "a command was not found"),
         (None, signal.SIGKILL, "it was killed from outside"),
         (137, None, "it was killed from outside"),  # of a shell, about its child
         (None, signal.SIGSEGV, "it crashed in native code"),
         (139, None, "it crashed in native code"),
-        (None, signal.SIGBUS, "memory behind a file vanished"),
-        (None, signal.SIGABRT, "native code gave up"),
+        (None, signal.SIGBUS, "the memory behind a file disappeared"),
+        (None, signal.SIGABRT, "native code aborted"),
         (None, signal.SIGILL, "a library uses an instruction"),
-        (None, signal.SIGTERM, "something on that node ended it"),
+        (None, signal.SIGTERM, "something on that host stopped it"),
     ],
 )
 def test_an_ending_that_tells(code: int | None, number: int | None, start: str) -> None:
@@ -84,12 +84,12 @@ def test_an_ending_that_does_not_tell(code: int | None, number: int | None) -> N
 @pytest.mark.parametrize(
     ("text", "start"),
     [
-        ("no sign of life for 15 s", "it froze"),
-        ("this machine stood still for 40 s, and the nodes took it for dead", "the machine that you typed on slept"),
-        ("the connection was lost", "its sshd, a firewall"),
-        ("the connection was lost: its ssh was killed by signal 9", "something on the machine that you typed on"),
-        ("the connection was lost: pdsh itself has ended", "something on the machine that you typed on"),
-        ("the connection was lost: ConnectionResetError(104)", "its sshd, a firewall"),
+        ("no sign of life for 15 s", "the host froze"),
+        ("this machine stood still for 40 s, and the nodes took it for dead", "the launch host slept"),
+        ("the connection was lost", "the host's sshd, a firewall"),
+        ("the connection was lost: its ssh was killed by signal 9", "something on the launch host"),
+        ("the connection was lost: pdsh itself has ended", "something on the launch host"),
+        ("the connection was lost: ConnectionResetError(104)", "the host's sshd, a firewall"),
         ("it sent what is no message: x", None),
     ],
 )

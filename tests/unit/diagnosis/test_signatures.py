@@ -72,22 +72,23 @@ def test_a_signature_is_plain(signature: Signature) -> None:
         (
             OOM,
             "the GPU's memory is full, and process 12345 holds 79.14 GiB of it",
-            "a smaller batch; is 12345 not of this run: launch check names its owner, launch clean ends your leftovers",
+            "use a smaller batch; if 12345 isn't part of this run, launch check names its owner, "
+            "and launch clean stops your leftovers",
         ),
         (
             "The client socket has timed out after 60s while trying to connect to (10.0.0.1, 2222).",
-            "this rank could not reach rank 0 at 10.0.0.1 port 2222: it is not there, or a firewall is between",
-            "did rank 0 start? open the port; addr= in the hostfile for the address that the nodes use",
+            "this rank could not reach rank 0 at 10.0.0.1 port 2222: it is not there, or a firewall blocks the port",
+            "check that rank 0 started; open the port; set addr= in the hostfile to the address that the hosts use",
         ),
         (
             "NCCL WARN Duplicate GPU detected : rank 6 and rank 4 both on CUDA device 31000",
             "ranks 6 and 4 use the same GPU: no set_device in the script, or one machine listed as two hosts",
-            "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])); launch hosts shows the hosts",
+            "call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])); launch hosts shows the hosts",
         ),
         (
             "Unable to find address for: {eth0}",
-            "this node has no interface {eth0}; gloo takes one exact name, and names differ per node",
-            "don't set GLOO_SOCKET_IFNAME: each node then gets the one that leads to node 0",
+            "this host has no interface {eth0}; gloo needs one exact name, and names differ between hosts",
+            "don't set GLOO_SOCKET_IFNAME: each host then uses the interface that leads to node 0",
         ),
     ],
 )

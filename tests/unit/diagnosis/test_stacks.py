@@ -98,7 +98,7 @@ def test_a_line_is_a_frame(line, frame):
 @given(st.text(alphabet='Thread \n()"File:,19in<>/.?', max_size=200))
 def test_any_text_has_some_frames_or_none(text):
     folded = fold([Stack("a", 0, parse_stack(f"Thread 1\n{text}"))])
-    assert folded_lines(folded)[0] == "stacks of 1 rank on 1 node"
+    assert folded_lines(folded)[0] == "stacks of 1 rank on 1 host"
 
 
 @pytest.mark.parametrize("line", ["    f (a.py:" + "1" * 5000 + ")", "    " + "f" * 2000 + " (a.py:1)"])
@@ -127,7 +127,7 @@ def test_the_odd_rank_comes_first():
     folded = fold([*others, at(11, "train.py:88 in load_batch", "train.py:119 in step", "train.py:140 in <module>")])
     assert [stack.rank for stack in folded.odd] == [11]
     assert folded_lines(folded) == [
-        "stacks of 16 ranks on 2 nodes (gpu2 rank 11 differs from 15 others)",
+        "stacks of 16 ranks on 2 hosts (gpu2 rank 11 differs from 15 others)",
         "  gpu2 rank 11:",
         "    train.py:140 in <module>",
         "    train.py:119 in step",
@@ -158,10 +158,10 @@ def test_of_two_the_one_that_waits_is_not_the_odd_one():
     [
         ([waiting(0)], ""),
         ([waiting(0), waiting(1)], "all are equal"),
-        ([at(0, "a.py:1 in f"), at(1, "a.py:2 in f")], "2 different ones"),
-        ([waiting(0), *(at(rank, f"a.py:{rank} in f") for rank in range(1, 4))], "4 different ones"),
-        ([at(rank, f"a.py:{rank} in f") for rank in range(5)], "5 different ones"),
-        ([*map(waiting, range(9)), *(at(rank, f"a.py:{rank} in f") for rank in range(9, 13))], "5 different ones"),
+        ([at(0, "a.py:1 in f"), at(1, "a.py:2 in f")], "2 different stacks"),
+        ([waiting(0), *(at(rank, f"a.py:{rank} in f") for rank in range(1, 4))], "4 different stacks"),
+        ([at(rank, f"a.py:{rank} in f") for rank in range(5)], "5 different stacks"),
+        ([*map(waiting, range(9)), *(at(rank, f"a.py:{rank} in f") for rank in range(9, 13))], "5 different stacks"),
     ],
 )
 def test_where_nobody_is_odd_nobody_is_named(stacks, verdict):
@@ -179,7 +179,7 @@ def test_where_in_a_wait_of_the_standard_library_it_is_makes_no_difference():
 def test_a_rank_that_the_kernel_holds_is_odd_without_a_stack():
     held = Stack("gpu2", 3, state="D", wchan="nfs_wait_bit_killable", reason="the kernel holds it")
     assert folded_lines(fold([*map(waiting, range(3)), held])) == [
-        "stacks of 4 ranks on 2 nodes (gpu2 rank 3 differs from 3 others)",
+        "stacks of 4 ranks on 2 hosts (gpu2 rank 3 differs from 3 others)",
         "  gpu2 rank 3:",
         "    state D: it waits in the kernel (nfs_wait_bit_killable), where no signal reaches it",
         "  3 ranks on gpu1 (0-2):",
@@ -191,14 +191,14 @@ def test_a_rank_that_the_kernel_holds_is_odd_without_a_stack():
 
 def test_a_stopped_rank_and_one_whose_node_is_silent():
     assert stack_lines(Stack("a", 0, parse_stack(NAMED), state="T")) == [
-        "state T: it was stopped (kill -STOP, or a debugger)",
+        "state T: it is suspended (kill -STOP, or a debugger)",
         "train.py:1 in <module>",
     ]
     assert stack_lines(Stack("a", 0, state="T", reason="x")) == [
-        "state T: it was stopped (kill -STOP, or a debugger)",
+        "state T: it is suspended (kill -STOP, or a debugger)",
         "no stack: x",
     ]
-    assert stack_lines(Stack("a", 0, is_silent=True)) == ["no answer from its node"]
+    assert stack_lines(Stack("a", 0, is_silent=True)) == ["no response from its host"]
     assert fold([waiting(0), waiting(1), Stack("b", 2, is_silent=True)]).verdict == "b rank 2 differs from 2 others"
 
 
@@ -207,7 +207,7 @@ def test_a_node_without_py_spy_is_no_odd_one():
     missing = [Stack("gpu2", rank, reason="py-spy is not there") for rank in (4, 5)]
     folded = fold([*missing, *map(waiting, range(4))])
     assert folded.odd == ()
-    assert folded_lines(folded)[0] == "stacks of 6 ranks on 2 nodes"
+    assert folded_lines(folded)[0] == "stacks of 6 ranks on 2 hosts"
     assert folded_lines(folded)[-2:] == ["  2 ranks on gpu2 (4-5):", "    no stack: py-spy is not there"]
 
 
@@ -247,6 +247,6 @@ def test_calls_of_the_standard_library_between_others_are_left_out_without_a_wor
 
 def test_many_different_stacks_are_cut():
     lines = folded_lines(fold([at(rank, f"a.py:{rank} in f") for rank in range(20)]))
-    assert lines[0] == "stacks of 20 ranks on 1 node (20 different ones)"
+    assert lines[0] == "stacks of 20 ranks on 1 host (20 different stacks)"
     assert lines[-1] == "  and 8 more that differ"
     assert len(lines) == 2 + 2 * 12

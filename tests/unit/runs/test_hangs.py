@@ -56,7 +56,7 @@ def test_answers_that_nobody_asked_for_are_not_kept():
     asyncio.run(run())
     assert said == [
         "launch: taking the stacks of 2 ranks",
-        "launch: stacks of 2 ranks on 2 nodes",
+        "launch: stacks of 2 ranks on 2 hosts",
         "  2 ranks on node[1-2] (0-1):",
         "    no stack: no stack",
         "launch: full text in stacks-1.txt",
@@ -76,5 +76,5 @@ def test_nodes_that_do_not_answer_in_time_are_told(monkeypatch):
             await result
 
     asyncio.run(run())
-    assert "    no answer from its node" in said
+    assert "    no response from its host" in said
     assert not any("full text" in line for line in said)

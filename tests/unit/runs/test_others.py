@@ -122,8 +122,8 @@ def test_an_error_of_one_rank_is_the_cause_whoever_is_heard_first(ends):
 def test_a_package_that_one_node_lacks(ends):
     assert block(*ends)[-5:] == [
         "  the same on 2 of 4 ranks: 2 on gpu2",
-        "  why: the Python of this node has no module foo",
-        "  fix: install it there, or name another --python; is it your own code: --workdir",
+        "  why: this host's Python has no module foo",
+        "  fix: install it there, or select another --python; if it is your own code, pass --workdir",
         "  2 others followed: 2 on gpu1 (stopped by launch)",
         "  all of it: log",
     ]
@@ -194,7 +194,7 @@ def test_a_rank_that_ends_early_is_the_cause_if_the_others_lose_it(ends):
     assert lines == [
         "  gpu1 rank 1 (local rank 1) at HH:MM:SS:",
         "    finished before the others (exit code 0)",
-        "  why: it ended while other ranks still needed it, and they lost their connection to it",
+        "  why: it exited while other ranks still needed it, and they lost their connection to it",
         "  fix: let every rank take the same number of steps (equal shares of the data), and let none return early",
         "  its last lines:",
         "    Traceback (most recent call last):",

@@ -146,9 +146,9 @@ def test_the_error_is_red_and_what_to_do_is_bold():
             [
                 "  gpu2 rank 11 (local rank 3) at 09:16:31:",
                 "    killed by SIGKILL",
-                "  why: it was killed from outside: by somebody, by systemd-oomd or earlyoom, or by the kernel for "
+                "  why: it was killed from outside: by a user, by systemd-oomd or earlyoom, or by the kernel for "
                 "lack of memory",
-                "  fix: dmesg -T on that node says which; fewer loader workers, a smaller batch",
+                "  fix: see which with dmesg -T on that host; for memory, use fewer loader workers, or a smaller batch",
                 "  all of it: log",
             ],
         ),
@@ -158,8 +158,8 @@ def test_the_error_is_red_and_what_to_do_is_bold():
             [
                 "  gpu2 connection at 09:16:31:",
                 "    no sign of life for 15 s",
-                "  why: it froze, was switched off, or the network to it broke",
-                "  fix: look at the machine itself; when it answers again, launch check and launch clean",
+                "  why: the host froze, was switched off, or the network to it failed",
+                "  fix: check the machine itself; when it responds again, run launch check and launch clean",
                 "  all of it: log",
             ],
         ),
@@ -169,8 +169,8 @@ def test_the_error_is_red_and_what_to_do_is_bold():
             [
                 "  gpu2 torchrun at 09:16:31:",
                 "    killed by SIGSEGV",
-                "  why: it crashed in native code: an extension, a driver, or libraries that don't belong together",
-                "  fix: with --env PYTHONFAULTHANDLER=1 Python names the line of the script",
+                "  why: it crashed in native code: an extension, a driver, or libraries that don't match",
+                "  fix: run it with --env PYTHONFAULTHANDLER=1: Python then names the line of the script",
                 "  its last lines:",
                 "    W1120 a warning",
                 "  all of it: log",
@@ -200,7 +200,7 @@ def test_the_cause_with_why_and_what_to_do():
         "      loss = model(x)",
         f"    {OOM[:297]}...",
         "  why: the GPU's memory is full",
-        "  fix: a smaller batch, or free the GPU: launch check names who holds it",
+        "  fix: use a smaller batch, or free the GPU: launch check names who uses it",
         "  its last lines:",
         "    step 41 loss 7.1",
         "  8 others followed: 8 on gpu1 (stopped by launch)",
