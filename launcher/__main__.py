@@ -1,4 +1,4 @@
-"""`python -m launcher`: the same as `launch`, where that is not on PATH."""
+"""`python -m launcher`: the same as `launch`, for machines where that is not on PATH."""
 
 from __future__ import annotations
 

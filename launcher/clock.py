@@ -1,6 +1,6 @@
-"""A clock that goes on while this machine sleeps, what tells one machine's sleep from another's, and times as text.
+"""A clock that keeps running while this machine is suspended, what identifies its kernel, and times as text.
 
-launcher/node/clock.py is the nodes' own: it is sent to them, and the launcher imports the wire format alone from there.
+The nodes have their own, launcher/node/clock.py, since the launcher imports only the wire format from node/.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from functools import lru_cache
 from pathlib import Path
 
-# time.monotonic() stands still in suspend. Linux counts that in CLOCK_BOOTTIME alone (clock_gettime(2)). macOS has no
+# time.monotonic() stops in suspend. On Linux only CLOCK_BOOTTIME counts it (clock_gettime(2)). macOS has no
 # such name: time.monotonic() is mach_absolute_time() there, and CLOCK_MONOTONIC is what "will continue to increment
 # while the system is asleep" (its clock_gettime(3)).
 _CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -17,7 +17,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boottime() -> float:
-    """Return seconds that never step back, and count what this machine has slept."""
+    """Return seconds that never step back and include the time in suspend."""
     return time.clock_gettime(_CLOCK)
 
 
@@ -25,16 +25,16 @@ _EPOCH = time.time() - boottime()
 
 
 def wall_clock() -> float:
-    """Return wall-clock seconds that never step back, whoever sets the clock: failures are put in order by them."""
+    """Return wall-clock seconds that never step back, even if the clock is set: failures are sorted by them."""
     return _EPOCH + boottime()
 
 
-# As it was at the start of this process: the stamps of a log stay in order when summer time ends.
+# Taken once, when this process starts: the timestamps of a log stay in order when summer time ends.
 _UTC_OFFSET_S = time.localtime().tm_gmtoff
 
 
 def utc_offset() -> str:
-    """Return how far `local_time` is ahead of UTC: `+01:00`."""
+    """Return how far `local_time` is ahead of UTC, such as `+01:00`."""
     minutes = abs(_UTC_OFFSET_S) // 60
     return f"{'-' if _UTC_OFFSET_S < 0 else '+'}{minutes // 60:02}:{minutes % 60:02}"
 
@@ -56,7 +56,7 @@ def _local_second(second: int) -> str:
 
 
 def boot_id() -> str | None:
-    """Return what all processes on this kernel share, containers too: they sleep together. None: it does not tell."""
+    """Return the id of this kernel's boot, the same in its containers: they are suspended together. None: unknown."""
     try:
         return _BOOT_ID.read_text("ascii").strip()
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""Threads and tasks that nobody waits for, started so that their failure is told to somebody all the same.
+"""Start threads and tasks that no code waits for, so that a failure of theirs is still reported.
 
-One that died unseen would take along what hangs on it: the heartbeats of a run, or what a node says.
+If one died unnoticed, what depends on it would stop: the heartbeats of a run, or the messages of a node.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OnFailure = Callable[[Exception], object]
 def start_thread(target: Callable[[], object], name: str, on_failure: OnFailure) -> threading.Thread:
     """Run `target` in a daemon thread; `on_failure` gets, in that thread, the exception that ends it.
 
-    Raise LauncherError where this machine has no thread left.
+    Raise LauncherError if this machine can't start another thread.
     """
 
     def run() -> None:
@@ -34,13 +34,13 @@ def start_thread(target: Callable[[], object], name: str, on_failure: OnFailure)
     except RuntimeError as error:
         raise LauncherError(
             f"this machine can't start another thread ({error})",
-            "end other programs, or raise the limit that `ulimit -u` shows",
+            "stop other programs, or raise the limit that `ulimit -u` shows",
         ) from None
     return thread
 
 
 def start_timer(delay_s: float, target: Callable[[], object], on_failure: OnFailure) -> None:
-    """Run `target` after a while, in a thread of its own; where there is none left, at once."""
+    """Run `target` after `delay_s` in its own thread; if no thread can be started, run it at once."""
 
     def run() -> None:
         time.sleep(delay_s)
@@ -53,7 +53,7 @@ def start_timer(delay_s: float, target: Callable[[], object], on_failure: OnFail
 
 
 def start_task(work: Coroutine[Any, Any, None], on_failure: Callable[[BaseException], object]) -> asyncio.Task[None]:
-    """Run `work` beside the caller; `on_failure` gets the exception that ends it, unless it was cancelled."""
+    """Run `work` concurrently; `on_failure` gets the exception that ends it, unless it was cancelled."""
 
     def look(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

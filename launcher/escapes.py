@@ -1,8 +1,8 @@
-"""What steers a terminal, taken out of what others print; colour alone stays. Pure.
+"""Remove terminal control sequences from text that `launch` didn't write; only colour stays. Pure.
 
-A remote program, a file name or a server's words must not move the cursor, set a title, write the clipboard (OSC 52)
-or make the terminal answer as if the user had typed. Sequences are those of ECMA-48, as xterm reads them.
-Nor may it show its letters in another order than they stand.
+A remote program, a file name or a server's message must not move the cursor, set a title, write the clipboard (OSC 52)
+or make the terminal reply as if the user had typed. Sequences are those of ECMA-48, as xterm reads them.
+Nor may it show its letters in another order than they have in the text.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import re
 # All but newline, tab and ESC. BEL too: a thousand ranks would ring.
 _C0 = r"\x00-\x08\x0b-\x1a\x1c-\x1f\x7f"
 _C0_BYTES = bytes([*range(0x09), *range(0x0B, 0x1B), *range(0x1C, 0x20), 0x7F])
-# Bidirectional embeddings, overrides and isolates reorder what is seen, up to the end of the line: Trojan Source,
+# Bidirectional embeddings, overrides and isolates reorder what is shown, up to the end of the line: Trojan Source,
 # CVE-2021-42574, and Unicode TR 36. Right-to-left text needs none of them.
 _BIDI = r"\u202a-\u202e\u2066-\u2069"
 _BIDI_BYTES = re.compile(rb"\xe2\x80[\xaa-\xae]|\xe2\x81[\xa6-\xa9]")
 _CSI = r"[0-?]*[ -/]*[@-~]"  # cursor, screen, modes, questions
-# Title, clipboard, pictures: it ends with its line where nothing else ends it, so that a torn one hides no other line.
+# Title, clipboard, pictures: an unterminated one ends with its line, so that it hides no other line.
 _STRING = r"[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
 _COLOUR = re.compile(rb"\x1b\[[0-9;:]*m")
 _ESCAPE = re.compile(rf"\x1b(?!\[[0-9;:]*m)(?:\[{_CSI}|[\]PX^_]{_STRING}|[ -/]*[0-~]?)")
@@ -27,11 +27,11 @@ _NOT_IN_A_LINE = re.compile(rf"[{_C0}{_BIDI}\n\x1b\x80-\x9f\u2028\u2029]")
 
 
 def clean(text: bytes) -> bytes:
-    """Return what a terminal may get: UTF-8 with newlines, tabs, and colour that ends with its line."""
+    """Return text that is safe for a terminal: UTF-8 with newlines, tabs, and colour that ends with its line."""
     plain = _COLOUR.sub(b"", text) if b"\x1b" in text else text
     has_c1_or_bidi = b"\xc2" in plain or (b"\xe2" in plain and _BIDI_BYTES.search(plain) is not None)
     if has_c1_or_bidi or b"\x1b" in plain or len(plain.translate(None, _C0_BYTES)) != len(plain):
-        # As characters: of bytes, what stands around a part that is taken out could make a control together.
+        # As characters: the bytes around a removed part could form a new control sequence.
         found = _CONTROL.sub("", _ESCAPE.sub("", text.decode("utf-8", "replace")))
         return _close_colours(found).encode()
     if plain is text and text.isascii():
@@ -44,6 +44,6 @@ def _close_colours(text: str) -> str:
 
 
 def one_line(text: str, limit: int) -> str:
-    """Return somebody else's words as a part of one line of ours: no controls, and not longer than `limit`."""
+    """Return foreign text as part of one line of `launch`: without control characters, at most `limit` characters."""
     plain = _NOT_IN_A_LINE.sub("?", text[:limit].replace("\t", " "))
     return plain if len(text) <= limit else f"{plain}..."

@@ -1,4 +1,4 @@
-"""Files and directories that may hold secrets: for the user alone, whatever the umask says."""
+"""Create files and directories that may hold secrets: only the user can read them, whatever the umask is."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file as `opener` of open(); a new one gets mode 0600, an existing one keeps its own."""
+    """Open a file, as the `opener` of open(); a new one gets mode 0600, an existing one keeps its mode."""
     return os.open(path, flags, 0o600)
 
 
 def make_private(folder: Path, base: Path, *, exist_ok: bool = False) -> None:
-    """Make a directory with mode 0700, and what is missing between it and `base`; `base` itself is by the umask.
+    """Make a directory with mode 0700, and those missing between it and `base`; `base` itself follows the umask.
 
-    What exists keeps its mode.
+    Existing directories keep their mode.
     """
     if folder.parent != base:
         make_private(folder.parent, base, exist_ok=True)
@@ -28,9 +28,9 @@ def make_private(folder: Path, base: Path, *, exist_ok: bool = False) -> None:
 
 @contextmanager
 def lock_directory(path: str) -> Iterator[tuple[int, ...]]:
-    """Keep systemd-tmpfiles, which removes what is ten days old in /tmp, out of a directory.
+    """Keep systemd-tmpfiles, which removes files in /tmp that are ten days old, out of a directory.
 
-    The lock lives as long as the block, or as long as a process that inherits the descriptors that this yields.
+    The lock is held until the block ends, and until every process that inherits the yielded descriptors has ended.
     See https://systemd.io/TEMPORARY_DIRECTORIES.
     """
     try:

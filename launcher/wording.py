@@ -1,4 +1,4 @@
-"""Numbers, lists, times and guesses as sentences have them. Pure."""
+"""Format numbers, lists and times for sentences, and guess what a mistyped word means. Pure."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ _MOST_SLIPS = 2
 
 
 def count(number: int, noun: str) -> str:
-    """`1 node`, `2 nodes`."""
+    """Return `1 node` or `2 nodes`."""
     return f"{number} {noun if number == 1 else plural(noun)}"
 
 
 def plural(noun: str) -> str:
-    """`processes` for process, `directories` for directory."""
+    """Return `processes` for process, `directories` for directory."""
     if noun.endswith("y") and noun[-2] not in "aeiou":
         return noun[:-1] + "ies"
     return noun + ("es" if noun.endswith("s") else "s")
 
 
 def listed(words: Iterable[object]) -> str:
-    """`a`, `a and b` or `a, b and c`; there must be one."""
+    """Return `a`, `a and b` or `a, b and c`; there must be at least one word."""
     *others, last = map(str, words)
     return f"{', '.join(others)} and {last}" if others else last
 
 
 def fold_ranks(ranks: Iterable[int], most: int | None = None) -> str:
-    """`0-10, 12-15` for the ranks 0 to 15 without 11; most: ranges that are named, ranks beyond them are counted."""
+    """Return `0-10, 12-15` for the ranks 0 to 15 without 11; after `most` ranges, the other ranks are only counted."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:
@@ -41,10 +41,10 @@ def fold_ranks(ranks: Iterable[int], most: int | None = None) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the only known word that `word` is a slip of, or the beginning of; None rather than a wrong guess.
+    """Return the only known word that `word` is a typo or the beginning of; None rather than a wrong guess.
 
-    A slip is one wrong, missing, extra or swapped letter in three, and two at most, or up to three letters at the end.
-    Words that differ in their digits alone are no slip: whoever types gpu9 does not mean gpu1.
+    A typo is one wrong, missing, extra or swapped letter in three, and two at most, or up to three extra letters at the
+    end. Words that differ only in their digits aren't typos: gpu9 doesn't mean gpu1.
     """
     words = [each for each in dict.fromkeys(known) if _DIGITS.sub("", each) != _DIGITS.sub("", word)]
     begun = [each for each in words if len(word) >= 3 and each.startswith(word)]
@@ -54,7 +54,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def _find_slips(word: str, known: Iterable[str]) -> list[str]:
-    """Return the words with the fewest slips, if they are few enough."""
+    """Return the words with the fewest typos, if they are few enough."""
     found: dict[int, list[str]] = {}
     for each in known:
         most = min(_MOST_SLIPS, max(len(word), len(each)) // 3)
@@ -64,7 +64,7 @@ def _find_slips(word: str, known: Iterable[str]) -> list[str]:
 
 
 def _count_slips(one: str, other: str) -> int:
-    """Return the letters to change, add, drop or swap with a neighbour (optimal string alignment distance)."""
+    """Return how many letters to change, add, drop or swap with a neighbour (optimal string alignment distance)."""
     before, above = list[int](), list(range(len(other) + 1))
     for i, letter in enumerate(one, 1):
         row = [i]
@@ -78,7 +78,7 @@ def _count_slips(one: str, other: str) -> int:
 
 
 def duration(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `12 min 31 s` or `3 h 02 min`: a time that was measured."""
+    """Return a measured time as `0.4 s`, `12 s`, `12 min 31 s` or `3 h 02 min`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -90,7 +90,7 @@ def duration(seconds: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """`90 s`, `10 min` or `1 h`: a time as somebody chose it."""
+    """Return a time that a user chose as `90 s`, `10 min` or `1 h`."""
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:g} {unit}"

@@ -1,4 +1,4 @@
-"""After `test-distributed` failed on several hosts: which of them it was, found by runs on fewer."""
+"""After `test-distributed` failed on several hosts: find the hosts that fail, with runs on fewer hosts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from launcher.job.job import Job
 from launcher.output.run_folder import create_record
 from launcher.runs.run import Result, RunOptions
 
-SIDE_BY_SIDE = 32  # runs; each has its own connections
-# By now torch is in every host's memory, so who is well is quick.
+SIDE_BY_SIDE = 32  # concurrent runs; each has its own connections
+# By now torch is in every host's memory, so healthy hosts are quick.
 SHORT = ("--checks-only", "--timeout", "10")
 RENDEZVOUS_S = 15
 
@@ -33,7 +33,7 @@ RunGroup = Callable[[Group], Awaitable[str]]
 
 
 class StoppedError(Exception):
-    """A signal has ended a run, and so ends the search."""
+    """A signal stopped a run, which also stops the search."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -41,7 +41,7 @@ class StoppedError(Exception):
 
 
 def is_to_bisect(result: Result) -> bool:
-    """Whether ranks failed and nobody knows on which host; a host that was lost is known, and Ctrl-C means an end."""
+    """Tell whether ranks failed for a reason that names no host: a lost host is known, and Ctrl-C ends the search."""
     if result.interrupted_by is not None or result.cause is None:
         return False
     return result.cause.failure.kind in (FailureKind.RANK, FailureKind.TORCHRUN)
@@ -55,12 +55,12 @@ def find_culprits(
     *,
     as_json: bool,
 ) -> None:
-    """Run on ever fewer hosts, say how each run ended and then the verdict; end the command at a signal."""
+    """Run on ever fewer hosts, print how each run ended and then the verdict; exit at a signal."""
     by_name = {host.name: host for host in hosts}
-    tell(f"test-distributed: looking for the hosts that fail, logs in {folder}")
+    tell(f"test-distributed: looking for the failing hosts; logs in {folder}")
 
     async def run_group(group: Group) -> str:
-        """Return why the group fails, or an empty text."""
+        """Return why the group fails; empty if it passes."""
         members = [by_name[name] for name in group]
         job = replace(make_job(group, *SHORT), rendezvous_timeout_s=RENDEZVOUS_S)
         console = Console(members, is_mute=True)
@@ -88,7 +88,7 @@ def find_culprits(
 
 
 async def search(hosts: Sequence[str], run_group: RunGroup) -> Verdict:
-    """Make the runs that the search asks for, those of a batch side by side."""
+    """Make the runs that the search requests, those of a batch concurrently."""
     places = asyncio.Semaphore(SIDE_BY_SIDE)
     stops: list[StoppedError] = []
 
@@ -109,7 +109,7 @@ async def search(hosts: Sequence[str], run_group: RunGroup) -> Verdict:
     batch = next(searching)
     while True:
         passed = await asyncio.gather(*map(test, batch))
-        if stops:  # all of the batch have ended by now
+        if stops:  # the whole batch has ended by now
             raise stops[0]
         try:
             batch = searching.send(list(passed))
@@ -119,6 +119,6 @@ async def search(hosts: Sequence[str], run_group: RunGroup) -> Verdict:
 
 
 def describe_cause(cause: Cause) -> str:
-    """Return the failure in one line: who, how, and the last that it said."""
+    """Return the failure in one line: which process, how it ended, and the last line that it printed."""
     said = cause.traceback[-1:] or cause.last_lines[-1:]
     return ": ".join([f"{cause.failure.subject}, {cause.failure.ending}", *(line.strip() for line in said)])

@@ -1,4 +1,4 @@
-"""launch check: every check, and no run."""
+"""launch check: run every check without starting a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from launcher.cli.selection import choose_opener, read_hosts
 @config_option
 @host_options
 @job_options
-@click.option("--master-addr", metavar="ADDR", help="Address of node 0; default: addr=, or as SSH reached it.")
+@click.option("--master-addr", metavar="ADDR", help="Address of node 0.  [default: addr=, or the SSH address]")
 @reach_options
 @click.option("--json", "as_json", is_flag=True, help="Print all facts and findings as one JSON object.")
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
@@ -28,9 +28,10 @@ from launcher.cli.selection import choose_opener, read_hosts
 def command(
     *, words: tuple[str, ...], as_json: bool, choice: HostChoice, request: JobRequest, transport: TransportOptions
 ) -> int:
-    """Check hosts for a run, without starting it: what is equal on all, and who differs in what.
+    """Check the hosts without starting a run: compare them and show how they differ.
 
-    With SCRIPT its presence and contents are compared as well. The exit code is 0 where nothing would break a run.
+    With SCRIPT, also compare its presence and contents. The exit code is 0 if nothing would break a run. In a Slurm
+    job, its hosts are the default.
     """
     from launcher.cli.console import Console
     from launcher.cli.runner import make_session, make_terms

@@ -1,4 +1,4 @@
-"""launch clean: end and remove what earlier runs left, and nothing else."""
+"""launch clean: stop and remove what earlier runs left, and nothing else."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ if TYPE_CHECKING:
 @host_options
 @reach_options
 @life_options
-@click.option("--python", metavar="PATH", help="Python 3.8 or newer for launch's helper there.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be ended and removed.")
+@click.option("--python", metavar="PATH", help="Python 3.8 or newer for launch's helper.  [default: python3]")
+@click.option("--dry-run", is_flag=True, help="Only list what would be stopped and removed.")
 @gather
 def command(
     *, python: str | None, dry_run: bool, choice: HostChoice, transport: TransportOptions, timeouts: Timeouts
 ) -> int:
-    """End and remove what earlier runs of yours left on the hosts, after saying what it is.
+    """Stop and remove what your earlier runs left on the hosts, and list it first.
 
-    Left behind is a process with the mark of a run whose supervisor is gone.
-    So is the directory of a run that is over: on a host that lost power, nobody removed it.
-    A run that goes on is named and left alone, and other users' are never touched.
-    Jobs that a run submitted (sbatch, at) aren't part of it and are left alone.
+    Leftovers are processes of a run whose helper on the host is gone, and directories of runs that are over, for
+    example on a host that lost power.
+    A run that is still active is named but not touched. Other users' runs are never touched.
+    Jobs that a run submitted (sbatch, at) aren't part of it and are kept.
+    In a Slurm job, its hosts are the default.
     """
     from launcher.cli.console import Console
     from launcher.cli.runner import make_session, read_terms
@@ -66,7 +67,7 @@ def _report(console: Console, done: Cleaning, *, is_dry: bool) -> None:
     from launcher.hosts.unreachable import failure_lines
     from launcher.runs import report
 
-    if done.census.left:  # else no host could be asked, which is said below
+    if done.census.left:  # otherwise no host responded, which is said below
         console.say(f"launch: {verdict(done, is_dry=is_dry)}")
     for line in [*report.left_lines(done.census), *kept_lines(done.kept), *failure_lines(done.failures)]:
         console.say(line)

@@ -1,4 +1,4 @@
-"""The names of all commands, and what is said of a word that is none."""
+"""The names of all commands with their examples, and the error for a word that is not one of them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,70 @@ COMMANDS = {
     "run": ("launcher.cli.run", "Run SCRIPT on every host under torchrun (the default)."),
     "singlenode": ("launcher.cli.singlenode", "Run SCRIPT on this machine only, without SSH."),
     "node": ("launcher.cli.node", "Run this machine's share of a run started by hand."),
-    "check": ("launcher.cli.check", "Compare the hosts; find what would break a run."),
-    "clean": ("launcher.cli.clean", "End what earlier runs of yours left on the hosts."),
+    "check": ("launcher.cli.check", "Compare the hosts and find what would break a run."),
+    "clean": ("launcher.cli.clean", "Stop and remove what your earlier runs left on the hosts."),
     "exec": ("launcher.cli.exec", "Run a plain command on every host."),
-    "hosts": ("launcher.cli.hosts", "Show how the hosts were read."),
-    "sbatch": ("launcher.cli.sbatch", "Print or submit the same job as a Slurm batch script."),
-    "demo": ("launcher.cli.demo", "Train on loopback SSH hosts of this machine, to see it work."),
+    "hosts": ("launcher.cli.hosts", "Show the hosts as launch reads them."),
+    "sbatch": ("launcher.cli.sbatch", "Print or submit a Slurm batch script that runs SCRIPT."),
+    "demo": ("launcher.cli.demo", "Try launch: train on loopback SSH hosts of this machine."),
 }
 DEFAULT_COMMAND = "run"
 
+# What --help of a command, or of `launch` itself, shows at its end. A test plans or parses each of them.
+EXAMPLES = {
+    "launch": (
+        "launch --hosts node1,node2 --gpus 8 train.py --lr 3e-4",
+        "launch singlenode --gpus 4 train.py",
+    ),
+    "run": (
+        "launch --hosts node1,node2 --gpus 8 train.py --lr 3e-4",
+        "launch --hosts 'gpu[1-4]' --venv .venv --dry-run train.py",
+    ),
+    "singlenode": (
+        "launch singlenode --gpus 4 train.py",
+        "launch singlenode --nproc 2 --cpu train.py",
+    ),
+    "node": (
+        "launch node --nnodes 2 --node-rank 0 --master-addr node1 --gpus 8 train.py",
+        "launch node --nnodes 2 --node-rank 1 --master-addr node1 --gpus 8 train.py",
+    ),
+    "check": (
+        "launch check --hosts node1,node2",
+        "launch check --hosts node1,node2 --venv .venv train.py",
+    ),
+    "clean": (
+        "launch clean --hosts node1,node2 --dry-run",
+        "launch clean --hosts node1,node2",
+    ),
+    "exec": (
+        "launch exec --hosts node1,node2 -- nvidia-smi -L",
+        "launch exec --hosts 'gpu[1-4]' --fold -- 'df -h / | tail -1'",
+    ),
+    "hosts": (
+        "launch hosts --hosts 'gpu[1-4]' --exclude gpu3",
+        "launch hosts --hosts 'gpu[1-4]' --to slurm",
+    ),
+    "sbatch": (
+        "launch sbatch --nodes 2 --gpus 8 --time 4:00:00 train.py",
+        "launch sbatch --nodes 2 --gpus 8 --cpus-per-task 32 --submit train.py",
+    ),
+    "demo": (
+        "launch demo",
+        "launch demo --nodes 3 --nproc 1",
+    ),
+    "test-distributed": (
+        "test-distributed 2 --cpu",
+        "test-distributed 8 --hosts node1,node2",
+    ),
+}
+
 
 def refuse_unknown_word(word: str) -> None:
-    """Raise UsageError for a first word that is neither command nor file, before any host is asked."""
+    """Raise UsageError if the first word is neither a command nor a file, before any host is contacted."""
     if word in COMMANDS:
         raise UsageError(f"{word!r} is a command", f"write it first: launch {word} ...")
     if "/" in word or word.endswith(".py") or os.path.exists(word):  # noqa: PTH110 - false where pathlib would raise
         return
     near = nearest(word, COMMANDS)
     guess = f"; did you mean {near!r}?" if near else ""
-    raise UsageError(f"no file or command {word!r}{guess}", "launch --help lists the commands")
+    raise UsageError(f"no file or command {word!r}{guess}", "see launch --help for the commands")

@@ -1,4 +1,4 @@
-"""What the user sees: our own words on stderr, the ranks' output on stdout and stderr, progress while connecting."""
+"""What the user sees: messages of `launch` on stderr, output on stdout and stderr, progress while connecting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from launcher.output.traceback_filter import Source, TracebackFilter
 
 
 class Console:
-    """The terminal, as one run uses it."""
+    """The terminal as one run uses it: messages, output and progress."""
 
     def __init__(
         self,
@@ -42,59 +42,59 @@ class Console:
         self._displays = {fd: _make_display(fd, names, as_json=as_json) for fd in (STDOUT, STDERR)}
         self._terminals = _open_terminals(math.inf if is_patient else None)
         self._is_quiet = is_quiet or is_mute
-        self._is_mute = is_mute  # one of several runs, of which our caller tells
+        self._is_mute = is_mute  # one of several runs, which the caller reports
         self._as_json = as_json
         self._ranks = ranks
         self._folds = make_folds(names) if is_folding else {}
         self._shows_progress = sys.stderr.isatty() and not is_mute
         self._progress = ""
         self._said_disk = False
-        self._filter: TracebackFilter | None = None  # where there are logs that have what it keeps off the screen
+        self._filter: TracebackFilter | None = None  # only with logs, which keep what it hides
 
     def say(self, text: str, style: Style = Style.AS_IS) -> None:
         """Print a message of `launch` on stderr."""
         if self._is_mute:
             return
         self.progress("")
-        with contextlib.suppress(OSError):  # it is no terminal, or none any more
+        with contextlib.suppress(OSError):  # stderr is not, or no longer, a terminal
             columns = os.get_terminal_size(STDERR).columns
             text = render(text, style, columns, with_colour=_wants_colour(STDERR))
         self._terminals[STDERR].say(text, STDERR)
 
     def show(self, text: str) -> None:
-        """Put a result of ours on stdout; with --json it is there as an object."""
+        """Print a result on stdout; nothing with --json, which prints it as an object."""
         self.progress("")
         if self._as_json:
             return
         self._terminals[STDOUT].say(text, STDOUT)
 
     def emit(self, event: str, **values: object) -> None:
-        """With --json: put one object on stdout."""
+        """Print one object on stdout, if --json was given."""
         if self._as_json:
             self._terminals[STDOUT].say(json.dumps(dated(event, **values), default=str), STDOUT)
 
     def progress(self, text: str) -> None:
-        """Show a line that the next one replaces; on a terminal only."""
+        """Show a line that the next one replaces, on a terminal only."""
         if not self._shows_progress or text == self._progress:
             return
         self._progress = text
         self._terminals[STDERR].put(STDERR, b"\r\x1b[K" + text.encode())
 
     def show_folded(self) -> None:
-        """Show equal output of several hosts once."""
+        """Show identical output of several hosts once."""
         groups = group(self._folds)
         for each in groups:
             shown = clean(each.text) if os.isatty(STDOUT) else each.text
             self._terminals[STDOUT].put(STDOUT, f"---- {fold_names(each.hosts)} ----\n".encode() + shown)
         cut = [host for each in groups if each.left_out for host in each.hosts]
         if cut:
-            self.say(f"launch: {fold_names(cut)} printed too much for --fold, lines in the middle were left out")
-            self.say("  fix: run the command without --fold, which shows every line")
+            self.say(f"launch: {fold_names(cut)} printed too much for --fold; lines in the middle were omitted")
+            self.say("  fix: run the command without --fold to see every line")
 
     def outputs(
         self, hosts: Sequence[Host], record: RunRecord | None, *, has_ranks: bool = True, first_node: int = 0
     ) -> list[NodeOutput]:
-        """Return where each node's output goes."""
+        """Return the destination of each node's output."""
         show = None if self._is_quiet else self._show
         if show is not None and record is not None and not self._as_json:
             self._filter = TracebackFilter(show)
@@ -110,25 +110,25 @@ class Console:
         ]
 
     def withhold(self) -> None:
-        """Keep the tracebacks of further ranks off the screen: the first failure is known."""
+        """Hide the tracebacks of further ranks from the screen, since the first failure is known."""
         if self._filter is not None and not self._said_disk:
             self._filter.withhold()
 
     def release(self, sources: Collection[Source] | None = None, alike: Collection[Source] = ()) -> frozenset[Source]:
-        """Show what was kept off of these sources, or of all; return those whose tracebacks are in the logs alone.
+        """Show what was hidden of these sources, or of all; return those whose tracebacks are only in the logs.
 
-        alike: sources with the same error; if it was shown of one of them, it is not shown again. If the logs can't be
-        written they have nothing, so all is shown.
+        alike: sources with the same error; if one of them was shown, the others are not. If the logs can't be written,
+        everything is shown.
         """
         if self._filter is None:
             return frozenset()
         return self._filter.release(None if self._said_disk else sources, alike)
 
     def complain(self, path: Path, error: OSError) -> None:
-        """Say once that our own disk is in trouble; the run goes on."""
+        """Report once that the launch host's disk fails; the run continues."""
         if not self._said_disk:
             self._said_disk = True
-            text = f"can't write {path}: {error.strerror}; the run goes on, its logs will have gaps"
+            text = f"can't write {path}: {error.strerror}; the run continues, but its logs will have gaps"
             self.say(f"launch: {text}", Style.STRONG)
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class Console:
             terminal.close()
 
     def _filter_output(self, host: str, rank: int | None, stream: int, lines: bytes, at: float) -> None:
-        if self._filter is not None and self._is_shown(rank):  # or the one traceback that it lets through may be hidden
+        if self._filter is not None and self._is_shown(rank):  # otherwise the one traceback shown may be hidden
             self._filter.take(host, rank, stream, lines, at)
 
     def _is_shown(self, rank: int | None) -> bool:
@@ -151,32 +151,32 @@ class Console:
             self._folds[host].add(lines)
             return
         self.progress("")
-        # JSON names the stream, and a reader wants one order.
+        # The JSON object names the stream, and a reader needs all lines in one order.
         fd = STDOUT if self._as_json else stream
         self._terminals[fd].put(fd, self._displays[fd].render(host, rank, stream, lines, at))
 
 
 def dated(event: str, **values: object) -> dict[str, object]:
-    """Return one object of --json, with the time at which it is made."""
+    """Return one object of --json, with the current time."""
     return {"event": event, "time": iso_time(wall_clock()), **values}
 
 
 def _make_display(fd: int, names: Sequence[str], *, as_json: bool) -> Display:
-    """Each stream by itself: stdout may be a file, whose bytes are a program's, and stderr a terminal."""
+    """Return the display of one stream: stdout may be a file that a program reads while stderr is a terminal."""
     if as_json:
         return JsonDisplay()
     return PrefixDisplay(names, is_terminal=os.isatty(fd), with_colour=_wants_colour(fd))
 
 
 def _wants_colour(fd: int) -> bool:
-    """Whether a stream is a terminal whose user has not asked for plain text (https://no-color.org)."""
+    """Tell whether a stream is a terminal and NO_COLOR is unset (https://no-color.org)."""
     return os.isatty(fd) and not os.environ.get("NO_COLOR")
 
 
 def _open_terminals(patience_s: float | None) -> dict[int, Terminal]:
-    """One thread for stdout and stderr where they are the same file, which keeps their order; else one each.
+    """Return one thread for stdout and stderr if they are the same file, to keep their order; otherwise one for each.
 
-    So a pager that is not read holds back its own stream alone, and the cause is told on the other one.
+    So a pager that isn't read blocks only its own stream, and the other one reports it.
     """
     shared = Terminal(is_terminal=os.isatty(STDOUT), patience_s=patience_s)
     if os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR)):

@@ -1,7 +1,7 @@
 """launcher.toml, or [tool.launcher] in pyproject.toml: defaults for the options of every command.
 
-The file lies in the current directory or above it, up to the root of the repository or the home directory. Any of
-these may be anybody's: /tmp, a shared directory, a cloned repository.
+The file is in the current directory or above it, up to the root of the repository or the home directory. Any of
+these directories may be under another user's control: /tmp, a shared directory, a cloned repository.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _KEYS = (
     "stacks", "hang_timeout", "no_check", "quiet", "ranks", "log_dir",
     "nodes", "time", "partition", "mem", "cpus_per_task", "account", "qos", "constraint", "requeue",
 )  # fmt: skip
-# What these say is run, decides what is run (LD_PRELOAD, PYTHONPATH), or loosens whom the run trusts with a password,
-# with its ranks' connections or with an unknown host key. `hosts` is none of them: each must prove itself by its key.
+# These name what is run, influence it (LD_PRELOAD, PYTHONPATH), or weaken whom the run trusts with a password, with
+# its ranks' connections or with an unknown host key. `hosts` isn't one of them: each host must prove itself by its key.
 RISKY = (
     "script", "workdir", "python", "setup", "venv", "conda", "env", "env_file", "transport", "ssh_config",
     "accept_new_host_keys", "ask_password", "master_addr",
@@ -44,7 +44,7 @@ _NO_FILE = "--config /dev/null to use no file"
 _TABLE = re.compile(rb"^[ \t]*\[[ \t]*tool[ \t]*\.[ \t]*launcher[ \t]*[.\]]", re.MULTILINE)
 
 
-# Paths on the launch host, and on the hosts; those of a file that was found above mean what they mean there.
+# Paths on the launch host and on the hosts; in a file of a parent directory they are relative to that directory.
 _LOCAL_PATHS = ("hostfile", "env_file", "ssh_config", "log_dir")
 _HOST_PATHS = ("venv", "python", "conda")  # beside --workdir
 _META = "launcher.defaults"
@@ -52,29 +52,29 @@ _META = "launcher.defaults"
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What one file says, by the names of the options."""
+    """The values that one file sets, by the names of the options."""
 
     source: str
     values: dict[str, Any]
-    folder: Path | None = None  # of a file above the current directory
+    folder: Path | None = None  # set for a file above the current directory
 
 
 def current_directory() -> Path:
-    """Return the directory in which the command was typed; raise UsageError if it was removed since."""
+    """Return the directory in which the command was typed; raise UsageError if it was removed."""
     try:
         return Path.cwd()
     except OSError as error:
-        raise UsageError(f"the current directory can't be read: {error.strerror}", "cd to another one") from None
+        raise UsageError(f"the current directory can't be read: {error.strerror}", "cd to another directory") from None
 
 
 def find_source(name: str) -> Defaults | None:
-    """Return the file that says the default of an option; None if no file does."""
+    """Return the file that sets the default of an option; None if no file does."""
     found: list[Defaults] = click.get_current_context().meta.get(_META, [])
     return next((defaults for defaults in reversed(found) if name in defaults.values), None)
 
 
 def use_defaults(ctx: click.Context, _: click.Parameter, named: Path | None) -> Path | None:
-    """Give a command its defaults, as the callback of --config, and say which file they are from."""
+    """Set a command's defaults, as the callback of --config, and print which file they come from."""
     from launcher.cli.error_lines import tell
 
     if ctx.resilient_parsing:
@@ -90,19 +90,19 @@ def use_defaults(ctx: click.Context, _: click.Parameter, named: Path | None) -> 
 
 
 def _read_named(path: Path) -> Defaults:
-    """Read the file of --config, whoever wrote it and wherever it lies."""
+    """Read the file of --config, whoever wrote it and wherever it is."""
     source = show_path(path)
     content = _parse(_read(path, source), source)
     if path.name != PYPROJECT:
         return _check_all(source, content)
     table = _find_table(content, source)
     if table is None:
-        raise UsageError(f"{source}: no [tool.launcher] in it")
+        raise UsageError(f"{source}: it has no [tool.launcher] table")
     return _check_all(source, table)
 
 
 def _find_defaults() -> list[Defaults]:
-    """Return what the files of the nearest directory that has one say; of two the last one counts."""
+    """Return the defaults of the nearest directory that has a file; of two files, the last one wins."""
     folder = current_directory()
     for place in find_places(folder, find_home()):
         found = [*_find_pyproject(place / PYPROJECT), *_find_own(place / FILE)]
@@ -112,10 +112,10 @@ def _find_defaults() -> list[Defaults]:
 
 
 def find_places(folder: Path, home: Path | None) -> list[Path]:
-    """Return the directories to look into: `folder` and those above it, up to the repository's root or to `home`.
+    """Return the directories to search: `folder` and those above it, up to the repository's root or to `home`.
 
-    Outside of both it is `folder` alone, and so it is below a directory that every user can write: anybody could put a
-    file, or a `.git`, into /tmp.
+    Outside of both, or below a directory that every user can write, it is only `folder`: anybody could put a file, or a
+    `.git`, into /tmp.
     """
     places: list[Path] = []
     for place in (folder, *folder.parents):
@@ -131,7 +131,7 @@ def find_places(folder: Path, home: Path | None) -> list[Path]:
 
 
 def _move(defaults: Defaults, folder: Path) -> Defaults:
-    """Return defaults whose relative paths are those of the file's directory; without a working folder of its own."""
+    """Return the defaults with relative paths resolved from `folder`; Pythons stay relative to a workdir."""
     names = _LOCAL_PATHS + (("workdir",) if "workdir" in defaults.values else _HOST_PATHS)
 
     def move(name: str, text: str) -> str:
@@ -164,14 +164,14 @@ def _find_own(path: Path) -> list[Defaults]:
 
 
 def _find_pyproject(path: Path) -> list[Defaults]:
-    """Return what its table says; a pyproject.toml without one, or that is broken, is somebody else's matter."""
+    """Return the defaults of its table; a pyproject.toml without one, or a broken one, is skipped."""
     source = _shown(path)
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return []
         doubt, is_at_home = _judge(path)
         content = _read(path, source)
-        # What a stranger wrote is not even parsed: a megabyte of TOML can take hours.
+        # A file that another user can write isn't parsed: a megabyte of TOML can take hours.
         parsed = _parse(content, source) if not doubt else {}
     except (OSError, UsageError):
         return []
@@ -187,9 +187,9 @@ def _shown(path: Path) -> str:
 
 
 def _judge(path: Path) -> tuple[Doubt | None, bool]:
-    """Return who else may have written a file that was found, and whether it lies below the home directory.
+    """Return who else could write a file that was found, and whether it is below the home directory.
 
-    A symlink is looked at twice: where it lies, for whoever may write there, and where it leads.
+    A symlink is checked twice: in its own directory, which others may be able to write, and at its target.
     """
     home, uid = find_home(), os.geteuid()
     places = dict.fromkeys((path.resolve(), path.parent.resolve() / path.name))
@@ -207,7 +207,7 @@ def _trusting(source: str) -> str:
 
 
 def _limit(defaults: Defaults, *, is_at_home: bool) -> Defaults:
-    """Return the defaults; raise UsageError if they hold what only a file of the user's own may say."""
+    """Return the defaults; raise UsageError if they set options that only a file below the home directory may set."""
     risky = [name.replace("_", "-") for name in defaults.values if name in RISKY]
     if risky and not is_at_home:
         what = f"{listed(f'`{name}`' for name in risky)} {'is' if len(risky) == 1 else 'are'}"
@@ -223,7 +223,7 @@ def _read(path: Path, source: str, fix: str = "") -> bytes:
         found = path.stat()
         is_file = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)  # opening a directory says what is wrong
         if not is_file and not os.path.samestat(found, Path(os.devnull).stat()):
-            raise UsageError(f"{source}: not a regular file", fix)  # a FIFO would be waited for
+            raise UsageError(f"{source}: not a regular file", fix)  # reading a FIFO would block
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
@@ -264,7 +264,7 @@ def _check_all(source: str, content: dict[str, Any]) -> Defaults:
 
 
 def _check(file: str, name: str, value: Any) -> Any:
-    """Return a value as click takes it; raise UsageError where the name or the type is wrong."""
+    """Return a value as click takes it; raise UsageError if the name or the type is wrong."""
     if name not in _KEYS:
         near = nearest(name, _KEYS)
         guess = f"; did you mean {near!r}?" if near else ""
@@ -275,6 +275,6 @@ def _check(file: str, name: str, value: Any) -> Any:
     if name in _WHOLE and isinstance(value, float):
         raise UsageError(f"{file}: {name} must be a whole number, got {value!r}")
     if not isinstance(value, str | int | float | bool):
-        wanted = "a text or a list of texts" if name in _LISTS else "one value"
+        wanted = "a string or a list of strings" if name in _LISTS else "a single value"
         raise UsageError(f"{file}: {name} must be {wanted}, got {reprlib.repr(value)}")
     return [value] if name in ("env", "env_file") else value

@@ -1,4 +1,4 @@
-"""launch demo: loopback SSH hosts on this machine, and the built-in trainer on them."""
+"""launch demo: the built-in trainer on loopback SSH hosts of this machine."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from launcher.cli.selection import refuse_ranks_here
 @output_options
 @gather
 def command(*, ssh_hosts: int, nproc: int, output: OutputOptions) -> int:
-    """Train on loopback SSH hosts of this machine: the true path, with nothing to set up.
+    """Train on loopback SSH hosts of this machine, as on real hosts, with nothing to set up.
 
-    A small SSH server runs while the demo does; it needs no root, takes one key made for this run, listens on
-    loopback only, and is gone at the end.
+    A small SSH server runs during the demo. It needs no root, accepts only a key made for this run, listens only on
+    loopback, and stops at the end.
     """
     import os
 
@@ -51,7 +51,7 @@ def command(*, ssh_hosts: int, nproc: int, output: OutputOptions) -> int:
     refuse_ranks_here()
     with demo_hosts(ssh_hosts) as hosts:
         click.echo(f"launch: {ssh_hosts} SSH hosts on loopback: {', '.join(hosts.names)}", err=True)
-        # The demo's hosts are gone at its end; what they trained goes on without them.
+        # The demo's hosts are gone at its end; training can continue without them.
         going_on = f"launch singlenode --nproc {ssh_hosts * nproc} --cpu -m {TRAINER_MODULE}"
         job = Job(
             program=DEFAULT_PROGRAM,

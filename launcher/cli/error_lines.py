@@ -1,4 +1,4 @@
-"""How an error is told where no console is open: one clear line, and the remedy."""
+"""Print errors and messages while no console is open: each error is one line and its fix."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import click
 
 from launcher.errors import LauncherError
 
-_HELD_SPACE = "\0"  # of a command, while lines are broken: what is shown has no control characters
-# What follows a colon or begins a fix and calls one of these programs, up to where the sentence goes on.
+_HELD_SPACE = "\0"  # replaces the spaces of a command while lines are broken; the text has no control characters
+# A command of one of these programs, after a colon or at the start of a fix, up to where the sentence continues.
 _COMMAND = re.compile(
     r"""(^\s*|: |; |\bor )((?:launch|test-distributed|ssh(?:-\w+)?|echo|chmod|pip|env|sudo)\ """
     r"""(?:'[^']*'|"[^"]*"|(?!;\ |,\ or\ |\ \(and).)+)"""
@@ -19,7 +19,7 @@ _COMMAND = re.compile(
 
 
 def show_error(error: LauncherError) -> None:
-    """Print an error: where, what, value, and then the remedy."""
+    """Print an error (where, what, value) and then the fix."""
     from launcher.errors import PreflightError, UnreachableError
 
     if isinstance(error, UnreachableError):
@@ -27,7 +27,7 @@ def show_error(error: LauncherError) -> None:
 
         lines = [*failure_lines(error.failures), "launch: nothing was started"]
     elif isinstance(error, PreflightError):
-        lines = ["launch: these would break the run, nothing was started:"]
+        lines = ["launch: nothing was started; these would break the run:"]
         lines += [f"  {line}" for line in error.message.splitlines()]
     else:
         lines = [f"launch: {error.message}"] + ([f"  fix: {error.fix}"] if error.fix else [])
@@ -35,9 +35,9 @@ def show_error(error: LauncherError) -> None:
 
 
 def tell(text: str) -> None:
-    """Say words of ours where no console is open; what a host said in them does not steer the terminal.
+    """Print a message on stderr while no console is open, without what a host's words could do to the terminal.
 
-    A terminal gets lines that are broken between words, and never inside of a command that may be pasted.
+    On a terminal, lines are broken between words, but never inside a command that may be pasted.
     """
     from launcher.escapes import clean
 

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 @host_options
 @reach_options
 @life_options
-@click.option("--workdir", metavar="DIR", help="Directory on the hosts, relative to this one; default: home.")
-@click.option("--python", metavar="PATH", help="Python 3.8 or newer for launch's helper there.")
+@click.option("--workdir", metavar="DIR", help="Directory on the hosts, relative to this one.  [default: ~]")
+@click.option("--python", metavar="PATH", help="Python 3.8 or newer for launch's helper.  [default: python3]")
 @click.option(
     "-b",
     "--fold",
     is_flag=True,
-    help="Show equal output of several hosts once, at the end.",
+    help="Show identical output of several hosts once, at the end.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line to stdout.")
 @click.argument("words", metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED)
@@ -45,11 +45,12 @@ def command(
     *, words: tuple[str, ...], workdir: str | None, python: str | None, fold: bool, as_json: bool,
     choice: HostChoice, transport: TransportOptions, timeouts: Timeouts,
 ) -> int:  # fmt: skip
-    """Run a plain command on every host; its lines come with the host's name.
+    """Run a plain command on every host; output lines begin with the host's name.
 
-    One word is a line for a shell (`-- 'nvidia-smi | head'`); several are run as they are.
+    A single word is a shell command line (`-- 'nvidia-smi | head'`); several words run without a shell.
     Stdin is not sent to the hosts.
-    The exit code is the first one in host order that is not 0, or 69 where only hosts were missing.
+    The exit code is the first nonzero one in host order, or 69 if no command failed but a host was unreachable or lost.
+    In a Slurm job, its hosts are the default.
     """
     import os
     from datetime import datetime
@@ -61,7 +62,7 @@ def command(
     if not words:
         raise UsageError("no command given", "launch exec --hosts a,b -- uptime")
     if fold and as_json:
-        raise UsageError("--fold and --json are both given", "give one of them")
+        raise UsageError("--fold and --json are both given", "pass only one of them")
     hosts = read_hosts(choice)
     refuse_trailing()
     open_transport = choose_opener(transport, hosts, env={}, python=python, silence_s=timeouts.silence_s)
@@ -72,7 +73,7 @@ def command(
         done = asyncio.run(_run(hosts, open_transport, terms, command_argv(words), resolve_workdir(workdir), console))
         console.show_folded()
         if not is_told:
-            _tell_input(console)  # of a producer that began later than the command
+            _tell_input(console)  # its producer may have started later than the command
         failures = {failure.host: failure.text for failure in done.failures}
         console.emit("result", exit_code=done.exit_code, exit_codes=done.exit_codes, failures=failures)
         _report(console, done)
@@ -98,7 +99,7 @@ async def _run(
 
 
 def _tell_input(console: Console) -> bool:
-    """Say that stdin is not sent, if it holds something; return whether that was said."""
+    """Warn that stdin is not sent if it holds something; return whether the warning was printed."""
     is_there = has_input()
     if is_there:
         console.say("launch: stdin is not sent to the hosts: the command reads /dev/null there")
@@ -129,7 +130,7 @@ def _report(console: Console, done: Execution) -> None:
     from launcher.hosts.unreachable import failure_lines
 
     by_code: dict[int, list[str]] = {}
-    for host, code in done.own_codes.items():  # later ones are of the signal that we sent
+    for host, code in done.own_codes.items():  # later ones come from the signal that launch sent
         by_code.setdefault(code, []).append(host)
     for code, names in by_code.items():
         if code:

@@ -1,11 +1,11 @@
-"""Who could have written a file that nobody named: only one that is this user's or root's is obeyed.
+"""Find who else can write a file that was found, not named: `launch` uses it only if no one but the user and root can.
 
-The models are OpenSSH's StrictModes, which looks at the file and at each directory above it up to the home directory
-(secure_permissions and safe_path in misc.c), and git's safe.directory, which looks at the owner.
-A file that is named on the command line isn't looked at, as with `ssh -F FILE`.
+The models are OpenSSH's StrictModes, which checks the file and each directory above it up to the home directory
+(secure_permissions and safe_path in misc.c), and git's safe.directory, which checks the owner.
+A file that is named on the command line isn't checked, as with `ssh -F FILE`.
 
-As root, a file in a user's directory belongs to somebody else, also under sudo: the one who may type sudo need not be
-the one who wrote the file. So does a file that NFS's root squash shows as nobody's.
+For root, a file in a user's directory belongs to another user, also under sudo: the user who runs sudo may not have
+written the file. So does a file that NFS's root squash shows as owned by nobody.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _GROUP, _EVERYBODY = stat.S_IWGRP, stat.S_IWOTH
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """Who else may write a file, and what the user can do about it; the remedy is empty where it is not theirs."""
+    """Who else can write a file, and the remedy; it is empty if the user can't change the file's permissions."""
 
     text: str
     remedy: str = ""
 
 
 def show_path(path: Path) -> str:
-    """Return a path as a part of one line: somebody else may have chosen a name with a newline in it."""
+    """Return a path as part of one line: another user may have chosen a name with a newline in it."""
     text = str(path)
     return text if text.isprintable() else repr(text)
 
 
 def find_home() -> Path | None:
-    """Return the home directory without symlinks; None if there is none, or if it is `/`, where everything is below."""
+    """Return the home directory without symlinks; None if there is none, or if it is `/`, which is above everything."""
     home = os.path.expanduser("~")  # noqa: PTH111 - stays '~' where pathlib would raise
     path = Path(os.path.realpath(home))
     is_there = os.path.isdir(path)  # noqa: PTH112 - false where pathlib would raise, on NFS with root squash
@@ -58,10 +58,10 @@ def find_other_writer(
     read_stat: Callable[[Path], os.stat_result] = os.stat,
     is_own_group: Callable[[Path, int], bool] | None = None,
 ) -> Doubt | None:
-    """Return who else may write `file`, a path without symlinks; None if only this user and root can.
+    """Return who else can write `file`, a path without symlinks; None if only this user and root can.
 
-    Each directory above it counts as well, up to the home directory or `/`: whoever may write one can replace the rest.
-    In a sticky directory such as /tmp nobody can replace what is another's, so the user's own directories in it are
+    Each directory above it counts too, up to the home directory or `/`: whoever can write one can replace the rest.
+    In a sticky directory such as /tmp no user can replace another's files, so the user's own directories in it are
     safe; the file itself must not be in one, since anybody can put a file or a symlink there.
     """
     is_own_group = is_own_group or (lambda path, gid: _is_own_group(path, gid, uid))
@@ -81,23 +81,23 @@ def find_other_writer(
 
 
 def _close(path: Path, found: os.stat_result, uid: int) -> str:
-    """Return how to close what is the user's own; /tmp is root's too, but must stay open."""
+    """Return how to restrict a path that the user owns; not a sticky one: for root, that includes /tmp."""
     is_own = found.st_uid == uid and not found.st_mode & stat.S_ISVTX
     return f"chmod go-w {shlex.quote(str(path))}" if is_own and str(path).isprintable() else ""
 
 
 def refuse_strange_folder(folder: Path) -> None:
-    """Raise UsageError for a log directory that somebody made where everybody can, such as /tmp/logs.
+    """Raise UsageError for a log directory that another user made where every user can, such as /tmp/logs.
 
-    Its owner could replace what a run writes there by symlinks to this user's files. A directory that a colleague made
-    in a project of a group is no such case: its members can change the script as well.
+    Its owner could replace the run's files there with symlinks to this user's files. A directory that a colleague made
+    in a group's project is accepted: the group's members can change the script as well.
     """
     try:
         owners = {folder.stat().st_uid, folder.lstat().st_uid} - {0, os.geteuid()}
         places = [folder.parent, folder.resolve().parent]
         is_anybodys = any(place.stat().st_mode & _EVERYBODY for place in places)
     except OSError:
-        return  # not there yet, or what is wrong is said when it is used
+        return  # not there yet; other errors are reported when it is used
     if owners and is_anybodys:
         owner = _user_name(owners.pop())
         text = f"{show_path(folder)} belongs to {owner} and is in a directory that every user can write"
@@ -105,11 +105,11 @@ def refuse_strange_folder(folder: Path) -> None:
 
 
 def _is_own_group(path: Path, gid: int, uid: int) -> bool:
-    """Tell whether a group has this user alone: with one group per user the umask is 002, and all is group-writable.
+    """Tell whether a group has only this user: with one group per user the umask is 002, so all is group-writable.
 
-    Debian's sshd has the same exception (user-group-modes.patch). It asks for all accounts, which a directory service
-    may refuse to list; a primary group of the user's own name is what useradd makes. In a container that was started
-    with numbers alone (`docker run --user 1234:1234`) neither has a name.
+    Debian's sshd has the same exception (user-group-modes.patch). It lists all accounts, which a directory service
+    may refuse; useradd makes a primary group with the user's own name. In a container that was started with only
+    numbers (`docker run --user 1234:1234`), neither has a name.
     """
     account, group = _find(pwd.getpwuid, uid), _find(grp.getgrgid, gid)
     if account is None and group is None:
@@ -129,7 +129,7 @@ def _find(look_up: Callable[[int], Entry], number: int) -> Entry | None:
 
 
 def _has_acl(path: Path) -> bool:
-    """Tell whether the mode's group bits stand for a list of users and groups (acl(5))."""
+    """Tell whether the mode's group bits are the mask of an access control list (acl(5))."""
     try:
         return hasattr(os, "listxattr") and "system.posix_acl_access" in os.listxattr(path)  # macOS has no such lists
     except OSError:  # a file system without them

@@ -1,4 +1,4 @@
-"""The class of all commands. Its help has the options in groups, in lines that fit 80 columns."""
+"""The class of all commands: its --help shows the options in groups, then examples, in lines that fit 80 columns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import re
 
 import click
 
-# Options by their names; one that is in no group is a general one.
+from launcher.cli.command_table import EXAMPLES
+
+# Options by their names; an option in no group is a general one.
 _GROUPS = {
     "Hosts": (
         "hosts", "hostfile", "colon", "include", "exclude", "num_nodes", "transport", "ssh_config",
@@ -27,13 +29,13 @@ _GROUPS = {
 }  # fmt: skip
 _GENERAL = "General"
 TYPED_WORDS = "launcher.typed"  # of a context's meta: a tuple, without the name of the command
-# What click adds of a number's range, which an error says.
+# The range that click adds to a number; the error for a wrong number names it.
 _RANGE = re.compile(r"  \[(?:\d+<=)?x[<>]=\d+\]|; (?:\d+<=)?x[<>]=\d+(?=\])|(?<=\[)(?:\d+<=)?x[<>]=\d+; ")
 _TIMES = "T is a time: 90, 90s, 10m or 2h."
 
 
 class Command(click.Command):
-    """A command whose help has its options in groups, and whose context keeps the words as they were typed."""
+    """A command that shows its options in groups and its examples, and keeps the words as they were typed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[TYPED_WORDS] = tuple(args)
@@ -56,3 +58,13 @@ class Command(click.Command):
         if any(param.metavar == "T" for param in self.params):
             formatter.write_paragraph()
             formatter.write_text(_TIMES)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_examples(str(self.name), formatter)
+
+
+def write_examples(name: str, formatter: click.HelpFormatter) -> None:
+    """Write the examples of a command, unbroken so that they can be pasted."""
+    with formatter.section("Examples"):
+        for line in EXAMPLES[name]:
+            formatter.write(f"  {line}\n")

@@ -1,4 +1,4 @@
-"""launch hosts: how the hosts were read, or the same hosts in another launcher's words."""
+"""launch hosts: the hosts as `launch` reads them, or the same hosts in another launcher's format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from launcher.cli.options import config_option, host_options
 from launcher.cli.selection import read_hosts
 from launcher.errors import UsageError
 from launcher.hosts.hostfiles import TARGETS, write_hosts
-from launcher.wording import listed
 
 if TYPE_CHECKING:
     from launcher.hosts.host import Host
@@ -26,13 +25,20 @@ if TYPE_CHECKING:
 @host_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list to stdout.")
 @click.option(
-    "--to", "target", metavar="NAME", type=click.Choice(list(TARGETS)), help=f"Print a hostfile for {listed(TARGETS)}."
+    "--to",
+    "target",
+    metavar="NAME",
+    type=click.Choice(list(TARGETS)),
+    help=f"Print a hostfile for NAME: {', '.join(TARGETS)}.",
 )
 @gather
 def command(*, as_json: bool, target: str | None, choice: HostChoice) -> int:
-    """Show the hosts in rank order, and what was understood of each. Contacts nobody."""
+    """Show the hosts in rank order, as launch reads them. Contacts no host.
+
+    In a Slurm job, its hosts are the default.
+    """
     if as_json and target:
-        raise UsageError("--json and --to are both given", "give one of them")
+        raise UsageError("--json and --to are both given", "pass only one of them")
     hosts = read_hosts(choice)
     if target:
         text, left_out = write_hosts(hosts, target)
@@ -65,11 +71,11 @@ def _print_table(hosts: Sequence[Host]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    # What is not said in the file is ssh_config's to say, or the host's own.
+    # An empty cell is decided by ssh_config, or by the host itself.
     table = Table(*("node", "host", "slots", "GPUs", "user", "port", "addr", "from"), box=SIMPLE_HEAD)
     for rank, host in enumerate(hosts):
         table.add_row(*(_cell(value) for value in _row(rank, host).values()))
-    # A file or a program has no width: there no name is cut.
+    # A file or a pipe has no width, so no name is cut there.
     Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000).print(table)
     for dialect in dict.fromkeys(host.dialect for host in hosts if host.dialect):
         click.echo(f"  read as: {dialect}")

@@ -1,4 +1,4 @@
-"""The options of a job, and the words after them -> the Job; every contradiction is a UsageError."""
+"""Turn a job's options and the words after them into the Job; every contradiction is a UsageError."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_job(request: JobRequest, words: Sequence[str], hosts: Sequence[Host]) -
     named_env = read_named_env(request)
     refuse_second_choice(named_env, hosts)
     program = read_program(request, words)
-    nproc = read_size(request, hosts)  # also refuses a --gpus that is no number
+    nproc = read_size(request, hosts)  # also refuses a --gpus that isn't a number
     refuse_trailing()
     return Job(
         program=program,
@@ -55,10 +55,10 @@ def read_job(request: JobRequest, words: Sequence[str], hosts: Sequence[Host]) -
 
 
 def read_workdir(request: JobRequest, words: Sequence[str]) -> str:
-    """Return the folder on the hosts; by default it has the path of the current one here.
+    """Return the working directory on the hosts; by default it has the path of the current one here.
 
-    The script of a launcher.toml above runs where that file is, as if `launch` had been typed there: its arguments may
-    be paths too.
+    The script of a launcher.toml in a parent directory runs in that directory, as if `launch` had been typed there,
+    since its arguments may be paths too.
     """
     file = find_source("script")
     is_above = file is not None and file.folder is not None and bool(_default_script(words))
@@ -66,29 +66,29 @@ def read_workdir(request: JobRequest, words: Sequence[str]) -> str:
 
 
 def resolve_workdir(path: str | None) -> str | None:
-    """Return the path of --workdir on the hosts: a relative one is meant from the current folder, `~` is the host's."""
+    """Return the path of --workdir on the hosts: relative to the current directory; `~` is the host's."""
     if not path or path.startswith("~"):
         return path or None
     return str(Path(path) if path.startswith("/") else current_directory() / path)
 
 
 def refuse_second_choice(env: Mapping[str, str], hosts: Sequence[Host]) -> None:
-    """Raise UsageError where GPUs are chosen twice: the ranks would run on others than those that are checked."""
+    """Raise UsageError if GPUs are chosen twice: the ranks would use other GPUs than those that are checked."""
     for name in (name for name in VISIBLE_DEVICES if name in env):
         for host in hosts:
             if host.gpus is not None:
                 chosen = ",".join(map(str, host.gpus))
                 text = f"{name}={env[name]} and {host.name}:{chosen} (--include or --exclude) both choose GPUs"
-                raise UsageError(text, "choose them in one way")
+                raise UsageError(text, "use only one of them")
 
 
 def read_program(request: JobRequest, words: Sequence[str]) -> Program:
     """Return what every rank runs: the words as they were typed, or the built-in trainer."""
     is_module, no_python = request.is_module, request.no_python
     if is_module and no_python:
-        raise UsageError("-m and --no-python are both given", "a module needs Python")
+        raise UsageError("-m and --no-python are both given", "omit --no-python: a module needs Python")
     if request.legacy and no_python:
-        raise UsageError("--legacy and --no-python are both given", "a command is started without torchrun anyway")
+        raise UsageError("--legacy and --no-python are both given", "omit --legacy: a command never uses torchrun")
     typed = words
     words = [*_default_script(words), *words]
     if not words:
@@ -97,7 +97,7 @@ def read_program(request: JobRequest, words: Sequence[str]) -> Program:
         return DEFAULT_PROGRAM
     if is_module:
         refuse_module(words)
-        # These travel, and need not be installed there.
+        # These are sent to the hosts and need not be installed there.
         is_ours = words[0] in (TRAINER_MODULE, COLLECTIVES_MODULE)
         return Program(ProgramKind.BUILTIN if is_ours else ProgramKind.MODULE, words[0], tuple(words[1:]))
     if no_python:
@@ -108,9 +108,9 @@ def read_program(request: JobRequest, words: Sequence[str]) -> Program:
 
 
 def _default_script(words: Sequence[str]) -> list[str]:
-    """Return the script of launcher.toml and its arguments where none was typed, but maybe options for it behind `--`.
+    """Return the script of launcher.toml and its arguments if none was typed; options for it may follow `--`.
 
-    A list is the words as they are; a text is a path, which may hold spaces.
+    A list holds the words as they are; a string is a path, which may contain spaces.
     """
     default = click.get_current_context().lookup_default("script")
     if not default or (words and not words[0].startswith("-")):
@@ -120,19 +120,20 @@ def _default_script(words: Sequence[str]) -> list[str]:
     path, *args = str(default).split()
     if args and path.endswith(".py") and not Path(str(default)).exists():
         listed = ", ".join(f'"{word}"' for word in (path, *args))
-        raise UsageError(f"script = {str(default)!r} is one path", f"with arguments it is a list: script = [{listed}]")
+        fix = f"to pass arguments, write a list: script = [{listed}]"
+        raise UsageError(f"script = {str(default)!r} is read as one path", fix)
     return [str(default)]
 
 
 def read_size(request: JobRequest, hosts: Sequence[Host]) -> int | None:
-    """Return the processes per host; raise UsageError where options and slots= contradict each other."""
+    """Return the processes per host; raise UsageError if options and slots= contradict each other."""
     gpus, nproc = request.gpus, request.nproc
     if gpus != "auto" and (not gpus.isascii() or not gpus.isdigit() or int(gpus) < 1):
-        raise UsageError(f"--gpus: want a number from 1 on, or auto; got {gpus!r}")
+        raise UsageError(f"--gpus: want auto or a number of at least 1, got {gpus!r}")
     if gpus != "auto" and request.cpu:
-        raise UsageError("--gpus and --cpu are both given", "on CPUs: --nproc N --cpu")
+        raise UsageError("--gpus and --cpu are both given", "to train on CPUs, pass --nproc N --cpu")
     if gpus != "auto" and nproc is not None and nproc != int(gpus):
-        raise UsageError(f"--gpus {gpus} and --nproc {nproc} differ", "one process a GPU: give one of them")
+        raise UsageError(f"--gpus {gpus} and --nproc {nproc} differ", "pass one of them: each GPU gets one process")
     size = nproc if nproc is not None else None if gpus == "auto" else int(gpus)
     allocation = read_allocation(os.environ)
     if gpus != "auto" and allocation is not None:
@@ -141,26 +142,26 @@ def read_size(request: JobRequest, hosts: Sequence[Host]) -> int | None:
         if size is not None and host.slots is not None and host.slots != size:
             name = "--nproc" if nproc is not None else "--gpus"
             raise UsageError(
-                f"{host.source}: {host.name} has {host.slots} slots, {name} says {size}",
-                f"leave {name} or slots= away",
+                f"{host.source}: {host.name} has {host.slots} slots, but {name} is {size}",
+                f"remove {name} or slots=",
             )
         if size is None and request.cpu and host.slots is None:
-            fix = "--nproc N, or slots=N in the hostfile"
+            fix = "pass --nproc N, or set slots=N in the hostfile"
             raise missing("--cpu needs a number of processes", fix, ("nproc",))
     return size
 
 
 def read_activation(environment: PythonEnvironment, workdir: str | None) -> Activation:
-    """Return what makes the environment of the run; raise UsageError where two Pythons are named."""
+    """Return what sets up the environment of the run; raise UsageError if two Pythons are named."""
     named = {"python": environment.python, "venv": environment.venv, "conda": environment.conda}
     for name, rival in PYTHONS:
         if named[name] and named[rival]:
-            raise UsageError(f"--{name} and --{rival} are both given", "name the Python in one way")
+            raise UsageError(f"--{name} and --{rival} are both given", "pass only one of them")
     return Activation(environment.setup or None, _read_venv(environment.venv, workdir), environment.conda or None)
 
 
 def _read_venv(path: str | None, workdir: str | None) -> str | None:
-    """Return the path on the hosts: in --workdir, as SCRIPT is, else in the folder where we are."""
+    """Return the path on the hosts: relative to --workdir, as SCRIPT is, or else to the current directory."""
     if not path:
         return None
     venv = PurePosixPath(path)
@@ -169,7 +170,7 @@ def _read_venv(path: str | None, workdir: str | None) -> str | None:
 
 
 def read_named_env(request: JobRequest) -> dict[str, str]:
-    """Return the variables that the user has named: --env-file, then --env."""
+    """Return the variables that the user named, with --env-file and then --env."""
     env: dict[str, str] = {}
     for path in request.env_file:
         env |= read_env_file(path)

@@ -1,6 +1,6 @@
 """The entry points of `launch` and `test-distributed`.
 
-Commands are imported when they are called, so `launch --help` takes no time.
+Commands are imported only when they are called, so `launch --help` is quick.
 """
 
 from __future__ import annotations
@@ -14,18 +14,13 @@ import click
 from launcher import __version__
 from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND
 from launcher.cli.error_lines import show_error
+from launcher.cli.help import write_examples
 from launcher.cli.script_words import refuse_first_word
 from launcher.errors import LauncherError, UsageError
 
-_EPILOG = """\b
-  launch --hosts node1,node2 --gpus 8 train.py --lr 3e-4
-  launch --hostfile hostfiles/two-nodes --nproc 2 --cpu train.py
-  launch singlenode --gpus 4 train.py
-"""
-
 
 class CommandGroup(click.Group):
-    """Loads commands when they are called; a first word that is no command begins the default one."""
+    """Loads a command when it is called; any other first word starts the default command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -38,8 +33,11 @@ class CommandGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
+        with formatter.section("Commands (options: launch help COMMAND)"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_examples("launch", formatter)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage(ctx.command_path, "[OPTIONS] SCRIPT [ARGS]...")
@@ -49,7 +47,7 @@ class CommandGroup(click.Group):
         own = ("--help", "-h", "--version")
         if args[:1] == ["help"]:
             if args[1:2] and args[1] not in COMMANDS:
-                raise UsageError(f"no command {args[1]!r}", "launch --help lists the commands")
+                raise UsageError(f"no command {args[1]!r}", "see launch --help for the commands")
             args = [*args[1:2], "--help"]
         if not args:
             args = [DEFAULT_COMMAND]
@@ -63,30 +61,26 @@ class CommandGroup(click.Group):
 @click.group(
     cls=CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog=_EPILOG,
 )
 @click.version_option(__version__, prog_name="launch")
 def launch() -> None:
-    """Start PyTorch training on several machines over SSH, without a scheduler.
-
-    Without a command, launch runs SCRIPT on every host: `launch help run` shows its options.
-    """
+    """Start PyTorch training on several machines over SSH, without a scheduler."""
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point of `launch`."""
+    """Run `launch`; this is its entry point."""
     _call(launch, "launch", argv)
 
 
 def main_test_distributed(argv: list[str] | None = None) -> None:
-    """Entry point of `test-distributed`."""
+    """Run `test-distributed`; this is its entry point."""
     from launcher.cli.test_distributed import command
 
     _call(command, "test-distributed", argv)
 
 
 def _call(command: click.Command, name: str, argv: list[str] | None) -> None:
-    """Run a command; an error of ours is one clear line, a fix, and its exit code."""
+    """Run a command and exit with its code; print an error of `launch` as one line and its fix."""
     from launcher.cli.nameless_user import complete_environment
 
     open_closed_streams()
@@ -111,7 +105,7 @@ def _call(command: click.Command, name: str, argv: list[str] | None) -> None:
 
 
 def open_closed_streams() -> None:
-    """Open /dev/null for each standard stream that cron or a daemon closed; a socket would get its number else."""
+    """Open /dev/null for each standard stream that cron or a daemon closed, so that no socket gets its number."""
     while True:
         fd = os.open(os.devnull, os.O_RDWR)  # the lowest free number
         if fd > 2:

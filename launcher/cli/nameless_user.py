@@ -1,4 +1,4 @@
-"""A user id without an entry in passwd, as `docker run --user 1234` gives one: home and name for all that asks."""
+"""Set a home and a name for a user id without an entry in passwd, as with `docker run --user 1234`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")  # where getpass.getuser looks
 
 
 def complete_environment(environ: MutableMapping[str, str]) -> None:
-    """Set HOME and LOGNAME where neither `environ` nor passwd knows them; pathlib, paramiko and others raise else."""
+    """Set HOME and LOGNAME if neither `environ` nor passwd has them; otherwise pathlib, paramiko and others raise."""
     try:
         pwd.getpwuid(os.getuid())
     except KeyError:
-        environ["HOME"] = environ.get("HOME") or "/"  # as a login and Docker do it
+        environ["HOME"] = environ.get("HOME") or "/"  # as a login and Docker do
         if not any(environ.get(name) for name in _NAMES):
             environ["LOGNAME"] = f"uid{os.getuid()}"

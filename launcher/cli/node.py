@@ -1,4 +1,4 @@
-"""launch node: this machine's share of a run, by hand, where no machine can log in to the others."""
+"""launch node: this machine's share of a run that is started by hand, where no machine can log in to the others."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ DEFAULT_MASTER_PORT = 29500  # torchrun's own: every node must name the same
 
 @click.command("node", cls=Command, context_settings={"allow_interspersed_args": False})
 @config_option
-@click.option("--nnodes", metavar="N", type=click.IntRange(min=1), required=True, help="Number of nodes in all.")
+@click.option("--nnodes", metavar="N", type=click.IntRange(min=1), required=True, help="Number of nodes of the run.")
 @click.option(
-    "--node-rank", metavar="R", type=click.IntRange(min=0), required=True, help="Number of this node, from 0."
+    "--node-rank", metavar="R", type=click.IntRange(min=0), required=True, help="Number of this node, counted from 0."
 )
 @click.option("--master-addr", metavar="ADDR", required=True, help="Address of node 0.")
 @job_options
 @hang_options
 @check_options
 @output_options
-@click.option("--dry-run", is_flag=True, help="Print the line and start nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the command and start nothing.")
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
 @gather
 def command(
@@ -37,14 +37,14 @@ def command(
 ) -> int:  # fmt: skip
     """Run this machine's share of a run that is started by hand on each node.
 
-    Every node must be given the same sizes, address and port (--master-port, 29500 unless given).
+    Give every node the same sizes, address and port (--master-port).
     """
     from launcher.hosts.host import Host
 
     if not request.master_addr:
         raise UsageError("--master-addr needs an address, got ''")
     if node_rank >= nnodes:
-        raise UsageError(f"--node-rank {node_rank}: there are {nnodes} nodes, counted from 0")
+        raise UsageError(f"--node-rank {node_rank}: must be below --nnodes {nnodes}")
     host = Host(socket.gethostname().split(".")[0], source="this machine")
     request = replace(request, master_port=request.master_port or DEFAULT_MASTER_PORT)
     job = read_job(request, words, [host])

@@ -1,4 +1,4 @@
-"""What click refuses, in the words of `launch`: what is wrong, the value, and the option that was meant if one was."""
+"""The errors of click, worded as those of `launch`: what is wrong, the value, and which option was probably meant."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.errors import UsageError
 from launcher.job.job import TRAINER_MODULE
 from launcher.wording import nearest
 
-# Options of torchrun, DeepSpeed, mpirun, pdsh and the like -> ours.
+# Options of torchrun, DeepSpeed, mpirun, pdsh and similar programs -> those of `launch`.
 _OTHER_NAMES = {
     "nproc-per-node": "gpus", "num-gpus": "gpus", "nnodes": "num-nodes", "host": "hosts", "H": "hosts", "w": "hosts",
     "machinefile": "hostfile", "chdir": "workdir", "cwd": "workdir",
@@ -24,7 +24,7 @@ _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
 def explain(error: click.ClickException, words: Sequence[str]) -> UsageError:
     """Return the same error as one line and a fix; `words` is what was typed."""
     context = error.ctx if isinstance(error, click.UsageError) else None
-    fix = f"{context.command_path} --help lists the options" if context is not None else ""
+    fix = f"see {context.command_path} --help for the options" if context is not None else ""
     if isinstance(error, click.NoSuchOption):
         return _explain_option(error, words, fix)
     if isinstance(error, click.MissingParameter):
@@ -39,8 +39,8 @@ def explain(error: click.ClickException, words: Sequence[str]) -> UsageError:
     if extra is None or context is None:
         return UsageError(error.format_message().rstrip("."), fix)
     has_hosts = any(option.name == "hosts" for option in context.command.params)
-    hosts_fix = f"hosts are named with --hosts: {context.command_path} --hosts {extra[1].split()[0]}"
-    return UsageError(f"{context.command_path} takes no word, got {extra[1]!r}", hosts_fix if has_hosts else fix)
+    hosts_fix = f"name hosts with --hosts: {context.command_path} --hosts {extra[1].split()[0]}"
+    return UsageError(f"{context.command_path} takes no argument, got {extra[1]!r}", hosts_fix if has_hosts else fix)
 
 
 def _explain_option(error: click.NoSuchOption, words: Sequence[str], fix: str) -> UsageError:
@@ -52,12 +52,12 @@ def _explain_option(error: click.NoSuchOption, words: Sequence[str], fix: str) -
         name = next((word for word in whole if word[1:] in names), name)
     guess = _guess(name.lstrip("-").replace("_", "-"), names)
     if guess is None and error.ctx is not None and any(param.name == "is_module" for param in error.ctx.command.params):
-        fix += f"; options of the built-in trainer stand after -m {TRAINER_MODULE}"
+        fix += f"; put options of the built-in trainer after -m {TRAINER_MODULE}"
     return UsageError(f"no option {name!r}" + (f"; did you mean {names[guess]!r}?" if guess else ""), fix)
 
 
 def _guess(word: str, names: Mapping[str, str]) -> str | None:
-    """Return the option that was meant, also if it was written as another launcher has it."""
+    """Return the option that was meant, even if it was written as in another launcher."""
     word = _OTHER_NAMES.get(word, word)
     return word if word in names else nearest(word, names)
 
@@ -72,5 +72,5 @@ def _describe_value(error: click.BadParameter) -> str:
     kind, found = getattr(error.param, "type", None), _VALUE.match(error.message)
     if found is None or not isinstance(kind, click.IntRange):
         return error.message.rstrip(".")
-    end = f"to {kind.max}" if kind.max is not None else "on"
-    return f"want a whole number from {kind.min} {end}, got {found[1].strip(chr(39))}"
+    span = f"from {kind.min} to {kind.max}" if kind.max is not None else f"of at least {kind.min}"
+    return f"want a whole number {span}, got {found[1].strip(chr(39))}"

@@ -1,4 +1,4 @@
-"""What the options of a command say: one frozen value for each group of options, made once per command.
+"""The values of a command's options: one frozen value for each group of options, made once per command.
 
 `options.py` declares the options for click; here their values leave click. A command names the groups that it takes
 as the types of its parameters, and everything below it gets those values, never click's mapping of options.
@@ -20,12 +20,12 @@ from launcher.hosts.hostfiles import Colon
 class HostChoice:
     """Which hosts: --hosts or --hostfile, filtered by --include, --exclude and --num-nodes.
 
-    Each is as it was typed; `selection.read_hosts` makes hosts of it, those of a Slurm job if none are named.
+    Each value is as typed; `selection.read_hosts` turns them into hosts, those of the Slurm job if none are named.
     """
 
     hosts: str | None = None
     hostfile: Path | None = None
-    colon: Colon | None = None  # the meaning of the 8 in host:8
+    colon: Colon | None = None  # what the 8 in host:8 means
     include: str | None = None
     exclude: str | None = None
     num_nodes: int | None = None
@@ -33,7 +33,7 @@ class HostChoice:
 
 @dataclass(frozen=True, slots=True)
 class TransportOptions:
-    """How the hosts are reached: --transport, and what SSH is told."""
+    """How the hosts are reached: --transport and the options of SSH."""
 
     transport: str | None = None  # None: srun in a Slurm job, else fabric
     ssh_config: Path | None = None
@@ -43,7 +43,7 @@ class TransportOptions:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long to wait for a host, for its heartbeat, and for ranks that stop.
+    """How long to wait for a connection to a host, for its heartbeat, and for ranks to stop.
 
     The defaults are those of the options, for commands that lack some of them.
     """
@@ -57,7 +57,7 @@ class Timeouts:
 class PythonEnvironment:
     """Which Python runs the ranks: one of --python, --venv and --conda, after the lines of --setup.
 
-    More than one may still be named here; `job_request.read_activation` refuses that.
+    More than one may be set here; `job_request.read_activation` refuses that.
     """
 
     python: str | None = None
@@ -68,7 +68,7 @@ class PythonEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """What the options say of a job, as it was typed; `job_request.read_job` checks it and makes the Job of it."""
+    """The options of a job, as typed; `job_request.read_job` checks them and makes the Job."""
 
     gpus: str  # a number, or "auto"
     nproc: int | None
@@ -90,10 +90,10 @@ class JobRequest:
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """What the console shows of a run, where its logs go, and what the user calls it."""
+    """What the console shows of a run, where its logs go, and its name and note."""
 
     quiet: bool
-    ranks: str | None  # those whose output is shown, with commas; None: all
+    ranks: str | None  # the ranks whose output is shown, separated by commas; None: all
     as_json: bool
     log_dir: Path
     verbose: bool
@@ -102,11 +102,11 @@ class OutputOptions:
 
 
 def gather(command: Callable[..., int]) -> Callable[..., int]:
-    """Call a command with the options and groups of options that its parameters name, each group as a frozen value.
+    """Wrap a command so that it gets the options and groups that its parameters name, each group as a frozen value.
 
-    This is the only place where click's mapping of options is taken apart. Defaults of launcher.toml that a typed
-    option contradicts are dropped here, so no value holds both. Options that neither a parameter nor a group of the
-    command names go no further; --config, which has done its work by now, is one.
+    Only this function takes click's mapping of options apart. It drops defaults of launcher.toml that a typed option
+    contradicts, so no value holds both. Options that neither a parameter nor a group of the command names are ignored,
+    such as --config, which has taken effect by now.
     """
     types = get_type_hints(command)
 
@@ -125,7 +125,7 @@ def make_group(group: type[Any], options: Mapping[str, Any]) -> Any:
 def _find_values(types: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a value for each name: a group if its type is a dataclass, else the option of the same name.
 
-    A name may end with its unit, which the option hasn't: `silence_s` is --silence. No value is returned for a name
+    A name may end with a unit that the option lacks: `silence_s` is --silence. No value is returned for a name
     without an option.
     """
     values: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Where the values of a command's options came from, and which of two that contradict each other counts."""
+"""Find where the values of a command's options came from, and which of two contradictory ones counts."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from launcher.errors import UsageError
 from launcher.job.variables import is_secret
 from launcher.transports.registry import TRANSPORTS
 
-CHOICE_OF_HOSTS = ("hosts", "hostfile", "include", "exclude", "num_nodes")  # those of --transport srun are the job's
+CHOICE_OF_HOSTS = ("hosts", "hostfile", "include", "exclude", "num_nodes")  # with --transport srun, those of the job
 _REACH = {
     *CHOICE_OF_HOSTS, "colon", "config", "transport", "ssh_config", "accept_new_host_keys", "ask_password",
     "connect_timeout", "python", "setup", "venv", "conda",
 }  # fmt: skip
-PYTHONS = (("python", "venv"), ("python", "conda"), ("venv", "conda"))  # each says which one is to run
-# What is said on the command line wins over launcher.toml, also where the two are different options.
+PYTHONS = (("python", "venv"), ("python", "conda"), ("venv", "conda"))  # each names the Python to run
+# The command line wins over launcher.toml, even if the two are different options.
 _RIVALS = (
     ("hosts", "hostfile"), ("include", "exclude"), ("gpus", "nproc"), ("gpus", "cpu"), ("legacy", "no_python"),
     *PYTHONS,
 )  # fmt: skip
 _UNSAID = {"gpus": "auto", "cpu": False, "legacy": False}
-_ACTIONS = ("words", "dry_run", "check")  # what `run` is to do; -v shows with which values
+_ACTIONS = ("words", "dry_run", "check")  # what `run` does; -v shows with which values
 
 
 def settle_rivals(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options without the project's defaults that a typed option contradicts."""
+    """Return the options without the defaults of launcher.toml that a typed option contradicts."""
     settled = dict(options)
     context = click.get_current_context()
     for pair in _RIVALS:
@@ -47,18 +47,18 @@ def settle_rivals(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_on_command_line(name: str, context: click.Context | None = None) -> bool:
-    """Tell whether an option was typed, and is no default of the project's."""
+    """Tell whether an option was typed, not set by launcher.toml."""
     return (context or click.get_current_context()).get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def is_chosen(name: str) -> bool:
-    """Tell whether an option was typed or stands in launcher.toml, and is no default of ours."""
+    """Tell whether an option was typed or set by launcher.toml, so that its value isn't the built-in default."""
     chosen = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
     return click.get_current_context().get_parameter_source(name) in chosen
 
 
 def list_behind(names: Collection[str], context: click.Context) -> list[slice]:
-    """Return where these options, with their values, stand among the words after the script, up to a `--` there."""
+    """Return the positions of these options and their values among the words after the script, up to a `--` there."""
     words = context.params.get("words") or ()
     options = [option for option in context.command.params if isinstance(option, click.Option) and option.name in names]
     flags = {flag: option for option in options for flag in (*option.opts, *option.secondary_opts)}
@@ -77,7 +77,7 @@ def find_behind(names: Collection[str], context: click.Context) -> str:
 
 
 def missing(text: str, fix: str, names: Sequence[str], context: click.Context | None = None) -> UsageError:
-    """Return the error for options that are missing; if one was typed after the script, say how it is meant."""
+    """Return the error for missing options; if one was typed after the script, show where it belongs."""
     context = context or click.get_current_context()
     behind = find_behind(names, context)
     if not behind:
@@ -86,7 +86,7 @@ def missing(text: str, fix: str, names: Sequence[str], context: click.Context | 
     others = "... " if any(is_on_command_line(name, context) for name in context.params.keys() - {"words"}) else ""
     parted = "-- " if context.info_name == "exec" else ""
     said = f"{text}: {behind} after {program} goes to {program}"
-    return UsageError(said, f"options of launch stand before it: {path} {others}{behind} {parted}{program}")
+    return UsageError(said, f"put options of launch before it: {path} {others}{behind} {parted}{program}")
 
 
 def name_source(option: str) -> str:
@@ -97,9 +97,9 @@ def name_source(option: str) -> str:
 
 
 def typed_options(left_out: Collection[str] = ()) -> list[str]:
-    """Return the options that were typed, as words to type again; a secret of --env is its name alone.
+    """Return the options that were typed, as words to type again; of a secret in --env, only its name.
 
-    `--env NAME` takes the value from the environment in which it is typed.
+    `--env NAME` takes the value from the environment where it is typed.
     """
     return _as_words(click.get_current_context().params, lambda name: name not in left_out and is_on_command_line(name))
 
@@ -107,7 +107,7 @@ def typed_options(left_out: Collection[str] = ()) -> list[str]:
 def find_reach() -> list[str]:
     """Return the options that choose the same hosts, SSH and Python for test-distributed.
 
-    It takes everything from launcher.toml that `launch` does, but for the hosts.
+    It takes everything from launcher.toml that `launch` does, except the hosts.
     """
     values = {name: value for name, value in settle_rivals(click.get_current_context().params).items() if value}
     hosts = {name for name in (*CHOICE_OF_HOSTS, "colon") if name in values and is_chosen(name)}
@@ -146,5 +146,5 @@ def show_sources() -> None:
         file = find_source(name)
         place = "the command line" if is_on_command_line(name) else file.source if file is not None else None
         if place is not None:
-            value = "..." if name == "env" else ctx.params[name]  # whatever is set there may be a secret
+            value = "..." if name == "env" else ctx.params[name]  # the value may be a secret
             click.echo(f"launch: {name.replace('_', '-')} = {value} (from {place})", err=True)

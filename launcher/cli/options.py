@@ -1,4 +1,4 @@
-"""The options that several commands share, as click declares them; `option_groups.py` makes frozen values of them."""
+"""The click declarations of the options that several commands share; `option_groups.py` holds their values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)")
 
 
 class _Duration(click.types.FloatParamType):
-    """A time as `90`, `90s`, `10m` or `2h`, in seconds; on the command line and in launcher.toml alike."""
+    """A time such as `90`, `90s`, `10m` or `2h`, converted to seconds, on the command line or in launcher.toml."""
 
     name = "time"
 
@@ -40,7 +40,7 @@ class _Duration(click.types.FloatParamType):
 
 
 class _File(click.Path):
-    """A path, and not an empty text, which an unset variable of a shell leaves and pathlib takes for `.`."""
+    """A path that must not be empty: an unset shell variable gives an empty text, which pathlib reads as `.`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
@@ -52,7 +52,7 @@ FILE = _File(path_type=Path)
 
 
 def _check_name(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
-    """Refuse a name that could be more than a word in a line, a table or a path."""
+    """Refuse a name that would not stay one word in a line, a table or a path."""
     if name is not None and re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name) is None:
         raise click.BadParameter(f"{shown(name)}: want 1 to 64 letters, digits, '.', '-' and '_'.", ctx, param)
     return name
@@ -65,26 +65,31 @@ def _check_note(ctx: click.Context, param: click.Parameter, note: str | None) ->
 
 
 _HOSTS = (
-    click.option("--hosts", metavar="LIST", help="Hosts in rank order: a,b,gpu[1-4] or user@host."),
+    click.option("--hosts", metavar="LIST", help="Hosts in rank order, such as a,b,gpu[1-4] or user@c."),
     click.option("--hostfile", metavar="FILE", type=FILE, help="Read the hosts from FILE, one per line."),
-    click.option("--colon", type=click.Choice(["slots", "port"]), help="Read host:8 as slots or as an SSH port."),
-    click.option("--include", metavar="LIST", help="Use only these: names, ranges, host:0,1@host2."),
-    click.option("--exclude", metavar="LIST", help="Exclude these hosts."),
-    click.option("--num-nodes", metavar="N", type=click.IntRange(min=1), help="Use the first N hosts."),
+    click.option(
+        "--colon", type=click.Choice(["slots", "port"]), help="Read host:8 as slots or SSH port.  [default: error]"
+    ),
+    click.option("--include", metavar="LIST", help="Use only these hosts or GPUs: gpu[1-4] or a:0,1@b."),
+    click.option("--exclude", metavar="LIST", help="Exclude these hosts or GPUs: gpu3 or a:0,1@b."),
+    click.option(
+        "--num-nodes", metavar="N", type=click.IntRange(min=1), help="Use only the first N hosts.  [default: all]"
+    ),
 )
 _REACH = (
     click.option(
         "--transport", metavar="NAME", type=click.Choice(list(TRANSPORTS)),
-        help="fabric (default), ssh, pdsh; srun in a Slurm job.",
+        help="Reach the hosts with fabric, ssh, pdsh or srun.  [default: fabric; in a Slurm job, srun]",
     ),
     click.option(
-        "--ssh-config", metavar="FILE", type=FILE, help="Use FILE instead of your own ssh_config."
+        "--ssh-config", metavar="FILE", type=FILE, help="SSH client configuration.  [default: ~/.ssh/config]"
     ),
-    click.option("--accept-new-host-keys", is_flag=True, help="Trust and record the key of a new host."),
+    click.option("--accept-new-host-keys", is_flag=True, help="Accept and record the keys of unknown hosts."),
     click.option("--ask-password", is_flag=True, help="Ask once for the password of hosts without a key."),
     click.option(
         "--connect-timeout", metavar="T", type=_Duration(0.1), default=_WAIT.connect_timeout_s,
-        help="Time to reach a host (10s); if set, also to boot.",
+        help="Maximum time to reach a host; if given, also wait for it to boot."
+        f"  [default: {_WAIT.connect_timeout_s:g}s]",
     ),
 )  # fmt: skip
 _SIZE = (
@@ -95,71 +100,74 @@ _SIZE = (
         "--nproc",
         metavar="N",
         type=click.IntRange(min=1),
-        help="Processes per host, with --cpu or --no-python.",
+        help="Processes per host.  [default: slots=, else one per GPU]",
     ),
-    click.option("--cpu", is_flag=True, help="Train on CPUs (gloo); needs --nproc or slots=."),
+    click.option("--cpu", is_flag=True, help="Train on CPUs with gloo; requires --nproc or slots=."),
 )
 _PROGRAM = (
-    click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is a module, as in python -m."),
-    click.option("--no-python", is_flag=True, help="SCRIPT is a command; the hosts need no torch."),
+    click.option("-m", "--module", "is_module", is_flag=True, help="Run SCRIPT as a module, as python -m does."),
+    click.option("--no-python", is_flag=True, help="Run SCRIPT as a command; the hosts need no torch."),
     click.option(
         "--legacy", is_flag=True,
         help="Start the ranks without torchrun, for torch before 2.0.",
     ),
-    click.option("--workdir", metavar="DIR", help="Directory on the hosts; relative to this one, the default."),
-    click.option("--python", metavar="PATH", help="Python on the hosts; default: the first with torch."),
+    click.option("--workdir", metavar="DIR", help="Directory on the hosts, relative to this one.  [default: .]"),
+    click.option("--python", metavar="PATH", help="Python on the hosts.  [default: the first with torch]"),
     click.option(
-        "--env", metavar="K[=V]", multiple=True, help="Set a variable for the ranks, or forward your value."
+        "--env", metavar="K[=V]", multiple=True, help="Set a variable for the ranks; without =V, forward yours."
     ),
     click.option(
         "--env-file", metavar="FILE", multiple=True, type=FILE,
-        help="Set the variables of a dotenv file.",
+        help="Set the variables of a dotenv file for the ranks.",
     ),
     click.option(
-        "--master-port", metavar="PORT", type=click.IntRange(1, 65535), help="Port of node 0; default: a free one."
+        "--master-port", metavar="PORT", type=click.IntRange(1, 65535),
+        help="Port of node 0.  [default: free; launch node: 29500]",
     ),
     click.option(
         "--rdzv-timeout", metavar="T", type=_Duration(1), default=120,
-        help="Time for all nodes to meet (120s).",
+        help="Maximum time for all nodes to join.  [default: 120s]",
     ),
 )  # fmt: skip
 _ACTIVATION = (
-    click.option("--setup", metavar="CMD", help="Run CMD in bash on each host, for its environment."),
+    click.option("--setup", metavar="CMD", help="Run CMD in bash on each host and use its environment."),
     click.option("--venv", metavar="DIR", help="Use this virtual environment on the hosts."),
-    click.option("--conda", metavar="ENV", help="Use this conda environment: a name or a path."),
+    click.option("--conda", metavar="ENV", help="Use this conda environment, by name or path."),
 )
 _CHECKS = (click.option("--no-check", is_flag=True, help="Skip every check that the plan doesn't need."),)
 _LIFE = (
     click.option(
         "--silence", metavar="T", type=_Duration(0.5), default=_WAIT.silence_s,
-        help="Time without a heartbeat until a host is lost (15s).",
+        help=f"Maximum time without a heartbeat.  [default: {_WAIT.silence_s:g}s]",
     ),
     click.option(
         "--stop-timeout", metavar="T", type=_Duration(0), default=_WAIT.stop_timeout_s,
-        help="Time for ranks to save after SIGTERM (15s).",
+        help=f"Time for ranks to save on SIGTERM.  [default: {_WAIT.stop_timeout_s:g}s]",
     ),
 )  # fmt: skip
 _HANGS = (
     click.option(
         "--stacks/--no-stacks", default=True, show_default=True,
-        help="Let Ctrl-\\ show the ranks' Python stacks where py-spy is missing or denied (faulthandler).",
+        help="Let Ctrl-\\ show Python stacks through faulthandler if py-spy is missing or denied.",
     ),
     click.option(
         "--hang-timeout", metavar="T", type=_Duration(0.1),
-        help="Show stacks and stop if no rank prints for T.",
+        help="If no rank prints for T, show the stacks and stop.  [default: off]",
     ),
 )  # fmt: skip
 _OUTPUT = (
-    click.option("-q", "--quiet", is_flag=True, help="Show no output of the ranks; it is in the logs."),
-    click.option("--ranks", metavar="LIST", help="Show the output of these ranks only: 0,8."),
+    click.option("-q", "--quiet", is_flag=True, help="Hide the ranks' output; it is still in the logs."),
+    click.option("--ranks", metavar="LIST", help="Show only these ranks' output, such as 0,8.  [default: all]"),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line to stdout."),
     click.option(
         "--log-dir", metavar="DIR", type=FILE, default=Path("logs"), show_default=True,
-        help="Where the logs go.",
+        help="Directory for the logs.",
     ),
-    click.option("--name", metavar="NAME", callback=_check_name, help="A name for the run; run.json has it too."),
-    click.option("--note", metavar="TEXT", callback=_check_note, help="A line about the run for run.json."),
-    click.option("-v", "--verbose", is_flag=True, help="Show what is sent, and where values come from."),
+    click.option(
+        "--name", metavar="NAME", callback=_check_name, help="Name of the run, shown in messages and run.json."
+    ),
+    click.option("--note", metavar="TEXT", callback=_check_note, help="Write a one-line note to run.json."),
+    click.option("-v", "--verbose", is_flag=True, help="Show each host's command, and where values come from."),
 )  # fmt: skip
 
 
@@ -174,7 +182,7 @@ def _group(*options: Callable[[Function], Function]) -> Callable[[Function], Fun
 
 config_option = click.option(
     "--config", metavar="FILE", type=FILE, is_eager=True, callback=use_defaults,
-    help="Read defaults from FILE, not from launcher.toml.",
+    help="Read defaults from FILE instead of launcher.toml.",
 )  # fmt: skip
 host_options = _group(*_HOSTS)
 reach_options = _group(*_REACH)

@@ -1,4 +1,4 @@
-"""What somebody must type for logins: a password, passphrases; once for all hosts, before any is contacted."""
+"""Ask for the password and the passphrases that logins need, once for all hosts, before any is contacted."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from launcher.hosts.host import Host
 if TYPE_CHECKING:
     from launcher.transports.ssh.key_files import Secrets
 
-_TRIES = 3  # as ssh has it
+_TRIES = 3  # as many as ssh allows
 
 
 def ask_secrets(options: TransportOptions, hosts: Sequence[Host]) -> Secrets:
-    """Ask for the password that --ask-password wants, and for the passphrases of keys that no agent has.
+    """Ask for the password of --ask-password, and for the passphrases of keys that no agent has.
 
-    On a terminal alone: elsewhere the one is an error, and the other left to the login.
+    Without a terminal, --ask-password is an error, and encrypted keys are left to the login.
     """
     from launcher.transports.ssh.fabric import FabricTransport
     from launcher.transports.ssh.key_files import Secrets
@@ -30,15 +30,15 @@ def ask_secrets(options: TransportOptions, hosts: Sequence[Host]) -> Secrets:
 
     if not sys.stdin.isatty():
         if options.ask_password:
-            raise UsageError("--ask-password needs a terminal", "from a pipe or a job log in with a key")
+            raise UsageError("--ask-password needs a terminal", "without a terminal, log in with a key")
         return Secrets()
     secrets = Secrets(_ask("password for all hosts") if options.ask_password else None)
     for path in FabricTransport(SshSettings(options.ssh_config, secrets=secrets)).locked_keys(hosts):
         for _ in range(_TRIES):
-            passphrase = _ask(f"passphrase of {path} (Enter: do without)")
+            passphrase = _ask(f"passphrase of {path} (Enter to skip)")
             if not passphrase or secrets.unlock(path, passphrase):
                 break
-            click.echo("launch: that is not its passphrase", err=True)
+            click.echo("launch: wrong passphrase", err=True)
     return secrets
 
 

@@ -30,13 +30,13 @@ from launcher.job.job import Job
 @config_option
 @host_options
 @job_options
-@click.option("--master-addr", metavar="ADDR", help="Address of node 0; default: addr=, or as SSH reached it.")
+@click.option("--master-addr", metavar="ADDR", help="Address of node 0.  [default: addr=, or the SSH address]")
 @reach_options
 @hang_options
 @check_options
 @output_options
-@click.option("--dry-run", is_flag=True, help="Print one line per node; contact no host.")
-@click.option("--check", is_flag=True, help="With --dry-run: ask the hosts, print exact lines.")
+@click.option("--dry-run", is_flag=True, help="Print each node's command; contact no host.")
+@click.option("--check", is_flag=True, help="With --dry-run, query the hosts and print exact commands.")
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
 @gather
 def command(
@@ -45,7 +45,8 @@ def command(
 ) -> int:  # fmt: skip
     """Run SCRIPT on every host under torchrun, one process per GPU.
 
-    Everything after SCRIPT goes to it untouched. Without SCRIPT the built-in trainer runs.
+    Everything after SCRIPT is passed to it unchanged. Without SCRIPT, the built-in trainer runs. In a Slurm job, its
+    hosts are the default.
     """
     from launcher.errors import UsageError
 
@@ -57,7 +58,7 @@ def command(
         choose_way(transport, hosts, job.env)
         return print_dry_run(job, hosts, output)
     if check and not dry_run:
-        raise UsageError("--check goes with --dry-run", "to compare the hosts: launch check")
+        raise UsageError("--check works only with --dry-run", "to compare the hosts: launch check")
     open_transport = choose_opener(transport, hosts, env=job.env, python=job.python, silence_s=job.silence_s)
     from launcher.cli.runner import read_run_options, run_job
 
@@ -66,7 +67,7 @@ def command(
 
 
 def print_dry_run(job: Job, hosts: Sequence[Host], output: OutputOptions, share: tuple[int, int] | None = None) -> int:
-    """Print what would run where, with named placeholders for what only the nodes can tell."""
+    """Print each node's command, with named placeholders for values that only the nodes know."""
     from launcher.cli.console import dated
     from launcher.cli.runner import plan_unasked, read_ranks
     from launcher.job.plan import as_dry_record, refuse_unknown_ranks

@@ -1,4 +1,4 @@
-"""What run.json says of a run before anything is known of it: who typed which command, where, and for what."""
+"""Collect what run.json records before the run starts: who typed which command, where, and the note about it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def describe_origin(output: OutputOptions) -> dict[str, Any]:
 
 
 def name_program() -> list[str]:
-    """Return the words by which this program can be called again: `launch`, its path, or `python -m launcher`."""
+    """Return the words that start this program again: `launch`, its path, or `python -m launcher`."""
     typed = Path(sys.argv[0])
     if typed.name == "__main__.py":
         return [sys.orig_argv[0], "-m", typed.parent.name]
@@ -40,5 +40,5 @@ def name_program() -> list[str]:
 def _user() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:  # a container's
+    except KeyError:  # in a container
         return str(os.geteuid())

@@ -1,4 +1,4 @@
-"""From a job and its hosts to a run on the console: what `run`, `singlenode`, `node` and `demo` have in common."""
+"""Run a job on its hosts, shown on the console: what `run`, `singlenode`, `node` and `demo` have in common."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from launcher.session.terms import Terms
 from launcher.transports.base import Transport
 
 TRAINER_COMMAND = "LAUNCH_COMMAND"  # launcher/distributed.py reads it
-Opener = Callable[[Sequence[Host], Callable[[str], None]], Transport]  # gets the hosts of a session, and our voice
+Opener = Callable[[Sequence[Host], Callable[[str], None]], Transport]  # takes hosts and `say`
 
 
 def run_job(
@@ -46,7 +46,7 @@ def run_job(
 def run_recorded(
     job: Job, hosts: Sequence[Host], open_transport: Opener, output: OutputOptions, run_options: RunOptions
 ) -> tuple[Result, Path]:
-    """Run the job to its end; return how it ended, and its folder of logs."""
+    """Run the job to its end; return how it ended, and its log directory."""
     refuse_rank(os.environ)
     if not is_chosen("log_dir"):
         refuse_strange_folder(output.log_dir)
@@ -66,7 +66,7 @@ async def execute_recorded(
     job: Job, hosts: Sequence[Host], open_transport: Opener, record: RunRecord, console: Console,
     run_options: RunOptions,
 ) -> Result:  # fmt: skip
-    """Do the same with a record and a console that are there; several may run side by side in one loop."""
+    """Run the job with an existing record and console; several may run concurrently in one loop."""
     if job.program == DEFAULT_PROGRAM:
         console.say(f"launch: no script given; {describe_trainer(record.run_id, run_options)}")
     terms = make_terms(replace(job, env={**trainer_command(job), **job.env}), record.run_id)
@@ -86,33 +86,33 @@ async def execute_recorded(
             result = await execute(is_last_try=True)
     except LauncherError as error:
         record.discard()
-        run_id = None if run_options.is_dry else record.run_id  # a run that is never made has none
+        run_id = None if run_options.is_dry else record.run_id  # a dry run has none
         console.emit("result", run=run_id, name=record.name, exit_code=error.exit_code, error=error.message)
         raise
     return result
 
 
 def read_run_options(output: OutputOptions, *, with_checks: bool = True) -> RunOptions:
-    """Return how a run goes about its job, as far as the options of its output say it."""
+    """Return the options of a run, as far as its output options determine them."""
     return RunOptions(is_verbose=output.verbose, with_checks=with_checks, shown_ranks=read_ranks(output.ranks))
 
 
 def plan_unasked(job: Job, hosts: Sequence[Host], share: tuple[int, int] | None = None) -> LaunchPlan:
-    """Return the plan as far as it is known before any host is asked, with named placeholders for the rest."""
+    """Return the plan as known before any host is contacted, with named placeholders for the rest."""
     return build_plan(job, hosts, [placeholder_facts(job, host) for host in hosts], share)
 
 
 def describe_trainer(run_id: str, run_options: RunOptions) -> str:
-    """Say in which directory the built-in trainer saves unless it is told; its rank 0 chooses it."""
+    """Describe the directory in which the built-in trainer saves by default; its rank 0 chooses it."""
     if run_options.share is not None and run_options.share[1] > 0:
         return "the built-in trainer writes on node 0"
-    if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":  # it has made one when the job was first started
+    if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":  # the first start of the job created one
         return "the built-in trainer writes where this job wrote before"
     return f"the built-in trainer writes to outputs/{run_id}"
 
 
 def trainer_command(job: Job) -> dict[str, str]:
-    """Return the variable by which the built-in trainer can tell how it was started, and how it would be again."""
+    """Return the variable that tells the built-in trainer the command by which it can be started again."""
     if (job.program.kind, job.program.target) != (ProgramKind.BUILTIN, TRAINER_MODULE):
         return {}
     command = click.get_current_context().info_name or ""
@@ -132,12 +132,12 @@ def read_ranks(text: str | None) -> frozenset[int] | None:
         return None
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() for word in words):
-        raise UsageError(f"--ranks: want numbers with commas, got {text!r}", "--ranks 0,8")
+        raise UsageError(f"--ranks: want numbers separated by commas, got {text!r}", "write them as --ranks 0,8")
     return frozenset(map(int, words))
 
 
 def make_terms(job: Job, run_id: str) -> Terms:
-    """Return the terms that a job names."""
+    """Return the terms of the session of a job."""
     pythons = loader_pythons(job.python)
     return Terms(
         run_id, job.env, pythons, silence_s=job.silence_s, stop_timeout_s=job.stop_timeout_s,
@@ -146,7 +146,7 @@ def make_terms(job: Job, run_id: str) -> Terms:
 
 
 def read_terms(timeouts: Timeouts, run_id: str, python: str | None) -> Terms:
-    """Return the terms of a command that runs no job, as its options name them."""
+    """Return the terms of the session of a command that runs no job, from its options."""
     pythons = (python,) if python else loader_pythons(None)
     return Terms(
         run_id, {}, pythons, silence_s=timeouts.silence_s, stop_timeout_s=timeouts.stop_timeout_s,
@@ -162,5 +162,5 @@ def make_session(
 
 
 def loader_pythons(python: str | None) -> tuple[str, ...]:
-    """Return which Python runs the supervisor on a node, in the order of trying: any from 3.8 on will do."""
+    """Return the Pythons that may run the supervisor on a node, in the order of trying: 3.8 or newer."""
     return tuple(dict.fromkeys([*([python] if python else []), "python3", sys.executable]))

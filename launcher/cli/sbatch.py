@@ -1,4 +1,4 @@
-"""launch sbatch: the same job as a Slurm batch script."""
+"""launch sbatch: a Slurm batch script that runs the same job."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from launcher.transports.registry import SRUN
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """The options of this command alone; all others are those of the `launch` in the script."""
+    """The options of this command only; all others are passed to the `launch` in the script."""
 
     nodes: int
     time: str | None
@@ -56,19 +56,21 @@ class BatchOptions:
 
 @click.command("sbatch", cls=Command, context_settings={"allow_interspersed_args": False})
 @config_option
-@click.option("--nodes", metavar="N", type=int, default=1, show_default=True, help="Nodes of the job.")
-@click.option("--time", metavar="TIME", help="Time limit: minutes, H:M:S or D-H.")
-@click.option("--partition", metavar="NAME", help="Partition.")
-@click.option("--mem", metavar="SIZE", help="Memory of each node: 64G; 0 is all.")
-@click.option("--cpus-per-task", metavar="N", type=int, help="CPUs per node, which its ranks share.")
-@click.option("--account", metavar="NAME", help="Account to charge.")
-@click.option("--qos", metavar="NAME", help="Quality of service.")
+@click.option("--nodes", metavar="N", type=int, default=1, show_default=True, help="Number of nodes.")
+@click.option("--time", metavar="TIME", help="Time limit: minutes, H:M:S or D-H.  [default: Slurm's]")
+@click.option("--partition", metavar="NAME", help="Partition to run in.  [default: Slurm's]")
+@click.option("--mem", metavar="SIZE", help="Memory per node: 64G; 0 is all.  [default: Slurm's]")
+@click.option("--cpus-per-task", metavar="N", type=int, help="CPUs per node, shared by its ranks.  [default: Slurm's]")
+@click.option("--account", metavar="NAME", help="Account to charge.  [default: Slurm's]")
+@click.option("--qos", metavar="NAME", help="Quality of service.  [default: Slurm's]")
 @click.option("--constraint", metavar="LIST", help="Features that the nodes must have.")
-@click.option("--job-name", metavar="NAME", help="Default: the script's name.")
-@click.option("--directive", metavar="OPTION", multiple=True, help="Add an #SBATCH line: --directive=--exclusive.")
-@click.option("--requeue", is_flag=True, help="Requeue at the time limit and if a node fails.")
-@click.option("--output", metavar="FILE", type=FILE, help="Write the script to FILE.")
-@click.option("--submit", is_flag=True, help="Submit the script, and say how to watch the job.")
+@click.option("--job-name", metavar="NAME", help="Name of the job.  [default: the script's name]")
+@click.option(
+    "--directive", metavar="OPTION", multiple=True, help="Add an #SBATCH line, as in --directive=--exclusive."
+)
+@click.option("--requeue", is_flag=True, help="Requeue the job at its time limit or if a node fails.")
+@click.option("--output", metavar="FILE", type=FILE, help="Write the script to FILE.  [default: stdout]")
+@click.option("--submit", is_flag=True, help="Submit the script and print how to watch the job.")
 @job_options
 @hang_options
 @check_options
@@ -76,11 +78,11 @@ class BatchOptions:
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
 @gather
 def command(*, words: tuple[str, ...], log_dir: Path, batch_options: BatchOptions, request: JobRequest) -> int:
-    """Print a batch script for Slurm that runs SCRIPT on every node of the job.
+    """Print a Slurm batch script that runs SCRIPT on every node of the job.
 
-    Slurm's logs go to slurm-JOB.out and .err in --log-dir, beside those of the run.
-    Before the time limit the ranks get SIGTERM and --stop-timeout to save.
-    A job that goes back into the queue has SLURM_RESTART_COUNT set; the built-in trainer then resumes.
+    Slurm writes slurm-JOB.out and .err to --log-dir, next to the logs of the run.
+    Before the time limit, the ranks get SIGTERM and have --stop-timeout to save.
+    Slurm sets SLURM_RESTART_COUNT in a job that it requeues; the built-in trainer then resumes.
     """
     job = read_job(request, words, [Host("each node", source="--nodes")])
     batch = read_batch(batch_options, log_dir, words, job)
@@ -97,7 +99,7 @@ def command(*, words: tuple[str, ...], log_dir: Path, batch_options: BatchOption
         _make_folder(Path(log_folder(batch)))
         job_id = submit(text, {**os.environ, **secrets})
         click.echo(job_id)
-        notes = [f"job {job_id} is submitted", *_watch_lines(batch, job_id)]
+        notes = [f"submitted job {job_id}", *_watch_lines(batch, job_id)]
     elif batch_options.output is not None:
         file = shlex.quote(str(batch_options.output))
         notes = [f"start it with: mkdir -p {shlex.quote(log_folder(batch))} && sbatch {file}", *_secret_lines(secrets)]
@@ -110,14 +112,14 @@ def command(*, words: tuple[str, ...], log_dir: Path, batch_options: BatchOption
 
 
 def read_batch(options: BatchOptions, log_dir: Path, words: tuple[str, ...], job: Job) -> Batch:
-    """Return what the options ask of Slurm; the job is what they ask of `launch`."""
+    """Return what the options request from Slurm; `job` is what they request from `launch`."""
     gpus = job.nproc or 0 if job.wants_gpus else 0
     if job.wants_gpus and not gpus:
-        fix = "--gpus N; on CPUs: --nproc N --cpu"
-        raise missing("Slurm must know how many GPUs of each node", fix, ("gpus", "nproc"))
-    # Whatever hosts launcher.toml names; it is read again by the job, which runs in this folder.
+        fix = "pass --gpus N, or --nproc N --cpu to train on CPUs"
+        raise missing("Slurm needs the number of GPUs per node", fix, ("gpus", "nproc"))
+    # Ignore the hosts of launcher.toml; the job reads it again, since it runs in this directory.
     launch = (own_program(), "--transport", SRUN.name, *typed_options({field.name for field in fields(BatchOptions)}))
-    is_of_file = words and words[0].startswith("-")  # arguments for the script of launcher.toml
+    is_of_file = words and words[0].startswith("-")  # arguments of the script that launcher.toml names
     for_script = ("--",) if is_of_file or needs_parting(words) else ()
     return Batch(
         argv=(*launch, *for_script, *words),
@@ -140,7 +142,7 @@ def read_batch(options: BatchOptions, log_dir: Path, words: tuple[str, ...], job
 
 
 def own_program() -> str:
-    """Return the path of this `launch`: the PATH of a job may be another one."""
+    """Return the path of this `launch`: a job's PATH may differ."""
     typed = Path(sys.argv[0])
     if typed.name != "launch":
         return str(Path(sys.executable).with_name("launch"))
@@ -157,31 +159,31 @@ def _name(program: Program) -> str:
 
 
 def _check_script(job: Job, workdir: str | None) -> None:
-    """Raise UsageError for a script that is not here; the job would find that out after its time in the queue."""
+    """Raise UsageError for a script that doesn't exist, which the job would notice only after its time in the queue."""
     path = Path(job.workdir or "", job.program.target)
     if job.program.kind is ProgramKind.SCRIPT and workdir is None and not path.is_file():
         raise UsageError(
-            f"{job.program.target}: no such file", "--workdir names the nodes' folder, if it is there alone"
+            f"{job.program.target}: no such file", "if it exists only on the nodes, pass its directory with --workdir"
         )
 
 
 def _make_folder(path: Path) -> None:
-    """Make the folder of Slurm's logs: a job whose log can't be opened ends without a word."""
+    """Make the directory of Slurm's logs: a job whose log can't be opened fails silently."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", "--log-dir names another folder") from None
+        raise UsageError(f"{path}: {error.strerror}", "name another directory with --log-dir") from None
 
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_bytes(os.fsencode(text))  # an argument may be no text
+        path.write_bytes(os.fsencode(text))  # an argument may not be valid UTF-8
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
 
 
 def submit(text: str, env: Mapping[str, str]) -> str:
-    """Give the script to sbatch and return the job's number; raise LauncherError with sbatch's own words."""
+    """Pass the script to sbatch and return the job's number; raise LauncherError with the error of sbatch."""
     try:
         done = subprocess.run(
             ["sbatch", "--parsable"],
@@ -193,8 +195,8 @@ def submit(text: str, env: Mapping[str, str]) -> str:
             check=False,
         )
     except FileNotFoundError:
-        fix = "type this on a machine of the cluster, or take the script there: --output FILE"
-        raise LauncherError("there is no sbatch on this machine", fix) from None
+        fix = "run this on a machine of the cluster, or copy the script there: --output FILE"
+        raise LauncherError("sbatch isn't installed on this machine", fix) from None
     if done.returncode:
         said = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in done.stderr.splitlines()]
         raise LauncherError(f"sbatch: {'; '.join(said) or f'exit code {done.returncode}'}")
@@ -206,18 +208,18 @@ def _watch_lines(batch: Batch, job_id: str) -> list[str]:
     return [
         f"  squeue -j {job_id}",
         f"  tail -F {' '.join(logs)}",
-        f"  scancel --batch --signal=TERM {job_id}    # ends it, and leaves the ranks --stop-timeout to save",
+        f"  scancel --batch --signal=TERM {job_id}    # stops it; the ranks get --stop-timeout to save",
     ]
 
 
 def _secret_lines(secrets: Mapping[str, str]) -> list[str]:
-    return [f"{name} is a secret and not in the script: set it where you type sbatch" for name in secrets]
+    return [f"{name} is a secret, so it isn't in the script: set it where you run sbatch" for name in secrets]
 
 
 def _warnings(batch: Batch, job: Job) -> list[str]:
     lines = []
     if batch.cpus_per_task is None and "--exclusive" not in batch.directives:
-        lines.append("without --cpus-per-task the ranks of a node may have to share one CPU")
+        lines.append("without --cpus-per-task, the ranks of a node may have to share one CPU")
     if batch.requeue and job.program.kind is not ProgramKind.BUILTIN:
-        lines.append("a job that was requeued has SLURM_RESTART_COUNT set: your script must resume then")
+        lines.append("Slurm sets SLURM_RESTART_COUNT in a requeued job: your script must then resume")
     return lines

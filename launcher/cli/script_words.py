@@ -1,7 +1,7 @@
-"""The words after the options: what can be known here to be no script is refused before any host is asked.
+"""Refuse words after the options that can't be a script, before any host is contacted.
 
-A script need not be on the launch host, so one that is missing here is the hosts' to look for. What is here and is no
-script, or can't be one anywhere, is not.
+A script need not exist on the launch host, so a missing one is looked for on the hosts. A file that is here and isn't a
+script, or a word that can't be one anywhere, is refused.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _FIRST_BYTES = 256
 
 
 def refuse_first_word(words: Sequence[str]) -> None:
-    """Raise UsageError for words that begin no command, before it is known which hosts are meant."""
+    """Raise UsageError for words that start no command, before the hosts are known."""
     _refuse_starters(words)
     _refuse_files(words[0])
     refuse_unknown_word(words[0])
 
 
 def refuse_script(words: Sequence[str], *, is_here: bool) -> None:
-    """Raise UsageError if the words are no script and its arguments.
+    """Raise UsageError if the words aren't a script and its arguments.
 
-    `is_here`: whether the hosts run it in the folder that is the current one here, so that its files can be looked at.
+    `is_here`: whether the hosts run it in the current directory, so that its files can be checked here.
     """
     _refuse_option(words, trainer=f"; for the built-in trainer: launch ... -m {TRAINER_MODULE} {shlex.join(words)}")
     _refuse_starters(words)
@@ -59,26 +59,26 @@ def refuse_module(words: Sequence[str]) -> None:
         path = os.path.normpath(word).removesuffix(".py")
         is_importable = not path.startswith("/") and "." not in path
         module = f", or launch ... -m {shlex.quote(path.replace('/', '.'))}" if is_importable else ""
-        raise UsageError(f"-m takes a module, and {word} is a file", f"launch ... {shlex.quote(word)}{module}")
+        raise UsageError(f"-m takes a module, but {word} is a file", f"launch ... {shlex.quote(word)}{module}")
 
 
 def refuse_command(words: Sequence[str]) -> None:
-    """Raise UsageError for what is no command of --no-python."""
+    """Raise UsageError for words that can't be a command of --no-python."""
     _refuse_option(words)
 
 
 def _refuse_option(words: Sequence[str], trainer: str = "") -> None:
-    """Raise UsageError for an option behind `--`, where everything is the script's.
+    """Raise UsageError for an option after `--`, where everything belongs to the script.
 
-    trainer: what helps if the option was meant for the built-in trainer, all of whose options are long.
+    trainer: the fix if the option was meant for the built-in trainer, which has only long options.
     """
     if words[0].startswith("-"):
-        text = f"{words[0]!r} is taken for the script: options of launch stand before '--'"
+        text = f"{words[0]!r} is taken for the script: options of launch must come before '--'"
         raise UsageError(text, f"launch ... {shlex.join(words)}{trainer if words[0].startswith('--') else ''}")
 
 
 def _refuse_starters(words: Sequence[str]) -> None:
-    """Raise UsageError for what `launch` starts itself, before the script."""
+    """Raise UsageError for programs that `launch` itself starts before the script."""
     word = words[0]
     if _PYTHON.fullmatch(word):
         python = f"--python {shlex.quote(word)} " if "/" in word else ""
@@ -99,7 +99,7 @@ def _no_starter(words: Sequence[str], python: str = "") -> UsageError:
 
 
 def _find_script(words: Sequence[str]) -> str:
-    """Return the script among the words of another command line, to be shown."""
+    """Return the script in another launcher's command line, for an error."""
     for index, word in enumerate(words):
         if word == "-m" and words[index + 1 :] and words[index + 1] not in _STARTER_MODULES:
             return shlex.join(words[index : index + 2])
@@ -109,10 +109,10 @@ def _find_script(words: Sequence[str]) -> str:
 
 
 def _refuse_files(word: str) -> None:
-    """Raise UsageError for a file of the launch host that Python can't run, which the hosts are to have as well."""
-    # os.path is false where pathlib would raise: a folder that can't be searched, a name that is too long.
+    """Raise UsageError for a file that Python can't run; the hosts are expected to have the same one."""
+    # os.path is false where pathlib would raise: a directory that can't be searched, a name that is too long.
     if os.path.isdir(word) and not os.path.exists(os.path.join(word, "__main__.py")):  # noqa: PTH110, PTH112, PTH118
-        raise UsageError(f"{word} is a directory, not a script", "launch --help lists the commands")
+        raise UsageError(f"{word} is a directory, not a script", "see launch --help for the commands")
     first_line = _read_first_line(word)
     if first_line.startswith(b"\x7fELF"):
         program = word if "/" in word else f"./{word}"
@@ -127,7 +127,7 @@ def _refuse_files(word: str) -> None:
 
 
 def _read_first_line(word: str) -> bytes:
-    """Return the beginning of a file; nothing if it is none, or can't be read: the hosts may be allowed to."""
+    """Return the beginning of a file; empty if there is none or it can't be read here, as the hosts may be able to."""
     if not os.path.isfile(word):  # noqa: PTH113 - as above
         return b""
     try:
@@ -138,7 +138,7 @@ def _read_first_line(word: str) -> bytes:
 
 
 def _find_interpreter(first_line: bytes) -> list[str]:
-    """Return what `#!` names, with its arguments and without `env -S`; a list without words if there is none."""
+    """Return what `#!` names, with its arguments and without `env -S`; an empty list if there is no `#!`."""
     if not first_line.startswith(b"#!"):
         return []
     words = one_line(first_line[2:].decode("utf-8", "replace").strip(), _FIRST_BYTES).split()
@@ -149,5 +149,5 @@ def _find_interpreter(first_line: bytes) -> list[str]:
 
 
 def _no_python(word: str, kind: str, argv: Sequence[str]) -> UsageError:
-    text = f"{word} is {kind}, and launch runs SCRIPT with Python"
-    return UsageError(text, f"every rank runs it as a command: launch ... --no-python {shlex.join(argv)}")
+    text = f"{word} is {kind}, but launch runs SCRIPT with Python"
+    return UsageError(text, f"run it as a command on every rank: launch ... --no-python {shlex.join(argv)}")

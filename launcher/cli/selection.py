@@ -1,4 +1,4 @@
-"""Which hosts, and by which way: what is named, in launcher.toml too, else the Slurm allocation that we are in."""
+"""Choose the hosts and the transport: those named, also in launcher.toml, or else those of the Slurm allocation."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _NAME_HOSTS = ("hosts", "hostfile")
 
 
 def read_hosts(choice: HostChoice) -> tuple[Host, ...]:
-    """Return the hosts that were named, or those of our allocation, filtered; raise UsageError where there are none."""
+    """Return the named hosts or those of the Slurm job, filtered; raise UsageError if there are none."""
     refuse_tasks(os.environ)
     refuse_rank(os.environ)
     hosts, hostfile = choice.hosts, choice.hostfile
     if hosts is not None and hostfile is not None:
-        raise UsageError("--hosts and --hostfile are both given", "name the hosts in one way")
+        raise UsageError("--hosts and --hostfile are both given", "pass only one of them")
     if hosts is not None:
         found = parse_hosts(hosts, name_source("hosts"), choice.colon)
     elif hostfile is not None:
@@ -53,7 +53,7 @@ def read_hosts(choice: HostChoice) -> tuple[Host, ...]:
 def _read_allocated() -> tuple[Host, ...]:
     allocation = read_allocation(os.environ)
     if allocation is None:
-        fix = "--hosts a,b or --hostfile FILE; on this machine alone: launch singlenode"
+        fix = "pass --hosts a,b or --hostfile FILE; for this machine only: launch singlenode"
         raise missing("no hosts given", fix, _NAME_HOSTS)
     click.echo(f"launch: hosts of {allocation.describe()}", err=True)
     return allocation.hosts()
@@ -62,9 +62,9 @@ def _read_allocated() -> tuple[Host, ...]:
 def choose_way(
     options: TransportOptions, hosts: Sequence[Host], env: Mapping[str, str]
 ) -> tuple[TransportEntry, Allocation | None]:
-    """Return the transport, and the Slurm job that we are in; `env` is what the ranks get.
+    """Return the transport and the Slurm job that this process is in; `env` is what the ranks get.
 
-    Raise UsageError where there is no way, and for options that this one would ignore.
+    Raise UsageError if no transport reaches the hosts, and for options that the chosen one would ignore.
     """
     allocation = read_allocation(os.environ)
     chosen = choose_transport(options.transport, hosts, allocation)
@@ -73,17 +73,17 @@ def choose_way(
     if chosen.shows_variables:
         _refuse_secrets(chosen, env)
     if chosen.prompting_program and options.ask_password:
-        fix = f"{chosen.prompting_program} asks a terminal, for each host"
-        raise UsageError("--ask-password goes with --transport fabric", fix)
+        fix = f"leave it out: {chosen.prompting_program} asks on the terminal, for each host"
+        raise UsageError("--ask-password works only with --transport fabric", fix)
     return chosen, allocation
 
 
 def choose_opener(
     options: TransportOptions, hosts: Sequence[Host], *, env: Mapping[str, str], python: str | None, silence_s: float
 ) -> Opener:
-    """Return what opens the way to the hosts; raise UsageError, before any is asked, where there is none.
+    """Return what opens the transport to the hosts; raise UsageError, before contacting any, if there is none.
 
-    `env` is what the ranks get; `python` runs the supervisors if it is given; `silence_s` is what --silence says.
+    `env` is what the ranks get; `python`, if given, runs the supervisors; `silence_s` is the value of --silence.
     """
     chosen, allocation = choose_way(options, hosts, env)
     ssh = SshSettings(
@@ -109,7 +109,7 @@ def choose_opener(
 
 
 def open_this_machine() -> Opener:
-    """Return what starts the ranks right here, without SSH; raise UsageError where they can't run."""
+    """Return what starts the ranks on this machine, without SSH; raise UsageError if they can't run here."""
     from launcher.transports.local import LocalTransport
 
     refuse_ranks_here()
@@ -117,22 +117,22 @@ def open_this_machine() -> Opener:
 
 
 def refuse_ranks_here() -> None:
-    """Raise UsageError on a Mac: what runs the ranks on a node needs Linux."""
+    """Raise UsageError on a Mac: the helper that runs the ranks needs Linux."""
     if sys.platform != "linux":
         system = "macOS" if sys.platform == "darwin" else sys.platform
-        fix = "name Linux hosts, as in: launch --hosts a,b"
+        fix = "name Linux hosts: launch --hosts a,b"
         raise UsageError(f"this machine runs {system}, and ranks need Linux", fix)
 
 
 def _refuse_ssh(transport: TransportEntry, hosts: Sequence[Host]) -> None:
-    """Raise UsageError for what SSH alone heeds; in launcher.toml it may stand for runs outside of a job."""
+    """Raise UsageError for options that only SSH uses; launcher.toml may set them for runs outside a Slurm job."""
     for name in ("ask_password", "ssh_config", "accept_new_host_keys"):
         if is_on_command_line(name):
-            text = f"--{name.replace('_', '-')} is for SSH, and {transport.name} reaches the hosts without it"
-            raise UsageError(text, "leave it out, or name a transport over SSH: --transport fabric")
+            text = f"--{name.replace('_', '-')} is for SSH, but {transport.name} doesn't use SSH"
+            raise UsageError(text, "leave it out, or use a transport over SSH: --transport fabric")
     for host in hosts:
         if host.user is not None and not _is_own_name(host.user):
-            text = f"{host.source}: {host.name} has the user {host.user}, and {transport.name} runs everything as you"
+            text = f"{host.source}: {host.name} has the user {host.user}, but {transport.name} runs everything as you"
             raise UsageError(text, "leave the user out, or log in as that user: --transport fabric")
 
 
@@ -146,32 +146,32 @@ def _is_own_name(user: str) -> bool:
 
 
 def refuse_without_hosts() -> None:
-    """Raise UsageError for what says which hosts, or how to reach them, where this machine alone is meant."""
+    """Raise UsageError for options that choose hosts, or how to reach them, if only this machine is used."""
     for name in (*CHOICE_OF_HOSTS, "colon", "ssh_config", "accept_new_host_keys", "ask_password", "connect_timeout"):
         if is_on_command_line(name):
-            text = f"--{name.replace('_', '-')} is given, and no hosts are named"
+            text = f"--{name.replace('_', '-')} is given, but no hosts are named"
             raise UsageError(text, "name them with --hosts or --hostfile, or leave it out")
 
 
 def _refuse_secrets(transport: TransportEntry, env: Mapping[str, str]) -> None:
-    """Raise UsageError where a value would be seen that is to be shown to nobody."""
+    """Raise UsageError if the transport would show the value of a secret to other users."""
     secrets = [name for name, value in env.items() if is_secret(name, value)]
     if secrets:
         raise UsageError(
-            f"--transport {transport.name}: {secrets[0]} would stand in command lines, "
-            "which everybody on the hosts can read",
-            f"--transport ssh; or set it on the hosts: env -u {secrets[0]} launch ...",
+            f"--transport {transport.name}: {secrets[0]} would appear in command lines, "
+            "which all users on the hosts can read",
+            f"use --transport ssh, or set it on the hosts: env -u {secrets[0]} launch ...",
         )
 
 
 def _add_messages(settings: SshSettings, say: Callable[[str], None]) -> SshSettings:
-    """Let `say` tell about hosts that are this machine, or might be."""
+    """Report hosts that are, or might be, this machine through `say`."""
 
     def tell_doubt(name: str, doubt: str, fix: str) -> None:
         remedy = f"\n  fix: {fix}" if fix else ""
         say(f"launch: {name} has this machine's address, but {doubt}; connecting over SSH{remedy}")
 
     def tell_local(name: str) -> None:
-        say(f"launch: {name} is this machine, no SSH to it")
+        say(f"launch: {name} is this machine; not using SSH")
 
     return replace(settings, on_local=tell_local, on_doubt=tell_doubt)

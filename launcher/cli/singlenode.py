@@ -19,13 +19,16 @@ from launcher.cli.selection import open_this_machine
 @hang_options
 @check_options
 @output_options
-@click.option("--dry-run", is_flag=True, help="Print the line and start nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the command and start nothing.")
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
 @gather
 def command(
     *, words: tuple[str, ...], dry_run: bool, no_check: bool, request: JobRequest, output: OutputOptions
 ) -> int:
-    """Run SCRIPT on this machine only, without SSH, with the same logs and the same end."""
+    """Run SCRIPT on this machine only, without SSH.
+
+    Logs, stopping and exit codes are the same as on several hosts. Without SCRIPT, the built-in trainer runs.
+    """
     from launcher.cli.run import print_dry_run
     from launcher.hosts.host import Host
 

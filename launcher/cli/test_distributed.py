@@ -1,4 +1,4 @@
-"""test-distributed N: do N processes (per host) reach each other, are the results right, and how fast is it?"""
+"""test-distributed N: test N processes (per host): connectivity, correct results and bandwidth."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RENDEZVOUS_S = 30
 
 @dataclass(frozen=True, slots=True)
 class CollectivesTest:
-    """What is measured, with which Python, and how long it may take to get there."""
+    """What to test and measure, with which Python, and how long connecting may take."""
 
     processes: int  # on each host
     cpu: bool
@@ -41,20 +41,20 @@ class CollectivesTest:
 @click.argument("processes", metavar="N", type=click.IntRange(min=1))
 @host_options
 @reach_options
-@click.option("--cpu", is_flag=True, help="Use gloo on CPUs; default if no host has GPU tools.")
-@click.option("--python", metavar="PATH", help="Python on the hosts; default: the first with torch.")
+@click.option("--cpu", is_flag=True, help="Use gloo on CPUs.  [default: only if no host has GPU tools]")
+@click.option("--python", metavar="PATH", help="Python on the hosts.  [default: the first with torch]")
 @activation_options
 @click.option(
-    "--max-size", metavar="MIB", type=click.IntRange(min=1), help="Largest size to measure; default: 64, on CPUs 4."
+    "--max-size", metavar="MIB", type=click.IntRange(min=1), help="Largest size to measure.  [default: 64, on CPUs 4]"
 )
-@click.option("--plot", metavar="FILE", type=FILE, help="Draw the pairs of hosts as FILE.png or FILE.svg.")
+@click.option("--plot", metavar="FILE", type=FILE, help="Plot the pairs of hosts in FILE, a .png or .svg.")
 @output_options
 @gather
 def command(*, test: CollectivesTest, choice: HostChoice, transport: TransportOptions, output: OutputOptions) -> int:
-    """Check and measure N processes, per host if hosts are given.
+    """Test N processes on this machine, or on each host if hosts are given.
 
-    All collectives with checked results, a DDP step, and bandwidth by size.
-    Several hosts are measured in pairs as well; where they fail, runs on fewer find out which of them do.
+    Check the results of all collectives and of a DDP step, and measure bandwidth by size.
+    With several hosts, also measure each pair. If the test fails, runs on fewer hosts find those that fail.
     """
     hosts, open_transport = choose_hosts(test, choice, transport)
     refuse_plot(test.plot, hosts)
@@ -66,14 +66,14 @@ def command(*, test: CollectivesTest, choice: HostChoice, transport: TransportOp
 def choose_hosts(
     test: CollectivesTest, choice: HostChoice, transport: TransportOptions
 ) -> tuple[tuple[Host, ...], Opener]:
-    """Return the hosts that were typed, and what opens the way to them; without any, this machine."""
+    """Return the hosts named on the command line and what opens their transport; without any, this machine."""
     import os
     import socket
 
     from launcher.hosts.host import Host
     from launcher.job.variables import forwarded
 
-    # Hosts of launcher.toml don't count: without any on its own line it looks at this machine alone.
+    # Hosts of launcher.toml don't count: without hosts on the command line, only this machine is tested.
     if not any(map(is_on_command_line, ("hosts", "hostfile", "transport"))):
         refuse_without_hosts()
         host = Host(socket.gethostname().split(".")[0], source="this machine")
@@ -84,7 +84,7 @@ def choose_hosts(
 
 
 def refuse_plot(path: Path | None, hosts: Sequence[Host]) -> None:
-    """Raise UsageError, before anything runs, for a picture that could not be drawn after it."""
+    """Raise UsageError, before anything runs, for a picture that couldn't be drawn at the end."""
     from launcher.commands.plots import refuse_picture
     from launcher.errors import UsageError
 
@@ -92,11 +92,11 @@ def refuse_plot(path: Path | None, hosts: Sequence[Host]) -> None:
         return
     refuse_picture(path)
     if len(hosts) < 2:
-        raise UsageError("--plot draws pairs of hosts, and there is one host", "name several with --hosts")
+        raise UsageError("--plot draws pairs of hosts, but there is only one host", "name several with --hosts")
 
 
 def run_tests(test: CollectivesTest, hosts: Sequence[Host], open_transport: Opener, output: OutputOptions) -> int:
-    """Run on all hosts; find out which of them fail, and draw what they measured. Return the exit code of the run."""
+    """Run on all hosts, find those that fail, draw the measurements, and return the exit code of the run."""
     from launcher.cli import runner
     from launcher.cli.bisection import find_culprits, is_to_bisect
 
@@ -113,7 +113,7 @@ def run_tests(test: CollectivesTest, hosts: Sequence[Host], open_transport: Open
 
 
 def make_job(test: CollectivesTest, names: Sequence[str], *words: str) -> Job:
-    """Return the job whose ranks check and measure; `words` go to each rank."""
+    """Return the job whose ranks test and measure; `words` are passed to each rank."""
     import os
 
     from launcher.cli.job_request import read_activation
@@ -137,16 +137,16 @@ def make_job(test: CollectivesTest, names: Sequence[str], *words: str) -> Job:
 
 
 def draw(results: Path, picture: Path, hosts: int) -> None:
-    """Draw what rank 0 has brought home, if the run came so far; without a picture the run is still what it is."""
+    """Draw the results that rank 0 wrote, if the run got that far; a missing picture doesn't fail the run."""
     from launcher.commands.plots import draw_pairs, read_pairs
     from launcher.errors import LauncherError
 
     if not results.exists():
-        click.echo("test-distributed: no picture, the run did not come to the pairs of hosts", err=True)
+        click.echo("test-distributed: no picture: the run ended before it measured the pairs of hosts", err=True)
         return
     try:
         draw_pairs(read_pairs(results, hosts), picture)
     except (LauncherError, OSError) as error:
         click.echo(f"test-distributed: no picture: {error}", err=True)
         return
-    click.echo(f"test-distributed: drawn in {picture}", err=True)
+    click.echo(f"test-distributed: picture written to {picture}", err=True)

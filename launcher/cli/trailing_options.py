@@ -1,8 +1,8 @@
-"""Options of `launch` after the script: they go to the script, which is seldom what was meant.
+"""Options of `launch` after the script: they are passed to the script, which is rarely what was meant.
 
-Those that would change what is started are refused: `launch train.py --dry-run` must not be a real run. Others are
-named in one line. `--` before the script says that everything after it is the script's, and so does one before the
-option.
+Options that would change what is started are refused: `launch train.py --dry-run` must not start a real run. Others
+are reported in one line. A `--` before the script means that everything after it belongs to the script, and so does
+a `--` before the option.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from launcher.wording import listed
 
 _HOSTS = ("hosts", "hostfile")
 _ACTIONS = ("dry_run", "check")
-# Options that a script hardly has, unlike --gpus or --config.
+# Options that a script is unlikely to have, unlike --gpus or --config.
 _RARE = (
     "colon", "nproc", "no_python", "venv", "conda", "env_file", "rdzv_timeout", "transport", "ssh_config",
     "accept_new_host_keys", "ask_password", "connect_timeout", "silence", "stop_timeout", "hang_timeout", "stacks",
@@ -30,10 +30,10 @@ _RARE = (
 
 
 def refuse_trailing() -> None:
-    """Raise UsageError for an option after the script that names hosts or says that nothing shall start.
+    """Raise UsageError for an option after the script that names hosts or prevents the start.
 
-    Other options of ours that a script hardly has are named in a line. An option that also stands before the script
-    is left alone there: who typed it knows where it belongs.
+    Other options of `launch` that a script is unlikely to have are reported in one line. An option that was also given
+    before the script is accepted after it: the user knows where it belongs.
     """
     context = click.get_current_context()
     words = context.params["words"]
@@ -51,7 +51,7 @@ def refuse_trailing() -> None:
     if not refused:
         options = [shlex.join(words[place]) for place in behind]
         go = "goes" if len(options) == 1 else "go"
-        tell(f"launch: {listed(options)} after {program} {go} to {program}; options of launch stand before it")
+        tell(f"launch: {listed(options)} after {program} {go} to {program}; put options of launch before it")
         return
     moved = [word for place in behind for word in words[place]]
     kept = [word for index, word in enumerate(words) if not any(place.start <= index < place.stop for place in behind)]
@@ -63,7 +63,7 @@ def refuse_trailing() -> None:
 
 
 def needs_parting(words: Sequence[str]) -> bool:
-    """Tell whether `launch` would refuse these words, a script and its arguments, without `--` before them."""
+    """Tell whether `launch` would refuse these words, a script and its arguments, without a `--` before them."""
     flags = {f"--{name.replace('_', '-')}" for name in (*_ACTIONS, *_HOSTS)}
     return any(word.partition("=")[0] in flags for word in words[1:])
 

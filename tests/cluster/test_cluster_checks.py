@@ -17,7 +17,7 @@ from machines.runs import Running, shell
 
 ECHO = shell("echo started")
 ON_CPUS = ("--nproc", "1", *ECHO)
-REFUSED = "launch: these would break the run, nothing was started:"
+REFUSED = "launch: nothing was started; these would break the run:"
 PORT = 29511
 GO_ON = "other GPUs: --include; to start all the same: --no-check"
 COUNTS = "each process gets one; the global batch counts them all"

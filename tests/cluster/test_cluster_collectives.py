@@ -45,7 +45,7 @@ def test_two_hosts_and_their_picture(launch: Launch) -> None:
     assert done.exit_code == 0, done
     assert done.words[0] == BACKENDS
     assert "launch: 2 hosts without GPUs, running on CPUs" in done.words
-    assert done.words[-1] == "test-distributed: drawn in pairs.png"
+    assert done.words[-1] == "test-distributed: picture written to pairs.png"
     assert re.fullmatch(r"\[node1:0\] initialised in \d+\.\d s \(2 ranks of 2 hosts\)", done.lines[0])
     assert re.fullmatch(r"\[node1:0\] node1 <-> node2   latency \S+ [mu]s, \S+ [MG]B/s", done.lines[-2])
     assert done.lines[-1] == "[node1:0] all 14 checks passed on 2 ranks of 2 hosts (gloo, cpu)"
@@ -62,7 +62,7 @@ def test_more_processes_than_gpus(launch: Launch, cluster: Cluster) -> None:
     # Where torch is a build for CPUs, a line says that too.
     assert done.words[:4] == [
         BACKENDS,
-        "launch: these would break the run, nothing was started:",
+        "launch: nothing was started; these would break the run:",
         "  node1: 4 GPUs wanted, 2 there",
         "    one process a GPU; ask for fewer with --gpus",
     ]
@@ -93,7 +93,7 @@ def search(launch: Launch, cluster: Cluster, capsys: pytest.CaptureFixture[str])
         assert len(list(folder.glob("2*/run.json"))) >= 4, "the logs of the runs are kept"
         out, err = capsys.readouterr()
         first, *lines = err.splitlines()
-        assert first == f"test-distributed: looking for the hosts that fail, logs in {folder}"
+        assert first == f"test-distributed: looking for the failing hosts; logs in {folder}"
         # Of several ranks that can't reach a host, any may be the first.
         return sorted(re.sub(r"node\d rank \d", "RANK", line) for line in lines), out
 

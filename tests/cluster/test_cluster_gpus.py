@@ -11,7 +11,7 @@ from machines.runs import shell
 
 SHOW = shell('echo "$LOCAL_RANK/$LOCAL_WORLD_SIZE GPUs $CUDA_VISIBLE_DEVICES"')
 CHECK = ("--dry-run", "--check", "--no-check")  # torch is built for CPUs here, and a check would say so
-REFUSED = "launch: these would break the run, nothing was started:"
+REFUSED = "launch: nothing was started; these would break the run:"
 ON_CPUS = "    on CPUs: --nproc N --cpu"
 
 

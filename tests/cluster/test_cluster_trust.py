@@ -63,7 +63,7 @@ def test_this_machine_needs_no_ssh(cluster: Cluster, exec_here: Exec, transport:
     here = cluster["node1"]
     here.replace_file("/etc/ssh/sshd_config", f"HostKey {here.folder}/host_key\n")
     done = exec_here(f"{name} {public_key(here if name == SPOOFED else cluster['node2'])}\n", transport)
-    said = f"launch: {SPOOFED} is this machine, no SSH to it"
+    said = f"launch: {SPOOFED} is this machine; not using SSH"
     assert (done.returncode, done.stdout, done.stderr.splitlines()[0]) == (
         0, f"[{SPOOFED}] in\n", said
     ), done.stderr  # fmt: skip

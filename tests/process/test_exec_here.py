@@ -15,7 +15,7 @@ from machines.patience import DEADLINE_S
 from launcher.errors import EXIT_USAGE
 
 Launch = Callable[..., subprocess.CompletedProcess[str]]
-IS_HERE = re.compile(r"launch: (localhost|127\.0\.0\.1) is this machine, no SSH to it\n")  # in any order
+IS_HERE = re.compile(r"launch: (localhost|127\.0\.0\.1) is this machine; not using SSH\n")  # in any order
 NO_STDIN = "launch: stdin is not sent to the hosts: the command reads /dev/null there\n"
 
 
@@ -67,5 +67,5 @@ def test_what_comes_to_stdin_while_the_command_runs_is_told_at_its_end(launch: L
 
 def test_output_is_folded_or_json(launch: Launch) -> None:
     done = launch("-b", "--json", "true")
-    said = "launch: --fold and --json are both given\n  fix: give one of them\n"
+    said = "launch: --fold and --json are both given\n  fix: pass only one of them\n"
     assert (done.returncode, done.stdout, done.stderr) == (EXIT_USAGE, "", said)

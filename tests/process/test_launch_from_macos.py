@@ -34,7 +34,7 @@ for found in pkgutil.walk_packages(launcher.__path__, "launcher."):
 from launcher.diagnosis.exit_codes import signal_name
 print(*(signal_name(number) for number in (7, 10, 12, 17, 30, 34)))
 """
-LOCAL = "launch: this machine runs macOS, and ranks need Linux\n  fix: name Linux hosts, as in: launch --hosts a,b\n"
+LOCAL = "launch: this machine runs macOS, and ranks need Linux\n  fix: name Linux hosts: launch --hosts a,b\n"
 
 # It ends by a signal that has another number on a Mac.
 RANK = ("--cpu", "--nproc", "1", "--no-python", "sh", "-c", "echo $RANK; kill -USR1 $$")

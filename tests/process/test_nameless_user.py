@@ -18,7 +18,7 @@ from launcher.node import messages
 UID = 12345
 AS_NOBODY_KNOWN = ("unshare", "--user", f"--map-user={UID}")
 DEADLINE_S = 60.0
-NO_SSH = "launch: localhost is this machine, no SSH to it\n"
+NO_SSH = "launch: localhost is this machine; not using SSH\n"
 
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -35,10 +35,10 @@ def test_a_job_runs_on_its_nodes_and_its_logs_are_where_they_should_be(
     done = sbatch("--nodes=2", "--nproc=2", "--cpu", *env, "--no-python", "sh", "-c", script)
     job_id = done.stdout.strip()
     assert done.stderr == (
-        f"launch: job {job_id} is submitted\n"
+        f"launch: submitted job {job_id}\n"
         f"  squeue -j {job_id}\n"
         f"  tail -F logs/slurm-{job_id}.out logs/slurm-{job_id}.err\n"
-        f"  scancel --batch --signal=TERM {job_id}    # ends it, and leaves the ranks --stop-timeout to save\n"
+        f"  scancel --batch --signal=TERM {job_id}    # stops it; the ranks get --stop-timeout to save\n"
     )
     slurm.wait_for_job(job_id)
     out, err = (read_log(tmp_path, job_id, end) for end in ("out", "err"))

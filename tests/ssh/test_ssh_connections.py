@@ -289,7 +289,7 @@ def test_an_rc_file_that_ends_the_shell(launch: Launch, hosts: SshHosts) -> None
 
 def check_findings(done: Done, text: str, fix: str) -> None:
     assert done.exit_code == 70
-    assert done.words[0] == "launch: these would break the run, nothing was started:"
+    assert done.words[0] == "launch: nothing was started; these would break the run:"
     assert f"  node[1-2]: {text}\n    {fix}\n" in done.stderr
 
 

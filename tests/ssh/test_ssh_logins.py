@@ -480,10 +480,10 @@ def test_a_passphrase_is_asked_once_on_a_terminal(launch: Launch, hosts: SshHost
     config = hosts.write_config(launch.folder / "config", node1=settings, node2=settings)
     with Terminal() as terminal:
         running = launch.start_exec("--ssh-config", str(config), "--", "echo there", **terminal.for_popen())
-        terminal.read_until(rf"launch: passphrase of {key} \(Enter: do without\): ")
+        terminal.read_until(rf"launch: passphrase of {key} \(Enter to skip\): ")
         terminal.type(b"wrong\n")
-        terminal.read_until("launch: that is not its passphrase")
-        terminal.read_until("do without", count=2)
+        terminal.read_until("launch: wrong passphrase")
+        terminal.read_until("Enter to skip", count=2)
         terminal.type(PASSPHRASE.encode() + b"\n")
         terminal.read_until(r"\] there", count=2)
         assert running.finish().exit_code == 0
@@ -503,10 +503,11 @@ def test_ctrl_c_at_the_question(launch: Launch, hosts: SshHosts) -> None:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        ((), "launch: --ask-password needs a terminal\n  fix: from a pipe or a job log in with a key\n"),
+        ((), "launch: --ask-password needs a terminal\n  fix: without a terminal, log in with a key\n"),
         (
             ("--transport", "ssh"),
-            "launch: --ask-password goes with --transport fabric\n  fix: OpenSSH asks a terminal, for each host\n",
+            "launch: --ask-password works only with --transport fabric\n"
+            "  fix: leave it out: OpenSSH asks on the terminal, for each host\n",
         ),
     ],
 )

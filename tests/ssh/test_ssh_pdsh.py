@@ -113,8 +113,8 @@ def test_secrets_are_refused(launch: Launch) -> None:
     done = launch.run(*shell("true"), env={"WANDB_API_KEY": "k"})
     assert done.exit_code == 2
     assert done.stderr == (
-        "launch: --transport pdsh: WANDB_API_KEY would stand in command lines, which everybody on the hosts can read\n"
-        "  fix: --transport ssh; or set it on the hosts: env -u WANDB_API_KEY launch ...\n"
+        "launch: --transport pdsh: WANDB_API_KEY would appear in command lines, which all users on the hosts can read\n"
+        "  fix: use --transport ssh, or set it on the hosts: env -u WANDB_API_KEY launch ...\n"
     )
 
 

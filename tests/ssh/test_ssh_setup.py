@@ -51,7 +51,7 @@ def test_a_setup_needs_what_a_login_makes(launch: Launch, hosts: SshHosts) -> No
 def test_a_setup_that_fails_starts_nothing(launch: Launch, setup: str, finding: str) -> None:
     done = launch.run("--setup", setup, *shell("echo started"))
     assert (done.exit_code, done.stdout) == (70, "")
-    assert done.words == ["launch: these would break the run, nothing was started:", finding, HINT]
+    assert done.words == ["launch: nothing was started; these would break the run:", finding, HINT]
 
 
 def test_an_environment_that_is_missing(launch: Launch) -> None:
@@ -59,7 +59,7 @@ def test_an_environment_that_is_missing(launch: Launch) -> None:
     path = launch.folder / "nowhere"
     assert done.exit_code == 70
     assert done.words == [
-        "launch: these would break the run, nothing was started:",
+        "launch: nothing was started; these would break the run:",
         f"  node[1-2]: no virtual environment {path}: {path}/bin/python is not there",
         "    make it with python3 -m venv, or name another with --venv",
     ]

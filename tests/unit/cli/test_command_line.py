@@ -73,44 +73,52 @@ def jobs(monkeypatch):
 
 ALL = "leave it out to see all ranks"
 WRONG = [
-    ("", "no hosts given", "--hosts a,b or --hostfile FILE; on this machine alone: launch singlenode"),
-    ("train.py", "no hosts given", "--hosts a,b or --hostfile FILE; on this machine alone: launch singlenode"),
-    ("hosts", "no hosts given", "--hosts a,b or --hostfile FILE; on this machine alone: launch singlenode"),
-    ("hots", "no file or command 'hots'; did you mean 'hosts'?", "launch --help lists the commands"),
+    ("", "no hosts given", "pass --hosts a,b or --hostfile FILE; for this machine only: launch singlenode"),
+    ("train.py", "no hosts given", "pass --hosts a,b or --hostfile FILE; for this machine only: launch singlenode"),
+    ("hosts", "no hosts given", "pass --hosts a,b or --hostfile FILE; for this machine only: launch singlenode"),
+    ("hots", "no file or command 'hots'; did you mean 'hosts'?", "see launch --help for the commands"),
     ("singelnode --gpus 4", "no file or command 'singelnode'; did you mean 'singlenode'?", None),
-    ("xyzzy --hosts a", "no file or command 'xyzzy'", "launch --help lists the commands"),
-    ("--hosts a --hostfile two t.py", "--hosts and --hostfile are both given", "name the hosts in one way"),
+    ("xyzzy --hosts a", "no file or command 'xyzzy'", "see launch --help for the commands"),
+    ("--hosts a --hostfile two t.py", "--hosts and --hostfile are both given", "pass only one of them"),
     ("hosts --hostfile none", "none: no such hostfile", "check the path given to --hostfile"),
     ("--hosts a;b t.py", "--hosts: host name 'a;b' holds ';'", None),
     ("hosts --hosts a --include b", "--include: no host 'b' in the list", "the hosts are a"),
     ("hosts --hosts a,b --num-nodes 3", "--num-nodes wants 3 hosts, there are 2", "the hosts are a,b"),
-    ("--hosts a --gpus x t.py", "--gpus: want a number from 1 on, or auto; got 'x'", ""),
-    ("--hosts a --gpus 0 t.py", "--gpus: want a number from 1 on, or auto; got '0'", ""),
-    ("--hosts a --gpus ² t.py", "--gpus: want a number from 1 on, or auto; got '²'", ""),
-    ("--hosts a --gpus 2 --cpu t.py", "--gpus and --cpu are both given", "on CPUs: --nproc N --cpu"),
+    ("--hosts a --gpus x t.py", "--gpus: want auto or a number of at least 1, got 'x'", ""),
+    ("--hosts a --gpus 0 t.py", "--gpus: want auto or a number of at least 1, got '0'", ""),
+    ("--hosts a --gpus ² t.py", "--gpus: want auto or a number of at least 1, got '²'", ""),
+    ("--hosts a --gpus 2 --cpu t.py", "--gpus and --cpu are both given", "to train on CPUs, pass --nproc N --cpu"),
     (
         "--hosts a,b --include b:2,3 --env CUDA_VISIBLE_DEVICES=0,1 t.py",
         "CUDA_VISIBLE_DEVICES=0,1 and b:2,3 (--include or --exclude) both choose GPUs",
-        "choose them in one way",
+        "use only one of them",
     ),
-    ("--hosts a --gpus 2 --nproc 3 t.py", "--gpus 2 and --nproc 3 differ", "one process a GPU: give one of them"),
-    ("--hosts a --cpu t.py", "--cpu needs a number of processes", "--nproc N, or slots=N in the hostfile"),
-    ("--hostfile two --gpus 8 t.py", "two:2: node2 has 4 slots, --gpus says 8", "leave --gpus or slots= away"),
-    ("--hostfile two --nproc 4 t.py", "two:1: node1 has 8 slots, --nproc says 4", "leave --nproc or slots= away"),
-    ("--hosts a --venv d --conda x t.py", "--venv and --conda are both given", "name the Python in one way"),
-    ("--hosts a --venv d --python p t.py", "--python and --venv are both given", "name the Python in one way"),
-    ("--hosts a --conda x --python p t.py", "--python and --conda are both given", "name the Python in one way"),
-    ("--hosts a -m --no-python x", "-m and --no-python are both given", "a module needs Python"),
+    (
+        "--hosts a --gpus 2 --nproc 3 t.py",
+        "--gpus 2 and --nproc 3 differ",
+        "pass one of them: each GPU gets one process",
+    ),
+    ("--hosts a --cpu t.py", "--cpu needs a number of processes", "pass --nproc N, or set slots=N in the hostfile"),
+    ("--hostfile two --gpus 8 t.py", "two:2: node2 has 4 slots, but --gpus is 8", "remove --gpus or slots="),
+    ("--hostfile two --nproc 4 t.py", "two:1: node1 has 8 slots, but --nproc is 4", "remove --nproc or slots="),
+    ("--hosts a --venv d --conda x t.py", "--venv and --conda are both given", "pass only one of them"),
+    ("--hosts a --venv d --python p t.py", "--python and --venv are both given", "pass only one of them"),
+    ("--hosts a --conda x --python p t.py", "--python and --conda are both given", "pass only one of them"),
+    ("--hosts a -m --no-python x", "-m and --no-python are both given", "omit --no-python: a module needs Python"),
     ("--hosts a -m", "-m and --no-python need a name after them", ""),
     (
         "--hosts a --legacy --no-python x",
         "--legacy and --no-python are both given",
-        "a command is started without torchrun anyway",
+        "omit --legacy: a command never uses torchrun",
     ),
     ("--hosts a --env NO t.py", "--env NO: NO is not set here", "give its value: --env NO=VALUE"),
     ("--hosts a --env-file none t.py", "none: No such file or directory", ""),
-    ("--hosts a --check t.py", "--check goes with --dry-run", "to compare the hosts: launch check"),
-    ("singlenode --cpu --nproc 1 --ranks a t.py", "--ranks: want numbers with commas, got 'a'", "--ranks 0,8"),
+    ("--hosts a --check t.py", "--check works only with --dry-run", "to compare the hosts: launch check"),
+    (
+        "singlenode --cpu --nproc 1 --ranks a t.py",
+        "--ranks: want numbers separated by commas, got 'a'",
+        "write them as --ranks 0,8",
+    ),
     (
         "singlenode --cpu --nproc 2 --ranks 0,7 t.py",
         "--ranks 7: the run has ranks 0 to 1",
@@ -126,10 +134,14 @@ WRONG = [
         "--ranks 12: the run has ranks 0 to 11",
         ALL,
     ),
-    ("singlenode --cpu --nproc 1 --ranks 0,,8 t.py", "--ranks: want numbers with commas, got '0,,8'", "--ranks 0,8"),
+    (
+        "singlenode --cpu --nproc 1 --ranks 0,,8 t.py",
+        "--ranks: want numbers separated by commas, got '0,,8'",
+        "write them as --ranks 0,8",
+    ),
     (
         "node --nnodes 2 --node-rank 2 --master-addr h --nproc 1 --cpu t.py",
-        "--node-rank 2: there are 2 nodes, counted from 0",
+        "--node-rank 2: must be below --nnodes 2",
         "",
     ),
     ("exec --hosts a", "no command given", "launch exec --hosts a,b -- uptime"),
@@ -150,10 +162,10 @@ MISPLACED = [
     ("--hosts a hosts", "'hosts' is a command", "write it first: launch hosts ..."),
     ("--hosts a --nproc 1 --cpu -- demo", "'demo' is a command", "write it first: launch demo ..."),
     ("run --hosts a node", "'node' is a command", "write it first: launch node ..."),
-    ("--hosts a pss", "no file or command 'pss'", "launch --help lists the commands"),
-    ("--hosts a --dry-run pss", "no file or command 'pss'", "launch --help lists the commands"),
-    ("--hosts a exce -- x", "no file or command 'exce'; did you mean 'exec'?", "launch --help lists the commands"),
-    ("singlenode --nproc 1 --cpu pss", "no file or command 'pss'", "launch --help lists the commands"),
+    ("--hosts a pss", "no file or command 'pss'", "see launch --help for the commands"),
+    ("--hosts a --dry-run pss", "no file or command 'pss'", "see launch --help for the commands"),
+    ("--hosts a exce -- x", "no file or command 'exce'; did you mean 'exec'?", "see launch --help for the commands"),
+    ("singlenode --nproc 1 --cpu pss", "no file or command 'pss'", "see launch --help for the commands"),
 ]
 
 
@@ -176,7 +188,7 @@ def test_a_word_may_be_a_file_of_the_hosts(launch, jobs, word):
         (
             PreflightError("a: no GPU (nvidia-smi lists none)\n  on CPUs: --nproc N --cpu\nb: no GPU"),
             EXIT_PREFLIGHT,
-            "launch: these would break the run, nothing was started:\n"
+            "launch: nothing was started; these would break the run:\n"
             "  a: no GPU (nvidia-smi lists none)\n"
             "    on CPUs: --nproc N --cpu\n"
             "  b: no GPU\n",
@@ -208,7 +220,7 @@ def test_help_lists_every_command(launch):
     assert launch("--help") == launch("-h")
     code, out, err = launch("--help")
     assert (code, err) == (0, "")
-    section = out.partition("Commands:\n")[2].partition("\n\n")[0]
+    section = out.partition("Commands (options: launch help COMMAND):\n")[2].partition("\n\n")[0]
     assert section.splitlines() == [f"  {name:<12}{text}" for name, (_, text) in cli.COMMANDS.items()]
     for name in cli.COMMANDS:
         code, out, err = launch(f"{name} --help")
@@ -253,7 +265,7 @@ def test_what_stands_behind_a_colon_is_said_by_option_or_default(launch, folder)
     (folder / "launcher.toml").write_text('colon = "slots"\nhostfile = "hosts"\n')
     (host, _) = json.loads(launch("hosts --json")[1])
     assert (host["port"], host["slots"]) == (None, 8)
-    said = "launch: --colon: 'both' is not one of 'slots', 'port'\n  fix: launch hosts --help lists the options\n"
+    said = "launch: --colon: 'both' is not one of 'slots', 'port'\n  fix: see launch hosts --help for the options\n"
     using = "launch: using launcher.toml (colon, hostfile)\n"
     assert launch("hosts --colon both") == (EXIT_USAGE, "", using + said)
 
@@ -262,7 +274,7 @@ def test_hosts_as_another_launcher_writes_them(launch):
     assert launch("hosts --hostfile two --to deepspeed") == (0, TWO, "")
     lost = "launch: Slurm's file has no place for slots= of node[1-2]\n"
     assert launch("hosts --hostfile two --to slurm") == (0, "node[1-2]\n", lost)
-    said = "launch: --json and --to are both given\n  fix: give one of them\n"
+    said = "launch: --json and --to are both given\n  fix: pass only one of them\n"
     assert launch("hosts --hostfile two --to pdsh --json") == (EXIT_USAGE, "", said)
 
 
@@ -450,7 +462,7 @@ def test_collectives_over_pdsh(launch, jobs, monkeypatch):
     assert (code, err.splitlines()[1]) == (EXIT_USAGE, "launch: --transport pdsh: no pdsh on this machine")
     monkeypatch.setenv("HF_TOKEN", "hunter2")
     code, _, err = launch(line, entry=cli.main_test_distributed)
-    said = "launch: --transport pdsh: HF_TOKEN would stand in command lines, which everybody on the hosts can read"
+    said = "launch: --transport pdsh: HF_TOKEN would appear in command lines, which all users on the hosts can read"
     assert (code, err.splitlines()[0]) == (EXIT_USAGE, said)
     assert jobs == []
 
@@ -462,7 +474,7 @@ def test_collectives_over_pdsh(launch, jobs, monkeypatch):
         ("--hosts a,b --plot no/p.png", "launch: --plot: there is no folder 'no'\n"),
         (
             "--plot p.png",
-            "launch: --plot draws pairs of hosts, and there is one host\n  fix: name several with --hosts\n",
+            "launch: --plot draws pairs of hosts, but there is only one host\n  fix: name several with --hosts\n",
         ),
     ],
 )
@@ -475,7 +487,7 @@ def test_a_run_without_results_gives_no_picture(launch, jobs, folder):
     code, _, err = launch("2 --cpu --hosts a,b --plot p.svg", entry=cli.main_test_distributed)
     assert (code, err.splitlines()[1:]) == (
         7,
-        ["test-distributed: no picture, the run did not come to the pairs of hosts"],
+        ["test-distributed: no picture: the run ended before it measured the pairs of hosts"],
     )
     assert not (folder / "p.svg").exists()
 
@@ -631,7 +643,7 @@ def test_a_python_that_is_typed_overrules_one_by_default(launch, jobs, line, act
 
 def test_collectives_on_this_machine_take_no_word_on_hosts(launch, jobs):
     for option in ("--include n1", "--colon port", "--ask-password", "--accept-new-host-keys", "--ssh-config f"):
-        said = f"launch: {option.split()[0]} is given, and no hosts are named\n"
+        said = f"launch: {option.split()[0]} is given, but no hosts are named\n"
         fix = "  fix: name them with --hosts or --hostfile, or leave it out\n"
         assert launch(f"2 --cpu {option}", cli.main_test_distributed) == (EXIT_USAGE, "", said + fix)
     write_defaults('hosts = "a"\nnum-nodes = 1\nssh-config = "f"\n')
@@ -739,12 +751,12 @@ def test_collectives_on_an_allocation(in_allocation, launch, jobs):
         ("--transport srun --hosts a t.py", {"SLURM_JOB_ID": ""}, "", "--transport srun: this is no Slurm allocation",
          "salloc or sbatch makes one"),
         *(
-            (f"{option} t.py", {}, SLURM_LINE, f"{option.split()[0]} is for SSH, and srun reaches the hosts without it",
-             "leave it out, or name a transport over SSH: --transport fabric")
+            (f"{option} t.py", {}, SLURM_LINE, f"{option.split()[0]} is for SSH, but srun doesn't use SSH",
+             "leave it out, or use a transport over SSH: --transport fabric")
             for option in ("--ask-password", "--ssh-config f", "--accept-new-host-keys")
         ),
         ("--transport srun --hosts n1,ann@n2 t.py", {}, "",
-         "--hosts: n2 has the user ann, and srun runs everything as you",
+         "--hosts: n2 has the user ann, but srun runs everything as you",
          "leave the user out, or log in as that user: --transport fabric"),
         ("--gpus 8 t.py", {"SLURM_GPUS_PER_NODE": "2"}, SLURM_LINE.replace("8 CPUs", "8 CPUs and 2 GPUs"),
          "--gpus 8: Slurm job 7 has 2 GPUs on each node", "ask Slurm for more, or take fewer"),

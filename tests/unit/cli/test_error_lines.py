@@ -58,7 +58,7 @@ def test_hosts_that_cannot_be_reached(show: Show) -> None:
 def test_what_would_break_a_run(show: Show) -> None:
     error = PreflightError(f"gpu[1-4]: the working directory {LONG} is not there, and no rank could start\n  make it")
     assert show(error) == (
-        "launch: these would break the run, nothing was started:\n"
+        "launch: nothing was started; these would break the run:\n"
         "  gpu[1-4]: the working directory\n"
         f"    {LONG} is not there, and no rank\n"
         "    could start\n"
@@ -73,7 +73,7 @@ def test_what_would_break_a_run(show: Show) -> None:
          f"leave it out:\n    launch ... --gpus 8 --cpu {LONG}/train.py"),
         (f"launch ... {LONG}/'a; b.py', or launch ... -m a", f"launch ... {LONG}/'a; b.py',\n    or launch ... -m a"),
         ("name the hosts in one way, such as with --hosts, or in launcher.toml as a list",
-         "name the hosts in one way, such as with --hosts, or in launcher.toml as\n    a list"),
+         "name the hosts in one way, such as with --hosts, or in launcher.toml as a\n    list"),
         ("short", "short"),
     ],
 )  # fmt: skip

@@ -309,11 +309,11 @@ def test_a_named_file_goes_in_place_of_those_that_are_found(launch: Launch, fold
     [
         ("none.toml", None, "none.toml: can't be read: No such file or directory"),
         (".", None, ".: can't be read: Is a directory"),
-        ("pyproject.toml", "[project]\n", "pyproject.toml: no [tool.launcher] in it"),
+        ("pyproject.toml", "[project]\n", "pyproject.toml: it has no [tool.launcher] table"),
         ("d.toml", "x" * (1 << 20) + " = 1", "d.toml: larger than 1 MiB"),
         ("d.toml", "a = " + "[" * 5000 + "]" * 5000, "d.toml: too many nested brackets"),
-        ("d.toml", "hosts" + ".a" * 2000 + " = 1", "d.toml: hosts must be a text or a list of texts, got {'a': {'a': "
-         "{'a': {'a': {'a': {'a': {...}}}}}}}"),
+        ("d.toml", "hosts" + ".a" * 2000 + " = 1", "d.toml: hosts must be a string or a list of strings, got {'a': "
+         "{'a': {'a': {'a': {'a': {'a': {...}}}}}}}"),
         ("d.toml", b"hosts = '\xff'", "d.toml: 'utf-8' codec can't decode byte 0xff in position 9: invalid start byte"),
         ("d.toml", "k" * 500 + " = 1", f"d.toml: no option {'k' * 97 + '...'!r}"),
     ],
@@ -352,7 +352,7 @@ def test_a_found_file_that_can_not_be_read_can_be_left_out(
 
 def test_a_directory_that_is_gone(launch: Launch, folder: Path) -> None:
     folder.rmdir()
-    said = "launch: the current directory can't be read: No such file or directory\n  fix: cd to another one\n"
+    said = "launch: the current directory can't be read: No such file or directory\n  fix: cd to another directory\n"
     assert launch("hosts", "--hosts", "a") == (EXIT_USAGE, "", said)
     options = ("--config", "/dev/null", "--nproc", "1", "--cpu")
     hosts = ("--hosts", "a")

@@ -12,7 +12,7 @@ from launcher.cli import main as cli
 from launcher.errors import EXIT_FAILED, EXIT_USAGE
 
 Launch = Callable[..., tuple[int, str, str]]
-CPUS_NOTE = "launch: without --cpus-per-task the ranks of a node may have to share one CPU\n"
+CPUS_NOTE = "launch: without --cpus-per-task, the ranks of a node may have to share one CPU\n"
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +110,7 @@ def test_a_secret_is_not_in_the_text(sbatch: Launch, folder: Path) -> None:
     words = "--gpus 1 --env WANDB_API_KEY --env URI --env A=1 train.py"
     assert last_line(out) == f"exec /opt/bin/launch --transport srun {words}"
     assert err == "".join(
-        f"launch: {name} is a secret and not in the script: set it where you type sbatch\n"
+        f"launch: {name} is a secret, so it isn't in the script: set it where you run sbatch\n"
         for name in ("WANDB_API_KEY", "URI")
     )
 
@@ -134,7 +134,7 @@ def test_the_built_in_trainer_is_started_alike_when_it_is_requeued(
 def test_ones_own_script_is_told_how_to_know_that_it_was_requeued(sbatch: Launch) -> None:
     _, out, err = sbatch("--gpus", "8", "--cpus-per-task", "8", "--requeue", "train.py")
     assert "\n/opt/bin/launch --transport srun --gpus 8 train.py &\n" in out
-    assert err == "launch: a job that was requeued has SLURM_RESTART_COUNT set: your script must resume then\n"
+    assert err == "launch: Slurm sets SLURM_RESTART_COUNT in a requeued job: your script must then resume\n"
 
 
 def test_the_script_is_written_to_a_file(sbatch: Launch, folder: Path) -> None:
@@ -147,8 +147,8 @@ def test_the_script_is_written_to_a_file(sbatch: Launch, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message", "fix"),
     [
-        ("train.py", "Slurm must know how many GPUs of each node", "--gpus N; on CPUs: --nproc N --cpu"),
-        ("--cpu train.py", "--cpu needs a number of processes", "--nproc N, or slots=N in the hostfile"),
+        ("train.py", "Slurm needs the number of GPUs per node", "pass --gpus N, or --nproc N --cpu to train on CPUs"),
+        ("--cpu train.py", "--cpu needs a number of processes", "pass --nproc N, or set slots=N in the hostfile"),
         ("--gpus 8 --nodes 0 train.py", "--nodes must be at least 1, got 0", ""),
         (
             "--gpus 8 --time 12h train.py",
@@ -160,12 +160,12 @@ def test_the_script_is_written_to_a_file(sbatch: Launch, folder: Path) -> None:
         (
             "--gpus 8 --submit --log-dir train.py/logs train.py",
             "{folder}/train.py/logs: Not a directory",
-            "--log-dir names another folder",
+            "name another directory with --log-dir",
         ),
         (
             "--gpus 8 --submit tarin.py",
             "tarin.py: no such file",
-            "--workdir names the nodes' folder, if it is there alone",
+            "if it exists only on the nodes, pass its directory with --workdir",
         ),
     ],
 )
@@ -178,8 +178,8 @@ def test_wrong_input_is_refused_before_anything_is_written(
 
 
 def test_a_machine_without_sbatch_is_named_so(sbatch: Launch, folder: Path) -> None:
-    fix = "type this on a machine of the cluster, or take the script there: --output FILE"
-    said = f"launch: there is no sbatch on this machine\n  fix: {fix}\n"
+    fix = "run this on a machine of the cluster, or copy the script there: --output FILE"
+    said = f"launch: sbatch isn't installed on this machine\n  fix: {fix}\n"
     before = os.umask(0o002)
     try:
         assert sbatch("--gpus", "8", "--submit", "train.py") == (EXIT_FAILED, "", said)

@@ -60,10 +60,10 @@ def read_program(launch: Launch) -> ReadProgram:
     return call
 
 
-BEFORE = "options of launch stand before it: launch"
-COMMANDS = "launch --help lists the commands"
-OPTIONS = "launch run --help lists the options"
-OF_TRAINER = "options of the built-in trainer stand after -m launcher.trainer"
+BEFORE = "put options of launch before it: launch"
+COMMANDS = "see launch --help for the commands"
+OPTIONS = "see launch run --help for the options"
+OF_TRAINER = "put options of the built-in trainer after -m launcher.trainer"
 
 A_TIME = "a time such as 90, 90s, 10m or 2h"
 TIMES = {"silence": "0.5", "stop-timeout": "0", "connect-timeout": "0.1", "rdzv-timeout": "1", "hang-timeout": "0.1"}
@@ -84,7 +84,7 @@ WRONG = [
      "--cpu needs a number of processes: --nproc 2 after train.py goes to train.py",
      f"{BEFORE} ... --nproc 2 train.py"),
     ("sbatch train.py --gpus 8",
-     "Slurm must know how many GPUs of each node: --gpus 8 after train.py goes to train.py",
+     "Slurm needs the number of GPUs per node: --gpus 8 after train.py goes to train.py",
      f"{BEFORE} sbatch --gpus 8 train.py"),
     ("node train.py --nnodes 2", "--nnodes is missing: --nnodes 2 after train.py goes to train.py",
      f"{BEFORE} node --nnodes 2 train.py"),
@@ -116,46 +116,46 @@ WRONG = [
      "torch.distributed.run: launch starts the ranks itself, with torchrun on every host",
      "leave it out: launch ... --gpus 2 -m pkg"),
     # what Python can't run
-    ("train.sh", "train.sh is a shell script, and launch runs SCRIPT with Python",
-     "every rank runs it as a command: launch ... --no-python bash train.sh"),
-    ("--hosts a --workdir /d x.sh", "x.sh is a shell script, and launch runs SCRIPT with Python",
-     "every rank runs it as a command: launch ... --no-python bash x.sh"),
-    ("./train", "./train is a script for sh, and launch runs SCRIPT with Python",
-     "every rank runs it as a command: launch ... --no-python /bin/sh ./train"),
-    ("--hosts a strict", "strict is a script for bash, and launch runs SCRIPT with Python",
-     "every rank runs it as a command: launch ... --no-python /bin/bash -e strict"),
-    ("--hosts a strict.sh", "strict.sh is a shell script, and launch runs SCRIPT with Python",
-     "every rank runs it as a command: launch ... --no-python /bin/bash -eu strict.sh"),
-    ("--hosts a split", "split is a script for uv, and launch runs SCRIPT with Python",
-     "every rank runs it as a command: launch ... --no-python uv run --script split"),
-    ("--hosts a joined", "joined is a script for ksh, and launch runs SCRIPT with Python",
-     "every rank runs it as a command: launch ... --no-python env A=1 ksh -e joined"),
-    ("--hosts a app/it.sh", "app/it.sh is a shell script, and launch runs SCRIPT with Python",
-     "every rank runs it as a command: launch ... --no-python bash app/it.sh"),
-    ("--hosts a --workdir /d it's.sh", "it's.sh is a shell script, and launch runs SCRIPT with Python",
-     """every rank runs it as a command: launch ... --no-python bash 'it'"'"'s.sh'"""),
-    ("--hosts a compiled", "compiled is a program, and launch runs SCRIPT with Python",
-     "every rank runs it as a command: launch ... --no-python ./compiled"),
-    ("--hosts a zsh_it", "zsh_it is a script for zsh, and launch runs SCRIPT with Python",
-     "every rank runs it as a command: launch ... --no-python zsh zsh_it"),
-    ("--hosts a ./compiled", "./compiled is a program, and launch runs SCRIPT with Python",
-     "every rank runs it as a command: launch ... --no-python ./compiled"),
+    ("train.sh", "train.sh is a shell script, but launch runs SCRIPT with Python",
+     "run it as a command on every rank: launch ... --no-python bash train.sh"),
+    ("--hosts a --workdir /d x.sh", "x.sh is a shell script, but launch runs SCRIPT with Python",
+     "run it as a command on every rank: launch ... --no-python bash x.sh"),
+    ("./train", "./train is a script for sh, but launch runs SCRIPT with Python",
+     "run it as a command on every rank: launch ... --no-python /bin/sh ./train"),
+    ("--hosts a strict", "strict is a script for bash, but launch runs SCRIPT with Python",
+     "run it as a command on every rank: launch ... --no-python /bin/bash -e strict"),
+    ("--hosts a strict.sh", "strict.sh is a shell script, but launch runs SCRIPT with Python",
+     "run it as a command on every rank: launch ... --no-python /bin/bash -eu strict.sh"),
+    ("--hosts a split", "split is a script for uv, but launch runs SCRIPT with Python",
+     "run it as a command on every rank: launch ... --no-python uv run --script split"),
+    ("--hosts a joined", "joined is a script for ksh, but launch runs SCRIPT with Python",
+     "run it as a command on every rank: launch ... --no-python env A=1 ksh -e joined"),
+    ("--hosts a app/it.sh", "app/it.sh is a shell script, but launch runs SCRIPT with Python",
+     "run it as a command on every rank: launch ... --no-python bash app/it.sh"),
+    ("--hosts a --workdir /d it's.sh", "it's.sh is a shell script, but launch runs SCRIPT with Python",
+     """run it as a command on every rank: launch ... --no-python bash 'it'"'"'s.sh'"""),
+    ("--hosts a compiled", "compiled is a program, but launch runs SCRIPT with Python",
+     "run it as a command on every rank: launch ... --no-python ./compiled"),
+    ("--hosts a zsh_it", "zsh_it is a script for zsh, but launch runs SCRIPT with Python",
+     "run it as a command on every rank: launch ... --no-python zsh zsh_it"),
+    ("--hosts a ./compiled", "./compiled is a program, but launch runs SCRIPT with Python",
+     "run it as a command on every rank: launch ... --no-python ./compiled"),
     ("logs", "logs is a directory, not a script", COMMANDS),
     ("--hosts a ./logs", "./logs is a directory, not a script", COMMANDS),
     ("singlenode --nproc 1 --cpu logs", "logs is a directory, not a script", COMMANDS),
-    ("--hosts a -m train.py", "-m takes a module, and train.py is a file",
+    ("--hosts a -m train.py", "-m takes a module, but train.py is a file",
      "launch ... train.py, or launch ... -m train"),
-    ("--hosts a -m ./app/__main__.py", "-m takes a module, and ./app/__main__.py is a file",
+    ("--hosts a -m ./app/__main__.py", "-m takes a module, but ./app/__main__.py is a file",
      "launch ... ./app/__main__.py, or launch ... -m app.__main__"),
-    ("--hosts a -m a.b.py", "-m takes a module, and a.b.py is a file", "launch ... a.b.py"),
+    ("--hosts a -m a.b.py", "-m takes a module, but a.b.py is a file", "launch ... a.b.py"),
     # options behind --
-    ("--hosts a -- -m pkg --lr 1", "'-m' is taken for the script: options of launch stand before '--'",
+    ("--hosts a -- -m pkg --lr 1", "'-m' is taken for the script: options of launch must come before '--'",
      "launch ... -m pkg --lr 1"),
-    ("--hosts a --no-python -- -x", "'-x' is taken for the script: options of launch stand before '--'",
+    ("--hosts a --no-python -- -x", "'-x' is taken for the script: options of launch must come before '--'",
      "launch ... -x"),
-    ("--hosts a --no-python -- --steps", "'--steps' is taken for the script: options of launch stand before '--'",
+    ("--hosts a --no-python -- --steps", "'--steps' is taken for the script: options of launch must come before '--'",
      "launch ... --steps"),
-    ("--hosts a -- --steps 20", "'--steps' is taken for the script: options of launch stand before '--'",
+    ("--hosts a -- --steps 20", "'--steps' is taken for the script: options of launch must come before '--'",
      "launch ... --steps 20; for the built-in trainer: launch ... -m launcher.trainer --steps 20"),
     # guesses
     ("attach", "no file or command 'attach'", COMMANDS),
@@ -164,14 +164,14 @@ WRONG = [
     ("-hosts a train.py", "no option '-hosts'; did you mean '--hosts'?", OPTIONS),
     ("-H a train.py", "no option '-H'; did you mean '--hosts'?", OPTIONS),
     ("-Z", "no option '-Z'", f"{OPTIONS}; {OF_TRAINER}"),
-    ("hosts --steps 2", "no option '--steps'", "launch hosts --help lists the options"),
+    ("hosts --steps 2", "no option '--steps'", "see launch hosts --help for the options"),
     ("--nproc_per_node 8 train.py", "no option '--nproc_per_node'; did you mean '--gpus'?", OPTIONS),
     ("--master_port 8 train.py", "no option '--master_port'; did you mean '--master-port'?", OPTIONS),
     # what click refuses
-    ("--hosts a --nproc 0 t.py", "--nproc: want a whole number from 1 on, got 0", OPTIONS),
-    ("--hosts a --nproc x t.py", "--nproc: want a whole number from 1 on, got x", OPTIONS),
+    ("--hosts a --nproc 0 t.py", "--nproc: want a whole number of at least 1, got 0", OPTIONS),
+    ("--hosts a --nproc x t.py", "--nproc: want a whole number of at least 1, got x", OPTIONS),
     ("--hosts a --master-port 65536 t.py", "--master-port: want a whole number from 1 to 65535, got 65536", OPTIONS),
-    ("node --nnodes 2 t.py", "--node-rank is missing", "launch node --help lists the options"),
+    ("node --nnodes 2 t.py", "--node-rank is missing", "see launch node --help for the options"),
     *(
         (f"--hosts a --{name} {value} t.py", f"--{name}: want {wanted}, got {value!r}", OPTIONS)
         for name, least in TIMES.items()
@@ -181,7 +181,7 @@ WRONG = [
         ]
     ),
     *(
-        (f"{command} --{name}= t.py", f"--{name}: needs a path, got ''", f"launch {command} --help lists the options")
+        (f"{command} --{name}= t.py", f"--{name}: needs a path, got ''", f"see launch {command} --help for the options")
         for command, names in {
             "run": ("log-dir", "hostfile", "env-file", "ssh-config", "config"), "sbatch": ("output",),
         }.items()
@@ -192,9 +192,9 @@ WRONG = [
     ("--hosts a --include= t.py", "--include: names no host", "the hosts are a"),
     ("--cpu=3", "--cpu takes no value", ""),
     ("--hosts", "--hosts needs a value", ""),
-    ("clean n5 n6", "launch clean takes no word, got 'n5 n6'",
-     "hosts are named with --hosts: launch clean --hosts n5"),
-    ("demo x", "launch demo takes no word, got 'x'", "launch demo --help lists the options"),
+    ("clean n5 n6", "launch clean takes no argument, got 'n5 n6'",
+     "name hosts with --hosts: launch clean --hosts n5"),
+    ("demo x", "launch demo takes no argument, got 'x'", "see launch demo --help for the options"),
 ]  # fmt: skip
 
 
@@ -263,7 +263,7 @@ def test_an_option_that_a_script_hardly_has_is_named_in_a_line(launch: Launch) -
     code, out, err = launch(f"--dry-run --hosts a train.py {behind} -- --silence 1")
     assert (code, out.endswith(f" -- train.py {behind} -- --silence 1\n")) == (0, True)
     listed = "--nproc 4, --venv=v and --no-stacks"
-    assert err == f"launch: {listed} after train.py go to train.py; options of launch stand before it\n"
+    assert err == f"launch: {listed} after train.py go to train.py; put options of launch before it\n"
     assert launch(f"--dry-run --hosts a -- train.py {behind}")[2] == ""
     assert launch("--dry-run --hosts a --nproc 2 train.py --nproc 4")[2] == ""
 
@@ -290,6 +290,6 @@ def test_arguments_in_a_path_of_the_file_are_told_from_it(launch: Launch, folder
         EXIT_USAGE,
         "",
         "launch: using launcher.toml (hosts, script)\n"
-        "launch: script = 'train.py --lr 1' is one path\n"
-        '  fix: with arguments it is a list: script = ["train.py", "--lr", "1"]\n',
+        "launch: script = 'train.py --lr 1' is read as one path\n"
+        '  fix: to pass arguments, write a list: script = ["train.py", "--lr", "1"]\n',
     )

@@ -81,7 +81,7 @@ def test_what_rank_0_wrote_is_read_and_drawn(tmp_path: Path, capsys: pytest.Capt
     results.write_text(json.dumps(WRITTEN))
     assert read_pairs(results, 2) == PairResults(("a$_{", "b$^$"), 2, "gloo", "cpu", (Pair(0, 1, 1e-5, 1e9),))
     draw(results, picture, 2)
-    assert capsys.readouterr().err == f"test-distributed: drawn in {picture}\n"
+    assert capsys.readouterr().err == f"test-distributed: picture written to {picture}\n"
     assert "a$_{" in read_texts(picture)
 
 
