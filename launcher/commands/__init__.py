@@ -1,11 +1,11 @@
-"""What a user can ask for besides a run. Each module is one thing to ask for, and knows no other.
+"""The commands besides a run. Each module is one of them, and imports none of the others.
 
 In reading order:
 
-    check         every check, as a table, and no run
-    clean         what earlier runs left, named and ended
-    exec          a plain command on every host
-    bisection     which hosts fail together: halves of them, tried in turn
-    plots         figures of test-distributed as pictures
+    check         run every check, but no training, and show a table
+    clean         list and stop what earlier runs left behind
+    exec          run a plain command on every host
+    bisection     find the hosts that fail, alone or together, by halving
+    plots         draw results of test-distributed as pictures
     demo_hosts    SSH hosts on loopback, for `launch demo`
 """

@@ -1,8 +1,8 @@
-"""Which hosts make a run fail: each alone first, then the smallest set that fails together. Pure.
+"""Find which hosts make a run fail: test each alone first, then find the smallest set that fails together. Pure.
 
-The search asks for runs by yielding a batch of groups and is sent whether each passed.
-The groups of a batch have no host in common, so that their runs may go side by side.
-The second part is Zeller's ddmin (Simplifying and Isolating Failure-Inducing Input, 2002), with hosts for input.
+The search requests runs by yielding a batch of groups, and is sent whether each passed.
+The groups of a batch have no host in common, so their runs can go side by side.
+The second part is Zeller's ddmin (Simplifying and Isolating Failure-Inducing Input, 2002), with hosts as input.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Together:
     """Hosts that fail together, while every smaller set that was tried passes."""
 
     hosts: Group
-    culprits: Group = ()  # those of them without whom all other hosts pass
+    culprits: Group = ()  # those of them without which all other hosts pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +35,23 @@ class Verdict:
     is_repeatable: bool = True
 
     def lines(self) -> list[str]:
-        """Return the verdict, a line for each finding."""
+        """Return the verdict, one line for each finding."""
         lines = [f"{fold_names(self.alone)} {_verb(self.alone, 'fail')} alone"] if self.alone else []
         for found in self.together:
             names = listed(found.hosts) if len(found.hosts) == 2 else fold_names(found.hosts)
-            text = f"{names} fail together, each is well alone"
+            text = f"{names} fail together, but each passes alone"
             if len(found.culprits) == 1:
-                text += f"; without {found.culprits[0]} the others pass"
+                text += f"; without {found.culprits[0]}, the others pass"
             lines.append(text)
         if not self.is_repeatable:
-            lines.append("all passed this time: the failure does not come every time")
+            lines.append("all passed this time: the failure is intermittent")
         elif not lines:
             lines.append("nothing fails")
         return lines
 
 
 def search_culprits(hosts: Sequence[str]) -> Search:
-    """Find out which of these hosts, whose run together has failed, are to blame; ask for no run twice."""
+    """Find which of these hosts, whose run together failed, are to blame; request no run twice."""
     search = _search(hosts)
     known: dict[Group, bool] = {}
     batch = next(search)
@@ -87,7 +87,7 @@ def _search(hosts: Sequence[str]) -> Search:
 
 
 def minimize(hosts: Group) -> Generator[list[Group], list[bool], Group]:
-    """Return a subset that fails while it passes without any one of its hosts; single hosts are known to pass."""
+    """Return a subset that fails, but passes without any one of its hosts; single hosts are known to pass."""
     parts = 2
     while len(hosts) > 2:
         groups = _split(hosts, parts)
@@ -118,13 +118,13 @@ def _find_failing_complement(hosts: Group, groups: Sequence[Group]) -> Generator
 
 
 def _nothing() -> Generator[list[Group], list[bool], None]:
-    """Of two halves each is the other's complement."""
+    """Request no run: of two halves, each is the other's complement."""
     return
     yield
 
 
 def _find_culprits(found: Group, hosts: Group) -> Generator[list[Group], list[bool], Group]:
-    """Return those of `found` without whom the rest of all hosts passes; of a bad pair both, of a bad host one."""
+    """Return those of `found` without which all other hosts pass: both of a bad pair, or the one bad host."""
     culprits: list[str] = []
     for host in found if len(found) < len(hosts) else ():
         passed = yield [tuple(other for other in hosts if other != host)]

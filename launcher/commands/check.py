@@ -1,4 +1,4 @@
-"""Every check, and no run: `launch check`. What was found, as a table and as JSON values."""
+"""`launch check`: run every check without a run, and return what was found as a table and as JSON values."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from launcher.session.session import Session
 from launcher.session.signals import Interrupted
 from launcher.wording import count, duration
 
-_WIDTH = 120  # of what is no terminal
+_WIDTH = 120  # if the output is no terminal
 _TEXT_WIDTH = 70
 _ON_ALL = "on all"
 
 
 async def check(job: Job, session: Session, pythons: Sequence[str]) -> Inspection:
-    """Ask all hosts and hang up; at a signal say which have failed so far, and raise Interrupted."""
+    """Inspect all hosts and disconnect; at a signal, report which have failed so far and raise Interrupted."""
     with session.catch_signals():
         try:
             return await Inspector(job, session, pythons, with_checks=True).ask()
@@ -35,33 +35,35 @@ async def check(job: Job, session: Session, pythons: Sequence[str]) -> Inspectio
 
 
 def exit_code(inspection: Inspection) -> int:
-    """A host that can't be asked weighs more than what others said."""
+    """Return the exit code; a host that can't be reached takes precedence over findings."""
     return EXIT_UNREACHABLE if inspection.failures else EXIT_PREFLIGHT if inspection.problems else 0
 
 
 def table(job: Job, inspection: Inspection, width: int | None = None) -> list[str]:
-    """Return what is equal on all, then who differs in what and the remedy; width: the columns of a terminal."""
+    """Return what all hosts share, then each finding with its hosts and remedy; width: the columns of a terminal."""
     traits = common_traits(job, inspection.facts)
     rows = [("", _ON_ALL, ", ".join(traits), "")] if traits else []
-    rows += [("!", fold_names(names), text, fix) for names, text, fix in fold_failures(inspection.failures)]
+    rows += [("!", fold_names(names), text, _labelled(fix)) for names, text, fix in fold_failures(inspection.failures)]
     rows += [
-        ("!" if finding.severity is PROBLEM else "", fold_names(finding.hosts), finding.text, finding.fix)
+        ("!" if finding.severity is PROBLEM else "", fold_names(finding.hosts), finding.text, _labelled(finding.fix))
         for finding in inspection.findings
     ]
     answered, asked = len(inspection.hosts), len(inspection.hosts) + len(inspection.failures)
     heading = (
-        f"{count(asked, 'host')} answer{'s' if asked == 1 else ''}"
-        if answered == asked
-        else (f"{answered} of {count(asked, 'host')} answer")
+        f"{count(asked, 'host')} responded" if answered == asked else f"{answered} of {count(asked, 'host')} responded"
     )
     return [f"{heading} ({duration(inspection.seconds)})", *_align(rows, width), _verdict(inspection)]
 
 
-def _align(rows: Sequence[tuple[str, str, str, str]], width: int | None) -> list[str]:
-    """Return the rows in columns; a remedy that finds no room in its line stands below it.
+def _labelled(fix: str) -> str:
+    return f"fix: {fix}" if fix else ""
 
-    Only what is equal on all is broken into lines, between two traits: of a text or remedy a person copies paths and
-    commands, and the terminal breaks those better.
+
+def _align(rows: Sequence[tuple[str, str, str, str]], width: int | None) -> list[str]:
+    """Return the rows in columns; a remedy that doesn't fit on its line gets a line of its own.
+
+    Only the traits that all hosts share are wrapped, between two traits: users copy paths and commands from texts and
+    remedies, and the terminal wraps those better.
     """
     names = max((len(name) for _, name, _, _ in rows), default=0)
     texts = max(
@@ -86,7 +88,7 @@ def _break(start: str, text: str, width: int) -> list[str]:
     lines = [start + first]
     for trait in others:
         lines[-1] += ","
-        if len(lines[-1]) + len(trait) + 2 <= width:  # a blank before it, a comma after it
+        if len(lines[-1]) + len(trait) + 2 <= width:  # a space before it, a comma after it
             lines[-1] += f" {trait}"
         else:
             lines.append(" " * len(start) + trait)
@@ -101,7 +103,7 @@ def _verdict(inspection: Inspection) -> str:
 
 
 def as_record(job: Job, inspection: Inspection) -> dict[str, Any]:
-    """Return the same as JSON values, and all facts of each host."""
+    """Return the same as JSON values, with all facts of each host."""
     return {
         "exit_code": exit_code(inspection),
         "on_all": common_traits(job, inspection.facts),

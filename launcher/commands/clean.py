@@ -1,6 +1,6 @@
-"""Ends what earlier runs left: processes with a run's mark that no supervisor looks after any more, and directories.
+"""Stop what earlier runs left behind: processes with a run's mark but without a supervisor, and directories.
 
-A run's directory is left if nobody was there to remove it: its host lost power, or all its keepers were killed.
+A run's directory is left behind if nothing could remove it: its host lost power, or all its keepers were killed.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ class Cleaning:
     failures: Sequence[HostFailure]
     census: Census
     folders: Sequence[tuple[str, RunFolder]] = ()  # with its host
-    kept: Sequence[tuple[str, str, str]] = ()  # host, path and reason of each of them that could not be removed
+    kept: Sequence[tuple[str, str, str]] = ()  # host, path and reason of each that could not be removed
 
     @property
     def left_behind(self) -> list[tuple[str, RunProcess]]:
-        """What nobody looked after."""
+        """The processes that have no supervisor any more."""
         return [(host, process) for host, process in self.found if not process.is_owned]
 
     @property
     def ended(self) -> int:
-        """How many of those are surely gone; a host that could not be asked again tells of none."""
+        """How many leftover processes are certainly gone; a host that could not be asked again counts none."""
         left = {(host, process[0]) for host, processes in self.census.left.items() for process in processes}
         asked = [(host, process.pid) for host, process in self.left_behind if host in self.census.left]
         return len(set(asked) - left)
 
     @property
     def exit_code(self) -> int:
-        """A host that can't be asked, or a left-over that can't be ended or removed, is no success."""
+        """The exit code: not 0 if a host can't be reached, or if a leftover can't be stopped or removed."""
         if self.failures:
             return EXIT_UNREACHABLE
         return EXIT_FAILED if self.kept or any(self.census.left.values()) else 0
 
 
 async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool) -> Cleaning:
-    """Name what is left on all hosts, and end it unless `is_dry`.
+    """List what is left on all hosts, and stop it unless `is_dry`.
 
-    At a signal before that, say which hosts have failed so far, and raise Interrupted.
+    At a signal before that, report which hosts have failed so far, and raise Interrupted.
     """
     with session.catch_signals():
         try:
@@ -87,7 +87,7 @@ def _checked(session: Session) -> Iterator[tuple[str, Checks]]:
 
 
 def _adopt(session: Session) -> bool:
-    """Make the left-overs each node's own, so that it ends and removes them; return whether some are processes."""
+    """Assign the leftovers to each node's supervisor, which stops and removes them; return whether any is a process."""
     has_processes = False
     for index, state in enumerate(session.states):
         checks = state.facts.checks if state.facts is not None else None
@@ -101,7 +101,7 @@ def _adopt(session: Session) -> bool:
 
 
 def _kept(session: Session, folders: Sequence[tuple[str, RunFolder]]) -> list[tuple[str, str, str]]:
-    """Return host, path and reason of each of these directories that is still there, or of which nobody told."""
+    """Return host, path and reason of each of these directories that is still there, or whose state is unknown."""
     reasons = {
         host.name: dict(state.census.get("folders") or []) if state.census is not None else None
         for host, state in zip(session.hosts, session.states, strict=True)
@@ -115,7 +115,7 @@ def _kept(session: Session, folders: Sequence[tuple[str, RunFolder]]) -> list[tu
 
 
 def found_lines(found: Sequence[tuple[str, RunProcess]]) -> list[str]:
-    """Return a line for each run on each host: what is left of it, or that it goes on."""
+    """Return a line for each run on each host: its leftover processes, or that it is still in progress."""
     runs: dict[tuple[str, str, bool], list[RunProcess]] = {}
     for host, process in found:
         runs.setdefault((host, process.run_id, process.is_owned), []).append(process)
@@ -128,35 +128,35 @@ def found_lines(found: Sequence[tuple[str, RunProcess]]) -> list[str]:
             continue
         names = ", ".join(f"{process.pid} ({process.name})" for process in processes[:4])
         rest = f" and {len(processes) - 4} more" if len(processes) > 4 else ""
-        state = ", which goes on and is left alone" if is_owned else " left behind"
-        lines.append(f"  {host}: {count(len(processes), 'process')} of run {run_id}{state}: {names}{rest}")
+        noun, state = ("process", " (in progress, left alone)") if is_owned else ("leftover process", "")
+        lines.append(f"  {host}: {count(len(processes), noun)} of run {run_id}{state}: {names}{rest}")
     words = "{} of {} more runs (runs in progress are left alone)"
     return lines + [f"  {host}: {words.format(count(number, 'process'), named[host] - _MOST_RUNS)}"
                     for host, number in more.items()]  # fmt: skip
 
 
 def folder_lines(folders: Sequence[tuple[str, RunFolder]]) -> list[str]:
-    """Return a line for each directory on each host, with what is lost with it."""
+    """Return a line for each directory on each host, with the number of files that are lost with it."""
     lines: list[str] = []
     named = Counter[str]()
     for host, folder in folders:
         named[host] += 1
         if named[host] <= _MOST_RUNS:
             files = f" ({count(folder.files, 'file')} of its ranks)" if folder.files else ""
-            lines.append(f"  {host}: directory left behind: {folder.path}{files}")
-    return lines + [f"  {host}: {count(number - _MOST_RUNS, 'more directory')} left behind"
+            lines.append(f"  {host}: leftover directory: {folder.path}{files}")
+    return lines + [f"  {host}: {count(number - _MOST_RUNS, 'more leftover directory')}"
                     for host, number in named.items() if number > _MOST_RUNS]  # fmt: skip
 
 
 def verdict(done: Cleaning, *, is_dry: bool) -> str:
-    """Return what became of all that was found, in one line; what is 0 is left out, but for what is left now."""
+    """Return what became of everything found, in one line; of the counts that are 0, only what is left now."""
     processes, folders = len(done.left_behind), len(done.folders)
     if not processes and not folders:
         return f"nothing is left behind on {count(len(done.census.left), 'host')}"
     if is_dry:
-        return _listed((processes, "process", "{} would be ended"), (folders, "directory", "{} would be removed"))
+        return _listed((processes, "process", "{} would be stopped"), (folders, "directory", "{} would be removed"))
     ends = _listed(
-        (done.ended, "process", "ended {}"),
+        (done.ended, "process", "stopped {}"),
         (folders - len(done.kept), "directory", "removed {}"),
         (len(done.kept), "directory", "{} could not be removed"),
     )

@@ -1,8 +1,8 @@
-"""Loopback SSH hosts for `launch demo`: a small server on paramiko, without root and without sshd.
+"""Loopback SSH hosts for `launch demo`: a small SSH server on paramiko, without root and without sshd.
 
-Keys live for one `with` block in a private folder, every socket is bound to 127/8 only, and when the block
-ends everything the hosts started is ended too.
-A host does what `ssh host command` needs and no more: one user, one key, `exec` requests.
+The keys exist for one `with` block in a private directory, and every socket is bound to 127/8 only. When the block
+ends, everything that the hosts started is stopped.
+A host supports only what `ssh host command` needs: one user, one key, `exec` requests.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from launcher.private_files import lock_directory
 CHUNK_BYTES = 65536
 LOGIN_TIMEOUT_S = 15.0
 END_TIMEOUT_S = 3.0
-# paramiko wakes ten times a second to look for a close; ours shuts the socket down, which wakes it at once.
+# paramiko wakes ten times a second to check for a close; drop() shuts the socket down, which wakes it at once.
 IDLE_WAKE_S = 30.0
-# What a send or a receive raises, and a close, when the other side is gone.
+# What sending, receiving and closing raise when the other side is gone.
 _GONE = (OSError, EOFError, paramiko.SSHException)
 
 _HOST_CONFIG = """\
@@ -53,7 +53,7 @@ Host {0}
     StrictHostKeyChecking yes
 """
 
-# paramiko logs a traceback for each client that vanishes, and Python prints what no handler takes.
+# paramiko logs a traceback for each client that vanishes, and Python prints records without a handler.
 _LOGGER = logging.getLogger(__name__)
 _LOGGER.addHandler(logging.NullHandler())
 _LOGGER.propagate = False
@@ -61,7 +61,7 @@ _LOGGER.propagate = False
 
 @dataclass(frozen=True, slots=True)
 class DemoHosts:
-    """What a client needs to reach the hosts: their names and the ssh_config that explains them."""
+    """What a client needs to reach the hosts: their names, and the ssh_config that defines them."""
 
     names: tuple[str, ...]
     ssh_config: Path
@@ -72,7 +72,7 @@ class DemoHosts:
 def demo_hosts(count: int, names: str = "node", *, account: pwd.struct_passwd | None = None) -> Iterator[DemoHosts]:
     """Run `count` hosts, `names`1 to `names`N, until the block ends; OSError if none can be bound.
 
-    account: name, home directory and shell of the sessions, which run as this process's user all the same; None: that
+    account: name, home directory and shell of the sessions, which still run as this process's user; None: that
     user's own.
     """
     account = account or _find_account()
@@ -113,7 +113,7 @@ def _new_key() -> tuple[str, paramiko.PKey]:
 
 
 class _Server:
-    """All hosts' listeners, connections and sessions, and the order in which they end."""
+    """The listeners, connections and sessions of all hosts, and the order in which they are closed."""
 
     def __init__(self, account: pwd.struct_passwd, client_key: paramiko.PKey) -> None:
         self.account = account
@@ -141,11 +141,11 @@ class _Server:
         return (*listener.getsockname(), host_key.get_base64())
 
     def start(self) -> None:
-        """Let clients in."""
+        """Accept clients."""
         self._acceptor = start_thread(self._accept, "demo-accept", self._failures.append)
 
     def stop(self) -> None:
-        """Refuse new clients, drop the others, let their commands clean up, end what is left."""
+        """Refuse new clients, drop the others, let their commands clean up, and kill what is left."""
         os.close(self._end_accepting)
         if self._acceptor is not None:
             self._acceptor.join()
@@ -167,7 +167,7 @@ class _Server:
             session.join(time.monotonic() + 1.0)
         os.close(self._accept_until)
         os.close(self.read_until)
-        if self._failures:  # nobody was let in any more
+        if self._failures:  # no further client was accepted
             raise self._failures[0]
 
     def _accept(self) -> None:
@@ -182,7 +182,7 @@ class _Server:
                     time.sleep(0.1)  # out of descriptors, or a client that left: never spin on it
 
     def _drop_strangers(self) -> float | None:
-        """Drop who did not log in in time, for which paramiko waits for ever; return seconds to the next."""
+        """Drop clients that didn't log in in time, as paramiko never does; return the seconds until the next is due."""
         self._logins = [login for login in self._logins if login.transport.is_alive()]
         strangers = [login for login in self._logins if not login.transport.is_authenticated()]
         left_s = {login: login.deadline - time.monotonic() for login in strangers}
@@ -193,7 +193,7 @@ class _Server:
 
 
 class _Login(paramiko.ServerInterface):
-    """One client's connection: who may come in, and what may be asked."""
+    """One client's connection: who may log in, and which requests are allowed."""
 
     def __init__(self, server: _Server, client: socket.socket, host_key: paramiko.PKey) -> None:
         self._server = server
@@ -216,7 +216,7 @@ class _Login(paramiko.ServerInterface):
         self.transport.start_server(event=threading.Event(), server=self)
 
     def drop(self) -> None:
-        """End the connection and its threads; channels end with it, so commands see the end of stdin."""
+        """Close the connection with its channels and threads, so that commands see the end of stdin."""
         with suppress(OSError):
             self._client.shutdown(socket.SHUT_RDWR)  # close() alone does not wake a thread in recv()
         self.transport.close()
@@ -230,7 +230,7 @@ class _Login(paramiko.ServerInterface):
             return common.AUTH_SUCCESSFUL
         return common.AUTH_FAILED
 
-    # The names below are paramiko's; what is not here, it refuses: passwords, shells, ptys, forwarding.
+    # The names below are paramiko's, which refuses what isn't defined here: passwords, shells, ptys, forwarding.
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
         if kind == "session":
@@ -300,7 +300,7 @@ class _Session:
             self.threads.append(start_thread(target, "demo-session", self._break))
 
     def _break(self, error: Exception) -> None:
-        """The client sees that its command is not served any more."""
+        """Close the channel, so that the client sees that its command isn't served any more."""
         self.channel.close()
 
     def join(self, deadline: float) -> None:
@@ -308,7 +308,7 @@ class _Session:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def kill(self) -> None:
-        """SIGKILL the command's process group, and descendants that made sessions of their own."""
+        """Send SIGKILL to the command's process group and to descendants with sessions of their own."""
         if self.process.returncode is not None:
             return
         descendants = list(_find_descendants(self.process.pid))
@@ -323,7 +323,7 @@ class _Session:
         assert stdin is not None
         with suppress(*_GONE), stdin:
             while data := self.channel.recv(CHUNK_BYTES):
-                # A command that has closed its stdin must not stall the client: the rest is thrown away.
+                # A command that has closed its stdin must not stall the client: the rest is discarded.
                 with suppress(BrokenPipeError):
                     rest = memoryview(data)
                     while rest:

@@ -1,4 +1,4 @@
-"""A plain command on every host: streamed, each to its own end, with the same clean-up as a run."""
+"""Run a plain command on every host and stream its output; each host runs it to its end, with a run's clean-up."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Execution:
     """How a command ended on all hosts."""
 
     exit_codes: Mapping[str, int]  # of the hosts where it ran
-    failures: Sequence[HostFailure]  # of those where it could not
+    failures: Sequence[HostFailure]  # of the hosts where it could not
     census: Census
     interrupted_by: int | None = None
-    own_codes: Mapping[str, int] = field(default_factory=dict)  # of the hosts where it had ended before any signal
+    own_codes: Mapping[str, int] = field(default_factory=dict)  # of the hosts where it had exited before any signal
 
     @property
     def exit_code(self) -> int:
-        """The first code in host order that is not 0; a host that can't be reached comes after those."""
+        """The first code that is not 0, in host order; a signal to `launch` comes first, an unreachable host last."""
         if self.interrupted_by is not None:
             return EXIT_SIGNAL_BASE + self.interrupted_by
         bad = [code for code in self.exit_codes.values() if code]
@@ -34,7 +34,7 @@ class Execution:
 
 
 def command_argv(words: Sequence[str]) -> list[str]:
-    """Return what is executed: one word is a shell's line, as with ssh; several are an argv and stay one."""
+    """Return what is executed: one word is a shell command line, as with ssh; several are an argv as they are."""
     return ["/bin/sh", "-c", words[0]] if len(words) == 1 else list(words)
 
 
@@ -55,7 +55,7 @@ async def execute(session: Session, argv: Sequence[str], workdir: str | None, sa
         except Interrupted as interruption:
             interrupted_by = interruption.number
             timeout_s = session.terms.stop_timeout_s
-            say(f"launch: stopping {count(len(session.hosts), 'node')} (Ctrl-C again: at once)")
+            say(f"launch: stopping the command on {count(len(session.hosts), 'host')} (Ctrl-C again: kill now)")
         except BaseException:
             await session.stop_all(timeout_s=0)
             raise
@@ -72,7 +72,7 @@ def _exit_codes(session: Session) -> dict[str, int]:
         event = state.exits.get(0)
         if event is not None:
             number, code = event.fields["signal"], event.fields["code"]
-            if number is None and code is None:  # nobody knows; a success would be told
+            if number is None and code is None:  # unknown, which must not pass for success
                 code = EXIT_FAILED
             codes[host.name] = EXIT_SIGNAL_BASE + number if number else code
     return codes

@@ -1,6 +1,6 @@
-"""The matrix of `test-distributed` as a picture: what every two hosts have between them.
+"""Draw the matrix of `test-distributed`: latency and bandwidth between each pair of hosts.
 
-matplotlib is an extra of this package, and is imported when a picture is drawn.
+matplotlib is an optional dependency, imported when a picture is drawn.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from launcher.errors import LauncherError, UsageError
 
 SUFFIXES = (".png", ".svg")
-NUMBERS_UP_TO = 16  # hosts; in a larger picture colours must do
+NUMBERS_UP_TO = 16  # hosts; a larger picture has colours alone
 NAMES_UP_TO = 64
 _CELL_INCHES = 0.62
 _LEAST_INCHES, _MOST_INCHES = 3.2, 10.0
@@ -28,7 +28,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What was measured between two hosts, by their places in the list."""
+    """What was measured between two hosts, which are given by their positions in the list."""
 
     first: int
     second: int
@@ -38,7 +38,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class PairResults:
-    """What a picture is drawn of."""
+    """The measurements that a picture shows."""
 
     hosts: tuple[str, ...]
     ranks: int
@@ -48,19 +48,19 @@ class PairResults:
 
 
 def refuse_picture(path: Path) -> None:
-    """Raise UsageError where this picture could not be drawn at the end of a run."""
+    """Raise UsageError if this picture could not be drawn at the end of a run."""
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(f"--plot: want a .png or .svg file, got {str(path)!r}")
     if not path.parent.is_dir():
-        raise UsageError(f"--plot: there is no folder {str(path.parent)!r}")
+        raise UsageError(f"--plot: there is no directory {str(path.parent)!r}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib", "pip install 'ssh-torch-launcher[plot]'")
+        raise UsageError("--plot needs matplotlib", "run pip install 'ssh-torch-launcher[plot]'")
 
 
 def read_pairs(path: Path, most_hosts: int) -> PairResults:
-    """Read rank 0's results.json, which a node has sent; raise LauncherError where it has not the right form.
+    """Read rank 0's results.json, which a node has sent; raise LauncherError if it is malformed.
 
-    The picture is a square of hosts: more of them than the run has would fill this machine's memory.
+    The picture is a square of hosts: more hosts than the run has could fill this machine's memory.
     """
     try:
         content = json.loads(path.read_text("utf-8"))
@@ -85,13 +85,13 @@ def read_pairs(path: Path, most_hosts: int) -> PairResults:
 
 
 def draw_pairs(results: PairResults, path: Path) -> None:
-    """Draw latency and bandwidth side by side."""
+    """Draw the matrices of latency and bandwidth side by side into a file."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     names = results.hosts
     side = min(max(_CELL_INCHES * len(names), _LEAST_INCHES), _MOST_INCHES)
-    with rc_context({"text.parse_math": False}):  # a dollar in a name is no formula
+    with rc_context({"text.parse_math": False}):  # a dollar sign in a name begins no formula
         figure = Figure(figsize=(2 * side + 3, side + 1.2), layout="constrained")
         left, right = figure.subplots(1, 2)
         figure.suptitle(f"{len(names)} hosts, {results.ranks} ranks, {results.backend} on {results.device}")
@@ -103,7 +103,7 @@ def draw_pairs(results: PairResults, path: Path) -> None:
 
 
 def fill_matrix(count: int, values: Sequence[tuple[Pair, float]]) -> list[list[float]]:
-    """Return rows of values, the same both ways; NaN where a host meets itself."""
+    """Return a symmetric matrix of values, as rows; NaN on the diagonal."""
     matrix = [[math.nan] * count for _ in range(count)]
     for pair, value in values:
         matrix[pair.first][pair.second] = matrix[pair.second][pair.first] = value
@@ -171,6 +171,6 @@ def _number(value: float) -> str:
 
 
 def _readable(background: tuple[float, float, float, float]) -> str:
-    """Black on light colours and white on dark ones, by the weights of ITU-R BT.601."""
+    """Return black for light backgrounds and white for dark ones, by the weights of ITU-R BT.601."""
     red, green, blue, _ = background
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"

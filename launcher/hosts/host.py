@@ -1,4 +1,4 @@
-"""A host as the user names it, and the filters that choose among hosts and their GPUs."""
+"""A host as the user named it, and the filters that select hosts and their GPUs."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from launcher.hosts.ranges import (
     shown,
     split_list,
 )
-from launcher.wording import nearest
+from launcher.wording import count, nearest
 
 _LISTED_LENGTH = 300  # a fix with more names than that hides what it points at
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One host as the user named it. None: the user did not say, so ssh_config or the node decides."""
+    """One host as the user named it; None: not specified, so ssh_config or the host decides."""
 
-    name: str  # what ssh is given, and what output shows; an IPv6 address stands without brackets
+    name: str  # what ssh gets, and what output shows; an IPv6 address has no brackets
     user: str | None = None
     port: int | None = None
-    address: str | None = None  # the IP by which the other nodes reach it (data network)
+    address: str | None = None  # the IP address at which the other hosts reach it (data network)
     slots: int | None = None  # processes (GPUs) it offers
     gpus: tuple[int, ...] | None = None  # chosen by --include or --exclude, in the order written
     source: str = ""  # "hostfiles/two:3" or "--hosts", for error messages
-    dialect: str = field(default="", compare=False)  # of that source, to show; says nothing of the host
+    dialect: str = field(default="", compare=False)  # of that source, for display; no property of the host
 
 
-# What --include or --exclude says per host (by key): the GPUs, or None for the whole host.
+# What --include or --exclude lists for each host (by key): its GPUs, or None for the whole host.
 _Choice = dict[str, tuple[int, ...] | None]
 
 
 def select_hosts(
     hosts: Sequence[Host], include: str | None, exclude: str | None, num_nodes: int | None
 ) -> tuple[Host, ...]:
-    """Apply --include or --exclude, then take the first num_nodes; the order stays that of hosts."""
+    """Apply --include or --exclude, then take the first num_nodes; keep the order of hosts."""
     selected = tuple(hosts)
     if include is not None and exclude is not None:
-        fix = "--include names all that is wanted, --exclude all that is not: give one of them"
+        fix = "list the hosts to use with --include, or those to leave out with --exclude"
         raise UsageError("--include and --exclude can't be given together", fix)
     if include is not None:
         with _of_option("--include"):
@@ -58,7 +58,8 @@ def select_hosts(
     if num_nodes < 1:
         raise UsageError(f"--num-nodes must be at least 1, got {num_nodes}")
     if num_nodes > len(selected):
-        raise UsageError(f"--num-nodes wants {num_nodes} hosts, there are {len(selected)}", _known(selected))
+        fix = "lower it, or name more hosts" + _known(selected, say=" than ")
+        raise UsageError(f"--num-nodes {num_nodes}: only {count(len(selected), 'host')} to choose from", fix)
     return selected[:num_nodes]
 
 
@@ -95,7 +96,8 @@ def _parse_part(part: str) -> tuple[tuple[str, ...], tuple[int, ...] | None]:
     if not colon or ipv6_name(part) is not None:
         name, colon = part, ""
     if len(split_list(name)) > 1:
-        raise UsageError(f"{shown(name)} is no single host", "join hosts by '@', GPUs by ',': gpu1@gpu2:0,1")
+        fix = "separate hosts with '@' and GPUs with ',': gpu1@gpu2:0,1"
+        raise UsageError(f"{shown(name)} isn't a single host", fix)
     return expand_names(name), _parse_gpus(part, listed) if colon else None
 
 
@@ -103,10 +105,10 @@ def _parse_gpus(part: str, listed: str) -> tuple[int, ...]:
     gpus: list[int] = []
     for item in listed.split(","):
         if not NUMBER.fullmatch(item.strip(" \t")):
-            fix = "after ':' stand GPU numbers; join hosts by '@': gpu1:0,1@gpu2:0"
+            fix = "write GPU numbers after ':', and separate hosts with '@': gpu1:0,1@gpu2:0"
             raise UsageError(f"a GPU in {shown(part)} must be a number, got {shown(item)}", fix)
         if int(item) in gpus:
-            raise UsageError(f"GPU {int(item)} stands twice in {shown(part)}")
+            raise UsageError(f"GPU {int(item)} is listed twice in {shown(part)}")
         gpus.append(int(item))
     return tuple(gpus)
 
@@ -124,7 +126,7 @@ def _exclude(hosts: tuple[Host, ...], choice: _Choice) -> tuple[Host, ...]:
         elif gpus := choice[name_key(host.name)]:
             kept.extend(_without_gpus(host, gpus))
     if not kept:
-        raise UsageError(f"no host is left of {len(hosts)}", _known(hosts))
+        raise UsageError(f"it leaves 0 of {count(len(hosts), 'host')}", _known(hosts, say="keep at least one of "))
     return tuple(kept)
 
 
@@ -132,16 +134,16 @@ def _with_gpus(host: Host, gpus: tuple[int, ...]) -> Host:
     offered = _offered_gpus(host)
     for gpu in gpus:
         if offered is not None and gpu not in offered:
-            fix = f"it has slots={host.slots} ({host.source})"
-            raise UsageError(f"host {shown(host.name)} offers no GPU {gpu}", fix)
+            text = f"host {shown(host.name)} offers no GPU {gpu}: slots={host.slots} ({host.source})"
+            raise UsageError(text, "choose a lower number, or raise slots=")
     return replace(host, gpus=gpus, slots=len(gpus))
 
 
 def _without_gpus(host: Host, gpus: tuple[int, ...]) -> tuple[Host, ...]:
     offered = _offered_gpus(host)
     if offered is None:
-        fix = f"give slots= in a hostfile, or name the others: --include {host.name}:1,2,3"
-        raise UsageError(f"how many GPUs host {shown(host.name)} has is not known ({host.source})", fix)
+        fix = f"set slots= in a hostfile, or list the GPUs to keep: --include {host.name}:1,2,3"
+        raise UsageError(f"the number of GPUs of host {shown(host.name)} is unknown ({host.source})", fix)
     _with_gpus(host, gpus)
     rest = tuple(gpu for gpu in offered if gpu not in gpus)
     return (_with_gpus(host, rest),) if rest else ()
@@ -157,10 +159,10 @@ def _unknown_host(name: str, hosts: tuple[Host, ...], *, has_at: bool) -> UsageE
     near = nearest(name, (host.name for host in hosts))
     fix = f"did you mean {near!r}?" if near else _known(hosts)
     if has_at:
-        fix = "; ".join(filter(None, (fix, "'@' joins hosts here, names carry no user")))
+        fix = "; ".join(filter(None, (fix, "'@' separates hosts here, so write names without a user")))
     return UsageError(f"no host {shown(name)} in the list", fix)
 
 
-def _known(hosts: tuple[Host, ...]) -> str:
+def _known(hosts: tuple[Host, ...], *, say: str = "choose from ") -> str:
     folded = fold_names(host.name for host in hosts)
-    return f"the hosts are {folded}" if len(folded) <= _LISTED_LENGTH else ""
+    return say + folded if len(folded) <= _LISTED_LENGTH else ""

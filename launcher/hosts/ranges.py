@@ -12,7 +12,7 @@ from launcher.errors import UsageError
 
 MAX_HOSTS = 65536
 MAX_NAME_LENGTH = 253  # of a DNS name, RFC 1035
-NAME_RULE = "a name holds letters, digits, '.', '_' and '-', and begins with no '-' or '.'"
+NAME_RULE = "use letters, digits, '.', '_' and '-', and begin with a letter, a digit or '_'"
 NUMBER = re.compile(r"[0-9]{1,18}")  # int() of text refuses 4,300 digits with an exception of its own
 
 _SHOWN_LENGTH = 100
@@ -26,10 +26,10 @@ _FOREIGN_CHARACTER = re.compile(r"[^A-Za-z0-9._-]")
 _FOLDABLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _MISPLACED = {
     ",": "write one host or range per line",
-    "/": "a file with hosts is given by --hostfile",
-    "=": "settings such as slots=8 stand after the name, in a hostfile",
+    "/": "pass a file of hosts with --hostfile",
+    "=": "write settings such as slots=8 after the name, in a hostfile",
     # ClusterShell's operators, and how Open MPI leaves a host out.
-    **dict.fromkeys("!&^", "name what is wanted; --exclude leaves hosts out"),
+    **dict.fromkeys("!&^", "list the hosts to use, or leave some out with --exclude"),
 }
 
 
@@ -39,7 +39,7 @@ def shown(text: str) -> str:
 
 
 def split_list(text: str) -> tuple[str, ...]:
-    """Split at commas and white space outside brackets; raise UsageError for an empty element."""
+    """Split at commas and whitespace outside brackets; raise UsageError for an empty element."""
     elements: list[str] = []
     after_comma = True
     for token in _ELEMENT_OR_COMMA.findall(text):
@@ -54,11 +54,11 @@ def split_list(text: str) -> tuple[str, ...]:
 
 
 def expand_ranges(pattern: str) -> tuple[str, ...]:
-    """Expand brackets in the order written, the last one fastest; raise UsageError for too many names."""
+    """Expand brackets in the order written, the last one varying fastest; raise UsageError for too many names."""
     pieces = _BRACKET.split(pattern)
     literals, brackets = pieces[::2], pieces[1::2]
     if any("[" in literal or "]" in literal for literal in literals):
-        raise UsageError(f"{shown(pattern)} has a bracket without its partner", "write ranges as gpu[1-4,7]")
+        raise UsageError(f"{shown(pattern)} has an unmatched bracket", "write ranges as gpu[1-4,7]")
     spans = [[_parse_span(item, pattern) for item in inside.split(",")] for inside in brackets]
     _refuse_oversize(pattern, literals, spans)
     columns = [[literals[0]]]
@@ -73,7 +73,7 @@ def expand_names(pattern: str) -> tuple[str, ...]:
     if (address := ipv6_name(pattern)) is not None:
         return (address,)
     if pattern.count(":") > 1:
-        raise UsageError(f"{shown(pattern)} is no IPv6 address", "write addresses as 2001:db8::1 or [2001:db8::1]")
+        raise UsageError(f"{shown(pattern)} isn't an IPv6 address", "write addresses as 2001:db8::1 or [2001:db8::1]")
     names = expand_ranges(pattern)
     for name in names:
         _check_name(name)
@@ -87,9 +87,9 @@ def split_number(text: str) -> tuple[str, str | None]:
 
 
 def name_key(name: str) -> str:
-    """Return the key that is equal for two spellings of one host: DNS and ssh ignore case.
+    """Return a key that is the same for all spellings of a host: DNS and ssh ignore case.
 
-    A host that was listed twice would become two nodes that share its GPUs.
+    A host that is listed twice would become two nodes that share its GPUs.
     """
     return name.lower()
 
@@ -110,7 +110,7 @@ def fold_names(names: Iterable[str]) -> str:
     listed = list(names)
     if len(listed) == 1:
         return listed[0]
-    # '@' and '*' would ask group sources, which can run commands; '!', '&' and '^' are operators.
+    # '@' and '*' would query group sources, which can run commands; '!', '&' and '^' are operators.
     if not all(_FOLDABLE.fullmatch(name) for name in listed):
         return ",".join(listed)
     # ClusterShell takes 30 ms to import, and most commands fold nothing.
@@ -120,11 +120,11 @@ def fold_names(names: Iterable[str]) -> str:
 
 
 def fold_runs(names: Iterable[str]) -> list[str]:
-    """Fold neighbours that count up in their last digits, as gpu[1-4]; the order stays, as ClusterShell's does not.
+    """Fold consecutive names whose last digits count up, as gpu[1-4]; unlike ClusterShell, keep the order.
 
     Digits before a domain stay as they are: Slurm refuses `gpu[1-4].lan`.
     """
-    runs: list[tuple[str, str, str]] = []  # what stands before the digits, the first of them, the last
+    runs: list[tuple[str, str, str]] = []  # text before the digits, first number, last number
     for name in names:
         match = _LAST_NUMBER.fullmatch(name)
         head, number = match.groups() if match else (name, "")
@@ -137,24 +137,24 @@ def fold_runs(names: Iterable[str]) -> list[str]:
 
 
 def _empty_name(text: str) -> UsageError:
-    return UsageError(f"an empty name in {shown(text)}", "remove the extra comma")
+    return UsageError(f"empty name in {shown(text)}", "remove the extra comma")
 
 
 def _parse_span(item: str, pattern: str) -> tuple[int, int, int]:
     match = _SPAN.fullmatch(item)
     if not match:
         fix = "write ranges as gpu[1-4,7], without spaces"
-        raise UsageError(f"{shown(item)} in {shown(pattern)} is no number or range", fix)
+        raise UsageError(f"{shown(item)} in {shown(pattern)} is neither a number nor a range", fix)
     low, high = match[1], match[2] or match[1]
     if int(low) > int(high):
         width = max(len(low), len(high)) if "0" in (low[0], high[0]) else 0
-        fix = f"write {high.zfill(width)}-{low.zfill(width)}; for another order list the numbers, the order is kept"
+        fix = f"write {high.zfill(width)}-{low.zfill(width)}; for another order, list the numbers one by one"
         raise UsageError(f"range {shown(item)} in {shown(pattern)} runs backwards", fix)
-    # Slurm prints gpu01 to gpu100 as gpu[01-100]; in 1-04 and 01-5 nobody knows which width is meant.
+    # Slurm prints gpu01 to gpu100 as gpu[01-100]; in 1-04 and 01-5 the width is ambiguous.
     padded = low if low[0] == "0" else high if high[0] == "0" else ""
     if len(low) > len(high) or (padded == high and len(low) != len(high)):
         fix = "write both ends with the same number of digits"
-        raise UsageError(f"range {shown(item)} in {shown(pattern)} has ends of two widths", fix)
+        raise UsageError(f"range {shown(item)} in {shown(pattern)} has ends of different widths", fix)
     return int(low), int(high), len(low) if padded else 0
 
 
@@ -162,10 +162,10 @@ def _refuse_oversize(pattern: str, literals: list[str], brackets: list[list[tupl
     longest = sum(map(len, literals))
     longest += sum(max(max(width, len(str(high))) for _, high, width in spans) for spans in brackets)
     if longest > MAX_NAME_LENGTH:
-        raise UsageError(f"{shown(pattern)} gives a name of {longest} characters, {MAX_NAME_LENGTH} is the limit")
+        raise UsageError(f"{shown(pattern)} gives a name of {longest} characters; the limit is {MAX_NAME_LENGTH}")
     count = math.prod(sum(high - low + 1 for low, high, _ in spans) for spans in brackets)
     if count > MAX_HOSTS:
-        raise UsageError(f"{shown(pattern)} gives {count} names, {MAX_HOSTS} is the limit")
+        raise UsageError(f"{shown(pattern)} gives {count} names; the limit is {MAX_HOSTS}")
 
 
 def _check_name(name: str) -> None:
@@ -175,4 +175,4 @@ def _check_name(name: str) -> None:
         raise UsageError(f"host name {shown(name)} begins with {shown(name[0])}", NAME_RULE)
     if foreign := _FOREIGN_CHARACTER.search(name):
         fix = _MISPLACED.get(foreign[0], NAME_RULE)
-        raise UsageError(f"host name {shown(name)} holds {shown(foreign[0])}", fix)
+        raise UsageError(f"host name {shown(name)} contains {shown(foreign[0])}", fix)

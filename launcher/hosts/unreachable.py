@@ -1,4 +1,4 @@
-"""The HostFailures of hosts that can't be used -> lines for the screen, hosts with the same reason together.
+"""Write the HostFailures of hosts that can't be used as lines for the screen, grouped by reason.
 
 Nothing here does I/O.
 """
@@ -16,19 +16,19 @@ _ADDRESS = "\0"
 
 
 def failure_lines(failures: Sequence[HostFailure]) -> list[str]:
-    """Return a heading, and for each reason the hosts, the text and the fix; empty if there is no failure."""
+    """Return a heading, then for each reason the hosts, the text and the fix; return [] if there is no failure."""
     if not failures:
         return []
     lines = [f"launch: {count(len(failures), 'host')} can't be used:"]
     for names, text, fix in fold_failures(failures):
-        lines += [f"  {fold_names(names)}: {text}"] + ([f"    {fix}"] if fix else [])
+        lines += [f"  {fold_names(names)}: {text}"] + ([f"    fix: {fix}"] if fix else [])
     return lines
 
 
 def fold_failures(failures: Sequence[HostFailure]) -> Iterator[tuple[list[str], str, str]]:
-    """Yield the hosts, the text and the fix of each reason.
+    """Yield the hosts, the text and the fix for each reason.
 
-    Texts and fixes that differ only in the hosts' addresses are one reason: its text names all addresses, its fix one.
+    Failures that differ only in the host's address share a reason: its text names all addresses, its fix the first.
     """
     folded: dict[tuple[str, str], list[HostFailure]] = {}
     for failure in failures:
@@ -39,15 +39,15 @@ def fold_failures(failures: Sequence[HostFailure]) -> Iterator[tuple[list[str], 
 
 
 def _generic(words: str, failure: HostFailure) -> str:
-    """Replace the host's address by a mark, so that texts of several hosts can be equal."""
+    """Replace the host's address with a placeholder, so that the texts of several hosts can be equal."""
     if not failure.address:
         return words
     return re.sub(rf"(?<![\w.-]){re.escape(failure.address)}(?!\w|-|\.\w)", _ADDRESS, words)
 
 
 def _example(fix: str, alike: Sequence[HostFailure]) -> str:
-    """Put the first address in the place of the mark: a command to copy can name only one."""
+    """Fill in the first address: a command to copy can name only one."""
     addresses = list(dict.fromkeys(failure.address for failure in alike))
     if len(addresses) > 1:
-        fix = re.sub(rf"({_ADDRESS}[^;]*)", rf"\1 (and so for {len(addresses) - 1} more)", fix, count=1)
+        fix = re.sub(rf"({_ADDRESS}[^;]*)", rf"\1 (and likewise for {len(addresses) - 1} more)", fix, count=1)
     return fix.replace(_ADDRESS, addresses[0])

@@ -1,7 +1,7 @@
 """Turn --setup, --conda and --venv into steps for a node, and into commands that a person can paste.
 
-A node runs the steps in bash; how is in `launcher.node.facts.setup`. Which Pythons it tries after that is decided here
-too. Nothing here does I/O.
+A node runs the steps in bash, in `launcher.node.facts.setup`. This module also decides which Pythons it tries then.
+Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from launcher.job.facts import NodeFacts
 from launcher.job.job import Job
 from launcher.node import messages
 
-SETUP_TIMEOUT_S = 60.0  # many seconds may pass on a cold network disk; what takes a minute waits for something
+SETUP_TIMEOUT_S = 60.0  # a cold network disk may take many seconds; what takes a minute is stuck
 
-# Where installers put conda if nobody says otherwise; PATH and CONDA_EXE come first.
+# Where installers put conda by default; PATH and CONDA_EXE come first.
 _CONDA_FOLDERS = tuple(
     f"{base}/{name}"
     for base in ("~", "/opt", "/usr/local")
@@ -47,10 +47,10 @@ code=$?
 if [ $code != 0 ]; then
   root=$(readlink -f -- "$tool")
   count=0 known=base
-  for folder in "${{root%/*/*}}"/envs/* ~/.conda/envs/* "${{MAMBA_ROOT_PREFIX:-$HOME/micromamba}}"/envs/*; do
-    [ -d "$folder/conda-meta" ] || continue
+  for directory in "${{root%/*/*}}"/envs/* ~/.conda/envs/* "${{MAMBA_ROOT_PREFIX:-$HOME/micromamba}}"/envs/*; do
+    [ -d "$directory/conda-meta" ] || continue
     count=$((count + 1))
-    [ $count -gt {shown} ] || known="$known ${{folder##*/}}"
+    [ $count -gt {shown} ] || known="$known ${{directory##*/}}"
   done
   [ $count -le {shown} ] || known="$known and $((count - {shown})) more"
   echo "environments there: $known" >&2
@@ -62,7 +62,7 @@ export LAUNCH_CONDA=$tool
 """
 _SHOWN_ENVIRONMENTS = 8
 
-# What has another meaning behind `cd FOLDER &&` than alone: a list, a comment, a here-document, a group, a negation.
+# What changes its meaning after `cd DIRECTORY &&`: a list, a comment, a here-document, a group, a negation.
 _NOT_AS_IT_STANDS = re.compile(r"[;|#<>(){}!\\\n]|(?<!&)&(?!&)")
 
 
@@ -85,9 +85,9 @@ def _conda_script(name: str) -> str:
 
 
 def find_active_env(environ: Mapping[str, str]) -> str | None:
-    """Return the folder of the virtual or conda environment that is active with these variables, or None.
+    """Return the directory of the virtual or conda environment that is active with these variables, or None.
 
-    Where both are, as inside of conda's base, the one that comes first on PATH is what `python` means there.
+    If both are active, as inside conda's base, return the one that comes first on PATH, where `python` is found.
     """
     folders = [environ.get(name, "").rstrip("/") for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
     folders = [folder for folder in folders if folder.startswith("/")]
@@ -105,12 +105,12 @@ def python_of(folder: str) -> str:
 
 
 def candidate_pythons(job: Job, own_python: str) -> list[str]:
-    """Return where a Python with torch is looked for on a node, in this order."""
+    """Return where a node looks for a Python with torch, in this order."""
     if not job.program.needs_torch:
         return []
     if job.python:
         return [job.python]
-    if job.activation.has_python:  # without torch there it is no other Python's turn
+    if job.activation.has_python:  # if it has no torch, no other Python is tried
         return [messages.ENVIRONMENT]
     found = ["python", "python3"] if job.activation.setup else []  # what a setup has put in front of PATH
     if job.active_env:
@@ -121,13 +121,13 @@ def candidate_pythons(job: Job, own_python: str) -> list[str]:
 
 
 def setup_by_hand(job: Job, fact: NodeFacts) -> list[str]:
-    """Return commands that do the same if a person pastes them into bash, to be joined by `&&`."""
+    """Return commands that do the same when pasted into bash, to be joined by `&&`."""
     activation = job.activation
     commands = []
     if activation.setup:
         commands.append(_setup_by_hand(activation.setup))
     if activation.conda:
-        commands.append(_conda_by_hand(activation.conda, fact.conda or f"<conda folder on {fact.hostname}>/conda"))
+        commands.append(_conda_by_hand(activation.conda, fact.conda or f"<conda directory on {fact.hostname}>/conda"))
     if activation.venv:
         commands.append(f"source {quote_path(f'{activation.venv}/bin/activate')}")
     return commands

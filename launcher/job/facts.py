@@ -1,6 +1,6 @@
-"""What a node says of itself, as typed values.
+"""What a node reports about itself, as typed values.
 
-Who holds one need not check it again: `session.facts_message` makes them, and refuses what is malformed.
+The values are already checked: `session.facts_message` makes them, and rejects malformed ones.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ SLOW_DNS_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that has memory on a GPU; None: the node can't see it, as in another container."""
+    """A process that has memory on a GPU; None: not visible to the node, as in another container."""
 
     pid: int
     memory_mib: int | None = None
     owner: str | None = None
     name: str | None = None
-    mark: str | None = None  # of the run of ours that it belongs to
+    mark: str | None = None  # of the `launch` run that it belongs to
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,11 @@ class RunProcess:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The directory of a run that is over, which nobody was left to remove: the host lost power, say."""
+    """The leftover directory of a run that is over, for example because the host lost power."""
 
     path: str
     run_id: str
-    files: int = 0  # that its ranks left in it to be copied back
+    files: int = 0  # written by its ranks, and not copied back
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +87,14 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """Facts that no plan needs but that can break a run; None: not known, unless a field says something else."""
+    """Facts that no plan needs but that can break a run; None: not known, unless noted at the field."""
 
     memory_mib: int | None = None
     memory_free_mib: int | None = None
     shm_mib: int | None = None
     memlock_kib: int | None = None  # None: no limit
     open_files: int | None = None  # None: no limit
-    disks: Mapping[str, int | None] = field(default_factory=dict)  # folder -> free MiB
+    disks: Mapping[str, int | None] = field(default_factory=dict)  # directory -> free MiB
     script_hash: str | None = None
     networks: tuple[Network, ...] = ()
     infiniband: tuple[str, ...] = ()
@@ -111,9 +111,9 @@ class Route:
     address: str | None
     port: int | None = None
     error: str | None = None
-    probe_port: int | None = None  # where it answers a neighbour's probe
-    clock_offset_s: float | None = None  # its clock minus ours
-    clock_error_s: float = 0.0  # half of the time that asking took
+    probe_port: int | None = None  # where it answers the previous node's probe
+    clock_offset_s: float | None = None  # its clock minus the launch host's
+    clock_error_s: float = 0.0  # half of the time that the request took
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """What a node found out about its network by trying: connections to other nodes, and look-ups of names."""
+    """What a node found out about its network by testing connections to other nodes and look-ups of names."""
 
     tried: tuple[Probe, ...] = ()
     reverse_dns_s: float | None = None
@@ -157,12 +157,12 @@ class SetupFailure:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """All facts of one node: what a plan needs, what the checks compare, and what was asked for later.
+    """All facts of one node: what a plan needs, what the checks compare, and what was requested later.
 
-    None: not known or not there, unless a field says something else.
+    None: not known or not there, unless noted at the field.
     """
 
-    folder: str  # the run's private folder there
+    folder: str  # the run's private directory there
     hostname: str = ""
     cpu_count: int | None = None
     home: str = ""
@@ -185,18 +185,18 @@ class NodeFacts:
     cuda_version: str | None = None  # that torch was built with; None: for CPUs, or for ROCm
     hip_version: str | None = None
     nccl_version: str | None = None  # of pip's package; None also where NCCL is part of torch
-    numpy_version: str | None = None  # where it lies beside torch
-    pythons_tried: tuple[tuple[str, str], ...] = ()  # before it, each with why it was not taken
+    numpy_version: str | None = None  # if it is installed beside torch
+    pythons_tried: tuple[tuple[str, str], ...] = ()  # before it, each with the reason why it wasn't used
     route: Route | None = None
-    checks: Checks | None = None  # where they were asked for
+    checks: Checks | None = None  # if they were requested
     probes: Probes | None = None
 
     @property
     def is_on_loopback(self) -> bool:
-        """Whether its way to node 0 is lo, by whatever address: 127.0.0.0/8, ::1, or one that was given to lo."""
+        """Whether it reaches node 0 over lo, at whatever address: 127.0.0.0/8, ::1, or one that was given to lo."""
         return self.route is not None and self.route.interface == "lo"
 
     @property
     def has_slow_dns(self) -> bool:
-        """Whether looking up the name of an address takes longer than all ranks should wait for one."""
+        """Whether a reverse DNS look-up takes longer than the ranks should wait for one."""
         return self.probes is not None and (self.probes.reverse_dns_s or 0) > SLOW_DNS_S

@@ -1,4 +1,4 @@
-"""The job that the user asked for: one frozen value, made from the command line before any host is asked."""
+"""The job that the user asked for: one frozen value, made from the command line before any host is contacted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ProgramKind(Enum):
 
     SCRIPT = "script"  # PYTHON -u SCRIPT ARGS
     MODULE = "module"  # PYTHON -u -m MODULE ARGS
-    COMMAND = "command"  # CMD ARGS, no Python of ours
+    COMMAND = "command"  # CMD ARGS, without a Python
     BUILTIN = "builtin"  # a module of this package, which travels with the supervisor
 
 
@@ -41,7 +41,7 @@ class Activation:
     """The environment that a node enters before it looks for a Python: first the setup, then venv or conda."""
 
     setup: str | None = None  # lines for a bash
-    venv: str | None = None  # a folder
+    venv: str | None = None  # a directory
     conda: str | None = None  # an environment's name or path
 
     @property
@@ -57,31 +57,31 @@ class Job:
     program: Program
     nproc: int | None = None  # per node; None: slots= of the host, else the GPUs that it has
     cpu: bool = False
-    may_use_cpus: bool = False  # where no host has GPUs; else that is refused
-    gpus: int | None = None  # what --gpus said, where it said a number
+    may_use_cpus: bool = False  # if no host has GPUs; False: that is an error
+    gpus: int | None = None  # the value of --gpus, if it was a number
     workdir: str | None = None  # on the nodes; None: their home
     python: str | None = None
     activation: Activation = field(default_factory=Activation)
-    active_env: str | None = None  # the folder of the environment that is active where `launch` was typed
-    reach: tuple[str, ...] = ()  # options that choose the same hosts, SSH and Python again, for another command
+    active_env: str | None = None  # the directory of the environment that is active where `launch` was typed
+    reach: tuple[str, ...] = ()  # options that choose the same hosts, SSH and Python for another command
     env: Mapping[str, str] = field(default_factory=dict)
-    named_env: frozenset[str] = frozenset()  # those of `env` that the user named, which no setup changes
+    named_env: frozenset[str] = frozenset()  # those of `env` that the user named; a setup can't change them
     master_addr: str | None = None
     master_port: int | None = None
     rendezvous_timeout_s: int = 120
     silence_s: float = 15.0
     stop_timeout_s: float = 15.0
     connect_timeout_s: float = 10.0
-    legacy: bool = False  # as torch.distributed.launch does it, for a torch whose torchrun is none or too old
+    legacy: bool = False  # without torchrun, for a torch whose torchrun is missing or too old
     with_stacks: bool = (
         True  # ranks are ready to write their stack, by a sitecustomize that `launch` puts on their path
     )
-    hang_timeout_s: float | None = None  # without output; None: it may be silent for ever
-    in_script: bool = False  # of scripts/ssh/, whose user gives options in LAUNCH_OPTS
+    hang_timeout_s: float | None = None  # without output; None: no limit
+    in_script: bool = False  # started by scripts/ssh/, where users pass options in LAUNCH_OPTS
 
     @property
     def uses_torchrun(self) -> bool:
-        """Whether torchrun starts the ranks, and not the supervisor itself."""
+        """Whether torchrun starts the ranks, rather than the supervisor itself."""
         return self.program.needs_torch and not self.legacy
 
     @property

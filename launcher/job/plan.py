@@ -1,4 +1,4 @@
-"""From a job, hosts and facts to the exact argv and environment of every node. Pure: no process, socket or clock."""
+"""Compute the exact argv and environment of every node. Pure: no process, socket or clock."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ARCHIVE_NAME = "launcher.pyz"
 TORCHRUN = ("-m", "torch.distributed.run")
 _LEGACY = ("-m", "torch.distributed.launch")
 
-# Each rank opens its own two FIFOs, tells its process id, and becomes the program. It opens them for reading too: one
-# that prints while it saves shall not fail because the supervisor has been killed.
+# Each rank opens its own two FIFOs, reports its process id, and becomes the program. It opens them for reading too: one
+# that prints while it saves must not fail because the supervisor has been killed.
 _RANK_SHELL = (
     'D=$1; shift; echo "$LOCAL_RANK $$" >"$D/ranks"; exec "$@" 1<>"$D/out.$LOCAL_RANK" 2<>"$D/err.$LOCAL_RANK"'
 )
-FLIGHT_RECORDER_PREFIX = "nccl_trace_rank_"  # of its files, before the rank
+FLIGHT_RECORDER_PREFIX = "nccl_trace_rank_"  # of its files' names; the rank follows
 _FLIGHT_RECORDER_EVENTS = "2000"
 
 
@@ -48,7 +48,7 @@ class NodePlan:
     env: Mapping[str, str]  # on top of the node's own environment and the job's
     argv: tuple[str, ...] = ()  # torchrun, or empty where `processes` are started
     processes: tuple[RankProcess, ...] = ()
-    by_hand: str = ""  # the same as one line for a shell on that node
+    by_hand: str = ""  # the same as a shell command line to run on that node
     gpus: tuple[int, ...] = ()  # by local rank
 
     def gpu_of(self, local_rank: int) -> int | None:
@@ -73,7 +73,7 @@ def build_plan(
 ) -> LaunchPlan:
     """Return the plan; `facts` must have passed `preflight.checks.find_problems`.
 
-    share: (nodes in all, rank of the only host here), where each node is started by hand with equal sizes.
+    share: (number of nodes, rank of the only host here), if each node is started by hand, all with equal sizes.
     """
     sizes = [count_processes(job, host, fact) for host, fact in zip(hosts, facts, strict=True)]
     sizes = sizes if share is None else sizes * share[0]
@@ -88,11 +88,11 @@ def build_plan(
 
 
 def refuse_unknown_ranks(plan: LaunchPlan, ranks: Set[int] | None) -> None:
-    """Raise UsageError for ranks that the run won't have, where the GPUs of all hosts are counted."""
+    """Raise UsageError for ranks that the run won't have, if the GPUs of all hosts are known."""
     unknown = sorted(rank for rank in ranks or () if rank >= plan.world_size)
     if unknown and all(node.nproc for node in plan.nodes):
-        there = f"ranks 0 to {plan.world_size - 1}" if plan.world_size > 1 else "rank 0 alone"
-        raise UsageError(f"--ranks {','.join(map(str, unknown))}: the run has {there}", "leave it out to see all ranks")
+        there = f"ranks 0 to {plan.world_size - 1}" if plan.world_size > 1 else "only rank 0"
+        raise UsageError(f"--ranks {','.join(map(str, unknown))}: the run has {there}", "omit --ranks to see all")
 
 
 def count_processes(job: Job, host: Host, fact: NodeFacts) -> int:
@@ -103,7 +103,7 @@ def count_processes(job: Job, host: Host, fact: NodeFacts) -> int:
 def settle_device(job: Job, facts: Sequence[NodeFacts]) -> Job:
     """Return the job on CPUs if it may run there and no host has GPUs.
 
-    A host whose GPU tool fails may still have some, so the job stays as it is.
+    A host whose GPU tool fails may still have GPUs, so the job then stays as it is.
     """
     has_none = all(not fact.gpus and fact.gpu_error == messages.NO_GPU_TOOL for fact in facts)
     return replace(job, cpu=True) if job.may_use_cpus and facts and has_none else job
@@ -125,16 +125,16 @@ def visible_gpus(host: Host, fact: NodeFacts) -> tuple[Gpu, ...]:
 
 
 def master_address(host: Host, facts: Sequence[NodeFacts], *, alone: bool) -> str:
-    """Return the address by which the others reach node 0: addr=, else the address of its own that SSH connected to.
+    """Return the address at which the other nodes reach node 0: addr=, or else its own address that SSH connected to.
 
-    facts: of all nodes, node 0 first. If node 0 is the launch host itself, no SSH led to it; then it is the address
+    facts: of all nodes, node 0 first. If node 0 is the launch host itself, without SSH, it is the address
     from which the other nodes saw this machine connect.
     """
     if alone:
         return "127.0.0.1"
     own = {address for _, address in facts[0].addresses}
     seen = [fact.ssh_client for fact in facts[1:] if fact.ssh_client in own]
-    seen.sort(key=lambda address: str(address).startswith("127."))  # a node on this very machine sees loopback
+    seen.sort(key=lambda address: str(address).startswith("127."))  # a node on the launch host sees loopback
     for address in (host.address, facts[0].ssh_address, *seen, _first_outside(facts[0])):
         if address is not None and not address.lower().startswith("fe80:"):  # torch takes no scope after a %
             return address
@@ -163,7 +163,7 @@ def _port(job: Job, master: NodeFacts) -> int | str:
         return job.master_port
     if master.route is not None and master.route.port is not None:
         return master.route.port
-    return f"<free port on {master.hostname}>"  # in a dry run; else the preflight has refused it
+    return f"<free port on {master.hostname}>"  # in a dry run; otherwise, the preflight has rejected it
 
 
 def _plan_node(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFacts) -> NodePlan:
@@ -232,7 +232,7 @@ def _node_env(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFac
         env |= _flight_recorder(fact)
         if host.gpus is not None:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, host.gpus))
-    # Which GPUs, or none, an option has said.
+    # An option has said which GPUs, or none.
     taken = job.env.keys() | (set(fact.setup_names) - {"CUDA_VISIBLE_DEVICES"})
     return {name: value for name, value in env.items() if name not in taken}
 
@@ -304,15 +304,15 @@ def _rank_processes(
 def _processes_by_hand(job: Job, world: _World, node: NodePlan, fact: NodeFacts) -> str:
     lines = [_line(_shown(job, process.env, fact), process.argv) for process in node.processes]
     if not lines:
-        return f"# as many processes as {fact.hostname} has GPUs: --dry-run --check asks it"
+        return f"# one process per GPU of {fact.hostname}: --dry-run --check counts them"
     if not all(world.sizes):
-        return "# the number of ranks depends on the GPUs of other hosts: --dry-run --check asks them"
+        return "# the number of ranks depends on the GPUs of other hosts: --dry-run --check counts them"
     together = lines[0] if len(lines) == 1 else f"{{ {' & '.join(lines)} & wait; }}"
     return " && ".join([*_before(job, fact, node.cwd), together])
 
 
 def _legacy_by_hand(job: Job, world: _World, node: NodePlan, fact: NodeFacts) -> str:
-    """Return the line that starts the same ranks by torch.distributed.launch.
+    """Return the command line that starts the same ranks with torch.distributed.launch.
 
     Options are spelled as every version of torch reads them, and variables that it does not set are added. Without
     --use_env it would add --local_rank=N to the script's arguments.
@@ -338,9 +338,9 @@ def _before(job: Job, fact: NodeFacts, cwd: str) -> list[str]:
 
 
 def _shown(job: Job, env: Mapping[str, str], fact: NodeFacts) -> dict[str, str]:
-    """Return the environment for a line that a person pastes.
+    """Return the environment for a command line to paste.
 
-    It lacks what points into the directory of a run, which is not there by hand, and what a setup has replaced.
+    It omits what points into a run's directory, which doesn't exist by hand, and what a setup has replaced.
     """
     kept = {name: value for name, value in job.env.items() if name in job.named_env or name not in fact.setup_names}
     return kept | {name: value for name, value in env.items() if not value.startswith(f"{fact.folder}/")}
@@ -354,7 +354,7 @@ def placeholder_facts(job: Job, host: Host) -> NodeFacts:
     """Return facts for a dry run, with placeholders such as `<home on gpu1>` for what only the node knows."""
     name = host.name
     return NodeFacts(
-        folder=f"<run folder on {name}>",
+        folder=f"<run directory on {name}>",
         hostname=name,
         cpu_count=None,
         home=f"<home on {name}>",

@@ -1,4 +1,4 @@
-"""Make the text of a Slurm batch script that runs `launch` on all nodes of the job, for Slurm 20.11 and newer.
+"""Write the text of a Slurm batch script that runs `launch` on all nodes of the job, for Slurm 20.11 and newer.
 
 Nothing here does I/O.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from launcher.errors import UsageError
 
-# Beyond what the ranks get to save: for launch, which ends the others then and looks who is left. Slurm gives its sign
+# Added to the time that ranks have to save, for launch to stop the rest and check what is left. Slurm sends its signal
 # up to a minute early, and never late.
 SIGNAL_MARGIN_S = 45
 _MOST_SIGNAL_S = 65535  # sbatch takes no more
@@ -23,7 +23,7 @@ _TIME = re.compile(r"(?:(\d{1,4})-)?(\d{1,7})(?::(\d{1,7}))?(?::(\d{1,7}))?", re
 _MEMORY = re.compile(r"\d{1,9}[KMGT]?", re.ASCII | re.IGNORECASE)
 _PLAIN = re.compile(r"[\w@%+=:,./&|-]+", re.ASCII)
 
-# The sign is USR1 here: scancel sends TERM, and a job that was cancelled shall not come back. The script has to stay
+# The signal is USR1 here: scancel sends TERM, and a cancelled job must not be requeued. The script has to stay alive
 # for scontrol; `wait` returns at each signal, so it waits until launch is gone.
 _REQUEUE = """\
 trap 'is_due=yes; kill -TERM "$launch"' USR1
@@ -48,11 +48,11 @@ class Batch:
     gpus: int  # of each node
     folder: str  # where the job runs
     log_dir: str
-    stop_timeout_s: float  # that the ranks have to save
+    stop_timeout_s: float  # the time that ranks have to save
     time: str | None = None
     partition: str | None = None
     mem: str | None = None  # of each node
-    cpus_per_task: int | None = None  # a task is a node's share of the job
+    cpus_per_task: int | None = None  # a task is one node's part of the job
     account: str | None = None
     qos: str | None = None
     constraint: str | None = None
@@ -71,30 +71,31 @@ def check_batch(batch: Batch) -> None:
         if number is not None and number < 1:
             raise UsageError(f"{name} must be at least 1, got {number}")
     if batch.mem is not None and not _MEMORY.fullmatch(batch.mem):
-        raise UsageError(f"--mem: want megabytes, or a number with K, M, G or T, got {batch.mem!r}", "--mem 64G")
+        raise UsageError(f"--mem: want megabytes, or a number with K, M, G or T, got {batch.mem!r}", "write it as 64G")
     for directive in batch.directives:
         if not directive.startswith("-"):
-            raise UsageError(f"--directive: want an option of sbatch, got {directive!r}", "--directive=--exclusive")
+            fix = "write it as in --directive=--exclusive"
+            raise UsageError(f"--directive: want an option of sbatch, got {directive!r}", fix)
     texts = (batch.job_name, batch.partition, batch.account, batch.qos, batch.constraint, *batch.directives)
     for text in (*texts, batch.folder, batch.log_dir):
         if text is not None and (not text or not text.isprintable()):
-            raise UsageError(f"no value for a line of a batch script: {text!r}")
+            raise UsageError(f"not allowed in a batch script: {text!r}")
     for path in (batch.folder, batch.log_dir):
         if "%" in path or "\\" in path:
-            raise UsageError(f"{path}: Slurm gives % and \\ in the path of its logs a meaning of its own")
+            raise UsageError(f"{path}: Slurm treats % and \\ in the path of its logs specially")
     _check_time(batch)
 
 
 def _check_time(batch: Batch) -> None:
     if batch.signal_s > _MOST_SIGNAL_S:
-        raise UsageError(f"--stop-timeout {batch.stop_timeout_s:g}: Slurm can't signal so long before the end")
+        raise UsageError(f"--stop-timeout {batch.stop_timeout_s:g}: Slurm can't signal that long before the end")
     if batch.time is None:
         return
     limit_s = time_limit_s(batch.time)
     if limit_s and limit_s <= batch.signal_s:
         raise UsageError(
-            f"--time {batch.time}: the last {batch.signal_s} s are for saving and ending",
-            "a longer --time, or a shorter --stop-timeout",
+            f"--time {batch.time}: its last {batch.signal_s} s are for saving and stopping",
+            "raise --time, or lower --stop-timeout",
         )
 
 
@@ -102,7 +103,8 @@ def time_limit_s(text: str) -> int:
     """Return the seconds of a time limit as Slurm writes it; 0: no limit."""
     found = _TIME.fullmatch(text)
     if found is None:
-        raise UsageError(f"--time: want a time as Slurm writes it, got {text!r}", "90 (minutes), 12:00:00 or 2-12")
+        fix = "write 90 (minutes), 12:00:00 or 2-12"
+        raise UsageError(f"--time: want a time as Slurm writes it, got {text!r}", fix)
     days, *others = found.groups()
     numbers = [int(number) for number in others if number is not None]
     if days is not None:
@@ -145,11 +147,11 @@ def _directives(batch: Batch) -> Iterable[str]:
 
 def _comments(batch: Batch) -> Iterable[str]:
     yield "Written by `launch sbatch`."
-    yield f"Slurm makes no folder for its logs: mkdir -p {shlex.quote(log_folder(batch))}"
+    yield f"Slurm doesn't create the directory of its logs: mkdir -p {shlex.quote(log_folder(batch))}"
     save_s = f"{batch.stop_timeout_s:g} s"
-    yield f"{batch.signal_s} s before the time limit launch is told, and gives the ranks {save_s} to save."
+    yield f"{batch.signal_s} s before the time limit, launch gets a signal; ranks have {save_s} to save."
     if batch.requeue:
-        yield "Then the job goes back into the queue; SLURM_RESTART_COUNT counts its restarts, for the ranks too."
+        yield "Then the job is requeued; SLURM_RESTART_COUNT counts its restarts, for the ranks too."
 
 
 def log_folder(batch: Batch) -> str:

@@ -18,7 +18,7 @@ from launcher.wording import count, listed
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 _REPEATED = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,5})\))?")
 _GPU_COUNT = re.compile(r"(?:[^,:]+:)*([0-9]{1,9})")
-# What srun shall know of the environment: everything else of Slurm's there is an option to it, or speaks of a step.
+# Slurm's variables that srun may see: it would read the others as options, or they describe a step.
 _JOB_NAMES = (
     "SLURM_JOB_", "SLURM_JOBID", "SLURM_NODELIST", "SLURM_ARRAY_", "SLURM_SUBMIT_", "SLURM_CONF", "SLURM_CLUSTER_NAME",
     "SLURM_WORKING_CLUSTER", "SLURM_JWT", "SLURM_RESTART_COUNT",
@@ -28,7 +28,7 @@ _SLURM_NAMES = ("SLURM", "SRUN_", "PMI_", "PMI2_", "PMIX_")
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The nodes, CPUs and GPUs that a Slurm job has; None or empty: its variables don't say."""
+    """The nodes, CPUs and GPUs that a Slurm job has; None or empty: unknown from its variables."""
 
     job_id: str
     nodes: tuple[str, ...]  # in Slurm's order
@@ -53,7 +53,7 @@ class Allocation:
 
 
 def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
-    """Return the allocation that these variables describe; raise UsageError where one of them makes no sense."""
+    """Return the allocation that these variables describe; raise UsageError if one of them is malformed."""
     job_id = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
     name = "SLURM_JOB_NODELIST" if environ.get("SLURM_JOB_NODELIST") else "SLURM_NODELIST"
     if not job_id or not environ.get(name):
@@ -68,10 +68,10 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
 
 
 def count_tasks(environ: Mapping[str, str]) -> int:
-    """Return how many tasks the srun step has that this process is one of; 0 in a shell or outside of Slurm.
+    """Return the number of tasks of the srun step that this process belongs to; 0 in a shell or outside Slurm.
 
     sbatch's script has SLURM_PROCID as well, but no SLURM_STEP_ID, or that of a special step. With `srun --pty bash`
-    the first task has the terminal, and the others end at once. A step of one task counts as a shell, since it starts
+    the first task has the terminal, and the others exit at once. A step of one task counts as a shell, since it starts
     one run.
     """
     step, rank = environ.get("SLURM_STEP_ID", ""), environ.get("SLURM_PROCID")
@@ -84,7 +84,7 @@ def count_tasks(environ: Mapping[str, str]) -> int:
 
 
 def refuse_tasks(environ: Mapping[str, str]) -> None:
-    """Raise UsageError where each of several tasks would start a run of its own."""
+    """Raise UsageError if each of several tasks would start a run of its own."""
     tasks = count_tasks(environ)
     if tasks > 1:
         raise UsageError(
@@ -94,17 +94,17 @@ def refuse_tasks(environ: Mapping[str, str]) -> None:
 
 
 def refuse_gpus(gpus: int, hosts: Sequence[Host], allocation: Allocation) -> None:
-    """Raise UsageError where more GPUs per host are wanted than Slurm gives; often the nodes alone know that."""
+    """Raise UsageError if more GPUs per host are requested than Slurm gives; often only the nodes know."""
     given = allocation.gpus_per_node
     if given is not None and gpus > given and all(host.source == allocation.name for host in hosts):
         there = f"{count(given, 'GPU')} on each node"
-        raise UsageError(f"--gpus {gpus}: {allocation.name} has {there}", "ask Slurm for more, or take fewer")
+        raise UsageError(f"--gpus {gpus}: {allocation.name} has {there}", "ask Slurm for more, or lower --gpus")
 
 
 def srun_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for srun, without the variables that sbatch made of its own options.
 
-    srun would read each of them as an option of its own.
+    srun would read each of those as an option.
     """
     return {
         name: value
@@ -121,7 +121,7 @@ def _read_nodes(name: str, text: str) -> tuple[str, ...]:
 
 
 def _read_repeated(environ: Mapping[str, str], name: str) -> tuple[int, ...]:
-    """Read `8(x2),4` as 8, 8, 4; a form that is not known counts as if the variable were not set."""
+    """Read `8(x2),4` as 8, 8, 4; an unknown form counts as if the variable were not set."""
     numbers: list[int] = []
     for word in environ.get(name, "").split(","):
         found = _REPEATED.fullmatch(word)

@@ -26,10 +26,10 @@ FORWARDED = (
     "KMP_*", "PYTHONPATH", "PYTHONHASHSEED", "PYTHONWARNINGS", "PYTHONFAULTHANDLER", "HF_*", "HUGGINGFACE_*",
     "TRANSFORMERS_*", "TOKENIZERS_PARALLELISM", "WANDB_*", "MLFLOW_*", "COMET_*", "CLEARML_*",
 )  # fmt: skip
-# Set by a torchrun around us, which would start a wrong world; or what is right on one machine only: which GPUs (HIP's
+# Set by a surrounding torchrun, and wrong for the new run; or right on one machine only: which GPUs (HIP's
 # and ROCm's beside CUDA's), and the name by which NCCL tells hosts apart.
 NEVER_FORWARDED = ("TORCHELASTIC_*", "*_VISIBLE_DEVICES", "NCCL_HOSTID")
-# By which a process is told its GPUs.
+# The variables that tell a process its GPUs.
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -60,7 +60,7 @@ _SECRET_VALUE = re.compile(
     r"|PRIVATE KEY-----",
     re.IGNORECASE,
 )
-HIDDEN = "***"  # in the place of a secret
+HIDDEN = "***"  # instead of a secret
 _MOST_SIGNS = 8  # of a word's equals signs that are looked at
 # bash takes its options from these wherever it is started, and with `xtrace` it executes PS4.
 _REFUSED = ("SHELLOPTS", "BASHOPTS")
@@ -117,7 +117,7 @@ def _line_number(binding: Binding) -> int:
 def is_secret(name: str, value: str) -> bool:
     """Tell whether a variable's value must not be shown, by its name or by what the value looks like.
 
-    Switches such as `true` are never secret, and a number is only if the name says password: MAX_TOKENS=4096 is none.
+    Switches such as `true` are never secret; a number is, only if the name says password: MAX_TOKENS=4096 isn't.
     """
     is_plain = _SWITCH.fullmatch(value) or (_NUMBER.fullmatch(value) and not _PASSWORD_NAME.search(name))
     return bool((_SECRET_NAME.search(name) and not is_plain) or _SECRET_VALUE.search(value))
@@ -162,9 +162,9 @@ def refuse_rank(environ: Mapping[str, str]) -> None:
 
 def _check_name(name: str, where: str) -> None:
     if not _NAME.match(name):
-        raise UsageError(f"{where}: {name!r} is no name of an environment variable")
+        raise UsageError(f"{where}: {name!r} isn't a valid variable name")
     if name in _REFUSED:
-        text = f"{where}: {name} would change every shell on the hosts, also those that launch runs itself"
+        text = f"{where}: {name} would change every shell on the hosts, including those that launch uses"
         raise UsageError(text, "use set or shopt in your script")
 
 

@@ -1,4 +1,4 @@
-"""Check whether each node could enter the environment that --setup, --venv or --conda names, or that is active here."""
+"""Check whether each node could enter the environment of --setup, --venv or --conda, or the one active here."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ def find(node: Node) -> Iterator[tuple[str, str]]:
     venv, failure = node.job.activation.venv, node.fact.setup_failure
     if not node.fact.venv_found:
         yield (
-            f"no virtual environment {venv}: {venv}/bin/python is not there",
-            "make it with python3 -m venv, or name another with --venv",
+            f"no virtual environment {venv}: {venv}/bin/python doesn't exist",
+            "create it with python3 -m venv, or name another with --venv",
         )
     if failure is not None:
         yield f"{failure.step} failed ({failure.reason}){_said(failure)}", _hint(failure)
 
 
 def is_entered(node: Node) -> bool:
-    """Tell whether the environment could be entered; only then did the node look for a Python."""
+    """Tell whether the node could enter the environment; only then did it look for a Python."""
     return node.fact.venv_found and node.fact.setup_failure is None
 
 
 def find_passed_over(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """Yield why the ranks run in another environment than the one that is active where `launch` was typed.
+    """Yield why ranks don't run in the environment that is active where `launch` was typed.
 
-    An environment that no host has is this machine's alone, as on any Mac: that is a note.
+    If no host has that environment, as with a Mac's, the finding is only a note.
     """
     reasons = [_find_reason(node) for node in nodes]
     severity = NOTE if set(reasons) == {messages.NO_PROGRAM} else WARNING
     for node, reason in zip(nodes, reasons, strict=True):
         if reason is not None and node.fact.python is not None:
             why = _WORDS.get(reason, "has a Python that doesn't start")
-            text = f"this terminal's environment {node.job.active_env} {why}, so {node.fact.python} runs"
-            yield Finding((node.name,), text, "choose with --venv, --conda or --python", severity)
+            text = f"this terminal's environment {node.job.active_env} {why}, so ranks use {node.fact.python}"
+            yield Finding((node.name,), text, "choose another with --venv, --conda or --python", severity)
 
 
 def _find_reason(node: Node) -> str | None:
@@ -50,7 +50,7 @@ def _find_reason(node: Node) -> str | None:
 
 
 def _said(failure: SetupFailure) -> str:
-    # A coloured error would colour ours.
+    # A coloured error would colour launch's output too.
     lines = ["".join(letter for letter in line if letter.isprintable()) for line in failure.lines]
     if len(lines) < 2:
         return "".join(f": {line}" for line in lines)
@@ -59,6 +59,6 @@ def _said(failure: SetupFailure) -> str:
 
 def _hint(failure: SetupFailure) -> str:
     if failure.step == "--setup":
-        return "it runs there in the working folder, by bash, without a terminal"
+        return "test it there: it runs in the working directory, in bash, without a terminal"
     has_others = any(line.startswith("environments there:") for line in failure.lines)
-    return "name one of them, or its path, with --conda" if has_others else "--setup can load or find it first"
+    return "name one of them, or its path, with --conda" if has_others else "load conda or add it to PATH with --setup"

@@ -13,7 +13,7 @@ from launcher.preflight.findings import Finding, Node, fold
 
 
 def find_problems(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Finding]:
-    """Return what would make the plan itself wrong, folded; a run looks at this much even with --no-check."""
+    """Return what would make the plan itself wrong, folded; these checks run even with --no-check."""
     return fold(chain.from_iterable(requirements.check(node) for node in _nodes(job, hosts, facts)))
 
 

@@ -19,6 +19,7 @@ from launcher.wording import count, listed
 _CLOCK_S = 2.0
 _MAX_VALUES = 5
 _VIRTUAL = ("lo", "docker", "veth", "virbr", "br-", "cni", "flannel")
+_EQUAL_GPUS = "pass --gpus N for equal numbers: each GPU adds a rank to the global batch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class _Trait:
     """Something that should be equal on all nodes, and what it means if it is not."""
 
     label: str
-    value_of: Callable[[Node], str | None]  # None: this node does not tell, and is left out
+    value_of: Callable[[Node], str | None]  # None: unknown, so this node is skipped
     severity: Severity
     fix: str
 
@@ -57,7 +58,7 @@ def _compare(trait: _Trait, nodes: Sequence[Node]) -> Iterator[Finding]:
 
 
 def _list_values(values: Mapping[str, str], ordered: Sequence[str]) -> str:
-    """`2.1 on gpu1, 2.2 on gpu[2-3] and 2.3 on gpu4`; of very many values the first ones."""
+    """Return `2.1 on gpu1, 2.2 on gpu[2-3] and 2.3 on gpu4`; beyond five values, count the rest."""
     names: dict[str, list[str]] = {}
     for name, value in values.items():
         names.setdefault(value, []).append(name)
@@ -69,13 +70,13 @@ def _list_values(values: Mapping[str, str], ordered: Sequence[str]) -> str:
 def _compare_releases(nodes: Sequence[Node]) -> Iterator[Finding]:
     """Compare the versions of torch and Python.
 
-    torch 2.12 does not talk to 2.13; another patch release or build does, and may compute other numbers.
+    torch 2.12 can't communicate with 2.13; another patch release or build can, but may compute different numbers.
     """
     apart = "install the same one everywhere: they can't train together"
     found = list(_compare(_Trait("torch ", lambda node: _release(_torch(node)), PROBLEM, apart), nodes))
-    near = "install the same one everywhere: numbers may differ"
+    near = "install the same one everywhere: results may differ"
     yield from found or _compare(_Trait("torch ", _torch, WARNING, near), nodes)
-    apart = "pickles and wheels may not fit"
+    apart = "install the same one everywhere: pickles and wheels may be incompatible"
     found = list(_compare(_Trait("python ", lambda node: _release(_python(node)), WARNING, apart), nodes))
     yield from found or _compare(_Trait("python ", _python, NOTE, ""), nodes)
 
@@ -101,7 +102,7 @@ def _of_checks(value_of: Callable[[Checks], str | None]) -> Callable[[Node], str
 
 
 def _count_gpus(node: Node) -> str | None:
-    """Count a node's GPUs if it uses all that it has; None if a number was asked for, as too few are a problem then."""
+    """Count a node's GPUs if it uses all of them; None if a number was requested, as too few are then a problem."""
     is_free = node.job.nproc is None and node.host.slots is None and node.host.gpus is None
     return f"{count_processes(node.job, node.host, node.fact)} GPUs" if is_free else None
 
@@ -112,17 +113,20 @@ def _script(node: Node) -> str | None:
 
 
 _TRAITS = (
-    _Trait("the script's hash is ", _script, PROBLEM, "copy the same script to all nodes"),
-    _Trait("", _of_gpus(_count_gpus), WARNING, "each process gets one; the global batch counts them all"),
-    _Trait("", _of_gpus(lambda node: node.fact.gpus[0].name), WARNING, "the slower one sets the pace"),
+    _Trait("the script's hash is ", _script, PROBLEM, "copy the same script to all hosts"),
+    _Trait("", _of_gpus(_count_gpus), WARNING, _EQUAL_GPUS),
+    _Trait("", _of_gpus(lambda node: node.fact.gpus[0].name), WARNING, "leave out the slower ones: they slow down all"),
     _Trait("driver ", _of_gpus(lambda node: node.fact.gpus[0].driver), WARNING, "update it: NCCL may refuse to start"),
     _Trait("CUDA ", _of_gpus(lambda node: node.fact.cuda_version), WARNING, "install the same torch build everywhere"),
-    _Trait("NCCL ", _of_gpus(lambda node: node.fact.nccl_version), WARNING, "all ranks need the same one"),
+    _Trait(
+        "NCCL ", _of_gpus(lambda node: node.fact.nccl_version), WARNING,
+        "install the same one everywhere: all ranks need it",
+    ),
     _Trait("its Python is ", lambda node: node.fact.python, NOTE, ""),
     _Trait("numpy ", lambda node: node.fact.numpy_version, NOTE, ""),
     _Trait(
         "", _of_gpus(_of_checks(lambda checks: "InfiniBand" if checks.infiniband else "no InfiniBand")), WARNING,
-        "NCCL falls back to TCP for all: see ibstat",
+        "run ibstat there: NCCL falls back to TCP on all hosts",
     ),
     _Trait("", lambda node: f"{node.fact.cpu_count} CPUs", NOTE, ""),
 )  # fmt: skip
@@ -136,17 +140,17 @@ def _check_clocks(nodes: Sequence[Node]) -> Iterator[Finding]:
     if len(offsets) < 2:
         return
     values = [offset for _, offset, _ in offsets]
-    middle = median(values if len(values) % 2 else [*values, 0.0])  # of two, our own clock tells which one is wrong
+    middle = median(values if len(values) % 2 else [*values, 0.0])  # with two, the launch host's decides
     for name, offset, error in offsets:
         difference = offset - middle
         if abs(difference) - error > _CLOCK_S:
             side = "ahead of" if difference > 0 else "behind"
             text = f"its clock is {abs(difference):.0f} s {side} the others'"
-            yield Finding((name,), text, "start NTP there: times in logs and of checkpoints will mislead", WARNING)
+            yield Finding((name,), text, "start NTP there: the times of logs and checkpoints are misleading", WARNING)
 
 
 def _check_faster_network(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """Find a subnet that all nodes share, and whose slowest link is faster than that of the one in use."""
+    """Find a subnet that all nodes share and whose slowest link is faster than that of the one in use."""
     if len(nodes) < 2 or any(map(_has_chosen_network, nodes)) or all(map(_has_infiniband, nodes)):
         return
     shared = _shared_networks(nodes)
@@ -157,10 +161,10 @@ def _check_faster_network(nodes: Sequence[Node]) -> Iterator[Finding]:
     if _slowest_mbps(entries) > max(here):
         interfaces = ", ".join(sorted({entry.interface for entry in entries}))
         text = (
-            f"data goes over {_gigabits(max(here))} Gb/s, and all nodes share {network} "
-            f"with {_gigabits(_slowest_mbps(entries))} Gb/s ({interfaces})"
+            f"data goes over {_gigabits(max(here))} Gb/s, but all hosts share {network} "
+            f"at {_gigabits(_slowest_mbps(entries))} Gb/s ({interfaces})"
         )
-        fix = "give the nodes' addresses there with addr= in the hostfile"
+        fix = "set addr= in the hostfile to the hosts' addresses on that network"
         yield Finding(tuple(node.name for node in nodes), text, fix, WARNING)
 
 
@@ -170,7 +174,7 @@ def _has_chosen_network(node: Node) -> bool:
 
 
 def _has_infiniband(node: Node) -> bool:
-    """Tell whether the data goes over InfiniBand; NCCL then needs TCP only to connect the ranks."""
+    """Tell whether training data uses InfiniBand; NCCL then needs TCP only to connect the ranks."""
     return node.job.wants_gpus and node.fact.checks is not None and bool(node.fact.checks.infiniband)
 
 

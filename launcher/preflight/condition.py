@@ -15,13 +15,13 @@ _LITTLE_DISK_MIB = 100
 _FEW_FILES = 1024  # the default of most systems, and enough for a node's own ranks
 _SMALL_MEMLOCK_KIB = 1 << 20
 _FEW_RUNS = 16  # that are named one by one
-_CLEAN = "launch clean ends them"
+_CLEAN = "stop them with `launch clean`"
 
 _Found = Iterator[tuple[Severity, str, str]]
 
 
 def check(node: Node, *, is_alone: bool) -> Iterator[Finding]:
-    """Yield what on this node may break or slow a run; `is_alone`: no other node takes part."""
+    """Yield what on this node may break or slow down a run; `is_alone`: no other node takes part."""
     checks = node.fact.checks
     if checks is None:
         return
@@ -34,18 +34,18 @@ def check(node: Node, *, is_alone: bool) -> Iterator[Finding]:
 
 def _check_memory(checks: Checks) -> _Found:
     if checks.shm_mib is not None and checks.shm_mib < _SMALL_SHM_MIB:
-        text = f"/dev/shm is {checks.shm_mib} MB, data loaders with workers may fail"
-        yield WARNING, text, "docker: --shm-size=8g"
+        text = f"/dev/shm is {checks.shm_mib} MB: data loaders with workers may fail"
+        yield WARNING, text, "docker run --shm-size=8g"
     if checks.memory_free_mib is not None and checks.memory_free_mib < _LITTLE_MEMORY_MIB:
-        yield WARNING, f"{checks.memory_free_mib} MB of memory free", "the kernel may kill a rank"
+        yield WARNING, f"{checks.memory_free_mib} MB of memory free", "free some memory: the kernel may kill a rank"
     for path, free in checks.disks.items():
         if free is not None and free < _LITTLE_DISK_MIB:
-            yield WARNING, f"{free} MB free in {path}", "checkpoints and temporary files need room"
+            yield WARNING, f"{free} MB free in {path}", "free some space: checkpoints and temporary files need it"
 
 
 def _check_files(checks: Checks) -> _Found:
     if checks.open_files is not None and checks.open_files < _FEW_FILES:
-        text = f"{checks.open_files} open files a process at most"
+        text = f"at most {checks.open_files} open files per process"
         yield WARNING, text, "raise nofile in /etc/security/limits.conf"
 
 
@@ -58,12 +58,12 @@ def _check_memlock(node: Node, checks: Checks) -> Iterator[Finding]:
         return
     if checks.memlock_kib is not None and checks.memlock_kib < _SMALL_MEMLOCK_KIB:
         text = f"{checks.memlock_kib} KiB of memory may be locked, so NCCL can't use {', '.join(checks.infiniband)}"
-        fix = "memlock unlimited in /etc/security/limits.conf; or --env NCCL_IB_DISABLE=1"
+        fix = "set memlock to unlimited in /etc/security/limits.conf, or pass --env NCCL_IB_DISABLE=1"
         yield Finding((node.name,), text, fix, PROBLEM)
 
 
 def _check_runs(checks: Checks) -> _Found:
-    """Find leftover processes of earlier runs, by run; a run that is still going on is a note only."""
+    """Find leftover processes of earlier runs, by run; a run in progress is only a note."""
     left: dict[str, list[int]] = {}
     going_on: dict[str, None] = {}
     for run in checks.runs:
@@ -72,24 +72,24 @@ def _check_runs(checks: Checks) -> _Found:
         else:
             left.setdefault(run.run_id, []).append(run.pid)
     for run_id in islice(going_on, _FEW_RUNS):
-        yield NOTE, f"run {run_id} goes on there", ""
+        yield NOTE, f"run {run_id} is in progress there", ""
     if len(going_on) > _FEW_RUNS:
         yield NOTE, f"{count(len(going_on) - _FEW_RUNS, 'more run')} in progress there", ""
     for run_id, pids in islice(left.items(), _FEW_RUNS):
         named = ", ".join(map(str, pids[:3])) + (", ..." if len(pids) > 3 else "")
-        yield WARNING, f"{count(len(pids), 'process')} left of run {run_id} (pid {named})", _CLEAN
+        yield WARNING, f"{count(len(pids), 'leftover process')} of run {run_id} (pid {named})", _CLEAN
     more = [len(pids) for pids in islice(left.values(), _FEW_RUNS, None)]
     if more:
-        yield WARNING, f"{count(sum(more), 'process')} left of {count(len(more), 'more run')}", _CLEAN
+        yield WARNING, f"{count(sum(more), 'leftover process')} of {count(len(more), 'more run')}", _CLEAN
     yield from _check_folders([folder.path for folder in checks.folders if folder.run_id not in left])
 
 
 def _check_folders(paths: list[str]) -> _Found:
-    """Find directories of runs that are over; one of a run with leftover processes goes with these."""
+    """Find directories of runs that are over, except of runs with leftover processes, which are reported already."""
     if paths:
         more = f" and {len(paths) - 1} more" if paths[1:] else ""
-        fix = f"launch clean removes {'them' if more else 'it'}"
-        yield WARNING, f"directory of a run that is over: {paths[0]}{more}", fix
+        fix = f"remove {'them' if more else 'it'} with `launch clean`"
+        yield WARNING, f"leftover directory of a run that is over: {paths[0]}{more}", fix
 
 
 def _check_names(node: Node) -> _Found:
@@ -97,10 +97,10 @@ def _check_names(node: Node) -> _Found:
     if probes is None:
         return
     if node.fact.has_slow_dns:
-        text = f"looking up the name of an address takes {probes.reverse_dns_s:.1f} s or more"
-        yield WARNING, text, "RES_OPTIONS is set for this run; mend /etc/resolv.conf, or list the nodes in /etc/hosts"
+        text = f"a reverse DNS look-up takes {probes.reverse_dns_s:.1f} s or more"
+        yield WARNING, text, "correct /etc/resolv.conf, or list the hosts in /etc/hosts (this run sets RES_OPTIONS)"
     if probes.own_address == "":
-        yield NOTE, "its own host name can't be resolved", "harmless here: interfaces are named"
+        yield NOTE, "its own host name can't be resolved: harmless, since launch names the interfaces", ""
     elif probes.own_address and probes.own_address.startswith("127.") and not node.fact.is_on_loopback:
-        text = f"its own host name is {probes.own_address}"
-        yield NOTE, text, "harmless here; torchrun by hand would hang"
+        text = f"its own host name resolves to {probes.own_address}: harmless here"
+        yield NOTE, text, "before you run torchrun by hand, which would hang, correct /etc/hosts"

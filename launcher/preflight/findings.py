@@ -1,6 +1,6 @@
-"""What a check says, and how equal findings of several hosts become one.
+"""Findings: what a check found on one or more hosts. Equal findings of several hosts are merged.
 
-A Finding is of hosts that answer; of one that does not there is a HostFailure. `launcher.errors` tells the way of both
+A Finding is about hosts that respond; a host that doesn't has a HostFailure. `launcher.errors` describes how both get
 to the screen.
 """
 
@@ -19,13 +19,13 @@ from launcher.job.job import Job
 class Severity(Enum):
     """What a finding means for a run."""
 
-    PROBLEM = "problem"  # it would break: the launch stops
-    WARNING = "warning"  # it may be slow, or fail later: one line, and on
-    NOTE = "note"  # `launch check` alone shows it
+    PROBLEM = "problem"  # the run would break, so it isn't started
+    WARNING = "warning"  # the run may be slow or fail later: it starts after a line about it
+    NOTE = "note"  # shown by `launch check` alone
 
     @property
     def rank(self) -> int:
-        """The place in the order of severities; 0 is the worst."""
+        """The position in the order of severities; 0 is the worst."""
         return list(Severity).index(self)
 
 
@@ -56,18 +56,18 @@ class Finding:
     severity: Severity = PROBLEM
 
     def __str__(self) -> str:
-        return f"{fold_names(self.hosts)}: {self.text}" + (f"\n  {self.fix}" if self.fix else "")
+        return f"{fold_names(self.hosts)}: {self.text}" + (f"\n  fix: {self.fix}" if self.fix else "")
 
     @property
     def one_line(self) -> str:
-        """The finding in one line, with the remedy in parentheses."""
-        return f"{fold_names(self.hosts)}: {self.text}" + (f" ({self.fix})" if self.fix else "")
+        """The finding and its remedy in one line."""
+        return f"{fold_names(self.hosts)}: {self.text}" + (f"; fix: {self.fix}" if self.fix else "")
 
 
 def on_cpus(job: Job) -> str:
-    """Return the options that run the same job without GPUs; `test-distributed`, for one, has no --nproc."""
+    """Return the remedy that runs the same job without GPUs; `test-distributed`, for example, has no --nproc."""
     options = "--cpu" if job.nproc and job.gpus is None else "--nproc N --cpu"
-    return f"on CPUs: LAUNCH_OPTS={options}" if job.in_script else f"on CPUs: {options}"
+    return f"run on CPUs: LAUNCH_OPTS={options}" if job.in_script else f"run on CPUs: {options}"
 
 
 def fold(findings: Iterable[Finding]) -> list[Finding]:

@@ -21,26 +21,26 @@ def check(node: Node) -> Iterator[Finding]:
     if node.fact.checks is None or not node.job.wants_gpus:
         return
     if _is_built_for_cpus(node):
-        fix = f"install one for its GPUs, or run {on_cpus(node.job)}"
-        yield Finding((node.name,), f"torch {node.fact.torch_version} is a build for CPUs", fix)
+        fix = f"install one for its GPUs, or {on_cpus(node.job)}"
+        yield Finding((node.name,), f"torch {node.fact.torch_version} is a CPU-only build", fix)
     gpus = wanted_gpus(node)
     if gpus and node.fact.gpu_error:
-        text = f"its GPU tool complains: {node.fact.gpu_error}"
-        yield Finding((node.name,), text, "dmesg there may say more", WARNING)
+        text = f"its GPU tool reports an error: {node.fact.gpu_error}"
+        yield Finding((node.name,), text, "look for the cause in dmesg there", WARNING)
     yield from _check_busy(node, gpus)
     for gpu in gpus:
         if gpu.compute_mode == "Prohibited" or (gpu.compute_mode.startswith("Exclusive") and gpu.processes):
-            fix = f"nvidia-smi -i {gpu.index} -c DEFAULT"
-            yield Finding((node.name,), f"GPU {gpu.index} lets no process in (compute mode {gpu.compute_mode})", fix)
+            fix = f"run nvidia-smi -i {gpu.index} -c DEFAULT"
+            yield Finding((node.name,), f"GPU {gpu.index} blocks new processes (compute mode {gpu.compute_mode})", fix)
         if gpu.ecc_errors:
             text = f"GPU {gpu.index} had {count(gpu.ecc_errors, 'uncorrectable memory error')}"
-            yield Finding((node.name,), text, "results may be wrong: reset it, or leave it out with --exclude", WARNING)
+            yield Finding((node.name,), text, "reset it, or leave it out with --exclude: results may be wrong", WARNING)
     for gpu_address, numbers in _hardware_faults(node, node.fact.checks, gpus).items():
-        text = f"the GPU at PCI {gpu_address} had Xid {listed(numbers)} within a day"
-        yield Finding((node.name,), text, "a fault of hardware or driver: reset it, reboot, or leave it out", WARNING)
+        text = f"the GPU at PCI {gpu_address} had Xid {listed(numbers)} in the last day"
+        yield Finding((node.name,), text, "reset it, reboot, or leave it out: it's a hardware or driver fault", WARNING)
     if any(gpu.is_persistent is False for gpu in gpus):
-        text = "persistence mode is off, the first use of a GPU takes seconds"
-        yield Finding((node.name,), text, "nvidia-smi -pm 1", NOTE)
+        text = "persistence mode is off, so the first use of a GPU takes seconds"
+        yield Finding((node.name,), text, "run nvidia-smi -pm 1", NOTE)
 
 
 def _is_built_for_cpus(node: Node) -> bool:
@@ -72,15 +72,15 @@ def wanted_gpus(node: Node) -> list[Gpu]:
 
 
 def _check_busy(node: Node, gpus: list[Gpu]) -> Iterator[Finding]:
-    """Yield one finding for all processes of one owner and program, which are mostly one job."""
+    """Yield one finding for all processes of one owner and program, which usually are one job."""
     jobs: dict[tuple[str | None, ...], list[tuple[Gpu, GpuProcess]]] = {}
     for gpu in gpus:
         for process in gpu.processes:
             jobs.setdefault((process.owner, process.name, process.mark), []).append((gpu, process))
         used = _used_mib(gpu)
         if not gpu.processes and used > max(_IDLE_MIB, (gpu.memory_mib or 0) // 20):
-            text = f"GPU {gpu.index}: {gigabytes(used)} in use by a process that is not seen there"
-            fix = "in a container, or dead: look on the machine itself, or reset the GPU"
+            text = f"GPU {gpu.index}: {gigabytes(used)} in use by a process that isn't visible there"
+            fix = "look on the machine itself, or reset the GPU: the process is in a container or dead"
             yield Finding((node.name,), text, fix, _severity(gpu))
     for places in _few(jobs):
         memory = sum(process.memory_mib or 0 for _, process in places)
@@ -120,17 +120,15 @@ def _who(processes: list[GpuProcess]) -> str:
         return f"{count(len(pids), 'more process')} of other programs"
     name = f" ({first.name})" if first.name else ""
     owner = f" of {first.owner}" if first.owner else ""
-    numbers = (
-        f"pid {listed(pids)}" if len(pids) <= _FEW_PIDS else f"{count(len(pids), 'process')} from pid {pids[0]} on"
-    )
-    return numbers + (name + owner or ", not seen there (another container's?)")
+    numbers = f"pid {listed(pids)}" if len(pids) <= _FEW_PIDS else f"{count(len(pids), 'process')}, first pid {pids[0]}"
+    return numbers + (name + owner or ", not visible there (another container?)")
 
 
 def _remedy(processes: list[GpuProcess]) -> str:
     mark = processes[0].mark
     if mark is not None and not _is_mixed(processes):
-        return f"of run {mark.partition('.')[0]}; `launch clean` ends it if nobody looks after it any more"
-    return "other GPUs: --include; to start all the same: --no-check"
+        return f"if run {mark.partition('.')[0]} is over, stop it with `launch clean`"
+    return "choose other GPUs with --include, or start anyway with --no-check"
 
 
 def gigabytes(mib: int) -> str:

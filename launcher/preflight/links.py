@@ -1,8 +1,8 @@
-"""Find hosts and pairs of hosts whose round trip or loss stands apart from that of the others.
+"""Find hosts and pairs of hosts whose round trip or packet loss is far above that of the others.
 
-Every node has measured its way to node 0 and to the next node, so most have two partners or more. A host is blamed if
-all of its links are slow, or if several of them lose packets; a single link blames both of its ends.
-A wrong warning is worse than a missing one, so the limits lie above what a switch or a busy machine does at times.
+Every node has measured its connections to node 0 and to the next node, so most have two partners or more. A host has
+a finding if all its links are slow, or if several lose packets; for a single bad link, both ends are named.
+A wrong warning is worse than a missing one, so the limits are above what a switch or a busy machine sometimes causes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from launcher.job.facts import Link
 from launcher.preflight.findings import WARNING, Finding, Node
 from launcher.wording import count
 
-_TIMES = 5  # as long as between the others, and
-_LONGER_S = 0.010  # by that much, which neither a switch nor a busy machine takes
-_LONG_S = 0.020  # within a site nothing takes that long, even if all of it does
-_NAMES_HOSTS = {"--hosts", "--hostfile", "--transport"}  # one of them makes test-distributed take hosts
+_TIMES = 5  # times the usual round trip, and
+_LONGER_S = 0.010  # longer by this, which neither a switch nor a busy machine causes
+_LONG_S = 0.020  # no round trip within a site takes that long, even if all are alike
+_NAMES_HOSTS = {"--hosts", "--hostfile", "--transport"}  # options that give test-distributed its hosts
 _MOST_NAMED = 4  # pairs that are named one by one
-_LOST = 3  # packets, of one link; a queue that overflows for once loses one or two
+_LOST = 3  # packets of one link; a queue that overflows once loses one or two
 _LOST_SHARE = 0.04
 
 _Pair = tuple[str, str]  # names, in the order of hosts
@@ -31,14 +31,14 @@ _Pair = tuple[str, str]  # names, in the order of hosts
 
 @dataclass(frozen=True, slots=True)
 class _Apart:
-    """Who stands apart: hosts by themselves, and pairs of which neither host does."""
+    """The outliers: single hosts, and pairs of which neither host is an outlier itself."""
 
     hosts: tuple[str, ...]
     pairs: tuple[_Pair, ...]
 
 
 def check(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """Yield which hosts and pairs of hosts stand apart, with the command that measures them."""
+    """Yield which hosts and pairs of hosts are outliers, with the command that measures them."""
     links = join_links(nodes)
     if links:
         fix = _measure(nodes)
@@ -70,15 +70,15 @@ def join_links(nodes: Sequence[Node]) -> dict[_Pair, Link]:
 def _check_round_trips(times: Mapping[_Pair, float], fix: str) -> Iterator[Finding]:
     best = _best_by_host(times)
     usual = median_low(best.values())
-    if usual > _LONG_S:  # of two hosts that are far from each other, too, none is to blame
-        yield Finding(tuple(best), f"{_milliseconds(usual)} for a round trip between them", fix, WARNING)
+    if usual > _LONG_S:  # also of two hosts that are far from each other: neither is to blame
+        yield Finding(tuple(best), f"a round trip between them takes {_milliseconds(usual)}", fix, WARNING)
         return
     apart = _find_slow(times, best, usual)
     for name in apart.hosts:
-        text = f"{_milliseconds(best[name])} for a round trip to the other hosts, they have {_milliseconds(usual)}"
+        text = f"a round trip to the other hosts takes {_milliseconds(best[name])}, theirs take {_milliseconds(usual)}"
         yield Finding((name,), text, fix, WARNING)
-    others = f", others have {_milliseconds(usual)}"
-    slow = {pair: f"{_milliseconds(times[pair])} for a round trip {_between(pair)}{others}" for pair in apart.pairs}
+    others = f", others take {_milliseconds(usual)}"
+    slow = {pair: f"a round trip {_between(pair)} takes {_milliseconds(times[pair])}{others}" for pair in apart.pairs}
     yield from _name_pairs(slow, fix)
 
 
@@ -91,7 +91,7 @@ def _best_by_host(times: Mapping[_Pair, float]) -> dict[str, float]:
 
 
 def _find_slow(times: Mapping[_Pair, float], best: Mapping[str, float], usual: float) -> _Apart:
-    """A host is slow if it is to all of its partners, and has two of them."""
+    """Find slow hosts and pairs; a host is slow if it is slow to all of its partners, and it has at least two."""
 
     def is_slow(seconds: float) -> bool:
         return seconds > _TIMES * usual and seconds > usual + _LONGER_S
@@ -103,7 +103,7 @@ def _find_slow(times: Mapping[_Pair, float], best: Mapping[str, float], usual: f
 
 
 def _milliseconds(seconds: float) -> str:
-    """`201 ms` or `0.3 ms`."""
+    """Return `201 ms` or `0.3 ms`."""
     number = seconds * 1000
     return f"{number:.0f} ms" if number >= 9.5 else f"{max(0.1, number):.1f} ms"
 
@@ -120,16 +120,16 @@ def _check_losses(links: Mapping[_Pair, Link], fix: str) -> Iterator[Finding]:
         yield Finding(names, text, fix, WARNING)
         return
     for name in apart.hosts:
-        text = f"{_loss(links[pair] for pair in lossy if name in pair)} from and to other hosts were lost"
+        text = f"{_loss(links[pair] for pair in lossy if name in pair)} to and from other hosts were lost"
         yield Finding((name,), text, fix, WARNING)
     lost = {pair: f"{_loss([links[pair]])} {_between(pair)} were lost" for pair in apart.pairs}
     yield from _name_pairs(lost, fix)
 
 
 def _find_lossy(lossy: list[_Pair], pairs: list[_Pair]) -> _Apart | None:
-    """The host with most lossy links is blamed for them, then that with most of the rest, while one has two.
+    """Blame the host with the most lossy links, then the one with most of the rest, as long as one has two.
 
-    None: without it most of the others lose packets as well.
+    Return None if most of the links that remain lose packets as well.
     """
     hosts: list[str] = []
     while lossy:
@@ -152,23 +152,24 @@ def _loss(links: Iterable[Link]) -> str:
 
 
 def _between(pair: _Pair) -> str:
-    """Name both hosts: equal findings become one, and would say it of pairs for which it isn't true."""
+    """Name both hosts: equal findings are merged, and without names would seem to be about other pairs too."""
     return f"between {pair[0]} and {pair[1]}"
 
 
 def _name_pairs(pairs: Mapping[_Pair, str], fix: str) -> Iterator[Finding]:
-    """Yield a finding for each pair, or one for all of many."""
+    """Yield a finding for each pair, or a single one if there are many."""
     if len(pairs) > _MOST_NAMED:
         names = tuple(dict.fromkeys(name for pair in pairs for name in pair))
         example = next(iter(pairs.values()))
-        yield Finding(names, f"{len(pairs)} of their links stand apart (as {example})", fix, WARNING)
+        text = f"{len(pairs)} of their links are worse than the rest (for example, {example})"
+        yield Finding(names, text, fix, WARNING)
         return
     for pair, text in pairs.items():
         yield Finding(pair, text, fix, WARNING)
 
 
 def _measure(nodes: Sequence[Node]) -> str:
-    """Return the command that measures each pair; hosts that no option has named are those of a Slurm job."""
+    """Return the command that measures each pair; hosts that no option names come from a Slurm job."""
     words = nodes[0].job.reach
     if not _NAMES_HOSTS & set(words):
         words = ("--hosts", fold_names([node.name for node in nodes]), *words)

@@ -1,4 +1,4 @@
-"""Check whether the nodes could reach each other, and whether they have the interfaces that the user named."""
+"""Check whether the nodes can reach each other, and whether they have the interfaces that the user named."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from launcher.preflight.findings import WARNING, Finding, Node
 
 _FEW = 4  # pairs that are named one by one
 _MOST_NAMES = 32  # of interfaces, in a fix
-_OPEN = "open TCP between the nodes"
-_OPEN_ALL = "some ports are open, but NCCL and gloo take any free one: open all TCP between the nodes"
+_OPEN = "open TCP between the hosts"
+_OPEN_ALL = "open all TCP ports between the hosts: some are open, but NCCL and gloo use any free one"
 
 
 def check(nodes: Sequence[Node]) -> Iterator[Finding]:
@@ -23,8 +23,8 @@ def check(nodes: Sequence[Node]) -> Iterator[Finding]:
         if len(nodes) > 1:
             yield from _check_loopback(node)
         if any(probe.error == NOT_TRIED for probe in _tried(node)):
-            fix = "it is overloaded, or short of memory"
-            yield Finding((node.name,), "its way to the others could not be tried in time", fix, WARNING)
+            fix = "check its load and free memory"
+            yield Finding((node.name,), "its connections to the others could not be tested in time", fix, WARNING)
     failed = [
         (node, probe)
         for node in nodes
@@ -35,7 +35,7 @@ def check(nodes: Sequence[Node]) -> Iterator[Finding]:
         if probe.is_master:
             place = f"{probe.address} port {probe.port}"
             if node is nodes[0]:
-                fix = "it must reach itself by that address: give one of its own with addr="
+                fix = "set addr= to an address of its own, at which it can reach itself"
                 yield Finding((node.name,), f"can't reach itself at {place}: {_lowered(probe.error)}", fix)
             else:
                 text = f"can't reach node 0 ({probe.host}) at {place}: {_lowered(probe.error)}"
@@ -48,9 +48,9 @@ def _tried(node: Node) -> tuple[Probe, ...]:
 
 
 def _check_ring(nodes: Sequence[Node], failed: list[tuple[Node, Probe]]) -> Iterator[Finding]:
-    """Yield which node can't reach a free port of the next one.
+    """Yield which nodes can't reach a free port of the next node.
 
-    If the master port is open and these are not, a firewall lets only listed ports through.
+    If the port of node 0 is open and these are not, a firewall allows only listed ports.
     """
     masters = [probe for node in nodes for probe in _tried(node) if probe.is_master]
     fix = _OPEN_ALL if masters and all(probe.error is None for probe in masters) else _OPEN
@@ -58,7 +58,7 @@ def _check_ring(nodes: Sequence[Node], failed: list[tuple[Node, Probe]]) -> Iter
         node, probe = failed[0]
         example = f"{node.name} to {probe.host}, {probe.address} port {probe.port}: {_lowered(probe.error)}"
         names = tuple(node.name for node, _ in failed)
-        yield Finding(names, f"can't reach a free port of the next node (as {example})", fix)
+        yield Finding(names, f"can't reach a free port of the next host (for example, {example})", fix)
         return
     for node, probe in failed:
         text = f"can't reach {probe.host} at {probe.address} port {probe.port}: {_lowered(probe.error)}"
@@ -78,20 +78,20 @@ def _check_interfaces(node: Node) -> Iterator[Finding]:
     there = list(dict.fromkeys(name for name, _ in node.fact.addresses))
     if not there:
         return
-    has = f"it has {', '.join(there[:_MOST_NAMES])}" + (", ..." if len(there) > _MOST_NAMES else "")
+    names = ", ".join(there[:_MOST_NAMES]) + (", ..." if len(there) > _MOST_NAMES else "")
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         value = node.job.env.get(variable)
         if not value:
             continue
-        fix = f"{has}; leave {variable} away, and each node gets its own"
+        fix = f"unset {variable} to use each host's own interface, or choose from {names}"
         if variable.startswith("GLOO") and value.startswith(("^", "=")):
             text = f"GLOO_SOCKET_IFNAME takes plain interface names, got {value!r}"
-            yield Finding((node.name,), text, has)
+            yield Finding((node.name,), text, f"choose from {names}")
         elif variable.startswith("GLOO") and (missing := [name for name in value.split(",") if name not in there]):
-            text = f"no interface there is called {missing[0]}, as GLOO_SOCKET_IFNAME={value} says"
+            text = f"has no interface {missing[0]}, named by GLOO_SOCKET_IFNAME={value}"
             yield Finding((node.name,), text, fix)
         elif not any(_is_meant(variable, value, name) for name in there):
-            yield Finding((node.name,), f"no interface there is meant by {variable}={value}", fix)
+            yield Finding((node.name,), f"{variable}={value} matches no interface", fix)
 
 
 def _check_loopback(node: Node) -> Iterator[Finding]:
@@ -101,21 +101,21 @@ def _check_loopback(node: Node) -> Iterator[Finding]:
     """
     value = node.job.env.get("NCCL_SOCKET_IFNAME", "")
     if node.job.wants_gpus and value.startswith("^") and matches(value, "lo") and not node.fact.is_on_loopback:
-        text = f"NCCL_SOCKET_IFNAME={value} lets lo in, by which no other node is reached"
-        yield Finding((node.name,), text, f"exclude it as well: {value},lo")
+        text = f"NCCL_SOCKET_IFNAME={value} allows lo, which reaches no other host"
+        yield Finding((node.name,), text, f"exclude lo as well: {value},lo")
 
 
 def data_address(job: Job, fact: NodeFacts) -> str | None:
-    """Return the address by which ranks on a node are reached.
+    """Return the address at which the ranks on a node are reached.
 
-    It is that of the interface that the user named, else that of the route to node 0.
+    It is that of the interface that the user named, or else that of the route to node 0.
     """
     variable = "NCCL_SOCKET_IFNAME" if job.wants_gpus else "GLOO_SOCKET_IFNAME"
     setting = job.env.get(variable)
     if setting:
         for interface, address in fact.addresses:
             if interface == "lo" and not fact.is_on_loopback:
-                continue  # nobody could reach it there, which has a finding of its own
+                continue  # no other host could reach it there; _check_loopback reports that
             if ":" not in address and _is_meant(variable, setting, interface):
                 return address
     return fact.route.address if fact.route is not None else None
@@ -138,7 +138,7 @@ def matches(setting: str, interface: str) -> bool:
 def find_unreachable_master(hosts: Sequence[Host], facts: Sequence[NodeFacts], master: str) -> list[Finding]:
     """Return a finding if node 0 is known only by a loopback address and other nodes are on other machines.
 
-    They could not reach it, and would hang.
+    Those could not reach it, and would hang.
     """
     if len(hosts) < 2 or not master.startswith("127."):
         return []
@@ -149,5 +149,5 @@ def find_unreachable_master(hosts: Sequence[Host], facts: Sequence[NodeFacts], m
     ]
     if not outside:
         return []
-    text = f"node 0 ({hosts[0].name}) is known by its loopback address {master} only"
-    return [Finding(tuple(outside), text, "give its address on the data network: addr=IP in the hostfile")]
+    text = f"node 0 ({hosts[0].name}) is known only by its loopback address {master}"
+    return [Finding(tuple(outside), text, "set addr=IP in the hostfile to its address on the data network")]

@@ -1,4 +1,4 @@
-"""Check what a plan needs of each node: a Python with torch, the directory, enough GPUs, a way to node 0."""
+"""Check what a plan needs of each node: a Python with torch, the directory, enough GPUs, a route to node 0."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check(node: Node) -> Iterator[Finding]:
             yield Finding((node.name,), text, fix)
 
 
-IN_USE = "Address already in use"  # a node's words, so Linux's; os.strerror has those of this machine
+IN_USE = "Address already in use"  # as a node words it, so Linux; os.strerror would word it as this machine does
 _Found = Iterator[tuple[str, str]]
 
 
@@ -31,10 +31,10 @@ def _check_python(node: Node) -> _Found:
     tried = "; ".join(f"{path}: {why}" for path, why in node.fact.pythons_tried)
     if node.job.python:
         has_none = tried.endswith(messages.NO_TORCH)
-        fix = "install torch for it, or name another Python" if has_none else "name one that is there and starts"
+        fix = "install torch for it, or name another Python" if has_none else "name one that exists there and starts"
         yield f"--python {tried}", fix
     elif node.job.activation.has_python:
-        yield f"no Python with torch ({tried})", "install it in that environment, or name another"
+        yield f"no Python with torch ({tried})", "install torch in that environment, or name another"
     else:
         yield f"no Python with torch ({tried})", "install torch, or name a Python that has it with --python PATH"
 
@@ -43,20 +43,20 @@ def _check_torchrun(node: Node) -> _Found:
     """Refuse torch before 2.0: its torchrun takes no option with dashes (pytorch #94505); before 1.9 there is none."""
     version = node.fact.torch_version
     if node.job.uses_torchrun and version is not None and version.partition(".")[0] in ("0", "1"):
-        yield f"torch {version} is too old for torchrun as it is started here", "start the ranks without it: --legacy"
+        yield f"torch {version} is too old for torchrun as launch starts it", "start the ranks without it: --legacy"
 
 
 def _check_folder(node: Node) -> _Found:
     job = node.job
     if not node.fact.workdir_found and job.program.kind is not ProgramKind.BUILTIN:
         yield (
-            f"the working folder {job.workdir} is not there",
-            "name one that is with --workdir, or copy yours",
+            f"the working directory {job.workdir} doesn't exist",
+            "copy yours there, or name one that exists with --workdir",
         )
     elif not node.fact.script_found:
         yield (
             f"the script {job.program.target} is not in {job.workdir}",
-            "copy it there, or name the folder with --workdir",
+            "copy it there, or name its directory with --workdir",
         )
 
 
@@ -74,18 +74,18 @@ def _check_gpus(node: Node) -> _Found:
         if missing:
             is_whole = indexes == list(range(len(indexes)))  # a GPU that is lost leaves a gap
             there = f"0 to {len(indexes) - 1}" if is_whole else ", ".join(map(str, indexes))
-            yield f"has no GPU {', '.join(map(str, missing))}", f"it has {there}"
+            yield f"has no GPU {', '.join(map(str, missing))}", f"choose from {there}"
         return
     visible = count_visible(host, fact)
-    # One of the login, or of --setup, isn't named by what the node says.
+    # The node doesn't say which variable the login or --setup has set.
     variable = next((name for name in VISIBLE_DEVICES if name in node.job.env), "*_VISIBLE_DEVICES")
     if not visible:
         fix = "the list ends at the first entry that names no GPU; a repeated entry hides all"
         yield f"{variable} hides all {count(len(fact.gpus), 'GPU')}", f"correct or unset it ({fix})"
     elif wanted > visible:
-        where = "there" if visible == len(fact.gpus) else f"visible ({variable})"
-        option = "a smaller NGPUS" if node.job.in_script else "ask for fewer with --gpus"
-        yield f"{wanted} GPUs wanted, {visible} {where}", f"one process a GPU; {option}"
+        has = f"it has {visible}" if visible == len(fact.gpus) else f"only {visible} visible ({variable})"
+        option = "lower NGPUS" if node.job.in_script else "request fewer with --gpus"
+        yield f"{wanted} GPUs requested, but {has}", f"{option} (one process per GPU)"
 
 
 def _check_route(node: Node) -> _Found:
@@ -94,8 +94,9 @@ def _check_route(node: Node) -> _Found:
         return
     if route.error and route.error.startswith(IN_USE):
         port = node.job.master_port
-        yield f"port {port} is taken{route.error[len(IN_USE) :]}", "end that, or name another with --master-port"
+        fix = "stop that process, or choose another port with --master-port"
+        yield f"port {port} is taken{route.error[len(IN_USE) :]}", fix
     elif route.error:
-        yield f"can't use the address of node 0: {route.error}", "give it with addr= in the hostfile, or --master-addr"
+        yield f"can't use the address of node 0: {route.error}", "set addr= in the hostfile, or --master-addr"
     elif route.interface is None:
         yield f"no interface has the address {route.address}", "set NCCL_SOCKET_IFNAME with --env"

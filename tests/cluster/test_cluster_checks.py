@@ -19,8 +19,8 @@ ECHO = shell("echo started")
 ON_CPUS = ("--nproc", "1", *ECHO)
 REFUSED = "launch: nothing was started; these would break the run:"
 PORT = 29511
-GO_ON = "other GPUs: --include; to start all the same: --no-check"
-COUNTS = "each process gets one; the global batch counts them all"
+GO_ON = "fix: choose other GPUs with --include, or start anyway with --no-check"
+COUNTS = "fix: pass --gpus N for equal numbers: each GPU adds a rank to the global batch"
 # A rank that outlives its keepers: they let it get a SIGTERM when they die.
 HARDY = "trap '' TERM; echo \"ready $RANK\"; while :; do sleep 300; done"
 
@@ -56,7 +56,7 @@ def test_hosts_that_are_equal(launch: Launch, train: str) -> None:
     assert done.exit_code == 0
     assert done.stderr == ""
     first, traits, last = done.table
-    assert (first, last) == ("3 hosts answer (N s)", "nothing would break a run")
+    assert (first, last) == ("3 hosts responded (N s)", "nothing would break a run")
     assert traits.startswith("  on all  CPUs, python 3.")
     assert ", torch 2." in traits
     assert ", train.py " in traits
@@ -66,7 +66,7 @@ def test_hosts_that_are_equal(launch: Launch, train: str) -> None:
 def test_one_host(launch: Launch) -> None:
     done = launch.check(*ON_CPUS, hosts="node1")
     assert done.exit_code == 0
-    assert done.table == ["1 host answers (N s)", "  on all  CPUs, data over lo", "nothing would break a run"]
+    assert done.table == ["1 host responded (N s)", "  on all  CPUs, data over lo", "nothing would break a run"]
     (line,) = launch.check("--json", *ON_CPUS, hosts="node1").lines
     assert json.loads(line)["hosts"]["node1"]["route"]["probe_port"] is None  # a torchrun by hand may wait for node 0
 
@@ -78,7 +78,7 @@ def test_one_machine_under_two_names_says_nothing_of_itself(launch: Launch, clus
     done = launch.check("--ssh-config", str(names), "--cpu", "--nproc", "1", train, hosts="node1,twin")
     assert done.exit_code == 0
     first, traits, last = done.table
-    assert (first, last) == ("2 hosts answer (N s)", "nothing would break a run")
+    assert (first, last) == ("2 hosts responded (N s)", "nothing would break a run")
     assert ", data over data1, train.py " in traits
 
 
@@ -94,8 +94,8 @@ def test_json_has_all_facts_and_findings(launch: Launch, cluster: Cluster) -> No
         {
             "severity": "warning",
             "hosts": ["node2"],
-            "text": "/dev/shm is 64 MB, data loaders with workers may fail",
-            "fix": "docker: --shm-size=8g",
+            "text": "/dev/shm is 64 MB: data loaders with workers may fail",
+            "fix": "docker run --shm-size=8g",
         }
     ]
     assert [failure["host"] for failure in found["unreachable"]] == ["node3"]
@@ -119,11 +119,11 @@ def test_gpus_that_are_fewer_busy_or_of_another_driver(launch: Launch, cluster: 
     cluster["node1"].set_gpus(8, busy=[(7, 1, 400)])
     cluster["node2"].set_gpus(8, busy=[(0, 1, 70000), (1, 1, 70000), (2, 99999, 9000)], driver="535.1")
     cluster["node3"].set_gpus(4)
-    unseen = "GPU 2 busy: pid 99999, not seen there (another container's?), 8.8 GB"
+    unseen = "GPU 2 busy: pid 99999, not visible there (another container?), 8.8 GB"
     done = launch.check(*ECHO)
     assert done.exit_code == 70
     assert done.table == [
-        "3 hosts answer (N s)",
+        "3 hosts responded (N s)",
         "! node2  GPU 0 and 1 busy: pid 1 (sshd) of root, 137 GB",
         f"         {GO_ON}",
         "  node1  GPU 7 busy: pid 1 (sshd) of root, 0.4 GB",
@@ -132,7 +132,7 @@ def test_gpus_that_are_fewer_busy_or_of_another_driver(launch: Launch, cluster: 
         f"         {GO_ON}",
         "  node3  4 GPUs, the others 8 GPUs",
         f"         {COUNTS}",
-        f"  node2  {'driver 535.1, the others 999.99':<{len(unseen)}}  update it: NCCL may refuse to start",
+        f"  node2  {'driver 535.1, the others 999.99':<{len(unseen)}}  fix: update it: NCCL may refuse to start",
         "1 problem would break a run, 4 warnings",
     ]
 
@@ -159,8 +159,8 @@ def test_a_gpu_tool_that_hangs_costs_its_own_host_only(launch: Launch, cluster: 
     done = launch.check(*ECHO)
     assert done.exit_code == 70
     assert done.table == [
-        "3 hosts answer (N s)",
-        "! node2  no GPU (nvidia-smi gave no answer in N s)  on CPUs: --nproc N --cpu",
+        "3 hosts responded (N s)",
+        "! node2  no GPU (nvidia-smi gave no answer in N s)  fix: run on CPUs: --nproc N --cpu",
         "1 problem would break a run",
     ]
 
@@ -171,17 +171,17 @@ def test_a_gpu_tool_that_hangs_costs_its_own_host_only(launch: Launch, cluster: 
 @pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="no /dev/net/tun: modprobe tun")
 def test_a_host_that_stands_apart(launch: Launch, cluster: Cluster) -> None:
     """First by its round trip, then by what it loses; a connect whose first packets are lost is no failure."""
-    fix = f"run `test-distributed 1 --hosts 'node[1-3]' --ssh-config {cluster.ssh_config}`"
+    fix = f"fix: run `test-distributed 1 --hosts 'node[1-3]' --ssh-config {cluster.ssh_config}`"
     healthy = launch.check(*ON_CPUS)
-    assert healthy.table == ["3 hosts answer (N s)", "  on all  CPUs", "nothing would break a run"]
+    assert healthy.table == ["3 hosts responded (N s)", "  on all  CPUs", "nothing would break a run"]
     cluster["node3"].sicken_wire(delay_s=0.2)
     done = launch.check(*ON_CPUS)
     assert (done.exit_code, [re.sub(r"\d+(\.\d)? ms", "N ms", line) for line in done.table]) == (
         0,
         [
-            "3 hosts answer (N s)",
+            "3 hosts responded (N s)",
             "  on all  CPUs",
-            f"  node3   {'N ms for a round trip to the other hosts, they have N ms'}",
+            f"  node3   {'a round trip to the other hosts takes N ms, theirs take N ms'}",
             f"          {fix}",
             "nothing would break a run, 1 warning",
         ],
@@ -189,7 +189,7 @@ def test_a_host_that_stands_apart(launch: Launch, cluster: Cluster) -> None:
     cluster["node3"].heal()
     cluster["node3"].sicken_wire(loses="data")
     (warning,) = warned(launch, *ON_CPUS)
-    pattern = rf"  node3: \d+ of \d+ packets from and to other hosts were lost \({re.escape(fix)}\)"
+    pattern = rf"  node3: \d+ of \d+ packets to and from other hosts were lost; {re.escape(fix)}"
     assert re.fullmatch(pattern, warning), warning
     cluster["node3"].heal()
     cluster["node3"].sicken_wire(loses="opening")
@@ -205,7 +205,7 @@ def test_a_firewall_that_opens_the_master_port_only(launch: Launch, cluster: Clu
     assert said == REFUSED
     address = cluster["node1"].address
     assert without_port(probed) == f"  node3: can't reach node1 at {address} port P: network is unreachable"
-    assert fix == ("    some ports are open, but NCCL and gloo take any free one: open all TCP between the nodes")
+    assert fix == ("    fix: open all TCP ports between the hosts: some are open, but NCCL and gloo use any free one")
     assert launch.start("--no-check", *words).finish().exit_code == 0
 
 
@@ -218,10 +218,10 @@ def test_a_pair_that_is_apart(launch: Launch, cluster: Cluster) -> None:
     done = launch.check("--master-port", str(PORT), *ON_CPUS)
     assert done.exit_code == 70
     assert [*map(without_port, done.table)] == [
-        "3 hosts answer (N s)",
+        "3 hosts responded (N s)",
         "  on all  CPUs",
         f"! node2   can't reach node3 at {cluster['node3'].address} port P: no answer in N s",
-        "          some ports are open, but NCCL and gloo take any free one: open all TCP between the nodes",
+        "          fix: open all TCP ports between the hosts: some are open, but NCCL and gloo use any free one",
         "1 problem would break a run",
     ]
 
@@ -233,7 +233,7 @@ def test_a_firewall_that_opens_all_but_the_master_port(launch: Launch, cluster: 
     assert done.words == [
         REFUSED,
         f"  node[2-3]: can't reach node 0 (node1) at {cluster['node1'].address} port {PORT}: no route to host",
-        "    open TCP between the nodes",
+        "    fix: open TCP between the hosts",
     ]
 
 
@@ -241,9 +241,9 @@ def test_a_master_port_that_is_taken(launch: Launch) -> None:
     done = launch.check("--master-port", "22", *ON_CPUS)
     assert done.exit_code == 70
     assert done.table == [
-        "3 hosts answer (N s)",
+        "3 hosts responded (N s)",
         "  on all  CPUs",
-        "! node1   port 22 is taken by pid 1 (sshd)  end that, or name another with --master-port",
+        "! node1   port 22 is taken by pid 1 (sshd)  fix: stop that process, or choose another port with --master-port",
         "1 problem would break a run",
     ]
 
@@ -253,15 +253,15 @@ def test_interfaces_that_are_named_wrongly(launch: Launch, train: str) -> None:
     assert done.exit_code == 70
     assert done.words == [
         REFUSED,
-        "  node2: no interface there is called data1, as GLOO_SOCKET_IFNAME=data1 says",
-        "    it has lo, data2, docker0; leave GLOO_SOCKET_IFNAME away, and each node gets its own",
-        "  node3: no interface there is called data1, as GLOO_SOCKET_IFNAME=data1 says",
-        "    it has lo, data3, docker0; leave GLOO_SOCKET_IFNAME away, and each node gets its own",
+        "  node2: has no interface data1, named by GLOO_SOCKET_IFNAME=data1",
+        "    fix: unset GLOO_SOCKET_IFNAME to use each host's own interface, or choose from lo, data2, docker0",
+        "  node3: has no interface data1, named by GLOO_SOCKET_IFNAME=data1",
+        "    fix: unset GLOO_SOCKET_IFNAME to use each host's own interface, or choose from lo, data3, docker0",
     ]
     done = launch.check("--nproc", "1", "--env", "NCCL_SOCKET_IFNAME=data2,data3", *ECHO)
     assert done.table[2:] == [
-        "! node1   no interface there is meant by NCCL_SOCKET_IFNAME=data2,data3",
-        "          it has lo, data1, docker0; leave NCCL_SOCKET_IFNAME away, and each node gets its own",
+        "! node1   NCCL_SOCKET_IFNAME=data2,data3 matches no interface",
+        "          fix: unset NCCL_SOCKET_IFNAME to use each host's own interface, or choose from lo, data1, docker0",
         "1 problem would break a run",
     ]
 
@@ -283,7 +283,8 @@ def test_an_own_name_on_loopback_does_no_harm(launch: Launch, cluster: Cluster) 
     done = launch.check(*ON_CPUS)
     assert done.exit_code == 0
     assert done.table[2:] == [
-        "  node2   its own host name is 127.0.1.1  harmless here; torchrun by hand would hang",
+        "  node2   its own host name resolves to 127.0.1.1: harmless here",
+        "          fix: before you run torchrun by hand, which would hang, correct /etc/hosts",
         "nothing would break a run",
     ]
 
@@ -296,8 +297,8 @@ def test_a_slow_resolver_is_found_and_given_up_early(launch: Launch, cluster: Cl
     done = launch.start("--nproc", "1", *shell('echo "RES_OPTIONS=$RES_OPTIONS"')).finish()
     assert done.exit_code == 0
     assert done.words[2:-1] == [
-        "  node2: looking up the name of an address takes N s or more "
-        "(RES_OPTIONS is set for this run; mend /etc/resolv.conf, or list the nodes in /etc/hosts)"
+        "  node2: a reverse DNS look-up takes N s or more; "
+        "fix: correct /etc/resolv.conf, or list the hosts in /etc/hosts (this run sets RES_OPTIONS)"
     ]
     assert sorted(done.lines) == [
         "[node1:0] RES_OPTIONS=", "[node2:1] RES_OPTIONS=timeout:1 attempts:2", "[node3:2] RES_OPTIONS=",
@@ -316,7 +317,7 @@ def test_a_script_that_differs(launch: Launch, cluster: Cluster, train: str) -> 
     assert done.words == [
         REFUSED,
         f"  node2: the script's hash is {hashlib.sha256(other.encode()).hexdigest()[:6]}, the others {usual}",
-        "    copy the same script to all nodes",
+        "    fix: copy the same script to all hosts",
     ]
     done = launch.start("--no-check", "--nproc", "1", "--cpu", train).finish()
     assert sorted(done.lines) == ["[node1:0] started", "[node2:1] other", "[node3:2] started"]
@@ -326,7 +327,7 @@ def test_what_would_only_slow_a_run_is_a_line_of_it(launch: Launch, cluster: Clu
     for name in ("node1", "node3"):
         cluster[name].mount("/dev/shm", "-t", "tmpfs", "-o", "size=64m", "tmpfs")
     assert warned(launch, *ON_CPUS) == [
-        "  node[1,3]: /dev/shm is 64 MB, data loaders with workers may fail (docker: --shm-size=8g)",
+        "  node[1,3]: /dev/shm is 64 MB: data loaders with workers may fail; fix: docker run --shm-size=8g",
     ]
 
 
@@ -338,10 +339,10 @@ def test_a_host_that_does_not_answer_leaves_the_others_facts(launch: Launch, clu
     assert done.stderr == ""
     no_route = f"no route to {cluster['node1'].address} port 22"
     assert done.table == [
-        "2 of 3 hosts answer (N s)",
+        "2 of 3 hosts responded (N s)",
         "  on all  CPUs",
-        f"! node1   {no_route:<53}  is it on, and is the network up?",
-        "  node3   /dev/shm is 64 MB, data loaders with workers may fail  docker: --shm-size=8g",
+        f"! node1   {no_route:<53}  fix: is it on, and is the network up?",
+        "  node3   /dev/shm is 64 MB: data loaders with workers may fail  fix: docker run --shm-size=8g",
         "1 problem would break a run, 1 warning",
     ]
 
@@ -356,7 +357,7 @@ def test_a_host_that_freezes_while_ports_are_tried(launch: Launch, cluster: Clus
     done = running.wait()
     assert done.exit_code == 69
     assert done.table == [
-        "2 of 3 hosts answer (N s)",
+        "2 of 3 hosts responded (N s)",
         "  on all  CPUs",
         "! node2   no sign of life for N s",
         "1 problem would break a run",
@@ -396,27 +397,27 @@ def test_left_overs_are_ended_and_a_run_beside_them_goes_on(launch: Launch, clus
     live = launch.start("--nproc", "1", *shell('echo "ready $RANK"; exec sleep 300'), hosts="node[2-3]")
     live.wait_for(r"\] ready", 2)
     assert without_pids(launch.check(*ON_CPUS).table[2:]) == [
-        "  node1      2 processes left of run RUN (pid N, N)  launch clean ends them",
-        "  node2      2 processes left of run RUN (pid N, N)  launch clean ends them",
-        "  node[2-3]  run RUN goes on there",
+        "  node1      2 leftover processes of run RUN (pid N, N)  fix: stop them with `launch clean`",
+        "  node2      2 leftover processes of run RUN (pid N, N)  fix: stop them with `launch clean`",
+        "  node[2-3]  run RUN is in progress there",
         "nothing would break a run, 2 warnings",
     ]
     found = [
-        "  node1: 2 processes of run RUN left behind: N (sh), N (sleep)",
-        "  node2: 2 processes of run RUN left behind: N (sh), N (sleep)",
-        "  node2: 1 process of run RUN, which goes on and is left alone: N (sleep)",
-        "  node3: 1 process of run RUN, which goes on and is left alone: N (sleep)",
+        "  node1: 2 leftover processes of run RUN: N (sh), N (sleep)",
+        "  node2: 2 leftover processes of run RUN: N (sh), N (sleep)",
+        "  node2: 1 process of run RUN (in progress, left alone): N (sleep)",
+        "  node3: 1 process of run RUN (in progress, left alone): N (sleep)",
     ]
     done = launch.clean("--dry-run")
     assert done.exit_code == 0
-    found += [f"  {host.name}: directory left behind: {host.tmpdir}/launch-RUN" for host in hosts]
-    assert without_pids(done.words) == [*found, "launch: 4 processes would be ended, 2 directories would be removed"]
+    found += [f"  {host.name}: leftover directory: {host.tmpdir}/launch-RUN" for host in hosts]
+    assert without_pids(done.words) == [*found, "launch: 4 processes would be stopped, 2 directories would be removed"]
     assert len(cluster.ranks()) == 6
     done = launch.clean()
     assert done.exit_code == 0
     assert without_pids(done.words) == [
         *found,
-        "launch: ended 4 processes, removed 2 directories, 0 processes left on 3 nodes",
+        "launch: stopped 4 processes, removed 2 directories, 0 processes left on 3 nodes",
     ]
     assert not cluster["node1"].processes()
     assert [len(folders(host)) for host in cluster][:3] == [0, 1, 1]  # those of the run that goes on
@@ -438,7 +439,7 @@ def test_a_host_that_can_not_be_asked_is_no_clean_one(launch: Launch, cluster: C
     assert done.words == [
         "launch: 1 host can't be used:",
         f"  node1: no route to {cluster['node1'].address} port 22",
-        "    is it on, and is the network up?",
+        "    fix: is it on, and is the network up?",
     ]
     done = launch.clean(hosts="node[2-3]")
     assert done.exit_code == 69

@@ -63,8 +63,8 @@ def test_more_processes_than_gpus(launch: Launch, cluster: Cluster) -> None:
     assert done.words[:4] == [
         BACKENDS,
         "launch: nothing was started; these would break the run:",
-        "  node1: 4 GPUs wanted, 2 there",
-        "    one process a GPU; ask for fewer with --gpus",
+        "  node1: 4 GPUs requested, but it has 2",
+        "    fix: request fewer with --gpus (one process per GPU)",
     ]
 
 
@@ -73,7 +73,7 @@ def test_some_hosts_without_gpus(launch: Launch, cluster: Cluster) -> None:
     done = launch.test(1, hosts="node[1-2]").finish()
     assert done.exit_code == 70
     assert "  node2: no GPU (neither nvidia-smi nor rocm-smi is there)" in done.words
-    assert "    on CPUs: --cpu" in done.words
+    assert "    fix: run on CPUs: --cpu" in done.words
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_a_pair_that_fails_is_found(search: Callable[[], tuple[list[str], str]],
         f"testing node[2-4]: {reason}",
         "testing node[3-4]: ok",
     ]
-    assert verdict == "verdict: node2 and node4 fail together, each is well alone\n"
+    assert verdict == "verdict: node2 and node4 fail together, but each passes alone\n"
 
 
 def test_a_host_that_fails_with_everybody_is_found(
@@ -133,4 +133,4 @@ def test_a_host_that_fails_with_everybody_is_found(
         "testing node[1-3]: ok",
         f"testing node[3-4]: {reason}",
     ]
-    assert verdict == "verdict: node3 and node4 fail together, each is well alone; without node4 the others pass\n"
+    assert verdict == "verdict: node3 and node4 fail together, but each passes alone; without node4, the others pass\n"

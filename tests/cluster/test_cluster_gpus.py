@@ -12,7 +12,7 @@ from machines.runs import shell
 SHOW = shell('echo "$LOCAL_RANK/$LOCAL_WORLD_SIZE GPUs $CUDA_VISIBLE_DEVICES"')
 CHECK = ("--dry-run", "--check", "--no-check")  # torch is built for CPUs here, and a check would say so
 REFUSED = "launch: nothing was started; these would break the run:"
-ON_CPUS = "    on CPUs: --nproc N --cpu"
+ON_CPUS = "    fix: run on CPUs: --nproc N --cpu"
 
 
 @pytest.fixture
@@ -50,10 +50,10 @@ def test_more_gpus_than_there_are(launch: Launch, cluster: Cluster, train: str) 
     assert done.exit_code == 70
     assert done.words == [
         REFUSED,
-        "  node[1-2,4]: 9 GPUs wanted, 8 there",
-        "    one process a GPU; ask for fewer with --gpus",
-        "  node3: 9 GPUs wanted, 4 there",
-        "    one process a GPU; ask for fewer with --gpus",
+        "  node[1-2,4]: 9 GPUs requested, but it has 8",
+        "    fix: request fewer with --gpus (one process per GPU)",
+        "  node3: 9 GPUs requested, but it has 4",
+        "    fix: request fewer with --gpus (one process per GPU)",
     ]
 
 
@@ -70,7 +70,8 @@ def test_auto_takes_what_each_host_has(launch: Launch, cluster: Cluster) -> None
     assert done.words[1:3] == [
         "launch: checked in N s: 8 x Fake GPU 80 GB or 4 x Fake GPU 80 GB, driver 999.99, data over data1 or data2; "
         "1 warning",
-        "  node2: 4 GPUs, the others 8 GPUs (each process gets one; the global batch counts them all)",
+        "  node2: 4 GPUs, the others 8 GPUs; "
+        "fix: pass --gpus N for equal numbers: each GPU adds a rank to the global batch",
     ]
     assert sorted(done.lines) == sorted(
         [f"[node1:{rank}] {rank}/8 GPUs " for rank in range(8)]
@@ -124,7 +125,7 @@ def test_a_chosen_gpu_that_is_not_there(launch: Launch, cluster: Cluster) -> Non
     cluster["node2"].set_gpus(4)
     done = launch.start("--include", "node1@node2:3,4,5", *SHOW, hosts="node[1-2]").finish()
     assert done.exit_code == 70
-    assert done.words == [REFUSED, "  node2: has no GPU 4, 5", "    it has 0 to 3"]
+    assert done.words == [REFUSED, "  node2: has no GPU 4, 5", "    fix: choose from 0 to 3"]
 
 
 def test_slots_are_checked(launch: Launch) -> None:
@@ -133,8 +134,8 @@ def test_slots_are_checked(launch: Launch) -> None:
     assert done.exit_code == 70
     assert done.words == [
         REFUSED,
-        "  node2: 9 GPUs wanted, 8 there",
-        "    one process a GPU; ask for fewer with --gpus",
+        "  node2: 9 GPUs requested, but it has 8",
+        "    fix: request fewer with --gpus (one process per GPU)",
     ]
     done = launch.start_from(hostfile, "--gpus", "8", *SHOW).finish()
     assert done.exit_code == 2

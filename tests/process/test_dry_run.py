@@ -59,5 +59,5 @@ def test_as_json(launch: Launch, tmp_path: Path) -> None:
 def test_ranks_that_the_run_has_not_are_refused_before_a_host_is_asked(launch: Launch, tmp_path: Path) -> None:
     done = launch(*SIZE, "--ranks", "7", "true")
     assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
-    assert done.stderr == "launch: --ranks 7: the run has ranks 0 to 1\n  fix: leave it out to see all ranks\n"
+    assert done.stderr == "launch: --ranks 7: the run has ranks 0 to 1\n  fix: omit --ranks to see all\n"
     assert list(tmp_path.iterdir()) == []

@@ -99,7 +99,7 @@ def test_more_gpus_than_the_job_has(launch: SlurmLaunch) -> None:
     done = launch.start("--gpus", "2", *SHOW_GPUS, job=("--nodes=2", "--gpus-per-node=1")).finish()
     assert (done.exit_code, words_of(done)[0]) == (2, f"launch: --gpus 2: {_job(done.words[0])} has 1 GPU on each node")
     done = launch.start("--gpus", "2", *SHOW_GPUS, job=("--nodes=2", "--gres=gpu:1")).finish()  # the nodes alone know
-    assert (done.exit_code, words_of(done)[1]) == (70, "  node[1-2]: 2 GPUs wanted, 1 there")
+    assert (done.exit_code, words_of(done)[1]) == (70, "  node[1-2]: 2 GPUs requested, but it has 1")
 
 
 def _job(line: str) -> str:
@@ -110,7 +110,7 @@ def _job(line: str) -> str:
 
 def test_no_gpus(launch: SlurmLaunch) -> None:
     done = launch.start(*SHOW_GPUS).finish()
-    assert (done.exit_code, words_of(done)[-1]) == (70, "    on CPUs: --nproc N --cpu")
+    assert (done.exit_code, words_of(done)[-1]) == (70, "    fix: run on CPUs: --nproc N --cpu")
 
 
 # ---- other commands, other ways
@@ -127,7 +127,7 @@ def test_every_command_reaches_the_nodes(launch: SlurmLaunch) -> None:
     done = launch.type("sh", "-c", script).finish()
     lines = [re.sub(r"\d+\.\d s", "N s", line) for line in done.lines]
     assert lines == [
-        "---- node[1-2] ----", "2", "2", "2 hosts answer (N s)", "launch: nothing is left behind on 2 hosts",
+        "---- node[1-2] ----", "2", "2", "2 hosts responded (N s)", "launch: nothing is left behind on 2 hosts",
         "---- node[1-2] ----", "one task may",
     ]  # fmt: skip
 

@@ -24,8 +24,8 @@ def test_directories_of_a_run_on_hosts_that_lost_power(launch: Launch, hosts: Ss
         (folder / "owner").write_text(json.dumps({**note, "boot_id": "of before"}))
     (first / "files" / "nccl_trace_rank_0").touch()
     found = [
-        f"  node1: directory left behind: {hosts['node1'].tmpdir}/launch-RUN-ab12cd34 (1 file of its ranks)",
-        f"  node2: directory left behind: {hosts['node2'].tmpdir}/launch-RUN-ab12cd34",
+        f"  node1: leftover directory: {hosts['node1'].tmpdir}/launch-RUN-ab12cd34 (1 file of its ranks)",
+        f"  node2: leftover directory: {hosts['node2'].tmpdir}/launch-RUN-ab12cd34",
     ]
     words = ("clean", *launch.hosts_words)
     asked = launch.run_command(*words, "--dry-run")

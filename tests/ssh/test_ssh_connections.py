@@ -171,9 +171,9 @@ def test_both_hosts_and_both_reasons_are_named(launch: Launch, hosts: SshHosts) 
     assert done.words == [
         "launch: 2 hosts can't be used:",
         f"  node1: 127.0.0.1 port {port} refuses the connection",
-        "    is sshd running there, and on that port?",
+        "    fix: is sshd running there, and on that port?",
         "  node2: the name nowhere.invalid is not known",
-        "    check the spelling, DNS or ssh_config",
+        "    fix: check the spelling, DNS or ssh_config",
         "launch: nothing was started",
     ]
 
@@ -290,7 +290,7 @@ def test_an_rc_file_that_ends_the_shell(launch: Launch, hosts: SshHosts) -> None
 def check_findings(done: Done, text: str, fix: str) -> None:
     assert done.exit_code == 70
     assert done.words[0] == "launch: nothing was started; these would break the run:"
-    assert f"  node[1-2]: {text}\n    {fix}\n" in done.stderr
+    assert f"  node[1-2]: {text}\n    fix: {fix}\n" in done.stderr
 
 
 def test_the_script_is_not_there(launch: Launch) -> None:
@@ -298,7 +298,7 @@ def test_the_script_is_not_there(launch: Launch) -> None:
     check_findings(
         done,
         f"the script train.py is not in {launch.folder}",
-        "copy it there, or name the folder with --workdir",
+        "copy it there, or name its directory with --workdir",
     )
 
 
@@ -306,8 +306,8 @@ def test_the_working_folder_is_not_there(launch: Launch) -> None:
     done = launch.run("--workdir", "/nonexistent/code", *shell("true"))
     check_findings(
         done,
-        "the working folder /nonexistent/code is not there",
-        "name one that is with --workdir, or copy yours",
+        "the working directory /nonexistent/code doesn't exist",
+        "copy yours there, or name one that exists with --workdir",
     )
 
 
@@ -323,4 +323,4 @@ def test_a_python_without_torch(launch: Launch) -> None:
 def test_a_python_that_is_not_there(launch: Launch) -> None:
     (launch.folder / "train.py").touch()
     done = launch.run("--python", "/nonexistent/python", "train.py")
-    check_findings(done, "--python /nonexistent/python: not found", "name one that is there and starts")
+    check_findings(done, "--python /nonexistent/python: not found", "name one that exists there and starts")

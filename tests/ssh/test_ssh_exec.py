@@ -66,7 +66,7 @@ def test_an_unreachable_host_is_named_and_the_other_runs(launch: Launch, hosts: 
     assert done.words == [
         "launch: 1 host can't be used:",
         f"  node2: 127.0.0.2 port {port} refuses the connection",
-        "    is sshd running there, and on that port?",
+        "    fix: is sshd running there, and on that port?",
     ]
 
 
@@ -77,7 +77,7 @@ def test_ctrl_c(launch: Launch) -> None:
     done = running.finish()
     assert done.exit_code == 130
     assert done.words[:2] == [
-        "launch: stopping 2 nodes (Ctrl-C again: at once)",
+        "launch: stopping the command on 2 hosts (Ctrl-C again: kill now)",
         "launch: stopped, 0 processes left on 2 nodes",
     ]
 

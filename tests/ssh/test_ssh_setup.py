@@ -15,7 +15,7 @@ from launching import Launch, shell
 from ssh_hosts import SshHosts
 
 STAND_IN = Path(__file__).parents[1] / "process" / "stand_in" / "torch"
-HINT = "    it runs there in the working folder, by bash, without a terminal"
+HINT = "    fix: test it there: it runs in the working directory, in bash, without a terminal"
 
 
 def test_the_ranks_have_the_environment_of_the_setup(launch: Launch) -> None:
@@ -60,8 +60,8 @@ def test_an_environment_that_is_missing(launch: Launch) -> None:
     assert done.exit_code == 70
     assert done.words == [
         "launch: nothing was started; these would break the run:",
-        f"  node[1-2]: no virtual environment {path}: {path}/bin/python is not there",
-        "    make it with python3 -m venv, or name another with --venv",
+        f"  node[1-2]: no virtual environment {path}: {path}/bin/python doesn't exist",
+        "    fix: create it with python3 -m venv, or name another with --venv",
     ]
 
 
@@ -102,10 +102,10 @@ def test_the_environment_of_the_terminal_comes_first(launch: Launch) -> None:
 
     traits = f"data over lo, train.py {script}"
     assert check() == [
-        "2 hosts answer (N s)",
+        "2 hosts responded (N s)",
         f"  on all     CPUs, python V ({sys.executable}), torch V, {traits}",
-        f"  node[1-2]  this terminal's environment {folder} isn't there, so {sys.executable} runs",
-        "             choose with --venv, --conda or --python",
+        f"  node[1-2]  this terminal's environment {folder} isn't there, so ranks use {sys.executable}",
+        "             fix: choose another with --venv, --conda or --python",
         "nothing would break a run",
     ]
     venv.create(folder, symlinks=True)
@@ -113,7 +113,7 @@ def test_the_environment_of_the_terminal_comes_first(launch: Launch) -> None:
     shutil.copytree(STAND_IN, packages / "torch")
     (packages / "torch" / "version.py").write_text("__version__ = '9.0'\n")
     assert check() == [
-        "2 hosts answer (N s)",
+        "2 hosts responded (N s)",
         f"  on all  CPUs, python V ({folder}/bin/python), torch 9.0, {traits}",
         "nothing would break a run",
     ]
@@ -130,5 +130,5 @@ def test_a_check_shows_all_last_lines(launch: Launch) -> None:
         "! node[1-2]  --setup failed (exit code 1):",
         "    one",
         "    two",
-        "             it runs there in the working folder, by bash, without a terminal",
+        "             fix: test it there: it runs in the working directory, in bash, without a terminal",
     ]

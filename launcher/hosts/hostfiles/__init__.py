@@ -1,14 +1,14 @@
-"""Hosts as people have them today: the files of other launchers and our own, read and written.
+"""Read and write hostfiles: those of other launchers, and `launch`'s own format.
 
-A line means the same whoever it was written for, and what two tools read differently is refused.
-So there is one grammar (`lines`) and a YAML list; which tool a file looks like (`dialects`) is only shown.
+A line means the same whichever tool it was written for; a line that two tools read differently is an error.
+So there is one grammar (`lines`) and a YAML list; the tool that a file looks like (`dialects`) is only displayed.
 
 In reading order:
 
-    lines        one line of a hostfile -> a host
+    lines        one line of a hostfile -> its hosts
     dialects     which tool a file was written for
-    writing      hosts in another tool's words
-    yaml_list    hosts as a YAML list
+    writing      hosts -> another tool's file
+    yaml_list    a YAML list -> its items
     reading      a file, a list on the command line, or stdin -> hosts
 """
 

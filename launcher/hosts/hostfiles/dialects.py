@@ -1,4 +1,4 @@
-"""What a hostfile looks like: the first dialect that has all that the file uses. It changes no meaning."""
+"""Name the dialect of a hostfile: the first that has every feature of the file. It never changes what a line means."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _DIALECTS = (
     ("launch's own", {"user@", "range", "list", "slots", "user", "port", "addr", "no slots"}),
     ("Open MPI's", {"user@", "slots", "port", *SPELLINGS, "no slots"}),
     ("host:N for N slots (MPICH Hydra, Horovod)", {":slots", "list", "user", "no slots"}),
-    ("host:N for ssh port N", {":port", "list", "slots", "no slots"}),
+    ("host:N for SSH port N", {":port", "list", "slots", "no slots"}),
 )
 _MIXED = "lines of several dialects"
 
 
 def name_dialect(traits: Set[str]) -> str:
-    """Name what a file with these traits looks like, in words for a person."""
+    """Return a readable name of the dialect that a file with these traits looks like."""
     return next((name for name, known in _DIALECTS if traits <= known), _MIXED)

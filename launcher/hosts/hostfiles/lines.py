@@ -1,9 +1,9 @@
-"""One line of a hostfile, whoever it was written for.
+"""Parse one line of a hostfile, whichever tool it was written for.
 
     [user@]NAME-or-range[:N] key=value ...          one host or range with settings,
-    [user@]NAME-or-range[:N] [, ][user@]NAME ...    or one or more without, by commas or white space
+    [user@]NAME-or-range[:N] [, ][user@]NAME ...    or one or more without, separated by commas or spaces
 
-What two tools read differently is refused: `host:8` (slots for Hydra, the ssh port for others), `host 8`.
+Ambiguous text is an error: `host:8` (slots for Hydra, the SSH port for others), `host 8`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from launcher.hosts.host import Host
 from launcher.hosts.ranges import NUMBER, expand_names, ipv6_name, shown, split_list, split_number
 from launcher.wording import nearest
 
-Colon = Literal["slots", "port"]  # what --colon says that the 8 of host:8 is
+Colon = Literal["slots", "port"]  # how --colon reads the 8 of host:8
 
 MAX_PORT = 65535
-MAX_SLOTS = 65536  # far beyond any machine, and what a slip of the finger may cost in memory
+MAX_SLOTS = 65536  # far beyond any machine; it limits the memory that a typo costs
 
-# Open MPI's other words for what we have; the source is hostfile_lex.l of PRRTE.
+# Open MPI's other spellings of these settings; the source is hostfile_lex.l of PRRTE.
 _COUNTS = ("slots", "cpu", "count")
 _MAXIMA = [word for one in _COUNTS for word in (f"max_{one}", f"max-{one}", f"{one}_max", f"{one}-max")]
 SPELLINGS = {
@@ -33,7 +33,7 @@ SPELLINGS = {
     **dict.fromkeys(_MAXIMA, "max_slots"),
 }
 _KEYS = ("slots", "user", "port", "addr")
-_KEYS_FIX = "the settings are slots=, user=, port= and addr="
+_KEYS_FIX = "use slots=, user=, port= or addr="
 _BLANKS = re.compile(r"[ \t]+")
 _EQUALS = re.compile(r"[ \t]*=[ \t]*")
 _RANGE = re.compile(r"\[[^\]:]*\]")  # an IPv6 address has brackets and colons
@@ -42,7 +42,7 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A line without its comment, or an item of a YAML list: then its name, and the settings if it has any."""
+    """A line without its comment, or an item of a YAML list: its name, and its settings if it has any."""
 
     line: int
     text: str
@@ -51,24 +51,24 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One host or range as it was written, and by what a dialect is known: its keys, `range`, `:slots` ..."""
+    """One host or range as written, with the traits that tell dialects apart: its keys, `range`, `:slots` ..."""
 
     text: str
     names: tuple[str, ...]
-    said: Host  # of each of them, but for the name
+    said: Host  # the settings of each of them, without its name
     traits: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    key: str  # in our words
+    key: str  # as `launch` spells it
     value: str
     trait: str
-    text: str  # the word that says it
+    text: str  # as it was written
 
 
 def parse_item(item: Item, colon: Colon | None = None) -> Iterator[Entry]:
-    """Yield the hosts of a line or item; raise UsageError for what is wrong or can be read in two ways."""
+    """Yield the hosts of a line or item; raise UsageError if it is wrong or ambiguous."""
     if item.settings is not None:
         yield _parse_host(item.text, item.settings, colon)
     elif "=" in item.text:
@@ -79,7 +79,7 @@ def parse_item(item: Item, colon: Colon | None = None) -> Iterator[Entry]:
 
 
 def parse_list(content: str, colon: Colon | None = None) -> Iterator[Entry]:
-    """Yield hosts without settings, by commas or white space, one by one: a line can name too many for the memory."""
+    """Yield the hosts of a list without settings, one at a time: a line can name more than memory holds."""
     targets = split_list(content)
     is_list = len(targets) > 1
     if is_list:
@@ -99,8 +99,8 @@ def _parse_host(target: str, pairs: Sequence[tuple[str, str]], colon: Colon | No
             raise UsageError(f"{setting.key} is given twice, by {shown(first.text)} and by {shown(setting.text)}")
     values = {key: setting.value for key, setting in by_key.items()}
     if "addr" in values and len(names) > 1:
-        fix = "give each of them a line with its own addr="
-        raise UsageError(f"addr= is the address of one host, {shown(target)} is {len(names)}", fix)
+        fix = "give each host its own line with its own addr="
+        raise UsageError(f"addr= is the address of one host, but {shown(target)} names {len(names)}", fix)
     said = Host(
         "",
         user=_parse_user(values.get("user")),
@@ -119,20 +119,20 @@ def _parse_host(target: str, pairs: Sequence[tuple[str, str]], colon: Colon | No
 def _parse_target(target: str, colon: Colon | None) -> tuple[tuple[str, ...], list[_Setting]]:
     user, at, rest = target.rpartition("@")
     if at and not user:
-        raise UsageError(f"{shown(target)} is a group of ClusterShell", f"give the hosts: nodeset -e {shown(target)}")
+        raise UsageError(f"{shown(target)} is a ClusterShell group", f"list its hosts: nodeset -e {shown(target)}")
     pattern, number = split_number(rest)
     settings = [_Setting("user", user, "user@", target)] if at else []
     if number is not None:
         if colon is None:
-            says = _offer(f"{target.removesuffix(f':{number}')} slots={number}", say="; in a hostfile so does ")
-            fix = f"--colon slots or --colon port says which{says}"
-            raise UsageError(f"{shown(rest)} is ambiguous: {number} slots or ssh port {number}?", fix)
+            says = _offer(f"{target.removesuffix(f':{number}')} slots={number}", say="; in a hostfile, write ")
+            fix = f"pass --colon slots or --colon port{says}"
+            raise UsageError(f"{shown(rest)} is ambiguous: {number} slots or SSH port {number}?", fix)
         settings.append(_Setting(colon, number, f":{colon}", target))
     return expand_names(pattern), settings
 
 
 def _refuse_doubtful(content: str, targets: Sequence[str]) -> None:
-    """Raise UsageError where words in a row are likely no list of hosts; with commas they are one."""
+    """Raise UsageError if words separated by spaces are probably not a list of hosts; with commas they are one."""
     if "," in _RANGE.sub("", content):
         return
     first = targets[0]
@@ -140,21 +140,21 @@ def _refuse_doubtful(content: str, targets: Sequence[str]) -> None:
         if NUMBER.fullmatch(word):
             name = first.removesuffix(":")  # `gpu1: 8` is how a YAML mapping would have it
             fix = _offer(f"{name} slots={word}", f"{name} port={word}", say="write ")
-            raise UsageError(f"{shown(content)} is ambiguous: is {word} a number of slots, a port, a host?", fix)
+            raise UsageError(f"{shown(content)} is ambiguous: is {word} a number of slots, a port or a host?", fix)
         key, _, value = word.partition(":")
         if key in _KEYS or key in SPELLINGS:
             fix = (value and _offer(f"{first} {key}={value}", say="write ")) or _KEYS_FIX
             raise UsageError(f"expected key=value, got {shown(word)}", fix)
     if first.lower() in ("host", "match"):
-        fix = "list the names that it knows, one per line; --ssh-config FILE says what they mean"
+        fix = "list its host names, one per line, and pass the ssh_config with --ssh-config FILE"
         raise UsageError(f"{shown(content)} is a line of an ssh_config, not of a hostfile", fix)
     if _is_address(first) and not all(map(_is_address, targets)):
-        fix = "write one per line" + _offer(f"{targets[1]} addr={first}", say="; with both: ")
-        raise UsageError(f"{shown(content)} is ambiguous: two hosts, or a name for an address?", fix)
+        fix = "write one per line" + _offer(f"{targets[1]} addr={first}", say="; for a name and its address, write ")
+        raise UsageError(f"{shown(content)} is ambiguous: two hosts, or an address and its name?", fix)
 
 
 def _offer(*lines: str, say: str) -> str:
-    """Return the words that propose those of the lines which would be read as they are shown; none without any."""
+    """Return `say` and the lines that can be read exactly as shown, joined by `or`; empty if there are none."""
     good = [shown(line) for line in lines if shown(line)[1:-1] == line and _is_good(line)]
     return say + " or ".join(good) if good else ""
 
@@ -178,14 +178,15 @@ def _is_address(word: str) -> bool:
 def _split_setting(word: str) -> tuple[str, str]:
     key, equals, value = word.partition("=")
     if not equals:
-        raise UsageError(f"expected key=value, got {shown(word)}", f"one host or range stands here; {_KEYS_FIX}")
+        fix = f"write one host or range per line; for settings, {_KEYS_FIX}"
+        raise UsageError(f"expected key=value, got {shown(word)}", fix)
     return key, value
 
 
 def _read_setting(spelling: str, value: str) -> _Setting:
     key = SPELLINGS.get(spelling, spelling)
     if key == "binding":
-        raise UsageError("binding= of MPICH Hydra can't be followed: ranks are bound to no cores here", "leave it away")
+        raise UsageError("binding= of MPICH Hydra isn't supported: launch doesn't bind ranks to cores", "remove it")
     if key not in (*_KEYS, "max_slots"):
         near = nearest(key, _KEYS)
         raise UsageError(f"unknown key {shown(spelling)}", f"did you mean '{near}'?" if near else _KEYS_FIX)
@@ -193,10 +194,10 @@ def _read_setting(spelling: str, value: str) -> _Setting:
 
 
 def _parse_slots(slots: str | None, most: str | None) -> int | None:
-    """Return the slots; a maximum alone is their number, as for Open MPI, and more than it was never started."""
+    """Return the slots; a maximum alone sets them, as for Open MPI, and slots above the maximum are an error."""
     count, limit = _parse_bounded("slots", slots, MAX_SLOTS), _parse_bounded("max_slots", most, MAX_SLOTS)
     if count is not None and limit is not None and limit < count:
-        raise UsageError(f"max_slots={limit} is less than slots={count}", "write the number that is meant as slots=")
+        raise UsageError(f"max_slots={limit} is less than slots={count}", "keep slots= alone, with the number you want")
     return limit if count is None else count
 
 
@@ -216,11 +217,11 @@ def _parse_address(value: str | None) -> str | None:
     try:
         return ipv6_name(value) or str(ipaddress.IPv4Address(value))
     except ValueError:
-        raise UsageError(f"addr must be an IP address, got {shown(value)}", "as in addr=10.0.0.1") from None
+        raise UsageError(f"addr must be an IP address, got {shown(value)}", "write it as in addr=10.0.0.1") from None
 
 
 def _parse_user(user: str | None) -> str | None:
     if user is None or _USER.fullmatch(user):
         return user
-    fix = "letters, digits, '.', '_' and '-' stand here; ssh_config takes any user"
-    raise UsageError(f"{shown(user)} is no user name", fix)
+    fix = "use letters, digits, '.', '_' and '-', or set any user in ssh_config"
+    raise UsageError(f"{shown(user)} isn't a user name", fix)

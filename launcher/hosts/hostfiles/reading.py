@@ -1,4 +1,4 @@
-"""A list or a hostfile -> hosts in the order written; every error has the file, the line and the value."""
+"""Read hosts from a list or a hostfile, in the order written; every error has the file, the line and the value."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from launcher.hosts.hostfiles.lines import Colon, Entry, Item, parse_item, parse
 from launcher.hosts.hostfiles.yaml_list import is_yaml, read_items
 from launcher.hosts.ranges import MAX_HOSTS, name_key, shown
 
-MAX_FILE_BYTES = 8 << 20  # 128 bytes for each of as many hosts as may be; /dev/zero has no end
-MAX_LINE_LENGTH = 65536  # of a Slurm list with some thousand names; a megabyte is no line of hosts
+MAX_FILE_BYTES = 8 << 20  # 128 bytes for each of MAX_HOSTS; /dev/zero has no end
+MAX_LINE_LENGTH = 65536  # enough for a Slurm list of several thousand names
 
-_COMMENT = re.compile(r"#|(?:^|(?<=[ \t]))//")  # Open MPI's second kind of comment stands behind a blank
+_COMMENT = re.compile(r"#|(?:^|(?<=[ \t]))//")  # Open MPI's second kind of comment follows a space
 _INCLUDE = re.compile(r"#include[ \t]+[^ \t]+[ \t]*")
 
 
 @dataclass(slots=True)
 class _Gathered:
-    """The hosts so far by what makes them one: name, what was said, source, and the words that named it."""
+    """The hosts read so far, by key: each with its name, settings, source, and the text that named it."""
 
     named: dict[str, tuple[str, Host, str, str]] = field(default_factory=dict)
     traits: set[str] = field(default_factory=set)
@@ -37,8 +37,8 @@ class _Gathered:
             mine = (name, entry.said, source, words)
             first = self.named.setdefault(name_key(name), mine)
             if first is not mine:
-                # One line per process, as PBS writes them and Open MPI counts them, looks the same as a slip.
-                fix = "a host stands once; its processes are slots=N" if words == source else ""
+                # One line per process, as PBS writes and Open MPI counts them, looks the same as a mistake.
+                fix = "list each host once, with slots=N for N processes" if words == source else ""
                 raise UsageError(f"host {shown(name)} is named twice, by {first[3]} and by {words}", fix)
 
     def hosts(self, dialect: str) -> tuple[Host, ...]:
@@ -48,7 +48,7 @@ class _Gathered:
 
 
 def parse_hosts(text: str, source: str = "--hosts", colon: Colon | None = None) -> tuple[Host, ...]:
-    """Read a list as --hosts takes it, by commas or white space; raise HostfileError without a line."""
+    """Read a list in the format of --hosts (commas or whitespace); raise HostfileError without a line number."""
     gathered = _Gathered()
     with _located(source, None):
         for entry in parse_list(text, colon):
@@ -59,7 +59,7 @@ def parse_hosts(text: str, source: str = "--hosts", colon: Colon | None = None) 
 
 
 def read_hostfile(path: Path, colon: Colon | None = None) -> tuple[Host, ...]:
-    """Read a hostfile that was named; raise HostfileError where it is missing or is no UTF-8 text."""
+    """Read a hostfile; raise HostfileError if it is missing or isn't UTF-8 text."""
     source = str(path) if str(path).isprintable() else repr(str(path))
     try:
         with path.open("rb") as file:
@@ -70,7 +70,7 @@ def read_hostfile(path: Path, colon: Colon | None = None) -> tuple[Host, ...]:
         reason = getattr(error, "strerror", None) or str(error)
         raise HostfileError(source, None, f"can't be read: {reason}") from None
     if len(content) > MAX_FILE_BYTES:
-        raise HostfileError(source, None, f"more than {MAX_FILE_BYTES >> 20} MiB, which no list of hosts has")
+        raise HostfileError(source, None, f"more than {MAX_FILE_BYTES >> 20} MiB, too large for a hostfile")
     try:
         text = content.decode("utf-8-sig")  # Windows editors put a byte order mark in front
     except UnicodeDecodeError as error:
@@ -86,7 +86,7 @@ def parse_hostfile(text: str, source: str, colon: Colon | None = None) -> tuple[
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     for number, line in enumerate(lines, start=1):
         if len(line) > MAX_LINE_LENGTH:
-            message = f"a line of {len(line)} characters, {MAX_LINE_LENGTH} is the limit"
+            message = f"a line of {len(line)} characters; the limit is {MAX_LINE_LENGTH}"
             raise HostfileError(source, number, message, "write one host or range per line")
     has_items = is_yaml(lines)
     gathered = _Gathered()
@@ -101,11 +101,11 @@ def parse_hostfile(text: str, source: str, colon: Colon | None = None) -> tuple[
 
 
 def _read_lines(lines: Sequence[str], source: str) -> Iterator[Item]:
-    """Yield what stands before the comments; raise HostfileError for a line that pdsh reads as another file."""
+    """Yield the lines without comments; raise HostfileError for a line by which pdsh would include another file."""
     for number, line in enumerate(lines, start=1):
         if _INCLUDE.fullmatch(line):
-            fix = "write its hosts here; with a blank after '#' the line is a comment for pdsh too"
-            raise HostfileError(source, number, f"{shown(line)}: other files are not read", fix)
+            fix = "list its hosts here; if this is a comment, put a space after '#' (pdsh needs it)"
+            raise HostfileError(source, number, f"{shown(line)}: included files are not read", fix)
         if content := _COMMENT.split(line, maxsplit=1)[0].strip(" \t"):
             yield Item(number, content)
 

@@ -1,4 +1,4 @@
-"""Hosts as another launcher's file, and one line on what that file has no place for."""
+"""Write hosts as another launcher's file, with one line on what its format doesn't support."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _OPEN_MPI_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*|[0-9A-Fa-f:.]+")
 @dataclass(frozen=True, slots=True)
 class _Target:
     tool: str
-    keep: Callable[[Host], Host]  # what the tool's file can say of a host; UsageError where it can't name it
+    keep: Callable[[Host], Host]  # what the format supports of a host; UsageError if it can't name it
     write: Callable[[Sequence[Host]], str]
-    without_slots: str = ""  # what the tool does where no slots are said, if that is not what we do
+    without_slots: str = ""  # what the tool does without slots, if it differs from `launch`
 
 
 def write_hosts(hosts: Sequence[Host], target: str) -> tuple[str, str]:
-    """Return the text of a file for one of TARGETS, and a line on what is lost, or ""; raise UsageError."""
+    """Return a file for one of TARGETS, and a line on what is lost, or ""; raise UsageError if that is impossible."""
     chosen = TARGETS[target]
     kept = [chosen.keep(host) for host in hosts]
     lost = []
@@ -35,7 +35,7 @@ def write_hosts(hosts: Sequence[Host], target: str) -> tuple[str, str]:
         names = [host.name for host, said in pairs if getattr(host, field) != getattr(said, field)]
         if names:
             lost.append(f"{word} of {_listed(names)}")
-    notes = [f"{chosen.tool}'s file has no place for {', '.join(lost)}"] if lost else []
+    notes = [f"{chosen.tool}'s format doesn't support {', '.join(lost)}"] if lost else []
     unsaid = [host.name for host in hosts if host.slots is None]
     if unsaid and chosen.without_slots:
         notes.append(f"no slots= for {_listed(unsaid)}: {chosen.without_slots}")
@@ -53,7 +53,7 @@ def _keep_name(host: Host) -> Host:
 
 def _keep_for_deepspeed(host: Host) -> Host:
     if host.slots is None:
-        message = f"{host.source}: {shown(host.name)} has no slots=, and DeepSpeed reads no line without"
+        message = f"{host.source}: {shown(host.name)} has no slots=, which DeepSpeed requires"
         raise UsageError(message, "write slots=N, the number of its GPUs")
     return Host(host.name, slots=host.slots)
 

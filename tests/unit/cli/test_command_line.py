@@ -71,7 +71,7 @@ def jobs(monkeypatch):
 
 # wrong input
 
-ALL = "leave it out to see all ranks"
+ALL = "omit --ranks to see all"
 WRONG = [
     ("", "no hosts given", "pass --hosts a,b or --hostfile FILE; for this machine only: launch singlenode"),
     ("train.py", "no hosts given", "pass --hosts a,b or --hostfile FILE; for this machine only: launch singlenode"),
@@ -81,9 +81,13 @@ WRONG = [
     ("xyzzy --hosts a", "no file or command 'xyzzy'", "see launch --help for the commands"),
     ("--hosts a --hostfile two t.py", "--hosts and --hostfile are both given", "pass only one of them"),
     ("hosts --hostfile none", "none: no such hostfile", "check the path given to --hostfile"),
-    ("--hosts a;b t.py", "--hosts: host name 'a;b' holds ';'", None),
-    ("hosts --hosts a --include b", "--include: no host 'b' in the list", "the hosts are a"),
-    ("hosts --hosts a,b --num-nodes 3", "--num-nodes wants 3 hosts, there are 2", "the hosts are a,b"),
+    ("--hosts a;b t.py", "--hosts: host name 'a;b' contains ';'", None),
+    ("hosts --hosts a --include b", "--include: no host 'b' in the list", "choose from a"),
+    (
+        "hosts --hosts a,b --num-nodes 3",
+        "--num-nodes 3: only 2 hosts to choose from",
+        "lower it, or name more hosts than a,b",
+    ),
     ("--hosts a --gpus x t.py", "--gpus: want auto or a number of at least 1, got 'x'", ""),
     ("--hosts a --gpus 0 t.py", "--gpus: want auto or a number of at least 1, got '0'", ""),
     ("--hosts a --gpus ² t.py", "--gpus: want auto or a number of at least 1, got '²'", ""),
@@ -126,7 +130,7 @@ WRONG = [
     ),
     (
         "--hosts a --cpu --nproc 1 --ranks 7,9 t.py",
-        "--ranks 7,9: the run has rank 0 alone",
+        "--ranks 7,9: the run has only rank 0",
         ALL,
     ),
     (
@@ -186,11 +190,11 @@ def test_a_word_may_be_a_file_of_the_hosts(launch, jobs, word):
     ("error", "code", "said"),
     [
         (
-            PreflightError("a: no GPU (nvidia-smi lists none)\n  on CPUs: --nproc N --cpu\nb: no GPU"),
+            PreflightError("a: no GPU (nvidia-smi lists none)\n  fix: run on CPUs: --nproc N --cpu\nb: no GPU"),
             EXIT_PREFLIGHT,
             "launch: nothing was started; these would break the run:\n"
             "  a: no GPU (nvidia-smi lists none)\n"
-            "    on CPUs: --nproc N --cpu\n"
+            "    fix: run on CPUs: --nproc N --cpu\n"
             "  b: no GPU\n",
         ),
         (
@@ -203,7 +207,7 @@ def test_a_word_may_be_a_file_of_the_hosts(launch, jobs, word):
             EXIT_UNREACHABLE,
             "launch: 2 hosts can't be used:\n"
             "  a,b: nobody listens on port 22\n"
-            "    is sshd up?\n"
+            "    fix: is sshd up?\n"
             "launch: nothing was started\n",
         ),
     ],
@@ -256,11 +260,11 @@ def test_hosts_as_json(launch):
 
 
 def test_what_stands_behind_a_colon_is_said_by_option_or_default(launch, folder):
-    fix = "--colon slots or --colon port says which; in a hostfile so does 'a slots=8'"
-    said = f"launch: --hosts: 'a:8' is ambiguous: 8 slots or ssh port 8?\n  fix: {fix}\n"
+    fix = "pass --colon slots or --colon port; in a hostfile, write 'a slots=8'"
+    said = f"launch: --hosts: 'a:8' is ambiguous: 8 slots or SSH port 8?\n  fix: {fix}\n"
     assert launch("hosts --hosts a:8,b") == (EXIT_USAGE, "", said)
     (host, _) = json.loads(launch("hosts --hosts a:8,b --colon port --json")[1])
-    assert (host["port"], host["slots"], host["dialect"]) == (8, None, "host:N for ssh port N")
+    assert (host["port"], host["slots"], host["dialect"]) == (8, None, "host:N for SSH port N")
     (folder / "hosts").write_text("a:8\nb\n")
     (folder / "launcher.toml").write_text('colon = "slots"\nhostfile = "hosts"\n')
     (host, _) = json.loads(launch("hosts --json")[1])
@@ -272,7 +276,7 @@ def test_what_stands_behind_a_colon_is_said_by_option_or_default(launch, folder)
 
 def test_hosts_as_another_launcher_writes_them(launch):
     assert launch("hosts --hostfile two --to deepspeed") == (0, TWO, "")
-    lost = "launch: Slurm's file has no place for slots= of node[1-2]\n"
+    lost = "launch: Slurm's format doesn't support slots= of node[1-2]\n"
     assert launch("hosts --hostfile two --to slurm") == (0, "node[1-2]\n", lost)
     said = "launch: --json and --to are both given\n  fix: pass only one of them\n"
     assert launch("hosts --hostfile two --to pdsh --json") == (EXIT_USAGE, "", said)
@@ -471,7 +475,7 @@ def test_collectives_over_pdsh(launch, jobs, monkeypatch):
     ("words", "text"),
     [
         ("--hosts a,b --plot p.pdf", "launch: --plot: want a .png or .svg file, got 'p.pdf'\n"),
-        ("--hosts a,b --plot no/p.png", "launch: --plot: there is no folder 'no'\n"),
+        ("--hosts a,b --plot no/p.png", "launch: --plot: there is no directory 'no'\n"),
         (
             "--plot p.png",
             "launch: --plot draws pairs of hosts, but there is only one host\n  fix: name several with --hosts\n",
@@ -759,14 +763,14 @@ def test_collectives_on_an_allocation(in_allocation, launch, jobs):
          "--hosts: n2 has the user ann, but srun runs everything as you",
          "leave the user out, or log in as that user: --transport fabric"),
         ("--gpus 8 t.py", {"SLURM_GPUS_PER_NODE": "2"}, SLURM_LINE.replace("8 CPUs", "8 CPUs and 2 GPUs"),
-         "--gpus 8: Slurm job 7 has 2 GPUs on each node", "ask Slurm for more, or take fewer"),
+         "--gpus 8: Slurm job 7 has 2 GPUs on each node", "ask Slurm for more, or lower --gpus"),
         ("t.py", SLURM_TASK, "", "srun has started launch 2 times, and each would start a run of its own",
          "start it once, without srun: it reaches every node of the job by itself"),
         ("exec -- true", SLURM_TASK, "", "srun has started launch 2 times, and each would start a run of its own",
          "start it once, without srun: it reaches every node of the job by itself"),
         ("t.py", {"LAUNCH_MARK": "20261120-091233.ab12.0", "RANK": "3"}, "",
          "this is rank 3 of run 20261120-091233, and every rank would start a run", "start launch outside of a run"),
-        ("hosts", {"SLURM_JOB_NODELIST": "n["}, "", "SLURM_JOB_NODELIST: 'n[' has a bracket without its partner",
+        ("hosts", {"SLURM_JOB_NODELIST": "n["}, "", "SLURM_JOB_NODELIST: 'n[' has an unmatched bracket",
          "write ranges as gpu[1-4,7]"),
     ],
 )  # fmt: skip

@@ -61,8 +61,8 @@ def test_the_nearest_file_counts_and_is_named(project: Path, launch: Launch) -> 
         EXIT_USAGE,
         "",
         "launch: using ../pyproject.toml (hosts)\n"
-        "launch: ../pyproject.toml (hosts): host name 'b;' holds ';'\n"
-        "  fix: a name holds letters, digits, '.', '_' and '-', and begins with no '-' or '.'\n",
+        "launch: ../pyproject.toml (hosts): host name 'b;' contains ';'\n"
+        "  fix: use letters, digits, '.', '_' and '-', and begin with a letter, a digit or '_'\n",
     )
     code, _, err = launch("--dry-run", "-v", "--hosts", "c", "x.py")
     assert (code, "launch: hosts = c (from the command line)\n" in err) == (0, True)

@@ -48,7 +48,7 @@ def test_hosts_that_cannot_be_reached(show: Show) -> None:
         "launch: 1 host can't be used:\n"
         "  gpu1: its host key has changed: ED25519 SHA256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaa,\n"
         "    known is SHA256:bbbbbbbbbbbbbbbb\n"
-        "    if the machine was reinstalled:\n"
+        "    fix: if the machine was reinstalled:\n"
         f"      {keygen};\n"
         "      if not, someone listens in\n"
         "launch: nothing was started\n"
@@ -56,13 +56,15 @@ def test_hosts_that_cannot_be_reached(show: Show) -> None:
 
 
 def test_what_would_break_a_run(show: Show) -> None:
-    error = PreflightError(f"gpu[1-4]: the working directory {LONG} is not there, and no rank could start\n  make it")
+    error = PreflightError(
+        f"gpu[1-4]: the working directory {LONG} is not there, and no rank could start\n  fix: make it"
+    )
     assert show(error) == (
         "launch: nothing was started; these would break the run:\n"
         "  gpu[1-4]: the working directory\n"
         f"    {LONG} is not there, and no rank\n"
         "    could start\n"
-        "    make it\n"
+        "    fix: make it\n"
     )
 
 

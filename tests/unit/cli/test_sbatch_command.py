@@ -153,7 +153,7 @@ def test_the_script_is_written_to_a_file(sbatch: Launch, folder: Path) -> None:
         (
             "--gpus 8 --time 12h train.py",
             "--time: want a time as Slurm writes it, got '12h'",
-            "90 (minutes), 12:00:00 or 2-12",
+            "write 90 (minutes), 12:00:00 or 2-12",
         ),
         ("--gpus 8 --env X train.py", "--env X: X is not set here", "give its value: --env X=VALUE"),
         ("--gpus 8 --output none/job.sh train.py", "none/job.sh: No such file or directory", ""),

@@ -189,7 +189,7 @@ WRONG = [
     ),
     ("node --nnodes 2 --node-rank 0 --master-addr= t.py", "--master-addr needs an address, got ''", ""),
     ("--hosts= t.py", "--hosts: names no host", "give at least one, as in node1,node2"),
-    ("--hosts a --include= t.py", "--include: names no host", "the hosts are a"),
+    ("--hosts a --include= t.py", "--include: names no host", "choose from a"),
     ("--cpu=3", "--cpu takes no value", ""),
     ("--hosts", "--hosts needs a value", ""),
     ("clean n5 n6", "launch clean takes no argument, got 'n5 n6'",

@@ -46,13 +46,13 @@ class Hosts:
         pytest.param(
             ("n1 n6",),
             Verdict((), (Together(("n1", "n6"), ("n1", "n6")),)),
-            ["n1 and n6 fail together, each is well alone"],
+            ["n1 and n6 fail together, but each passes alone"],
             id="a pair",
         ),
         pytest.param(
             tuple(f"n6 {other}" for other in EIGHT if other != "n6"),
             Verdict((), (Together(("n5", "n6"), ("n6",)),)),
-            ["n5 and n6 fail together, each is well alone; without n6 the others pass"],
+            ["n5 and n6 fail together, but each passes alone; without n6, the others pass"],
             id="one with everybody",
         ),
         pytest.param(
@@ -60,24 +60,27 @@ class Hosts:
             Verdict(("n2",), (Together(("n3", "n4")), Together(("n1", "n6"), ("n1", "n6")))),
             [
                 "n2 fails alone",
-                "n3 and n4 fail together, each is well alone",
-                "n1 and n6 fail together, each is well alone",
+                "n3 and n4 fail together, but each passes alone",
+                "n1 and n6 fail together, but each passes alone",
             ],
             id="one alone and two pairs",
         ),
         pytest.param(
             ("n1 n4 n8",),
             Verdict((), (Together(("n1", "n4", "n8"), ("n1", "n4", "n8")),)),
-            ["n[1,4,8] fail together, each is well alone"],
+            ["n[1,4,8] fail together, but each passes alone"],
             id="three",
         ),
         pytest.param(
-            (" ".join(EIGHT),), Verdict((), (Together(EIGHT),)), ["n[1-8] fail together, each is well alone"], id="all"
+            (" ".join(EIGHT),),
+            Verdict((), (Together(EIGHT),)),
+            ["n[1-8] fail together, but each passes alone"],
+            id="all",
         ),
         pytest.param(
             (),
             Verdict(is_repeatable=False),
-            ["all passed this time: the failure does not come every time"],
+            ["all passed this time: the failure is intermittent"],
             id="not every time",
         ),
     ],

@@ -17,7 +17,7 @@ from launcher.runs.inspection import Inspection
 FINE = facts(torch_version="2.13.0")
 PYTHON = "python 3.11 (/usr/bin/python3)"
 TRAITS = f"8 x H200 140 GB, driver 580.159, {PYTHON}, torch 2.13.0, CUDA 13.0, NCCL 2.28.9, data over eth1"
-SMALL = Finding(("gpu2",), "/dev/shm is 64 MB", "docker: --shm-size=8g", WARNING)
+SMALL = Finding(("gpu2",), "/dev/shm is 64 MB", "docker run --shm-size=8g", WARNING)
 BUSY = Finding(("gpu1", "gpu2"), "GPU 0 busy", "take others", PROBLEM)
 LONELY = Finding(("gpu3",), "32 CPUs, the others 64 CPUs", "", NOTE)
 OFF = HostFailure("gpu4", HostFailureKind.TIMED_OUT, "10.0.0.4 port 22 does not answer", "is it on?", "10.0.0.4")
@@ -36,7 +36,7 @@ def inspection(*findings, hosts=3, failures=(), every_fact=None, seconds=1.24):
         (
             inspection(),
             [
-                "3 hosts answer (1.2 s)",
+                "3 hosts responded (1.2 s)",
                 f"  on all  {TRAITS}",
                 "nothing would break a run",
             ],
@@ -44,7 +44,7 @@ def inspection(*findings, hosts=3, failures=(), every_fact=None, seconds=1.24):
         (
             inspection(hosts=1, seconds=12.3),
             [
-                "1 host answers (12 s)",
+                "1 host responded (12 s)",
                 f"  on all  {TRAITS}",
                 "nothing would break a run",
             ],
@@ -52,10 +52,10 @@ def inspection(*findings, hosts=3, failures=(), every_fact=None, seconds=1.24):
         (
             inspection(BUSY, SMALL, LONELY),
             [
-                "3 hosts answer (1.2 s)",
+                "3 hosts responded (1.2 s)",
                 f"  on all    {TRAITS}",
-                "! gpu[1-2]  GPU 0 busy         take others",
-                "  gpu2      /dev/shm is 64 MB  docker: --shm-size=8g",
+                "! gpu[1-2]  GPU 0 busy         fix: take others",
+                "  gpu2      /dev/shm is 64 MB  fix: docker run --shm-size=8g",
                 "  gpu3      32 CPUs, the others 64 CPUs",
                 "1 problem would break a run, 1 warning",
             ],
@@ -63,29 +63,29 @@ def inspection(*findings, hosts=3, failures=(), every_fact=None, seconds=1.24):
         (
             inspection(SMALL, SMALL, hosts=2),
             [
-                "2 hosts answer (1.2 s)",
+                "2 hosts responded (1.2 s)",
                 f"  on all  {TRAITS}",
-                "  gpu2    /dev/shm is 64 MB  docker: --shm-size=8g",
-                "  gpu2    /dev/shm is 64 MB  docker: --shm-size=8g",
+                "  gpu2    /dev/shm is 64 MB  fix: docker run --shm-size=8g",
+                "  gpu2    /dev/shm is 64 MB  fix: docker run --shm-size=8g",
                 "nothing would break a run, 2 warnings",
             ],
         ),
         (
             inspection(SMALL, failures=[OFF, NAMELESS]),
             [
-                "3 of 5 hosts answer (1.2 s)",
+                "3 of 5 hosts responded (1.2 s)",
                 f"  on all        {TRAITS}",
-                "! gpu4          10.0.0.4 port 22 does not answer  is it on?",
+                "! gpu4          10.0.0.4 port 22 does not answer  fix: is it on?",
                 "! gpu5.cluster  no such name",
-                "  gpu2          /dev/shm is 64 MB                 docker: --shm-size=8g",
+                "  gpu2          /dev/shm is 64 MB                 fix: docker run --shm-size=8g",
                 "2 problems would break a run, 1 warning",
             ],
         ),
         (
             inspection(hosts=0, failures=[OFF]),
             [
-                "0 of 1 host answer (1.2 s)",
-                "! gpu4  10.0.0.4 port 22 does not answer  is it on?",
+                "0 of 1 host responded (1.2 s)",
+                "! gpu4  10.0.0.4 port 22 does not answer  fix: is it on?",
                 "1 problem would break a run",
             ],
         ),
@@ -99,7 +99,7 @@ def inspection(*findings, hosts=3, failures=(), every_fact=None, seconds=1.24):
                     facts(gpus=(), torch_version=None, python_version=None, nccl_version=None),
                 ]
             ),
-            ["3 hosts answer (1.2 s)", "nothing would break a run"],
+            ["3 hosts responded (1.2 s)", "nothing would break a run"],
         ),
     ],
     ids=["well", "one", "all kinds", "warnings", "failures", "nobody", "nothing in common"],
@@ -110,14 +110,14 @@ def test_a_table(found, lines):
 
 def test_a_narrow_terminal():
     far = Finding(
-        ("gpu1", "gpu2"), "no GPU (neither nvidia-smi nor rocm-smi is there)", "on CPUs: --nproc N --cpu", PROBLEM
+        ("gpu1", "gpu2"), "no GPU (neither nvidia-smi nor rocm-smi is there)", "run on CPUs: --nproc N --cpu", PROBLEM
     )
     assert check.table(JOB, inspection(far, LONELY), 80) == [
-        "3 hosts answer (1.2 s)",
+        "3 hosts responded (1.2 s)",
         "  on all    8 x H200 140 GB, driver 580.159, python 3.11 (/usr/bin/python3),",
         "            torch 2.13.0, CUDA 13.0, NCCL 2.28.9, data over eth1",
         "! gpu[1-2]  no GPU (neither nvidia-smi nor rocm-smi is there)",
-        "            on CPUs: --nproc N --cpu",
+        "            fix: run on CPUs: --nproc N --cpu",
         "  gpu3      32 CPUs, the others 64 CPUs",
         "1 problem would break a run",
     ]
@@ -129,10 +129,10 @@ def test_a_remedy_that_finds_no_room_stands_below():
     narrow = Finding(("gpu3",), "short", "do nothing", WARNING)
     assert check.table(JOB, inspection(long, wide, narrow))[2:-1] == [
         "  gpu1    " + "x" * 71,
-        "          do something",
+        "          fix: do something",
         "  gpu2    " + "y" * 70,
-        "          " + "z" * 45,
-        "  gpu3    " + "short" + " " * 65 + "  do nothing",
+        "          fix: " + "z" * 45,
+        "  gpu3    " + "short" + " " * 65 + "  fix: do nothing",
     ]
 
 
@@ -162,7 +162,7 @@ def test_a_record_tells_all_and_comes_back_from_json():
         "on_all": ["driver 580.159", PYTHON, "torch 2.13.0", "CUDA 13.0", "NCCL 2.28.9", "data over eth1"],
         "findings": [
             {"severity": "problem", "hosts": ["gpu1", "gpu2"], "text": "GPU 0 busy", "fix": "take others"},
-            {"severity": "warning", "hosts": ["gpu2"], "text": "/dev/shm is 64 MB", "fix": "docker: --shm-size=8g"},
+            {"severity": "warning", "hosts": ["gpu2"], "text": "/dev/shm is 64 MB", "fix": "docker run --shm-size=8g"},
         ],
         "unreachable": [
             {

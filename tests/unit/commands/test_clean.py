@@ -24,9 +24,9 @@ def test_a_line_for_each_run_on_each_host():
         *[("gpu2", left(pid, mark=RUN.replace(".0", ".1"))) for pid in range(11, 17)],
     ]
     assert found_lines(found) == [
-        "  gpu1: 2 processes of run 20261120-091233 left behind: 7 (python), 8 (sleep)",
-        "  gpu1: 1 process of run 20261119-200000, which goes on and is left alone: 9 (python)",
-        "  gpu2: 6 processes of run 20261120-091233 left behind: "
+        "  gpu1: 2 leftover processes of run 20261120-091233: 7 (python), 8 (sleep)",
+        "  gpu1: 1 process of run 20261119-200000 (in progress, left alone): 9 (python)",
+        "  gpu2: 6 leftover processes of run 20261120-091233: "
         "11 (python), 12 (python), 13 (python), 14 (python) and 2 more",
     ]
     assert found_lines([]) == []
@@ -36,7 +36,7 @@ def test_of_very_many_runs_the_first_are_named():
     found = [("gpu1", left(pid, mark=f"2026-{pid // 2}.ab12.0")) for pid in range(20_000)] + [("gpu2", left(7))]
     lines = found_lines(found)
     assert len(lines) == 102
-    assert lines[0] == "  gpu1: 2 processes of run 2026-0 left behind: 0 (python), 1 (python)"
+    assert lines[0] == "  gpu1: 2 leftover processes of run 2026-0: 0 (python), 1 (python)"
     assert lines[-1] == "  gpu1: 19800 processes of 9900 more runs (runs in progress are left alone)"
 
 
@@ -44,12 +44,12 @@ def test_a_line_for_each_directory_on_each_host():
     path = "/tmp/launch-20261120-091233-ab12cd34"
     found = [("gpu1", RunFolder(path, "20261120-091233", 2)), ("gpu2", RunFolder(path, "20261120-091233"))]
     assert folder_lines(found) == [
-        f"  gpu1: directory left behind: {path} (2 files of its ranks)",
-        f"  gpu2: directory left behind: {path}",
+        f"  gpu1: leftover directory: {path} (2 files of its ranks)",
+        f"  gpu2: leftover directory: {path}",
     ]
     lines = folder_lines([*found, *[("gpu1", RunFolder(f"/tmp/{number}", "run")) for number in range(150)]])
     assert len(lines) == 102
-    assert lines[-1] == "  gpu1: 51 more directories left behind"
+    assert lines[-1] == "  gpu1: 51 more leftover directories"
     assert kept_lines([("gpu1", path, "files/dump: Permission denied")]) == [
         f"  gpu1: {path} is still there: files/dump: Permission denied"
     ]
@@ -85,11 +85,11 @@ KEPT = [("gpu1", "/tmp/a", "Permission denied"), ("gpu2", "/tmp/b", "not removed
     ("done", "words"),
     [
         (Cleaning([], [], NOTHING_LEFT), "nothing is left behind on 2 hosts"),
-        (Cleaning([("gpu1", left(7))], [], NOTHING_LEFT), "ended 1 process, 0 processes left on 2 nodes"),
+        (Cleaning([("gpu1", left(7))], [], NOTHING_LEFT), "stopped 1 process, 0 processes left on 2 nodes"),
         (Cleaning([], [], NOTHING_LEFT, FOLDERS), "removed 2 directories, 0 processes left on 2 nodes"),
         (
             Cleaning([("gpu1", left(7))], [], NOTHING_LEFT, FOLDERS, KEPT[:1]),
-            "ended 1 process, removed 1 directory, 1 directory could not be removed, 0 processes left on 2 nodes",
+            "stopped 1 process, removed 1 directory, 1 directory could not be removed, 0 processes left on 2 nodes",
         ),
         (
             Cleaning([], [], NOTHING_LEFT, FOLDERS, KEPT),
@@ -97,13 +97,13 @@ KEPT = [("gpu1", "/tmp/a", "Permission denied"), ("gpu2", "/tmp/b", "not removed
         ),
         (
             Cleaning([("gpu1", left(7)), ("gpu1", left(8))], [], Census({"gpu1": [[7, "python", "D"]]}, {})),
-            "ended 1 process, 1 process left on 1 node",
+            "stopped 1 process, 1 process left on 1 node",
         ),
         (Cleaning([("gpu1", left(7))], [], Census({"gpu1": [[7, "python", "D"]]}, {})), "1 process left on 1 node"),
         # gpu2 was lost after it had told what is there.
         (
             Cleaning([("gpu1", left(7)), ("gpu2", left(7))], [], Census({"gpu1": []}, {"gpu2": 0})),
-            "ended 1 process, 0 processes left on 1 node; gpu2 unreachable, what was started there may remain",
+            "stopped 1 process, 0 processes left on 1 node; gpu2 unreachable, what was started there may remain",
         ),
     ],
 )
@@ -117,7 +117,7 @@ def test_the_verdict_of_a_dry_run():
     folders = Cleaning([], [], NOTHING_LEFT, FOLDERS)
     assert verdict(folders, is_dry=True) == "2 directories would be removed"
     both = Cleaning([("gpu1", left(7))], [], NOTHING_LEFT, FOLDERS[:1])
-    assert verdict(both, is_dry=True) == "1 process would be ended, 1 directory would be removed"
+    assert verdict(both, is_dry=True) == "1 process would be stopped, 1 directory would be removed"
 
 
 def test_what_goes_on_is_not_left_behind():

@@ -62,12 +62,12 @@ def test_what_could_not_be_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.
     refuse_picture(tmp_path / "p.svg")
     with pytest.raises(UsageError, match=r"want a \.png or \.svg file, got '.*/p\.pdf'"):
         refuse_picture(tmp_path / "p.pdf")
-    with pytest.raises(UsageError, match="there is no folder"):
+    with pytest.raises(UsageError, match="there is no directory"):
         refuse_picture(tmp_path / "none" / "p.png")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="needs matplotlib") as error:
         refuse_picture(tmp_path / "p.png")
-    assert error.value.fix == "pip install 'ssh-torch-launcher[plot]'"
+    assert error.value.fix == "run pip install 'ssh-torch-launcher[plot]'"
 
 
 WRITTEN = {

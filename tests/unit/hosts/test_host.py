@@ -14,7 +14,7 @@ from launcher.hosts.host import select_hosts
 from launcher.hosts.hostfiles import parse_hostfile
 from launcher.hosts.ranges import expand_ranges, fold_names, fold_runs, split_list
 
-NAME_RULE = "a name holds letters, digits, '.', '_' and '-', and begins with no '-' or '.'"
+NAME_RULE = "use letters, digits, '.', '_' and '-', and begin with a letter, a digit or '_'"
 unhurried = settings(deadline=None)  # a loaded machine is no bug
 RANGE_FIX = "write ranges as gpu[1-4,7], without spaces"
 
@@ -60,34 +60,34 @@ def test_as_many_names_as_are_allowed_expand():
 @pytest.mark.parametrize(
     ("pattern", "message", "fix"),
     [
-        ("n[1-4", "'n[1-4' has a bracket without its partner", "write ranges as gpu[1-4,7]"),
-        ("n1]", "'n1]' has a bracket without its partner", "write ranges as gpu[1-4,7]"),
-        ("n[1[2]]", "'n[1[2]]' has a bracket without its partner", "write ranges as gpu[1-4,7]"),
-        ("n[]", "'' in 'n[]' is no number or range", RANGE_FIX),
-        ("n[1,]", "'' in 'n[1,]' is no number or range", RANGE_FIX),
-        ("n[1, 2]", "' 2' in 'n[1, 2]' is no number or range", RANGE_FIX),
-        ("n[a-c]", "'a-c' in 'n[a-c]' is no number or range", RANGE_FIX),
-        ("n[1-9/2]", "'1-9/2' in 'n[1-9/2]' is no number or range", RANGE_FIX),
-        ("n[\u0661]", "'\u0661' in 'n[\u0661]' is no number or range", RANGE_FIX),
+        ("n[1-4", "'n[1-4' has an unmatched bracket", "write ranges as gpu[1-4,7]"),
+        ("n1]", "'n1]' has an unmatched bracket", "write ranges as gpu[1-4,7]"),
+        ("n[1[2]]", "'n[1[2]]' has an unmatched bracket", "write ranges as gpu[1-4,7]"),
+        ("n[]", "'' in 'n[]' is neither a number nor a range", RANGE_FIX),
+        ("n[1,]", "'' in 'n[1,]' is neither a number nor a range", RANGE_FIX),
+        ("n[1, 2]", "' 2' in 'n[1, 2]' is neither a number nor a range", RANGE_FIX),
+        ("n[a-c]", "'a-c' in 'n[a-c]' is neither a number nor a range", RANGE_FIX),
+        ("n[1-9/2]", "'1-9/2' in 'n[1-9/2]' is neither a number nor a range", RANGE_FIX),
+        ("n[\u0661]", "'\u0661' in 'n[\u0661]' is neither a number nor a range", RANGE_FIX),
         (
             "n[5-3]",
             "range '5-3' in 'n[5-3]' runs backwards",
-            "write 3-5; for another order list the numbers, the order is kept",
+            "write 3-5; for another order, list the numbers one by one",
         ),
         (
             "n[1-04]",
-            "range '1-04' in 'n[1-04]' has ends of two widths",
+            "range '1-04' in 'n[1-04]' has ends of different widths",
             "write both ends with the same number of digits",
         ),
         (
             "n[01-5]",
-            "range '01-5' in 'n[01-5]' has ends of two widths",
+            "range '01-5' in 'n[01-5]' has ends of different widths",
             "write both ends with the same number of digits",
         ),
-        ("n[1-65537]", "'n[1-65537]' gives 65537 names, 65536 is the limit", ""),
+        ("n[1-65537]", "'n[1-65537]' gives 65537 names; the limit is 65536", ""),
         (
             "n[0-999999999999999999][0-9]",
-            "'n[0-999999999999999999][0-9]' gives 10000000000000000000 names, 65536 is the limit",
+            "'n[0-999999999999999999][0-9]' gives 10000000000000000000 names; the limit is 65536",
             "",
         ),
     ],
@@ -176,10 +176,10 @@ def test_num_nodes_takes_the_first_after_the_filter():
     assert select_hosts(OFFER, None, None, None) == OFFER
 
 
-KNOWN = "the hosts are gpu1,gpu2,gpu3,gpu4,GPU7,::1"
+KNOWN = "choose from gpu1,gpu2,gpu3,gpu4,GPU7,::1"
 BAD_FILTERS = [
     ("", None, "--include: names no host", KNOWN),
-    ("gpu1,", None, "--include: an empty name in 'gpu1,'", "remove the extra comma"),
+    ("gpu1,", None, "--include: empty name in 'gpu1,'", "remove the extra comma"),
     ("gpu9", None, "--include: no host 'gpu9' in the list", KNOWN),
     ("gup4", None, "--include: no host 'gup4' in the list", "did you mean 'gpu4'?"),
     (None, "lab", "--exclude: no host 'lab' in the list", KNOWN),
@@ -187,45 +187,50 @@ BAD_FILTERS = [
         "ann@gpu1",
         None,
         "--include: no host 'ann' in the list",
-        f"{KNOWN}; '@' joins hosts here, names carry no user",
+        f"{KNOWN}; '@' separates hosts here, so write names without a user",
     ),
     ("gpu1,gpu1", None, "--include: host 'gpu1' is named twice", ""),
     ("gpu1@", None, "--include: the host name is empty", NAME_RULE),
     (
         "gpu1,gpu2@gpu3",
         None,
-        "--include: 'gpu1,gpu2' is no single host",
-        "join hosts by '@', GPUs by ',': gpu1@gpu2:0,1",
+        "--include: 'gpu1,gpu2' isn't a single host",
+        "separate hosts with '@' and GPUs with ',': gpu1@gpu2:0,1",
     ),
     (
         "gpu1:0,gpu2:1",
         None,
-        "--include: 'gpu1:0,gpu2' is no single host",
-        "join hosts by '@', GPUs by ',': gpu1@gpu2:0,1",
+        "--include: 'gpu1:0,gpu2' isn't a single host",
+        "separate hosts with '@' and GPUs with ',': gpu1@gpu2:0,1",
     ),
     (
         "gpu1:0,gpu2",
         None,
         "--include: a GPU in 'gpu1:0,gpu2' must be a number, got 'gpu2'",
-        "after ':' stand GPU numbers; join hosts by '@': gpu1:0,1@gpu2:0",
+        "write GPU numbers after ':', and separate hosts with '@': gpu1:0,1@gpu2:0",
     ),
     ("gpu1:", None, "--include: a GPU in 'gpu1:' must be a number, got ''", None),
     ("gpu1:-1", None, "--include: a GPU in 'gpu1:-1' must be a number, got '-1'", None),
-    ("gpu1:1,01", None, "--include: GPU 1 stands twice in 'gpu1:1,01'", ""),
-    ("gpu2:4", None, "--include: host 'gpu2' offers no GPU 4", "it has slots=4 (f:1)"),
-    (None, "gpu2:4", "--exclude: host 'gpu2' offers no GPU 4", "it has slots=4 (f:1)"),
+    ("gpu1:1,01", None, "--include: GPU 1 is listed twice in 'gpu1:1,01'", ""),
+    ("gpu2:4", None, "--include: host 'gpu2' offers no GPU 4: slots=4 (f:1)", "choose a lower number, or raise slots="),
+    (None, "gpu2:4", "--exclude: host 'gpu2' offers no GPU 4: slots=4 (f:1)", "choose a lower number, or raise slots="),
     (
         None,
         "gpu7:0",
-        "--exclude: how many GPUs host 'GPU7' has is not known (f:2)",
-        "give slots= in a hostfile, or name the others: --include GPU7:1,2,3",
+        "--exclude: the number of GPUs of host 'GPU7' is unknown (f:2)",
+        "set slots= in a hostfile, or list the GPUs to keep: --include GPU7:1,2,3",
     ),
-    (None, "gpu[1-4],gpu7,::1", "--exclude: no host is left of 6", KNOWN),
+    (
+        None,
+        "gpu[1-4],gpu7,::1",
+        "--exclude: it leaves 0 of 6 hosts",
+        KNOWN.replace("choose from", "keep at least one of"),
+    ),
     (
         "gpu1",
         "gpu2",
         "--include and --exclude can't be given together",
-        "--include names all that is wanted, --exclude all that is not: give one of them",
+        "list the hosts to use with --include, or those to leave out with --exclude",
     ),
 ]
 
@@ -241,8 +246,8 @@ def test_a_bad_filter_is_refused(include, exclude, message, fix):
 def test_num_nodes_that_can_not_be_had_is_refused():
     with pytest.raises(UsageError) as caught:
         select_hosts(OFFER, "gpu[1-2]", None, 3)
-    assert caught.value.message == "--num-nodes wants 3 hosts, there are 2"
-    assert caught.value.fix == "the hosts are gpu[1-2]"
+    assert caught.value.message == "--num-nodes 3: only 2 hosts to choose from"
+    assert caught.value.fix == "lower it, or name more hosts than gpu[1-2]"
     with pytest.raises(UsageError) as caught:
         select_hosts(OFFER, None, None, 0)
     assert caught.value.message == "--num-nodes must be at least 1, got 0"

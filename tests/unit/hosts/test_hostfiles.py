@@ -16,10 +16,10 @@ from launcher.hosts.host import Host, select_hosts
 from launcher.hosts.hostfiles import TARGETS, parse_hostfile, parse_hosts, read_hostfile, write_hosts
 
 SAMPLES = Path(__file__).parents[3] / "hostfiles"
-NAME_RULE = "a name holds letters, digits, '.', '_' and '-', and begins with no '-' or '.'"
-KEYS_FIX = "the settings are slots=, user=, port= and addr="
-COLON = "--colon slots or --colon port says which; in a hostfile so does "
-ONCE = "a host stands once; its processes are slots=N"
+NAME_RULE = "use letters, digits, '.', '_' and '-', and begin with a letter, a digit or '_'"
+KEYS_FIX = "use slots=, user=, port= or addr="
+COLON = "pass --colon slots or --colon port; in a hostfile, write "
+ONCE = "list each host once, with slots=N for N processes"
 unhurried = settings(deadline=None)  # a loaded machine is no bug
 
 
@@ -52,55 +52,55 @@ def test_a_user_belongs_to_every_host_of_the_range():
 BAD_LISTS = [
     ("", "--hosts: names no host", "give at least one, as in node1,node2"),
     (" \t\n", "--hosts: names no host", "give at least one, as in node1,node2"),
-    ("a,,b", "--hosts: an empty name in 'a,,b'", "remove the extra comma"),
-    ("a , ,b", "--hosts: an empty name in 'a , ,b'", "remove the extra comma"),
-    (",a", "--hosts: an empty name in ',a'", "remove the extra comma"),
-    ("a,", "--hosts: an empty name in 'a,'", "remove the extra comma"),
+    ("a,,b", "--hosts: empty name in 'a,,b'", "remove the extra comma"),
+    ("a , ,b", "--hosts: empty name in 'a , ,b'", "remove the extra comma"),
+    (",a", "--hosts: empty name in ',a'", "remove the extra comma"),
+    ("a,", "--hosts: empty name in 'a,'", "remove the extra comma"),
     ("a b,c,A", "--hosts: host 'A' is named twice, by 'a' and by 'A'", ""),
     ("gpu[1-4],gpu2", "--hosts: host 'gpu2' is named twice, by 'gpu[1-4]' and by 'gpu2'", ""),
     ("::1,[::1]", "--hosts: host '::1' is named twice, by '::1' and by '[::1]'", ""),
     ("-oProxyCommand=x", "--hosts: host name '-oProxyCommand=x' begins with '-'", NAME_RULE),
     ("-l", "--hosts: host name '-l' begins with '-'", NAME_RULE),
     ("..", "--hosts: host name '..' begins with '.'", NAME_RULE),
-    ("a;b", "--hosts: host name 'a;b' holds ';'", NAME_RULE),
-    ("$(id)", "--hosts: host name '$(id)' holds '$'", NAME_RULE),
-    ("a\x1b[2J", "--hosts: 'a\\x1b[2J' has a bracket without its partner", "write ranges as gpu[1-4,7]"),
-    ("a\x07", "--hosts: host name 'a\\x07' holds '\\x07'", NAME_RULE),
-    ("a\xa0b", "--hosts: host name 'a\\xa0b' holds '\\xa0'", NAME_RULE),
-    ("node\u00b2", "--hosts: host name 'node\u00b2' holds '\u00b2'", NAME_RULE),
-    ("hosts/two", "--hosts: host name 'hosts/two' holds '/'", "a file with hosts is given by --hostfile"),
+    ("a;b", "--hosts: host name 'a;b' contains ';'", NAME_RULE),
+    ("$(id)", "--hosts: host name '$(id)' contains '$'", NAME_RULE),
+    ("a\x1b[2J", "--hosts: 'a\\x1b[2J' has an unmatched bracket", "write ranges as gpu[1-4,7]"),
+    ("a\x07", "--hosts: host name 'a\\x07' contains '\\x07'", NAME_RULE),
+    ("a\xa0b", "--hosts: host name 'a\\xa0b' contains '\\xa0'", NAME_RULE),
+    ("node\u00b2", "--hosts: host name 'node\u00b2' contains '\u00b2'", NAME_RULE),
+    ("hosts/two", "--hosts: host name 'hosts/two' contains '/'", "pass a file of hosts with --hostfile"),
     (
         "node1 slots=8",
-        "--hosts: host name 'slots=8' holds '='",
-        "settings such as slots=8 stand after the name, in a hostfile",
+        "--hosts: host name 'slots=8' contains '='",
+        "write settings such as slots=8 after the name, in a hostfile",
     ),
-    ("node1:8", "--hosts: 'node1:8' is ambiguous: 8 slots or ssh port 8?", f"{COLON}'node1 slots=8'"),
+    ("node1:8", "--hosts: 'node1:8' is ambiguous: 8 slots or SSH port 8?", f"{COLON}'node1 slots=8'"),
     (
         "ann@gpu[1-4]:22",
-        "--hosts: 'gpu[1-4]:22' is ambiguous: 22 slots or ssh port 22?",
+        "--hosts: 'gpu[1-4]:22' is ambiguous: 22 slots or SSH port 22?",
         f"{COLON}'ann@gpu[1-4] slots=22'",
     ),
-    ("-gpu:22", "--hosts: '-gpu:22' is ambiguous: 22 slots or ssh port 22?", f"{COLON.partition(';')[0]}"),
-    ("[::1]:22", "--hosts: '[::1]:22' is ambiguous: 22 slots or ssh port 22?", f"{COLON}'[::1] slots=22'"),
+    ("-gpu:22", "--hosts: '-gpu:22' is ambiguous: 22 slots or SSH port 22?", f"{COLON.partition(';')[0]}"),
+    ("[::1]:22", "--hosts: '[::1]:22' is ambiguous: 22 slots or SSH port 22?", f"{COLON}'[::1] slots=22'"),
     (
         "node1 8",
-        "--hosts: 'node1 8' is ambiguous: is 8 a number of slots, a port, a host?",
+        "--hosts: 'node1 8' is ambiguous: is 8 a number of slots, a port or a host?",
         "write 'node1 slots=8' or 'node1 port=8'",
     ),
-    ("node1:x", "--hosts: host name 'node1:x' holds ':'", NAME_RULE),
-    ("a:b:c", "--hosts: 'a:b:c' is no IPv6 address", "write addresses as 2001:db8::1 or [2001:db8::1]"),
-    ("fe80::1%$(id)", "--hosts: 'fe80::1%$(id)' is no IPv6 address", None),
+    ("node1:x", "--hosts: host name 'node1:x' contains ':'", NAME_RULE),
+    ("a:b:c", "--hosts: 'a:b:c' isn't an IPv6 address", "write addresses as 2001:db8::1 or [2001:db8::1]"),
+    ("fe80::1%$(id)", "--hosts: 'fe80::1%$(id)' isn't an IPv6 address", None),
     ("ann@", "--hosts: the host name is empty", NAME_RULE),
-    ("@a", "--hosts: '@a' is a group of ClusterShell", "give the hosts: nodeset -e '@a'"),
+    ("@a", "--hosts: '@a' is a ClusterShell group", "list its hosts: nodeset -e '@a'"),
     (
         "-l@a",
-        "--hosts: '-l' is no user name",
-        "letters, digits, '.', '_' and '-' stand here; ssh_config takes any user",
+        "--hosts: '-l' isn't a user name",
+        "use letters, digits, '.', '_' and '-', or set any user in ssh_config",
     ),
-    ("n[1-4]!n2", "--hosts: host name 'n1!n2' holds '!'", "name what is wanted; --exclude leaves hosts out"),
-    ("^hosts", "--hosts: host name '^hosts' holds '^'", "name what is wanted; --exclude leaves hosts out"),
-    ("ann@b@c", "--hosts: 'ann@b' is no user name", None),
-    ("a" * 254, f"--hosts: '{'a' * 97}...' gives a name of 254 characters, 253 is the limit", ""),
+    ("n[1-4]!n2", "--hosts: host name 'n1!n2' contains '!'", "list the hosts to use, or leave some out with --exclude"),
+    ("^hosts", "--hosts: host name '^hosts' contains '^'", "list the hosts to use, or leave some out with --exclude"),
+    ("ann@b@c", "--hosts: 'ann@b' isn't a user name", None),
+    ("a" * 254, f"--hosts: '{'a' * 97}...' gives a name of 254 characters; the limit is 253", ""),
     ("a[1-65536],b", "--hosts: more than 65536 hosts", ""),
 ]
 
@@ -154,35 +154,39 @@ BAD_LINES = [
     ("node1 port=65536", "port must be between 1 and 65535, got 65536", ""),
     ("node1 port=\x1b[1m", "port must be a number, got '\\x1b[1m'", ""),
     ("node1 slot=4", "unknown key 'slot'", "did you mean 'slots'?"),
-    ("node1 slots=4 max_slots=2", "max_slots=2 is less than slots=4", "write the number that is meant as slots="),
+    ("node1 slots=4 max_slots=2", "max_slots=2 is less than slots=4", "keep slots= alone, with the number you want"),
     ("node1 max-count=x", "max_slots must be a number, got 'x'", ""),
     (
         "node1 binding=core",
-        "binding= of MPICH Hydra can't be followed: ranks are bound to no cores here",
-        "leave it away",
+        "binding= of MPICH Hydra isn't supported: launch doesn't bind ranks to cores",
+        "remove it",
     ),
     ("node1 address=10.0.0.1", "unknown key 'address'", "did you mean 'addr'?"),
     ("node1 gpus=4", "unknown key 'gpus'", KEYS_FIX),
-    ("node1 =4", "host name 'node1=4' holds '='", "settings such as slots=8 stand after the name, in a hostfile"),
+    ("node1 =4", "host name 'node1=4' contains '='", "write settings such as slots=8 after the name, in a hostfile"),
     ("node1 slots=4 slots=8", "slots is given twice, by 'slots=4' and by 'slots=8'", ""),
     ("node1 slots=4 cpu=4", "slots is given twice, by 'slots=4' and by 'cpu=4'", ""),
     ("ann@node1 user=bob", "user is given twice, by 'ann@node1' and by 'user=bob'", ""),
     (
         "node1 user=a;b",
-        "'a;b' is no user name",
-        "letters, digits, '.', '_' and '-' stand here; ssh_config takes any user",
+        "'a;b' isn't a user name",
+        "use letters, digits, '.', '_' and '-', or set any user in ssh_config",
     ),
-    ("node1 addr=gpu1", "addr must be an IP address, got 'gpu1'", "as in addr=10.0.0.1"),
-    ("node1 addr=10.0.0.256", "addr must be an IP address, got '10.0.0.256'", "as in addr=10.0.0.1"),
-    ("node1 addr=fe80::1%a;b", "addr must be an IP address, got 'fe80::1%a;b'", "as in addr=10.0.0.1"),
+    ("node1 addr=gpu1", "addr must be an IP address, got 'gpu1'", "write it as in addr=10.0.0.1"),
+    ("node1 addr=10.0.0.256", "addr must be an IP address, got '10.0.0.256'", "write it as in addr=10.0.0.1"),
+    ("node1 addr=fe80::1%a;b", "addr must be an IP address, got 'fe80::1%a;b'", "write it as in addr=10.0.0.1"),
     (
         "n[1-2] addr=10.0.0.1",
-        "addr= is the address of one host, 'n[1-2]' is 2",
-        "give each of them a line with its own addr=",
+        "addr= is the address of one host, but 'n[1-2]' names 2",
+        "give each host its own line with its own addr=",
     ),
-    ("node1 node2 slots=4", "expected key=value, got 'node2'", f"one host or range stands here; {KEYS_FIX}"),
-    ("node1,node2 slots=4", "host name 'node1,node2' holds ','", "write one host or range per line"),
-    ("node1,", "an empty name in 'node1,'", "remove the extra comma"),
+    (
+        "node1 node2 slots=4",
+        "expected key=value, got 'node2'",
+        f"write one host or range per line; for settings, {KEYS_FIX}",
+    ),
+    ("node1,node2 slots=4", "host name 'node1,node2' contains ','", "write one host or range per line"),
+    ("node1,", "empty name in 'node1,'", "remove the extra comma"),
     ("node1 slots", "expected key=value, got 'slots'", KEYS_FIX),
     ("node1 slots: 8", "expected key=value, got 'slots:'", KEYS_FIX),
     ("node1 slots:8", "expected key=value, got 'slots:8'", "write 'node1 slots=8'"),
@@ -190,53 +194,53 @@ BAD_LINES = [
     ("node1 cpu:8 port:22", "expected key=value, got 'cpu:8'", "write 'node1 cpu=8'"),
     (
         "node1: 8",
-        "'node1: 8' is ambiguous: is 8 a number of slots, a port, a host?",
+        "'node1: 8' is ambiguous: is 8 a number of slots, a port or a host?",
         "write 'node1 slots=8' or 'node1 port=8'",
     ),
     (
         "node1 65536",
-        "'node1 65536' is ambiguous: is 65536 a number of slots, a port, a host?",
+        "'node1 65536' is ambiguous: is 65536 a number of slots, a port or a host?",
         "write 'node1 slots=65536'",
     ),
-    ("-node1 8", "'-node1 8' is ambiguous: is 8 a number of slots, a port, a host?", ""),
+    ("-node1 8", "'-node1 8' is ambiguous: is 8 a number of slots, a port or a host?", ""),
     (
         "10.0.0.1 gpu[1-2]",
-        "'10.0.0.1 gpu[1-2]' is ambiguous: two hosts, or a name for an address?",
+        "'10.0.0.1 gpu[1-2]' is ambiguous: two hosts, or an address and its name?",
         "write one per line",
     ),
-    ("node1:8", "'node1:8' is ambiguous: 8 slots or ssh port 8?", f"{COLON}'node1 slots=8'"),
+    ("node1:8", "'node1:8' is ambiguous: 8 slots or SSH port 8?", f"{COLON}'node1 slots=8'"),
     (
         "node1 8 all.q@node1 UNDEFINED",
-        "'node1 8 all.q@node1 UNDEFINED' is ambiguous: is 8 a number of slots, a port, a host?",
+        "'node1 8 all.q@node1 UNDEFINED' is ambiguous: is 8 a number of slots, a port or a host?",
         "write 'node1 slots=8' or 'node1 port=8'",
     ),
     (
         "10.0.0.1\tgpu1 gpu1.lan",
-        "'10.0.0.1\\tgpu1 gpu1.lan' is ambiguous: two hosts, or a name for an address?",
-        "write one per line; with both: 'gpu1 addr=10.0.0.1'",
+        "'10.0.0.1\\tgpu1 gpu1.lan' is ambiguous: two hosts, or an address and its name?",
+        "write one per line; for a name and its address, write 'gpu1 addr=10.0.0.1'",
     ),
     (
         "Host gpu1 gpu2",
         "'Host gpu1 gpu2' is a line of an ssh_config, not of a hostfile",
-        "list the names that it knows, one per line; --ssh-config FILE says what they mean",
+        "list its host names, one per line, and pass the ssh_config with --ssh-config FILE",
     ),
     (
         "#include more",
-        "'#include more': other files are not read",
-        "write its hosts here; with a blank after '#' the line is a comment for pdsh too",
+        "'#include more': included files are not read",
+        "list its hosts here; if this is a comment, put a space after '#' (pdsh needs it)",
     ),
-    ("@gpu", "'@gpu' is a group of ClusterShell", "give the hosts: nodeset -e '@gpu'"),
+    ("@gpu", "'@gpu' is a ClusterShell group", "list its hosts: nodeset -e '@gpu'"),
     ("rank 0=node1 slot=0", "unknown key '0'", KEYS_FIX),
     (
         "gpu[1,2] 8",
-        "'gpu[1,2] 8' is ambiguous: is 8 a number of slots, a port, a host?",
+        "'gpu[1,2] 8' is ambiguous: is 8 a number of slots, a port or a host?",
         "write 'gpu[1,2] slots=8' or 'gpu[1,2] port=8'",
     ),
-    ("a//b", "host name 'a//b' holds '/'", "a file with hosts is given by --hostfile"),
-    ("/* a */", "host name '/*' holds '/'", "a file with hosts is given by --hostfile"),
-    ("n" * 70000, "a line of 70000 characters, 65536 is the limit", "write one host or range per line"),
+    ("a//b", "host name 'a//b' contains '/'", "pass a file of hosts with --hostfile"),
+    ("/* a */", "host name '/*' contains '/'", "pass a file of hosts with --hostfile"),
+    ("n" * 70000, "a line of 70000 characters; the limit is 65536", "write one host or range per line"),
     ("n[5-3]", "range '5-3' in 'n[5-3]' runs backwards", None),
-    ("n\x00", "host name 'n\\x00' holds '\\x00'", NAME_RULE),
+    ("n\x00", "host name 'n\\x00' contains '\\x00'", NAME_RULE),
     ("node0", "host 'node0' is named twice, by hostfiles/two:1 and by hostfiles/two:3", ONCE),
     ("n[1,1]", "host 'n1' is named twice, by hostfiles/two:3 and by hostfiles/two:3", ONCE),
 ]
@@ -291,7 +295,7 @@ def test_a_hostfile_without_hosts_is_refused(text):
 def test_a_form_feed_does_not_shift_line_numbers():
     with pytest.raises(HostfileError) as caught:
         parse_hostfile("a # \x0c \u2028 \x85\nb;", "f")
-    assert caught.value.message == "f:2: host name 'b;' holds ';'"
+    assert caught.value.message == "f:2: host name 'b;' contains ';'"
 
 
 def test_a_file_is_read_with_byte_order_mark_and_foreign_comments(tmp_path):
@@ -354,7 +358,7 @@ DIALECTS = [
     ("a max_slots=3", None, [Host("a", slots=3)], "Open MPI's"),
     ("a:8\nb:4 user=ann\n", "slots", [Host("a", slots=8), Host("b", slots=4, user="ann")], COLON_SLOTS),
     ("a:8,[::1]:4", "slots", [Host("a", slots=8), Host("::1", slots=4)], COLON_SLOTS),
-    ("a:2222 slots=8\nb\n", "port", [Host("a", port=2222, slots=8), Host("b")], "host:N for ssh port N"),
+    ("a:2222 slots=8\nb\n", "port", [Host("a", port=2222, slots=8), Host("b")], "host:N for SSH port N"),
     ("::1:8\n", "port", [Host("::1:8")], "names"),
     ("a count=2\nb[1-2]\n", None, [Host("a", slots=2), Host("b1"), Host("b2")], MIXED),
     ("- a\n- b slots=2\n", None, [Host("a"), Host("b", slots=2)], "a YAML list"),
@@ -416,8 +420,8 @@ def short(host):
         ("ann@a:22 port=22", "port", "f:1: port is given twice, by 'ann@a:22' and by 'port=22'"),
         ("a:0", "slots", "f:1: slots must be between 1 and 65536, got 0"),
         ("a:65536", "port", "f:1: port must be between 1 and 65535, got 65536"),
-        ("a:x", "port", "f:1: host name 'a:x' holds ':'"),
-        ("a:8:ann", "slots", "f:1: 'a:8:ann' is no IPv6 address"),
+        ("a:x", "port", "f:1: host name 'a:x' contains ':'"),
+        ("a:8:ann", "slots", "f:1: 'a:8:ann' isn't an IPv6 address"),
     ],
 )
 def test_what_stands_behind_a_colon_is_checked(line, colon, message):
@@ -428,17 +432,17 @@ def test_what_stands_behind_a_colon_is_checked(line, colon, message):
 
 LIST_FIX = "write a list: '- node1', or '- name: node1' with 'slots: 8' below it"
 BAD_YAML = [
-    ("- a\n- b;c\n", "f:2: host name 'b;c' holds ';'", NAME_RULE),
+    ("- a\n- b;c\n", "f:2: host name 'b;c' contains ';'", NAME_RULE),
     ("- a\n- name: b\n  slots: x\n", "f:2: slots must be a number, got 'x'", ""),
     ("- a\n- name: b\n  slot: 8\n", "f:2: unknown key 'slot'", "did you mean 'slots'?"),
-    ("- a\n- a: 8\n", "f:2: a host has one name, got the keys 'a'", "as in '- name: node1'"),
-    ("- name: a\n  name: b\n", "f:1: a host has one name, got the keys 'name, name'", "as in '- name: node1'"),
-    ("- a\n-\n", "f:2: not one list of hosts", LIST_FIX),
-    ("- a\n- [b]\n", "f:2: not one list of hosts", LIST_FIX),
-    ("- &x a\n- *x\n", "f:2: not one list of hosts", LIST_FIX),
-    ("---\nhosts:\n- a\n", "f:2: not one list of hosts", LIST_FIX),
-    ("- a\n---\n- b\n", "f:2: not one list of hosts", LIST_FIX),
-    ("- name: a\n  slots: [8]\n", "f:2: a setting has one value", "the settings are slots, user, port and addr, "
+    ("- a\n- a: 8\n", "f:2: a host must have one name, got the keys 'a'", "write '- name: node1'"),
+    ("- name: a\n  name: b\n", "f:1: a host must have one name, got the keys 'name, name'", "write '- name: node1'"),
+    ("- a\n-\n", "f:2: expected one list of hosts", LIST_FIX),
+    ("- a\n- [b]\n", "f:2: expected one list of hosts", LIST_FIX),
+    ("- &x a\n- *x\n", "f:2: expected one list of hosts", LIST_FIX),
+    ("---\nhosts:\n- a\n", "f:2: expected one list of hosts", LIST_FIX),
+    ("- a\n---\n- b\n", "f:2: expected one list of hosts", LIST_FIX),
+    ("- name: a\n  slots: [8]\n", "f:2: a setting must have one value", "use slots, user, port and addr, "
      "each with one value"),
     ("- a\n b: c\n", "f:2: not YAML: ", LIST_FIX),
     ("- a\n- @gpu\n", "f:2: not YAML: ", LIST_FIX),
@@ -451,8 +455,8 @@ BAD_YAML = [
     # Wrong where it is seen: the list that holds it begins well.
     ("- a\n- b\nc: d\n", "f:3: not YAML: ", LIST_FIX),
     ("- a\n- \x00\n", "f: not YAML: ", ""),
-    ("- " * 5000, "f:1: not one list of hosts", LIST_FIX),
-    ("---\n", "f:2: not one list of hosts", LIST_FIX),
+    ("- " * 5000, "f:1: expected one list of hosts", LIST_FIX),
+    ("---\n", "f:2: expected one list of hosts", LIST_FIX),
     ("--- []\n", "f: names no host", "write one per line, as in: node1 slots=8"),
 ]  # fmt: skip
 
@@ -469,7 +473,7 @@ def test_a_yaml_list_needs_pyyaml_and_nothing_else_does(monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(HostfileError) as caught:
         parse_hostfile("- a\n", "f")
-    assert caught.value.message == "f: a YAML list, and this Python has no PyYAML"
+    assert caught.value.message == "f: a YAML list, but this Python has no PyYAML"
     assert caught.value.fix == "pip install PyYAML, or write one host per line without '- '"
     assert parse_hostfile("a", "f") == (Host("a", source="f:1"),)
 
@@ -481,21 +485,21 @@ HOSTILE = {
     "an option behind a user": (b"ann@-oProxyCommand=x", "1: host name '-oProxyCommand=x' begins with '-'"),
     "an option in a list": (b"a -oProxyCommand", "1: host name '-oProxyCommand' begins with '-'"),
     "an option in YAML": (b"- a\n- -oProxyCommand=x", "2: host name '-oProxyCommand=x' begins with '-'"),
-    "a command": (b"a$(id)", "1: host name 'a$(id)' holds '$'"),
-    "an escape": (b"a\x1b]0;x\x07", "1: 'a\\x1b]0;x\\x07' has a bracket without its partner"),
-    "a zero": (b"a\nb\x00c", "2: host name 'b\\x00c' holds '\\x00'"),
+    "a command": (b"a$(id)", "1: host name 'a$(id)' contains '$'"),
+    "an escape": (b"a\x1b]0;x\x07", "1: 'a\\x1b]0;x\\x07' has an unmatched bracket"),
+    "a zero": (b"a\nb\x00c", "2: host name 'b\\x00c' contains '\\x00'"),
     "UTF-16": ("\ufeffa".encode("utf-16-le"), "1: byte 0xff is not UTF-8"),
-    "a huge range": (b"n[1-999999999]", "1: 'n[1-999999999]' gives 999999999 names, 65536 is the limit"),
+    "a huge range": (b"n[1-999999999]", "1: 'n[1-999999999]' gives 999999999 names; the limit is 65536"),
     "many huge ranges": (b",".join(b"n%d-[1-65536]" % n for n in range(4000)), "1: more than 65536 hosts"),
-    "many brackets": (b"n" + b"[1-9]" * 9, "1: 'n[1-9]" + "[1-9]" * 8 + "' gives 387420489 names, 65536 is the limit"),
-    "a long line": (b"n," * (1 << 19), "1: a line of 1048576 characters, 65536 is the limit"),
-    "a long line of YAML": (b"- a\n- " + b"[" * (1 << 20), "2: a line of 1048578 characters, 65536 is the limit"),
-    "deep YAML": (b"- \n " * 40000, "2: not one list of hosts"),
-    "a long name": (b"n" * 60000, f"1: '{'n' * 97}...' gives a name of 60000 characters, 253 is the limit"),
+    "many brackets": (b"n" + b"[1-9]" * 9, "1: 'n[1-9]" + "[1-9]" * 8 + "' gives 387420489 names; the limit is 65536"),
+    "a long line": (b"n," * (1 << 19), "1: a line of 1048576 characters; the limit is 65536"),
+    "a long line of YAML": (b"- a\n- " + b"[" * (1 << 20), "2: a line of 1048578 characters; the limit is 65536"),
+    "deep YAML": (b"- \n " * 40000, "2: expected one list of hosts"),
+    "a long name": (b"n" * 60000, f"1: '{'n' * 97}...' gives a name of 60000 characters; the limit is 253"),
     "a long key": (b"n " + b"k" * 60000 + b"=1", f"1: unknown key '{'k' * 97}...'"),
-    "open brackets": (b"[" * 60000, f"1: '{'[' * 97}...' has a bracket without its partner"),
-    "colons": (b":1" * 30000, f"1: '{':1' * 48}:...' is no IPv6 address"),
-    "many lines": (b"\n" * (1 << 23) + b"a", " more than 8 MiB, which no list of hosts has"),
+    "open brackets": (b"[" * 60000, f"1: '{'[' * 97}...' has an unmatched bracket"),
+    "colons": (b":1" * 30000, f"1: '{':1' * 48}:...' isn't an IPv6 address"),
+    "many lines": (b"\n" * (1 << 23) + b"a", " more than 8 MiB, too large for a hostfile"),
 }  # fmt: skip
 
 
@@ -514,7 +518,7 @@ def test_a_hostile_file_is_refused_at_once_in_one_line(tmp_path, content, messag
 def test_a_file_without_an_end_is_not_read_to_its_end():
     with pytest.raises(HostfileError) as caught:
         read_hostfile(Path("/dev/zero"))
-    assert caught.value.message == "/dev/zero: more than 8 MiB, which no list of hosts has"
+    assert caught.value.message == "/dev/zero: more than 8 MiB, too large for a hostfile"
 
 
 # writing
@@ -530,13 +534,13 @@ BOTH = "user= of gpu2, port= of gpu2, addr= of lab.lan"
 @pytest.mark.parametrize(
     ("target", "text", "lost"),
     [
-        ("deepspeed", "gpu1 slots=8\ngpu2 slots=8\nlab.lan slots=2\n", f"DeepSpeed's file has no place for the chosen "
+        ("deepspeed", "gpu1 slots=8\ngpu2 slots=8\nlab.lan slots=2\n", f"DeepSpeed's format doesn't support the chosen "
          f"GPUs of lab.lan, {BOTH}"),
-        ("openmpi", "gpu1 slots=8\nann@gpu2 slots=8 port=2222\nlab.lan slots=2\n", "Open MPI's file has no place for "
+        ("openmpi", "gpu1 slots=8\nann@gpu2 slots=8 port=2222\nlab.lan slots=2\n", "Open MPI's format doesn't support "
          "the chosen GPUs of lab.lan, addr= of lab.lan"),
-        ("pdsh", "gpu[1-2]\nlab.lan\n", "pdsh's file has no place for slots= of gpu[1-2],lab.lan, the chosen GPUs of "
+        ("pdsh", "gpu[1-2]\nlab.lan\n", "pdsh's format doesn't support slots= of gpu[1-2],lab.lan, the chosen GPUs of "
          f"lab.lan, {BOTH}"),
-        ("slurm", "gpu[1-2],lab.lan\n", "Slurm's file has no place for slots= of gpu[1-2],lab.lan, the chosen GPUs of "
+        ("slurm", "gpu[1-2],lab.lan\n", "Slurm's format doesn't support slots= of gpu[1-2],lab.lan, the chosen GPUs of "
          f"lab.lan, {BOTH}"),
     ],
 )  # fmt: skip
@@ -548,14 +552,14 @@ def test_hosts_are_written_and_what_is_lost_is_said(target, text, lost):
 def test_what_another_tool_would_misread_is_not_written():
     with pytest.raises(UsageError) as caught:
         write_hosts([Host("a", source="f:7")], "deepspeed")
-    assert caught.value.message == "f:7: 'a' has no slots=, and DeepSpeed reads no line without"
+    assert caught.value.message == "f:7: 'a' has no slots=, which DeepSpeed requires"
     assert caught.value.fix == "write slots=N, the number of its GPUs"
     with pytest.raises(UsageError) as caught:
         write_hosts([Host("fe80::1%eth0", source="f:7")], "openmpi")
     assert caught.value.message == "f:7: Open MPI can't read the name 'fe80::1%eth0'"
     assert write_hosts([Host("a", user="ann.lee", slots=1)], "openmpi") == (
         "a slots=1\n",
-        "Open MPI's file has no place for user= of a",
+        "Open MPI's format doesn't support user= of a",
     )
     assert write_hosts([Host("a"), Host("b", port=22)], "openmpi") == (
         "a\nb port=22\n",
@@ -565,7 +569,7 @@ def test_what_another_tool_would_misread_is_not_written():
 
 def test_a_long_list_of_names_is_a_number():
     hosts = [Host(f"node-{letter}.example.com", slots=1) for letter in "abcdef"]
-    assert write_hosts(hosts, "slurm")[1] == "Slurm's file has no place for slots= of 6 hosts"
+    assert write_hosts(hosts, "slurm")[1] == "Slurm's format doesn't support slots= of 6 hosts"
 
 
 names = st.from_regex(r"\A[A-Za-z][a-z.-]{0,3}[0-9]{0,3}\Z") | st.sampled_from(

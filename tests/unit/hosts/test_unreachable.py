@@ -25,7 +25,7 @@ def test_what_differs_in_the_addresses_alone_is_one_reason() -> None:
         (
             ["e1", "e10", "port"],
             "login refused for user me (tried ~/.ssh/id)",
-            "copy a key there: ssh-copy-id me@e1 (and so for 2 more)",
+            "copy a key there: ssh-copy-id me@e1 (and likewise for 2 more)",
         ),
     ]
 
@@ -34,7 +34,7 @@ def test_what_need_not_be_repeated_is_not_counted() -> None:
     unknown = [place(name, name).key_unknown() for name in ("a", "b")]
     ((_, _, fix),) = fold_failures(unknown)
     assert fix == (
-        "check it and add it: ssh-keyscan a >> ~/.ssh/known_hosts (and so for 1 more); "
+        "check it and add it: ssh-keyscan a >> ~/.ssh/known_hosts (and likewise for 1 more); "
         "or trust it now: --accept-new-host-keys"
     )
 

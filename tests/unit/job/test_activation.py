@@ -110,7 +110,7 @@ def test_a_setup_by_hand(command, words):
         ({"venv": "~/my env"}, "source ~/'my env/bin/activate'"),
         ({"venv": "~ann/env"}, "source ~ann/env/bin/activate"),
         ({"venv": "/a b"}, "source '/a b/bin/activate'"),
-        ({"conda": "x"}, "source '<conda folder on gpu1>/activate' x"),
+        ({"conda": "x"}, "source '<conda directory on gpu1>/activate' x"),
         ({"conda": "my env", "program": "/opt/conda/bin/conda"}, "source /opt/conda/bin/activate 'my env'"),
         ({"conda": "x", "program": "/m m/micromamba"}, "eval \"$('/m m/micromamba' shell activate x --shell bash)\""),
     ],

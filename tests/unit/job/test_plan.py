@@ -450,9 +450,9 @@ def test_a_dry_run_numbers_no_ranks_that_nobody_has_counted(job):
     """The variables of each would need the sizes of all nodes."""
     assert dry_lines(job, Host("a", slots=8), Host("b")) == [
         "# node 0: a, ranks 0 to 7",
-        "# the number of ranks depends on the GPUs of other hosts: --dry-run --check asks them",
+        "# the number of ranks depends on the GPUs of other hosts: --dry-run --check counts them",
         "# node 1: b, as many ranks as GPUs",
-        "# as many processes as b has GPUs: --dry-run --check asks it",
+        "# one process per GPU of b: --dry-run --check counts them",
     ]
 
 
@@ -461,7 +461,7 @@ def test_a_dry_run_numbers_no_ranks_that_nobody_has_counted(job):
     [
         (Activation(setup="source activate x"), "source activate x", "'<python with torch on a>'"),
         (Activation(venv="~/env"), "source ~/env/bin/activate", "python"),
-        (Activation(conda="x"), "source '<conda folder on a>/activate' x", "python"),
+        (Activation(conda="x"), "source '<conda directory on a>/activate' x", "python"),
     ],
 )
 def test_a_dry_run_with_an_environment(activation, before, python):

@@ -38,8 +38,8 @@ def test_the_script_of_a_small_job() -> None:
         "#SBATCH --signal=B:TERM@60\n"
         "\n"
         "# Written by `launch sbatch`.\n"
-        "# Slurm makes no folder for its logs: mkdir -p /home/ann/project/logs\n"
-        "# 60 s before the time limit launch is told, and gives the ranks 15 s to save.\n"
+        "# Slurm doesn't create the directory of its logs: mkdir -p /home/ann/project/logs\n"
+        "# 60 s before the time limit, launch gets a signal; ranks have 15 s to save.\n"
         "exec /opt/bin/launch --gpus 8 train.py --lr 3e-4\n"
     )
 
@@ -85,9 +85,9 @@ def test_the_script_of_a_job_that_goes_back_into_the_queue() -> None:
         "#SBATCH --mail-type=END\n"
         "\n"
         "# Written by `launch sbatch`.\n"
-        "# Slurm makes no folder for its logs: mkdir -p /logs\n"
-        "# 346 s before the time limit launch is told, and gives the ranks 300.5 s to save.\n"
-        "# Then the job goes back into the queue; SLURM_RESTART_COUNT counts its restarts, for the ranks too.\n"
+        "# Slurm doesn't create the directory of its logs: mkdir -p /logs\n"
+        "# 346 s before the time limit, launch gets a signal; ranks have 300.5 s to save.\n"
+        "# Then the job is requeued; SLURM_RESTART_COUNT counts its restarts, for the ranks too.\n"
         "trap 'is_due=yes; kill -TERM \"$launch\"' USR1\n"
         "trap 'kill -TERM \"$launch\"' TERM\n"
         "launch --nproc 2 --cpu 'it'\"'\"'s.py' '$HOME' 'a b' &\n"
@@ -121,7 +121,7 @@ def test_another_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         check_batch(changed(time=text))
     assert caught.value.message == f"--time: want a time as Slurm writes it, got {text!r}"
-    assert caught.value.fix == "90 (minutes), 12:00:00 or 2-12"
+    assert caught.value.fix == "write 90 (minutes), 12:00:00 or 2-12"
 
 
 @pytest.mark.parametrize("values", [{"mem": "64G"}, {"mem": "0"}, {"mem": "500m"}, {"time": "2"}, {"time": "0"}])
@@ -136,15 +136,15 @@ def test_what_sbatch_takes_is_not_refused(values: dict[str, object]) -> None:
         ({"cpus_per_task": -1}, "--cpus-per-task must be at least 1, got -1"),
         ({"mem": "64 GB"}, "--mem: want megabytes, or a number with K, M, G or T, got '64 GB'"),
         ({"mem": ""}, "--mem: want megabytes, or a number with K, M, G or T, got ''"),
-        ({"time": "1"}, "--time 1: the last 60 s are for saving and ending"),
-        ({"time": "10", "stop_timeout_s": 600}, "--time 10: the last 645 s are for saving and ending"),
-        ({"stop_timeout_s": 70000}, "--stop-timeout 70000: Slurm can't signal so long before the end"),
+        ({"time": "1"}, "--time 1: its last 60 s are for saving and stopping"),
+        ({"time": "10", "stop_timeout_s": 600}, "--time 10: its last 645 s are for saving and stopping"),
+        ({"stop_timeout_s": 70000}, "--stop-timeout 70000: Slurm can't signal that long before the end"),
         ({"directives": ("exclusive",)}, "--directive: want an option of sbatch, got 'exclusive'"),
-        ({"directives": ("--x\nrm",)}, "no value for a line of a batch script: '--x\\nrm'"),
-        ({"partition": ""}, "no value for a line of a batch script: ''"),
-        ({"folder": "/a%j"}, "/a%j: Slurm gives % and \\ in the path of its logs a meaning of its own"),
-        ({"log_dir": "a\\b"}, "a\\b: Slurm gives % and \\ in the path of its logs a meaning of its own"),
-        ({"folder": "/a\nb"}, "no value for a line of a batch script: '/a\\nb'"),
+        ({"directives": ("--x\nrm",)}, "not allowed in a batch script: '--x\\nrm'"),
+        ({"partition": ""}, "not allowed in a batch script: ''"),
+        ({"folder": "/a%j"}, "/a%j: Slurm treats % and \\ in the path of its logs specially"),
+        ({"log_dir": "a\\b"}, "a\\b: Slurm treats % and \\ in the path of its logs specially"),
+        ({"folder": "/a\nb"}, "not allowed in a batch script: '/a\\nb'"),
     ],
 )
 def test_what_sbatch_would_refuse_or_misread_is_refused(values: dict[str, object], message: str) -> None:

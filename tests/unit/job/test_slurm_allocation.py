@@ -102,7 +102,7 @@ def test_node_lists_are_what_clustershell_reads(words):
 
 
 def test_a_node_list_that_is_none_names_its_variable():
-    with pytest.raises(UsageError, match=r"SLURM_JOB_NODELIST: 'n\[1-' has a bracket without its partner"):
+    with pytest.raises(UsageError, match=r"SLURM_JOB_NODELIST: 'n\[1-' has an unmatched bracket"):
         read_allocation({**JOB, "SLURM_JOB_NODELIST": "n[1-"})
 
 

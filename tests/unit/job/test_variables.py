@@ -52,17 +52,17 @@ def test_settings_of_the_command_line():
     ("setting", "message", "fix"),
     [
         ("NO", "--env NO: NO is not set here", "give its value: --env NO=VALUE"),
-        ("", "--env '': '' is no name of an environment variable", ""),
-        ("=1", "--env '=...': '' is no name of an environment variable", ""),
-        ("A B=1", "--env 'A B=...': 'A B' is no name of an environment variable", ""),
-        ("1A=1", "--env '1A=...': '1A' is no name of an environment variable", ""),
-        ("A\n=1", "--env 'A\\n=...': 'A\\n' is no name of an environment variable", ""),
-        ("A;id=1", "--env 'A;id=...': 'A;id' is no name of an environment variable", ""),
-        ("É=1", "--env 'É=...': 'É' is no name of an environment variable", ""),
+        ("", "--env '': '' isn't a valid variable name", ""),
+        ("=1", "--env '=...': '' isn't a valid variable name", ""),
+        ("A B=1", "--env 'A B=...': 'A B' isn't a valid variable name", ""),
+        ("1A=1", "--env '1A=...': '1A' isn't a valid variable name", ""),
+        ("A\n=1", "--env 'A\\n=...': 'A\\n' isn't a valid variable name", ""),
+        ("A;id=1", "--env 'A;id=...': 'A;id' isn't a valid variable name", ""),
+        ("É=1", "--env 'É=...': 'É' isn't a valid variable name", ""),
         *(
             (
                 f"{name}=xtrace",
-                f"--env '{name}=...': {name} would change every shell on the hosts, also those that launch runs itself",
+                f"--env '{name}=...': {name} would change every shell on the hosts, including those that launch uses",
                 "use set or shopt in your script",
             )
             for name in ("SHELLOPTS", "BASHOPTS")
@@ -119,11 +119,11 @@ def env_file_error(path):
         ("A=1\nthis is no setting\n", 2, "want NAME=VALUE, got 'this is no setting'"),
         ("A=1\n# comment\nNAME\n", 3, "want NAME=VALUE, got 'NAME'"),
         ("A='open\n", 1, "want NAME=VALUE, got 'A=...'"),
-        ("A-B=1\n", 1, "'A-B' is no name of an environment variable"),
+        ("A-B=1\n", 1, "'A-B' isn't a valid variable name"),
         ("A=1\r\nB\r\n", 2, "want NAME=VALUE, got 'B'"),
         ("x y " * 40, 1, f"want NAME=VALUE, got {('x y ' * 15)!r}"),
         ("A=1\n\n\nNAME\n", 4, "want NAME=VALUE, got 'NAME'"),
-        ("A=1\n\n\nA-B=1\n", 4, "'A-B' is no name of an environment variable"),
+        ("A=1\n\n\nA-B=1\n", 4, "'A-B' isn't a valid variable name"),
     ],
 )
 def test_a_bad_line_is_refused_with_its_place(tmp_path, text, number, message):

@@ -53,7 +53,7 @@ def test_nothing_is_found_where_nothing_is_wrong(job, fact):
     assert problems(job, fact) == []
 
 
-GPU_FIX = "one process a GPU; ask for fewer with --gpus"
+GPU_FIX = "request fewer with --gpus (one process per GPU)"
 
 
 @pytest.mark.parametrize(
@@ -65,84 +65,88 @@ GPU_FIX = "one process a GPU; ask for fewer with --gpus"
                 python=None, torch_version=None, pythons_tried=(("/a b/python", "not there"), ("python3", "no torch"))
             ),
             "gpu1: no Python with torch (/a b/python: not there; python3: no torch)\n"
-            "  install torch, or name a Python that has it with --python PATH",
+            "  fix: install torch, or name a Python that has it with --python PATH",
         ),
         *(
             (
                 Job(SCRIPT, python="/p", active_env="/env"),
                 facts(python=None, torch_version=None, pythons_tried=(("/p", reason),)),
-                f"gpu1: --python /p: {reason}\n  {fix}",
+                f"gpu1: --python /p: {reason}\n  fix: {fix}",
             )
             for reason, fix in (
                 (messages.NO_TORCH, "install torch for it, or name another Python"),
-                (messages.NO_PROGRAM, "name one that is there and starts"),
-                ("it did not start", "name one that is there and starts"),
+                (messages.NO_PROGRAM, "name one that exists there and starts"),
+                ("it did not start", "name one that exists there and starts"),
             )
         ),
         (
             Job(SCRIPT),
             facts(torch_version="1.13.1+cu117"),
-            "gpu1: torch 1.13.1+cu117 is too old for torchrun as it is started here\n"
-            "  start the ranks without it: --legacy",
+            "gpu1: torch 1.13.1+cu117 is too old for torchrun as launch starts it\n"
+            "  fix: start the ranks without it: --legacy",
         ),
         (
             Job(SCRIPT, workdir="/data"),
             facts(workdir_found=False, script_found=False),
-            "gpu1: the working folder /data is not there\n  name one that is with --workdir, or copy yours",
+            "gpu1: the working directory /data doesn't exist\n"
+            "  fix: copy yours there, or name one that exists with --workdir",
         ),
         (
             Job(COMMAND, workdir="/data", nproc=1),
             facts(workdir_found=False),
-            "gpu1: the working folder /data is not there\n  name one that is with --workdir, or copy yours",
+            "gpu1: the working directory /data doesn't exist\n"
+            "  fix: copy yours there, or name one that exists with --workdir",
         ),
         (
             Job(SCRIPT, workdir="/data"),
             facts(script_found=False),
-            "gpu1: the script train.py is not in /data\n  copy it there, or name the folder with --workdir",
+            "gpu1: the script train.py is not in /data\n  fix: copy it there, or name its directory with --workdir",
         ),
         (
             Job(SCRIPT),
             facts(gpus=(), gpu_error="nvidia-smi gave no answer in 5 s"),
-            "gpu1: no GPU (nvidia-smi gave no answer in 5 s)\n  on CPUs: --nproc N --cpu",
+            "gpu1: no GPU (nvidia-smi gave no answer in 5 s)\n  fix: run on CPUs: --nproc N --cpu",
         ),
-        (Job(COMMAND), facts(gpus=()), "gpu1: no GPU (nvidia-smi lists none)\n  on CPUs: --nproc N --cpu"),
-        (Job(SCRIPT, nproc=9), facts(), f"gpu1: 9 GPUs wanted, 8 there\n  {GPU_FIX}"),
+        (Job(COMMAND), facts(gpus=()), "gpu1: no GPU (nvidia-smi lists none)\n  fix: run on CPUs: --nproc N --cpu"),
+        (Job(SCRIPT, nproc=9), facts(), f"gpu1: 9 GPUs requested, but it has 8\n  fix: {GPU_FIX}"),
         (
             Job(SCRIPT, nproc=9, in_script=True),
             facts(),
-            "gpu1: 9 GPUs wanted, 8 there\n  one process a GPU; a smaller NGPUS",
+            "gpu1: 9 GPUs requested, but it has 8\n  fix: lower NGPUS (one process per GPU)",
         ),
         (
             Job(SCRIPT, nproc=3, env={"HIP_VISIBLE_DEVICES": "6,7"}),
             facts(visible_gpus=(6, 7)),
-            f"gpu1: 3 GPUs wanted, 2 visible (HIP_VISIBLE_DEVICES)\n  {GPU_FIX}",
+            f"gpu1: 3 GPUs requested, but only 2 visible (HIP_VISIBLE_DEVICES)\n  fix: {GPU_FIX}",
         ),
         (
             Job(SCRIPT),
             facts(visible_gpus=()),
             "gpu1: *_VISIBLE_DEVICES hides all 8 GPUs\n"
-            "  correct or unset it (the list ends at the first entry that names no GPU; a repeated entry hides all)",
+            "  fix: correct or unset it (the list ends at the first entry that names no GPU; "
+            "a repeated entry hides all)",
         ),
         (
             Job(BUILTIN, nproc=2, may_use_cpus=True),
             facts(gpus=(), gpu_error=messages.NO_GPU_TOOL),
-            f"gpu1: no GPU ({messages.NO_GPU_TOOL})\n  on CPUs: --cpu",
+            f"gpu1: no GPU ({messages.NO_GPU_TOOL})\n  fix: run on CPUs: --cpu",
         ),
         (
             Job(SCRIPT),
             facts(route=Route(None, "", error="gpu9.lan: Name or service not known")),
             "gpu1: can't use the address of node 0: gpu9.lan: Name or service not known\n"
-            "  give it with addr= in the hostfile, or --master-addr",
+            "  fix: set addr= in the hostfile, or --master-addr",
         ),
         (
             Job(SCRIPT, master_port=29500),
             facts(route=Route(None, "", error="Address already in use by pid 7 (python)")),
-            "gpu1: port 29500 is taken by pid 7 (python)\n  end that, or name another with --master-port",
+            "gpu1: port 29500 is taken by pid 7 (python)\n"
+            "  fix: stop that process, or choose another port with --master-port",
         ),
         (
             Job(SCRIPT),
             facts(route=Route(None, "10.9.9.9")),
-            "gpu1: no interface has the address 10.9.9.9\n  set NCCL_SOCKET_IFNAME with --env",
+            "gpu1: no interface has the address 10.9.9.9\n  fix: set NCCL_SOCKET_IFNAME with --env",
         ),
     ],
 )
@@ -150,7 +154,7 @@ def test_a_finding_says_what_is_wrong_and_what_to_do(job, fact, finding):
     assert problems(job, fact) == [finding]
 
 
-SETUP_FIX = "it runs there in the working folder, by bash, without a terminal"
+SETUP_FIX = "test it there: it runs in the working directory, in bash, without a terminal"
 NOT_FOUND = "bash: line 1: activate: No such file or directory"
 NO_CONDA = "no conda on PATH, nor in ~, /opt or /usr/local; and no micromamba"
 
@@ -164,24 +168,24 @@ def failed(step, reason, *lines):
     [
         (
             failed("--setup", "exit code 1", NOT_FOUND),
-            f"gpu1: --setup failed (exit code 1): {NOT_FOUND}\n  {SETUP_FIX}",
+            f"gpu1: --setup failed (exit code 1): {NOT_FOUND}\n  fix: {SETUP_FIX}",
         ),
         (
             failed("--setup", "exit code 4", "one", "\x1b[31mtwo\x1b[0m"),
-            f"gpu1: --setup failed (exit code 4):\n    one\n    [31mtwo[0m\n  {SETUP_FIX}",
+            f"gpu1: --setup failed (exit code 4):\n    one\n    [31mtwo[0m\n  fix: {SETUP_FIX}",
         ),
         (
             failed("--setup", "it did not end in 60 s"),
-            f"gpu1: --setup failed (it did not end in 60 s)\n  {SETUP_FIX}",
+            f"gpu1: --setup failed (it did not end in 60 s)\n  fix: {SETUP_FIX}",
         ),
         (
             failed("--conda x", "exit code 127", NO_CONDA),
-            f"gpu1: --conda x failed (exit code 127): {NO_CONDA}\n  --setup can load or find it first",
+            f"gpu1: --conda x failed (exit code 127): {NO_CONDA}\n  fix: load conda or add it to PATH with --setup",
         ),
         (
             failed("--conda x", "exit code 1", "not found: x", "environments there: base y"),
             "gpu1: --conda x failed (exit code 1):\n    not found: x\n    environments there: base y\n"
-            "  name one of them, or its path, with --conda",
+            "  fix: name one of them, or its path, with --conda",
         ),
     ],
 )
@@ -202,8 +206,8 @@ def test_a_virtual_environment_that_is_missing():
     job = Job(SCRIPT, activation=Activation(venv="~/env"))
     fact = facts(torch_version=None, venv_found=False, pythons_tried=(("/root/env/bin/python", "not found"),))
     assert problems(job, fact) == [
-        "gpu1: no virtual environment ~/env: ~/env/bin/python is not there\n"
-        "  make it with python3 -m venv, or name another with --venv"
+        "gpu1: no virtual environment ~/env: ~/env/bin/python doesn't exist\n"
+        "  fix: create it with python3 -m venv, or name another with --venv"
     ]
 
 
@@ -212,16 +216,18 @@ def test_an_environment_without_torch(activation):
     fact = facts(torch_version=None, pythons_tried=(("/root/env/bin/python", "no torch in it"),))
     assert problems(Job(SCRIPT, activation=activation), fact) == [
         "gpu1: no Python with torch (/root/env/bin/python: no torch in it)\n"
-        "  install it in that environment, or name another"
+        "  fix: install torch in that environment, or name another"
     ]
 
 
 def test_slots_and_chosen_gpus_are_held_against_what_is_there():
-    assert problems(Job(SCRIPT), facts(), slots=16) == [f"gpu1: 16 GPUs wanted, 8 there\n  {GPU_FIX}"]
-    assert problems(Job(SCRIPT), facts(), slots=3, gpus=(9, 7, 8)) == ["gpu1: has no GPU 8, 9\n  it has 0 to 7"]
+    assert problems(Job(SCRIPT), facts(), slots=16) == [f"gpu1: 16 GPUs requested, but it has 8\n  fix: {GPU_FIX}"]
+    assert problems(Job(SCRIPT), facts(), slots=3, gpus=(9, 7, 8)) == [
+        "gpu1: has no GPU 8, 9\n  fix: choose from 0 to 7"
+    ]
     assert problems(Job(SCRIPT), facts(), slots=1, gpus=(7,)) == []
     seven = facts(gpus=H200[:3] + H200[4:])
-    assert problems(Job(SCRIPT), seven, gpus=(3,)) == ["gpu1: has no GPU 3\n  it has 0, 1, 2, 4, 5, 6, 7"]
+    assert problems(Job(SCRIPT), seven, gpus=(3,)) == ["gpu1: has no GPU 3\n  fix: choose from 0, 1, 2, 4, 5, 6, 7"]
 
 
 def test_everything_wrong_with_a_host_is_told_at_once():
@@ -238,14 +244,14 @@ def test_equal_findings_are_folded_in_the_order_of_hosts():
     hosts = [Host(f"gpu{number}") for number in (1, 2, 3, 7)]
     wrong = facts(torch_version="1.13.1")
     too_old, remedy = (
-        "torch 1.13.1 is too old for torchrun as it is started here",
+        "torch 1.13.1 is too old for torchrun as launch starts it",
         "start the ranks without it: --legacy",
     )
     assert find_problems(Job(SCRIPT), hosts, [wrong, facts(gpus=()), wrong, wrong]) == [
         Finding(("gpu1", "gpu3", "gpu7"), too_old, remedy),
-        Finding(("gpu2",), "no GPU (nvidia-smi lists none)", "on CPUs: --nproc N --cpu"),
+        Finding(("gpu2",), "no GPU (nvidia-smi lists none)", "run on CPUs: --nproc N --cpu"),
     ]
-    assert str(find_problems(Job(SCRIPT), hosts[:3], [wrong] * 3)[0]) == f"gpu[1-3]: {too_old}\n  {remedy}"
+    assert str(find_problems(Job(SCRIPT), hosts[:3], [wrong] * 3)[0]) == f"gpu[1-3]: {too_old}\n  fix: {remedy}"
 
 
 # ---- all of them together -------------------------------------------------------------------------------------------
@@ -264,8 +270,8 @@ def test_the_worst_comes_first():
     worse = facts(checks=Checks(shm_mib=64), cpu_count=32, script_found=False)
     hosts = [Host("gpu1"), Host("gpu2"), Host("gpu3")]
     assert told(find_all(Job(SCRIPT, workdir="/data"), hosts, [fine, worse, fine])) == [
-        "problem: gpu2: the script train.py is not in /data (copy it there, or name the folder with --workdir)",
-        "warning: gpu2: /dev/shm is 64 MB, data loaders with workers may fail (docker: --shm-size=8g)",
+        "problem: gpu2: the script train.py is not in /data; fix: copy it there, or name its directory with --workdir",
+        "warning: gpu2: /dev/shm is 64 MB: data loaders with workers may fail; fix: docker run --shm-size=8g",
         "note: gpu2: 32 CPUs, the others 64 CPUs",
     ]
 
@@ -286,24 +292,24 @@ def test_an_active_environment_that_the_ranks_do_not_run_in():
     ]
     hosts = [Host(f"gpu{number}") for number in range(1, 7)]
     job = Job(SCRIPT, active_env=env)
-    fix = "(choose with --venv, --conda or --python)"
+    fix = "fix: choose another with --venv, --conda or --python"
     assert told(find_all(job, hosts, every_fact)) == [
-        f"warning: gpu[2,6]: this terminal's environment {env} isn't there, so /usr/bin/python3 runs {fix}",
-        f"warning: gpu3: this terminal's environment {env} has no torch, so /usr/bin/python3 runs {fix}",
-        f"warning: gpu4: this terminal's environment {env} has a Python that doesn't start, so /usr/bin/python3 runs "
-        + fix,
+        f"warning: gpu[2,6]: this terminal's environment {env} isn't there, so ranks use /usr/bin/python3; {fix}",
+        f"warning: gpu3: this terminal's environment {env} has no torch, so ranks use /usr/bin/python3; {fix}",
+        f"warning: gpu4: this terminal's environment {env} has a Python that doesn't start, "
+        f"so ranks use /usr/bin/python3; {fix}",
         f"note: gpu1: its Python is {mine}, the others /usr/bin/python3",
     ]
     # One that no host has is this machine's alone, as on a Mac: a note.
     assert told(find_all(job, [hosts[1], hosts[5]], [every_fact[1], every_fact[5]])) == [
-        f"note: gpu[2,6]: this terminal's environment {env} isn't there, so /usr/bin/python3 runs {fix}"
+        f"note: gpu[2,6]: this terminal's environment {env} isn't there, so ranks use /usr/bin/python3; {fix}"
     ]
     # It is no news where none is active, or where no Python has torch, which is a problem of its own.
     assert told(find_all(Job(SCRIPT), hosts[1:], every_fact[1:])) == []
     nowhere = facts(python=None, torch_version=None, pythons_tried=((mine, messages.NO_PROGRAM),))
     assert told(find_all(job, hosts[:1], [nowhere])) == [
-        f"problem: gpu1: no Python with torch ({mine}: not found) "
-        "(install torch, or name a Python that has it with --python PATH)"
+        f"problem: gpu1: no Python with torch ({mine}: not found); "
+        "fix: install torch, or name a Python that has it with --python PATH"
     ]
 
 
@@ -313,8 +319,8 @@ def test_severities_are_ordered():
 
 def test_a_finding_as_a_line_and_as_a_block():
     finding = Finding(("gpu1", "gpu2", "gpu4"), "is too small", "buy a larger one")
-    assert finding.one_line == "gpu[1-2,4]: is too small (buy a larger one)"
-    assert str(finding) == "gpu[1-2,4]: is too small\n  buy a larger one"
+    assert finding.one_line == "gpu[1-2,4]: is too small; fix: buy a larger one"
+    assert str(finding) == "gpu[1-2,4]: is too small\n  fix: buy a larger one"
     assert Finding(("gpu1",), "is too small").one_line == "gpu1: is too small"
 
 

@@ -16,8 +16,8 @@ from launcher.preflight.comparison import check
 from launcher.preflight.findings import Node, fold
 
 APART = "install the same one everywhere: they can't train together"
-NEAR = "install the same one everywhere: numbers may differ"
-COUNTS = "each process gets one; the global batch counts them all"
+NEAR = "install the same one everywhere: results may differ"
+COUNTS = "pass --gpus N for equal numbers: each GPU adds a rank to the global batch"
 
 
 def found(every_fact, job=JOB):
@@ -51,67 +51,77 @@ def clock(offset_s, error_s=0.01):
         ([facts()], []),
         ([facts()] * 3, []),
         # torch
-        ([torch("2.13.0"), torch("2.12.0")], [f"problem: gpu2: torch 2.12, the others 2.13 ({APART})"]),
+        ([torch("2.13.0"), torch("2.12.0")], [f"problem: gpu2: torch 2.12, the others 2.13; fix: {APART}"]),
         (
             [torch("2.12.0"), torch("2.13.0"), torch("2.13.1")],
-            [f"problem: gpu1: torch 2.12, the others 2.13 ({APART})"],
+            [f"problem: gpu1: torch 2.12, the others 2.13; fix: {APART}"],
         ),
         (
             [torch("2.13.0+cu130"), torch("2.13.0+cu126"), torch("2.13.0+cu130")],
-            [f"warning: gpu2: torch 2.13.0+cu126, the others 2.13.0+cu130 ({NEAR})"],
+            [f"warning: gpu2: torch 2.13.0+cu126, the others 2.13.0+cu130; fix: {NEAR}"],
         ),
         (
             [torch("2.11.0"), torch("2.12.0"), torch("2.13.0")],
-            [f"problem: gpu[1-3]: torch 2.11 on gpu1, 2.12 on gpu2 and 2.13 on gpu3 ({APART})"],
+            [f"problem: gpu[1-3]: torch 2.11 on gpu1, 2.12 on gpu2 and 2.13 on gpu3; fix: {APART}"],
         ),
         (
             [torch("2.11.0"), torch("2.13.0"), torch("2.12.0"), torch("2.13.0"), torch("2.13.0")],
-            [f"problem: gpu1: torch 2.11, most 2.13 ({APART})", f"problem: gpu3: torch 2.12, most 2.13 ({APART})"],
+            [
+                f"problem: gpu1: torch 2.11, most 2.13; fix: {APART}",
+                f"problem: gpu3: torch 2.12, most 2.13; fix: {APART}",
+            ],
         ),
         (
             [torch(f"2.{minor}.0") for minor in range(1, 9)],
             ["problem: gpu[1-8]: torch 2.1 on gpu1, 2.2 on gpu2, 2.3 on gpu3, 2.4 on gpu4, 2.5 on gpu5 "
-             f"and 3 more values ({APART})"],
+             f"and 3 more values; fix: {APART}"],
         ),
         ([torch("2.13.0"), torch(None)], []),  # that one has a finding of its own
         # Python
         (
             [python("3.11.4"), python("3.12.1"), python("3.11.4")],
-            ["warning: gpu2: python 3.12, the others 3.11 (pickles and wheels may not fit)"],
+            [
+                "warning: gpu2: python 3.12, the others 3.11; "
+                "fix: install the same one everywhere: pickles and wheels may be incompatible"
+            ],
         ),
         ([python("3.11.4"), python("3.11.9")], ["note: gpu2: python 3.11.9, the others 3.11.4"]),
         # the script
         (
             [script("5f3a91c0ffee"), script("12ab34cd"), script("5f3a91c0ffee"), script(None)],
             [
-                "problem: gpu2: the script's hash is 12ab34, the others 5f3a91 "
-                "(copy the same script to all nodes)"
+                "problem: gpu2: the script's hash is 12ab34, the others 5f3a91; "
+                "fix: copy the same script to all hosts"
             ],
         ),
         # GPUs
-        ([gpus(8), gpus(8), gpus(4)], [f"warning: gpu3: 4 GPUs, the others 8 GPUs ({COUNTS})"]),
+        ([gpus(8), gpus(8), gpus(4)], [f"warning: gpu3: 4 GPUs, the others 8 GPUs; fix: {COUNTS}"]),
         (
             [gpus(8), gpus(4), gpus(8), gpus(4), gpus(2)],
-            [f"warning: gpu[1-5]: 8 GPUs on gpu[1,3], 4 GPUs on gpu[2,4] and 2 GPUs on gpu5 ({COUNTS})"],
+            [f"warning: gpu[1-5]: 8 GPUs on gpu[1,3], 4 GPUs on gpu[2,4] and 2 GPUs on gpu5; fix: {COUNTS}"],
         ),
         ([gpus(8), gpus(0)], []),  # that one has a finding of its own
         (
             [gpus(8), gpus(8, name="A100")],
-            ["warning: gpu2: A100, the others H200 (the slower one sets the pace)"],
+            ["warning: gpu2: A100, the others H200; fix: leave out the slower ones: they slow down all"],
         ),
         (
             [gpus(8, driver="535.1"), gpus(8), gpus(8, driver="535.1")],
-            ["warning: gpu2: driver 580.159, the others 535.1 (update it: NCCL may refuse to start)"],
+            ["warning: gpu2: driver 580.159, the others 535.1; fix: update it: NCCL may refuse to start"],
         ),
         (
             [checked(infiniband=("mlx5_0:1",)), checked(infiniband=("mlx5_1:1",)), checked()],
-            ["warning: gpu3: no InfiniBand, the others InfiniBand (NCCL falls back to TCP for all: see ibstat)"],
+            [
+                "warning: gpu3: no InfiniBand, the others InfiniBand; "
+                "fix: run ibstat there: NCCL falls back to TCP on all hosts"
+            ],
         ),
         (
             [facts(), facts(cuda_version="12.6", nccl_version="2.27.3")],
             [
-                "warning: gpu2: CUDA 12.6, the others 13.0 (install the same torch build everywhere)",
-                "warning: gpu2: NCCL 2.27.3, the others 2.28.9 (all ranks need the same one)",
+                "warning: gpu2: CUDA 12.6, the others 13.0; fix: install the same torch build everywhere",
+                "warning: gpu2: NCCL 2.27.3, the others 2.28.9; "
+                "fix: install the same one everywhere: all ranks need it",
             ],
         ),
         ([facts(), facts(python="/env/bin/python"), facts(python="/opt/bin/python")],
@@ -127,8 +137,10 @@ def test_who_differs(every_fact, findings):
 
 
 def test_of_two_the_first_is_what_is_usual():
-    assert found([gpus(4), gpus(8)]) == [f"warning: gpu2: 8 GPUs, the others 4 GPUs ({COUNTS})"]
-    assert found([gpus(4), gpus(8), gpus(8), gpus(4)]) == [f"warning: gpu[2-3]: 8 GPUs, the others 4 GPUs ({COUNTS})"]
+    assert found([gpus(4), gpus(8)]) == [f"warning: gpu2: 8 GPUs, the others 4 GPUs; fix: {COUNTS}"]
+    assert found([gpus(4), gpus(8), gpus(8), gpus(4)]) == [
+        f"warning: gpu[2-3]: 8 GPUs, the others 4 GPUs; fix: {COUNTS}"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +176,7 @@ def test_whoever_is_named_is_not_of_the_usual_kind(versions):
 
 # ---- clocks ---------------------------------------------------------------------------------------------------------
 
-NTP = "start NTP there: times in logs and of checkpoints will mislead"
+NTP = "start NTP there: the times of logs and checkpoints are misleading"
 
 
 @pytest.mark.parametrize(
@@ -173,15 +185,15 @@ NTP = "start NTP there: times in logs and of checkpoints will mislead"
         ([clock(100.0)], []),
         ([clock(1.9), clock(0.0)], []),
         ([clock(100.0), clock(100.1), clock(99.0)], []),  # ours is the one that is wrong
-        ([clock(0.0), clock(3.0)], [f"warning: gpu2: its clock is 3 s ahead of the others' ({NTP})"]),
-        ([clock(-3600.0), clock(0.1)], [f"warning: gpu1: its clock is 3600 s behind the others' ({NTP})"]),
-        ([clock(100.0), clock(110.0)], [f"warning: gpu2: its clock is 10 s ahead of the others' ({NTP})"]),
-        ([clock(0.0), clock(5.0), clock(0.1)], [f"warning: gpu2: its clock is 5 s ahead of the others' ({NTP})"]),
+        ([clock(0.0), clock(3.0)], [f"warning: gpu2: its clock is 3 s ahead of the others'; fix: {NTP}"]),
+        ([clock(-3600.0), clock(0.1)], [f"warning: gpu1: its clock is 3600 s behind the others'; fix: {NTP}"]),
+        ([clock(100.0), clock(110.0)], [f"warning: gpu2: its clock is 10 s ahead of the others'; fix: {NTP}"]),
+        ([clock(0.0), clock(5.0), clock(0.1)], [f"warning: gpu2: its clock is 5 s ahead of the others'; fix: {NTP}"]),
         ([clock(0.0), clock(5.0, error_s=4.0), clock(0.1)], []),  # asking took long, so nobody knows
         ([clock(None), clock(9.0), facts(route=None)], []),
         (
             [clock(0.0), clock(0.1), clock(7.0), clock(7.0)],
-            [f"warning: gpu[3-4]: its clock is 7 s ahead of the others' ({NTP})"],
+            [f"warning: gpu[3-4]: its clock is 7 s ahead of the others'; fix: {NTP}"],
         ),
     ],
 )
@@ -194,14 +206,14 @@ def test_clocks(every_fact, findings):
 SLOW = Network("eth0", "10.0.0.0/24", 1000)
 FAST = Network("ib0", "10.1.0.0/24", 100000)
 DOCKER = Network("docker0", "172.17.0.0/16", 400000)
-ADDR = "give the nodes' addresses there with addr= in the hostfile"
+ADDR = "set addr= in the hostfile to the hosts' addresses on that network"
 
 
 def networks(*entries, over="eth0", **more):
     return facts(route=Route(over, "10.0.0.1"), checks=Checks(networks=entries, **more))
 
 
-FASTER = f"data goes over 1 Gb/s, and all nodes share 10.1.0.0/24 with 100 Gb/s (ib0) ({ADDR})"
+FASTER = f"data goes over 1 Gb/s, but all hosts share 10.1.0.0/24 at 100 Gb/s (ib0); fix: {ADDR}"
 
 
 @pytest.mark.parametrize(
@@ -218,8 +230,8 @@ FASTER = f"data goes over 1 Gb/s, and all nodes share 10.1.0.0/24 with 100 Gb/s 
         (
             [networks(SLOW, FAST), networks(SLOW, replace(FAST, speed_mbps=25000, interface="ib1"))],
             [
-                "warning: gpu[1-2]: data goes over 1 Gb/s, and all nodes share 10.1.0.0/24 with 25 Gb/s (ib0, ib1) "
-                f"({ADDR})"
+                "warning: gpu[1-2]: data goes over 1 Gb/s, but all hosts share 10.1.0.0/24 at 25 Gb/s (ib0, ib1)"
+                f"; fix: {ADDR}"
             ],
         ),
         (  # what is eth0 on one node is ib0 on the other
@@ -228,8 +240,8 @@ FASTER = f"data goes over 1 Gb/s, and all nodes share 10.1.0.0/24 with 100 Gb/s 
                 networks(replace(SLOW, interface="ib0"), replace(FAST, interface="eth0"), over="ib0"),
             ],
             [
-                "warning: gpu[1-2]: data goes over 1 Gb/s, and all nodes share 10.1.0.0/24 with 100 Gb/s (eth0, ib0) "
-                f"({ADDR})"
+                "warning: gpu[1-2]: data goes over 1 Gb/s, but all hosts share 10.1.0.0/24 at 100 Gb/s (eth0, ib0)"
+                f"; fix: {ADDR}"
             ],
         ),
         (

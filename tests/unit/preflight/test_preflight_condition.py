@@ -12,7 +12,7 @@ from launcher.preflight.condition import check
 from launcher.preflight.findings import Node
 
 LIMITS = "in /etc/security/limits.conf"
-CLEAN = "launch clean ends them"
+CLEAN = "stop them with `launch clean`"
 
 
 def found(fact, job=JOB, *, is_alone=False):
@@ -35,48 +35,51 @@ def folder(run_id):
         ({"shm_mib": None, "memory_free_mib": None, "open_files": None, "disks": {"/tmp": None}}, []),
         (
             {"shm_mib": 64},
-            ["warning: gpu1: /dev/shm is 64 MB, data loaders with workers may fail (docker: --shm-size=8g)"],
+            ["warning: gpu1: /dev/shm is 64 MB: data loaders with workers may fail; fix: docker run --shm-size=8g"],
         ),
         (
             {"memory_free_mib": 1023},
-            ["warning: gpu1: 1023 MB of memory free (the kernel may kill a rank)"],
+            ["warning: gpu1: 1023 MB of memory free; fix: free some memory: the kernel may kill a rank"],
         ),
         (
             {"disks": {"/data": 99, "/tmp": 0, "/home/ann": None}},
             [
-                "warning: gpu1: 99 MB free in /data (checkpoints and temporary files need room)",
-                "warning: gpu1: 0 MB free in /tmp (checkpoints and temporary files need room)",
+                "warning: gpu1: 99 MB free in /data; fix: free some space: checkpoints and temporary files need it",
+                "warning: gpu1: 0 MB free in /tmp; fix: free some space: checkpoints and temporary files need it",
             ],
         ),
         (
             {"open_files": 256},
-            [f"warning: gpu1: 256 open files a process at most (raise nofile {LIMITS})"],
+            [f"warning: gpu1: at most 256 open files per process; fix: raise nofile {LIMITS}"],
         ),
         (
             {"runs": (run(7),)},
-            [f"warning: gpu1: 1 process left of run 20261120-091233 (pid 7) ({CLEAN})"],
+            [f"warning: gpu1: 1 leftover process of run 20261120-091233 (pid 7); fix: {CLEAN}"],
         ),
         (
             {"runs": tuple(map(run, (7, 8, 9, 10)))},
-            [f"warning: gpu1: 4 processes left of run 20261120-091233 (pid 7, 8, 9, ...) ({CLEAN})"],
+            [f"warning: gpu1: 4 leftover processes of run 20261120-091233 (pid 7, 8, 9, ...); fix: {CLEAN}"],
         ),
         (
             {"runs": (run(7, is_owned=True), run(8, "20261119-200000.cd34.1"), run(9, is_owned=True))},
             [
-                "note: gpu1: run 20261120-091233 goes on there",
-                f"warning: gpu1: 1 process left of run 20261119-200000 (pid 8) ({CLEAN})",
+                "note: gpu1: run 20261120-091233 is in progress there",
+                f"warning: gpu1: 1 leftover process of run 20261119-200000 (pid 8); fix: {CLEAN}",
             ],
         ),
         (
             {"folders": (folder("a"),)},
-            ["warning: gpu1: directory of a run that is over: /tmp/launch-a-ab12cd34 (launch clean removes it)"],
+            [
+                "warning: gpu1: leftover directory of a run that is over: /tmp/launch-a-ab12cd34; "
+                "fix: remove it with `launch clean`"
+            ],
         ),
         (  # that of a run with leftover processes goes with these
             {"runs": (run(7, "b.cd34.0"),), "folders": tuple(map(folder, "abcd"))},
             [
-                f"warning: gpu1: 1 process left of run b (pid 7) ({CLEAN})",
-                "warning: gpu1: directory of a run that is over: /tmp/launch-a-ab12cd34 and 2 more"
-                " (launch clean removes them)",
+                f"warning: gpu1: 1 leftover process of run b (pid 7); fix: {CLEAN}",
+                "warning: gpu1: leftover directory of a run that is over: /tmp/launch-a-ab12cd34 and 2 more"
+                "; fix: remove them with `launch clean`",
             ],
         ),
     ],
@@ -89,13 +92,13 @@ def test_of_very_many_runs_the_first_are_named():
     runs = tuple(run(pid, f"2026-{pid}.cd34.1", is_owned=pid % 2 == 0) for pid in range(10_000))
     lines = found(checked(runs=runs))
     assert len(lines) == 34
-    assert f"warning: gpu1: 4984 processes left of 4984 more runs ({CLEAN})" in lines
+    assert f"warning: gpu1: 4984 leftover processes of 4984 more runs; fix: {CLEAN}" in lines
     assert "note: gpu1: 4984 more runs in progress there" in lines
 
 
 LOCKED = (
-    "problem: gpu1: 8192 KiB of memory may be locked, so NCCL can't use mlx5_0:1, mlx5_1:1 "
-    f"(memlock unlimited {LIMITS}; or --env NCCL_IB_DISABLE=1)"
+    "problem: gpu1: 8192 KiB of memory may be locked, so NCCL can't use mlx5_0:1, mlx5_1:1; "
+    f"fix: set memlock to unlimited {LIMITS}, or pass --env NCCL_IB_DISABLE=1"
 )
 
 
@@ -117,7 +120,7 @@ def test_memory_that_infiniband_locks(more, job, is_alone, findings):
     assert found(checked(**(checks | more)), job, is_alone=is_alone) == findings
 
 
-SLOW = "RES_OPTIONS is set for this run; mend /etc/resolv.conf, or list the nodes in /etc/hosts"
+SLOW = "correct /etc/resolv.conf, or list the hosts in /etc/hosts (this run sets RES_OPTIONS)"
 
 
 @pytest.mark.parametrize(
@@ -129,25 +132,26 @@ SLOW = "RES_OPTIONS is set for this run; mend /etc/resolv.conf, or list the node
         (
             Probes(reverse_dns_s=0.51),
             None,
-            [f"warning: gpu1: looking up the name of an address takes 0.5 s or more ({SLOW})"],
+            [f"warning: gpu1: a reverse DNS look-up takes 0.5 s or more; fix: {SLOW}"],
         ),
         (
             Probes(own_address=""),
             None,
-            ["note: gpu1: its own host name can't be resolved (harmless here: interfaces are named)"],
+            ["note: gpu1: its own host name can't be resolved: harmless, since launch names the interfaces"],
         ),
         (
             Probes(own_address="127.0.1.1"),
             Route("eth1", "10.0.0.1"),
             [
-                "note: gpu1: its own host name is 127.0.1.1 "
-                "(harmless here; torchrun by hand would hang)"
+                "note: gpu1: its own host name resolves to 127.0.1.1: harmless here; "
+                "fix: before you run torchrun by hand, which would hang, correct /etc/hosts"
             ],
         ),
         (Probes(own_address="127.0.1.1"), Route("lo", "127.0.0.1"), []),
         (Probes(own_address="127.0.1.1"), Route("lo", "::1"), []),
-        (Probes(own_address="127.0.1.1"), Route(None, None), ["note: gpu1: its own host name is 127.0.1.1 "
-          "(harmless here; torchrun by hand would hang)"]),
+        (Probes(own_address="127.0.1.1"), Route(None, None), ["note: gpu1: its own host name resolves to 127.0.1.1: "
+          "harmless here; "
+          "fix: before you run torchrun by hand, which would hang, correct /etc/hosts"]),
     ],
 )  # fmt: skip
 def test_names(probes, route, findings):

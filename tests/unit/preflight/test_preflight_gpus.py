@@ -12,7 +12,7 @@ from launcher.preflight.findings import Node
 from launcher.preflight.gpus import check, gigabytes, wanted_gpus
 
 MIB = 143771
-GO_ON = "other GPUs: --include; to start all the same: --no-check"
+GO_ON = "choose other GPUs with --include, or start anyway with --no-check"
 
 
 def gpu(index=0, *processes, used=0, **more):
@@ -37,97 +37,102 @@ def found(*gpus, job=JOB, host=None):
         ([gpu(used=7000)], []),  # what a driver keeps for itself
         (
             [gpu(0, process(4411, 120 << 10), used=120 << 10)],
-            [f"problem: gpu1: GPU 0 busy: pid 4411 (python) of ann, 120 GB ({GO_ON})"],
+            [f"problem: gpu1: GPU 0 busy: pid 4411 (python) of ann, 120 GB; fix: {GO_ON}"],
         ),
         (
             [gpu(0, process(4411, 400), used=400)],  # somebody's notebook: there is room
-            [f"warning: gpu1: GPU 0 busy: pid 4411 (python) of ann, 0.4 GB ({GO_ON})"],
+            [f"warning: gpu1: GPU 0 busy: pid 4411 (python) of ann, 0.4 GB; fix: {GO_ON}"],
         ),
         (
             [gpu(0, process(4411, None), used=None)],  # [N/A] of a MIG device, or in WSL
-            [f"warning: gpu1: GPU 0 busy: pid 4411 (python) of ann ({GO_ON})"],
+            [f"warning: gpu1: GPU 0 busy: pid 4411 (python) of ann; fix: {GO_ON}"],
         ),
         (
             [gpu(0, process(4411, 2048, owner=None, name=None), used=2048)],
-            [f"warning: gpu1: GPU 0 busy: pid 4411, not seen there (another container's?), 2.0 GB ({GO_ON})"],
+            [f"warning: gpu1: GPU 0 busy: pid 4411, not visible there (another container?), 2.0 GB; fix: {GO_ON}"],
         ),
         (
             [gpu(0, process(4411, 2048, owner=None), used=2048)],
-            [f"warning: gpu1: GPU 0 busy: pid 4411 (python), 2.0 GB ({GO_ON})"],
+            [f"warning: gpu1: GPU 0 busy: pid 4411 (python), 2.0 GB; fix: {GO_ON}"],
         ),
         (
             [gpu(0, process(4411, 2048, mark="20261120-091233.ab12.0"), used=2048)],
             [
-                "warning: gpu1: GPU 0 busy: pid 4411 (python) of ann, 2.0 GB (of run 20261120-091233; "
-                "`launch clean` ends it if nobody looks after it any more)"
+                "warning: gpu1: GPU 0 busy: pid 4411 (python) of ann, 2.0 GB; "
+                "fix: if run 20261120-091233 is over, stop it with `launch clean`"
             ],
         ),
         (
             [gpu(index, process(4411 + index, 70 << 10), used=70 << 10) for index in range(2)],
-            [f"warning: gpu1: GPU 0 and 1 busy: pid 4411 and 4412 (python) of ann, 140 GB ({GO_ON})"],
+            [f"warning: gpu1: GPU 0 and 1 busy: pid 4411 and 4412 (python) of ann, 140 GB; fix: {GO_ON}"],
         ),
         (
             [gpu(index, process(4411, 1024), used=1024 if index else 100 << 10) for index in range(3)],
-            [f"problem: gpu1: GPU 0, 1 and 2 busy: pid 4411 (python) of ann, 3.0 GB ({GO_ON})"],
+            [f"problem: gpu1: GPU 0, 1 and 2 busy: pid 4411 (python) of ann, 3.0 GB; fix: {GO_ON}"],
         ),
         (
             [gpu(index, process(4411 + index, 1024), used=1024) for index in range(4)],
-            [f"warning: gpu1: GPU 0, 1, 2 and 3 busy: 4 processes from pid 4411 on (python) of ann, 4.0 GB ({GO_ON})"],
+            [
+                f"warning: gpu1: GPU 0, 1, 2 and 3 busy: 4 processes, first pid 4411 (python) of ann, 4.0 GB; "
+                f"fix: {GO_ON}"
+            ],
         ),
         (
             [gpu(0, process(4411), process(4412, owner="bob"), used=2048)],
             [
-                f"warning: gpu1: GPU 0 busy: pid 4411 (python) of ann, 1.0 GB ({GO_ON})",
-                f"warning: gpu1: GPU 0 busy: pid 4412 (python) of bob, 1.0 GB ({GO_ON})",
+                f"warning: gpu1: GPU 0 busy: pid 4411 (python) of ann, 1.0 GB; fix: {GO_ON}",
+                f"warning: gpu1: GPU 0 busy: pid 4412 (python) of bob, 1.0 GB; fix: {GO_ON}",
             ],
         ),
         (
             [gpu(0, *(process(pid, 1024, name=f"p{pid}") for pid in range(50)), used=100 << 10)],
             [
-                *(f"problem: gpu1: GPU 0 busy: pid {pid} (p{pid}) of ann, 1.0 GB ({GO_ON})" for pid in range(32)),
-                f"problem: gpu1: GPU 0 busy: 18 more processes of other programs, 18 GB ({GO_ON})",
+                *(f"problem: gpu1: GPU 0 busy: pid {pid} (p{pid}) of ann, 1.0 GB; fix: {GO_ON}" for pid in range(32)),
+                f"problem: gpu1: GPU 0 busy: 18 more processes of other programs, 18 GB; fix: {GO_ON}",
             ],
         ),
         (
             [gpu(0, used=8000)],
             [
-                "warning: gpu1: GPU 0: 7.8 GB in use by a process that is not seen there "
-                "(in a container, or dead: look on the machine itself, or reset the GPU)"
+                "warning: gpu1: GPU 0: 7.8 GB in use by a process that isn't visible there; "
+                "fix: look on the machine itself, or reset the GPU: the process is in a container or dead"
             ],
         ),
         (
             [gpu(0, used=100 << 10)],
             [
-                "problem: gpu1: GPU 0: 100 GB in use by a process that is not seen there "
-                "(in a container, or dead: look on the machine itself, or reset the GPU)"
+                "problem: gpu1: GPU 0: 100 GB in use by a process that isn't visible there; "
+                "fix: look on the machine itself, or reset the GPU: the process is in a container or dead"
             ],
         ),
         (
             [gpu(3, compute_mode="Prohibited")],
             [
-                "problem: gpu1: GPU 3 lets no process in (compute mode Prohibited) (nvidia-smi -i 3 -c DEFAULT)",
+                "problem: gpu1: GPU 3 blocks new processes (compute mode Prohibited); "
+                "fix: run nvidia-smi -i 3 -c DEFAULT",
             ],
         ),
         ([gpu(compute_mode="Exclusive_Process")], []),
         (
             [gpu(0, process(4411, 400), used=400, compute_mode="Exclusive_Process")],
             [
-                f"warning: gpu1: GPU 0 busy: pid 4411 (python) of ann, 0.4 GB ({GO_ON})",
-                "problem: gpu1: GPU 0 lets no process in (compute mode Exclusive_Process) (nvidia-smi -i 0 -c DEFAULT)",
+                f"warning: gpu1: GPU 0 busy: pid 4411 (python) of ann, 0.4 GB; fix: {GO_ON}",
+                "problem: gpu1: GPU 0 blocks new processes (compute mode Exclusive_Process); "
+                "fix: run nvidia-smi -i 0 -c DEFAULT",
             ],
         ),
         (
             [gpu(0, ecc_errors=1), gpu(1, ecc_errors=0), gpu(2, ecc_errors=3)],
             [
-                "warning: gpu1: GPU 0 had 1 uncorrectable memory error "
-                "(results may be wrong: reset it, or leave it out with --exclude)",
-                "warning: gpu1: GPU 2 had 3 uncorrectable memory errors "
-                "(results may be wrong: reset it, or leave it out with --exclude)",
+                "warning: gpu1: GPU 0 had 1 uncorrectable memory error; "
+                "fix: reset it, or leave it out with --exclude: results may be wrong",
+                "warning: gpu1: GPU 2 had 3 uncorrectable memory errors; "
+                "fix: reset it, or leave it out with --exclude: results may be wrong",
             ],
         ),
         (
             [gpu(index, is_persistent=False) for index in range(8)],
-            ["note: gpu1: persistence mode is off, the first use of a GPU takes seconds (nvidia-smi -pm 1)"],
+            ["note: gpu1: persistence mode is off, so the first use of a GPU takes seconds; fix: run nvidia-smi -pm 1"],
         ),
         ([gpu(is_persistent=None)], []),
         ([gpu(memory_mib=None)], []),
@@ -140,8 +145,8 @@ def test_what_is_wrong_with_a_gpu(gpus, findings):
 @pytest.mark.parametrize(
     ("more", "findings"),
     [
-        ({"cuda_version": None}, ["problem: gpu1: torch 2.13.0 is a build for CPUs "
-                                  "(install one for its GPUs, or run on CPUs: --nproc N --cpu)"]),
+        ({"cuda_version": None}, ["problem: gpu1: torch 2.13.0 is a CPU-only build; "
+                                  "fix: install one for its GPUs, or run on CPUs: --nproc N --cpu"]),
         ({"cuda_version": None, "hip_version": "6.4"}, []),
         ({"cuda_version": None, "torch_version": "unknown"}, []),
         ({"cuda_version": None, "torch_version": None}, []),
@@ -155,8 +160,8 @@ def test_a_torch_that_uses_no_gpu(more, findings):
 def test_faults_that_the_kernel_has_logged():
     xids = (Xid("0000:3b:00", 79), Xid("0000:3b:00", 31), Xid("0000:5d:00", 48), Xid("0000:3b:00", 94))
     assert told(check(Node(JOB, Host("gpu1"), facts(checks=Checks(xids=xids))))) == [
-        f"warning: gpu1: the GPU at PCI {gpu} had Xid {numbers} within a day "
-        "(a fault of hardware or driver: reset it, reboot, or leave it out)"
+        f"warning: gpu1: the GPU at PCI {gpu} had Xid {numbers} in the last day; "
+        "fix: reset it, reboot, or leave it out: it's a hardware or driver fault"
         for gpu, numbers in (("0000:3b:00", "79 and 94"), ("0000:5d:00", "48"))
     ]
 
@@ -188,8 +193,8 @@ def test_faults_of_gpus_that_are_left_out_are_silent(host, bus_ids, warned):
     gpus = tuple(gpu(index, bus_id=bus_id) for index, bus_id in enumerate(bus_ids))
     xids = tuple(Xid(f"0000:{bus}:00", 79) for bus in ("3b", "5d", "9a"))
     assert told(check(Node(JOB, host, facts(gpus=gpus, checks=Checks(xids=xids))))) == [
-        f"warning: gpu1: the GPU at PCI 0000:{bus}:00 had Xid 79 within a day "
-        "(a fault of hardware or driver: reset it, reboot, or leave it out)"
+        f"warning: gpu1: the GPU at PCI 0000:{bus}:00 had Xid 79 in the last day; "
+        "fix: reset it, reboot, or leave it out: it's a hardware or driver fault"
         for bus in warned
     ]
 
@@ -226,8 +231,8 @@ def test_what_the_tool_complains_of_beside_its_table():
     """As of a GPU that is lost, where the others go on."""
     fact = facts(gpus=H200[:7], gpu_error="Unable to determine the device handle for GPU 5", checks=Checks())
     assert told(check(Node(JOB, Host("gpu1"), fact))) == [
-        "warning: gpu1: its GPU tool complains: Unable to determine the device handle for GPU 5 "
-        "(dmesg there may say more)"
+        "warning: gpu1: its GPU tool reports an error: Unable to determine the device handle for GPU 5; "
+        "fix: look for the cause in dmesg there"
     ]
 
 

@@ -44,7 +44,7 @@ def found(number, links):
 
 
 def fix(number):
-    return f"(run `test-distributed 1 --hosts 'gpu[1-{number}]'`)"
+    return f"fix: run `test-distributed 1 --hosts 'gpu[1-{number}]'`"
 
 
 SLOW = Link(0.2013, 34, 0)
@@ -59,29 +59,30 @@ FAR = Link(0.08, 34, 0)
         (2, {}, []),
         (8, {}, []),
         # one host
-        (3, every_link(3, [3], SLOW), ["gpu3: 201 ms for a round trip to the other hosts, they have 0.3 ms"]),
-        (3, every_link(3, [1], SLOW), ["gpu1: 201 ms for a round trip to the other hosts, they have 0.3 ms"]),
-        (8, every_link(8, [1], SLOW), ["gpu1: 201 ms for a round trip to the other hosts, they have 0.3 ms"]),
+        (3, every_link(3, [3], SLOW), ["gpu3: a round trip to the other hosts takes 201 ms, theirs take 0.3 ms"]),
+        (3, every_link(3, [1], SLOW), ["gpu1: a round trip to the other hosts takes 201 ms, theirs take 0.3 ms"]),
+        (8, every_link(8, [1], SLOW), ["gpu1: a round trip to the other hosts takes 201 ms, theirs take 0.3 ms"]),
         (
             8,
             every_link(8, [2, 5], SLOW),
-            ["gpu[2,5]: 201 ms for a round trip to the other hosts, they have 0.3 ms"],
+            ["gpu[2,5]: a round trip to the other hosts takes 201 ms, theirs take 0.3 ms"],
         ),
-        (3, every_link(3, [2], LOSSY), ["gpu2: 36 of 180 packets from and to other hosts were lost"]),
-        (8, every_link(8, [1], LOSSY), ["gpu1: 108 of 540 packets from and to other hosts were lost"]),
+        (3, every_link(3, [2], LOSSY), ["gpu2: 36 of 180 packets to and from other hosts were lost"]),
+        (8, every_link(8, [1], LOSSY), ["gpu1: 108 of 540 packets to and from other hosts were lost"]),
         (
             3,
             every_link(3, [3], Link(0.2, 60, 12)),
             [
-                "gpu3: 200 ms for a round trip to the other hosts, they have 0.3 ms",
-                "gpu3: 36 of 180 packets from and to other hosts were lost",
+                "gpu3: a round trip to the other hosts takes 200 ms, theirs take 0.3 ms",
+                "gpu3: 36 of 180 packets to and from other hosts were lost",
             ],
         ),
         # two hosts: none is right
-        (2, every_link(2, [2], SLOW), ["gpu[1-2]: 201 ms for a round trip between them"]),
+        (2, every_link(2, [2], SLOW), ["gpu[1-2]: a round trip between them takes 201 ms"]),
         (2, every_link(2, [2], LOSSY), ["gpu[1-2]: 36 of 180 packets between gpu1 and gpu2 were lost"]),
         # a pair
-        (4, {frozenset([2, 3]): SLOW}, ["gpu[2-3]: 201 ms for a round trip between gpu2 and gpu3, others have 0.3 ms"]),
+        (4, {frozenset([2, 3]): SLOW}, ["gpu[2-3]: a round trip between gpu2 and gpu3 "
+            "takes 201 ms, others take 0.3 ms"]),
         (4, {frozenset([2, 3]): LOSSY}, ["gpu[2-3]: 12 of 60 packets between gpu2 and gpu3 were lost"]),
         (3, {frozenset([1, 2]): LOSSY}, ["gpu[1-2]: 24 of 120 packets between gpu1 and gpu2 were lost"]),
         # two sites: gpu1, gpu2 and gpu3, gpu4
@@ -89,21 +90,21 @@ FAR = Link(0.08, 34, 0)
             4,
             {frozenset(pair): FAR for pair in ((1, 3), (1, 4), (2, 3))},
             [
-                "gpu[2-3]: 80 ms for a round trip between gpu2 and gpu3, others have 0.3 ms",
-                "gpu[1,3]: 80 ms for a round trip between gpu1 and gpu3, others have 0.3 ms",
-                "gpu[1,4]: 80 ms for a round trip between gpu1 and gpu4, others have 0.3 ms",
+                "gpu[2-3]: a round trip between gpu2 and gpu3 takes 80 ms, others take 0.3 ms",
+                "gpu[1,3]: a round trip between gpu1 and gpu3 takes 80 ms, others take 0.3 ms",
+                "gpu[1,4]: a round trip between gpu1 and gpu4 takes 80 ms, others take 0.3 ms",
             ],
         ),
         (
             8,
             {frozenset([one, other]): FAR for one in (1, 2, 3, 4) for other in (5, 6, 7, 8)},
             [
-                "gpu[1,4-8]: 5 of their links stand apart (as 80 ms for a round trip between gpu4 and gpu5, "
-                "others have 0.3 ms)"
+                "gpu[1,4-8]: 5 of their links are worse than the rest (for example, a round trip between gpu4 and gpu5 "
+                "takes 80 ms, others take 0.3 ms)"
             ],
         ),
         # all of them
-        (5, every_link(5, range(1, 6), FAR), ["gpu[1-5]: 80 ms for a round trip between them"]),
+        (5, every_link(5, range(1, 6), FAR), ["gpu[1-5]: a round trip between them takes 80 ms"]),
         (5, every_link(5, range(1, 6), LOSSY), ["gpu[1-5]: 108 of 540 packets between them were lost"]),
         # what is no finding: a queue that overflows for once, a wireless card, a lost packet of very many
         (3, every_link(3, [3], Link(0.0003, 60, 1)), []),
@@ -113,7 +114,7 @@ FAR = Link(0.08, 34, 0)
     ],
 )  # fmt: skip
 def test_who_stands_apart(number, links, findings):
-    assert found(number, links) == [f"warning: {finding} {fix(number)}" for finding in findings]
+    assert found(number, links) == [f"warning: {finding}; {fix(number)}" for finding in findings]
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from launcher.node.messages import NOT_TRIED
 from launcher.preflight.findings import fold
 from launcher.preflight.network import check, data_address, find_unreachable_master, matches
 
-OPEN = "open TCP between the nodes"
-OPEN_ALL = "some ports are open, but NCCL and gloo take any free one: open all TCP between the nodes"
+OPEN = "open TCP between the hosts"
+OPEN_ALL = "open all TCP ports between the hosts: some are open, but NCCL and gloo use any free one"
 REFUSED, SILENCE, ROUTELESS = "Connection refused", "no answer in 3 s", "No route to host"
 
 
@@ -43,42 +43,45 @@ def found(every_fact, job=JOB):
         ([tried(master(), ring(2)), tried(master(), ring(1))], []),
         (
             [tried(master(), ring(2)), tried(master(SILENCE), ring(3)), tried(master(SILENCE), ring(1))],
-            [f"problem: gpu[2-3]: can't reach node 0 (gpu1) at 10.0.0.1 port 29500: no answer in 3 s ({OPEN})"],
+            [f"problem: gpu[2-3]: can't reach node 0 (gpu1) at 10.0.0.1 port 29500: no answer in 3 s; fix: {OPEN}"],
         ),
         (
             [tried(master(), ring(2)), tried(master(NOT_TRIED), ring(1, NOT_TRIED))],
-            ["warning: gpu2: its way to the others could not be tried in time (it is overloaded, or short of memory)"],
+            [
+                "warning: gpu2: its connections to the others could not be tested in time; "
+                "fix: check its load and free memory"
+            ],
         ),
         (
             [tried(master(), ring(2)), tried(master(REFUSED), ring(1))],
-            [f"problem: gpu2: can't reach node 0 (gpu1) at 10.0.0.1 port 29500: connection refused ({OPEN})"],
+            [f"problem: gpu2: can't reach node 0 (gpu1) at 10.0.0.1 port 29500: connection refused; fix: {OPEN}"],
         ),
         (
             [tried(master(REFUSED), ring(2)), tried(master(), ring(1))],
             [
-                "problem: gpu1: can't reach itself at 10.0.0.1 port 29500: connection refused "
-                "(it must reach itself by that address: give one of its own with addr=)"
+                "problem: gpu1: can't reach itself at 10.0.0.1 port 29500: connection refused; "
+                "fix: set addr= to an address of its own, at which it can reach itself"
             ],
         ),
         # a firewall that knows a list of ports
         (
             [tried(master(), ring(2, ROUTELESS)), tried(master(), ring(1))],
-            [f"problem: gpu1: can't reach gpu2 at 10.0.0.2 port 40002: no route to host ({OPEN_ALL})"],
+            [f"problem: gpu1: can't reach gpu2 at 10.0.0.2 port 40002: no route to host; fix: {OPEN_ALL}"],
         ),
         # a pair that is apart
         (
             [tried(master(), ring(2, SILENCE)), tried(master(SILENCE), ring(1, SILENCE))],
             [
-                f"problem: gpu2: can't reach node 0 (gpu1) at 10.0.0.1 port 29500: no answer in 3 s ({OPEN})",
-                f"problem: gpu1: can't reach gpu2 at 10.0.0.2 port 40002: no answer in 3 s ({OPEN})",
-                f"problem: gpu2: can't reach gpu1 at 10.0.0.1 port 40001: no answer in 3 s ({OPEN})",
+                f"problem: gpu2: can't reach node 0 (gpu1) at 10.0.0.1 port 29500: no answer in 3 s; fix: {OPEN}",
+                f"problem: gpu1: can't reach gpu2 at 10.0.0.2 port 40002: no answer in 3 s; fix: {OPEN}",
+                f"problem: gpu2: can't reach gpu1 at 10.0.0.1 port 40001: no answer in 3 s; fix: {OPEN}",
             ],
         ),
         (
             [tried(master(), ring(number, "somebody else answers")) for number in (2, 3, 4, 5, 1)],
             [
-                "problem: gpu[1-5]: can't reach a free port of the next node "
-                f"(as gpu1 to gpu2, 10.0.0.2 port 40002: somebody else answers) ({OPEN_ALL})"
+                "problem: gpu[1-5]: can't reach a free port of the next host "
+                f"(for example, gpu1 to gpu2, 10.0.0.2 port 40002: somebody else answers); fix: {OPEN_ALL}"
             ],
         ),
     ],
@@ -92,7 +95,7 @@ def test_who_reaches_whom(every_fact, findings):
 ADDRESSES = (
     ("lo", "127.0.0.1"), ("eth0", "10.0.0.1"), ("docker0", "172.17.0.1"), ("lo", "::1"), ("eth0", "fd00::1"),
 )  # fmt: skip
-HAS = "it has lo, eth0, docker0"
+NAMES = "lo, eth0, docker0"
 
 
 def with_env(name, value):
@@ -109,22 +112,22 @@ def with_env(name, value):
         (
             with_env("NCCL_SOCKET_IFNAME", "=eth"),
             [
-                "problem: gpu[1-2]: no interface there is meant by NCCL_SOCKET_IFNAME==eth "
-                f"({HAS}; leave NCCL_SOCKET_IFNAME away, and each node gets its own)"
+                "problem: gpu[1-2]: NCCL_SOCKET_IFNAME==eth matches no interface; "
+                f"fix: unset NCCL_SOCKET_IFNAME to use each host's own interface, or choose from {NAMES}"
             ],
         ),
         (
             with_env("NCCL_SOCKET_IFNAME", "ib0"),
             [
-                "problem: gpu[1-2]: no interface there is meant by NCCL_SOCKET_IFNAME=ib0 "
-                f"({HAS}; leave NCCL_SOCKET_IFNAME away, and each node gets its own)"
+                "problem: gpu[1-2]: NCCL_SOCKET_IFNAME=ib0 matches no interface; "
+                f"fix: unset NCCL_SOCKET_IFNAME to use each host's own interface, or choose from {NAMES}"
             ],
         ),
         (
             with_env("NCCL_SOCKET_IFNAME", "^docker"),
             [
-                "problem: gpu[1-2]: NCCL_SOCKET_IFNAME=^docker lets lo in, by which no other node is reached "
-                "(exclude it as well: ^docker,lo)"
+                "problem: gpu[1-2]: NCCL_SOCKET_IFNAME=^docker allows lo, which reaches no other host; "
+                "fix: exclude lo as well: ^docker,lo"
             ],
         ),
         (with_env("GLOO_SOCKET_IFNAME", "eth0"), []),
@@ -132,13 +135,16 @@ def with_env(name, value):
         (
             with_env("GLOO_SOCKET_IFNAME", "eth"),
             [
-                "problem: gpu[1-2]: no interface there is called eth, as GLOO_SOCKET_IFNAME=eth says "
-                f"({HAS}; leave GLOO_SOCKET_IFNAME away, and each node gets its own)"
+                "problem: gpu[1-2]: has no interface eth, named by GLOO_SOCKET_IFNAME=eth; "
+                f"fix: unset GLOO_SOCKET_IFNAME to use each host's own interface, or choose from {NAMES}"
             ],
         ),
         (
             with_env("GLOO_SOCKET_IFNAME", "^docker0"),
-            [f"problem: gpu[1-2]: GLOO_SOCKET_IFNAME takes plain interface names, got '^docker0' ({HAS})"],
+            [
+                "problem: gpu[1-2]: GLOO_SOCKET_IFNAME takes plain interface names, got '^docker0'; "
+                f"fix: choose from {NAMES}"
+            ],
         ),
     ],
 )
@@ -224,8 +230,8 @@ def test_the_address_of_data_on_one_machine_and_of_a_node_without_a_route():
             "127.0.1.1",
             ["127.0.0.1", "10.0.0.2", None],
             [
-                "n[2-3]: node 0 (n1) is known by its loopback address 127.0.1.1 only\n"
-                "  give its address on the data network: addr=IP in the hostfile"
+                "n[2-3]: node 0 (n1) is known only by its loopback address 127.0.1.1\n"
+                "  fix: set addr=IP in the hostfile to its address on the data network"
             ],
         ),
     ],

@@ -263,7 +263,7 @@ def test_what_became_of_the_others(others, lines):
 )
 def test_warnings_are_a_line_each_and_not_too_many(number, more):
     warnings = [Finding(("gpu1", "gpu2"), f"text {index}", "remedy", WARNING) for index in range(number)]
-    lines = [f"  gpu[1-2]: text {index} (remedy)" for index in range(min(number, 8))]
+    lines = [f"  gpu[1-2]: text {index}; fix: remedy" for index in range(min(number, 8))]
     assert warning_lines(warnings) == lines + more
 
 
