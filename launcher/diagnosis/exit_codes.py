@@ -122,7 +122,7 @@ LOSSES: Mapping[str, Explanation] = {
         "something on the launch host killed it; the hosts ended the run",
         "check the kernel's log there (`dmesg`): machines that many users share often run out of memory",
     ),
-    "our task there ended": Explanation(
+    "launch's task there ended": Explanation(
         "loss",
         "something on that host ended `launch`'s task there",
         "check the kernel's log there (`dmesg`) and the job's memory: `--mem` of sbatch and salloc",

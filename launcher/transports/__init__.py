@@ -5,8 +5,8 @@ In reading order:
     base               Transport and Channel: what every transport provides
     process_channel    a channel over the pipes of a process on this machine
     local              this machine, without SSH
-    bootstrap          command lines that load the node's code where there is nothing but Python
+    bootstrap          command lines that load the node's code on hosts that have nothing but Python
     ssh/               one SSH connection for each host: fabric, the system's ssh
-    relayed/           one process for all hosts: srun, pdsh
+    relayed/           one process on the launch host for all hosts: srun, pdsh
     registry           every transport by its name, and which one is the default
 """

@@ -14,7 +14,7 @@ KILLED = 128  # exit code for a signal whose number the transport doesn't report
 
 
 class TransportError(Exception):
-    """A host can't be reached, with the HostFailure to report; every error of a transport's library becomes this."""
+    """A host can't be reached; `failure` is what to report. Transports convert every error of their libraries to it."""
 
     def __init__(self, failure: HostFailure) -> None:
         super().__init__(f"{failure.host}: {failure.text}")
@@ -24,7 +24,7 @@ class TransportError(Exception):
 class Channel(Protocol):
     """The standard streams of one process on a host.
 
-    One thread reads and one thread writes; any other may call `close`, and more than once.
+    One thread may read and one may write; any thread may call `close`, any number of times.
     """
 
     def read(self) -> tuple[int, bytes]:
@@ -44,7 +44,7 @@ class Transport(Protocol):
     """Starts processes on hosts; threads may open several hosts at once."""
 
     name: str
-    # Each message to a host costs a call of a program: no heartbeats are sent, and the host's lease depends on the
+    # Each message to a host starts a program, so no heartbeats are sent and the host's lease depends on the
     # connection alone.
     is_terse: bool
 
@@ -52,4 +52,4 @@ class Transport(Protocol):
         """Start `command`, a shell's command line, on `host`; block until it is started, or raise TransportError."""
 
     def own_messages(self, host: Host) -> Sequence[str]:
-        """Return what the transport's own program has printed about a host; it may come after the process's end."""
+        """Return what the transport's own program has printed about a host; it may print after the process's end."""

@@ -1,8 +1,8 @@
-"""How the node's code gets to a host that has nothing but Python: by a command line, and by what follows on stdin.
+"""Command lines that load the node's code on a host that has nothing but Python; the code itself follows on stdin.
 
-The command line is small and the same for every shell (bash, dash, zsh, fish, tcsh): single quotes around text
-without single quotes, backslash escapes that no shell touches, and no `!`.
-It prints a marker first. Nothing is sent before that, since an rc file that reads stdin would take it.
+A command line is small and works in every shell (bash, dash, zsh, fish, tcsh): single quotes around text without
+single quotes, backslash escapes that no shell touches, and no `!`.
+It prints a marker first. `launch` sends nothing before the marker, since an rc file that reads stdin would consume it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 from launcher.errors import HostFailure, HostFailureKind
 
 MARKER = "~launch"
-# Of each command line here: the first as a shell's for a program that it doesn't find, the second as of nothing else.
+# Of each command line here: the first is also a shell's for a program that it doesn't find, the second nothing else's.
 NO_PYTHON_EXIT_CODE = 127
 NOT_LINUX_EXIT_CODE = 119
 _NODE_MODULES = (
@@ -81,12 +81,12 @@ guardian.main({nonce!r})
 def no_python(host: str, pythons: Sequence[str]) -> HostFailure:
     """Return the failure of a host where none of these is a Python that is new enough."""
     text = f"no Python 3.8 or newer there (tried {', '.join(pythons)})"
-    return HostFailure(host, HostFailureKind.NO_PYTHON, text, "name one that is with --python PATH")
+    return HostFailure(host, HostFailureKind.NO_PYTHON, text, "name a newer one with --python PATH")
 
 
 def not_linux(host: str) -> HostFailure:
-    """Return the failure of a host with another system, such as a Mac."""
-    fix = "name hosts that do; a Mac can only be the launch host"
+    """Return the failure of a host that runs another system, such as a Mac."""
+    fix = "name hosts that run Linux; a Mac can only be the launch host"
     return HostFailure(host, HostFailureKind.NOT_LINUX, "it doesn't run Linux", fix)
 
 
@@ -96,7 +96,7 @@ def loader_command(python: str, nonce: str) -> str:
     return f"exec {shlex.quote(python)} -X utf8 -ISc '{_LOADER.format(marker=MARKER, nonce=nonce)}'"
 
 
-# The same for a task of Slurm, with the line `here` of launcher.node.relays.relay as the marker: srun passes on no
+# The loader for a task of Slurm, whose marker is the line `here` of launcher.node.relays.relay: srun passes on no
 # input before every node has started its task, so each task reports first.
 _RELAY_LOADER = (
     "import os;"
@@ -116,7 +116,7 @@ def relay_argv(pythons: Sequence[str], nonce: str) -> list[str]:
     return ["/bin/sh", "-c", _RELAY_SHELL, _RELAY_LOADER.format(nonce=nonce), *pythons]
 
 
-# Text that makes modules of texts, and calls a function of the last of them.
+# Code that makes modules from their source texts, and calls `main` of the last one.
 _RELAY_IMPORTER = """\
 import sys
 for name, text in {sources!r}:
@@ -126,7 +126,7 @@ sys.modules[name].main({nonce!r}, {block_bytes}, {kept_blocks})
 
 
 def relay_code(nonce: str, block_bytes: int, kept_blocks: int) -> bytes:
-    """Return that first line, the same for every node and every Python."""
+    """Return the code of a relay as the one line that its loader reads; it is the same for every node and Python."""
     code = _RELAY_IMPORTER.format(
         sources=_relay_sources(_RELAY_MODULES), nonce=nonce, block_bytes=block_bytes, kept_blocks=kept_blocks
     )
@@ -134,12 +134,12 @@ def relay_code(nonce: str, block_bytes: int, kept_blocks: int) -> bytes:
 
 
 def _relay_sources(modules: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the names and texts of these modules of launcher.node, behind the empty packages that they are in."""
+    """Return the names and source texts of these modules of launcher.node, after the empty packages that hold them."""
     sources = [(name, "") for name in _RELAY_PACKAGES]
     return sources + [(f"launcher.node.{name}", _source_of(name)) for name in modules]
 
 
-# A task of pdsh gets no input, so everything is in its command line, compressed: a login shell takes 128 KB of one.
+# A task of pdsh gets no input, so everything is in its command line, compressed: a login shell accepts 128 KB.
 _TASK_LOADER = (
     "import base64,marshal,os,sys,zlib;"
     "sys.version_info<(3,8)and os._exit(127);"
@@ -155,13 +155,13 @@ _INPUT_SHELL = 'for p; do "$p" -X utf8 -ISc "$0"; s=$?; [ $s -eq 127 ] || exit $
 
 
 def relay_line(pythons: Sequence[str], nonce: str, rank: str, silence_s: float) -> str:
-    """Return the command line that starts a relay as a task of pdsh; rank: what pdsh replaces by the host's index."""
+    """Return the command line that starts a relay as a task of pdsh; pdsh replaces `rank` with the host's index."""
     modules = ("clock", "relays.launcher_probe", "relays.relay_socket", *_RELAY_MODULES)
     return _task_line(_RELAY_SHELL, pythons, rank, modules, "main_with_socket", nonce, silence_s)
 
 
 def input_line(pythons: Sequence[str], nonce: str, rank: str, texts: Sequence[bytes], inputs: Sequence[Any]) -> str:
-    """Return the command line of a short pdsh that brings relays their input, for launcher.node.relays.relay_input."""
+    """Return the command line of a short pdsh that runs launcher.node.relays.relay_input to deliver relays' input."""
     return _task_line(
         _INPUT_SHELL,
         pythons,
@@ -179,7 +179,7 @@ def _task_line(
 ) -> str:
     """Return the command line that loads these modules of launcher.node, and calls a function of the last one.
 
-    Its arguments are the words, with `rank` as the second.
+    The function gets the words as arguments, with `rank` inserted as the second.
     """
     message = (_relay_sources(modules), function, words)
     blob = base64.b64encode(zlib.compress(marshal.dumps(message, 2), 9)).decode()
@@ -193,7 +193,7 @@ def _source_of(module: str) -> str:
 
 
 def node_code(nonce: str, magic: str) -> bytes:
-    """Return what to send on stdin after the marker; magic: its Python's bytecode number in hex, "" for any Python."""
+    """Return what to send on stdin after the marker; magic: the host's bytecode number in hex, "" for any Python."""
     with _LOCK:  # hosts connect in threads, and the modules are compiled once for all
         modules = _compiled_modules() if magic == MAGIC_NUMBER.hex() else _plain_modules()
     importer = _IMPORTER.format(size=len(modules), packages=_PACKAGES, nonce=nonce)
@@ -208,7 +208,7 @@ def _plain_modules() -> bytes:
 
 @functools.cache
 def _compiled_modules() -> bytes:
-    """Return the same as code objects, which saves a Python of the launcher's minor version 12 ms of compiling."""
+    """Return the modules as code objects, which saves a Python of `launch`'s minor version 12 ms of compiling."""
     code = {f"launcher.node.{name}": _code_of(f"launcher.node.{name}") for name in _NODE_MODULES}
     packages = {name: compile("", name, "exec") for name in _PACKAGES}
     return zlib.compress(marshal.dumps(packages | code))
@@ -243,5 +243,5 @@ def trainer_archive() -> bytes:
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
-    """Return a member with a fixed date, so that equal code gives an equal archive."""
+    """Return a zip entry with a fixed date, so that equal code gives an equal archive."""
     return zipfile.ZipInfo(name, date_time=(2000, 1, 1, 0, 0, 0))

@@ -33,14 +33,14 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
     SIGTERM lets an ssh remove the socket of a ControlMaster.
     """
     if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter of macOS, where all are zombies
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter on macOS, if all are zombies
             os.killpg(process.pid, signal.SIGTERM)
 
 
 class ProcessChannel:
     """The pipes of a process that start_process has started; a Channel of launcher.transports.base.
 
-    `close` wakes a blocked `read` through a pipe of its own, and only the reader closes that pipe if it is reading.
+    `close` wakes a blocked `read` through a separate pipe. While a `read` is in progress, only the reader closes it.
     """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -94,7 +94,7 @@ class ProcessChannel:
         with self._wake_lock:
             if not self._is_closed and not self._is_reading:
                 self._close_wake()
-            elif not self._is_closed:  # the reader polls the descriptor: it closes it when it comes back
+            elif not self._is_closed:  # the reader polls the descriptor, and closes it when it returns
                 os.write(self._wake_write, b"x")
             self._is_closed = True
         # A writer that is blocked by a frozen process keeps its descriptor: another file must not get the number.

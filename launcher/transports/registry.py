@@ -1,8 +1,8 @@
-"""Every transport by its name: how it is opened, what it can't do, and which one is taken where none is named.
+"""Every transport by its name: how it is opened, what it can't do, and which one is the default.
 
-A new transport takes its module, an opener and a line of TRANSPORTS here, and an entry in tests/faults/ways.py.
-`launch --help` imports this module, so a transport is imported when it is opened and not before: paramiko alone takes
-a quarter of a second.
+A new transport needs its module, an opener and a line of TRANSPORTS here, and an entry in tests/faults/ways.py.
+`launch --help` imports this module, so a transport is imported only when it is opened: paramiko alone takes a quarter
+of a second.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from launcher.transports.ssh.settings import SshSettings
 
 @dataclass(frozen=True, slots=True)
 class TransportSettings:
-    """Everything that a transport may ask for when it is opened; each takes what it needs."""
+    """Everything that a transport may need when it is opened; each one uses what applies to it."""
 
     ssh: SshSettings
     pythons: Sequence[str]  # names or paths of Python on the hosts, in the order of trying
     variables: Mapping[str, str]  # of the environment of `launch`; srun and pdsh are started with it
-    silence_s: float  # a host ends its ranks when it has not heard from `launch` for so long
+    silence_s: float  # a host ends its ranks when it has not heard from `launch` for this long
     allocation: Allocation | None = None  # the Slurm job that `launch` runs in
 
 
 @dataclass(frozen=True, slots=True)
 class TransportEntry:
-    """One transport, and what the command line must know of it before it is opened."""
+    """One transport, and what the command line must know about it before it is opened."""
 
     name: str  # as --transport takes it
     open: Callable[[Sequence[Host], TransportSettings], Transport]  # raises UsageError
@@ -88,9 +88,9 @@ TRANSPORTS: Mapping[str, TransportEntry] = {
 
 
 def choose_transport(wanted: str | None, hosts: Sequence[Host], allocation: Allocation | None) -> TransportEntry:
-    """Return the transport to these hosts: the one that is wanted, else srun to nodes of the allocation, else fabric.
+    """Return the transport for these hosts: the wanted one, else srun if all are in the allocation, else fabric.
 
-    Raise UsageError if the wanted one doesn't reach all of them.
+    Raise UsageError if the wanted one can't reach all of them.
     """
     if wanted is None:
         is_slurm = allocation is not None and all(host.source == allocation.name for host in hosts)
@@ -103,11 +103,11 @@ def choose_transport(wanted: str | None, hosts: Sequence[Host], allocation: Allo
 
 def _refuse_outside(name: str, hosts: Sequence[Host], allocation: Allocation | None) -> None:
     if allocation is None:
-        raise UsageError(f"--transport {name}: this is no Slurm allocation", "salloc or sbatch makes one")
+        raise UsageError(f"--transport {name}: not in a Slurm allocation", "start one with salloc or sbatch")
     outside = [host.name for host in hosts if host.name not in allocation.nodes]
     if outside:
         names = fold_names(outside)
         raise UsageError(
             f"--transport {name}: {names} {'is' if len(outside) == 1 else 'are'} not in {allocation.name}",
-            f"it has {fold_names(allocation.nodes)}; any other host by --transport fabric",
+            f"name its nodes, {fold_names(allocation.nodes)}, or use --transport fabric",
         )

@@ -341,7 +341,7 @@ def test_a_host_that_does_not_answer_leaves_the_others_facts(launch: Launch, clu
     assert done.table == [
         "2 of 3 hosts responded (N s)",
         "  on all  CPUs",
-        f"! node1   {no_route:<53}  fix: is it on, and is the network up?",
+        f"! node1   {no_route:<53}  fix: check that it is on and that the network is up",
         "  node3   /dev/shm is 64 MB: data loaders with workers may fail  fix: docker run --shm-size=8g",
         "1 problem would break a run, 1 warning",
     ]
@@ -439,7 +439,7 @@ def test_a_host_that_can_not_be_asked_is_no_clean_one(launch: Launch, cluster: C
     assert done.words == [
         "launch: 1 host can't be used:",
         f"  node1: no route to {cluster['node1'].address} port 22",
-        "    fix: is it on, and is the network up?",
+        "    fix: check that it is on and that the network is up",
     ]
     done = launch.clean(hosts="node[2-3]")
     assert done.exit_code == 69

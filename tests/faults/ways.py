@@ -117,10 +117,10 @@ WAYS = (
         "srun", NODES, lambda slurm: ("run", *_CONNECT),
         {
             "srun": Cut(_kill(LOGIN, r"\S*srun --jobid"), r"srun was killed by signal 9", r"node\d"),
-            "relay": Cut(_kill("node2", r".*print\(\"~\w+ here"), r"our task there ended: Killed"),
-            "step": Cut(_cancel_step, r"Slurm has cancelled (our step|step \d+\.\d)", r"node\d"),
+            "relay": Cut(_kill("node2", r".*print\(\"~\w+ here"), r"launch's task there ended: Killed"),
+            "step": Cut(_cancel_step, r"Slurm has cancelled (launch's step|step \d+\.\d)", r"node\d"),
         },
-        r"Slurm has not started our step there in N s",
+        r"Slurm has not started launch's step there in N s",
         before=("salloc", "--quiet", f"--nodes={len(NODES)}"), may_leave_folder=True,
     ),
     Way("local", (LOGIN,), lambda slurm: ("singlenode",)),

@@ -126,5 +126,5 @@ def test_a_login_that_fails_is_told(from_macos: Launch, transport: str) -> None:
         69,
         "launch: 1 host can't be used:\n"
         "  127.0.0.1: 127.0.0.1 port 1 refuses the connection\n"
-        "    fix: is sshd running there, and on that port?\n",
+        "    fix: check that sshd is running there, on that port\n",
     )

@@ -58,7 +58,7 @@ def test_openssh_refuses_in_one_line(launch: Launch, transport: str, hosts: str)
     if shutil.which(transport) is None:
         pytest.skip(f"no {transport}: apt-get install openssh-client pdsh")
     done = launch("exec", "--transport", transport, "--hosts", hosts, "--", "true")
-    fix = "--transport fabric works without an entry in passwd"
+    fix = "use --transport fabric, which works without an entry in passwd"
     assert done.stderr == f"launch: No user exists for uid {UID}\n  fix: {fix}\n"
     assert done.returncode == EXIT_USAGE
 

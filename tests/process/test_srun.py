@@ -281,7 +281,7 @@ def test_a_relay_that_is_killed_loses_its_host_alone(cluster: Cluster) -> None:
     lost = transport.open(A, "echo $PPID; cat", DEADLINE_S)
     other = transport.open(B, "cat", DEADLINE_S)
     os.kill(int(read_line(lost)), signal.SIGKILL)
-    assert fail_of(lost) == "our task there ended: Killed"
+    assert fail_of(lost) == "launch's task there ended: Killed"
     lost.close()
     other.write(b"on\n")
     assert read_line(other) == b"on\n"
@@ -318,7 +318,7 @@ def test_a_node_that_does_not_come_is_left_out(cluster: Cluster) -> None:
     thread.start()
     channel = transport.open(A, "echo on", timeout_s)
     thread.join()
-    assert said == [f"Slurm has not started our step there in {timeout_s:g} s: job 7 queued and waiting"]
+    assert said == [f"Slurm has not started launch's step there in {timeout_s:g} s: job 7 queued and waiting"]
     assert read_all(channel)[STDOUT] == b"on\n"
     channel.close()
 
@@ -327,7 +327,7 @@ def test_no_python_that_is_new_enough(cluster: Cluster) -> None:
     with pytest.raises(TransportError) as caught:
         cluster.reach(A, pythons=["/no/python", "false"]).open(A, "true", DEADLINE_S)
     assert caught.value.failure.text == "no Python 3.8 or newer there (tried /no/python, false)"
-    assert caught.value.failure.fix == "name one that is with --python PATH"
+    assert caught.value.failure.fix == "name a newer one with --python PATH"
 
 
 def test_a_python_that_is_missing_is_passed_over(cluster: Cluster) -> None:
@@ -341,7 +341,7 @@ def test_no_srun(cluster: Cluster, tmp_path: Path) -> None:
     failure = caught.value.failure
     assert (failure.text, failure.fix) == (
         "srun can't be started: No such file or directory",
-        "load Slurm's module, or --transport fabric",
+        "load Slurm's module, or use --transport fabric",
     )
 
 

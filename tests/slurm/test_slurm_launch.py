@@ -166,6 +166,6 @@ def test_it_refuses_to_nest(launch: SlurmLaunch) -> None:
 
 def test_srun_leads_nowhere_outside(launch: SlurmLaunch) -> None:
     done = launch.slurm.run("launch", "--transport", "srun", "--hosts", "node1", "-m", "x")
-    assert done.stderr.splitlines()[0] == "launch: --transport srun: this is no Slurm allocation"
+    assert done.stderr.splitlines()[0] == "launch: --transport srun: not in a Slurm allocation"
     said = launch.start("--transport", "srun", "--hosts", "node1,login", "-m", "x").finish()
     assert re.match(r"launch: --transport srun: login is not in Slurm job \d+$", said.words[0])

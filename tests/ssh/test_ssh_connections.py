@@ -50,7 +50,7 @@ def test_a_configuration_that_ssh_refuses(launch: Launch) -> None:
     config = launch.folder / "config"
     config.write_text("Host node*\n  Bogus 1\n")
     done = launch.run("--ssh-config", str(config), *NEVER_STARTED)
-    said = f"launch: {config}: line 2: Bad configuration option: bogus\n  fix: `ssh -G HOST` says more\n"
+    said = f"launch: {config}: line 2: Bad configuration option: bogus\n  fix: run `ssh -G HOST` for details\n"
     assert (done.exit_code, done.stderr) == (2, said)
 
 
@@ -58,7 +58,7 @@ def test_a_configuration_that_ssh_refuses(launch: Launch) -> None:
 def test_port_closed(launch: Launch, hosts: SshHosts) -> None:
     port = find_free_port("127.0.0.2")
     done = run_with(launch, hosts, Port=port)
-    check_refused(launch, done, f"127.0.0.2 port {port} refuses the connection", "is sshd running there")
+    check_refused(launch, done, f"127.0.0.2 port {port} refuses the connection", "check that sshd is running there")
 
 
 @every_transport
@@ -73,7 +73,7 @@ def test_host_that_does_not_answer(launch: Launch, hosts: SshHosts) -> None:
         port = mute.getsockname()[1]
         config = hosts.write_config(launch.folder / "config", node2={"Port": port})
         done = launch.run("--ssh-config", str(config), "--connect-timeout", f"{slowed(1):g}", *NEVER_STARTED)
-    check_refused(launch, done, f"127.0.0.2 port {port} does not answer", "is it on")
+    check_refused(launch, done, f"127.0.0.2 port {port} does not answer", "check that it is on")
 
 
 @every_transport
@@ -92,7 +92,7 @@ def test_host_key_changed(launch: Launch, hosts: SshHosts) -> None:
     known.write_text(hosts.known_line(hosts["node2"], hosts["node1"].public_key))
     done = run_with(launch, hosts, UserKnownHostsFile=known)
     fix = f"ssh-keygen -f {known} -R '[127.0.0.2]:{hosts['node2'].port}'"
-    check_refused(launch, done, r"its host key has changed: SHA256:\S+, known is SHA256:\S+", fix)
+    check_refused(launch, done, r"its host key has changed: SHA256:\S+, but known_hosts has SHA256:\S+", fix)
 
 
 @every_transport
@@ -136,7 +136,7 @@ def test_a_way_that_leads_round_in_a_circle(launch: Launch, hosts: SshHosts) -> 
     config = hosts.write_config(launch.folder / "config", gate=round_trip, far=round_trip)
     done = launch.exec("--hosts", "node1,far", "--ssh-config", str(config), "--", "echo fine")
     assert (done.exit_code, done.lines) == (69, ["[node1] fine"])
-    said = "  far: the way to far leads round in a circle: gate is reached by way of itself"
+    said = "  far: ProxyJump loop on the way to far: gate is reached through itself"
     assert said in done.words
 
 
@@ -145,7 +145,7 @@ def test_a_circle_for_all_ends_pdsh_before_it_begins(launch: Launch, hosts: SshH
     round_trip = {"HostName": "127.0.0.2", "ProxyJump": "gate"}
     config = hosts.write_config(launch.folder / "config", gate=round_trip, far=round_trip)
     done = launch.exec("--hosts", "far", "--ssh-config", str(config), "--", "true")
-    said = "launch: the way to far leads round in a circle: gate is reached by way of itself"
+    said = "launch: ProxyJump loop on the way to far: gate is reached through itself"
     assert (done.exit_code, done.words[0]) == (2, said)
 
 
@@ -171,7 +171,7 @@ def test_both_hosts_and_both_reasons_are_named(launch: Launch, hosts: SshHosts) 
     assert done.words == [
         "launch: 2 hosts can't be used:",
         f"  node1: 127.0.0.1 port {port} refuses the connection",
-        "    fix: is sshd running there, and on that port?",
+        "    fix: check that sshd is running there, on that port",
         "  node2: the name nowhere.invalid is not known",
         "    fix: check the spelling, DNS or ssh_config",
         "launch: nothing was started",

@@ -66,7 +66,7 @@ def test_an_unreachable_host_is_named_and_the_other_runs(launch: Launch, hosts: 
     assert done.words == [
         "launch: 1 host can't be used:",
         f"  node2: 127.0.0.2 port {port} refuses the connection",
-        "    fix: is sshd running there, and on that port?",
+        "    fix: check that sshd is running there, on that port",
     ]
 
 

@@ -143,7 +143,7 @@ def test_an_agent_that_does_not_sign(log_in: LogIn, hosts: SshHosts, tmp_path: P
     failure = log_in(node2={"IdentityFile": f"{key}.pub"})
     assert failure.kind is HostFailureKind.LOGIN_REFUSED
     assert failure.text.endswith(f"(tried {key}.pub (agent), which would not sign)")
-    assert failure.fix == "say yes to the agent, or plug its card in"
+    assert failure.fix == "confirm when the agent asks, or insert its smart card"
     assert log_in(node2={"IdentityFile": f"{key}.pub\n  IdentityFile {hosts.folder / 'id'}"}) == "in\n"
 
 
@@ -444,7 +444,7 @@ def test_a_password(log_in: LogIn, hosts: SshHosts, methods: str) -> None:
 def test_a_host_that_takes_a_password_alone(log_in: LogIn, hosts: SshHosts) -> None:
     with PasswordServer("password", hosts["node1"].folder / "host_key") as server:
         failure = log_in("pw", pw=settings_of(server))
-    assert (failure.kind, failure.fix) == (HostFailureKind.LOGIN_REFUSED, "it takes a password: --ask-password")
+    assert (failure.kind, failure.fix) == (HostFailureKind.LOGIN_REFUSED, "pass --ask-password: it wants a password")
 
 
 def test_no_password_is_told_to_a_host_with_another_key(
@@ -538,11 +538,11 @@ def test_a_chain_of_two_jumps(log_in: LogIn, hosts: SshHosts) -> None:
 @pytest.mark.parametrize(
     ("culprit", "settings", "said"),
     [
-        ("e1", {"Port": 1}, "on the way to it, e1: 127.0.0.1 port 1 refuses the connection"),
-        ("e1", {"UserKnownHostsFile": "/dev/null"}, "on the way to it, e1: its host key is not known"),
-        ("e2", {"UserKnownHostsFile": "/dev/null"}, "on the way to it, e2: its host key is not known"),
-        ("e2", {"Port": 1}, "on the way to it, e2: the gateway can't reach 127.0.0.2 port 1 (Connection refused)"),
-        ("e3", {"Port": 1}, "the gateway can't reach 127.0.0.1 port 1 (Connection refused)"),
+        ("e1", {"Port": 1}, "jump host e1: 127.0.0.1 port 1 refuses the connection"),
+        ("e1", {"UserKnownHostsFile": "/dev/null"}, "jump host e1: its host key is not known"),
+        ("e2", {"UserKnownHostsFile": "/dev/null"}, "jump host e2: its host key is not known"),
+        ("e2", {"Port": 1}, "jump host e2: its jump host can't reach 127.0.0.2 port 1 (Connection refused)"),
+        ("e3", {"Port": 1}, "its jump host can't reach 127.0.0.1 port 1 (Connection refused)"),
         ("e3", {"UserKnownHostsFile": "/dev/null"}, "its host key is not known"),
     ],
 )
@@ -568,7 +568,7 @@ def test_a_proxy_command_is_a_shell_s_line(log_in: LogIn, tmp_path: Path) -> Non
 @every_transport
 def test_a_proxy_command_that_fails_is_told_in_its_words(log_in: LogIn) -> None:
     failure = log_in(node2={"ProxyCommand": "sh -c 'echo no way to %h >&2'"})
-    assert (failure.kind, failure.text) == (HostFailureKind.CUT_OFF, "its ProxyCommand ended: no way to 127.0.0.2")
+    assert (failure.kind, failure.text) == (HostFailureKind.CUT_OFF, "its ProxyCommand exited: no way to 127.0.0.2")
 
 
 @every_transport
@@ -577,8 +577,8 @@ def test_a_gateway_that_does_not_answer(log_in: LogIn, transport: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         failure = log_in(node1={"Port": mute.getsockname()[1]}, node2={"ProxyJump": "node1", "ConnectTimeout": 1})
     said = {
-        "fabric": "on the way to it, node1: 127.0.0.1 port {} does not answer",
-        "ssh": "127.0.0.2 port {} does not answer by way of node1",  # it can't tell who is silent
+        "fabric": "jump host node1: 127.0.0.1 port {} does not answer",
+        "ssh": "127.0.0.2 port {} does not answer through node1",  # it can't tell who is silent
     }[transport]
     assert (failure.kind, re.sub(r"port \d+", "port {}", failure.text)) == (HostFailureKind.TIMED_OUT, said)
 

@@ -123,7 +123,7 @@ def test_secrets_are_refused(launch: Launch) -> None:
     [
         ("node1:22,node2:23", "--transport pdsh: it takes one port for all hosts, not 22 and 23"),
         ("fd00::1", "--transport pdsh: it takes no IPv6 address: fd00::1"),
-        (f"{ME}@node1,node2", f"--transport pdsh: it takes {ME}@node1 only where every host has a user named"),
+        (f"{ME}@node1,node2", f"--transport pdsh: it takes {ME}@node1 only if every host is named with a user"),
     ],
 )
 def test_what_pdsh_can_t_do_is_said_before_anything_starts(launch: Launch, hosts_words: str, said: str) -> None:
@@ -148,7 +148,7 @@ def test_a_cause_is_told_though_ssh_shall_be_quiet(launch: Launch, hosts: SshHos
 
 def test_options_that_ssh_refuses_are_told_before_anything_starts(launch: Launch) -> None:
     done: Done = launch.start_exec("--", "true", env={"PDSH_SSH_ARGS_APPEND": "-oBogus=1"}).finish()
-    said = "launch: command-line: line 0: Bad configuration option: bogus\n  fix: `ssh -G HOST` says more\n"
+    said = "launch: command-line: line 0: Bad configuration option: bogus\n  fix: run `ssh -G HOST` for details\n"
     assert (done.exit_code, done.stderr) == (2, said)
 
 

@@ -21,7 +21,7 @@ from launcher.transports.ssh.settings import SshSettings
 PEAK_KIB = 160 << 10
 PLACE = r"127\.0\.0\.1 port \d+"
 
-NO_SSH = f"what answers at {PLACE} is no SSH server: "
+NO_SSH = f"the server at {PLACE} does not speak SSH: "
 DROPPED = "sshd dropped the connection before its banner"
 SILENT = f"{PLACE} does not answer"
 SLOW = "it did not finish the login in time"

@@ -1,4 +1,4 @@
-"""The transports that reach all hosts by one process on the launch host, srun or pdsh, and a relay on each host.
+"""The transports that reach all hosts through one process on the launch host, srun or pdsh, and a relay on each host.
 
 srun and pdsh have one stdin and one stdout for all hosts. The relay, a small program that is sent to each host, starts
 processes there and carries their streams in lines that name a channel.
@@ -14,7 +14,7 @@ In reading order:
     srun            --transport srun: the nodes of a Slurm allocation
     pdsh_lines      whole lines of what pdsh prints
     pdsh_output     what pdsh prints -> which host is gone
-    pdsh_command    how pdsh is called, and ended with the launcher
+    pdsh_command    how pdsh is called, and stopped when `launch` ends
     pdsh_input      input for the relays, by short calls of pdsh, which itself passes on none
     pdsh_step       one long pdsh, and the threads on its streams
     pdsh            --transport pdsh: SSH through pdsh

@@ -17,16 +17,16 @@ _NOISE_BYTES = 64 << 10  # of output of no process, that may wait to be read
 
 
 class RelayLink(Protocol):
-    """What a channel needs of its step, to reach the relay."""
+    """What a channel needs from its step to reach the relay."""
 
     def acknowledge(self, channel: RelayChannel, size_bytes: int) -> None:
-        """Tell the relay that so much output was read, so that it may send more."""
+        """Tell the relay how much output was read, so that it may send more."""
 
     def send_data(self, channel: RelayChannel, data: bytes) -> None:
-        """Queue what goes to the process's stdin."""
+        """Queue data for the process's stdin."""
 
     def leave(self, channel: RelayChannel) -> None:
-        """Have the relay close the process's pipes; if the step ends with that, wait for its end.
+        """Make the relay close the process's pipes; if that ends the step, wait for its end.
 
         A second call only waits.
         """
@@ -89,21 +89,21 @@ class RelayChannel:
             if self._is_flooded:
                 self._pending[stream].clear()
                 self._failure = self._failure or HostFailure(
-                    self.host, HostFailureKind.PROTOCOL, "it sends more than it may"
+                    self.host, HostFailureKind.PROTOCOL, "it sent more than its window allows"
                 )
             else:
                 self._pending[stream] += data
             self._arrived.notify_all()
 
     def deliver_noise(self, data: bytes) -> None:
-        """Add output of no process to stderr; it is dropped without room, since the host may not be to blame for it."""
+        """Add output of no process to stderr; if there is no room, drop it: the host may not be to blame for it."""
         with self._arrived:
             if len(self._pending[STDERR]) < _NOISE_BYTES:
                 self._pending[STDERR] += data
                 self._arrived.notify_all()
 
     def await_room(self, most_bytes: int) -> None:
-        """Wait until less than this is left to read; meanwhile the caller reads nothing more for any host."""
+        """Wait until less than `most_bytes` is left to read; meanwhile the caller reads nothing more for any host."""
         with self._arrived:
             self._arrived.wait_for(lambda: self._is_closed or sum(map(len, self._pending.values())) < most_bytes)
 

@@ -23,7 +23,7 @@ _STREAMS = {b"out": STDOUT, b"err": STDERR}
 
 @dataclass(frozen=True, slots=True)
 class RelayStarted:
-    """A relay has started; process id and start time tell it from an earlier one on its node."""
+    """A relay has started; process id and start time distinguish it from an earlier one on its node."""
 
     task: int
     node: str
@@ -50,7 +50,7 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Output of no process: from a prolog or a login shell, or a line that was cut when its relay was killed."""
+    """Output that belongs to no process: a prolog's, a login shell's, or a line cut off when its relay was killed."""
 
     text: bytes
 
@@ -59,27 +59,27 @@ Event = RelayStarted | Output | Exit | Noise
 
 
 def open_line(channel: int, task: int, command: str) -> bytes:
-    """Have the relay of a task start a process, whose streams get this channel number."""
+    """Return the line that makes a task's relay start a process, whose streams get this channel number."""
     return b"open %d %d %s" % (channel, task, b2a_base64(command.encode("utf-8", "surrogateescape")))
 
 
 def took_line(channel: int, size_bytes: int) -> bytes:
-    """Tell the relay that so much output was read, so that it may send more."""
+    """Return the line that tells the relay how much output was read, so that it may send more."""
     return b"took %d %d\n" % (channel, size_bytes)
 
 
 def shut_line(channel: int) -> bytes:
-    """Have the relay close the pipes of a process."""
+    """Return the line that makes the relay close the pipes of a process."""
     return b"shut %d\n" % channel
 
 
 def hang_line(task: int, lost: RelayStarted) -> bytes:
-    """Have a relay end the relay of an earlier step on its node, whose srun is gone without its knowledge."""
+    """Return the line that makes a relay end an earlier step's on its node, which may not know its srun is gone."""
     return b"hang %d %d %d\n" % (task, lost.pid, lost.started)
 
 
 class DataLines:
-    """Cuts the input of processes into lines, and numbers the blocks that relays keep.
+    """An encoder that cuts the input of processes into lines, and numbers the blocks that relays keep.
 
     The numbers are right only if one instance encodes all data of a step, and in the order in which it is sent.
     """
@@ -109,7 +109,7 @@ class DataLines:
 
 
 class LineDecoder:
-    """Parses what srun or pdsh prints: lines of all relays in any order, with other output among them."""
+    """A parser of what srun or pdsh prints: lines of all relays in any order, with other output among them."""
 
     def __init__(self, nonce: str) -> None:
         self._mark = b"~%s " % nonce.encode()

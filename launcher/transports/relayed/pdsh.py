@@ -28,9 +28,9 @@ _ASKED_AT_ONCE = 16
 
 
 class PdshTransport:
-    """Reaches all hosts by one `pdsh -R ssh`, and each host that it doesn't reach, or loses, by another one of its own.
+    """Reaches all hosts through one `pdsh -R ssh`, and each host that it can't reach or loses through another pdsh.
 
-    Hosts that are this machine are found when it is made, and are not in pdsh's list.
+    Hosts that are this machine are recognized in the constructor, and are not in pdsh's list.
     """
 
     name = "pdsh"
@@ -46,8 +46,8 @@ class PdshTransport:
     ) -> None:
         """Find pdsh; raise UsageError if it or a named file is missing, or pdsh can't do what is asked.
 
-        environ: pdsh's; what PDSH_SSH_ARGS_APPEND has for ssh counts.
-        silence_s: a host takes `launch` for dead when the launch host has not answered it for so long.
+        environ: the environment of pdsh, including PDSH_SSH_ARGS_APPEND, which is respected.
+        silence_s: a host considers `launch` dead if the launch host has not answered it for this long.
         """
         self._answers = Answers(shutil.which("ssh") or "ssh", settings.ssh_config)
         self._this_machine = ThisMachine(settings)
@@ -58,7 +58,7 @@ class PdshTransport:
         self._pythons = pythons
         self._silence_s = silence_s
         self._may_boot = settings.may_boot
-        self._queues = LoginQueues()  # of later tries: at first pdsh has all hosts log in at once
+        self._queues = LoginQueues()  # of later tries: at first pdsh logs in to all hosts at once
         self._steps: dict[str, PdshStep] = {}  # the last one of each host
         self._lock = threading.Lock()
 
@@ -94,12 +94,12 @@ class PdshTransport:
         return self._answers.of(host.name, self._pdsh.login_args(host))
 
     def _open_once(self, host: Host, command: str, timeout_s: float) -> Channel:
-        """Start a process; raise LoginError if the login fails, or TransportError for what another try can't help."""
+        """Start a process; raise LoginError if the login fails, or TransportError if another try can't help."""
         try:
             return self._find_step(host, timeout_s).open(host.name, command)
         except OSError as error:
             text = f"pdsh can't be started: {error.strerror}"
-            failure = HostFailure(host.name, HostFailureKind.PDSH, text, "or --transport ssh")
+            failure = HostFailure(host.name, HostFailureKind.PDSH, text, "use --transport ssh")
             raise TransportError(failure) from None
         except NotStartedError as error:
             raise self._classify(host, error) from None
@@ -149,7 +149,7 @@ class PdshTransport:
             failure, jump_host = openssh_failures.classify(
                 error.said, answer, self._answers.of_jumps(answer), is_late=error.is_late
             )
-        except UsageError as unknown:  # ssh_config makes no sense to ssh
+        except UsageError as unknown:  # ssh can't interpret ssh_config
             return LoginError(HostFailure(host.name, HostFailureKind.SSH, unknown.message, unknown.fix))
         return LoginError(failure, jump_host)
 
@@ -159,7 +159,7 @@ class PdshTransport:
             self._answers.ask_first((host.name, self._pdsh.login_args(host)) for host in self._hosts.values())
 
     def _is_here(self, host: Host, options: Sequence[str]) -> bool:
-        """Tell whether a host is this machine; `ssh -G` is run only for hosts whose name leads to this machine."""
+        """Tell whether a host is this machine; `ssh -G` is run only for hosts whose names lead to this machine."""
         try:
             if is_this_machine(host.name, host.port or SSH_PORT, host.user or getpass.getuser()):
                 answer = self._answers.of(host.name, [*options, *login_args(host)])

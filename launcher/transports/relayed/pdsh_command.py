@@ -1,4 +1,4 @@
-"""How pdsh is called: its options and those of its ssh processes, and a shell that ends all of them with `launch`."""
+"""How pdsh is called: its options, those of its ssh processes, and a shell that stops them all when `launch` ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PATH_BYTES = 103  # of a socket, on macOS; Linux has 107
 _ADDED_BYTES = 17  # by ssh while it makes one
 _PREFIX, _RANDOM_BYTES = "launch-pdsh-", 8
 _SHORT_S = 30  # for what takes less than one
-_TO_SSH = "--transport ssh has no such limit"
+_TO_SSH = "use --transport ssh, which has no such limit"
 # sh waits for the end of its stdin, which comes when `launch` ends: neither pdsh nor its ssh would notice that.
 _WRAPPER = (
     '"$@" </dev/null & exec >/dev/null 2>&1; read -r _; kill $! $(pgrep -P $!); wait $!; [ -z "$0" ] || rm -rf -- "$0"'
@@ -44,16 +44,16 @@ class Call:
     """A pdsh that was started, with pipes to its streams."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], folder: str, stderr: int) -> None:
-        """Start it; folder: removed when it ends, "" for none; stderr: as for Popen."""
+        """Start pdsh; `folder`: a directory to remove when it ends, or ""; stderr: as for Popen."""
         pipe = subprocess.PIPE
-        with lock_directory(folder) as lock_fds:  # the shell keeps the lock until it has removed the folder
+        with lock_directory(folder) as lock_fds:  # the shell keeps the lock until it has removed the directory
             self.process = subprocess.Popen(
                 ["/bin/sh", "-c", _WRAPPER, folder, *argv], stdin=pipe, stdout=pipe, stderr=stderr, bufsize=0,
                 start_new_session=True, env=env, pass_fds=lock_fds,
             )  # fmt: skip
 
     def end(self) -> None:
-        """End it; each ssh sees end of file then, and ends whether its host answers or not."""
+        """Stop pdsh; each ssh then sees end of file, and ends whether its host answers or not."""
         assert self.process.stdin is not None  # asked for
         with contextlib.suppress(OSError):
             self.process.stdin.close()
@@ -63,14 +63,14 @@ class Pdsh:
     """How every pdsh of a transport is called: its program, environment, and the options of ssh."""
 
     def __init__(self, hosts: Sequence[Host], environ: Mapping[str, str], settings: SshSettings) -> None:
-        """Find pdsh; raise UsageError if there is none, or it can't do what is asked; `environ` is pdsh's."""
+        """Find pdsh; raise UsageError if there is none, or if it can't do what is asked; `environ` is pdsh's."""
         pdsh = shutil.which("pdsh")
         if pdsh is None:
-            raise UsageError("--transport pdsh: no pdsh on this machine", "install pdsh, or --transport ssh")
+            raise UsageError("--transport pdsh: no pdsh on this machine", "install pdsh, or use --transport ssh")
         ssh_config = settings.ssh_config
         check_config_file(ssh_config)
         if ssh_config is not None and not _is_plain(str(ssh_config)):
-            raise UsageError(f"--transport pdsh: it takes no path with blanks or %: {str(ssh_config)!r}", _TO_SSH)
+            raise UsageError(f"--transport pdsh: no path may have spaces or %: {str(ssh_config)!r}", _TO_SSH)
         _check_users(hosts)
         self._pdsh = pdsh
         self._environ = {**environ, _ARGS: " ".join(_keep_options(environ[_ARGS]))} if _ARGS in environ else environ
@@ -87,8 +87,8 @@ class Pdsh:
     ) -> Call:
         """Start pdsh on these hosts; raise OSError.
 
-        folder: for the sockets of ssh connections. A short call uses connections of a long one, and prints everything
-        on stdout.
+        `folder`: the directory for the sockets of ssh connections. A short call uses connections of a long one, and
+        prints everything on stdout.
         """
         argv = [self._pdsh, "-R", "ssh", "-f", str(len(hosts)), "-t", str(max(1, int(timeout_s)))]
         limit = ["-u", str(_SHORT_S)] if is_short else []
@@ -99,7 +99,7 @@ class Pdsh:
         return Call([*argv, *limit, "-w", names, command], env, "" if is_short else folder, stderr)
 
     def login_args(self, host: Host) -> list[str]:
-        """Return the arguments with which ssh logs in to a host, for `ssh -G`; whoever asks adds -F."""
+        """Return the arguments with which ssh logs in to a host, for `ssh -G`; the caller adds -F."""
         user = ["-l", host.user] if host.user is not None else []
         return [*self._options, *self._own_options, *user, "--", host.name]
 
@@ -117,7 +117,7 @@ def _keep_options(text: str) -> list[str]:
 def make_folder(hosts: Sequence[Host]) -> str:
     """Return a new directory for the sockets of connections to these hosts.
 
-    It is "" if each path would be too long, or can't be passed to ssh through pdsh.
+    Return "" if every path would be too long, or can't be passed to ssh through pdsh.
     """
     longest = max(len(host.name.encode()) for host in hosts)
     for place in (tempfile.gettempdir(), "/tmp"):  # that of macOS is long: /var/folders/...
@@ -129,7 +129,7 @@ def make_folder(hosts: Sequence[Host]) -> str:
 
 
 def _is_plain(path: str) -> bool:
-    """Tell whether pdsh passes a path on unchanged: it splits at blanks, and replaces what begins with %."""
+    """Tell whether pdsh passes a path on unchanged: it splits at white space, and replaces what begins with %."""
     return len(path.split()) == 1 and "%" not in path
 
 
@@ -142,7 +142,7 @@ def _share(folder: str) -> list[str]:
 
 
 def _login_as(hosts: Sequence[Host]) -> list[str]:
-    """Return the option that names the user to ssh; pdsh leaves out the own user, though ssh_config may set another."""
+    """Return the option that names the user to ssh; pdsh omits its own user, though ssh_config may set another one."""
     return ["-l%u"] if all(host.user is not None for host in hosts) else []
 
 
@@ -158,8 +158,8 @@ def _check_users(hosts: Sequence[Host]) -> None:
     for host in named:
         if host.user == own:
             raise UsageError(
-                f"--transport pdsh: it takes {own}@{host.name} only where every host has a user named",
-                f"name all, or none; {_TO_SSH}",
+                f"--transport pdsh: it takes {own}@{host.name} only if every host is named with a user",
+                f"name a user for all hosts or for none, or {_TO_SSH}",
             )
 
 
@@ -172,9 +172,9 @@ def _port(hosts: Sequence[Host]) -> int | None:
             )
     ports = {host.port for host in hosts}
     if len(ports) > 1:
-        named = " and ".join(str(port or "the usual one") for port in sorted(ports, key=lambda port: port or 0)[:2])
+        named = " and ".join(str(port or "the default one") for port in sorted(ports, key=lambda port: port or 0)[:2])
         raise UsageError(
             f"--transport pdsh: it takes one port for all hosts, not {named}",
-            f"Port in ssh_config may differ; {_TO_SSH}",
+            f"set different ones as Port in ssh_config, or {_TO_SSH}",
         )
     return ports.pop() if ports else None

@@ -24,7 +24,7 @@ Line = tuple[bytes, bytes | None]  # verb and numbers of an order, and its data,
 # The command line is one argument of ssh and of the login shell, and Linux takes 128 KiB of one (MAX_ARG_STRLEN).
 _MOST_CHARACTERS = 120_000
 _GATHER_S = 0.02  # so that lines for all hosts go by one call
-_PATIENCE_S = 0.5  # for a call that some host holds up, before the next one for others starts
+_PATIENCE_S = 0.5  # for a call that a host holds up, before the next one for other hosts starts
 _KEPT_BYTES = 4096
 
 
@@ -36,10 +36,10 @@ def data_lines(channel: int, data: bytes) -> list[Line]:
 
 
 class RelayInput:
-    """Queues lines for the tasks of one pdsh, and sends them in order.
+    """A queue of lines for the tasks of one pdsh, which sends them in order.
 
-    At any time a task is named in one call at most, so that its lines can't overtake each other; what is queued
-    meanwhile goes with a later call. `on_lost` gets each task that has not confirmed its lines when its call ends.
+    At any time at most one call has lines for a task, so that they can't overtake each other; what is queued meanwhile
+    goes with a later call. `on_lost` gets each task that has not confirmed its lines when its call ends.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class RelayInput:
             lose(error.message)
 
     def _break(self, error: Exception) -> None:
-        """The sending thread has failed: lose all tasks."""
+        """Lose all tasks after the sending thread has failed."""
         self._lose(set(range(len(self._hosts))), repr(error))
 
     def _collect(self) -> dict[int, list[Line]] | None:
-        """Wait for lines of tasks that no call is under way for; return them by task, or None after `close`."""
+        """Wait for lines of tasks for which no call is running; return them by task, or None after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self._ready())
         time.sleep(_GATHER_S)
@@ -111,7 +111,7 @@ class RelayInput:
         return [task for task in self._waiting if task not in self._on_the_way]
 
     def _split(self, batch: Mapping[int, list[Line]]) -> Iterator[tuple[list[int], str]]:
-        """Yield tasks and command line of each call, as many as the length of a command line demands.
+        """Yield the tasks and the command line of each call; the length of a command line decides how many there are.
 
         Lines of one task that are too many for one call are queued again.
         """
@@ -186,6 +186,6 @@ class RelayInput:
 
 
 def _last_line(said: bytes) -> str:
-    """Return the last line of a host, without its label; pdsh's own lines say only how an ssh has ended."""
+    """Return the last line of a host, without its label; skip pdsh's own lines, which only say how an ssh ended."""
     lines = [line for line in said.decode("utf-8", "replace").splitlines() if not line.startswith("pdsh@")]
     return lines[-1].partition(": ")[2] if lines else ""

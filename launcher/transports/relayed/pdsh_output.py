@@ -32,12 +32,12 @@ class PdshOutput:
         return hosts, text if hosts else line
 
     def keep(self, hosts: Sequence[str], line: str) -> None:
-        """Keep a line of these hosts; without any it is about all."""
+        """Keep a line about these hosts; no hosts means all."""
         for host in hosts or self._lines:
             self._lines[host] = [*self._lines[host], line[:_KEPT_CHARACTERS]][-_KEPT_LINES:]
 
     def find_ended(self, line: bytes) -> Sequence[str]:
-        """Return the hosts whose ssh has ended according to a line, and keep how."""
+        """Return the hosts whose ssh has ended according to a line, and remember how."""
         ended = _ENDED.match(line)
         if ended is None:
             return ()

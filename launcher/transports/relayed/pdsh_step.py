@@ -20,7 +20,7 @@ from launcher.transports.relayed.pdsh_output import PdshOutput
 from launcher.transports.relayed.relays import Relay
 from launcher.transports.relayed.step_lifecycle import StepLifecycle
 
-_MARGIN_S = 2.0  # after ssh's own ConnectTimeout, which ends first and tells who doesn't answer
+_MARGIN_S = 2.0  # after ssh's own ConnectTimeout, so that ssh ends first and names the host that doesn't answer
 _LOGIN_S = 0.25  # of CPU time for each host: all log in at once, and twice behind a jump host
 _WORD_CHARACTERS = 200
 _WAITING_BYTES = 16 << 20  # of a channel's output; while so much waits to be read, nothing is read for any host
@@ -34,7 +34,7 @@ class NotStartedError(Exception):
         super().__init__(said)
         self.said = said
         self.exit_code = exit_code  # of its ssh; None: pdsh has reported none
-        self.is_late = is_late  # nothing was known of it when the time was over
+        self.is_late = is_late  # nothing was known about it when the time was over
 
 
 class PdshStep:
@@ -43,7 +43,7 @@ class PdshStep:
     def __init__(
         self, pdsh: Pdsh, hosts: Sequence[Host], pythons: Sequence[str], timeout_s: float, silence_s: float
     ) -> None:
-        """Start pdsh, or raise OSError; silence_s: after which relays take the launch host for dead."""
+        """Start pdsh, or raise OSError; silence_s: after this much silence relays consider the launch host dead."""
         self._hosts = list(hosts)
         self._lifecycle = StepLifecycle([host.name for host in hosts], self, "read pdsh")
         self._relays = self._lifecycle.relays
@@ -89,11 +89,11 @@ class PdshStep:
         """Do nothing: relays under pdsh have no window; if output isn't read, pdsh itself holds all hosts back."""
 
     def send_data(self, channel: RelayChannel, data: bytes) -> None:
-        """Queue what goes to the process's stdin."""
+        """Queue data for the process's stdin."""
         self._input.post(self._tasks[channel.host], data_lines(channel.number, data))
 
     def leave(self, channel: RelayChannel) -> None:
-        """Close the process's pipes; when no host needs pdsh any more, wait a moment for its end."""
+        """Close the process's pipes; if no host needs pdsh any more, wait a moment for its end."""
         self._lifecycle.leave(channel)
 
     # ---- what the lifecycle asks for ------------------------------------------------------------------------------
@@ -167,5 +167,5 @@ class PdshStep:
 
     def _lose_input(self, task: int, said: str) -> None:
         host = self._hosts[task].name
-        text = f"our word did not reach it{said and f': {said[:_WORD_CHARACTERS]}'}"
+        text = f"a message did not reach it{said and f': {said[:_WORD_CHARACTERS]}'}"
         self._relays.lose([HostFailure(host, HostFailureKind.CONNECTION, text)])

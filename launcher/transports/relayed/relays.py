@@ -18,13 +18,13 @@ _REUSE_S = 0.5  # an idle relay gets another process; it is well below LINGER_S,
 
 @dataclass(slots=True)
 class Relay:
-    """What is known of the relay on one host; `Relays.changed` guards it."""
+    """What is known about the relay on one host; `Relays.changed` guards it."""
 
     host: str
     started: RelayStarted | None = None
     failure: HostFailure | None = None
-    was_asked: bool = False  # somebody has wanted a process there
-    is_awaited: bool = False  # somebody is waiting for it to start
+    was_asked: bool = False  # a process was requested there
+    is_awaited: bool = False  # a thread is waiting for it to start
     was_hung_up: bool = False  # a channel was closed while its process ran: it gets no other process
     idle_since: float | None = None  # monotonic seconds, since its last channel was closed
     channels: set[RelayChannel] = field(default_factory=set)  # that are open
@@ -34,12 +34,12 @@ class Relays:
     """All relays of a step by host, and all channels by number.
 
     `changed` guards them, and is notified when a relay starts or is lost. `mark_started`, `deliver` and `lose` take it
-    themselves; who calls anything else holds it, except to ask `is_usable` or `present`, whose answers may be outdated.
+    themselves. Callers of anything else hold it, except of `is_usable` and `present`, whose answers may be outdated.
     A channel's number is never used again, and a host that is lost stays lost.
     """
 
     def __init__(self, hosts: Iterable[str], most_bytes: float = math.inf) -> None:
-        """most_bytes: more than a channel's output that waits to be read can ever be, unless its relay misbehaves."""
+        """most_bytes: a limit for a channel's unread output that no relay exceeds unless it misbehaves."""
         self.changed = threading.Condition()
         self._relays = {host: Relay(host) for host in hosts}
         self._missing = len(self._relays)  # counted, since every thread that waits asks after every start
@@ -59,7 +59,7 @@ class Relays:
         return channel
 
     def leave(self, channel: RelayChannel) -> bool:
-        """Note that a channel was closed; return whether its process still runs, so that the relay must be told.
+        """Note that a channel was closed; return whether its process still runs, in which case the relay must be told.
 
         For a channel that was closed before, return False.
         """
@@ -100,14 +100,14 @@ class Relays:
         return all(relay.started or relay.failure for relay in self._relays.values())
 
     def are_unused(self) -> bool:
-        """Tell whether nobody needs the step: every host is lost, or was asked for and has no channel left."""
+        """Tell whether the step is no longer needed: every host is lost, or was asked for and has no channel left."""
         return not any(
             relay.channels or relay.is_awaited or not (relay.was_asked or relay.failure)
             for relay in self._relays.values()
         )
 
     def wait_for(self, relay: Relay, is_over: Callable[[], object], timeout_s: float) -> bool:
-        """Wait until `is_over()`, which is asked after every change; return whether it came true in time.
+        """Wait until `is_over()` is true, checking it after every change; return whether it came true in time.
 
         `changed` must be held.
         """
@@ -118,7 +118,7 @@ class Relays:
             relay.is_awaited = False
 
     def deliver(self, event: Output | Exit, hosts: Sequence[str] | None = None, most_bytes: int | None = None) -> None:
-        """Hand a process's output, or its end, to its channel.
+        """Pass a process's output, or its end, to its channel.
 
         hosts: those that may have sent it, if that is known; another host's channel doesn't get it.
         most_bytes: wait until less than this is left to read.
@@ -136,7 +136,7 @@ class Relays:
         channel.end(event.code)
 
     def deliver_noise(self, line: str, hosts: Sequence[str] = ()) -> None:
-        """Add a line of no process to the stderr of all channels to these hosts, or without any, of all channels."""
+        """Add a line that belongs to no process to the stderr of the channels to these hosts; no hosts means all."""
         for channel in self._channels.values():
             if not hosts or channel.host in hosts:
                 channel.deliver_noise(as_noise(line))
@@ -154,5 +154,5 @@ class Relays:
 
 
 def as_noise(line: str) -> bytes:
-    """Return a line of no process for stderr, with a newline before it: the process's own last line may lack one."""
+    """Return a line for stderr that belongs to no process, after a newline: the process's last line may lack one."""
     return f"\n{line}\n".encode()

@@ -1,4 +1,4 @@
-"""--transport srun: the nodes of a Slurm allocation, by one srun with a relay on each (docs/decisions/0009)."""
+"""--transport srun: the nodes of a Slurm allocation, through one srun with a relay on each (docs/decisions/0009)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SrunTransport:
     def __init__(
         self, hosts: Sequence[Host], allocation: Allocation, pythons: Sequence[str], environ: Mapping[str, str]
     ) -> None:
-        """Start nothing yet; `environ` is srun's, and the ranks'."""
+        """Start nothing yet; srun and the ranks get `environ` as their environment."""
         self._hosts = [host.name for host in hosts]
         self._allocation = allocation
         self._pythons = pythons
@@ -40,7 +40,7 @@ class SrunTransport:
             while (channel := step.open(host.name, command, timeout_s)) is None:
                 step = self._go_on_without_others(host.name, step)
         except OSError as error:
-            fix = "load Slurm's module, or --transport fabric"
+            fix = "load Slurm's module, or use --transport fabric"
             failure = HostFailure(host.name, HostFailureKind.SLURM, f"srun can't be started: {error.strerror}", fix)
             raise TransportError(failure) from None
         return channel
@@ -74,7 +74,7 @@ class SrunTransport:
 
 
 def srun_options(allocation: Allocation, hosts: Sequence[str]) -> list[str]:
-    """Return the options for one task on each host that has all of the job's share of it."""
+    """Return the options that start one task on each host, with all that the job has on it."""
     # A step gets all GPUs of a job with --gres, but not of one with --gpus or --gpus-per-task (22.05 gives one less).
     gpus = [f"--gres=gpu:{allocation.gpus_per_node}"] if allocation.gpus_per_node else []
     return [
@@ -93,6 +93,6 @@ def srun_options(allocation: Allocation, hosts: Sequence[str]) -> list[str]:
         "--wait=0",
         "--no-kill",
         "--input=all",
-        "--chdir=/",  # the relay goes home, as a login does
+        "--chdir=/",  # the relay changes to the home directory, as a login does
         "--job-name=launch",
     ]

@@ -21,8 +21,8 @@ _SPEAKER = re.compile(r"^(?:srun|slurmstepd\S*): (?:error: |fatal: )*")
 _ABORTED = "Job step aborted: Waiting up to"  # printed for every cancelled step; slurmstepd's own line may get lost
 _NO_PYTHON = f"Exited with exit code {bootstrap.NO_PYTHON_EXIT_CODE}"
 _FIXES = {
-    "unrecognized option": "it takes Slurm 20.11 or newer; or --transport fabric",
-    "(gres) specification": "ask Slurm for as many GPUs on each node: --gpus-per-node=N or --gres=gpu:N",
+    "unrecognized option": "use Slurm 20.11 or newer, or --transport fabric",
+    "(gres) specification": "ask Slurm for equally many GPUs on each node: --gpus-per-node=N or --gres=gpu:N",
 }
 # Printed in every step, or beside a line that says more.
 _ROUTINE_MESSAGES = (
@@ -42,7 +42,7 @@ class SrunOutput:
         self._cancelled = ""
 
     def lines(self, host: str) -> tuple[str, ...]:
-        """Return the last lines so far that are about a host, or about all."""
+        """Return the last lines so far that are about a host, or about all hosts."""
         return tuple(line for line, hosts in self._lines if not hosts or host in hosts)
 
     def take(self, line: str) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class SrunOutput:
             self._cancelled = f"Slurm has cancelled {found['what'].lower()}{why}"
             return ()
         if _ABORTED in line:
-            self._cancelled = self._cancelled or "Slurm has cancelled our step"
+            self._cancelled = self._cancelled or "Slurm has cancelled launch's step"
         for pattern in (_TASK, _LAUNCH, _NODE):
             if (found := pattern.match(line)) is not None:
                 gone = tuple(host for host in _expand(found["hosts"]) if host in self._hosts)
@@ -68,9 +68,9 @@ class SrunOutput:
         return ()
 
     def not_started(self, host: str, timeout_s: float) -> HostFailure:
-        """Return that a node's relay did not start in time."""
-        text = f"Slurm has not started our step there in {timeout_s:g} s{self._last_line()}"
-        fix = "sinfo -N shows the node's state; for a slow cluster raise --connect-timeout"
+        """Return the failure of a node whose relay did not start in time."""
+        text = f"Slurm has not started launch's step there in {timeout_s:g} s{self._last_line()}"
+        fix = "look up the node's state with sinfo -N; if the cluster is slow, raise --connect-timeout"
         return HostFailure(host, HostFailureKind.SLURM, text, fix)
 
     def gone(self, host: str, exit_code: int | None = None) -> HostFailure:
@@ -81,20 +81,20 @@ class SrunOutput:
         if ending == _NO_PYTHON:
             return bootstrap.no_python(host, self._pythons)
         if ending:
-            return HostFailure(host, HostFailureKind.SLURM, f"our task there ended: {ending}")
+            return HostFailure(host, HostFailureKind.SLURM, f"launch's task there ended: {ending}")
         if exit_code is not None and exit_code < 0:
             return HostFailure(host, HostFailureKind.SLURM, f"srun was killed by signal {-exit_code}")
         line = self._last_line()
         fix = next((fix for said, fix in _FIXES.items() if said in line), "")
-        return HostFailure(host, HostFailureKind.SLURM, f"srun ended (exit code {exit_code}){line}", fix)
+        return HostFailure(host, HostFailureKind.SLURM, f"srun exited (exit code {exit_code}){line}", fix)
 
     def _last_line(self) -> str:
-        """Return the last line of a message of srun, with a colon before it; nothing if there is none."""
+        """Return the last line that srun has printed, with a colon before it; an empty text if there is none."""
         return f": {_SPEAKER.sub('', self._lines[-1][0])[:_LIMIT]}" if self._lines else ""
 
 
 def is_worth_showing(line: str) -> bool:
-    """Tell whether a line is not empty, and none of those that srun prints in every step or at every end."""
+    """Tell whether a line is neither empty nor one that srun prints in every step or at every end."""
     return bool(line.strip()) and not any(words in line for words in _ROUTINE_MESSAGES)
 
 

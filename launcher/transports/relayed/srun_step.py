@@ -97,7 +97,7 @@ class SrunStep:
         raise TransportError(failure)
 
     def _give_up_missing(self, timeout_s: float) -> None:
-        """Count nodes whose relay has not started as lost, before srun is ended for their sake: that is no cause."""
+        """Count nodes whose relay has not started as lost before srun is ended because of them: its end is no cause."""
         for host in self._hosts:
             relay = self._relays[host]
             if relay.started is None and relay.failure is None:
@@ -129,15 +129,15 @@ class SrunStep:
             self._process.kill()
 
     def acknowledge(self, channel: RelayChannel, size_bytes: int) -> None:
-        """Queue the order that lets the relay send so much more output."""
+        """Queue the order that lets the relay send this much more output."""
         self._orders.put(took_line(channel.number, size_bytes))
 
     def send_data(self, channel: RelayChannel, data: bytes) -> None:
-        """Queue what goes to the process's stdin."""
+        """Queue data for the process's stdin."""
         self._orders.put((channel.number, data))
 
     def leave(self, channel: RelayChannel) -> None:
-        """Close the process's pipes; when no host needs srun any more, wait a moment for its end."""
+        """Close the process's pipes; if no host needs srun any more, wait a moment for its end."""
         self._lifecycle.leave(channel)
 
     # ---- what the lifecycle asks for ------------------------------------------------------------------------------
@@ -147,11 +147,11 @@ class SrunStep:
         self._orders.put(shut_line(channel.number))
 
     def begin_end(self) -> None:
-        """Let srun end, which the end of its stdin brings about."""
+        """Let srun end, by closing its stdin."""
         self._orders.put(None)
 
     def await_end(self) -> None:
-        """Wait for srun, not at all if it has started no relay; then end it, since a node that hangs would keep it."""
+        """Wait for srun, or not at all if no relay has started; then end it, since a node that hangs would keep it."""
         if not self._has_ended.wait(_END_S if self._relays.present() else 0):
             self._process.terminate()
             if not self._has_ended.wait(_KILL_S):

@@ -1,4 +1,4 @@
-"""One srun or pdsh from its start to its end: channels through it, hosts that it loses, and when nobody needs it.
+"""One srun or pdsh from its start to its end: channels through it, hosts that it loses, and when to end it.
 
 SrunStep and PdshStep have this in common. Each has a StepLifecycle, and is the StepProgram that it controls.
 """
@@ -18,8 +18,8 @@ from launcher.transports.base import STDERR
 from launcher.transports.relayed.channel import RelayChannel, RelayLink
 from launcher.transports.relayed.relays import Relay, Relays, as_noise
 
-# After the end of a host's task or ssh: what the host has printed before may still lie in the other pipe, and that
-# Slurm has cancelled the step may be said a moment later.
+# After the end of a host's task or ssh: what the host printed before may still be in the other pipe, and Slurm may
+# report a moment later that it has cancelled the step.
 _SETTLE_S = 0.2
 
 
@@ -27,10 +27,10 @@ class StepProgram(Protocol):
     """What differs between srun and pdsh: how they are ended, and how a relay is told to end one process."""
 
     def send_shut(self, channel: RelayChannel) -> None:
-        """Have the relay close the pipes of a process; `Relays.changed` is held."""
+        """Make the relay close the pipes of a process; `Relays.changed` is held."""
 
     def begin_end(self) -> None:
-        """Let srun or pdsh end, and with it every relay, since nobody needs them; `Relays.changed` is held."""
+        """Let srun or pdsh end, and with it every relay: they are no longer needed; `Relays.changed` is held."""
 
     def await_end(self) -> None:
         """Wait a moment for that end."""
@@ -39,7 +39,7 @@ class StepProgram(Protocol):
         """End srun or pdsh at once."""
 
     def why_lost(self, host: str) -> HostFailure:
-        """Return what has become of a host's relay, as far as is known."""
+        """Return what has happened to a host's relay, as far as is known."""
 
 
 class StepLifecycle:
@@ -51,7 +51,7 @@ class StepLifecycle:
     """
 
     def __init__(self, hosts: Sequence[str], process: StepProgram, program: str, most_bytes: float = math.inf) -> None:
-        """program: how the message that `launch` can't go on names the process; most_bytes: as for Relays."""
+        """program: as in the message "launch can't PROGRAM any more", like "read pdsh"; most_bytes: as for Relays."""
         self.relays = Relays(hosts, most_bytes)
         self.is_ending = False
         self._hosts = tuple(hosts)
@@ -72,7 +72,7 @@ class StepLifecycle:
         return start_thread(work, name, self._break)
 
     def open_channel(self, relay: Relay, link: RelayLink, earlier: Iterable[str]) -> RelayChannel:
-        """Return a new channel to a host, with what was printed about the host earlier on its stderr.
+        """Return a new channel to a host, whose stderr begins with what was printed about the host earlier.
 
         `relays.changed` must be held, and the relay must have started.
         """
@@ -103,14 +103,14 @@ class StepLifecycle:
             self._process.await_end()
 
     def abandon(self) -> None:
-        """End the step though hosts may need it: it waits for others that don't come, and a new one does not."""
+        """End the step although hosts may need it: it waits for hosts that don't start, and a new step does not."""
         with self.relays.changed:
             self.is_ending = True
             self.relays.changed.notify_all()
         self._process.terminate()
 
     def lose_soon(self, hosts: Sequence[str]) -> None:
-        """End the channels to hosts that are gone, after what they have printed has had time to arrive."""
+        """End the channels to hosts that are gone, once what they have printed has had time to arrive."""
         start_timer(_SETTLE_S, partial(self.lose, hosts), self._break)
 
     def lose(self, hosts: Iterable[str]) -> None:
@@ -123,7 +123,7 @@ class StepLifecycle:
             self._process.begin_end()
 
     def _break(self, error: Exception) -> None:
-        """A thread has failed: nobody reads any more what the hosts say, or brings them their input."""
+        """Lose all hosts after a thread has failed: their output is no longer read, or their input no longer sent."""
         text = f"launch can't {self._program} any more: {error!r}"
         self.relays.lose([HostFailure(host, HostFailureKind.CONNECTION, text) for host in self._hosts])
         self._process.terminate()

@@ -1,6 +1,6 @@
 """What ssh_config sets for a host: its Host and Match blocks, and the options in those that apply.
 
-`Match exec`, `canonical`, `final` and whatever else depends on more than the files is left to `ssh -G`.
+`Match exec`, `canonical`, `final` and anything else that depends on more than the files is left to `ssh -G`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _HOSTNAME = re.compile(r"(?:[^%]|%[%h])*")
 _JUMPS = re.compile(r"""[^\s"'\\\[\]/#,]+(?:,[^\s"'\\\[\]/#,]+)*""")
 _MAX_PORT = 65535
 _NONE = "none"
-_ASK = "install openssh-client: `launch` asks `ssh -G`"
+_ASK = "install openssh-client, so that `launch` can run `ssh -G`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Blocks:
     def read(self, host: Host) -> Options:
         """Return the options for a host, always with its hostname; raise LeftToSsh.
 
-        As for ssh's own `-l` and `-p`, the user and the port that are named with the host count before all files.
+        A user and a port that are given with the host override all files, like ssh's own `-l` and `-p`.
         """
         if self._left is not None:
             raise LeftToSsh(self._left.message, self._left.fix)
@@ -94,7 +94,7 @@ def matches_host(pattern_list: str, name: str) -> bool:
 
 
 def is_plain_hostname(value: str) -> bool:
-    """Tell whether a HostName has only tokens that every OpenSSH takes there."""
+    """Tell whether a HostName has only tokens that every version of OpenSSH accepts there."""
     return _HOSTNAME.fullmatch(value) is not None
 
 
@@ -105,7 +105,7 @@ def expand_hostname(value: str, name: str) -> str:
 
 @cache
 def parse_match(value: str) -> tuple[Criterion, ...]:
-    """Return the conditions of a Match line; none if not every version of OpenSSH would read it in the same way."""
+    """Return the conditions of a Match line; none if versions of OpenSSH read it differently."""
     words = []
     position = 0
     while position < len(value) and value[position] != "#":
@@ -127,7 +127,7 @@ def parse_match(value: str) -> tuple[Criterion, ...]:
 
 @dataclass(slots=True)
 class _Reading:
-    """What was read for one host so far; the first value of an option is the one that counts."""
+    """What has been read for one host so far; the first value of an option counts."""
 
     name: str
     options: Options = field(default_factory=dict)
@@ -139,7 +139,7 @@ class _Reading:
         return expand_hostname(str(self.options.get("hostname", "%h")), self.name)
 
     def walk(self, lines: Iterable[Line], *, is_active: bool) -> None:
-        """Read the lines of a file. A block ends with its file, so an Include changes nothing for what follows it."""
+        """Read the lines of a file. A block ends with its file, so an Include doesn't affect the lines after it."""
         for line in lines:
             if line.keyword == "host":
                 is_active = matches_any(line.words, self.name)
@@ -173,7 +173,7 @@ class _Reading:
             if self.proxy is None:
                 self.proxy = line.keyword, _READERS[line.keyword](line)
             elif (*self.proxy, line.keyword) == ("proxyjump", _NONE, "proxycommand"):
-                # By the manual it doesn't count any more; for OpenSSH 9.2 it does.
+                # According to the manual it is ignored; OpenSSH 9.2 uses it.
                 raise LeftToSsh(f"{line.place}: only ssh can tell whether it counts after `ProxyJump none`", _ASK)
         elif line.keyword in COLLECTED:
             paths = options.setdefault(line.keyword, [])
@@ -196,11 +196,12 @@ def _own_user() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
-        raise LeftToSsh(f"passwd has no name for user id {os.getuid()}, which Match asks for", "add an entry") from None
+        text = f"passwd has no entry for user id {os.getuid()}, whose name Match needs"
+        raise LeftToSsh(text, "add an entry") from None
 
 
 def _find_fault(line: Line) -> LeftToSsh | None:
-    """Return why a line leaves all hosts to ssh, also those to which its block doesn't apply; None if it doesn't."""
+    """Return why a line leaves all hosts to ssh, even those to which its block doesn't apply; None if it doesn't."""
     if line.keyword == "match":
         criteria = parse_match(line.value)
         if any(each.is_empty for each in criteria) or any(each.name == "all" for each in criteria[:-1]):
@@ -219,7 +220,7 @@ def _find_fault(line: Line) -> LeftToSsh | None:
 
 
 def _wrong(line: Line) -> WrongLine:
-    return WrongLine(f"{line.place}: {line.keyword} can't be {line.value!r}", "fix that line")
+    return WrongLine(f"{line.place}: {line.keyword} can't be {line.value!r}", "correct that line")
 
 
 def _unexpanded(line: Line) -> LeftToSsh:
@@ -268,7 +269,7 @@ def _read_time(line: Line) -> str:
 
 
 def _read_paths(line: Line) -> str:
-    """Return the paths as launcher.transports.ssh.known_hosts_paths takes them: with quotes, if they have blanks."""
+    """Return the paths as launcher.transports.ssh.known_hosts_paths takes them: in quotes if they contain spaces."""
     if len(line.words) > 1 and _NONE in map(str.lower, line.words):
         raise _wrong(line)
     if line.keyword == "userknownhostsfile" and not all(map(_PATH.fullmatch, line.words)):

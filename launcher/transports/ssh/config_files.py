@@ -1,8 +1,8 @@
-"""The options that ssh_config sets for a host, for Fabric, and as OpenSSH itself would read them.
+"""The options that ssh_config sets for a host, for Fabric, read as OpenSSH itself reads them.
 
 paramiko's parser ignores `Include`, takes comments for values and applies some `Match` blocks to every host, so it gets
-what launcher.transports.ssh.config_blocks or `ssh -G` has read. `ssh -G` costs 4 ms of CPU: it is asked only about what
-it alone can tell, and once for hosts of which it says the same.
+options that launcher.transports.ssh.config_blocks or `ssh -G` has read. `ssh -G` costs 4 ms of CPU: it is run only for
+what only ssh can tell, and once for all hosts for which it gives the same answer.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _Question = tuple[Group, "str | None", "int | None"]  # a group, and the user an
 class ConfigFiles:
     """The user's and the system's ssh_config, or the file that --ssh-config names, read once for all hosts.
 
-    Threads share it: what one of them has read of a host, or asked for a group of hosts, the others find.
+    Threads share it: what one of them has read for a host, or asked for a group of hosts, the others reuse.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        """Read the files; raise UsageError if a named one is missing, or one is wrong and no ssh is there to say so."""
+        """Read the files; raise UsageError if a named one is missing, or only ssh can read one and there is no ssh."""
         check_config_file(path)
         self._named = path
         self._ssh = _find_ssh()
@@ -72,7 +72,7 @@ class ConfigFiles:
     def lookup(self, name: str, user: str | None = None, port: int | None = None) -> SSHConfig:
         """Return a configuration that is right for a host and its jump hosts, the same object each time.
 
-        user, port: as named with the host, None if they aren't.
+        user, port: those given with the host, or None.
         """
         host = Host(name, user, port)
         if host not in self._found:
@@ -87,7 +87,7 @@ class ConfigFiles:
             if self._named is None and not _is_home_of_passwd():
                 # ssh doesn't look at HOME: it would judge another file.
                 raise UsageError(shared.message, f"{shared.fix}, or name a file with --ssh-config") from None
-        ask_ssh(str(self._ssh), self._named, ["--", "localhost"])  # raises UsageError if ssh minds
+        ask_ssh(str(self._ssh), self._named, ["--", "localhost"])  # raises UsageError if ssh refuses the file
         return self._read_all(is_checked=False)
 
     def _read_all(self, *, is_checked: bool) -> Sequence[Sequence[Line]]:
@@ -99,7 +99,8 @@ class ConfigFiles:
                 return [read_lines(self._named, users)]
             except OSError as error:
                 raise LeftToSsh(f"{self._named}: {error.strerror}", "make it readable") from None
-        # ssh checks the user's own file as well; without ssh it may stay that of the machine around a container.
+        # ssh checks the user's own file as well. Without ssh it is not checked: in a container it may belong to a user
+        # of the machine around it.
         own = replace(users, checked_from=0) if is_checked and self._ssh is not None else users
         system = Origin(_SYSTEM_FILE.parent, is_users=False, checked_from=included)
         return [_read(_USER_FILE.expanduser(), own), _read(_SYSTEM_FILE, system)]
@@ -107,7 +108,7 @@ class ConfigFiles:
     def _describe(self, host: Host) -> SSHConfig:
         """Return the options of `host` and of each jump host on the way, as a configuration of their own.
 
-        Raise UsageError if the way has no end: `Host *` with `ProxyJump gate-%h` leads on to gate-gate-%h.
+        Raise UsageError if there is no end of jump hosts: `Host *` with `ProxyJump gate-%h` leads to gate-gate-%h.
         """
         found: dict[str, Options] = {}
         pending = [host]
@@ -136,7 +137,7 @@ class ConfigFiles:
         if group is None:
             return self._ask(host)
         asked, answer = self._ask_for((group, host.user, host.port), host)
-        if isinstance(answer, UsageError):  # asking again for each host could take the time-out of each
+        if isinstance(answer, UsageError):  # asking again could take one time-out for each host
             raise UsageError(answer.message, answer.fix)
         hostname = self._groups.find_hostname(host.name, asked, str(answer["hostname"]))
         return self._ask(host) if hostname is None else {**answer, "hostname": hostname}
@@ -156,7 +157,7 @@ class ConfigFiles:
             raise UsageError(left.message, left.fix) from None
 
     def _ask(self, host: Host) -> Options:
-        """Return what `ssh -G` prints for a host; raise UsageError in its words."""
+        """Return what `ssh -G` prints for a host; raise UsageError with its error message."""
         options: Options = {}
         for line in ask_ssh(str(self._ssh), self._named, login_args(host)):
             key, _, value = line.partition(" ")
@@ -169,7 +170,7 @@ class ConfigFiles:
 
 
 def _find_ssh() -> str | None:
-    """Return where ssh is; None also for a user id without an entry in passwd, for which it does nothing."""
+    """Return the path of ssh; None if there is no ssh, or no entry in passwd for the user, without which ssh exits."""
     try:
         pwd.getpwuid(os.getuid())
     except KeyError:
@@ -178,7 +179,7 @@ def _find_ssh() -> str | None:
 
 
 def _read(path: Path, origin: Origin) -> Sequence[Line]:
-    """Return the lines of a file that need not be there; as ssh does, take one that can't be read for an empty one."""
+    """Return the lines of a file that need not exist; like ssh, treat one that can't be read as empty."""
     try:
         return read_lines(path, origin)
     except OSError:
@@ -186,7 +187,7 @@ def _read(path: Path, origin: Origin) -> Sequence[Line]:
 
 
 def _is_key(value: str) -> bool:
-    """Tell whether a key that `ssh -G` prints may be there: it prints the default ones in any case."""
+    """Tell whether a key that `ssh -G` prints may exist: it prints the default ones in any case."""
     return "%" in value or Path(value).expanduser().is_file()  # paramiko fills in the tokens
 
 
@@ -205,7 +206,7 @@ def _make_config(hosts: Mapping[str, Options]) -> SSHConfig:
     config: Any = SSHConfig.from_text("\n".join(_write_block(name, options) for name, options in hosts.items()))
     for block in config._config:
         for name in block["host"]:
-            # Of several lines paramiko keeps the first one, but for IdentityFile; a list it hands on as it is.
+            # Of several lines paramiko keeps the first one, except for IdentityFile; it passes on a list unchanged.
             if certificates := hosts.get(name, {}).get("certificatefile"):
                 block["config"]["certificatefile"] = certificates
     made: SSHConfig = config
@@ -215,6 +216,6 @@ def _make_config(hosts: Mapping[str, Options]) -> SSHConfig:
 def _write_block(name: str, options: Options) -> str:
     lines = [f"Host {shlex.quote(name)}"]
     for key, value in options.items():
-        # paramiko takes one pair of quotes away, whatever stands between them.
+        # paramiko strips one pair of quotes, whatever is between them.
         lines += [f'  {key} "{each}"' for each in ([value] if isinstance(value, str) else value)]
     return "\n".join(lines)

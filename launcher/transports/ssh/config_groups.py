@@ -1,7 +1,7 @@
-"""Hosts for which `ssh -G` says the same: of each group one is asked, and the others differ from it in HostName alone.
+"""Groups of hosts for which `ssh -G` gives the same answer but for HostName, so that it runs for one of each group.
 
-It says the same of hosts that match the same patterns in all Host and Match lines, unless an option or a `Match exec`
-has a token such as %h, or names are looked up (CanonicalizeHostname).
+Hosts get the same answer if they match the same patterns in all Host and Match lines, unless an option or a
+`Match exec` has a token such as %h, or names are looked up (CanonicalizeHostname).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Group = tuple[bool, ...]
 # Criteria whose answer doesn't depend on the host's name; `host` and `originalhost` are compared, `exec` is looked at.
 _SAME_FOR_ALL = ("all", "canonical", "final", "user", "localuser", "localnetwork", "tagged", "version", "sessiontype")
 _COMPARED = {"host", "originalhost"}
-# `ssh -G` prints them as they stand in the file, and paramiko replaces their tokens for each host.
+# `ssh -G` prints them unchanged, and paramiko replaces their tokens for each host.
 _UNEXPANDED = ("identityfile", "certificatefile", "proxycommand", "knownhostscommand", "globalknownhostsfile")
 
 
@@ -35,11 +35,11 @@ class Groups:
         self._hostnames = {"%h", *(line.words[0] for line in self._lines if line.keyword == "hostname")}
 
     def find(self, name: str) -> Group | None:
-        """Return the group of a host; None if ssh must be asked about it alone."""
+        """Return the group of a host; None if ssh must be run for this host."""
         return tuple(self._compare(name)) if self._is_alike else None
 
     def find_hostname(self, name: str, asked: str, its_hostname: str) -> str | None:
-        """Return the HostName of a host, from what ssh says of another one of its group; None if that leaves doubt."""
+        """Return the HostName of a host, from ssh's answer for another one of its group; None if that leaves doubt."""
         values = [value for value in self._hostnames if expand_hostname(value, asked).lower() == its_hostname]
         found = {expand_hostname(value, name).lower() for value in values}
         if len(found) != 1:
@@ -59,7 +59,7 @@ class Groups:
 
 
 def _is_alike(line: Line) -> bool:
-    """Tell whether what a line does is the same for hosts that match the same patterns."""
+    """Tell whether a line has the same effect on all hosts that match the same patterns."""
     if line.keyword == "match":
         criteria = parse_match(line.value)
         return bool(criteria) and all(

@@ -1,8 +1,8 @@
-"""ssh_config's files as lines, each `Include` with the lines of its files, as ssh_config(5) and readconf.c have it.
+"""ssh_config files as lines, each `Include` with the lines of its files, by the rules of ssh_config(5) and readconf.c.
 
-Only the options that `launch` reads are here. What OpenSSH would refuse of them, or what its versions read differently,
-is left to `ssh -G`. All others are skipped, also those that this machine's ssh would refuse: many files have
-`UseKeychain`, which macOS's ssh alone knows.
+Only the options that `launch` uses are kept. Values that OpenSSH would refuse, or that its versions read differently,
+are left to `ssh -G`. All other options are skipped, even if this machine's ssh would refuse them: many files have
+`UseKeychain`, which only macOS's ssh knows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KEYWORDS = OPTIONS | {"host", "match", "include", "canonicalizehostname"}
 _WITHOUT_WORDS = {"match", "proxycommand", "proxyjump", "knownhostscommand"}
 _LINE = re.compile(r"[ \t\r]*(\w+)(?:[ \t\r]*=[ \t\r]*|[ \t\r]+)(.+)", re.DOTALL)
 _WORD_PART = re.compile(
-    r"""\\(["'\\ ])|"((?:\\["'\\]|[^"])*)"|'((?:\\["'\\]|[^'])*)'|([^\s"'])"""  # \s: no other blank stands in a word
+    r"""\\(["'\\ ])|"((?:\\["'\\]|[^"])*)"|'((?:\\["'\\]|[^'])*)'|([^\s"'])"""  # \s: no other space occurs in a word
 )
 _ESCAPED = re.compile(r"""\\(["'\\])""")
 _FOR_SSH_ALONE = re.compile(r"%|\$\{|\\|\[[:.=]")  # in a pattern of Include
@@ -32,7 +32,7 @@ _OTHERS_MAY_WRITE = 0o022
 
 
 class LeftToSsh(Exception):
-    """Something that only `ssh -G` can tell, or refuse: what it is, and what helps where there is no ssh."""
+    """Something that only `ssh -G` can interpret or refuse: `message` names it, `fix` helps if there is no ssh."""
 
     def __init__(self, message: str, fix: str) -> None:
         super().__init__(message)
@@ -41,18 +41,18 @@ class LeftToSsh(Exception):
 
 
 class WrongLine(LeftToSsh):
-    """A line that ssh refuses, for every host."""
+    """A line for which ssh refuses every host."""
 
 
 class SharedFile(LeftToSsh):
-    """A file that ssh may refuse: others can write it, or own it; some versions accept a group of its owner alone."""
+    """A file that ssh may refuse since others own it or can write to it; some versions accept its owner's own group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Where a relative Include of these files is looked up, and whether it may begin with `~`.
 
-    checked_from: at this depth of Include and below it, a file that others may write is a SharedFile.
+    checked_from: from this depth of Include on, a file that others may write is a SharedFile.
     """
 
     folder: Path
@@ -62,10 +62,10 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """An option with its value as it stands in the file.
+    """An option with its value as written in the file.
 
-    words: the words of the value, without quotes and a comment; of a Match line, a command and ProxyJump none.
-    files: of an Include, the lines of each file that is there.
+    words: the words of the value, without quotes and comment; empty for a Match line, a command or ProxyJump.
+    files: for an Include, the lines of each file that exists.
     """
 
     place: str
@@ -76,9 +76,9 @@ class Line:
 
 
 def read_lines(path: Path, origin: Origin, depth: int = 0) -> tuple[Line, ...]:
-    """Return the lines of a file; none if it isn't there. Raise LeftToSsh, or OSError if the file can't be read."""
+    """Return the lines of a file; none if there is no file. Raise LeftToSsh, or OSError if it can't be read."""
     if depth > MAX_DEPTH:
-        raise LeftToSsh(f"{path}: Include is nested more than {MAX_DEPTH} files deep", "does a file include itself?")
+        raise LeftToSsh(f"{path}: Include is nested more than {MAX_DEPTH} files deep", "check if one includes itself")
     lines = []
     for number, text in enumerate(_read(path, is_checked=depth >= origin.checked_from), 1):
         if not text or text.isspace() or text.lstrip().startswith("#"):
@@ -92,7 +92,7 @@ def read_lines(path: Path, origin: Origin, depth: int = 0) -> tuple[Line, ...]:
 
 
 def every_line(files: Iterable[Iterable[Line]]) -> Iterator[Line]:
-    """Yield all lines, those of an Include after it."""
+    """Yield all lines; those of included files follow their Include line."""
     for file in files:
         for line in file:
             yield line
@@ -100,7 +100,7 @@ def every_line(files: Iterable[Iterable[Line]]) -> Iterator[Line]:
 
 
 def split_words(value: str) -> tuple[str, ...] | None:
-    """Return the words of a value up to a comment, as argv_split in OpenSSH's misc.c; None if a quote has no end."""
+    """Split a value into words up to a comment, like argv_split in OpenSSH's misc.c; None if a quote has no end."""
     words: list[str] = []
     position, in_word = 0, False
     while position < len(value):
@@ -127,7 +127,7 @@ def _read(path: Path, *, is_checked: bool) -> list[str]:
         with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
             status = os.fstat(file.fileno())
             if is_checked and (status.st_uid not in (0, os.getuid()) or status.st_mode & _OTHERS_MAY_WRITE):
-                raise SharedFile(f"{path}: other users can write or own this file", f"chmod go-w {path} or chown it")
+                raise SharedFile(f"{path}: other users own it or can write to it", f"chmod go-w {path}, or chown it")
             return file.read().split("\n")
     except (FileNotFoundError, IsADirectoryError):
         return []
@@ -136,7 +136,7 @@ def _read(path: Path, *, is_checked: bool) -> list[str]:
 def _parse(text: str, place: str) -> Line:
     found = _LINE.fullmatch(text.rstrip(" \t\r\f"))
     if found is None:
-        raise WrongLine(f"{place}: {text.strip()!r} is not an option with a value", "fix that line")
+        raise WrongLine(f"{place}: {text.strip()!r} is not an option with a value", "correct that line")
     keyword, value = found[1].lower(), found[2]
     if keyword not in _KEYWORDS:
         return Line(place, keyword, value, ())
@@ -144,17 +144,17 @@ def _parse(text: str, place: str) -> Line:
     if keyword in _WITHOUT_WORDS and words is not None:
         return Line(place, keyword, value, ())
     if not words or "" in words:
-        raise WrongLine(f"{place}: {keyword}: no value, or a quote that is not closed", "fix that line")
+        raise WrongLine(f"{place}: {keyword}: no value, or a quote that is not closed", "correct that line")
     return Line(place, keyword, value, words)
 
 
 def _included(line: Line, origin: Origin, depth: int) -> Iterator[tuple[Line, ...]]:
     for pattern in line.words:
-        # OpenSSH before 9.9 takes % and ${ as they stand, Python's glob a backslash and a class such as [:alpha:].
+        # OpenSSH before 9.9 takes % and ${ literally, as Python's glob does a backslash or a class such as [:alpha:].
         if _FOR_SSH_ALONE.search(pattern):
             raise LeftToSsh(f"{line.place}: Include: only ssh can expand {pattern}", "install openssh-client")
         if pattern.startswith("~") and not origin.is_users:
-            raise LeftToSsh(f"{line.place}: Include: the system's file can't name {pattern}", "name the whole path")
+            raise LeftToSsh(f"{line.place}: Include: the system's file can't name {pattern}", "write the full path")
         home = os.path.expanduser(pattern)  # noqa: PTH111 - Path raises for a user who isn't there
         found = glob.glob(str(origin.folder.expanduser() / home))  # noqa: PTH207 - absolute ones too
         yield from (_read_included(Path(path), line, origin, depth) for path in sorted(found, key=os.fsencode))

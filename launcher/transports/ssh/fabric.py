@@ -1,10 +1,10 @@
-"""SSH through Fabric and paramiko, which do ssh_config, keys, agent, jump hosts and login; the channel is read here.
+"""SSH through Fabric and paramiko, which handle ssh_config, keys, agent, jump hosts and login.
 
-Fabric's own `Connection.run()` joins all output so far for every 1000 bytes and polls 100 times a second per host, and
-Fabric accepts any host key. So commands are started on the connection's paramiko transport, and host keys are checked
-by launcher.transports.ssh.host_keys.
+The channel is read here: Fabric's own `Connection.run()` joins all output so far for every 1000 bytes and polls 100
+times a second per host. Fabric also accepts any host key. So commands are started on the connection's paramiko
+transport, and host keys are checked by launcher.transports.ssh.host_keys.
 
-A hop, below, is one Fabric connection on the way to a host: to a jump host ("gateway" in Fabric) or to the host itself.
+A hop is one Fabric connection on the way to a host: to a jump host (Fabric's `gateway`) or to the host itself.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from launcher.transports.ssh.proxy_command import Proxy
 from launcher.transports.ssh.settings import SshSettings
 from launcher.transports.ssh.this_machine import ThisMachine
 
-# paramiko logs a traceback when a connection breaks; the TransportError says it in one line.
+# paramiko logs a traceback when a connection breaks; the TransportError reports it in one line.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 _IDLE_WAKE_S = 30  # paramiko's transport thread would wake up ten times a second otherwise
 _EXIT_STATUS_WAIT_S = 2.0
 _TCP_USER_TIMEOUT_MS = 30_000
-_WINDOW_BYTES = 1 << 20  # of each host's output, that may wait here while nobody reads it
+_WINDOW_BYTES = 1 << 20  # of each host's output that may wait here to be read
 
 
 class FabricChannel:
@@ -65,7 +65,7 @@ class FabricChannel:
             if is_over:
                 return 0, b""
             self._arrived.wait()
-            self._arrived.clear()  # before the next look, or data that comes after that look would be slept through
+            self._arrived.clear()  # before the next look: data that comes after that look must end the next wait
 
     def write(self, data: bytes) -> None:
         self._channel.sendall(data)
@@ -175,7 +175,7 @@ class FabricTransport:
         pending = [host.name]
         while pending:
             name = pending.pop()
-            if name not in seen:  # with ProxyJump under `Host *` a jump host may lead to itself
+            if name not in seen:  # with ProxyJump under `Host *` a jump host may be reached through itself
                 seen.add(name)
                 yield (settings := config.lookup(name))
                 jumps = settings.get("proxyjump")
@@ -184,7 +184,7 @@ class FabricTransport:
     def _jump_chain(self, host: Host, config: fabric.Config) -> fabric.Connection | None:
         """Return the connection to the last jump host of `ProxyJump a,b`, through the others, a first as in OpenSSH.
 
-        Fabric would take b first. None means one jump host at most, which is left to Fabric.
+        Fabric would take b first. Return None if there is at most one jump host, which Fabric handles itself.
         """
         if not self._files.has_jump_chains:
             return None
@@ -196,7 +196,7 @@ class FabricTransport:
 
 
 class _BoundedEvent(threading.Event):
-    """An event for paramiko's channel with a time limit: paramiko waits on it for the answer to exec, without one."""
+    """An event with a time limit, for paramiko's channel: paramiko waits for the answer to exec without a limit."""
 
     def __init__(self, limit_s: float) -> None:
         super().__init__()
@@ -248,7 +248,7 @@ def _close(connection: fabric.Connection) -> None:
 
 
 def _hang_up(transport: paramiko.Transport) -> None:
-    """Close the TCP connection without SSH's own goodbye, which could block on a frozen peer.
+    """Close the TCP connection without SSH's own disconnect message, which could block on a frozen peer.
 
     The transport's thread still reads the socket, so closing it alone would send nothing; shutdown does.
     """
@@ -263,9 +263,9 @@ def _tune(transport: paramiko.Transport) -> None:
     if isinstance(sock, Proxy):
         sock.settimeout(_IDLE_WAKE_S)
     if not isinstance(sock, socket.socket):
-        return  # a gateway's channel
+        return  # the channel of a jump host
     sock.settimeout(_IDLE_WAKE_S)
-    with contextlib.suppress(OSError):  # EINVAL on macOS, if the peer has gone meanwhile: what follows tells of it
+    with contextlib.suppress(OSError):  # EINVAL on macOS, if the peer has gone meanwhile: what follows reports it
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TCP_USER_TIMEOUT_MS)

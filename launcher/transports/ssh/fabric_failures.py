@@ -1,4 +1,4 @@
-"""From the exceptions of Fabric and paramiko to the class of a failed login."""
+"""From the exceptions of Fabric and paramiko to the failure of a login."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.transports.ssh.identities import LoginRefused
 from launcher.transports.ssh.known_hosts_paths import find_files
 from launcher.transports.ssh.packets import OversizedError
 
-# EHOSTDOWN is what macOS says of a host in the same network that doesn't answer there.
+# macOS reports EHOSTDOWN for a host in the same network that doesn't answer.
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 _DROPPED = ("Error reading SSH protocol banner", "Connection reset by peer", "EOF during negotiation")
 
@@ -25,7 +25,7 @@ _DROPPED = ("Error reading SSH protocol banner", "Connection reset by peer", "EO
 def classify(
     error: Exception, hop: fabric.Connection, proxy_error: str | None = None, non_ssh_reply: str | None = None
 ) -> HostFailure:
-    """Return the class of an exception that `hop` raised, the connection to the host or to one of its jump hosts.
+    """Return the failure for an exception that `hop` raised, the connection to the host or to one of its jump hosts.
 
     proxy_error: the last line that the ProxyCommand has printed; None without one.
     non_ssh_reply: the first line of a server that doesn't speak SSH.
@@ -77,16 +77,16 @@ def _login(error: Exception, hop: fabric.Connection, place: Place) -> HostFailur
 
 
 def _login_hint(error: LoginRefused, hop: fabric.Connection) -> str:
-    """Return how the user can log in to this host, if copying a key there is not the remedy; else nothing."""
+    """Return how the user can log in to this host, or an empty text if copying a key there is the remedy."""
     if "gssapi-with-mic" in error.wanted and hop.ssh_config.get("gssapiauthentication", "no") == "yes":
-        return "GSSAPI works with --transport ssh"
+        return "use --transport ssh, which supports GSSAPI"
     takes_password = {"password", "keyboard-interactive"} & set(error.wanted)
     if takes_password and "publickey" not in error.wanted:
-        return "it takes a password: --ask-password"
+        return "pass --ask-password: it wants a password"
     if error.has_declined:
         return LET_IT_SIGN
     if error.unusable:
-        return f"{error.unusable[0]} can be used through an agent (ssh-add), or with --transport ssh"
+        return f"add {error.unusable[0]} to an agent (ssh-add), or use --transport ssh"
     return ""
 
 

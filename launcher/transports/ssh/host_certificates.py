@@ -1,4 +1,4 @@
-"""Certificates of hosts: which key has signed one, and whether it is valid for a host now."""
+"""Certificates of hosts: which key signed one, and whether it is valid for a host now."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OPENSSH = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
 
 
 def read_signer(certificate: bytes, host: str) -> bytes | None:
-    """Return the public key that has signed a host's certificate; None if the certificate isn't valid for it now."""
+    """Return the public key that signed a host's certificate; None if the certificate isn't valid for the host now."""
     kind = certificate[4 : 4 + int.from_bytes(certificate[:4], "big")].decode("utf-8", "replace")
     try:
         identity = serialization.load_ssh_public_identity(f"{kind} {base64.b64encode(certificate).decode()}".encode())

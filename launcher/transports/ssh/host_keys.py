@@ -1,6 +1,6 @@
 """Host keys: checked against the known_hosts files that ssh_config names, as OpenSSH does.
 
-Fabric never loads them and accepts every key, so a changed key would pass in silence.
+Fabric never loads them and accepts every key, so a changed key would go unnoticed.
 paramiko's own reader supports neither wildcards, nor certificate authorities, nor revoked keys.
 """
 
@@ -63,7 +63,7 @@ class ChangedHostKey(HostKeyRefused):
 
 
 class UnrecordedHostKey(HostKeyRefused):
-    """The host's new key could not be recorded, so it isn't accepted: next time any key would be new again."""
+    """The host's new key could not be recorded, so it isn't accepted: any key would be new again next time."""
 
     def __init__(self, key: paramiko.PKey, path: Path, error: OSError) -> None:
         super().__init__("not recorded", key)
@@ -177,6 +177,6 @@ def _make_transport(lines: Iterable[KnownKey], sock: Any, **settings: Any) -> pa
             first = [f"{kind}{CERTIFICATE}" for kind in usual] + first
         elif line.marker is None:
             first += ["rsa-sha2-512", "rsa-sha2-256"] if line.kind == "ssh-rsa" else [line.kind]
-    known = transport._key_info  # type: ignore[attr-defined] # setting one that it has not got is an error
+    known = transport._key_info  # type: ignore[attr-defined] # setting one that it doesn't have is an error
     options.key_types = [kind for kind in dict.fromkeys([*first, *usual]) if kind in known]
     return transport

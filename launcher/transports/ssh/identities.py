@@ -33,10 +33,10 @@ _AGENT_TIMEOUT_S = 30.0
 
 
 class LoginRefused(paramiko.AuthenticationException):
-    """The server has accepted nothing that was tried; it carries what that was, for the message."""
+    """The server has accepted nothing that was tried; the attributes say what that was, for the message."""
 
     def __init__(self, login: Login, wanted: Sequence[str]) -> None:
-        """wanted: the methods that the server would accept, if it has told them."""
+        """wanted: the methods that the server would accept, if it has named any."""
         super().__init__("login refused")
         self.tried = tuple(login.tried)
         self.locked = tuple(login.locked)
@@ -46,10 +46,10 @@ class LoginRefused(paramiko.AuthenticationException):
 
 
 class HeldKey(AgentKey):
-    """A key in an agent, which may decline to sign: its smart card was removed, or its user said no or nothing.
+    """A key in an agent, which may decline to sign: the smart card was removed, or the user said no or didn't answer.
 
-    paramiko would end the connection then. Here the signature is empty, which the server refuses like a wrong key, so
-    that the next key is tried.
+    paramiko would then end the connection. This class returns an empty signature instead, which the server refuses like
+    a wrong key, so that the next key is tried.
     """
 
     has_declined = False
@@ -66,7 +66,7 @@ class HeldKey(AgentKey):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A key to offer, and what the message calls it: its file, or its comment in the agent."""
+    """A key to offer, and its name in messages: its file, or its comment in the agent."""
 
     name: str
     key: paramiko.PKey
@@ -75,7 +75,7 @@ class Identity:
 class Login:
     """How paramiko logs in to one host (its auth_strategy); `settings` are the options of ssh_config for the host.
 
-    The lists grow while it tries: what was offered, and which keys could not be.
+    The lists grow while it tries: `tried` is what was offered, `locked` and `unusable` are keys that could not be.
     """
 
     def __init__(self, user: str, settings: Mapping[str, Any], secrets: Secrets) -> None:
@@ -93,7 +93,7 @@ class Login:
         self._password = None
 
     def authenticate(self, transport: paramiko.Transport) -> None:
-        """Log in; raise LoginRefused, or what broke the connection."""
+        """Log in; raise LoginRefused, or the error that broke the connection."""
         with open_agent(self._settings.get("identityagent")) as agent_keys:
             wanted = self._try_keys(transport, agent_keys)
         if wanted is not None and self._password is not None and transport.is_active():
@@ -171,7 +171,7 @@ class Login:
         return found
 
     def _ask_methods(self, transport: paramiko.Transport) -> Sequence[str]:
-        """Return the methods that the server would accept; a refused login doesn't always tell them."""
+        """Return the methods that the server would accept; a refused login doesn't always name them."""
         try:
             transport.auth_none(self._user)
         except paramiko.BadAuthenticationType as error:
@@ -184,7 +184,7 @@ class Login:
 def locked_keys(settings: Mapping[str, Any], secrets: Secrets) -> list[Path]:
     """Return the keys for which to ask for a passphrase: no agent holds them.
 
-    A default key counts only if every key is locked and the agent is empty: else the login may do without it.
+    A default key counts only if every key is locked and the agent is empty: otherwise the login may succeed without it.
     """
     with open_agent(settings.get("identityagent")) as agent_keys:
         held = {plain_public(key.blob) for key in agent_keys}
@@ -221,7 +221,7 @@ def _of_agent(
     for certified in signed:
         if plain_public(certified.blob) == public:
             blob = PublicBlob(certified.get_name(), certified.blob)
-            # The agent signs for the plain key, or where it has the certificate alone, for that.
+            # The agent signs for the plain key, or for the certificate if it has only that.
             yield Identity(_name(name, blob), _held_key(key or certified, blob, with_inner=key is not None))
     if key is not None:
         for blob in certificates.get(public, ()):

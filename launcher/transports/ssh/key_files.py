@@ -21,7 +21,7 @@ class UnusableKey(paramiko.SSHException):
 
 
 class Secrets:
-    """What the user has typed once for all hosts: a password, and passphrases of keys, with the keys that they open.
+    """What the user has typed once for all hosts: a password, and passphrases of keys, with the keys that they unlock.
 
     Threads that log in to hosts share it; each key is read once.
     """
@@ -42,7 +42,7 @@ class Secrets:
         return path in self._passphrases
 
     def is_locked(self, path: Path) -> bool:
-        """Tell whether a key needs a passphrase that was not typed yet."""
+        """Tell whether a key needs a passphrase that has not been typed yet."""
         try:
             self.load(path)
         except paramiko.PasswordRequiredException:
@@ -61,7 +61,7 @@ class Secrets:
 
 def _load_private(path: Path, passphrase: bytes | None) -> paramiko.PKey:
     try:
-        # The passphrase goes to cryptography as it stands, which takes bytes.
+        # paramiko passes the passphrase unchanged to cryptography, which takes bytes.
         return paramiko.PKey.from_path(path, passphrase)  # type: ignore[arg-type]
     except TypeError:  # what cryptography raises for a missing passphrase
         raise paramiko.PasswordRequiredException(f"{path} has a passphrase") from None
@@ -72,7 +72,7 @@ def _load_private(path: Path, passphrase: bytes | None) -> paramiko.PKey:
 def read_public(path: Path) -> bytes | None:
     """Return a private key's public half in the format of the protocol, without a passphrase; None if it isn't known.
 
-    `path` may also name a public key, whose private one is in an agent.
+    `path` may also name a public key whose private half is in an agent.
     """
     for file in (path.with_name(f"{path.name}.pub"), path):
         found = _read_line(file)

@@ -82,12 +82,12 @@ def _is_whole(kind: str, blob: bytes) -> bool:
 
 
 def is_revoked(lines: Iterable[KnownKey], shown: Container[bytes]) -> bool:
-    """Tell whether one of the keys that a host shows, or of those that have signed them, is marked as revoked."""
+    """Tell whether a key that a host shows, or one that signed such a key, is marked as revoked."""
     return any(line.marker == REVOKED and line.blob in shown for line in lines)
 
 
 def is_vouched_for(lines: Iterable[KnownKey], key: bytes, signer: bytes | None) -> bool:
-    """Tell whether the lines have this host key, or `signer`, the key of the authority that has signed it."""
+    """Tell whether the lines contain this host key, or `signer`, the key of the authority that signed it."""
     return any(
         line.blob == key if line.marker is None else line.marker == AUTHORITY and line.blob == signer for line in lines
     )

@@ -36,7 +36,7 @@ class KnownHostsFile:
         return file
 
     def record(self, new: KnownKey) -> KnownKey | None:
-        """Append a line and return None, unless the file has keys for this name by now: return this one, or another.
+        """Append a line and return None; if the file has keys for this name by now, return the same one, or another.
 
         Raise OSError. The file is locked meanwhile: of two launches that meet a new host at once, the second finds what
         the first has recorded.
@@ -99,7 +99,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _is_cut(descriptor: int) -> bool:
-    size = os.fstat(descriptor).st_size  # 0 for what is no file
+    size = os.fstat(descriptor).st_size  # 0 for anything but a file
     return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
 
 

@@ -1,13 +1,13 @@
 r"""UserKnownHostsFile and GlobalKnownHostsFile: from the option's value to the files that it names.
 
-`ssh -G` and paramiko give the value as one text, whose quotes are gone or half gone:
+`ssh -G` and paramiko give the value as one text, without quotes or with half of them:
 
     in ssh_config         ssh -G          paramiko
     "/a b/kh"             /a b/kh         /a b/kh
     /kh /kh2              /kh /kh2        /kh /kh2
     "/a b/kh" /kh2        /a b/kh /kh2    "/a b/kh" /kh2
     "/a b/kh" "/kh2"      /a b/kh /kh2    /a b/kh" "/kh2
-    '/a b/kh', /a\ b/kh   /a b/kh         as they stand
+    '/a b/kh', /a\ b/kh   /a b/kh         unchanged
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BEFORE_A_PATH = re.compile(r"\s+(?=[/~%$])")
 
 
 def find_files(settings: Mapping[str, str], place: Place) -> tuple[list[Path], list[Path]]:
-    """Return the user's files and the global ones, by what ssh_config says of a host; only the former have tokens."""
+    """Return the user's and the global files that ssh_config sets for a host; only the former may have tokens."""
     own = [_expand(path, place) for path in read_paths(settings.get("userknownhostsfile", _DEFAULT_FILES))]
     return own, read_paths(settings.get("globalknownhostsfile", _DEFAULT_GLOBAL_FILES))
 
@@ -39,8 +39,8 @@ def find_files(settings: Mapping[str, str], place: Place) -> tuple[list[Path], l
 def read_paths(value: str) -> list[Path]:
     """Return the files that the option's value names.
 
-    A blank without quotes may be part of a path or separate two: it is taken for one path if that file or its directory
-    exists.
+    A space without quotes may be part of a path or separate two: the value is taken for one path if that file or its
+    directory exists.
     """
     value = value.strip()
     if _OUTER_QUOTES_LOST.fullmatch(value):
@@ -60,13 +60,13 @@ def first_path(value: str | None) -> str | None:
 
 
 def find_doubt(path: Path) -> str:
-    """Return why no key can be recorded in a file, since its path is ambiguous; nothing if it is clear."""
+    """Return why no key can be recorded in a file, if its path is ambiguous; an empty text if it is clear."""
     text = str(path)
     if _is_there(path):
         return ""
     if has_tokens(path):
-        return "has what only ssh itself expands: --transport ssh, or a path without %C and ${}"
-    return "may be one file or two: make the one that is meant first" if " " in text and not _is_one(text) else ""
+        return "has tokens that only ssh expands: use --transport ssh, or a path without %C and ${}"
+    return "may be one file or two: create the one that you mean first" if " " in text and not _is_one(text) else ""
 
 
 def has_tokens(path: Path) -> bool:
@@ -104,12 +104,12 @@ def _token_values(place: Place) -> dict[str, str]:
 def _is_there(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # a folder that may not be looked into, a name that is too long
+    except (OSError, ValueError):  # a directory that may not be searched, a name that is too long
         return False
 
 
 def _is_one(text: str) -> bool:
-    """Tell whether a text with blanks is one path: that file exists, or may be created in a directory that exists."""
+    """Tell whether a text with spaces is one path: that file exists, or may be created in a directory that exists."""
     path, first = _path(text), _path(text.partition(" ")[0])
     begins_with_a_file = _is_there(first) and not first.is_dir()
     return _is_there(path) or (path.is_absolute() and _is_there(path.parent) and not begins_with_a_file)

@@ -22,7 +22,7 @@ _BOOT_TRY_S = 10.0
 class LoginError(Exception):
     """One login failed; `jump_host` names the jump host that is to blame, None means the host itself.
 
-    `failure` is of the one that is to blame; `pass_on` makes that of the host from it.
+    `failure` describes the one that is to blame; `pass_on` makes the host's own failure from it.
     """
 
     def __init__(self, failure: HostFailure, jump_host: str | None = None) -> None:
@@ -44,7 +44,7 @@ class LoginQueue:
 
     @contextmanager
     def slot(self) -> Iterator[None]:
-        """Wait for a slot; raise the LoginError by which the jump host has refused another login meanwhile."""
+        """Wait for a slot; raise the LoginError with which the jump host has refused another login meanwhile."""
         came_at = time.monotonic()
         with self._slots:
             if self._refusal is not None and self._refusal[0] > came_at:
@@ -70,7 +70,7 @@ class LoginQueues:
 
 
 class _Deadline:
-    """When to give up on a host. The time starts with its first try: waiting for a slot isn't its fault."""
+    """When to give up on a host. The time starts with its first try: the wait for a slot doesn't count."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -88,7 +88,7 @@ def keep_trying(
 ) -> Channel:
     """Log in to the host `name`, several times if need be; raise TransportError if another try can't help.
 
-    log_in: logs in once within the seconds that it gets, or raises LoginError.
+    log_in: logs in once, within the seconds that it is given, or raises LoginError.
     limit_s: for all tries together, without the time in the queue.
     may_boot: also try again if the host doesn't answer, since it may be booting.
     """
@@ -96,7 +96,7 @@ def keep_trying(
     try_s = _BOOT_TRY_S if may_boot else limit_s
     reported = None
     while isinstance(outcome := _try_once(queue, log_in, deadline, try_s), LoginError):
-        # The last try is cut short here: the answer to an earlier one says more than its time-out.
+        # The deadline cuts the last try short: the answer to an earlier one says more than its time-out.
         reported = reported if reported is not None and outcome.failure.kind is HostFailureKind.TIMED_OUT else outcome
         pause_s = random.uniform(0.2, 1.0)  # spreads the tries of many hosts
         if pause_s > deadline.left_s or not is_passing(outcome.failure, may_boot=may_boot):

@@ -1,4 +1,4 @@
-"""SSH through the system's ssh program, one process for each host: what works with `ssh NODE` works here."""
+"""SSH through the system's ssh program, one process for each host: what works with `ssh HOST` works here."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from launcher.transports.ssh.openssh_options import OPTIONS, later_options
 from launcher.transports.ssh.settings import SshSettings, check_config_file
 from launcher.transports.ssh.this_machine import ThisMachine
 
-# At VERBOSE ssh prints when it has logged in. All that follows on stderr is the host's, but for _SUMMARY at the end.
+# At VERBOSE ssh prints when it has logged in. All that follows on stderr is the host's, except _SUMMARY at the end.
 _OPTIONS = {
     **OPTIONS,
     "LogLevel": "VERBOSE",
-    # A ControlMaster that is running is used, and none is started: all sessions would depend on that one process.
+    # A running ControlMaster is used, but none is started: all sessions would depend on that one process.
     "ControlMaster": "no",
 }
 _SUMMARY = re.compile(rb"^(?:Transferred: sent|Bytes per second: sent) [^\n]*\n", re.MULTILINE)
@@ -42,7 +42,7 @@ _LOST = re.compile(
     re.MULTILINE,
 )
 _EXIT_OF_SSH = 255
-_MARGIN_S = 2.0  # after ssh's own ConnectTimeout, which ends first and tells who doesn't answer
+_MARGIN_S = 2.0  # after ssh's own ConnectTimeout, so that ssh ends first and names the host that doesn't answer
 _STDERR_KEPT = 64 << 10
 
 
@@ -95,7 +95,7 @@ class OpenSSHTransport:
         check_config_file(settings.ssh_config)
         ssh = shutil.which("ssh")
         if ssh is None:
-            raise UsageError("no ssh on this machine", "install openssh-client, or take --transport fabric")
+            raise UsageError("no ssh on this machine", "install openssh-client, or use --transport fabric")
         self._ssh = ssh
         self._ssh_config = settings.ssh_config
         self._accept_new = settings.accept_new_host_keys
@@ -131,7 +131,7 @@ class OpenSSHTransport:
         return ()
 
     def _argv(self, answer: Answer) -> list[str]:
-        """Return ssh's command line up to the host; only what it says of host keys differs between hosts."""
+        """Return ssh's command line up to the host; only the options for host keys differ between hosts."""
         options = {**_OPTIONS, **later_options(answer.options)}
         if self._accept_new and answer.option("stricthostkeychecking") not in ("no", "false", "off"):
             options["StrictHostKeyChecking"] = "accept-new"
@@ -157,7 +157,7 @@ class OpenSSHTransport:
         raise LoginError(failure, jump_host)
 
     def _end_connecting(self) -> None:
-        """End each ssh that has not logged in: it doesn't read its stdin yet, so it would outlive `launch`."""
+        """Stop each ssh that has not logged in: it doesn't read its stdin yet, so it would outlive `launch`."""
         with self._lock:
             for process in self._connecting:
                 end_process(process)
@@ -176,7 +176,7 @@ def _count_readable(fd: int) -> int:
 
 
 def _await_login(process: subprocess.Popen[bytes], answer: Answer, timeout_s: float) -> tuple[_Login | None, bytes]:
-    """Wait for the login; return None if ssh has ended or the time is over, and in any case what came on stderr.
+    """Wait for the login; return None instead if ssh has ended or the time is over, and always what came on stderr.
 
     Over a ControlMaster ssh doesn't print that it has logged in; the command's first output shows it.
     """

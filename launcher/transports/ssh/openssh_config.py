@@ -1,4 +1,4 @@
-"""The options that ssh_config sets for a host, as `ssh -G` prints them, so as OpenSSH itself reads its files."""
+"""The options that ssh_config sets for a host, as `ssh -G` prints them, that is, as OpenSSH itself reads its files."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ class Answer:
 
 
 def ask_ssh(ssh: str, named: Path | None, args: Sequence[str]) -> list[str]:
-    """Return what `ssh -G` prints; named: --ssh-config; args: options, host. Raise UsageError in ssh's own words."""
+    """Return what `ssh -G` prints; named: --ssh-config; args: options, host. Raise UsageError with ssh's message."""
     argv = [ssh, "-G", *(["-F", str(named)] if named else []), *args]
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise UsageError(f"{shlex.join(argv)}: no answer in {_TIMEOUT_S} s", "a `Match exec` that waits?") from None
+        raise UsageError(f"{shlex.join(argv)}: no answer in {_TIMEOUT_S} s", "look for a slow `Match exec`") from None
     if done.returncode != 0:
         raise UsageError(_refusal(done.stderr) or f"{shlex.join(argv)}: failed", _find_hint(done.stderr))
     return done.stdout.splitlines()
@@ -94,10 +94,10 @@ def ask_ssh(ssh: str, named: Path | None, args: Sequence[str]) -> list[str]:
 
 def _find_hint(stderr: str) -> str:
     if stderr.startswith(_NO_ENTRY):
-        return "--transport fabric works without an entry in passwd"
+        return "use --transport fabric, which works without an entry in passwd"
     if _APPLE_OPTION in stderr:
-        return "only macOS's own ssh knows it: `IgnoreUnknown UseKeychain` as the first line lets others skip it"
-    return "`ssh -G HOST` says more"
+        return "only macOS's own ssh knows it: add `IgnoreUnknown UseKeychain` as the first line"
+    return "run `ssh -G HOST` for details"
 
 
 def _refusal(stderr: str) -> str:
@@ -107,7 +107,7 @@ def _refusal(stderr: str) -> str:
 
 
 def read_answer(name: str, lines: Sequence[str]) -> Answer:
-    """Return what the lines of `ssh -G` say of the host `name`."""
+    """Return the answer for the host `name` from the lines that `ssh -G` printed."""
     options: dict[str, list[str]] = {}
     for line in lines:
         key, _, value = line.partition(" ")
@@ -137,7 +137,7 @@ class Answers:
     def ask_first(self, logins: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Raise UsageError if ssh would refuse every one of these logins, each a host's name and arguments of ssh.
 
-        Two are tried. If ssh takes one of them, an error is a matter of single hosts, which report it themselves.
+        Two are tried. If ssh accepts one of them, an error concerns single hosts, which report it themselves.
         """
         refusal = None
         for name, args in islice(logins, 2):
@@ -159,7 +159,7 @@ class Answers:
 
         ssh reaches the first jump host of ProxyJump as ssh_config describes it, perhaps through jump hosts of its own,
         and each further one from the one before it. If a jump host is reached through itself, ssh would start itself
-        for ever: that is a UsageError as well.
+        for ever: that raises UsageError as well.
         """
         jump_hosts: list[Answer] = []
         asked: set[str] = set()
@@ -187,8 +187,8 @@ def keep_known_keys(answer: Answer, jump_hosts: Iterable[Answer], *, accept_new:
 def jump_circle(name: str, jump: str) -> UsageError:
     """Return the error for a host whose jump host `jump` is reached through itself."""
     return UsageError(
-        f"the way to {name} leads round in a circle: {jump} is reached by way of itself",
-        f"does a `Host *` with ProxyJump mean {jump} too? `Host * !{jump}` leaves it out",
+        f"ProxyJump loop on the way to {name}: {jump} is reached through itself",
+        f"if `Host *` sets ProxyJump for {jump} too, exclude it: `Host * !{jump}`",
     )
 
 

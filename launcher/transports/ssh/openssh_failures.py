@@ -1,4 +1,4 @@
-"""From what `ssh` prints on stderr to the class of a failed login, and which host on the way is to blame."""
+"""From what `ssh` prints on stderr to the failure of a login, and which host on the way is to blame."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def classify(
 ) -> tuple[HostFailure, str | None]:
     """Return why a login has failed, and the jump host that is to blame; None means the host itself.
 
-    text: all that ssh has printed on stderr; answer, jump_hosts: what `ssh -G` says of the host and of each jump host.
+    text: all that ssh has printed on stderr; answer, jump_hosts: what `ssh -G` prints for the host and each jump host.
     is_late: ssh was still running when its time was over.
     """
     for find in (_connect, _talk, _host_key, _login):
@@ -105,7 +105,7 @@ def _classify_errno(words: str, place: Place) -> HostFailure:
 
 
 def _talk(text: str, answer: Answer, jump_hosts: Sequence[Answer]) -> _Found:
-    """Find a server that answers, but speaks no SSH or none that this ssh can speak."""
+    """Find a server that answers but doesn't speak SSH, or supports no algorithm that this ssh supports."""
     if found := _NEGOTIATE.search(text):
         place = _blame(f"[{found[1]}]:{found[2]}" if found[1] != _UNNAMED else None, text, answer, jump_hosts).place
         return place.other(found[0]), place
@@ -135,12 +135,12 @@ def _known_fingerprint(text: str) -> str:
     """Return the fingerprint of the key in known_hosts, which ssh names by file and line."""
     found = _KNOWN_LINE.search(text)
     if found is None:
-        return "another one"
+        return "a different one"
     try:
         line = Path(found[1]).read_text("utf-8", "replace").splitlines()[int(found[2]) - 1]
         blob = base64.b64decode(next(word for word in line.split() if word.startswith("AAAA")))
     except (OSError, IndexError, StopIteration, binascii.Error):
-        return f"that of {found[1]}:{found[2]}"
+        return f"the one at {found[1]}:{found[2]}"
     return fingerprint(blob)
 
 
@@ -159,7 +159,7 @@ def _login(text: str, answer: Answer, jump_hosts: Sequence[Answer]) -> _Found:
 def _tried(text: str, blamed: Answer) -> list[str]:
     """Return what ssh has offered to log in with, each with why it could not be used, if ssh has named a reason."""
     if not blamed.options:
-        return ["what ssh has for it"]
+        return ["the keys that ssh has for it"]
     unread = dict(_UNREAD_KEY.findall(text))
     unsigned = list(dict.fromkeys(_UNSIGNED.findall(text)))
     agent = [f"{name} (agent){WOULD_NOT_SIGN}" for name in unsigned]
@@ -219,8 +219,8 @@ def _last_line(text: str) -> str:
 def _blame(said: str | None, text: str, answer: Answer, jump_hosts: Sequence[Answer]) -> Answer:
     """Return which host on the way a message of ssh is about, a jump host or the host itself.
 
-    It is told by `said`, the address or known_hosts name in the message, and by how many connections through it were
-    closed. A name of none of them must come from an ssh in a ProxyCommand: then it is returned without options.
+    It is identified by `said`, the address or known_hosts name in the message, and by how many connections through it
+    were closed. A name of none of them must come from an ssh in a ProxyCommand: it is returned without options.
     """
     way = [*jump_hosts, answer]
     likely = way[-1 - min(len(_CLOSED_WAY.findall(text)), len(jump_hosts))]

@@ -1,4 +1,4 @@
-"""Options that every ssh of a run gets, whatever ssh_config sets: some settings suit only one's own logins."""
+"""Options that every ssh of a run gets, whatever ssh_config sets: some settings suit only logins by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Container
 # A host could log in elsewhere with a forwarded agent's keys for as long as the run lasts, or watch the screen.
 _FORWARDED = {"ForwardAgent": "no", "ForwardX11": "no", "ClearAllForwardings": "yes", "Tunnel": "no"}
 OPTIONS = {
-    "BatchMode": "yes",  # nobody could answer a question
+    "BatchMode": "yes",  # there is no terminal on which a question could be answered
     **_FORWARDED,
     "PermitLocalCommand": "no",
     "RemoteCommand": "none",

@@ -1,7 +1,7 @@
 """This machine's own host keys, compared with those that known_hosts has for a name with this machine's address.
 
-DNS, /etc/hosts or a forwarded port can make another machine's name lead here. SSH would notice it by the host key, so a
-run that starts here without SSH must notice it too.
+DNS, /etc/hosts or a forwarded port can make another machine's name lead here. SSH would detect that by the host key,
+so `launch` must detect it too before it starts a command here without SSH.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAMED_FILE = re.compile(r'^[ \t]*host(key|certificate)[ \t=]+"?([^"\n]+?)"?[ \t
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """Why a host may be another machine; `fix` says what helps if the keys could not be compared."""
+    """Why a host may be another machine; `fix` is the remedy if the keys could not be compared."""
 
     text: str
     fix: str = ""
@@ -35,16 +35,16 @@ _BY_COMMAND = Objection(
     "KnownHostsCommand may have a different host key for it",
     "name its known_hosts file with UserKnownHostsFile in ssh_config, and set KnownHostsCommand none for it",
 )
-_NO_TOKENS = "name that file in ssh_config without ${}, %C and, for GlobalKnownHostsFile, any %"
+_NO_TOKENS = "write that path in ssh_config without ${} and %C, or any % for GlobalKnownHostsFile"
 _OTHER_KEY = Objection("known_hosts has a different host key for it")
 _NO_KEY = Objection(
     "this machine has no host key to compare",
-    "if it is this machine, put its public host keys where sshd has them: /etc/ssh/ssh_host_*_key.pub",
+    "if it is this machine, put its public host keys where sshd keeps them: /etc/ssh/ssh_host_*_key.pub",
 )
 
 
 def find_objection(place: Place, settings: Mapping[str, str]) -> Objection | None:
-    """Return why a host may be another machine though its address is this one's; None if no key speaks against it.
+    """Return why a host may be another machine although its address is this one's; None if no key contradicts that.
 
     place, settings: the destination of its login, and the options that ssh_config sets for it.
     """
@@ -77,7 +77,7 @@ def _compare(name: str, lines: Iterable[KnownKey]) -> Objection | None:
 
 
 def _read_own() -> Iterator[tuple[str, bytes]]:
-    """Yield kind and content of this machine's host keys and certificates, sshd's defaults and those of sshd_config."""
+    """Yield type and content of this machine's host keys and certificates: sshd's default ones and sshd_config's."""
     for path in _find_files():
         words = _text(path).split()
         with contextlib.suppress(ValueError):

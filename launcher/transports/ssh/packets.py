@@ -9,11 +9,11 @@ from paramiko import SSHException
 from paramiko.buffered_pipe import BufferedPipe
 from paramiko.packet import Packetizer
 
-MAX_BANNER_BYTES = 64 << 10  # a server may say some lines before its version (RFC 4253, 4.2)
-MAX_PACKET_BYTES = 256 << 10  # as OpenSSH has it (PACKET_MAX_SIZE)
+MAX_BANNER_BYTES = 64 << 10  # a server may send some lines before its version (RFC 4253, 4.2)
+MAX_PACKET_BYTES = 256 << 10  # as in OpenSSH (PACKET_MAX_SIZE)
 _VERSION = b"SSH-"
 _MAX_WORDS = 60
-# What sshd prints in place of its banner beyond MaxStartups, and to an address that it penalizes.
+# What sshd sends instead of its banner beyond MaxStartups, and to an address that it penalizes.
 _DROPS = (b"Exceeded MaxStartups", b"Not allowed at this time")
 
 
@@ -22,7 +22,7 @@ class OversizedError(SSHException):
 
 
 class BoundedPacketizer(Packetizer):
-    """Reads packets of limited size, and keeps what a server that doesn't speak SSH sends."""
+    """A reader of packets of limited size, which keeps what a server that doesn't speak SSH sends."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
@@ -43,7 +43,7 @@ class BoundedPacketizer(Packetizer):
         data: bytes = super()._read_timeout(timeout)  # type: ignore[misc] # of readline, for each piece
         self._heard += data
         if self._is_overlong:
-            raise OversizedError("a banner without end")
+            raise OversizedError("an endless banner")
         return data
 
     def read_all(self, n: int, check_rekey: bool = False) -> bytes:

@@ -1,6 +1,6 @@
 """A ProxyCommand, run as ssh runs it: a shell command line whose stdin and stdout are the connection.
 
-paramiko's own class runs it without a shell, polls, and leaves it in the terminal's reach, where Ctrl-C would end it.
+paramiko's own class runs it without a shell, polls, and keeps it in the terminal's session, where Ctrl-C would end it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hosts that turn out to be this machine, which need no SSH: their command is started right here."""
+"""Hosts that turn out to be this machine: their commands are started here, without SSH."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SSH_PORT = 22
 class ThisMachine:
     """Decides for every transport over SSH whether a host is this machine, and starts commands for it.
 
-    A host is this machine only if its login would end here in every respect: address, port 22, user, and no host key in
-    known_hosts that says otherwise. If keys speak against it, SSH is used, and `SshSettings.on_doubt` tells why.
+    A host is this machine only if a login to it would lead here in every respect: address, port 22, user, and no other
+    host key in known_hosts. If host keys contradict it, SSH is used, and `SshSettings.on_doubt` gets the reason.
     """
 
     def __init__(self, settings: SshSettings) -> None:
@@ -33,17 +33,17 @@ class ThisMachine:
     def open(
         self, host: Host, command: str, place: Place, ssh_config: Mapping[str, str], *, is_direct: bool
     ) -> Channel | None:
-        """Start `command` here if a login to `host` would end here; return None if it takes a login.
+        """Start `command` here if a login to `host` would lead here; return None if it takes a login.
 
         The other arguments are those of `is_meant`.
         """
         return self.start(host, command) if self.is_meant(place, ssh_config, is_direct=is_direct) else None
 
     def is_meant(self, place: Place, ssh_config: Mapping[str, str], *, is_direct: bool) -> bool:
-        """Tell whether a login would end here: the address is this machine's, and known_hosts has no other key for it.
+        """Tell whether a login would lead here: the address is this machine's, and known_hosts has no other key for it.
 
         place, ssh_config: where the login goes, and the options that ssh_config sets for it.
-        is_direct: no jump host and no ProxyCommand stands between; behind one the address may be another machine's.
+        is_direct: the login needs no jump host or ProxyCommand; behind one the address may be another machine's.
         """
         if not is_direct or not is_this_machine(place.host, place.port, place.user):
             return False
@@ -56,7 +56,7 @@ class ThisMachine:
         """Start `command` here without a login, for a host that `is_meant` found to be this machine."""
         if self._on_local is not None:
             self._on_local(host.name)
-        return self._local.open(host, command, timeout_s=math.inf)  # it has nobody to wait for
+        return self._local.open(host, command, timeout_s=math.inf)  # it waits for nothing
 
 
 def is_this_machine(hostname: str, port: int, user: str) -> bool:

@@ -751,9 +751,9 @@ def test_collectives_on_an_allocation(in_allocation, launch, jobs):
     ("line", "more", "said", "message", "fix"),
     [
         ("--transport srun --hosts n1,a t.py", {}, "", "--transport srun: a is not in Slurm job 7",
-         "it has n[1-2]; any other host by --transport fabric"),
-        ("--transport srun --hosts a t.py", {"SLURM_JOB_ID": ""}, "", "--transport srun: this is no Slurm allocation",
-         "salloc or sbatch makes one"),
+         "name its nodes, n[1-2], or use --transport fabric"),
+        ("--transport srun --hosts a t.py", {"SLURM_JOB_ID": ""}, "", "--transport srun: not in a Slurm allocation",
+         "start one with salloc or sbatch"),
         *(
             (f"{option} t.py", {}, SLURM_LINE, f"{option.split()[0]} is for SSH, but srun doesn't use SSH",
              "leave it out, or use a transport over SSH: --transport fabric")

@@ -19,7 +19,7 @@ def test_what_differs_in_the_addresses_alone_is_one_reason() -> None:
         (
             ["gpu1", "gpu2", "gpu10"],
             "10.0.0.[1-2,10] port 22 does not answer",
-            "is it on, and does a firewall let SSH through?",
+            "check that it is on and that no firewall blocks SSH",
         ),
         (["e1"], "its login shell ended (exit code 3): port e1 is closed", "why?"),
         (
@@ -49,5 +49,5 @@ def test_a_gateway_that_all_share_is_named_once() -> None:
     failures = [pass_on(place("gate", "10.0.0.1").login_refused([]), name, "gate") for name in ("a", "b")]
     ((names, text, fix),) = fold_failures(failures)
     assert names == ["a", "b"]
-    assert text == "on the way to it, gate: login refused for user me (tried nothing: there is no key)"
+    assert text == "jump host gate: login refused for user me (tried nothing: there is no key)"
     assert fix == "copy a key there: ssh-copy-id me@10.0.0.1"

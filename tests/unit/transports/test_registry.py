@@ -35,11 +35,11 @@ def test_the_transport_to_hosts(wanted, hosts, allocation, name):
 @pytest.mark.parametrize(
     ("hosts", "allocation", "message", "fix"),
     [
-        ("n1", None, "--transport srun: this is no Slurm allocation", "salloc or sbatch makes one"),
+        ("n1", None, "--transport srun: not in a Slurm allocation", "start one with salloc or sbatch"),
         ("n1,n3", TWO, "--transport srun: n3 is not in Slurm job 7",
-         "it has n[1-2]; any other host by --transport fabric"),
+         "name its nodes, n[1-2], or use --transport fabric"),
         ("x[1-2]", TWO, "--transport srun: x[1-2] are not in Slurm job 7",
-         "it has n[1-2]; any other host by --transport fabric"),
+         "name its nodes, n[1-2], or use --transport fabric"),
     ],
 )  # fmt: skip
 def test_srun_leads_to_nodes_of_the_job_alone(hosts, allocation, message, fix):

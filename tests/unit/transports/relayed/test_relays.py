@@ -115,7 +115,7 @@ def test_a_relay_that_sends_more_than_it_may_loses_its_own_channel_alone() -> No
     relays.deliver(Output(other.number, STDOUT, b"1234567890"))
     with pytest.raises(TransportError) as error:
         flooded.read()
-    assert error.value.failure == HostFailure("a", HostFailureKind.PROTOCOL, "it sends more than it may")
+    assert error.value.failure == HostFailure("a", HostFailureKind.PROTOCOL, "it sent more than its window allows")
     assert other.read() == (STDOUT, b"1234567890")
 
 

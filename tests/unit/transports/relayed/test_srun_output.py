@@ -23,14 +23,14 @@ def make_words(*lines: str) -> SrunOutput:
 @pytest.mark.parametrize(
     ("line", "gone", "text"),
     [
-        ("srun: error: node2: task 1: Killed", ("node2",), "our task there ended: Killed"),
+        ("srun: error: node2: task 1: Killed", ("node2",), "launch's task there ended: Killed"),
         ("srun: error: node[1,3]: tasks 0,2: Segmentation fault", ("node1", "node3"),
-         "our task there ended: Segmentation fault"),
+         "launch's task there ended: Segmentation fault"),
         ("srun: error: node9: task 8: Killed", (), ""),
         ("srun: error: node[1-: task 8: Killed", (), ""),
         ("srun: error: Task launch for StepId=9.0 failed on node node2: Communication connection failure",
-         ("node2",), "our task there ended: Communication connection failure"),
-        ("srun: error: Node failure on node2", ("node2",), "our task there ended: Node failure"),
+         ("node2",), "launch's task there ended: Communication connection failure"),
+        ("srun: error: Node failure on node2", ("node2",), "launch's task there ended: Node failure"),
         ("srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)", (), ""),
     ],
 )  # fmt: skip
@@ -46,7 +46,7 @@ def test_no_python() -> None:
         "node2",
         HostFailureKind.NO_PYTHON,
         "no Python 3.8 or newer there (tried python3, /opt/python)",
-        "name one that is with --python PATH",
+        "name a newer one with --python PATH",
     )
 
 
@@ -54,20 +54,20 @@ def test_no_python() -> None:
     ("lines", "exit_code", "text", "fix"),
     [
         ([], -9, "srun was killed by signal 9", ""),
-        (IDLE, 1, "srun ended (exit code 1)", ""),
+        (IDLE, 1, "srun exited (exit code 1)", ""),
         (["srun: error: Unable to create step for job 7: Requested node configuration is not available", *IDLE], 1,
-         "srun ended (exit code 1): Unable to create step for job 7: Requested node configuration is not available",
+         "srun exited (exit code 1): Unable to create step for job 7: Requested node configuration is not available",
          ""),
         (["srun: unrecognized option '--overlap'", 'Try "srun --help" for more information'], 255,
-         "srun ended (exit code 255): unrecognized option '--overlap'",
-         "it takes Slurm 20.11 or newer; or --transport fabric"),
+         "srun exited (exit code 255): unrecognized option '--overlap'",
+         "use Slurm 20.11 or newer, or --transport fabric"),
         (["srun: error: Unable to create step for job 2: Invalid generic resource (gres) specification"], 1,
-         "srun ended (exit code 1): Unable to create step for job 2: Invalid generic resource (gres) specification",
-         "ask Slurm for as many GPUs on each node: --gpus-per-node=N or --gres=gpu:N"),
+         "srun exited (exit code 1): Unable to create step for job 2: Invalid generic resource (gres) specification",
+         "ask Slurm for equally many GPUs on each node: --gpus-per-node=N or --gres=gpu:N"),
         (["slurmstepd-node1: error: *** STEP 12.0 ON node1 CANCELLED AT 2026-11-20T19:21:13 ***",
           "srun: error: node1: task 0: Killed"], 137, "Slurm has cancelled step 12.0", ""),
-        ([ABORTED, "srun: error: node1: task 0: Killed"], 137, "Slurm has cancelled our step", ""),
-        (["srun: error: Node failure on node1", ABORTED], 137, "our task there ended: Node failure", ""),
+        ([ABORTED, "srun: error: node1: task 0: Killed"], 137, "Slurm has cancelled launch's step", ""),
+        (["srun: error: Node failure on node1", ABORTED], 137, "launch's task there ended: Node failure", ""),
         (["slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-20T19:21:13 DUE TO TIME LIMIT ***"], 1,
          "Slurm has cancelled job 12 due to time limit", ""),
         (["slurmstepd: error: *** STEP 12.0 ON node1 CANCELLED AT 2026-11-20T19:21:13 DUE TO NODE FAILURE, SEE "
@@ -83,9 +83,9 @@ def test_a_step_that_does_not_begin() -> None:
     assert words.not_started("node1", 10) == HostFailure(
         "node1",
         HostFailureKind.SLURM,
-        "Slurm has not started our step there in 10 s: "
+        "Slurm has not started launch's step there in 10 s: "
         "Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)",
-        "sinfo -N shows the node's state; for a slow cluster raise --connect-timeout",
+        "look up the node's state with sinfo -N; if the cluster is slow, raise --connect-timeout",
     )
 
 

@@ -169,7 +169,7 @@ def test_a_bastion_for_all_hosts_but_itself_is_the_way(read):
 
 def test_a_way_without_an_end_is_refused(read):
     files, _ = read("Host *\n  ProxyJump gate-%h\n")
-    with pytest.raises(UsageError, match="the way to a leads round in a circle: gate-"):
+    with pytest.raises(UsageError, match="ProxyJump loop on the way to a: gate-"):
         files.lookup("a")
 
 
@@ -210,7 +210,7 @@ def test_a_named_file_must_be_there(tmp_path):
         ConfigFiles(tmp_path / "none")
     assert (caught.value.message, caught.value.fix) == (
         f"{tmp_path}/none: no such file",
-        "--ssh-config names an OpenSSH client configuration",
+        "name an OpenSSH client configuration with --ssh-config",
     )
 
 
@@ -222,7 +222,7 @@ def test_what_ssh_refuses_is_refused_in_its_words(read, before):
         files.lookup("a")
     assert (caught.value.message, caught.value.fix) == (
         f"{path} line {text.count(chr(10))}: Bad port 'x'.",
-        "`ssh -G HOST` says more",
+        "run `ssh -G HOST` for details",
     )
 
 
@@ -233,7 +233,7 @@ def test_an_option_that_macos_s_ssh_alone_knows(read):
         files.lookup("a")
     assert (caught.value.message, caught.value.fix) == (
         f"{path}: line 2: Bad configuration option: usekeychain",
-        "only macOS's own ssh knows it: `IgnoreUnknown UseKeychain` as the first line lets others skip it",
+        "only macOS's own ssh knows it: add `IgnoreUnknown UseKeychain` as the first line",
     )
     files, _ = read(f"IgnoreUnknown UseKeychain\n{text}")
     assert files.lookup("a").lookup("a")["hostname"] == "a"
@@ -336,8 +336,8 @@ def test_ssh_is_not_asked_about_a_file_that_it_does_not_read(tmp_path, monkeypat
     with pytest.raises(UsageError) as caught:
         ConfigFiles()
     assert (caught.value.message, caught.value.fix) == (
-        f"{mine}: other users can write or own this file",
-        f"chmod go-w {mine} or chown it, or name a file with --ssh-config",
+        f"{mine}: other users own it or can write to it",
+        f"chmod go-w {mine}, or chown it, or name a file with --ssh-config",
     )
 
 
@@ -351,19 +351,19 @@ def test_a_pattern_that_python_reads_otherwise_is_left_to_ssh(read, tmp_path, as
     assert asked() == ["a", "a"]
 
 
-CANNOT_TELL = "install openssh-client: `launch` asks `ssh -G`"
+CANNOT_TELL = "install openssh-client, so that `launch` can run `ssh -G`"
 REFUSED = [
     ("Match exec true\n", "config:1: only ssh can tell whether `Match exec true` applies", CANNOT_TELL),
     ("Match final all\n", "config:1: only ssh can tell what `Match final` changes", CANNOT_TELL),
     ("CanonicalizeHostname yes\n", "config:1: only ssh can look up canonical names", CANNOT_TELL),
     ("UserKnownHostsFile /k%C\n", "config:1: userknownhostsfile: only ssh can expand /k%C", CANNOT_TELL),
     ("Include ${HOME}/x\n", "config:1: Include: only ssh can expand ${HOME}/x", "install openssh-client"),
-    ("User ann\nHost b\n  Port x\n", "config:3: port can't be 'x'", "fix that line"),
-    ("IdentitiesOnly maybe\n", "config:1: identitiesonly can't be 'maybe'", "fix that line"),
-    ("Host a\n  User\n", "config:2: 'User' is not an option with a value", "fix that line"),
-    ('Host "a\n', "config:1: host: no value, or a quote that is not closed", "fix that line"),
-    ("Include FOLDER/config\n", "config: Include is nested more than 16 files deep", "does a file include itself?"),
-    ("Include FOLDER/open\n", "open: other users can write or own this file", "chmod go-w FOLDER/open or chown it"),
+    ("User ann\nHost b\n  Port x\n", "config:3: port can't be 'x'", "correct that line"),
+    ("IdentitiesOnly maybe\n", "config:1: identitiesonly can't be 'maybe'", "correct that line"),
+    ("Host a\n  User\n", "config:2: 'User' is not an option with a value", "correct that line"),
+    ('Host "a\n', "config:1: host: no value, or a quote that is not closed", "correct that line"),
+    ("Include FOLDER/config\n", "config: Include is nested more than 16 files deep", "check if one includes itself"),
+    ("Include FOLDER/open\n", "open: other users own it or can write to it", "chmod go-w FOLDER/open, or chown it"),
 ]
 
 
@@ -418,7 +418,7 @@ def test_a_line_that_every_ssh_refuses_is_refused(read, tmp_path, monkeypatch, l
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError) as caught:
         read(text)[0].lookup("a")
-    assert (caught.value.message, caught.value.fix) == (f"{path}:2: {message}", "fix that line")
+    assert (caught.value.message, caught.value.fix) == (f"{path}:2: {message}", "correct that line")
 
 
 @pytest.mark.usefixtures("without_ssh")

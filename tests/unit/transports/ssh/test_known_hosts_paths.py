@@ -100,7 +100,7 @@ def test_what_is_there_decides_what_a_blank_is(folder: Path) -> None:
     both = f"{folder}/kh kh2"
     assert read_paths(both) == [Path(both)]
     (folder / "kh").touch()
-    assert find_doubt(Path(both)) == "may be one file or two: make the one that is meant first"
+    assert find_doubt(Path(both)) == "may be one file or two: create the one that you mean first"
 
 
 def test_the_home_stands_for_its_sign() -> None:

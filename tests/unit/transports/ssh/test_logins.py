@@ -92,7 +92,7 @@ def test_one_try_on_a_host_that_may_be_booting_is_short():
 def test_a_gateway_that_is_to_blame_is_named():
     with pytest.raises(TransportError) as caught:
         log_in(Logins(LOGIN_REFUSED, gateway="bastion"))
-    assert caught.value.failure.text == "on the way to it, bastion: login refused for user ann (tried id)"
+    assert caught.value.failure.text == "jump host bastion: login refused for user ann (tried id)"
 
 
 # ---- queues ----------------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def test_who_waits_at_a_gateway_that_refuses_need_not_ask_again():
         assert crowd.inside.acquire(timeout=DEADLINE_S)
     crowd.end()
     assert crowd.tries == LOGINS_AT_ONCE
-    assert set(crowd.failures) == {"on the way to it, bastion: login refused for user ann (tried id)"}
+    assert set(crowd.failures) == {"jump host bastion: login refused for user ann (tried id)"}
     assert len(crowd.failures) == 3 * LOGINS_AT_ONCE
 
 

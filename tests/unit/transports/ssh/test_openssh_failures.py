@@ -36,7 +36,7 @@ def answer(name, host, port, *lines):
     return read_answer(name, [*options, *lines])
 
 
-NO_SSH = "what answers at 10.0.0.2 port 2222 is no SSH server"
+NO_SSH = "the server at 10.0.0.2 port 2222 does not speak SSH"
 NODE = answer("node", "10.0.0.2", 2222)
 HOP = answer("hop", "10.0.0.9", 22)
 FIRST = answer("first", "10.0.0.8", 22)
@@ -135,7 +135,7 @@ SAID = [
     ),
     ("/h/config: terminating, 1 bad configuration options\r\n", [], "ssh",
      "/h/config: terminating, 1 bad configuration options", None),
-    ("", [], "lost", "the connection was lost while connecting", None),
+    ("", [], "lost", "the connection was lost during the login", None),
     (
         "ssh: connect to host 10.0.0.9 port 22: Connection refused\r\n" + CLOSED_WAY,
         [HOP], "refused", "10.0.0.9 port 22 refuses the connection", "hop",
@@ -146,11 +146,11 @@ SAID = [
     ),
     (
         "channel 0: open failed: connect failed: Connection refused\r\nstdio forwarding failed\r\n" + CLOSED_WAY,
-        [HOP], "no way", "the gateway can't reach 10.0.0.2 port 2222 (Connection refused)", None,
+        [HOP], "no way", "its jump host can't reach 10.0.0.2 port 2222 (Connection refused)", None,
     ),
     (
         "channel 0: open failed: connect failed: Connection refused\r\nstdio forwarding failed\r\n" + CLOSED_WAY * 2,
-        [FIRST, HOP], "no way", "the gateway can't reach 10.0.0.9 port 22 (Connection refused)", "hop",
+        [FIRST, HOP], "no way", "its jump host can't reach 10.0.0.9 port 22 (Connection refused)", "hop",
     ),
     (
         "ann@10.0.0.9: Permission denied (publickey).\r\n" + CLOSED_WAY,
@@ -187,7 +187,7 @@ SAID = [
     (
         "kex_exchange_identification: banner line contains invalid characters\r\n" + CLOSED_WAY,
         [HOP], "no ssh",
-        "what answers at 10.0.0.9 port 22 is no SSH server: banner line contains invalid characters", "hop",
+        "the server at 10.0.0.9 port 22 does not speak SSH: banner line contains invalid characters", "hop",
     ),
     (
         "kex_exchange_identification: Connection closed by remote host\r\nConnection closed by 10.0.0.9 port 22\r\n"
@@ -212,7 +212,7 @@ SAID = [
     ),
     (
         "Connection timed out during banner exchange\r\n" + CLOSED_WAY * 2,
-        [FIRST, HOP], "timed out", "10.0.0.2 port 2222 does not answer by way of first, hop", None,
+        [FIRST, HOP], "timed out", "10.0.0.2 port 2222 does not answer through first, hop", None,
     ),
 ]  # fmt: skip
 
@@ -230,7 +230,7 @@ def test_a_proxy_command_is_quoted(closed):
     failure, _ = classify("/bin/sh: 1: exec: nosuch: not found\n" + closed, behind, [], is_late=False)
     assert (failure.kind, failure.text) == (
         "cut off",
-        "its ProxyCommand ended: /bin/sh: 1: exec: nosuch: not found",
+        "its ProxyCommand exited: /bin/sh: 1: exec: nosuch: not found",
     )
     assert classify(closed, behind, [], is_late=False)[0].kind is HostFailureKind.DROPPED
 
@@ -245,7 +245,10 @@ def test_a_proxy_command_is_quoted(closed):
             "Host key verification failed.",
             "its host key is not known",
         ),
-        ("eve@10.0.0.7: Permission denied (publickey).", "login refused for user eve (tried what ssh has for it)"),
+        (
+            "eve@10.0.0.7: Permission denied (publickey).",
+            "login refused for user eve (tried the keys that ssh has for it)",
+        ),
     ],
 )
 def test_a_name_that_no_hop_has_is_blamed_itself(said, text):
@@ -263,11 +266,11 @@ def test_a_login_that_takes_too_long():
 def test_a_key_that_has_changed_is_told_with_both_fingerprints(tmp_path):
     known = tmp_path / "known_hosts"
     known.write_text(f"other {KNOWN_KEY}\n|1|c2FsdA==|aGFzaA== {KNOWN_KEY}\n")
-    text = "its host key has changed: SHA256:PkA5gfsv2oR9YDtjYtQ0pM036z/p9l4hnMkCZBJOUa0, known is "
+    text = "its host key has changed: SHA256:PkA5gfsv2oR9YDtjYtQ0pM036z/p9l4hnMkCZBJOUa0, but known_hosts has "
     failure, _ = classify(CHANGED.replace("KNOWN", str(known)), NODE, [], is_late=False)
     assert failure.text == f"{text}SHA256:gwgt4+Q62yQmvmWFRsSXfJwOm9Up82T+wncXzHlYuWQ"
     failure, _ = classify(CHANGED.replace("KNOWN", "/none"), NODE, [], is_late=False)
-    assert failure.text == f"{text}that of /none:2"
+    assert failure.text == f"{text}the one at /none:2"
 
 
 def test_the_hints_name_file_and_alias():
@@ -305,12 +308,12 @@ def test_keys_with_a_passphrase_are_told_from_refused_ones(tmp_path):
         (
             'sign_and_send_pubkey: signing failed for ED25519 "KEY" from agent: agent refused operation',
             "KEY (agent), which would not sign",
-            "say yes to the agent, or plug its card in",
+            "confirm when the agent asks, or insert its smart card",
         ),
         (
             'sign_and_send_pubkey: signing failed for ED25519 "ann@home" from agent: agent refused operation',
             "ann@home (agent), which would not sign, KEY",
-            "say yes to the agent, or plug its card in",
+            "confirm when the agent asks, or insert its smart card",
         ),
     ],
 )

@@ -160,9 +160,9 @@ def test_a_host_whose_keys_can_t_be_compared_has_a_remedy(known: Known, monkeypa
     assert not local.is_meant(here, known("gpu7 OTHER"), is_direct=True)
     assert fixes == [
         "name its known_hosts file with UserKnownHostsFile in ssh_config, and set KnownHostsCommand none for it",
-        "name that file in ssh_config without ${}, %C and, for GlobalKnownHostsFile, any %",
+        "write that path in ssh_config without ${} and %C, or any % for GlobalKnownHostsFile",
         "",
-        "if it is this machine, put its public host keys where sshd has them: /etc/ssh/ssh_host_*_key.pub",
+        "if it is this machine, put its public host keys where sshd keeps them: /etc/ssh/ssh_host_*_key.pub",
     ]
 
 
