@@ -1,13 +1,17 @@
 """Find out where this process runs, and join the ranks of the run into one process group.
 
-A trainer needs three lines of it, and runs unchanged under torchrun, `srun`, `mpirun` and as a single process:
+A training script needs three lines and then runs unchanged under torchrun, `srun`, `mpirun` and as a single process:
 
     world = distributed.init()            # rank, world size, device
     model = Model().to(world.device)
     distributed.shutdown()
 
-Torch and the standard library only, so this file can be copied into another project.
-Plain dataclasses and no syntax beyond Python 3.9: it runs on whatever Python the nodes have torch in.
+`shutdown()` leaves the process group; Python then exits as usual. With gloo that exit has been seen to abort with
+SIGABRT, in gloo's threads (torch 2.13). If the exit code matters, call `distributed.leave(0)` after `shutdown()`, as
+`examples/train_distributed_example.py` does.
+
+This file needs only torch and the standard library, so you can copy it into another project.
+It uses plain dataclasses and no syntax beyond Python 3.9, to run on whatever Python has torch on the hosts.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ from torch.distributed.rendezvous import rendezvous
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 TORCHRUN_VARIABLES = (*RANK_VARIABLES, "MASTER_ADDR", "MASTER_PORT")
-TORCHRUN_MARK = "TORCHELASTIC_RUN_ID"  # nobody but torchrun, and `launch` like it, sets this one
+TORCHRUN_MARK = "TORCHELASTIC_RUN_ID"  # only torchrun and `launch` set this variable
 BACKENDS = ("auto", "nccl", "gloo")
 
 SINGLE_PROCESS, TORCHRUN, SRUN = "single process", "torchrun", "srun"
@@ -55,33 +59,33 @@ Result = TypeVar("Result")
 
 
 class WorldError(ValueError):
-    """The environment, or the caller, describes a world that can't be."""
+    """The environment, or the caller, describes an impossible set of ranks."""
 
 
 class DeviceError(RuntimeError):
-    """There is no device here that this rank could have to itself."""
+    """This host has no device that this rank could have to itself."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the environment puts this process; `launched_by` says who told it."""
+    """This process's place among the ranks, as the environment gives it; `launched_by` names who set it."""
 
     launched_by: str
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    local_world_size: int = 1  # 0: nobody told, and `init` counts them
+    local_world_size: int = 1  # 0: not set, so `init` counts them
     node_rank: int = 0
     node_count: int = 1
     master_addr: str = "127.0.0.1"
     master_port: int = TORCH_PORT
     job_id: str | None = None
-    peers: tuple[str, ...] = ()  # names of the nodes, where they are told
+    peers: tuple[str, ...] = ()  # names of the nodes, if the environment lists them
 
 
 @dataclass(frozen=True)
 class World:
-    """All that a trainer needs to know about its place among the ranks."""
+    """All that a training script needs to know about its place among the ranks."""
 
     rank: int
     world_size: int
@@ -97,11 +101,11 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Be true on rank 0, the one that prints and saves."""
+        """Return whether this is rank 0, the one that prints and saves."""
         return self.rank == 0
 
     def __str__(self) -> str:
-        """Say it in one line: `rank 3 of 8 (srun) on gpu2, local rank 1 of 4, cuda:1, nccl`."""
+        """Describe this rank in one line: `rank 3 of 8 (srun) on gpu2, local rank 1 of 4, cuda:1, nccl`."""
         local = f", local rank {self.local_rank} of {self.local_world_size}" if self.world_size > 1 else ""
         where = f"rank {self.rank} of {self.world_size} ({self.launched_by}) on {self.host}"
         return f"{where}{local}, {self.device}, {self.backend}"
@@ -109,11 +113,11 @@ class World:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of a run, and by what a later start of the same run is known."""
+    """One start of a run, and what identifies a later start of the same run."""
 
-    name: str | None = None  # the run's name in the launcher's logs, else slurm-JOB
-    command: str = ""  # how `launch` was told to start its built-in trainer
-    agent: str | None = None  # the torchrun that started this rank, and starts it again when a rank fails
+    name: str | None = None  # the run id in the logs of `launch`, else slurm-JOB
+    command: str = ""  # the `launch` command line that started the built-in trainer
+    agent: str | None = None  # the torchrun that started this rank, and restarts it if a rank fails
     job_id: str | None = None
     requeues: int = 0  # how often Slurm has put the job back into its queue
 
@@ -124,9 +128,9 @@ class Attempt:
 def init(backend: str = "auto", timeout_s: float = 600) -> World:
     """Choose backend and device, join the process group, and return this process's world.
 
-    `auto` is nccl where torch sees a GPU, else gloo; gloo runs on the CPU.
+    `auto` is nccl if torch sees a GPU, else gloo; gloo runs on the CPU.
     `timeout_s` bounds the wait for the other ranks, here and in every collective.
-    Torch gets no more threads than this rank has CPUs, unless OMP_NUM_THREADS says how many.
+    Torch uses no more threads than this rank's share of the CPUs, unless OMP_NUM_THREADS is set.
     A single process gets a group of one, without a port, so that collectives need no special case.
     """
     place = check_place(find_place(os.environ))
@@ -172,37 +176,37 @@ def init(backend: str = "auto", timeout_s: float = 600) -> World:
 
 
 def shutdown() -> None:
-    """Leave the process group together with the other ranks, at the end of a run that went well."""
+    """Leave the process group together with the other ranks, at the end of a successful run."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def leave(exit_code: int) -> NoReturn:
-    """End this process at once, without a word to the other ranks, who may be gone.
+    """End this process at once, without waiting for the other ranks, which may be gone.
 
-    An orderly exit is not safe then: gloo's threads turn one in four into SIGABRT while Python takes itself
-    down (torch 2.13), which hides the exit code, and NCCL waits for its peers.
+    A normal exit isn't safe then: while Python shuts down, gloo's threads turn one exit in four into SIGABRT
+    (torch 2.13), which hides the exit code, and NCCL waits for its peers.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
 
 
-# ---- what trainers need besides; all of it works without a process group, as one rank ------------------------------
+# ---- other helpers; without a process group they act as if there were one rank ---------------------------------------
 
 
 def is_main() -> bool:
-    """Be true on rank 0, also before `init()` and when the environment is wrong."""
+    """Return whether this is rank 0, also before `init()`; in a wrong environment return True."""
     if dist.is_initialized():
         return bool(dist.get_rank() == 0)
     try:
         return find_place(os.environ).rank == 0
-    except WorldError:  # whoever it is, it had better say what is wrong
+    except WorldError:  # then any rank may report what is wrong
         return True
 
 
 def rank_zero_only(function: Callable[..., Result]) -> Callable[..., Result | None]:
-    """Make `function` do nothing, and return None, on every rank but 0. No collective belongs in it."""
+    """Make `function` do nothing and return None on every rank but 0. It must not contain a collective."""
 
     @functools.wraps(function)
     def on_rank_zero(*args: Any, **kwargs: Any) -> Result | None:
@@ -212,14 +216,14 @@ def rank_zero_only(function: Callable[..., Result]) -> Callable[..., Result | No
 
 
 def barrier() -> None:
-    """Wait until every rank has come here."""
+    """Wait until every rank has called this."""
     if dist.is_initialized():
         dist.barrier()
 
 
 @contextmanager
 def rank_ordered() -> Iterator[None]:
-    """Let one rank after another run the block, 0 first; every rank must come here, and an error passes the turn."""
+    """Run the block on one rank after another, from rank 0; every rank must call this. An error passes the turn on."""
     rank, world_size = _rank_and_size()
     for _ in range(rank):
         barrier()
@@ -231,7 +235,7 @@ def rank_ordered() -> Iterator[None]:
 
 
 def gather_ranks(world: World) -> list[str]:
-    """Return a line for each rank that says where it runs, in the order of the ranks; every rank must come here.
+    """Return one line per rank, in rank order, that says where it runs; every rank must call this.
 
     `rank 3  node2, cuda:1 GPU-1f2e..., pid 4711`, where Slurm runs `rank 3  SLURMD_NODENAME=node2, ...`. On CPUs `cpu`.
     """
@@ -270,16 +274,16 @@ def seed_everything(seed: int) -> int:
     seed += _rank_and_size()[0]
     random.seed(seed)
     torch.manual_seed(seed)
-    if "numpy" in sys.modules:  # who has not imported it draws nothing from it
+    if "numpy" in sys.modules:  # if nothing has imported it, nothing draws from it
         sys.modules["numpy"].random.seed(seed % 2**32)
     return seed
 
 
 def batch_per_rank(global_batch: int, world_size: int | None = None) -> int:
-    """Return each rank's share of a batch; raise WorldError where there is no equal one."""
+    """Return each rank's share of a batch; raise WorldError if it can't be split evenly."""
     world_size = _rank_and_size()[1] if world_size is None else world_size
     if global_batch < world_size or global_batch % world_size:
-        raise WorldError(f"a global batch of {global_batch} can't be shared equally by {world_size} ranks")
+        raise WorldError(f"a global batch of {global_batch} can't be split evenly among {world_size} ranks")
     return global_batch // world_size
 
 
@@ -292,16 +296,16 @@ def cpu_count() -> int:
 
 
 def files_folder() -> Path | None:
-    """Return the folder of this rank's machine whose files the launcher brings home, where there is one."""
+    """Return the directory on this host whose files `launch` copies back, or None if there is none."""
     folder = os.environ.get("LAUNCH_FILES")
     return Path(folder) if folder else None
 
 
 def find_attempt() -> Attempt:
-    """Find out what this run is called, and what stays the same when it is started once more."""
+    """Find out how this run is identified, and what stays the same when it is started again."""
     environ = os.environ
     job_id = environ.get("SLURM_JOB_ID") or None
-    # A job inherits the variables of the run that submitted it, and is no part of that run.
+    # A job inherits the variables of the run that submitted it, but isn't part of that run.
     is_launched = job_id is None or environ.get("LAUNCH_SLURM_JOB") == job_id
     run_id = environ.get("LAUNCH_MARK", "").partition(".")[0] if is_launched else ""
     requeues = environ.get("SLURM_RESTART_COUNT", "")
@@ -315,16 +319,16 @@ def find_attempt() -> Attempt:
     )
 
 
-# ---- where this process stands -----------------------------------------------------------------------------------
+# ---- this process's place among the ranks ----------------------------------------------------------------------------
 
 
 def find_place(environ: Mapping[str, str]) -> Place:
-    """Ask each detector in turn; the last one always answers."""
+    """Try each detector in turn; the last one always returns a place."""
     return next(place for detect in DETECTORS if (place := detect(environ)) is not None)
 
 
 def check_place(place: Place) -> Place:
-    """Return the place, or raise WorldError for one that can't be: the ranks would wait for each other in vain."""
+    """Return the place, or raise WorldError for an impossible one, in which the ranks would wait forever."""
     _check_below(place, "rank", place.rank, place.world_size)
     if place.local_world_size:
         _check_below(place, "local rank", place.local_rank, place.local_world_size)
@@ -334,15 +338,15 @@ def check_place(place: Place) -> Place:
         try:
             socket.getaddrinfo(place.master_addr, None)
         except OSError:
-            raise WorldError(f"rank 0 is on {place.master_addr}, a name that is not known here") from None
+            raise WorldError(f"can't resolve {place.master_addr}, the host of rank 0") from None
     return place
 
 
 def detect_torchrun(environ: Mapping[str, str]) -> Place | None:
-    """Read the variables that torchrun sets; some of them alone are left to whoever else started this process.
+    """Read the variables that torchrun sets; an incomplete set is left to the other detectors.
 
-    In a task of srun they count if torchrun or `launch` has left a mark, or if another launcher inside of the task set
-    them. Those of the batch script are the same in every task.
+    In an srun task they count if torchrun or `launch` has left its mark, or if another launch method set them inside
+    the task. Those that a batch script exports are the same in every task, so they don't count.
     """
     if not all(environ.get(name) for name in TORCHRUN_VARIABLES):
         return None
@@ -353,31 +357,31 @@ def detect_torchrun(environ: Mapping[str, str]) -> Place | None:
 
 
 def detect_open_mpi(environ: Mapping[str, str]) -> Place | None:
-    """Read the variables of Open MPI's mpirun, which come before Slurm's: mpirun starts its daemons by srun."""
+    """Read the variables of Open MPI's mpirun; they win over Slurm's, because mpirun starts its daemons with srun."""
     names = ["OMPI_COMM_WORLD_" + name for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
     if not environ.get(names[0]):
         return None
-    # Each run of mpirun has another namespace, all its ranks have the same.
+    # Each run of mpirun has its own namespace, which all of its ranks share.
     port = _port_of(environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", ""))
     return _place_of_mpi("mpirun", environ, names, port)
 
 
 def detect_slurm_task(environ: Mapping[str, str]) -> Place | None:
-    """Read the variables of a task that srun started; an sbatch script and an interactive shell are none.
+    """Read the variables of a task that srun started; an sbatch script or an interactive shell is not a task.
 
-    Rank 0 is on the first node of the step, unless MASTER_ADDR says else; the port is the job's own.
-    Torchrun's variables give way to Slurm's if srun has handed them on; set inside of the task they are an error.
+    Rank 0 is on the first node of the step, unless MASTER_ADDR is set; the port is derived from the job and step.
+    Slurm's values win over torchrun variables that srun passed on; those set inside the task are an error.
     """
     place = _read_slurm_task(environ)
     wrong = _contradictions(place, environ) if place is not None else {}
     if not _are_inherited(wrong, environ):
         name, value = next(iter(wrong.items()))
-        raise WorldError(f"{name} is {environ[name]}, but srun says {value}: unset it")
+        raise WorldError(f"{name} is {environ[name]}, but srun says {value}; fix: unset {name}")
     return place
 
 
 def detect_pmi(environ: Mapping[str, str]) -> Place | None:
-    """Read the variables of MPICH's, Intel's and Cray's mpiexec, which speak PMI."""
+    """Read the variables of MPICH's, Intel's and Cray's mpiexec, which use PMI."""
     if not environ.get("PMI_RANK"):
         return None
     is_cray = bool(environ.get("PMI_LOCAL_RANK"))
@@ -386,9 +390,9 @@ def detect_pmi(environ: Mapping[str, str]) -> Place | None:
 
 
 def detect_variables(environ: Mapping[str, str]) -> Place | None:
-    """Read torchrun's variables where somebody has set them without LOCAL_WORLD_SIZE, as torch itself needs none.
+    """Read torchrun's variables if they were set by hand without LOCAL_WORLD_SIZE, which torch itself doesn't need.
 
-    Not in a Slurm job: there a script has set them mostly, and its ranks would wait for tasks that nobody starts.
+    Not in a Slurm job: there a script usually exports them, and its rank would wait for tasks that never start.
     """
     missing = [name for name in TORCHRUN_VARIABLES if not environ.get(name)]
     if missing != ["LOCAL_WORLD_SIZE"] or environ.get("SLURM_JOB_ID"):
@@ -397,26 +401,26 @@ def detect_variables(environ: Mapping[str, str]) -> Place | None:
 
 
 def detect_single_process(environ: Mapping[str, str]) -> Place:
-    """Take this process as the only one, unless something says that it is not."""
+    """Treat this process as the only one, unless some variables say that it isn't."""
     present = [name for name in TORCHRUN_VARIABLES if environ.get(name)]
     if present:
         missing = [name for name in TORCHRUN_VARIABLES if name not in present]
         starter = "srun or torchrun" if environ.get("SLURM_JOB_ID") else "torchrun"
         raise WorldError(
-            f"{_listed(present)} set but {_listed(missing)} not: "
-            f"start with {starter}, or unset them for a single process"
+            f"{_listed(present)} set but {_listed(missing)} not; "
+            f"fix: start with {starter}, or unset them for a single process"
         )
     return Place(launched_by=SINGLE_PROCESS, job_id=environ.get("SLURM_JOB_ID"))
 
 
-# In this order: whoever started the process last has set the variables that count.
+# In this order: the variables of whatever started this process last are the ones that count.
 DETECTORS = (
     detect_torchrun, detect_open_mpi, detect_slurm_task, detect_pmi, detect_variables, detect_single_process,
 )  # fmt: skip
 
 
 def expand_nodes(text: str) -> list[str]:
-    """Return the names of Slurm's `gpu[1-3,007-010],a[1-2]b`, in its order; scontrol is not needed for that."""
+    """Return the names in Slurm's `gpu[1-3,007-010],a[1-2]b`, in the same order, without calling scontrol."""
     element = r"(?:[^][,]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+"
     if re.fullmatch(rf"{element}(?:,{element})*", text) is None:
         raise WorldError(f"can't read the list of nodes {text!r}")
@@ -424,7 +428,7 @@ def expand_nodes(text: str) -> list[str]:
 
 
 def expand_counts(text: str) -> list[int]:
-    """Return the numbers per node of Slurm's `2(x3),1`: 2, 2, 2 and 1."""
+    """Return the numbers per node in Slurm's `2(x3),1`: 2, 2, 2 and 1."""
     counts: list[int] = []
     for element in text.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x([1-9]\d*)\))?", element)
@@ -435,7 +439,7 @@ def expand_counts(text: str) -> list[int]:
 
 
 def host_name(environ: Mapping[str, str]) -> str:
-    """Return this node's name, as Slurm knows it where Slurm runs."""
+    """Return this node's name: Slurm's name for it under Slurm, else the host name."""
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
@@ -443,35 +447,35 @@ def host_name(environ: Mapping[str, str]) -> str:
 
 
 def choose_backend(backend: str) -> str:
-    """Resolve `auto`, and refuse what this machine can't do."""
+    """Resolve `auto`, and refuse a backend that this host can't run."""
     if backend not in BACKENDS:
         raise WorldError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if backend == "auto":
         return "nccl" if torch.cuda.is_available() else "gloo"
     if backend == "nccl" and not torch.cuda.is_available():
-        raise DeviceError("backend nccl needs a GPU, and torch sees none here; use gloo to run on the CPU")
+        raise DeviceError("backend nccl needs a GPU, but torch sees none here; fix: use gloo to run on the CPU")
     return backend
 
 
 def warn_of_idle_tasks(place: Place, environ: Mapping[str, str]) -> None:
-    """Say that an sbatch script, or a shell of salloc, trains with one process while its job has room for more."""
+    """Warn if an sbatch script, or a shell of salloc, trains with one process although its job has more tasks."""
     tasks = environ.get("SLURM_NTASKS", "1")
     if place.launched_by == SINGLE_PROCESS and tasks != "1":
-        log.warning("one process trains, though this Slurm job has %s tasks: start it with srun", tasks)
+        log.warning("only one process trains, but this Slurm job has %s tasks; fix: start it with srun", tasks)
 
 
 def warn_of_idle_gpus(place: Place, environ: Mapping[str, str]) -> None:
-    """Say once per node that Slurm gave it GPUs, and that torch is about to train without them."""
+    """Warn once per node if Slurm allocated GPUs but torch is about to train without them."""
     if place.local_rank or not place.job_id or environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return
     count = _first_of(environ, "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE") or ""
     if count.rpartition(":")[2] not in ("", "0"):  # `h100:8` has a type
         host = host_name(environ)
-        log.warning("Slurm gave GPUs (%s) on %s, torch %s sees none: on the CPU", count, host, torch.__version__)
+        log.warning("Slurm gave GPUs (%s) on %s, but torch %s sees none: using the CPU", count, host, torch.__version__)
 
 
 def choose_device(place: Place, backend: str, device_count: int) -> torch.device:
-    """Give each local rank a GPU of its own; one visible GPU is `cuda:0` whatever the local rank."""
+    """Give each local rank its own GPU; if only one is visible, it is `cuda:0` whatever the local rank."""
     if backend != "nccl":
         return torch.device("cpu")
     if device_count == 1:
@@ -479,17 +483,17 @@ def choose_device(place: Place, backend: str, device_count: int) -> torch.device
     if place.local_rank >= device_count:
         processes = place.local_world_size or place.local_rank + 1
         raise DeviceError(
-            f"local rank {place.local_rank} has no GPU of its own: {processes} processes on "
-            f"this host, {device_count} GPUs visible; NCCL would stop with 'Duplicate GPU detected', "
-            "so start one process per GPU"
+            f"local rank {place.local_rank} has no GPU of its own: this host has {processes} processes but "
+            f"{device_count} visible GPUs, and NCCL would stop with 'Duplicate GPU detected'; "
+            "fix: start one process per GPU"
         )
     return torch.device("cuda", place.local_rank)
 
 
 def bind_gloo(place: Place, environ: Mapping[str, str]) -> None:
-    """Name gloo's interface where this host's own name is a loopback address, as Debian has it in /etc/hosts.
+    """Set gloo's interface if this host's name resolves to a loopback address, as on Debian through /etc/hosts.
 
-    gloo would tell the other nodes that address, and all would wait for each other.
+    gloo would otherwise give that address to the other nodes, and all would wait for each other.
     """
     if place.node_count == 1 or environ.get("GLOO_SOCKET_IFNAME") or not _is_loopback(socket.gethostname()):
         return
@@ -500,12 +504,12 @@ def bind_gloo(place: Place, environ: Mapping[str, str]) -> None:
 
 
 def interface_towards(host: str) -> str | None:
-    """Return the name of the network interface by which packets leave for `host`; IPv4 only."""
-    import fcntl  # not there on Windows, which needs none of this
+    """Return the name of the network interface that packets to `host` leave through; IPv4 only."""
+    import fcntl  # not available on Windows, where this isn't needed
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
-            sock.connect((host, 9))  # sends nothing, but chooses the way
+            sock.connect((host, 9))  # sends nothing, but chooses the route
         except OSError:
             return None
         own = socket.inet_aton(sock.getsockname()[0])
@@ -520,7 +524,7 @@ def interface_towards(host: str) -> str | None:
 
 
 def connect(place: Place, timeout: timedelta) -> Store:
-    """Meet the other ranks at the master's address and port; a single process meets nobody."""
+    """Connect to the other ranks at node 0's address and port; a single process connects to nothing."""
     if place.launched_by == TORCHRUN:  # its agent may hold the store already
         store: Store = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))[0]
         store.set_timeout(timeout)
@@ -534,14 +538,14 @@ def connect(place: Place, timeout: timedelta) -> Store:
     except dist.DistNetworkError as error:
         if "EADDRINUSE" in str(error) and place.rank == 0:
             taken = f"port {place.master_port} is taken on {socket.gethostname()}"
-            raise WorldError(f"{taken}: set MASTER_PORT to a free one, for all ranks the same") from None
+            raise WorldError(f"{taken}; fix: set MASTER_PORT to the same free port on all ranks") from None
         raise
 
 
 def count_local_ranks(place: Place, store: Store, environ: Mapping[str, str]) -> Place:
-    """Return the place with the ranks of this host counted, where LOCAL_WORLD_SIZE was not set.
+    """Return the place with this host's ranks counted, if LOCAL_WORLD_SIZE was not set.
 
-    All ranks take part whose variables somebody has set by hand: some of them may have been told.
+    Every rank whose variables were set by hand takes part, even one that has LOCAL_WORLD_SIZE: others may lack it.
     """
     if place.launched_by != TORCHRUN or environ.get(TORCHRUN_MARK):
         return place
@@ -555,7 +559,7 @@ def count_local_ranks(place: Place, store: Store, environ: Mapping[str, str]) ->
     count = store.add(here, 0)
     os.environ["LOCAL_WORLD_SIZE"] = str(count)  # for `cpu_count`, and for other libraries
     _check_below(place, "local rank", place.local_rank, count)
-    node_rank = place.node_rank or place.rank // count  # where hosts are filled one after the other
+    node_rank = place.node_rank or place.rank // count  # if ranks fill one host after another
     node_count = max(place.node_count, -(-place.world_size // count))
     return replace(place, local_world_size=count, node_rank=node_rank, node_count=node_count)
 
@@ -563,23 +567,23 @@ def count_local_ranks(place: Place, store: Store, environ: Mapping[str, str]) ->
 def overrule_variables(place: Place, store: Store) -> None:
     """Correct torchrun's variables where they contradict srun or mpirun: torch and other libraries read them too.
 
-    Mostly a batch script has exported them, the same for each rank. The first rank that comes here says so.
+    Usually a batch script has exported them, the same for each rank. The first rank that gets here logs a warning.
     """
     wrong = _contradictions(place, os.environ)
     if not wrong or place.launched_by == TORCHRUN:
         return
     if store.add("overruled", 1) == 1:
         given = ", ".join(f"{name}={os.environ[name]}" for name in RANK_VARIABLES if os.environ.get(name))
-        remedy = "export MASTER_ADDR and MASTER_PORT only"
-        log.warning("%s numbers the ranks, so these variables are ignored: %s; %s", place.launched_by, given, remedy)
+        fix = "export MASTER_ADDR and MASTER_PORT only"
+        log.warning("%s numbers the ranks, so these variables are ignored: %s; fix: %s", place.launched_by, given, fix)
     os.environ.update(wrong)
 
 
 def refuse_shared_gpu(place: Place, store: Store, gpu: str) -> None:
-    """Compare this rank's GPU with its local peers' over the store, before NCCL meets itself there.
+    """Compare this rank's GPU with those of its host's other ranks, over the store, before NCCL fails on a duplicate.
 
-    Needed where fewer GPUs are visible than processes run: either each rank was given its own
-    (`--gpus-per-task=1`), or all were given the same one, and only the GPUs' UUIDs tell these apart.
+    This is needed if fewer GPUs are visible than there are processes: either each rank was given its own
+    (`--gpus-per-task=1`) or all were given the same one, and only the GPUs' UUIDs show which.
     """
     host = host_name(os.environ)
     store.set(f"gpu/{host}/{place.local_rank}", f"{place.rank} {gpu}")
@@ -588,7 +592,7 @@ def refuse_shared_gpu(place: Place, store: Store, gpu: str) -> None:
         if int(peer) != place.rank and peer_gpu == gpu:
             raise DeviceError(
                 f"ranks {min(int(peer), place.rank)} and {max(int(peer), place.rank)} share GPU {gpu}: "
-                "NCCL would stop with 'Duplicate GPU detected', so start one process per GPU"
+                "NCCL would stop with 'Duplicate GPU detected'; fix: start one process per GPU"
             )
 
 
@@ -596,9 +600,9 @@ def refuse_shared_gpu(place: Place, store: Store, gpu: str) -> None:
 
 
 def limit_threads(place: Place, environ: Mapping[str, str]) -> None:
-    """Take torch's threads down to the CPUs of this rank, and say so on rank 0: each rank would take all CPUs.
+    """Limit torch's threads to this rank's share of the CPUs, since each rank would use all; rank 0 logs a warning.
 
-    torchrun and `launch` set OMP_NUM_THREADS, srun and mpirun leave it to us. Fewer threads are somebody's choice.
+    torchrun and `launch` set OMP_NUM_THREADS, but srun and mpirun don't. A lower number that is already set is kept.
     """
     if environ.get("OMP_NUM_THREADS"):
         return
@@ -609,14 +613,14 @@ def limit_threads(place: Place, environ: Mapping[str, str]) -> None:
     if place.rank == 0:
         threads = f"{count} thread{'' if count == 1 else 's'}"
         ranks = f"{place.local_world_size} rank{'' if place.local_world_size == 1 else 's'} on {host_name(environ)}"
-        remedy = "set OMP_NUM_THREADS for another number"
+        remedy = "set OMP_NUM_THREADS to change it"
         log.warning("torch uses %s on each rank, its share of the CPUs (%s); %s", threads, ranks, remedy)
 
 
 def share_cpus(place: Place, environ: Mapping[str, str], usable: int) -> int:
-    """Return this rank's share of the `usable` CPUs, which the kernel lets this process run on; at least 1.
+    """Return this rank's share of the `usable` CPUs, those that the kernel lets this process run on; at least 1.
 
-    A site may bind each task of srun to CPUs of its own, all tasks to those of the step, or nobody to any.
+    A cluster may bind each srun task to its own CPUs, bind all tasks to those of the step, or bind none.
     """
     per_task = environ.get("SLURM_CPUS_PER_TASK", "")
     if place.launched_by == SRUN and per_task.isdecimal():
@@ -631,27 +635,27 @@ def share_cpus(place: Place, environ: Mapping[str, str], usable: int) -> int:
 
 
 def count_usable_cpus() -> int:
-    """Count the CPUs that this process may run on at once: its affinity, or what its control group's quota is worth."""
+    """Count the CPUs that this process may use at once: its affinity, or its control group's CPU quota if lower."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return int(max(1, min(allowed, find_cpu_quota())))
 
 
 def find_cpu_quota(mounts: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
-    """Return how many CPUs' time the control groups give this process (`docker run --cpus`, a pod's limit), else inf.
+    """Return the CPU quota of this process's control groups (`docker run --cpus`, a pod's limit) in CPUs, else inf.
 
-    Each group above may have a limit as well. In a container `own` may hold paths from outside of it, which are not
-    there; what is mounted then is the container's own group (Documentation/admin-guide/cgroup-v2.rst).
+    Each parent group may have a limit as well. In a container `own` may list paths of the host, which don't exist
+    there; the container's own group is mounted instead (Documentation/admin-guide/cgroup-v2.rst).
     """
     try:
         lines = own.read_text().splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return math.inf
     quotas = [math.inf]
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        group = mounts / "cpu" if controllers else mounts  # version 1 has a tree for each controller
+        group = mounts / "cpu" if controllers else mounts  # version 1 has one tree per controller
         for step in ("", *Path(path).parts[1:]):
             group = group / step
             quotas.append(_read_quota(group / "cpu.max"))
@@ -660,7 +664,7 @@ def find_cpu_quota(mounts: Path = Path("/sys/fs/cgroup"), own: Path = Path("/pro
 
 
 def _read_quota(*files: Path) -> float:
-    """Return quota over period of one control group; a group without a limit says `max` or -1, or has no such file."""
+    """Return quota divided by period of one control group, or inf: no limit is `max`, -1 or no such file."""
     try:
         quota_us, period_us = " ".join(file.read_text() for file in files).split()
         return int(quota_us) / int(period_us) if int(quota_us) > 0 else math.inf
@@ -669,11 +673,11 @@ def _read_quota(*files: Path) -> float:
 
 
 # ---- reading the environment -------------------------------------------------------------------------------------
-# launcher/job/slurm_allocation.py reads some of the same; a file that is copied can share nothing with it.
+# launcher/job/slurm_allocation.py reads some of the same; this file can be copied, so it shares no code with it.
 
 
 def _is_slurm_task(environ: Mapping[str, str]) -> bool:
-    """Tell whether srun started this process, or its parent, as a task: an sbatch script has no step."""
+    """Return whether srun started this process, or its parent, as a task; an sbatch script belongs to no step."""
     step_id = environ.get("SLURM_STEP_ID", "")
     return step_id != "" and not (step_id.isdecimal() and int(step_id) >= FIRST_SPECIAL_STEP)
 
@@ -681,15 +685,17 @@ def _is_slurm_task(environ: Mapping[str, str]) -> bool:
 def _read_slurm_task(environ: Mapping[str, str]) -> Place | None:
     if not _is_slurm_task(environ):
         return None
-    _require(environ, "a Slurm task", ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID"))
+    _require(environ, "this is a Slurm task", ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID"))
     world_size = _whole_number(environ, "SLURM_STEP_NUM_TASKS", _whole_number(environ, "SLURM_NTASKS"))
     if environ.get("PMI_SIZE", str(world_size)) != str(world_size):
-        return None  # MPICH's mpiexec starts its proxies by srun: the ranks are theirs
+        return None  # MPICH's mpiexec starts its proxies with srun, and they start the ranks
     node_rank = _whole_number(environ, "SLURM_NODEID", 0)
     nodes = _first_of(environ, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     peers = tuple(expand_nodes(nodes)) if nodes else ()
     if world_size > 1 and not peers and not environ.get("MASTER_ADDR"):
-        raise WorldError("a Slurm task, but SLURM_JOB_NODELIST is not set: start it with srun, or set MASTER_ADDR")
+        raise WorldError(
+            "this is a Slurm task, but SLURM_JOB_NODELIST is not set; fix: start it with srun, or set MASTER_ADDR"
+        )
     tasks = _first_of(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
     counts = expand_counts(tasks) if tasks else [_whole_number(environ, "SLURM_NTASKS_PER_NODE", world_size)]
     job_id, step_id = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
@@ -709,9 +715,9 @@ def _read_slurm_task(environ: Mapping[str, str]) -> Place | None:
 
 
 def _are_inherited(names: Iterable[str], environ: Mapping[str, str]) -> bool:
-    """Tell whether srun gave these variables to its task as they are: a batch script has exported them.
+    """Return whether srun passed these variables to its task with these values, which a batch script exported.
 
-    The task's own environment stays as it was when it began, whatever is started in it.
+    /proc/PID/environ keeps the task's environment as it was at its start, whatever is started in it later.
     """
     words = {os.fsencode(f"{name}={environ[name]}") for name in names}
     if not words:
@@ -723,7 +729,7 @@ def _are_inherited(names: Iterable[str], environ: Mapping[str, str]) -> bool:
 
 
 def _contradictions(place: Place, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return torchrun's variables that say otherwise than the place, with the place's values."""
+    """Return the torchrun variables that contradict the place, each with the place's value."""
     values = (place.rank, place.world_size, place.local_rank, place.local_world_size)
     told = {name: str(values[number]) for number, name in enumerate(RANK_VARIABLES)}
     return {name: value for name, value in told.items() if environ.get(name) not in (None, "", value)}
@@ -745,14 +751,14 @@ def _place_of_variables(environ: Mapping[str, str]) -> Place:
 
 
 def _place_of_mpi(launched_by: str, environ: Mapping[str, str], names: list[str], port: int) -> Place:
-    """Read rank, size, local rank and local size from the variables of these `names`."""
-    _require(environ, f"started by {launched_by}", names)
+    """Read rank, size, local rank and local size from the variables with these `names`."""
+    _require(environ, f"{launched_by} started this rank", names)
     rank, world_size, local_rank, local_world_size = (_whole_number(environ, name) for name in names)
     if local_world_size < 1:
         raise WorldError(f"{names[-1]} must be at least 1, got {local_world_size}")
     if world_size > local_world_size and not environ.get("MASTER_ADDR"):
         raise WorldError(
-            f"started by {launched_by} on several hosts, but MASTER_ADDR is not set: give all ranks the host of rank 0"
+            f"{launched_by} used several hosts, but MASTER_ADDR is not set; fix: set it to rank 0's host on all ranks"
         )
     return Place(
         launched_by=launched_by,
@@ -760,7 +766,7 @@ def _place_of_mpi(launched_by: str, environ: Mapping[str, str], names: list[str]
         world_size=world_size,
         local_rank=local_rank,
         local_world_size=local_world_size,
-        node_rank=rank // local_world_size,  # where hosts are filled one after the other, as they mostly are
+        node_rank=rank // local_world_size,  # if ranks fill one host after another, as they usually do
         node_count=-(-world_size // local_world_size),
         master_addr=environ.get("MASTER_ADDR") or "127.0.0.1",
         master_port=_whole_number(environ, "MASTER_PORT", port),
@@ -770,7 +776,7 @@ def _place_of_mpi(launched_by: str, environ: Mapping[str, str], names: list[str]
 
 def _check_below(place: Place, name: str, rank: int, size: int) -> None:
     if rank >= size:
-        raise WorldError(f"{place.launched_by} says {name} {rank} of {size}: it must be below")
+        raise WorldError(f"{place.launched_by} says {name} {rank} of {size}: it must be below {size}")
 
 
 def _require(environ: Mapping[str, str], what: str, names: Sequence[str]) -> None:
@@ -792,7 +798,7 @@ def _expand(element: str) -> list[str]:
 
 
 def _numbers(ranges: str) -> Iterator[str]:
-    """Yield `1`, `2`, `3`, `007` of `1-3,007`: zeros in front are part of a name."""
+    """Yield `1`, `2`, `3`, `007` for `1-3,007`: leading zeros are part of a name."""
     for part in ranges.split(","):
         low, _, high = part.partition("-")
         if int(high or low) < int(low):
@@ -801,7 +807,7 @@ def _numbers(ranges: str) -> Iterator[str]:
 
 
 def _is_loopback(host: str) -> bool:
-    """Tell whether a name leads back to this machine, or nowhere."""
+    """Return whether a name resolves to this machine's loopback address, or to nothing."""
     try:
         return socket.gethostbyname(host).startswith("127.")
     except OSError:
@@ -809,26 +815,26 @@ def _is_loopback(host: str) -> bool:
 
 
 def _port_of(text: str) -> int:
-    """Return a port that every rank of a job finds alike, and two jobs on one node hardly share."""
+    """Return a port that all ranks of a job compute alike, and that two jobs on one node are unlikely to share."""
     return FIRST_PORT + zlib.crc32(text.encode()) % PORT_COUNT
 
 
 def _describe_device(device: torch.device) -> str:
-    """Write `cpu`, or `cuda:1` with the UUID that `nvidia-smi -L` shows: another process may call that GPU cuda:0."""
+    """Return `cpu`, or `cuda:1` with the UUID that `nvidia-smi -L` shows: another process may call that GPU cuda:0."""
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", "") if device.type == "cuda" else ""
     return f"{device} GPU-{uuid}" if uuid else str(device)
 
 
 def _describe_agent(run_id: str) -> str | None:
-    """Return what no other process shares with this rank's torchrun: host, number and start time.
+    """Return what identifies this rank's torchrun and no other process: host, process id and start time.
 
-    None where the parent is a script that torchrun started, which may start several runs, and where /proc isn't.
+    Return None without /proc, and if the parent is a script that torchrun started, which may start several runs.
     """
     parent = Path(f"/proc/{os.getppid()}")
     try:
         if f"{TORCHRUN_MARK}={run_id}".encode() in (parent / "environ").read_bytes().split(b"\0"):
             return None
-        # The name stands in parentheses and may hold any character; the start time is field 22 (proc(5)).
+        # The process name is in parentheses and may hold any character; the start time is field 22 (proc(5)).
         started = (parent / "stat").read_text(errors="replace").rpartition(")")[2].split()[19]
     except OSError:
         return None
@@ -840,7 +846,7 @@ def _rank_and_size() -> tuple[int, int]:
 
 
 def _listed(names: list[str]) -> str:
-    """Write `A is`, or `A, B are`."""
+    """Return `A is`, or `A, B are`."""
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
 
 

@@ -1,16 +1,16 @@
 """What each rank of `test-distributed` does: checked collectives, a DDP step, bandwidth, and pairs of hosts.
 
-Like `launcher.distributed`: torch and the standard library, and nothing beyond Python 3.9.
+Like `launcher.distributed`, it needs only torch, the standard library and Python 3.9.
 
 In reading order:
 
     units         numbers with their units
     watch         a time limit for each step
-    operations    collectives under the names that this torch has for them
+    operations    collectives under the names that the installed torch has for them
     gradients     one step of DistributedDataParallel against a single process
-    checks        that the ranks can talk, and that what arrives is what was sent
-    bandwidth     how fast the collectives are, by size
-    matrix        what every two hosts have between them: order, table, who is slow
-    pairs         latency and bandwidth between every two hosts
-    results       the last line, and results.json
+    checks        whether the ranks can communicate, and receive what was sent
+    bandwidth     speed of the collectives, by size
+    matrix        latency and bandwidth between each pair of hosts: order, table, slow hosts
+    pairs         measure each pair of hosts
+    results       the summary line, and results.json
 """

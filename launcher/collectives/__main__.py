@@ -1,6 +1,6 @@
 """Join, check and measure: `python -m launcher.collectives`, on every rank under torchrun, or alone.
 
-The whole story is in `run`. Each rank ends by itself, whatever happens to the others.
+`run` shows all the steps. Each rank exits by itself, whatever happens to the others.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from launcher.distributed import World
 
 JOIN_S = 30.0
 STEP_S = 20.0
-SLACK_S = 5.0  # torch's own words about who did not come are better than ours
+SLACK_S = 5.0  # torch's own message names the missing ranks better than this one
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return 0 where all passed, 1 for a wrong result, 2 for a wrong environment or device."""
+    """Return 0 if all checks passed, 1 for a wrong result, 2 for a wrong environment or device."""
     options = read_options(sys.argv[1:] if argv is None else argv)
     try:
         return run(options)
     except (distributed.WorldError, distributed.DeviceError) as error:
         print(error, file=sys.stderr)
         return 2
-    except Exception:  # noqa: BLE001  # whatever it is, its traceback and exit code 1 must come out
+    except Exception:  # noqa: BLE001  # any error must show its traceback and end with exit code 1
         traceback.print_exc()
         return 1
 
 
 def read_options(argv: Sequence[str]) -> argparse.Namespace:
-    """Return what the launcher asks for."""
+    """Return the options that `test-distributed` passes."""
     parser = argparse.ArgumentParser(prog="python -m launcher.collectives", description=__doc__)
-    parser.add_argument("--names", type=lambda text: text.split(","), default=[], help="the hosts in rank order")
-    parser.add_argument("--max-size", type=int, metavar="MIB", help="largest size of the bandwidth table")
-    parser.add_argument("--checks-only", action="store_true", help="measure nothing")
-    parser.add_argument("--timeout", type=float, default=STEP_S, metavar="S", help="seconds for each step")
+    parser.add_argument("--names", type=lambda text: text.split(","), default=[], help="hosts in rank order: a,b")
+    parser.add_argument("--max-size", type=int, metavar="MIB", help="largest size in the bandwidth table")
+    parser.add_argument("--checks-only", action="store_true", help="run the checks only, without measuring")
+    parser.add_argument("--timeout", type=float, default=STEP_S, metavar="S", help="seconds per step (default: 20)")
     return parser.parse_args(argv)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Join, then each part in turn; return the exit code, the same on all ranks."""
+    """Join the other ranks, then run each part in turn; return the exit code, which is the same on all ranks."""
     began_at = time.monotonic()
     with time_limit("joining the other ranks", JOIN_S + SLACK_S):
         world = distributed.init(timeout_s=JOIN_S)
@@ -74,12 +74,12 @@ def run(options: argparse.Namespace) -> int:
     if world.is_main and folder is not None:
         results.write(folder)
     with watch.step("the last barrier"):
-        distributed.barrier()  # or the first to leave would take the others' connections away
+        distributed.barrier()  # otherwise the first rank to leave would close the others' connections
     return 0 if results.passed else 1
 
 
 def check_gradients(world: World, watch: Watch) -> Outcome:
-    """Take a DDP step, and say how it compares."""
+    """Take a DDP step, and print how its gradients compare with those of a single process."""
     with watch.step("DDP step"):
         comparison = compare_gradients(world)
         if not comparison.is_equal:
@@ -90,7 +90,7 @@ def check_gradients(world: World, watch: Watch) -> Outcome:
 
 
 def show_bandwidth(world: World, watch: Watch, names: Sequence[str], largest_mib: int | None) -> list[Speed]:
-    """Measure what has passed, and print a row as soon as it is there."""
+    """Measure the collectives that passed, and print each row as soon as it is measured."""
     if world.world_size == 1:
         return []
     largest_bytes = largest_mib * MIB if largest_mib else LARGEST_BYTES[world.device.type]
@@ -105,7 +105,7 @@ def show_bandwidth(world: World, watch: Watch, names: Sequence[str], largest_mib
 
 
 def show_pairs(world: World, watch: Watch, hosts: Hosts) -> list[Pair]:
-    """Measure every two hosts, and print the table and who is slow."""
+    """Measure each pair of hosts, and print the table and the slow hosts and pairs."""
     if len(hosts.names) == 1:
         return []
     pairs = measure_pairs(world, watch, hosts)
@@ -115,11 +115,11 @@ def show_pairs(world: World, watch: Watch, hosts: Hosts) -> list[Pair]:
 
 
 def say(world: World, text: str) -> None:
-    """Print once for all ranks."""
+    """Print a line on rank 0 only."""
     if world.is_main:
         print(text, flush=True)
 
 
 if __name__ == "__main__":
-    # No orderly exit, after success neither: now and then gloo's threads turn it into SIGABRT.
+    # Not a normal exit, even after success: now and then gloo's threads turn that into SIGABRT.
     distributed.leave(main())

@@ -1,7 +1,7 @@
-"""How fast the collectives are, by size; algorithm and bus bandwidth as nccl-tests defines them.
+"""Measure the speed of the collectives by size; algorithm and bus bandwidth are as nccl-tests defines them.
 
-`size` is S there: what a rank ends with (all_gather), starts with (reduce_scatter, all_to_all), or both.
-Time is the mean of some iterations between two barriers, of the slowest rank; algbw is S / time.
+`size` is nccl-tests' S: what a rank ends with (all_gather), starts with (reduce_scatter, all_to_all), or both.
+Time is the mean of several iterations between two barriers, on the slowest rank; algbw is S / time.
 Bus bandwidth is comparable with what the hardware can do, whatever the number of ranks:
 https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 """
@@ -27,15 +27,15 @@ SMALLEST_BYTES = 4 * KIB
 GROWTH = 16
 LARGEST_BYTES = {"cpu": 4 * MIB, "cuda": 64 * MIB}
 ITERATIONS = 20
-BUDGET_S = 0.1  # for a row: on a slow network fewer iterations must do
-TOO_SLOW_S = 1.0  # a size that took so long is the last
+BUDGET_S = 0.1  # per row: a slow network gets fewer iterations
+TOO_SLOW_S = 1.0  # a size that takes longer is the last one
 FLOAT_BYTES = 4
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 
 
 @dataclass(frozen=True)
 class Speed:
-    """One row of the table; bandwidths in bytes per second."""
+    """One row of the table; bandwidths are in bytes per second."""
 
     collective: str
     size_bytes: int
@@ -50,12 +50,12 @@ class Speed:
 
 
 HEADING = (
-    f"{'bandwidth':14} {'size':>10} {'time':>10} {'algbw':>12} {'busbw':>12}   (fp32, mean of at most {ITERATIONS})"
+    f"{'bandwidth':14} {'size':>10} {'time':>10} {'algbw':>12} {'busbw':>12}   (fp32, mean of up to {ITERATIONS} calls)"
 )
 
 
 def bus_factor(collective: str, ranks: int) -> float:
-    """Return busbw / algbw, from nccl-tests' PERFORMANCE.md."""
+    """Return busbw / algbw as nccl-tests' PERFORMANCE.md gives it."""
     if collective == "all_reduce":
         return 2 * (ranks - 1) / ranks
     if collective in ("all_gather", "reduce_scatter", "all_to_all"):
@@ -64,7 +64,7 @@ def bus_factor(collective: str, ranks: int) -> float:
 
 
 def list_sizes(largest_bytes: int) -> list[int]:
-    """Return sizes from 4 KiB on, each 16 times the one before, and the largest."""
+    """Return sizes from 4 KiB on, each 16 times the one before, and `largest_bytes` last."""
     sizes = [SMALLEST_BYTES]
     while sizes[-1] * GROWTH < largest_bytes:
         sizes.append(sizes[-1] * GROWTH)
@@ -72,7 +72,7 @@ def list_sizes(largest_bytes: int) -> list[int]:
 
 
 def prepare_operations(world: World, size_bytes: int) -> dict[str, Callable[[], Any]]:
-    """Return the collectives on buffers of their own; sizes are rounded so that each rank's part is whole."""
+    """Return the collectives on new buffers; sizes are rounded so that all ranks have equal parts."""
     part = max(1, size_bytes // FLOAT_BYTES // world.world_size)
     whole = torch.zeros(part * world.world_size, device=world.device)
     other, own = torch.zeros_like(whole), torch.zeros(part, device=world.device)
@@ -87,7 +87,7 @@ def prepare_operations(world: World, size_bytes: int) -> dict[str, Callable[[], 
 
 
 def measure_bandwidth(world: World, watch: Watch, name: str, largest_bytes: int) -> Iterator[Speed]:
-    """Measure a collective in growing sizes; all ranks get the same rows."""
+    """Measure a collective in growing sizes; all ranks yield the same rows."""
     for size_bytes in list_sizes(largest_bytes):
         with watch.step(f"bandwidth of {name}, {size_words(size_bytes)}"):
             speed = measure_speed(world, name, size_bytes)
@@ -97,9 +97,9 @@ def measure_bandwidth(world: World, watch: Watch, name: str, largest_bytes: int)
 
 
 def measure_speed(world: World, name: str, size_bytes: int) -> Speed:
-    """Time one collective in one size."""
+    """Time one collective at one size."""
     operation = prepare_operations(world, size_bytes)[name]
-    time_operation(world, operation, 1)  # connects, and takes its memory
+    time_operation(world, operation, 1)  # connects, and allocates memory
     once_s = time_operation(world, operation, 1)
     iterations = int(min(ITERATIONS, max(1, BUDGET_S / once_s)))
     time_s = time_operation(world, operation, iterations)
@@ -108,7 +108,7 @@ def measure_speed(world: World, name: str, size_bytes: int) -> Speed:
 
 
 def time_operation(world: World, operation: Callable[[], Any], iterations: int) -> float:
-    """Return the seconds that one of the iterations took on the slowest rank, the same on all ranks."""
+    """Return the mean seconds per iteration on the slowest rank, the same value on all ranks."""
     dist.barrier()
     synchronize(world)
     began_at = time.perf_counter()
@@ -121,6 +121,6 @@ def time_operation(world: World, operation: Callable[[], Any], iterations: int) 
 
 
 def synchronize(world: World) -> None:
-    """Wait for what was given to the GPU; gloo's calls have waited already."""
+    """Wait until the GPU has finished; gloo's calls return only when they are done."""
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)

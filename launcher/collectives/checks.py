@@ -1,4 +1,4 @@
-"""Check that the ranks can talk, and that what arrives is what was sent.
+"""Check that the ranks can communicate, and that they receive what was sent.
 
 Every value is a whole number small enough for bf16 to hold (up to 256) and to add exactly, in any order:
 a result is right or wrong.
@@ -21,22 +21,22 @@ from launcher.distributed import World
 
 ELEMENTS = 4096
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-LATE_S = 0.05  # how late the last rank comes to the barrier: a barrier that lets others go is seen then
+LATE_S = 0.05  # the last rank enters the barrier this late, to expose a barrier that doesn't wait for it
 OK, WRONG = "ok", "WRONG"
 
 Check = Callable[[World, torch.dtype], "tuple[Tensor, Tensor]"]
 
-# How torch says so: "ProcessGroupGloo does not support reduce_scatter", "Backend gloo does not support alltoall".
+# torch's messages for it: "ProcessGroupGloo does not support reduce_scatter", "Backend gloo does not support alltoall".
 _UNSUPPORTED = re.compile(r"does not support|not supported|not implemented|no support for", re.IGNORECASE)
 
 
 class SkippedError(Exception):
-    """A check that can't be made here; the text says why."""
+    """A check can't be run here; the text says why."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one check in one dtype: `ok`, `WRONG`, or why it was skipped."""
+    """The result of one check in one dtype: `ok`, `WRONG`, or why it was skipped."""
 
     name: str
     dtype: str
@@ -44,14 +44,14 @@ class Outcome:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether a rank got what was not sent."""
+        """Return whether a rank received something other than what was sent."""
         return self.result == WRONG
 
 
 def check_all_reduce(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Sum over all ranks; return what came and what should have come.
+    """Sum over all ranks; return the received and the expected values.
 
-    Each element is the sum 1 + 2 + ... of at most eight ranks, other ones from element to element.
+    Each element is the sum 1 + 2 + ... over at most eight ranks; which ranks differs from element to element.
     """
     turns = (_count(world) + world.rank) % world.world_size + 1
     parts = min(world.world_size, 8)
@@ -61,7 +61,7 @@ def check_all_reduce(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def check_broadcast(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Send from the last rank, which no other part of a run does."""
+    """Broadcast from the last rank, which nothing else in the test does."""
     source = world.world_size - 1
     sent = (_count(world) % 251 + 1).to(dtype)
     values = sent.clone() if world.rank == source else torch.zeros_like(sent)
@@ -70,7 +70,7 @@ def check_broadcast(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def check_all_gather(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Bring a different row from each rank to all; the rows arrive in the order of the ranks."""
+    """Gather a different row from each rank on all ranks; the rows must arrive in rank order."""
     expected = torch.stack([_row(world, rank, dtype) for rank in range(world.world_size)])
     rows = [torch.zeros_like(expected[0]) for _ in range(world.world_size)]
     dist.all_gather(rows, expected[world.rank])
@@ -78,9 +78,9 @@ def check_all_gather(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def check_reduce_scatter(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Sum over all ranks, and leave each rank its own part of the sum.
+    """Sum over all ranks, and keep on each rank its own part of the sum.
 
-    At most eight ranks add to an element, and the parts differ, so that a wrong part is seen.
+    At most eight ranks add to an element, and the parts differ, so that a wrong part is detected.
     """
     size, parts = world.world_size, min(world.world_size, 8)
     weights = torch.stack([(_count(world) + part) % 31 + 1 for part in range(size)])
@@ -91,7 +91,7 @@ def check_reduce_scatter(world: World, dtype: torch.dtype) -> tuple[Tensor, Tens
 
 
 def check_all_to_all(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Send each rank a part of its own; what comes names its sender and its receiver."""
+    """Send each rank a different part; the values identify sender and receiver."""
     everyone = range(world.world_size)
     sent = torch.stack([_row(world, 16 * world.rank + receiver, dtype) for receiver in everyone])
     expected = torch.stack([_row(world, 16 * sender + world.rank, dtype) for sender in everyone])
@@ -101,23 +101,23 @@ def check_all_to_all(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def check_send_recv(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Send to the next rank and receive from the one before, all at once."""
+    """Send to the next rank and receive from the previous one, all at once."""
     if world.world_size == 1:
-        raise SkippedError("needs two ranks")
+        raise SkippedError("it needs two ranks")
     values = torch.zeros(ELEMENTS, dtype=dtype, device=world.device)
     shift(world, values, _row(world, world.rank, dtype))
     return values, _row(world, (world.rank - 1) % world.world_size, dtype)
 
 
 def check_barrier(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Leave a word before the barrier and look for everybody's after it; the last rank comes late."""
+    """Set a key before the barrier and look for every rank's key after it; the last rank arrives late."""
     store = default_store()
     if world.rank == world.world_size - 1:
         time.sleep(LATE_S)
     store.set(f"barrier/{world.rank}", "came")
     dist.barrier()
     words = [f"barrier/{rank}" for rank in range(world.world_size)]
-    # One question is enough where all is well; a world of 1,000 ranks would ask a million.
+    # If all is well, one query is enough; one query per key would make a million with 1,000 ranks.
     came = torch.tensor([True] * len(words) if store.check(words) else [store.check([word]) for word in words])
     return came, torch.ones_like(came)
 
@@ -149,25 +149,25 @@ def run_checks(world: World, watch: Watch, checks: Mapping[str, Check] = CHECKS)
 
 
 def run_check(world: World, name: str, label: str, check: Check) -> Outcome:
-    """Run one check; say on each rank what is wrong there."""
+    """Run one check; each rank prints what is wrong on it."""
     skipped, mismatch = "", ""
     try:
         mismatch = describe_mismatch(*check(world, DTYPES.get(label, torch.float32)))
     except SkippedError as reason:
         skipped = str(reason)
     except (RuntimeError, NotImplementedError) as error:
-        # Raised before anything was sent, so by all ranks alike.
+        # It is raised before anything is sent, so by all ranks alike.
         if not _UNSUPPORTED.search(str(error)):
             raise
-        skipped = f"{world.backend} can't"
+        skipped = f"{world.backend} doesn't support it"
     if mismatch:
         print(f"rank {world.rank}: {name} {label + ' ' if label else ''}wrong: {mismatch}", flush=True)
     is_right = agree(world, right=not mismatch)
-    return Outcome(name, label, WRONG if not is_right else f"{skipped}, skipped" if skipped else OK)
+    return Outcome(name, label, WRONG if not is_right else f"skipped: {skipped}" if skipped else OK)
 
 
 def describe_outcomes(outcomes: list[Outcome]) -> str:
-    """Write `fp32 ok   bf16 ok`, and once why both were skipped."""
+    """Return `fp32 ok   bf16 ok`, or the one reason why both were skipped."""
     results = {outcome.result for outcome in outcomes}
     if len(results) == 1 and results.isdisjoint({OK, WRONG}):
         return results.pop()
@@ -175,7 +175,7 @@ def describe_outcomes(outcomes: list[Outcome]) -> str:
 
 
 def describe_mismatch(got: Tensor, expected: Tensor) -> str:
-    """Name the first element that differs; "" if none does."""
+    """Describe the first element that differs; return "" if none does."""
     differing = (got != expected).flatten().nonzero()
     if len(differing) == 0:
         return ""
@@ -187,7 +187,7 @@ def describe_mismatch(got: Tensor, expected: Tensor) -> str:
 
 
 def agree(world: World, *, right: bool) -> bool:
-    """Be true if every rank was right, so that all of them end with the same exit code."""
+    """Return whether every rank was right, so that all ranks end with the same exit code."""
     flag = torch.tensor(int(right), device=world.device)
     dist.all_reduce(flag, op=dist.ReduceOp.MIN)
     return right and bool(flag.item())
@@ -198,5 +198,5 @@ def _count(world: World) -> Tensor:
 
 
 def _row(world: World, number: int, dtype: torch.dtype) -> Tensor:
-    """A row that is another one for each number up to 250."""
+    """Return a row that differs for each number up to 250."""
     return ((_count(world) + number) % 251).to(dtype)

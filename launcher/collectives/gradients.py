@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch._dynamo  # as DDP's first model does: on a slow disk the import takes longer than a step may
+import torch._dynamo  # DDP's first model imports it, and on a slow disk that takes longer than a step may
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,23 +20,24 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far DDP's gradients are from a single process's; both in the unit of the gradients."""
+    """The largest difference between DDP's and a single process's gradients, and the largest gradient."""
 
     difference: float
     largest: float
 
     @property
     def is_equal(self) -> bool:
-        """Whether they are the same but for rounding; a gradient of zeros would prove nothing."""
+        """Return whether they are the same except for rounding; all-zero gradients would prove nothing."""
         return self.largest > 0 and self.difference <= TOLERANCE * self.largest
 
     def __str__(self) -> str:
         words = "equal" if self.is_equal else "differ from"
-        return f"gradients {words} a single process's (largest difference {self.difference:.3g}, of {self.largest:g})"
+        largest = f"largest difference {self.difference:.3g}, largest gradient {self.largest:g}"
+        return f"gradients {words} a single process's ({largest})"
 
 
 def compare_gradients(world: World, wrap: Callable[[nn.Module], nn.Module] = DistributedDataParallel) -> Comparison:
-    """Take one step with each rank's share of the samples, and one with all of them in this process alone."""
+    """Take one step with each rank's share of the samples and one with all samples in this process; compare them."""
     inputs, targets = make_samples(world.world_size * SAMPLES, world.device)
     own = slice(world.rank * SAMPLES, (world.rank + 1) * SAMPLES)
     got = find_gradients(wrap(make_model(world.device)), inputs[own], targets[own])
@@ -61,13 +62,13 @@ def make_model(device: torch.device) -> nn.Module:
 
 
 def make_samples(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets of `count` different samples."""
+    """Return inputs and targets for `count` different samples."""
     inputs = _whole_numbers(count * INPUTS, 5).view(count, INPUTS)
     targets = _whole_numbers(count * OUTPUTS, 5).view(count, OUTPUTS)
     return inputs.to(device), targets.to(device)
 
 
 def _whole_numbers(count: int, values: int) -> Tensor:
-    """Whole numbers around 0, `values` different ones, in no order; made without touching torch's generators."""
+    """Return whole numbers around 0 with `values` distinct values, unordered; torch's generators stay untouched."""
     numbers = torch.arange(count)
     return ((numbers * numbers * 31 + numbers * 7) // 11 % values - values // 2).float()

@@ -1,4 +1,4 @@
-"""What every two hosts have between them: the order of measuring, the table, and who is slow. Pure."""
+"""Latency and bandwidth between each pair of hosts: the measuring order, the table and what is slow. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from itertools import combinations
 
 from launcher.collectives.units import bandwidth_words, number_words, time_words
 
-WHOLE_UP_TO = 16  # hosts; a larger matrix is no longer read
+WHOLE_UP_TO = 16  # hosts; nobody reads a larger matrix
 SLOWEST = 5
-FACTOR = 2.0  # what is worse than that against the good pairs is worth a line
-NOTABLE_S = 20e-6  # and a latency must be worse by that much: below, it is noise
+FACTOR = 2.0  # a pair that is worse than good pairs by this factor is reported
+NOTABLE_S = 20e-6  # and a latency must be worse by this much; less is noise
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two hosts by number, the smaller first: one-way latency, and bandwidth in bytes per second."""
+    """One-way latency, and bandwidth in bytes per second, between two hosts by number, the smaller number first."""
 
     first: int
     second: int
@@ -25,7 +25,7 @@ class Pair:
 
     @property
     def hosts(self) -> tuple[int, int]:
-        """Return both numbers."""
+        """Return the numbers of both hosts."""
         return self.first, self.second
 
     def __str__(self) -> str:
@@ -33,9 +33,9 @@ class Pair:
 
 
 def list_rounds(count: int) -> list[list[tuple[int, int]]]:
-    """Return rounds in which no host is in two pairs, and after which every two have met: a round-robin tournament.
+    """Return rounds of a round-robin tournament: no host is in two pairs of a round, and each pair meets once.
 
-    The circle method: the first stays, the others move by one. An odd one out rests.
+    This is the circle method: the first host stays, the others move by one. With an odd number, one host pauses.
     """
     seats = list(range(count)) + [-1] * (count % 2)
     rounds = []
@@ -47,16 +47,16 @@ def list_rounds(count: int) -> list[list[tuple[int, int]]]:
 
 
 def describe_pairs(names: Sequence[str], pairs: Sequence[Pair]) -> list[str]:
-    """Return the table: a line for two hosts, two matrices for some, the slowest pairs of many."""
+    """Return the table: one line for two hosts, two matrices for a few, the slowest pairs of many."""
     if len(pairs) == 1:
         return [f"{names[0]} <-> {names[1]}   {pairs[0]}"]
     if len(names) > WHOLE_UP_TO:
         slowest = sorted(pairs, key=lambda pair: pair.bandwidth)[:SLOWEST]
         latest = sorted(pairs, key=lambda pair: -pair.latency_s)[:SLOWEST]
         return [
-            f"{len(pairs)} pairs; the {SLOWEST} of least bandwidth:",
+            f"{len(pairs)} pairs; the {SLOWEST} with the lowest bandwidth:",
             *_lines(names, slowest),
-            f"the {SLOWEST} of highest latency:",
+            f"the {SLOWEST} with the highest latency:",
             *_lines(names, latest),
         ]
     return [
@@ -66,9 +66,9 @@ def describe_pairs(names: Sequence[str], pairs: Sequence[Pair]) -> list[str]:
 
 
 def describe_outliers(names: Sequence[str], pairs: Sequence[Pair]) -> list[str]:
-    """Name hosts that are slow with everybody, then single pairs.
+    """Return a line for each host that is slow with every other host, then for each other slow pair.
 
-    The measure is the better quartile: a bad host among three is in two of the three pairs, and so in their median.
+    The reference is the better quartile: one bad host of three is in two of the three pairs, and so in their median.
     """
     if len(pairs) < 3:
         return []
@@ -85,7 +85,7 @@ def describe_outliers(names: Sequence[str], pairs: Sequence[Pair]) -> list[str]:
     lines = []
     for host in bad:
         worst = min((pair for pair in pairs if host in pair.hosts), key=lambda pair: pair.bandwidth)
-        lines.append(f"{names[host]} is slow with everybody (down to {worst}; {usual})")
+        lines.append(f"{names[host]} is slow with every other host (worst: {worst}; {usual})")
     for first, second in combinations(range(len(names)), 2):
         if (first, second) in slow and not {first, second} & set(bad):
             lines.append(f"{names[first]} <-> {names[second]} is slow ({slow[first, second]}; {usual})")

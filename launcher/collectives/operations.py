@@ -1,4 +1,4 @@
-"""Collectives under the names that this torch has for them."""
+"""Collectives under the names that the installed torch has for them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from launcher.distributed import World
 
 
 def reduce_scatter(output: Tensor, values: Tensor) -> None:
-    """Sum `values` over all ranks and keep the part of this rank."""
+    """Sum `values` over all ranks, and store this rank's part in `output`."""
     # Renamed in torch 2.13, where the old name warns.
     function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     function(output, values)
 
 
 def all_gather(output: Tensor, values: Tensor) -> None:
-    """Bring the values of all ranks, in their order, into one flat output."""
+    """Gather the values of all ranks, in rank order, into one flat output."""
     function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     function(output, values)
 
@@ -27,7 +27,7 @@ def all_to_all(output: Tensor, values: Tensor) -> None:
 
 
 def shift(world: World, output: Tensor, values: Tensor) -> None:
-    """Send to the next rank and receive from the one before; all ranks at once, so that no order is needed."""
+    """Send to the next rank and receive from the previous one; all ranks do so at once, so no order is needed."""
     size = world.world_size
     transfers = [
         dist.P2POp(dist.isend, values, (world.rank + 1) % size),

@@ -1,4 +1,4 @@
-"""Measure latency and bandwidth between every two hosts, over the network and backend that a training uses."""
+"""Measure latency and bandwidth between each pair of hosts, over the network and backend that training uses."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from launcher.collectives.matrix import Pair, list_rounds
 from launcher.collectives.watch import Watch
 from launcher.distributed import World
 
-TURNS = 50  # of a few bytes
+TURNS = 50  # round trips of a few bytes
 LARGE_TURNS = 5
 LARGE_BYTES = {"cpu": 2 * MIB, "cuda": 32 * MIB}
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts of a world in rank order: their names, and the rank that speaks for each."""
+    """The hosts of a world in rank order: their names, and the rank that measures for each."""
 
     names: tuple[str, ...]
     leaders: tuple[int, ...]
 
 
 def find_hosts(world: World, own_name: str, names: Sequence[str] = ()) -> Hosts:
-    """Ask each rank where it runs; `names` are the launcher's, else each host's own name is taken."""
+    """Ask each rank where it runs; use `names` if there is one for each host, else each host's own name."""
     places: list[tuple[int, str]] = [(0, "")] * world.world_size
     dist.all_gather_object(places, (world.local_rank, own_name))
     leaders = tuple(rank for rank, (local_rank, _) in enumerate(places) if local_rank == 0)
@@ -39,15 +39,15 @@ def find_hosts(world: World, own_name: str, names: Sequence[str] = ()) -> Hosts:
 
 
 def measure_pairs(world: World, watch: Watch, hosts: Hosts) -> list[Pair]:
-    """Let local rank 0 of every two hosts play; pairs without a host in common play at once. The same on all ranks."""
+    """Measure each pair of hosts between their local ranks 0, disjoint pairs at once; return the same on all ranks."""
     own: list[Pair] = []
     for number, pairs in enumerate(list_rounds(len(hosts.names)), 1):
         playing = [pair for pair in pairs if world.rank in (hosts.leaders[pair[0]], hosts.leaders[pair[1]])]
-        met = [f"{hosts.names[first]} <-> {hosts.names[second]}" for first, second in playing]
-        with watch.step("".join(met) or f"round {number} of the pairs of hosts"):
+        met = [f"measuring {hosts.names[first]} <-> {hosts.names[second]}" for first, second in playing]
+        with watch.step("".join(met) or f"measuring round {number} of the host pairs"):
             own += [measure_pair(world, hosts, first, second) for first, second in playing]
-            dist.barrier()  # or the next round would disturb this one
-    with watch.step("gathering what was measured"):
+            dist.barrier()  # otherwise the next round would disturb this one
+    with watch.step("gathering the measurements"):
         found: list[list[Pair]] = [[]] * world.world_size
         dist.all_gather_object(found, own)
     first_sides = {pair.hosts: pair for rank in reversed(hosts.leaders) for pair in found[rank]}
@@ -55,7 +55,7 @@ def measure_pairs(world: World, watch: Watch, hosts: Hosts) -> list[Pair]:
 
 
 def measure_pair(world: World, hosts: Hosts, first: int, second: int) -> Pair:
-    """Play ping-pong with a few bytes and with a few MiB."""
+    """Measure round trips of a few bytes, then of a few MiB."""
     is_first = world.rank == hosts.leaders[first]
     peer = hosts.leaders[second if is_first else first]
     small = torch.zeros(1, device=world.device)
@@ -68,7 +68,7 @@ def measure_pair(world: World, hosts: Hosts, first: int, second: int) -> Pair:
 
 
 def play(world: World, ball: Tensor, peer: int, turns: int, *, begins: bool) -> float:
-    """Return the seconds of one turn, there and back; the median, since a busy host delays some by far."""
+    """Return the median seconds of a round trip; a median, because a busy host delays some round trips a lot."""
     seconds = []
     for _ in range(turns):
         began_at = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a run of the checks found: its last line, and results.json for whoever draws or compares it."""
+"""The results of a run of the checks: the summary line, and results.json for plots and comparisons."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILE_NAME = "results.json"
 
 @dataclass(frozen=True)
 class Results:
-    """All that was found; the same on every rank."""
+    """All results; they are the same on every rank."""
 
     ranks: int
     hosts: Sequence[str]
@@ -29,7 +29,7 @@ class Results:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing was wrong; what was skipped is not."""
+        """Return whether nothing was wrong; a skipped check isn't wrong."""
         return not any(outcome.is_wrong for outcome in self.checks)
 
     def __str__(self) -> str:
@@ -39,17 +39,17 @@ class Results:
         skipped = total - wrong - right
         words = f"all {total} checks passed" if right == total else f"{right} of {total} checks passed"
         words += (f", {wrong} failed" if wrong else "") + (f", {skipped} skipped" if skipped else "")
-        return f"{words} on {count_words(self.ranks, len(self.hosts))} ({self.backend}, {self.device})"
+        return f"{words} with {count_words(self.ranks, len(self.hosts))} ({self.backend}, {self.device})"
 
     def write(self, folder: Path) -> None:
-        """Write results.json there."""
+        """Write results.json to `folder`."""
         content = {**asdict(self), "passed": self.passed}
         (folder / FILE_NAME).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
 
 def count_words(ranks: int, hosts: int) -> str:
-    """`4 ranks of 2 hosts`."""
-    return f"{_count(ranks, 'rank')} of {_count(hosts, 'host')}"
+    """Return `4 ranks on 2 hosts`."""
+    return f"{_count(ranks, 'rank')} on {_count(hosts, 'host')}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""A time limit for each step: whatever a rank waits in, it ends by itself and says what did not finish."""
+"""A time limit for each step: whatever a rank waits for, it exits by itself and says what did not finish."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import Store, _get_default_store
 from launcher import distributed
 from launcher.distributed import World
 
-ASK_S = 2.0  # for the other ranks' whereabouts; who keeps them may be the one that hangs
+ASK_S = 2.0  # to ask which ranks are missing; the process that keeps the store may be the one that hangs
 
 
 def default_store() -> Store:
@@ -22,10 +22,10 @@ def default_store() -> Store:
 
 @contextmanager
 def time_limit(what: str, timeout_s: float, find_late: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """End this process with exit code 1 where the block does not end in time, saying `what` did not finish.
+    """End this process with exit code 1 if the block does not finish in time, and print that `what` did not.
 
-    A thread does it: torch's own time-outs end some waits with an exception, some with SIGABRT, and some never.
-    `find_late` may name who is to blame.
+    A thread does it, because torch's own timeouts end some waits with an exception, some with SIGABRT, some never.
+    `find_late` may name the ranks to blame.
     """
     timer = threading.Timer(timeout_s, _give_up, (f"{what} did not finish in {timeout_s:g} s", find_late))
     timer.daemon = True
@@ -37,10 +37,10 @@ def time_limit(what: str, timeout_s: float, find_late: Callable[[], str] = lambd
 
 
 class Watch:
-    """The steps that all ranks of a world take in the same order."""
+    """Give each step a time limit; all ranks of a world must take the same steps in the same order."""
 
     def __init__(self, world: World, timeout_s: float, names: Sequence[str] = ()) -> None:
-        """Take the names of the hosts, where the launcher has told them."""
+        """Take the hosts' names, if `launch` passed them."""
         self._world = world
         self._timeout_s = timeout_s
         self._names = names
@@ -48,7 +48,7 @@ class Watch:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Bound one step; a time-out names the ranks that have not come to it."""
+        """Limit the time of one step; on a timeout, name the ranks that have not reached it."""
         self._number += 1
         default_store().set(f"step/{self._world.rank}", str(self._number))
         with time_limit(f"rank {self._world.rank}: {name}", self._timeout_s, self._find_late):
@@ -56,7 +56,7 @@ class Watch:
 
     def _find_late(self) -> str:
         late = [self._describe(rank) for rank in range(self._world.world_size) if self._step_of(rank) < self._number]
-        return f"; not there: rank {', '.join(late)}" if late else ""
+        return f"; missing: rank {', '.join(late)}" if late else ""
 
     def _step_of(self, rank: int) -> int:
         store, key = default_store(), f"step/{rank}"
@@ -71,7 +71,7 @@ class Watch:
 def _give_up(text: str, find_late: Callable[[], str]) -> None:
     found = [""]
     asking = threading.Thread(target=lambda: found.append(find_late()), daemon=True)
-    with suppress(RuntimeError):  # no thread can be started: the end must come all the same
+    with suppress(RuntimeError):  # if no thread can be started, this process must still end
         asking.start()
         asking.join(ASK_S)
     print(text + found[-1], file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 """Train a small model: `python -m launcher.trainer --epochs 2`, under torchrun or alone.
 
-The whole story is in `main` and in `loop.train`: config, world, data, model, training.
+`main` and `loop.train` show all the steps: config, world, data, model, training.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import traceback
 from launcher.trainer.config import read_config
 from launcher.trainer.options import ConfigError, RunError, UnreadableFileError
 
-# The first rank that fails makes torchrun end the others: a silent one gives rank 0 time to say why.
+# torchrun stops all ranks when the first one fails: the others wait, so that rank 0 has time to say why.
 SILENT_EXIT_S = 1.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the trainer and return its exit code; 2 is a wrong option, 143 an end by SIGTERM."""
+    """Run the trainer and return its exit code: 2 for a wrong option, 143 after SIGTERM."""
     try:
         argv = sys.argv[1:] if argv is None else argv
         config = read_config(argv, tell_once)
     except ConfigError as error:
         return refuse(error)
 
-    # Torch costs a second or two: `--help` doesn't wait for it.
+    # Importing torch takes a second or two: `--help` doesn't wait for it.
     from launcher import distributed
     from launcher.trainer.loop import train
 
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     except RunError as error:
         refuse(error)
         distributed.leave(1)
-    except Exception:  # noqa: BLE001  # whatever it is, its traceback and exit code 1 must come out
+    except Exception:  # noqa: BLE001  # any error must show its traceback and end with exit code 1
         traceback.print_exc()
         distributed.leave(1)
     finally:
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def tell_once(line: str) -> None:
-    """Print a line on rank 0; only who has something to tell waits for torch."""
+    """Print a line on rank 0; torch is imported only if there is something to print."""
     from launcher import distributed
 
     if distributed.is_main():
@@ -56,7 +56,7 @@ def tell_once(line: str) -> None:
 
 
 def refuse(error: ConfigError | RunError) -> int:
-    """Say once what is wrong: on rank 0, or on the machine that alone can't read the file."""
+    """Print once what is wrong: on rank 0, or on each rank that can't read a file."""
     from launcher import distributed
 
     if distributed.is_main() or isinstance(error, UnreadableFileError):
@@ -67,8 +67,8 @@ def refuse(error: ConfigError | RunError) -> int:
 
 
 if __name__ == "__main__":
-    exit_code = main()  # --help ends in it, before torch is imported
+    exit_code = main()  # --help exits inside it, before torch is imported
 
     from launcher.distributed import leave
 
-    leave(exit_code)  # after success as well: an orderly exit is not safe then either
+    leave(exit_code)  # after success as well: a normal exit isn't safe then either

@@ -1,7 +1,7 @@
-"""Save checkpoints, and go on from them on any number of ranks and with any parallelism.
+"""Save checkpoints, and resume from them on any number of ranks and with any parallelism.
 
-A replicated model is saved by rank 0 alone. A sharded one is saved by all ranks where they share the directory,
-and gathered by rank 0 where they don't: people with a few machines often have no common file system.
+Rank 0 alone saves a replicated model. All ranks save a sharded one if they share the directory; if they don't,
+rank 0 gathers and saves it, because a few machines often have no shared file system.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from launcher.trainer.save_folder import (
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run is: steps done, the epoch it is in, and the samples of that epoch that all ranks have seen."""
+    """The progress of a run: steps done, current epoch, and samples of that epoch that all ranks have seen."""
 
     step: int = 0
     epoch: int = 1
@@ -52,13 +52,13 @@ class Checkpoints:
         self._folder = Path(config.save_dir) / "checkpoints"
         self._sharded = learner.replica.layout.sharded
         self._shared = self._sharded and is_shared(config.save_dir, world)
-        # Rank 0 must be able to save when the others are gone: a group of its own asks nobody.
+        # Rank 0 must be able to save after the others are gone, so it has a group of its own.
         self._alone = dist.new_group([0], backend="gloo") if world.world_size > 1 else None
         self._saved: Position | None = None
         self._resumed = ""
 
     def save(self, position: Position) -> Path:
-        """Write what is there to go on from; every rank calls it, and rank 0 has written when it returns."""
+        """Save a checkpoint; every rank must call this, and rank 0 has written it when this returns."""
         path = self._folder / f"step_{position.step}"
         if position != self._saved:
             if self._sharded or self._world.is_main:
@@ -67,11 +67,11 @@ class Checkpoints:
         return path
 
     def save_alone(self, position: Position) -> Path | None:
-        """Save on rank 0 without the other ranks, who may be gone; None where they have parts of the model."""
+        """Save on rank 0 without the other ranks, which may be gone; return None if they hold parts of the model."""
         return None if self._sharded else self.save(position)
 
     def newest(self) -> Path | None:
-        """Return the whole checkpoint that was saved last."""
+        """Return the complete checkpoint that was saved last, or None."""
         return find_newest(self._folder)
 
     def _write(self, path: Path, position: Position) -> None:
@@ -86,7 +86,7 @@ class Checkpoints:
         try:
             if self._world.is_main:
                 shutil.rmtree(temporary, ignore_errors=True)
-                temporary.mkdir(parents=True, exist_ok=True)  # another rank may have been quicker
+                temporary.mkdir(parents=True, exist_ok=True)  # another rank may have made it already
                 (temporary / PROGRESS).write_text(json.dumps(self._describe(position), indent=1))
             # It returns on rank 0 when every rank has written, and synced, its part.
             group = None if self._shared else self._alone
@@ -94,7 +94,7 @@ class Checkpoints:
             if self._world.is_main:
                 put_in_place(temporary, path)
                 prune(self._folder, self._config.keep)
-        except (OSError, CheckpointException) as error:  # the latter is no Exception: nobody above would catch it
+        except (OSError, CheckpointException) as error:  # the latter isn't an Exception: no caller would catch it
             raise SaveError(path, error) from error
 
     def _state(self, *, full: bool) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Checkpoints:
         }
 
     def resume(self) -> Position:
-        """Go on from the checkpoint that `--resume` names, and return where it is; at the start if it names none."""
+        """Resume from the checkpoint that `--resume` selects, and return its position; without one, the start."""
         found = bytes(share_from_main(self._find, self._world).tolist())
         if not found:
             return Position()
@@ -132,14 +132,14 @@ class Checkpoints:
         return self._saved
 
     def describe_resume(self, position: Position) -> str:
-        """Write the line of the start report that says where the run goes on; empty where it was to begin anew."""
+        """Return the start report's line about resuming; "" if the run was to start from scratch."""
         if self._config.resume == NONE:
             return ""
         going_on = f"{self._resumed}, step {position.step} of epoch {position.epoch}"
-        return f"\nresume  {going_on if self._resumed else 'nothing to resume, begun anew'}"
+        return f"\nresume  {going_on if self._resumed else 'nothing to resume, starting from scratch'}"
 
     def _find(self) -> bytes:
-        """Return the path of the checkpoint and its progress, on rank 0; nothing where we begin anew."""
+        """Return the checkpoint's path and progress, on rank 0; empty if the run starts from scratch."""
         if self._config.resume == NONE:
             return b""
         if self._config.resume == AUTO:
@@ -152,7 +152,7 @@ class Checkpoints:
         return str(path).encode() + b"\n" + (path / PROGRESS).read_bytes()
 
     def _all_see(self, file: Path, content: bytes) -> bool:
-        """Find out, the same on every rank, whether each of them reads this very file."""
+        """Return, alike on every rank, whether all of them can read this same file."""
         try:
             seen = file.read_bytes() == content
         except OSError:
@@ -160,23 +160,23 @@ class Checkpoints:
         return agree(seen, self._world)
 
     def _load(self, path: Path, *, shared: bool) -> None:
-        """Read the checkpoint: each rank its part, or rank 0 all of it for the others."""
+        """Load the checkpoint: each rank reads its part, or rank 0 reads all of it for the others."""
         from torch.distributed.checkpoint import state_dict
 
         state = self._state(full=not shared)
         self._read(path, state, shared=shared)
         model, optimizer = self._learner.replica.model, self._learner.optimizer
-        # What the options say of the optimizer holds, and not what they said when the checkpoint was made.
+        # The optimizer's options of this run apply, not those saved in the checkpoint.
         rules = [{name: group[name] for name in group if name != "params"} for group in optimizer.param_groups]
         options = state_dict.StateDictOptions(full_state_dict=not shared, broadcast_from_rank0=not shared)
-        # One by one: set_state_dict takes the empty model of the ranks that read nothing for none at all (torch 2.13).
+        # One by one: on ranks that read nothing, set_state_dict takes the empty model for a missing one (torch 2.13).
         state_dict.set_optimizer_state_dict(model, optimizer, state["optimizer"], options=options)
         state_dict.set_model_state_dict(model, state["model"], options=options)
         for rules_now, rule in zip(optimizer.param_groups, rules):  # noqa: B905  # Python 3.9 has no `strict`
             rules_now.update(rule)
 
     def _read(self, path: Path, state: dict[str, Any], *, shared: bool) -> None:
-        """Fill `state`; what one rank can't read ends all of them, so that none is left waiting for it."""
+        """Fill `state`; if one rank can't read, all of them fail, so that none is left waiting for it."""
         from torch.distributed.checkpoint.api import CheckpointException
         from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -187,13 +187,13 @@ class Checkpoints:
             try:
                 group = None if shared else self._alone
                 load(state, storage_reader=PlainReader(path), planner=PlainPlanner(), process_group=group)
-            except CheckpointException as error:  # no Exception: nobody above would catch it
+            except CheckpointException as error:  # not an Exception: no caller would catch it
                 reason = explain(error)
         if not agree(not reason, self._world):
             raise unreadable(path, reason)
 
     def export(self) -> Path:
-        """Write `model.pt`: all weights under their plain names and the config; every rank calls it."""
+        """Write `model.pt`: all weights under their plain names, and the config; every rank must call this."""
         path = Path(self._config.save_dir) / "model.pt"
         model = self._learner.replica.model
         if self._sharded:
@@ -206,13 +206,13 @@ class Checkpoints:
         if self._world.is_main:
             try:
                 save_file(path, {"model": weights, "config": asdict(self._config)})
-            except (OSError, RuntimeError) as error:  # torch makes a RuntimeError of a full disk
+            except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a full disk
                 raise SaveError(path, error) from error
         return path
 
 
 def is_shared(folder: str, world: World) -> bool:
-    """Find out whether all ranks see the same directory: rank 0 leaves a file there, the others look for it."""
+    """Return whether all ranks see the same directory: rank 0 makes a file there, the others look for it."""
     if world.world_size == 1:
         return True
     token = Path(folder) / f".shared_{uuid4().hex}"
@@ -230,29 +230,29 @@ def is_shared(folder: str, world: World) -> bool:
 
 
 def agree(fact: bool, world: World) -> bool:
-    """Return on every rank whether it is true on all of them."""
+    """Return on every rank whether `fact` is true on all of them."""
     everywhere = torch.tensor(int(fact), device=world.device)
     dist.all_reduce(everywhere, dist.ReduceOp.MIN)
     return bool(everywhere)
 
 
 def check_metadata(path: Path) -> None:
-    """Read what says where each tensor lies: of a cut-off one torch itself would log two tracebacks."""
+    """Check that the metadata can be read; for a truncated file torch itself would log two tracebacks."""
     from launcher.trainer.checkpoint_reading import PlainReader
 
     try:
         PlainReader(path).read_metadata()
-    except Exception as error:  # noqa: BLE001  # a pickle that was cut off raises anything
+    except Exception as error:  # noqa: BLE001  # a truncated pickle can raise anything
         raise unreadable(path, explain(error)) from None
 
 
 def unreadable(path: Path, reason: str) -> ConfigError:
-    """Say that a checkpoint is broken, and what there is to do."""
-    return ConfigError(f"{path}: can't be read: {reason}; another one: --resume PATH")
+    """Return the error for a broken checkpoint, with its fix."""
+    return ConfigError(f"{path}: can't be read: {reason}; fix: name another one with --resume PATH")
 
 
 def check_model(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuse a checkpoint of another model."""
+    """Raise ConfigError for a checkpoint of another model."""
     for name in ("kind", *SHAPE):
         if saved[name] != wanted[name]:
-            raise ConfigError(f"{path}: made with {name} {saved[name]}, and this run has {wanted[name]}")
+            raise ConfigError(f"{path}: saved with {name} {saved[name]}, but this run has {wanted[name]}")

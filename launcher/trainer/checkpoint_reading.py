@@ -1,8 +1,8 @@
-"""Read a checkpoint of torch.distributed.checkpoint as data: torch itself runs whatever code is hidden in one.
+"""Read a checkpoint of torch.distributed.checkpoint as data; torch itself would run any code hidden in one.
 
-`.metadata` is a pickle that says where each tensor lies; the `.distcp` files hold an archive of torch.save for each
-tensor and each other value. torch reads the first by plain pickle and the values with weights_only=False; torch 2.4
-reads the tensors so, too (FileSystemReader.read_data and DefaultLoadPlanner.load_bytes, torch 2.4 to 2.14).
+`.metadata` is a pickle with the location of each tensor; the `.distcp` files hold an archive of torch.save for each
+tensor and each other value. torch reads `.metadata` with plain pickle and the values with weights_only=False; torch 2.4
+reads the tensors that way, too (FileSystemReader.read_data and DefaultLoadPlanner.load_bytes, torch 2.4 to 2.14).
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ _RECORDS = (
 
 
 def _get_member(kind: object, name: str) -> object:
-    """Stand in for getattr, by which Python 3.11.0 writes the member of an enumeration."""
+    """Replace getattr, which Python 3.11.0 uses to pickle a member of an enumeration."""
     if kind is not dcp._MEM_FORMAT_ENCODING:
         raise pickle.UnpicklingError(f"{METADATA} asks for {name!r} of {kind!r}")
     return dcp._MEM_FORMAT_ENCODING[name]
 
 
-# All that torch 2.4 to 2.14 write, on Python 3.8 to 3.14, beside plain values and the dtypes.
+# Everything that torch 2.4 to 2.14 write, on Python 3.8 to 3.14, apart from plain values and the dtypes.
 _ALLOWED: dict[tuple[str, str], Any] = {
     **{(kind.__module__, kind.__name__): kind for kind in (*_RECORDS, dcp._MEM_FORMAT_ENCODING)},
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
     ("builtins", "getattr"): _get_member,
-    # Where it was saved, which nobody opens.
+    # Where it was saved; nothing opens that path.
     ("pathlib", "PosixPath"): PurePosixPath,
     ("pathlib._local", "PosixPath"): PurePosixPath,
 }
 
 
-# These are called with arguments; a record is made empty, and filled by BUILD.
+# These are called with arguments; a record is created empty, and filled by BUILD.
 _CALLED = (torch.Size, torch.serialization._get_layout, _get_member, PurePosixPath, dcp._MEM_FORMAT_ENCODING)
-# Opcodes that make plain values, and nothing else. The others are of protocols 0 and 1, take objects from elsewhere
-# (persistent ids, the extension registry, buffers), or are for what no checkpoint holds (keyword arguments, bytearray).
+# Opcodes that make plain values, and nothing else. The others belong to protocols 0 and 1, take objects from elsewhere
+# (persistent ids, the extension registry, buffers), or make what no checkpoint has (keyword arguments, bytearray).
 _PLAIN_OPCODES = (
     pickle.PROTO + pickle.FRAME + pickle.STOP + pickle.MARK + pickle.POP + pickle.POP_MARK
     + pickle.NONE + pickle.NEWTRUE + pickle.NEWFALSE + pickle.BINFLOAT
@@ -75,7 +75,7 @@ _PLAIN_OPCODES = (
 
 
 def _is_one_of(value: object, allowed: tuple[object, ...]) -> bool:
-    """Compare by identity: == would ask what the file made."""
+    """Compare by identity: == would call methods of an object that the file made."""
     return any(value is one for one in allowed)
 
 
@@ -83,13 +83,13 @@ _PythonUnpickler: Any = pickle._Unpickler  # its methods have no types
 
 
 class _MetadataUnpickler(_PythonUnpickler):  # type: ignore[misc]
-    """Builds the records of a checkpoint, and calls, fills and changes nothing else.
+    """Build the records of a checkpoint; call, fill and change nothing else.
 
-    Python's own unpickler (in C) sets attributes of whatever lies on the stack, classes and functions included.
+    Python's own unpickler (in C) sets attributes of anything on the stack, including classes and functions.
     """
 
     def __init__(self, content: bytes) -> None:
-        super().__init__(io.BytesIO(content))  # not the file: a length that it states would be reserved before it reads
+        super().__init__(io.BytesIO(content))  # not the file: any length in it would be allocated before reading
 
     def find_class(self, module: str, name: str) -> Any:
         allowed = _ALLOWED.get((module, name))
@@ -112,21 +112,21 @@ class _MetadataUnpickler(_PythonUnpickler):  # type: ignore[misc]
     def _make(self) -> None:
         kind, arguments = self.stack[-2:]
         if not _is_one_of(kind, _RECORDS) or type(arguments) is not tuple or arguments:
-            raise pickle.UnpicklingError(f"{METADATA} makes what no checkpoint needs")
+            raise pickle.UnpicklingError(f"{METADATA} makes an object that no checkpoint needs")
         self.load_newobj()
 
     def _fill(self) -> None:
-        """Fill a record: a class, a function or a member of an enumeration belongs to the whole process."""
+        """Fill a record, never a class, a function or a member of an enumeration: those belong to the whole process."""
         target, state = self.stack[-2:]
         if not _is_one_of(type(target), _RECORDS):
-            raise pickle.UnpicklingError(f"{METADATA} sets attributes of what is no record")
+            raise pickle.UnpicklingError(f"{METADATA} sets attributes of something that isn't a record")
         if not hasattr(type(target), "__setstate__") and not _is_plain_state(state):
             raise pickle.UnpicklingError(f"{METADATA} sets attributes that no record has")
         self.load_build()
 
     def _change(self, kind: type, load: Callable[[Any], None], target: object) -> None:
         if type(target) is not kind:
-            raise pickle.UnpicklingError(f"{METADATA} changes what is no {kind.__name__}")
+            raise pickle.UnpicklingError(f"{METADATA} changes something that isn't a {kind.__name__}")
         load(self)
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
@@ -149,10 +149,10 @@ def _is_plain_state(state: object) -> bool:
 
 
 class PlainReader(FileSystemReader):
-    """Reads the files of a checkpoint, and builds nothing but tensors and plain values."""
+    """Read the files of a checkpoint, and build nothing but tensors and plain values."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> dcp.Metadata:
-        """Return what says where each tensor lies; raise UnpicklingError if it says anything else."""
+        """Return the location of each tensor; raise UnpicklingError if the file holds anything else."""
         metadata = _MetadataUnpickler((Path(self.path) / METADATA).read_bytes()).load()
         if not isinstance(metadata, dcp.Metadata) or not isinstance(metadata.storage_data, dict):
             raise pickle.UnpicklingError(f"{METADATA} holds no metadata")
@@ -164,7 +164,7 @@ class PlainReader(FileSystemReader):
         return metadata
 
     def read_data(self, plan: Any, planner: Any) -> Future[None]:
-        """Give the planner what it asks for."""
+        """Read what the plan asks for, and pass it to the planner."""
         by_file = defaultdict(list)
         for item in plan.items:
             place = self.storage_data[item.storage_index]
@@ -179,7 +179,7 @@ class PlainReader(FileSystemReader):
 
 
 class PlainPlanner(DefaultLoadPlanner):
-    """Puts what was read into the state, with values that are plain."""
+    """Put what was read into the state, with plain values only."""
 
     def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
         """Put one value where it belongs."""
@@ -191,11 +191,11 @@ class PlainPlanner(DefaultLoadPlanner):
 
 
 def _check_place(place: Any) -> None:
-    """Keep the reading in the checkpoint's directory, and to files without filters, which torch 2.7 and later know."""
+    """Refuse a file outside the checkpoint's directory, and one with filters, which torch 2.7 and later can write."""
     if not isinstance(place, _StorageInfo) or PurePosixPath(place.relative_path).name != place.relative_path:
-        raise pickle.UnpicklingError(f"{METADATA} names a file outside of the checkpoint")
+        raise pickle.UnpicklingError(f"{METADATA} names a file outside the checkpoint")
     if getattr(place, "transform_descriptors", None):
-        raise pickle.UnpicklingError(f"{METADATA} asks for {place.transform_descriptors!r}, which this trainer hasn't")
+        raise pickle.UnpicklingError(f"{METADATA} asks for {place.transform_descriptors!r}, which is not supported")
 
 
 def _read_item(file: BinaryIO, item: Any, place: _StorageInfo, planner: Any) -> None:
@@ -207,13 +207,13 @@ def _read_item(file: BinaryIO, item: Any, place: _StorageInfo, planner: Any) -> 
     tensor = narrow_tensor_by_index(_load_plain(content), item.storage_offsets, item.lengths)
     target = planner.resolve_tensor(item).detach()
     if target.size() != tensor.size():
-        raise ValueError(f"{item.storage_index.fqn} is {list(tensor.size())}, and not {list(target.size())}")
+        raise ValueError(f"{item.storage_index.fqn} has shape {list(tensor.size())}, not {list(target.size())}")
     target.copy_(tensor)
     planner.commit_tensor(item, target)
 
 
 def _load_plain(content: io.BytesIO) -> Any:
-    """Read what torch.save wrote, and no older or other format.
+    """Read what torch.save wrote, and refuse any older or other format.
 
     torch before 2.6 runs a TorchScript archive whatever weights_only says (CVE-2025-32434).
     """
@@ -225,5 +225,5 @@ def _load_plain(content: io.BytesIO) -> Any:
     content.seek(0)
     try:
         return torch.load(content, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:  # torch's words advise to switch this off
+    except pickle.UnpicklingError:  # torch's own message advises switching this off
         raise pickle.UnpicklingError("it holds more than tensors and plain values") from None

@@ -1,4 +1,4 @@
-"""The command that goes on with a run: what was typed, with the run's directory and --resume."""
+"""The command that continues a run: what was typed, with the run's directory and --resume."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MODULE = "-m launcher.trainer"
 
 
 def continue_command(argv: Sequence[str], world: World, attempt: Attempt, save_dir: str, epochs: int = 0) -> str:
-    """Return a line to paste; `...` stands for options of torchrun, srun or mpirun that the ranks don't see.
+    """Return a command line to paste; `...` replaces options of torchrun, srun or mpirun that the ranks don't see.
 
-    epochs: as many in all, for a run that has done what it was asked.
+    epochs: the total number of epochs, to extend a run that has finished.
     """
     replaced = ("--save-dir", "--resume", *(("--epochs",) if epochs else ()))
     words = [*leave_out(argv, replaced), "--save-dir", save_dir]
@@ -25,7 +25,7 @@ def continue_command(argv: Sequence[str], world: World, attempt: Attempt, save_d
 
 
 def describe_starter(world: World, attempt: Attempt) -> str:
-    """Write what stands before the trainer's own options."""
+    """Return the start of the command line, before the trainer's own options."""
     python = Path(sys.executable).name
     if attempt.command:
         return attempt.command
@@ -37,7 +37,7 @@ def describe_starter(world: World, attempt: Attempt) -> str:
 def leave_out(argv: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return the words of a command line without these options and their values."""
     kept: list[str] = []
-    is_value = False  # of an option that is left out
+    is_value = False  # of an omitted option
     for word in argv:
         if word.startswith("--"):
             name, equals, _ = flag(word[2:]).partition("=")

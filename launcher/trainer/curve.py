@@ -1,6 +1,6 @@
 """The loss curve of a run as a picture.
 
-matplotlib is no part of what the trainer needs, and is imported when a picture is drawn.
+The trainer doesn't need matplotlib otherwise, so it is imported only to draw.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from launcher.trainer.trackers import read_metrics
 
 SUFFIXES = (".png", ".svg")
 TRAINING, VALIDATION = "loss", "validation_loss"
-MARKED_UP_TO = 40  # points; more of them stand so close that marks hide the line
+MARKED_UP_TO = 40  # points; with more of them the markers would hide the line
 _GREY = "#dddddd"
-# The dark and the middle of viridis, the colours of the launcher's own pictures.
+# The dark and the middle colour of viridis, as in the pictures that `launch` draws.
 _COLOURS = {TRAINING: "#3b528b", VALIDATION: "#21918c"}
 _NAMES = {TRAINING: "training", VALIDATION: "validation"}
 
@@ -25,22 +25,22 @@ Points = list[tuple[int, float]]
 
 
 def check_picture(path: Path) -> None:
-    """Raise ConfigError where this picture could not be drawn at the end of a run."""
+    """Raise ConfigError if this picture could not be drawn at the end of a run."""
     if path.suffix.lower() not in SUFFIXES:
-        raise ConfigError(f"--plot: want a .png or .svg file, got {str(path)!r}")
+        raise ConfigError(f"--plot must name a .png or .svg file, got {str(path)!r}")
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--plot: there is no directory {str(path.parent)!r} on rank 0's machine")
+        raise ConfigError(f"--plot: there is no directory {str(path.parent)!r} on rank 0's host")
     if path.is_dir():
         raise ConfigError(f"--plot: {str(path)!r} is a directory")
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib on rank 0's machine: pip install matplotlib")
+        raise ConfigError("--plot needs matplotlib on rank 0's host; fix: pip install matplotlib")
 
 
 def plot_losses(metrics: Path, picture: Path) -> None:
-    """Draw training and validation loss over the steps of a metrics.jsonl."""
+    """Draw the training and validation loss of a metrics.jsonl over its steps."""
     losses = read_losses(metrics)
     if not any(losses.values()):
-        raise ConfigError(f"{metrics}: no losses in it, so there is no picture")
+        raise ConfigError(f"{metrics}: it contains no losses, so there is nothing to draw")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
@@ -57,9 +57,9 @@ def plot_losses(metrics: Path, picture: Path) -> None:
 
 
 def read_losses(metrics: Path) -> dict[str, Points]:
-    """Return (step, loss) of each curve; a loss that was not finite is NaN, which leaves a gap.
+    """Return the (step, loss) points of each curve; a loss that was not finite is NaN, which leaves a gap.
 
-    Where the steps go back, a run was resumed, and what came after that step has been done once more.
+    Where the step number goes back, a run was resumed, and it repeated what came after that step.
     """
     losses: dict[str, Points] = {TRAINING: [], VALIDATION: []}
     last_step = 0

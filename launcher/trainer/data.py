@@ -1,6 +1,6 @@
-"""The data: a text as bytes, or a made-up regression; shared with all ranks, and dealt out to them.
+"""The data: a text as bytes, which rank 0 sends to all ranks, or a made-up regression; each rank takes its share.
 
-A byte is a token, so there is no vocabulary to build and any file will do.
+A byte is a token, so there is no vocabulary to build, and any file can be used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
 
 @dataclass(frozen=True)
 class Task:
-    """What there is to learn: samples to train on, samples to validate with, and how to speak of them."""
+    """What to learn: training samples, validation samples, and the words that describe them."""
 
     source: str
     train: Dataset[Batch]
@@ -50,7 +50,7 @@ class Task:
 
 
 def load_task(config: TrainConfig, world: World) -> Task:
-    """Make the task that the config names; every rank gets the same one."""
+    """Return the task that the config describes; every rank gets the same one."""
     if config.kind == "regression":
         features, targets = make_regression(config.data_size or REGRESSION_SAMPLES, config.seed)
         samples: Dataset[Batch] = TensorDataset(features, targets)  # type: ignore[assignment]  # a tuple of two
@@ -65,7 +65,7 @@ def load_task(config: TrainConfig, world: World) -> Task:
 
 
 def split(config: TrainConfig, samples: Dataset[Batch], size: int, *, source: str, size_bytes: int) -> Task:
-    """Cut the last samples off for validation: neighbours in a text are alike, so no sample of it is between others."""
+    """Reserve the last samples for validation: scattered ones would resemble their neighbours in the training text."""
     validation_size = min(size, max(1, round(size * config.validation_fraction))) if config.validation_fraction else 0
     train_size = size - validation_size
     return Task(
@@ -81,24 +81,24 @@ def split(config: TrainConfig, samples: Dataset[Batch], size: int, *, source: st
 
 
 def read_text(path: str) -> bytes:
-    """Read the file at `path`, or what a name stands for; "" is the text that every Python carries, for `help()`."""
+    """Read the file or the named text `path`; "" is the text that every Python includes for `help()`."""
     if not path:
         try:
             from pydoc_data.topics import topics
         except ImportError:
-            raise ConfigError("this Python was packaged without pydoc_data: give a text with --data FILE") from None
+            raise ConfigError("this Python lacks pydoc_data; fix: name a text with --data FILE") from None
         return "\n".join(topics[name] for name in sorted(topics)).encode()
     try:
         return (find_shakespeare(SHAKESPEARE_FOLDER) if path == "shakespeare" else Path(path)).read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         shown, reason = path if path.isprintable() else repr(path), getattr(error, "strerror", None) or error
-        raise ConfigError(f"{shown}: {reason} (on rank 0's machine, which alone reads the data)") from None
+        raise ConfigError(f"{shown}: {reason} (on rank 0's host, which alone reads the data)") from None
 
 
 def share_from_main(read: Callable[[], bytes | None], world: World) -> Tensor:
-    """Run `read` on rank 0 and return its bytes, or none, on every rank, as a uint8 tensor on the CPU.
+    """Run `read` on rank 0, and return its bytes on every rank as a uint8 tensor on the CPU; None gives no bytes.
 
-    A `ConfigError` there becomes one on every rank, so that none is left waiting for the bytes.
+    A `ConfigError` on rank 0 is raised on every rank, so that none is left waiting for the bytes.
     """
     content, failure = b"", None
     if world.is_main:
@@ -109,7 +109,7 @@ def share_from_main(read: Callable[[], bytes | None], world: World) -> Tensor:
     size = torch.tensor(-1 if failure else len(content), device=world.device)
     dist.broadcast(size, src=0)
     if size < 0:
-        raise failure or ConfigError("rank 0 could not go on")
+        raise failure or ConfigError("rank 0 could not continue")
     shared = torch.empty(int(size), dtype=torch.uint8, device=world.device)
     if world.is_main and content:
         shared.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
@@ -118,7 +118,7 @@ def share_from_main(read: Callable[[], bytes | None], world: World) -> Tensor:
 
 
 class ByteSequences(Dataset[Batch]):
-    """Cut text into sequences of `context` bytes; the target is the same, one byte on."""
+    """Cut text into sequences of `context` bytes; the target is the same sequence shifted by one byte."""
 
     def __init__(self, text: Tensor, context: int) -> None:
         self.text = text
@@ -134,7 +134,7 @@ class ByteSequences(Dataset[Batch]):
 
 
 def make_regression(size: int, seed: int) -> Batch:
-    """Make `size` points of a smooth function of `FEATURES` numbers, with some noise; the seed decides all of them."""
+    """Return `size` points of a smooth function of `FEATURES` numbers, with noise; they depend only on the seed."""
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(size, FEATURES, generator=generator)
     directions = torch.randn(FEATURES, 8, generator=generator) / FEATURES**0.5
@@ -143,7 +143,7 @@ def make_regression(size: int, seed: int) -> Batch:
 
 
 class SkippingSampler(Sampler[int]):
-    """A `DistributedSampler` that can leave out what was already seen of an epoch, without loading it."""
+    """A `DistributedSampler` that can skip the samples of an epoch that were already seen, without loading them."""
 
     def __init__(self, sampler: DistributedSampler[Batch]) -> None:
         self._sampler = sampler
@@ -151,11 +151,11 @@ class SkippingSampler(Sampler[int]):
 
     @property
     def epoch_size(self) -> int:
-        """Count this rank's samples of a whole epoch."""
+        """Return the number of this rank's samples in a whole epoch."""
         return len(self._sampler)
 
     def set_epoch(self, epoch: int, skip: int) -> None:
-        """Take the order of this epoch, from this rank's sample number `skip` on."""
+        """Use the order of this epoch, and skip this rank's first `skip` samples."""
         self._sampler.set_epoch(epoch)
         self._skip = skip
 
@@ -169,15 +169,15 @@ class SkippingSampler(Sampler[int]):
 def build_loader(
     task: Task, config: TrainConfig, layout: Layout, world: World
 ) -> tuple[DataLoader[Batch], SkippingSampler]:
-    """Deal the samples out over the data dimension; ranks that share a model's matrices get the same ones.
+    """Distribute the samples over the data dimension; ranks that share a model's matrices get the same samples.
 
-    The sampler reshuffles them in each epoch. Rank r of R takes each R-th sample of the same order,
-    so the ranks' batches together are the same samples for every R with the same global batch.
+    The sampler reshuffles them in each epoch. Rank r of R takes every R-th sample of the same order,
+    so with the same global batch the ranks' batches together hold the same samples for every R.
     """
     if task.train_size < layout.global_batch:
         raise ConfigError(
-            f"the data are too few: {task.source} leave {task.train_size} samples to train on, and one step takes "
-            f"{layout.global_batch} ({layout.describe_batch()})"
+            f"too little data ({task.source}): one step takes {layout.global_batch} samples "
+            f"({layout.describe_batch()}), got {task.train_size} to train on"
         )
     dealt: DistributedSampler[Batch] = DistributedSampler(
         task.train, layout.data_size, layout.data_rank, seed=config.seed, drop_last=True
@@ -198,17 +198,17 @@ def build_loader(
 
 
 def count_workers(asked: int, size_bytes: int) -> int:
-    """Return the loader processes of a rank: small data are quicker without, others get the CPUs that are left."""
+    """Return the number of loader processes per rank: `asked`, or for -1 none for small data, else the spare CPUs."""
     if asked >= 0:
         return asked
     return 0 if size_bytes < SMALL_BYTES else min(MOST_WORKERS, distributed.cpu_count() - 1)
 
 
 def stay_with_rank(worker: int) -> None:
-    """Let a loader process live exactly as long as its rank.
+    """Make a loader process live exactly as long as its rank.
 
-    Slurm and torchrun send SIGTERM to all processes at once, and a rank whose loader died of it could not save.
-    Left alone, a loader would notice the end of its rank after up to 5 s; Linux can tell it at once.
+    Slurm and torchrun send SIGTERM to all processes at once; a rank whose loader died from it could not save.
+    By itself a loader notices the end of its rank only after up to 5 s; Linux kills it at once.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.platform == "linux":
@@ -216,9 +216,9 @@ def stay_with_rank(worker: int) -> None:
 
 
 def deal_validation(size: int, batch_size: int, shares: int, share: int) -> list[list[int]]:
-    """Deal the numbers below `size` out in batches: each to one share, once, and equally many batches to each share.
+    """Return this share's batches of the numbers below `size`; each number is in exactly one share.
 
-    A share that has none left gets empty batches, since sharded models need every rank in every pass.
+    All shares have equally many batches, some of them empty, since sharded models need every rank in every pass.
     """
     mine = range(share, size, shares)
     most = -(-size // shares)
@@ -226,7 +226,7 @@ def deal_validation(size: int, batch_size: int, shares: int, share: int) -> list
 
 
 def short(number: float) -> str:
-    """Write 950, 12.3k or 4.56M."""
+    """Return 950, 12.3k or 4.56M."""
     if number < 1000:
         return f"{number:.0f}"
     return f"{number / 1e3:.1f}k" if number < 999_950 else f"{number / 1e6:.2f}M"

@@ -1,4 +1,4 @@
-"""Validation: the mean loss over samples that are never trained on, exact on any number of ranks."""
+"""Validation: the mean loss over samples that are never trained on; it is exact for any number of ranks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from launcher.trainer.stopping import StopVote
 
 
 class Evaluator:
-    """Compute the validation loss when it is asked for."""
+    """Compute the validation loss on request."""
 
     def __init__(self, task: Task, config: TrainConfig, learner: Learner, world: World) -> None:
         layout = learner.replica.layout
         if config.evaluate_on == "main" and layout.sharded:
-            raise ConfigError(f"evaluate_on main needs the whole model on rank 0, and parallel {layout.kind} shares it")
+            raise ConfigError(f"evaluate_on main needs the whole model on rank 0, but parallel {layout.kind} splits it")
         self._learner = learner
         self._device = world.device
         self.size = task.validation_size
@@ -31,21 +31,21 @@ class Evaluator:
         shares, share = (layout.data_size, layout.data_rank) if self._all_evaluate else (1, 0)
         takes_part = self._all_evaluate or world.is_main
         self._batches = deal_validation(task.validation_size, layout.batch_size, shares, share) if takes_part else []
-        # An empty batch has no mean: a sample stands in for it, and counts for nothing.
+        # An empty batch has no mean: one sample takes its place, with a weight of 0.
         self._loader = DataLoader(task.validation, batch_sampler=[batch or [0] for batch in self._batches])
 
     def evaluate(self, vote: StopVote) -> float | None:
         """Return the mean loss over all samples, each counted once; None once the ranks agreed to stop."""
-        # Only a vote that all ranks take part in comes to an end.
+        # A vote finishes only if all ranks take part in it.
         total = self.sum_up(vote.poll if self._all_evaluate else lambda: False)
         if vote.agreed:
             return None
-        # Ranks that share matrices have seen the same samples: both sums grow alike, the mean stays.
+        # Ranks that share matrices have seen the same samples: both sums grow alike, so the mean stays the same.
         dist.all_reduce(total)
         return float(total[0] / total[1])
 
     def sum_up(self, must_stop: Callable[[], bool]) -> Tensor:
-        """Return the sum of the losses of this rank's samples, and their number."""
+        """Return the sum of this rank's sample losses, and the number of samples."""
         model, total = self._learner.replica.model, torch.zeros(2, dtype=torch.float64, device=self._device)
         model.eval()
         with torch.no_grad():

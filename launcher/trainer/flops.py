@@ -1,4 +1,4 @@
-"""How much of a GPU's arithmetic the training uses: model FLOPs utilisation, as PaLM has it.
+"""Model FLOPs utilisation, as PaLM defines it: how much of a GPU's arithmetic the training uses.
 
 PaLM: Scaling Language Modeling with Pathways, appendix B (https://arxiv.org/abs/2204.02311).
 """
@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 
 class Peak(NamedTuple):
-    """The teraFLOPS of one device as PyTorch counts devices, dense: data sheets often print twice that, for sparsity.
+    """The dense teraFLOPS of one PyTorch device; data sheets often print twice that, with sparsity.
 
-    None is a type that the device has no units for.
+    None means that the device has no units for that type.
     """
 
     names: str
@@ -23,9 +23,9 @@ class Peak(NamedTuple):
     source: str
 
 
-# `names` is a pattern of the whole of torch.cuda.get_device_name() without the maker's name, so that a MIG slice,
-# a laptop's GPU or a cut-down model, which are slower, are not taken for the real thing.
-# GeForce tensor cores are counted with FP32 accumulation, which is what PyTorch asks of them.
+# `names` matches the whole torch.cuda.get_device_name() without the vendor's name, so that a MIG slice,
+# a laptop's GPU or a cut-down model, which are slower, don't match.
+# GeForce tensor cores are counted with FP32 accumulation, which PyTorch uses.
 PEAKS = (
     Peak(r"V100-SXM[23]-\d+GB", 15.7, None, 125.0, None, "NVIDIA V100 data sheet"),
     Peak(r"V100-PCIE-\d+GB", 14.0, None, 112.0, None, "NVIDIA V100 data sheet"),
@@ -49,7 +49,7 @@ PEAKS = (
     Peak(r"H200 NVL", 60.0, 417.5, 835.5, 835.5, "NVIDIA H200 data sheet, half of its figures with sparsity"),
     Peak(r"GH200 (480GB|144G HBM3e)", 67.0, 494.7, 989.4, 989.4, "NVIDIA GH200 data sheet, half of its sparse figures"),
     Peak(r"B200", 75.0, 1100.0, 2250.0, 2250.0, "NVIDIA HGX B200 data sheet, per GPU, half of its sparse figures"),
-    # One of these cards is two devices to PyTorch.
+    # PyTorch sees each of these cards as two devices.
     Peak(r"Instinct MI250X", 47.85, None, 191.5, 191.5, "AMD Instinct MI250X data sheet, half a card"),
     Peak(r"Instinct MI250", 45.25, None, 181.05, 181.05, "AMD Instinct MI250 data sheet, half a card"),
     Peak(r"Instinct MI210", 45.3, None, 181.0, 181.0, "AMD Instinct MI210 data sheet"),
@@ -61,14 +61,14 @@ PEAKS = (
 def flops_per_token(parameters: int, layers: int, dim: int, context: int) -> float:
     """Return the floating-point operations of one token, forward and backward.
 
-    Each parameter multiplies and adds once forward and twice backward (6), so `parameters` leaves out those that are
+    Each parameter multiplies and adds once forward and twice backward (6), so `parameters` excludes those that are
     only looked up, the embeddings; attention adds 12 for each layer, each of its `dim` and each of the `context`.
     """
     return 6.0 * parameters + 12.0 * layers * dim * context
 
 
 def peak_flops(device_name: str, dtype: str) -> float | None:
-    """Return the peak operations per second of fp32, tf32, fp16 or bf16; None where no data sheet is known."""
+    """Return the peak operations per second of fp32, tf32, fp16 or bf16; None without a known data sheet."""
     name = re.sub(r"^(NVIDIA|Tesla|AMD) ", "", device_name)
     for peak in PEAKS:
         if re.fullmatch(peak.names, name):

@@ -1,4 +1,4 @@
-"""What rank 0 tells of the run while it goes: lines on the screen, figures for the trackers; other ranks are silent."""
+"""What rank 0 reports during a run: lines on the screen, and metrics for the trackers; other ranks are silent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from launcher.trainer.trackers import METRICS_FILE, open_trackers
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast the training is: what a step counts, and what the GPUs could do at most."""
+    """What is needed to compute the speed: the size of a step, its FLOPs, and the GPUs' peak."""
 
     unit: str
     units_per_step: int
@@ -36,17 +36,17 @@ class Speed:
     ranks: int
 
     def describe(self, units_per_s: float) -> str:
-        """Write `61.2k tokens/s`, on a known GPU with the share of its peak that is used."""
+        """Return `61.2k tokens/s`; for a known GPU add the share of its peak that is used."""
         used = self.use(units_per_s)
         return f"{short(units_per_s)} {self.unit}/s" + (f", {used:.0%} MFU" if used is not None else "")
 
     def use(self, units_per_s: float) -> float | None:
-        """Return model FLOPs utilisation, None where the peak is not known."""
+        """Return the model FLOPs utilisation, or None if the peak is unknown."""
         return utilisation(units_per_s, self.flops_per_unit, self.peak, self.ranks) if self.peak else None
 
 
 def measure_speed(config: TrainConfig, world: World, layout: Layout, task: Task, model: nn.Module) -> Speed:
-    """Find out what a step of this model costs; the regression is too small to speak of utilisation."""
+    """Compute what a step of this model costs; for the regression, utilisation would mean nothing."""
     computing = sum(weights.numel() for name, weights in model.named_parameters() if not name.startswith("embed"))
     peak = None
     if world.device.type == "cuda" and config.kind == "text":
@@ -57,18 +57,18 @@ def measure_speed(config: TrainConfig, world: World, layout: Layout, task: Task,
 
 
 class Journal:
-    """Print and pass on what comes of the steps."""
+    """Print what the steps yield, and pass it to the trackers."""
 
     def __init__(self, config: TrainConfig, world: World, argv: Sequence[str] = ()) -> None:
         self._config = config
         self._world = world
-        self._argv = argv  # what was typed, for the command that goes on
+        self._argv = argv  # what was typed, for the command that continues the run
         self._is_main = world.is_main
         self._losses: list[float] = []
         self._progress: Progress | None = None
 
     def open(self) -> None:
-        """Open the trackers, on rank 0, before the work begins that they are for."""
+        """Open the trackers on rank 0, before training takes any time."""
         if self._config.plot:
             check_picture(Path(self._config.plot))
         names = [name.strip() for name in self._config.track.split(",") if name.strip()]
@@ -92,16 +92,16 @@ class Journal:
             print(text, flush=True)
 
     def tick(self, position: Position) -> None:
-        """Move the progress on, where a terminal shows it."""
+        """Update the progress line, if there is a terminal."""
         if self._progress is not None:
             self._progress.update(position.step)
 
     def restart_clock(self, position: Position) -> None:
-        """Leave out of the speed what was no training."""
+        """Exclude the time before now from the speed, because it was not spent on training."""
         self._last_step, self._last_time = position.step, time.perf_counter()
 
     def record_step(self, position: Position, loss: float, lr: float) -> None:
-        """Tell the loss of a step, and the speed of all ranks together since the last line."""
+        """Report the loss of a step, and the speed of all ranks together since the last line."""
         if not self._is_main:
             return
         self._losses.append(loss)
@@ -114,12 +114,12 @@ class Journal:
         self._log(position, figures if used is None else {**figures, "mfu": round(used, 4)})
 
     def record_validation(self, position: Position, loss: float) -> None:
-        """Tell the validation loss."""
+        """Report the validation loss."""
         self.say(f"epoch {position.epoch} step {position.step} validation loss {loss:.3f}")
         self._log(position, {"validation_loss": loss})
 
     def end(self, model: Path) -> None:
-        """Tell where the loss ended and began, and where the model is; draw the curve."""
+        """Print the final and the first loss and the path of the model; draw the curve."""
         if not self._losses:
             self.say(f"nothing left to train, model in {model}")
         else:
@@ -129,21 +129,21 @@ class Journal:
             self._draw()
 
     def close(self, exit_code: int) -> None:
-        """Let the trackers come to an end; after a save, since one of them may be slow."""
+        """Finish the trackers; call it after saving, since one of them may be slow."""
         if self._progress is not None:
             self._progress.close()
             self._trackers.finish(exit_code)
 
     def tell_stop(self, text: str, *, can_resume: bool = True) -> None:
-        """Say how a run that was stopped has saved, and which command goes on with it."""
+        """Print how a stopped run was saved, and the command that continues it."""
         self.say(f"SIGTERM: {text}")
         if can_resume:
             self.say(f"to continue: {self._command()}")
 
     def tell_failure(self) -> None:
-        """Say which command goes on with a run that failed; nothing if it hasn't begun, or has no checkpoint."""
+        """Print the command that continues a failed run, unless it hasn't begun or has no checkpoint."""
         if self._progress is not None:
-            with contextlib.suppress(OSError):  # the disk may be what failed
+            with contextlib.suppress(OSError):  # the disk may be the cause of the failure
                 if find_newest(Path(self._config.save_dir) / "checkpoints"):
                     self.say(f"to continue: {self._command()}")
 
@@ -153,8 +153,8 @@ class Journal:
     def _draw(self) -> None:
         try:
             plot_losses(Path(self._config.save_dir) / METRICS_FILE, Path(self._config.plot))
-        except Exception as error:  # noqa: BLE001  # whatever fails: the training is done, and well
-            print(f"warning: no picture in {self._config.plot}: {explain(error)}", file=sys.stderr)
+        except Exception as error:  # noqa: BLE001  # whatever fails here, the training itself has succeeded
+            print(f"warning: can't draw {self._config.plot}: {explain(error)}", file=sys.stderr)
 
     def _log(self, position: Position, figures: Mapping[str, float]) -> None:
         if self._is_main:

@@ -1,4 +1,4 @@
-"""The training loop: step, log, validate, save; and save before the end when SIGTERM comes."""
+"""The training loop: step, log, validate, save; after SIGTERM, save and exit."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from launcher.trainer.stopping import EXIT_SIGTERM, StopVote
 
 
 def train(config: TrainConfig, world: World, argv: Sequence[str] = ()) -> None:
-    """Do all that the config asks for; after SIGTERM save, and end every rank with 143.
+    """Run the training that the config describes; after SIGTERM save, and end every rank with exit code 143.
 
-    argv: what was typed, for the command that goes on with the run.
+    argv: what was typed, for the command that continues the run.
     """
     nodes = gather_nodes(world)
     check_nodes(nodes, config)
@@ -47,7 +47,7 @@ def train(config: TrainConfig, world: World, argv: Sequence[str] = ()) -> None:
 def train_in_folder(
     config: TrainConfig, world: World, nodes: Sequence[Node], layout: Layout, argv: Sequence[str]
 ) -> None:
-    """Train, with the directory that is this run's own."""
+    """Train and save in the directory that this run has claimed."""
     journal = Journal(config, world, argv)
     try:
         share_from_main(journal.open, world)
@@ -57,7 +57,7 @@ def train_in_folder(
         model = build_model(config).to(world.device)
         speed = measure_speed(config, world, layout, task, model)
         report = describe_start(world, nodes, layout, task, model)
-        distributed.seed_everything(config.seed)  # from here on each rank may draw other numbers
+        distributed.seed_everything(config.seed)  # from here on each rank may draw different numbers
         learner = build_learner(parallelize(model, layout, config, world), config, world.device)
         evaluator = Evaluator(task, config, learner, world)
 
@@ -89,7 +89,7 @@ def train_in_folder(
 
 @dataclass
 class Run:
-    """A run on its way: what it is made of, and how far it is."""
+    """A run in progress: its parts, and its position."""
 
     config: TrainConfig
     world: World
@@ -104,7 +104,7 @@ class Run:
     unchecked: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Count the steps of the whole run, for the learning rate and the progress."""
+        """Count the steps of the whole run, for the learning rate and the progress line."""
         left = (self.config.epochs - self.position.epoch + 1) * self.epoch_steps
         self.steps = self.position.step + left - self.position.samples // self.global_batch
 
@@ -114,11 +114,11 @@ class Run:
             while self.position.epoch <= self.config.epochs:
                 self.train_epoch()
             self.vote.finish()
-            # Nobody ends well before the model is there.
+            # No rank may exit with 0 before the model is saved.
             model = self.checkpoints.export()
             distributed.barrier()
         except (RuntimeError, SaveError):
-            # A collective failed: a peer that was stopped too has left, or it died.
+            # A collective failed: another rank has exited after SIGTERM too, or it died.
             if not self.vote.requested:
                 raise
             self.leave_alone()
@@ -126,12 +126,12 @@ class Run:
 
     @property
     def global_batch(self) -> int:
-        """Count the samples of a step."""
+        """Return the number of samples in a step of all ranks."""
         return self.learner.replica.layout.global_batch
 
     @property
     def epoch_steps(self) -> int:
-        """Count the steps of a whole epoch."""
+        """Return the number of steps in a whole epoch."""
         most = self.sampler.epoch_size // (self.learner.replica.layout.batch_size * self.config.accumulate)
         return min(most, self.config.steps_per_epoch or most)
 
@@ -154,14 +154,14 @@ class Run:
         self.save()
 
     def take_step(self, passes: list[Batch], *, last: bool) -> None:
-        """Learn from one global batch, and tell the loss where a line is due."""
+        """Learn from one global batch, and report the loss if a line is due."""
         begun, step = self.position, self.position.step + 1
         lr = learning_rate(step, self.steps, self.config)
         loss = self.learner.take_step(passes, lr)
         self.position = Position(step, begun.epoch, begun.samples + self.global_batch)
         self.journal.tick(self.position)
         if step == 1 or last or is_due(self.config.log_every, step):
-            # The one place where the GPU is waited for.
+            # The only place that waits for the GPU.
             mean = float(distributed.all_reduce_mean(loss))
             self.journal.record_step(self.position, mean, lr)
             self.check(mean)
@@ -170,19 +170,19 @@ class Run:
             self.unchecked = loss
 
     def check(self, loss: float) -> None:
-        """End the run, on all ranks alike, before a loss that is lost gets into a checkpoint."""
+        """Raise RunError, on all ranks alike, for a loss that is not finite, before it gets into a checkpoint."""
         if not math.isfinite(loss):
             raise RunError(f"step {self.position.step}: the loss is not finite")
 
     def save_all(self) -> Path:
-        """Save with all ranks what is worth it."""
+        """Check the last loss, then save with all ranks; return the checkpoint's path."""
         if self.unchecked is not None:
             self.check(float(distributed.all_reduce_mean(self.unchecked)))
             self.unchecked = None
         return self.checkpoints.save(self.position)
 
     def evaluate(self) -> None:
-        """Validate, unless nothing is kept for it."""
+        """Validate, unless there are no validation samples."""
         if not self.evaluator.size:
             return
         loss = self.evaluator.evaluate(self.vote)
@@ -192,32 +192,32 @@ class Run:
         self.journal.restart_clock(self.position)
 
     def save(self) -> None:
-        """Save a checkpoint to go on from."""
+        """Save a checkpoint, and exclude the time from the speed."""
         self.save_all()
         self.journal.restart_clock(self.position)
 
     def leave_together(self) -> NoReturn:
-        """Save with all ranks, and end them with 143 when that is done."""
+        """Save with all ranks, then end them with exit code 143."""
         path = self.save_all()
         self.journal.tell_stop(f"step {self.position.step} saved in {path}")
         distributed.barrier()
         self.leave()
 
     def leave_alone(self) -> NoReturn:
-        """Save on rank 0 what it can without the others, and end with 143."""
+        """Save on rank 0 what it can without the others, then exit with 143."""
         if self.world.is_main:
             step, path = self.position.step, self.checkpoints.save_alone(self.position)
             newest = self.checkpoints.newest()
-            lost = f"not saved, a rank has left with its part; newest is {newest or 'none'}"
+            lost = f"not saved: a rank exited with its part of the model; newest checkpoint: {newest or 'none'}"
             self.journal.tell_stop(f"step {step} {f'saved in {path}' if path else lost}", can_resume=newest is not None)
         self.leave()
 
     def leave(self) -> NoReturn:
-        """End with 143."""
+        """Finish the trackers, and exit with 143."""
         self.journal.close(EXIT_SIGTERM)
         distributed.leave(EXIT_SIGTERM)
 
 
 def is_due(every: int, step: int) -> bool:
-    """Be true in each step that `every` divides; never for 0."""
+    """Return whether `every` divides `step`; never for 0."""
     return every > 0 and step % every == 0

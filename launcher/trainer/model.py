@@ -1,6 +1,6 @@
-"""The models: a small GPT that reads and writes bytes, after nanoGPT, and a perceptron for numbers.
+"""The models: a small GPT that reads and writes bytes, modelled on nanoGPT, and a perceptron for numbers.
 
-Both take a batch and its targets and return the mean loss, a scalar, so that the loop needs no other word with them.
+Both take a batch and its targets and return the mean loss, a scalar, so the loop treats them alike.
 nanoGPT: https://github.com/karpathy/nanoGPT
 """
 
@@ -17,9 +17,9 @@ FEATURES = 16
 
 
 class Attention(nn.Module):
-    """Let each position look at itself and at those before it.
+    """Causal self-attention: each position attends to itself and to those before it.
 
-    Query, key and value are matrices of their own, so that tensor parallelism can deal whole heads out to ranks.
+    Query, key and value are separate matrices, so that tensor parallelism can give whole heads to ranks.
     """
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -31,7 +31,7 @@ class Attention(nn.Module):
         self.project = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        # (batch, length, dim) -> (batch, heads, length, head_dim); a rank may hold a part of the heads
+        # (batch, length, dim) -> (batch, heads, length, head_dim); a rank may hold only some of the heads
         query, key, value = (
             part(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in (self.query, self.key, self.value)
         )
@@ -41,7 +41,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attend, then think: both add to what came in."""
+    """A transformer block: attention, then an MLP, each added to its input."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class ByteTransformer(nn.Module):
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, VOCABULARY, bias=False)
-        # Small weights make the first guess even over all bytes: the loss begins at ln 256 = 5.55.
+        # With small weights the first prediction is uniform over all bytes: the loss starts at ln 256 = 5.55.
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)
@@ -84,7 +84,7 @@ class ByteTransformer(nn.Module):
 
 
 class Perceptron(nn.Module):
-    """Predict one number from `FEATURES` numbers, through blocks that each add to what came in."""
+    """Predict one number from `FEATURES` numbers, through blocks that each add to their input."""
 
     def __init__(self, layers: int, dim: int) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Perceptron(nn.Module):
 
 
 def build_model(config: TrainConfig) -> nn.Module:
-    """Make the model for this kind of data, with weights that depend on the seed alone: all ranks begin alike."""
+    """Build the model for this kind of data; its weights depend only on the seed, so all ranks start alike."""
     torch.manual_seed(config.seed)
     if config.kind == "regression":
         return Perceptron(config.layers, config.dim)

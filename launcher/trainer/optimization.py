@@ -1,4 +1,4 @@
-"""One step of learning: the optimizer, its learning rate, mixed precision, and gradients of several passes."""
+"""One training step: the optimizer, its learning rate, mixed precision, and gradients of several passes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.trainer.parallel import AMP_TYPES, Replica
 
 @dataclass(frozen=True)
 class Learner:
-    """A model, its optimizer, and what changes the one by the other."""
+    """A model with its optimizer, and the training step."""
 
     replica: Replica
     optimizer: torch.optim.Optimizer
@@ -27,7 +27,7 @@ class Learner:
     device: torch.device
 
     def take_step(self, passes: Sequence[Batch], lr: float) -> Tensor:
-        """Learn from all of the passes together and return their mean loss, without waiting for the GPU."""
+        """Update the weights with the mean gradient of all passes; return the mean loss without waiting for the GPU."""
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(passes, start=1):
             with self.replica.gradient_sync(wanted=number == len(passes)):
@@ -45,7 +45,7 @@ class Learner:
         return total
 
     def compute_loss(self, module: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean loss of one batch, in the precision that was asked for."""
+        """Return the mean loss of one batch, in the configured precision."""
         inputs, targets = (part.to(self.device, non_blocking=True) for part in batch)
         with choose_precision(self.config.amp, self.device):
             loss: Tensor = module(inputs, targets)
@@ -53,29 +53,29 @@ class Learner:
 
 
 def build_learner(replica: Replica, config: TrainConfig, device: torch.device) -> Learner:
-    """Make the optimizer of this rank's parameters; on a GPU its update is one kernel."""
+    """Build the optimizer for this rank's parameters; on a GPU its update is one fused kernel."""
     if config.amp == "fp16" and device.type != "cuda":
-        raise ConfigError("amp fp16 needs a GPU; use bf16, which a CPU can do too")
+        raise ConfigError("amp fp16 needs a GPU; fix: use bf16, which CPUs support too")
     optimizer = torch.optim.AdamW(
         replica.model.parameters(),
         config.lr,
         weight_decay=config.weight_decay,
         fused=True if device.type == "cuda" else None,
     )
-    # Half a float's exponent loses small gradients: they are scaled up, and steps that overflow are left out.
+    # fp16's small exponent loses small gradients: the loss is scaled up, and steps that overflow are skipped.
     scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")
     return Learner(replica, optimizer, scaler, config, device)
 
 
 def choose_precision(amp: str, device: torch.device) -> AbstractContextManager[object]:
-    """Compute matrix products in a short type; the parameters stay as they are."""
+    """Return a context that computes matrix products in a shorter type; the parameters keep theirs."""
     return torch.autocast(device.type, AMP_TYPES[amp]) if amp != "off" else nullcontext()
 
 
 def learning_rate(step: int, steps: int, config: TrainConfig) -> float:
-    """Return the rate of step 1 to `steps`: up a line, then down a cosine.
+    """Return the learning rate of a step from 1 to `steps`: a linear rise, then a cosine decay.
 
-    It depends on nothing else, so a checkpoint needs to hold the step alone.
+    It depends on nothing else, so a checkpoint needs only the step.
     """
     warmup = min(config.warmup_steps, steps)
     if step <= warmup:

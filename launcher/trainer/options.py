@@ -1,7 +1,7 @@
-"""From a frozen dataclass to options: each field is a key of a YAML or JSON file and a flag.
+"""Turn a frozen dataclass into options: each field is a key of a YAML or JSON file and a flag.
 
-What can be said of a field (its help, its range) stands in the field, through `option`; what is wrong with
-a value becomes a `ConfigError` of one line. Nothing here knows what the options mean.
+`option` describes a field (its help, its range) where the field is defined; a wrong value raises a `ConfigError`
+of one line. Nothing here knows what the options mean.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import Any, NoReturn
 
 Fields = Mapping[str, "Field[Any]"]
 
-MAX_FILE_BYTES = 128 << 10  # PyYAML takes seconds for a megabyte
-INT_LIMIT = 2**31  # far beyond any sensible count, and sums of such numbers still fit into torch's 64 bits
+MAX_FILE_BYTES = 128 << 10  # PyYAML needs seconds for a megabyte
+INT_LIMIT = 2**31  # far beyond any sensible count; sums of such numbers still fit into torch's 64 bits
 _SHOWN_LENGTH = 100
 _RENAMED_SHOWN = 8
-_TYPO = 0.8  # how much alike two names are, for the one to be meant by the other: `train` doesn't mean track
-_NO_VALUES = "a value in it can't be read: a date, or too many digits or brackets"
+_TYPO = 0.8  # how similar a typo must be to a name: `train` isn't taken for track
+_NO_VALUES = "a value in it can't be read: a wrong date, or too many digits or brackets"
 
 
 class ConfigError(ValueError):
-    """An option that makes no sense; every rank sees the same one."""
+    """A wrong option; every rank raises the same error."""
 
 
 class RunError(Exception):
-    """What ended a run that began well, in one line; the exit code is 1."""
+    """The one-line reason why a run failed after it started; the exit code is 1."""
 
 
 class UnreadableFileError(ConfigError):
-    """The file can't be read on this machine, while another one may read it well."""
+    """A file can't be read on this host; other hosts may be able to read it."""
 
 
 def option(
@@ -46,26 +46,29 @@ def option(
     below: float | None = None,
     choices: tuple[str, ...] = (),
     instead_of: str = "",
+    group: str = "",
     bare: str = "",
     aliases: tuple[str, ...] = (),
 ) -> Any:
-    """Describe one field: its type is the default's, and a number is at least `minimum` and less than `below`.
+    """Describe one field: its type is its default's, and a number must be at least `minimum` and below `below`.
 
-    Without `below` a whole number is less than `INT_LIMIT`.
-    Its flag puts what a file says of the field `instead_of` out of force, and means `bare` without a value.
-    `aliases` are what others call it; they are read as well.
+    Without `below` a whole number must be below `INT_LIMIT`.
+    Its flag overrides a file's value of the field `instead_of`, and means `bare` if it has no value.
+    `aliases` are names that other tools use for it; they are accepted as well.
+    In the help `group` starts a group of options with this heading, from this field on.
     """
     metavar = metavar or ("N" if isinstance(default, int) else "X")
     if below is None:
         below = INT_LIMIT if isinstance(default, int) else math.inf
     rules = {"help": text, "metavar": metavar, "minimum": minimum, "below": below, "choices": choices}
-    return field(default=default, metadata={**rules, "instead_of": instead_of, "bare": bare, "aliases": aliases})
+    metadata = {**rules, "instead_of": instead_of, "bare": bare, "aliases": aliases, "group": group}
+    return field(default=default, metadata=metadata)
 
 
 def read_values(fields: Fields, argv: list[str], about: str, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Return what the command line, and the file it names, say of the fields; a flag wins over the file.
+    """Return the values of the fields on the command line and in the file that it names; a flag wins over the file.
 
-    tell: what takes a line about names that are not the fields' own.
+    tell: called with a line about aliases that were read as fields.
     """
     flags = parse_flags(fields, argv, about, tell)
     path = flags.pop("config", None)
@@ -78,7 +81,7 @@ def read_values(fields: Fields, argv: list[str], about: str, tell: Callable[[str
 
 
 def parse_flags(fields: Fields, argv: list[str], about: str, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Return the flags that were given, as text or a boolean; `--batch_size` and `--batch-size` are the same."""
+    """Return the flags that were given, each as text or a boolean; `--batch_size` and `--batch-size` are the same."""
     words = [flag(word[2:]) if word.startswith("--") else word for word in argv]
     known, others = build_parser(fields, about).parse_known_args(words)
     aliases = {flag(alias): flag(name) for name, field in fields.items() for alias in field.metadata["aliases"]}
@@ -94,14 +97,14 @@ def parse_flags(fields: Fields, argv: list[str], about: str, tell: Callable[[str
 
 
 def read_file(fields: Fields, path: str, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Read a YAML or JSON file of `key: value` lines, also in sections; errors begin with the file's name."""
+    """Read a YAML or JSON file of `key: value` lines, which may be in sections; errors start with the file's name."""
     try:
         with Path(path).open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise UnreadableFileError(f"{path}: {error.strerror}") from None
     if len(raw) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: more than {MAX_FILE_BYTES >> 10} KiB, which no configuration has")
+        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES >> 10} KiB, too large for a configuration file")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -121,16 +124,16 @@ def read_file(fields: Fields, path: str, tell: Callable[[str], None]) -> dict[st
         if not name:
             raise ConfigError(f"{path}: unknown key {_shown(key)}{_guess(word, names)}")
         if name in keys:
-            raise ConfigError(f"{path}: {keys[name]} and {key} are the same option: give one of them")
+            raise ConfigError(f"{path}: {keys[name]} and {key} are the same option; fix: give one of them")
         keys[name], values[name] = key, convert(fields[name], f"{path}: {key}", value)
     tell_names([(key, name) for name, key in keys.items() if key.replace("-", "_") != name], tell, f"{path}: ")
     return values
 
 
 def list_keys(content: dict[Any, object]) -> Iterator[tuple[str, object]]:
-    """Yield each key and its value; one in a section has the section's name before it, as `train.batch_size`."""
+    """Yield each key with its value; a key in a section starts with the section's name, as in `train.batch_size`."""
     rest = [(str(key), value) for key, value in reversed(content.items())]
-    while rest:  # a file may hold more sections in each other than Python calls functions
+    while rest:  # a loop, since a file may nest more sections than Python can nest calls
         key, value = rest.pop()
         if isinstance(value, dict) and value:
             rest += [(f"{key}.{inner}", value[inner]) for inner in reversed(value)]
@@ -139,17 +142,17 @@ def list_keys(content: dict[Any, object]) -> Iterator[tuple[str, object]]:
 
 
 def tell_names(renamed: Sequence[tuple[str, str]], tell: Callable[[str], None], start: str = "") -> None:
-    """Tell, in one line, which words were read as which options."""
+    """Report in one line which names were read as which options."""
     if renamed:
         more = len(renamed) - _RENAMED_SHOWN
         pairs = ", ".join(f"{word} as {name}" for word, name in renamed[:_RENAMED_SHOWN])
-        tell(f"{start}read {pairs}{f' and {more} more alike' if more > 0 else ''}")
+        tell(f"{start}read {pairs}{f' and {more} more' if more > 0 else ''}")
 
 
 def convert(described: Field[Any], where: str, value: object) -> object:
-    """Give `value` the type of the field, and check its range; `where` begins the error.
+    """Convert `value` to the type of the field, and check its range; an error starts with `where`.
 
-    Text becomes a number where one is wanted: flags are text, and so is `3e-3` to YAML 1.1.
+    Text is converted to a number if the field is one: flags are text, and so is `3e-3` to YAML 1.1.
     """
     default, rules = described.default, described.metadata
     if isinstance(default, bool):
@@ -158,7 +161,7 @@ def convert(described: Field[Any], where: str, value: object) -> object:
         return value
     if isinstance(default, str):
         if isinstance(value, bool) and (word := "on" if value else "off") in rules["choices"]:
-            return word  # as YAML 1.1 reads it
+            return word  # YAML 1.1 reads on and off as booleans
         if not isinstance(value, str):
             raise ConfigError(f"{where} must be text, got {_shown(value)}")
         if rules["choices"] and value not in rules["choices"]:
@@ -177,7 +180,7 @@ def convert(described: Field[Any], where: str, value: object) -> object:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser whose errors are ours: one line, printed by one rank."""
+    """An argparse parser that raises ConfigError, so that one rank can print one line."""
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage on every rank."""
@@ -185,25 +188,37 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser(fields: Fields, about: str) -> argparse.ArgumentParser:
-    """Make one flag of each field; what isn't given is absent from the result."""
+    """Build a parser with one flag per field; a flag that isn't given is absent from the result.
+
+    about: a sentence that says what the program does, and its examples after an empty line.
+    """
+    description, _, examples = about.partition("\n\n")
     parser = Parser(
         prog="python -m launcher.trainer",
-        description=about,
-        epilog="Underscores work as well as dashes: --batch_size 32.",
+        usage="%(prog)s [OPTIONS]",
+        description=description,
+        epilog=f"{examples}\n\nUnderscores work as well as dashes: --batch_size 32.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
+        add_help=False,
     )
-    parser.add_argument("--config", metavar="FILE", help="YAML or JSON file with any of the options below")
+    group = parser.add_argument_group("General")
+    group.add_argument("-h", "--help", action="help", help="show this message and exit")
+    group.add_argument("--config", metavar="FILE", help="YAML or JSON file with any of the options below")
     for name, described in fields.items():
         rules, default = described.metadata, described.default
+        if rules["group"]:
+            group = parser.add_argument_group(rules["group"])
         for alias in rules["aliases"]:
             parser.add_argument(flag(alias), dest=name, metavar=rules["metavar"], help=argparse.SUPPRESS)
         if isinstance(default, bool):
-            parser.add_argument(flag(name), dest=name, action=argparse.BooleanOptionalAction, help=rules["help"])
+            text = f"{rules['help']} (default: {'on' if default else 'off'})"
+            group.add_argument(flag(name), dest=name, action=argparse.BooleanOptionalAction, help=text)
             continue
         shown = f" (default: {default})" if default != "" else ""
         bare = {"nargs": "?", "const": rules["bare"]} if rules["bare"] else {}
-        parser.add_argument(flag(name), dest=name, metavar=rules["metavar"], help=rules["help"] + shown, **bare)
+        group.add_argument(flag(name), dest=name, metavar=rules["metavar"], help=rules["help"] + shown, **bare)
     return parser
 
 
@@ -227,7 +242,7 @@ def _parse_yaml(path: str, text: str) -> Any:
         import yaml
     except ImportError:
         raise UnreadableFileError(
-            f"{path}: this Python has no PyYAML: `pip install pyyaml`, or write the file as JSON (.json)"
+            f"{path}: this Python has no PyYAML; fix: `pip install pyyaml`, or write the file as JSON (.json)"
         ) from None
     try:
         return yaml.load(text, _plain_loader(yaml, path))
@@ -237,20 +252,21 @@ def _parse_yaml(path: str, text: str) -> Any:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{path}:{line}: not YAML: {error.problem}") from None
     except yaml.YAMLError:
-        raise ConfigError(f"{path}: not YAML: it holds characters that no text has") from None
+        raise ConfigError(f"{path}: not YAML: it holds characters that YAML doesn't allow") from None
     except (ValueError, RecursionError):  # a 13th month, thousands of digits, thousands of brackets
         raise ConfigError(f"{path}: {_NO_VALUES}") from None
 
 
 def _plain_loader(yaml: Any, path: str) -> Any:
-    """Return a SafeLoader that refuses aliases: ten lines, each with nine of the line above, make a billion values."""
+    """Return a SafeLoader that refuses aliases: ten lines of nine aliases of the line before make a billion values."""
 
     class PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):
                 event = self.peek_event()
                 line = event.start_mark.line + 1
-                raise ConfigError(f"{path}:{line}: aliases (*{event.anchor}) aren't supported; write the value out")
+                found = f"aliases (*{event.anchor}) aren't supported"
+                raise ConfigError(f"{path}:{line}: {found}; fix: write the value out")
             return super().compose_node(parent, index)
 
     return PlainLoader
@@ -262,7 +278,7 @@ def _shown(value: object) -> str:
 
 
 def _number(value: object, wanted: type[int] | type[float]) -> int | float | None:
-    """Return `value` as `wanted`, or None: True is no number here, and 2.5 isn't cut down to 2."""
+    """Return `value` as `wanted`, or None: True isn't a number here, and 2.5 isn't rounded to 2."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -274,6 +290,6 @@ def _number(value: object, wanted: type[int] | type[float]) -> int | float | Non
 
 
 def _guess(word: str, names: Mapping[str, str]) -> str:
-    """Ask whether the name was meant that `word` is a typo of; names: what each one is called here."""
+    """Suggest the name that `word` may be a typo of; names: each known name, and the option that it stands for."""
     close = difflib.get_close_matches(word, names, n=1, cutoff=_TYPO)
     return f", did you mean {names[close[0]]!r}?" if close else ""

@@ -1,11 +1,11 @@
-"""Which directory a run saves in, and whose files lie there already.
+"""Which directory a run saves in, and whether other people's files are in it.
 
-Without --save-dir a run makes a directory of its own, `outputs/NAME`: the name that `launch` gave the run, `slurm-JOB`,
-or the time on rank 0; a later attempt of the same run takes that one again. With --save-dir the directory may hold
-files. It is the trainer's own if a run's mark is in it, which is left there before anything else is written, or a whole
-checkpoint of the trainer, for directories that were copied without the mark. In every other directory a file that the
-trainer would write over is somebody else's, and the run is refused. What becomes of an earlier run's files in one of
-its own, `resumption` says.
+Without --save-dir a run makes its own directory, `outputs/NAME`: NAME is the run's id under `launch`, `slurm-JOB` in a
+Slurm job, else the time on rank 0; a later attempt of the same run uses that directory again. With --save-dir the
+directory may contain files. It belongs to the trainer if it has a run's mark, which is written before anything else,
+or a complete checkpoint of the trainer, since a copied directory may lack the mark. In every other directory a file
+that the trainer would overwrite is someone else's, and the run is refused. `resumption` decides what happens to an
+earlier run's files in the trainer's own directory.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from launcher.trainer.resumption import DEFAULT_PARENT, nothing_to_resume, refus
 from launcher.trainer.run_mark import MARK, find_marked, is_same_run, read_mark, write_mark
 from launcher.trainer.save_folder import FILES, LOCK, find_whole, lock_folder, make_folder
 
-# What a run may write over: in a directory that isn't the trainer's own, these are somebody else's.
+# What a run may overwrite; in a directory that isn't the trainer's own, these files are someone else's.
 WRITTEN = (*FILES, "model.pt.tmp", "checkpoints", "tensorboard", "mlflow_run_id", "wandb_run_id", MARK)
 
 
 class Claim:
-    """One run's claim on its directory. From `take` to `release` no other run can save in it."""
+    """One run's claim on its directory: from `take` to `release` no other run can save in it."""
 
     def __init__(self, config: TrainConfig, world: World) -> None:
         self._config = config
@@ -41,15 +41,15 @@ class Claim:
         self._made: Path | None = None
 
     def take(self) -> TrainConfig:
-        """Return the config with its save_dir and resume settled, the same on every rank.
+        """Claim the directory; return the config with save_dir and resume resolved, the same on every rank.
 
-        Rank 0 chooses the directory, locks and marks it; its ConfigError is raised on all ranks.
+        Rank 0 chooses, locks and marks the directory; its ConfigError is raised on all ranks.
         """
         settled = json.loads(bytes(share_from_main(self._settle, self._world).tolist()))
         return replace(self._config, **settled)
 
     def release(self) -> None:
-        """Unlock the directory, and remove one that was made for this run if nothing was written there."""
+        """Unlock the directory; remove it if it was made for this run and nothing was written to it."""
         with contextlib.suppress(OSError):
             if self._made is not None and {path.name for path in self._made.iterdir()} <= {LOCK, MARK}:
                 for name in (LOCK, MARK):
@@ -91,17 +91,19 @@ class Claim:
 
 
 def refuse_others_files(path: Path) -> None:
-    """Raise ConfigError for what the trainer would write over in a directory that isn't its own."""
+    """Raise ConfigError for a file that the trainer would overwrite in a directory that isn't its own."""
     is_own = read_mark(path) is not None or bool(find_whole(path / "checkpoints"))
     for name in () if is_own else WRITTEN:
         found = path / name
         is_empty = found.is_dir() and not any(found.iterdir())
         if os.path.lexists(found) and not is_empty:
-            raise ConfigError(f"{found}: not written by this trainer, which would replace it: name another --save-dir")
+            raise ConfigError(
+                f"{found}: not written by this trainer, which would replace it; fix: name another --save-dir"
+            )
 
 
 def make_new(parent: Path, name: str) -> Path:
-    """Make a directory that wasn't there: `name`, or with -2, -3 and so on after it."""
+    """Make and return a new directory: `name`, or the first free one of `name-2`, `name-3` and so on."""
     parent.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:

@@ -1,8 +1,8 @@
-"""How the ranks share the work: data parallel, sharded, tensor parallel, or sharded and tensor parallel.
+"""How the ranks split the work: data parallel, sharded, tensor parallel, or sharded and tensor parallel.
 
-The ranks form a table: each row holds one copy of the data's stream (`data_rank`), and the ranks of a row share
-each matrix product. DDP and FSDP have rows of one rank, tensor parallelism alone has one row.
-What costs a second to import (FSDP, DTensor) is imported where it is used.
+The ranks form a table: each row gets its own share of the data (`data_rank`), and the ranks of a row share
+each matrix product. DDP and FSDP have rows of one rank; tensor parallelism alone has a single row.
+FSDP and DTensor take a second to import, so they are imported where they are used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHARDED_KINDS = ("fsdp", *TENSOR_KINDS)
 
 @dataclass(frozen=True)
 class Layout:
-    """Where this rank stands in the table of ranks, and how much data goes through each row."""
+    """The position of this rank in the table of ranks, and how much data goes through each row."""
 
     kind: str
     data_size: int
@@ -42,16 +42,16 @@ class Layout:
 
     @property
     def sharded(self) -> bool:
-        """Be true where no rank has the whole model."""
+        """Return whether no rank has the whole model."""
         return self.kind in SHARDED_KINDS
 
     @property
     def global_batch(self) -> int:
-        """Count the samples of one step of all ranks together."""
+        """Return the number of samples per step of all ranks together."""
         return self.batch_size * self.data_size * self.accumulate
 
     def describe_batch(self) -> str:
-        """Write the factors of the global batch."""
+        """Return the factors of the global batch in words."""
         rows = "ranks" if self.tensor_size == 1 else f"groups of {self.tensor_size} ranks"
         factors = [f"{self.data_size} {rows}"] if self.data_size > 1 else []
         factors.append(f"batch size {self.batch_size}")
@@ -59,16 +59,17 @@ class Layout:
 
 
 def plan_layout(config: TrainConfig, world: World) -> Layout:
-    """Find the table of ranks that the config asks for, or raise `ConfigError` that says which numbers of ranks do."""
+    """Return the table of ranks for the config, or raise `ConfigError` with the numbers of ranks that would work."""
     try:
         return deal_ranks(config, world)
     except ConfigError as error:
         numbers = list_world_sizes(config, world)
-        raise ConfigError(f"{error}{f'; it runs on {numbers}' if numbers else ''}") from None
+        remedy = f"{', or' if '; fix: ' in str(error) else '; fix:'} start {numbers}" if numbers else ""
+        raise ConfigError(f"{error}{remedy}") from None
 
 
 def list_world_sizes(config: TrainConfig, world: World) -> str:
-    """Write the numbers of ranks near this one that the config can run on: `2, 4 or 8 ranks`; nothing if none can."""
+    """Return the numbers of ranks near this one that would work: `2, 4 or 8 ranks`; "" if there are none."""
     sizes = []
     for size in range(1, max(2 * world.world_size, LEAST_TRIED) + 1):
         with suppress(ConfigError):
@@ -81,7 +82,7 @@ def list_world_sizes(config: TrainConfig, world: World) -> str:
 
 
 def deal_ranks(config: TrainConfig, world: World) -> Layout:
-    """Make the table of ranks that the config asks for."""
+    """Return the table of ranks for the config; raise ConfigError if the number of ranks doesn't fit."""
     kind = choose_kind(config, world.world_size)
     tensor_size = choose_tensor_size(config, kind, world.world_size)
     data_size = world.world_size // tensor_size
@@ -96,7 +97,7 @@ def deal_ranks(config: TrainConfig, world: World) -> Layout:
 
 
 def choose_kind(config: TrainConfig, world_size: int) -> str:
-    """Resolve `auto`; a single process needs no parallelism unless it is asked for."""
+    """Resolve `auto`; a single process gets no parallelism unless fsdp or tp is requested."""
     if config.parallel == "ddp" and world_size == 1:
         return "none"
     if config.parallel != "auto":
@@ -107,21 +108,25 @@ def choose_kind(config: TrainConfig, world_size: int) -> str:
 
 
 def choose_tensor_size(config: TrainConfig, kind: str, world_size: int) -> int:
-    """Return how many ranks share each matrix product; the world and the model must divide by it."""
+    """Return how many ranks share each matrix product; the world size, heads and context must be multiples of it."""
     asked = config.tensor_parallel
     if kind not in TENSOR_KINDS:
         if asked > 1:
-            raise ConfigError(f"parallel {kind} has no tensor parallelism, got tensor_parallel {asked}: use fsdp+tp")
+            raise ConfigError(
+                f"parallel {kind} has no tensor parallelism, got tensor_parallel {asked}; fix: use fsdp+tp"
+            )
         return 1
     if kind == "fsdp+tp" and not asked:
         raise ConfigError("parallel fsdp+tp needs --tensor-parallel N, the ranks that share each matrix product")
     size = asked or world_size
     if kind == "tp" and size != world_size:
-        raise ConfigError(f"parallel tp takes all {world_size} ranks, got tensor_parallel {size}: use fsdp+tp")
+        raise ConfigError(f"parallel tp uses all {world_size} ranks, got tensor_parallel {size}; fix: use fsdp+tp")
     if world_size % size:
-        raise ConfigError(f"the ranks must be a multiple of tensor_parallel, got {world_size} ranks and {size}")
+        raise ConfigError(f"the number of ranks must be a multiple of tensor_parallel, got {world_size} and {size}")
     if config.kind == "regression":
-        raise ConfigError(f"parallel {kind} shares the heads of a text model, and the regression has none: use fsdp")
+        raise ConfigError(
+            f"parallel {kind} splits the heads of a text model, but the regression has none; fix: use fsdp"
+        )
     for name in ("heads", "context"):
         if getattr(config, name) % size:
             raise ConfigError(f"{name} must be a multiple of tensor_parallel, got {getattr(config, name)} and {size}")
@@ -129,28 +134,28 @@ def choose_tensor_size(config: TrainConfig, kind: str, world_size: int) -> int:
 
 
 def choose_batch_size(config: TrainConfig, data_size: int) -> int:
-    """Return the samples of one pass through one row of the table."""
+    """Return the number of samples in one pass through one row of the table."""
     if not config.global_batch:
         return config.batch_size
     try:
         share = distributed.batch_per_rank(config.global_batch, data_size)
-    except WorldError as error:  # the same on every rank, so one of them says it
+    except WorldError as error:  # the same on every rank, so one of them reports it
         raise ConfigError(str(error)) from None
     if share % config.accumulate:
-        raise ConfigError(f"{share} samples per rank can't be shared equally by accumulate {config.accumulate} passes")
+        raise ConfigError(f"{share} samples per rank can't be split into {config.accumulate} equal passes (accumulate)")
     return share // config.accumulate
 
 
 @dataclass(frozen=True)
 class Replica:
-    """The model as this rank runs it: `module` knows of the other ranks, `model` has the plain names."""
+    """This rank's part of the model: `module` communicates with the other ranks, `model` has the plain names."""
 
     model: nn.Module
     module: nn.Module
     layout: Layout
 
     def gradient_sync(self, *, wanted: bool) -> AbstractContextManager[None]:
-        """Average the gradients over the ranks in `backward`, or only add them up here until the last pass."""
+        """Return a context in which `backward` averages the gradients over the ranks, or only accumulates them here."""
         if isinstance(self.module, DistributedDataParallel) and not wanted:
             skipping: AbstractContextManager[None] = self.module.no_sync()
             return skipping
@@ -160,10 +165,10 @@ class Replica:
 
 
 def parallelize(model: nn.Module, layout: Layout, config: TrainConfig, world: World) -> Replica:
-    """Make of a model, the same on every rank, this rank's part of it."""
+    """Turn a model that is the same on every rank into this rank's part of it."""
     if not layout.sharded:
         if config.compile:
-            model.compile()  # inside DDP, which then still sends gradients while others are computed
+            model.compile()  # inside DDP, which can then still send gradients while it computes others
         module = DistributedDataParallel(model) if layout.kind == "ddp" else model
         return Replica(model, module, layout)
     mesh = make_mesh(layout, world)
@@ -171,17 +176,17 @@ def parallelize(model: nn.Module, layout: Layout, config: TrainConfig, world: Wo
         share_matrices(model, mesh["tensor"])
     if config.compile:
         for block in model.blocks:  # type: ignore[union-attr]
-            block.compile()  # by the block: FSDP fetches the parameters between them
+            block.compile()  # block by block: FSDP fetches the parameters between blocks
     if layout.kind in ("fsdp", "fsdp+tp"):
         share_parameters(model, mesh["data"], config.amp)
     return Replica(model, model, layout)
 
 
 def make_mesh(layout: Layout, world: World) -> DeviceMesh:
-    """Make the table of ranks as torch knows it; the ranks of a row are neighbours, so they are on one node."""
+    """Build torch's mesh for the table of ranks; the ranks of a row are neighbours, so they usually share a node."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    # Torch 2.13 warns each rank of each sum over both dimensions, which a norm of the gradients needs.
+    # Torch 2.13 warns on each rank about each sum over both dimensions, which the gradient norm needs.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     return init_device_mesh(
         world.device.type, (layout.data_size, layout.tensor_size), mesh_dim_names=("data", "tensor")
@@ -189,13 +194,13 @@ def make_mesh(layout: Layout, world: World) -> DeviceMesh:
 
 
 def share_parameters(model: nn.Module, mesh: DeviceMesh, amp: str) -> None:
-    """Shard the parameters with FSDP: each block's are gathered when it is used, and dropped again."""
+    """Shard the parameters with FSDP: a block's parameters are gathered while it is used, then freed."""
     try:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     except ImportError:
         raise ConfigError(f"parallel fsdp needs torch 2.6 or newer, this is {torch.__version__}") from None
 
-    # What travels is as small as what is computed with; sums of gradients stay exact.
+    # Parameters are sent in the type of the computation; gradients are summed in fp32.
     policy = MixedPrecisionPolicy(param_dtype=AMP_TYPES.get(amp), reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in model.blocks:  # type: ignore[union-attr]
         fully_shard(block, mesh=mesh, mp_policy=policy)
@@ -206,10 +211,10 @@ AMP_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def share_matrices(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Deal each matrix out to the ranks of a row, by torch's tensor parallelism with sequence parallel norms.
+    """Split each matrix over the ranks of a row with torch's tensor parallelism and sequence parallel norms.
 
-    Between the blocks each rank holds a part of the sequence (`Shard(1)`), in them a part of the heads and of the
-    hidden numbers: https://docs.pytorch.org/tutorials/intermediate/TP_tutorial.html
+    Between the blocks each rank holds a part of the sequence (`Shard(1)`), within them a part of the heads and of the
+    hidden dimension: https://docs.pytorch.org/tutorials/intermediate/TP_tutorial.html
     """
     try:
         from torch.distributed.tensor import Replicate, Shard

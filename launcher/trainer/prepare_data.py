@@ -1,6 +1,6 @@
-"""Get Tiny Shakespeare: `python -m launcher.trainer.prepare_data`, or with --file where there is no network.
+"""Get Tiny Shakespeare: `python -m launcher.trainer.prepare_data`; without a network add --file COPY.
 
-One megabyte of plays, as Andrej Karpathy put them together for char-rnn (https://github.com/karpathy/char-rnn).
+One megabyte of plays, which Andrej Karpathy collected for char-rnn (https://github.com/karpathy/char-rnn).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ COMMAND = "python -m launcher.trainer.prepare_data"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Put the text in the directory, or say in one line why it can't be had."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description="Download Tiny Shakespeare, or take it from a file.")
+    """Put the text in the directory, or print in one line why that isn't possible."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description="Download Tiny Shakespeare, or copy it from a file.")
     parser.add_argument(
-        "--folder", metavar="DIR", type=Path, default=Path("data"), help="where to put it (default: data)"
+        "--folder", metavar="DIR", type=Path, default=Path("data"), help="directory to put the text in (default: data)"
     )
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--file", type=Path, help="take this copy, where there is no network")
-    source.add_argument("--url", default=URL, help=f"download from there (default: {URL})")
+    source.add_argument("--file", type=Path, help="copy this file instead of downloading")
+    source.add_argument("--url", default=URL, help=f"download this URL (default: {URL})")
     options = parser.parse_args(argv)
     path = options.folder / NAME
     if is_whole(path):
-        print(f"{path} is there already")
+        print(f"{path} already exists")
         return 0
     try:
         text = read_file(options.file) if options.file else download(options.url)
@@ -50,16 +50,16 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def find_shakespeare(folder: Path) -> Path:
-    """Return the path of the text in `folder`; raise ConfigError with the command that gets it."""
+    """Return the path of the text in `folder`; without it raise ConfigError with the command that downloads it."""
     path = folder / NAME
     if not is_whole(path):
-        state = "is not whole" if path.exists() else "is not there"
-        raise ConfigError(f"{path} {state} on rank 0's machine; get it with: {COMMAND} --folder {folder}")
+        state = "is not complete" if path.exists() else "is missing"
+        raise ConfigError(f"{path} {state} on rank 0's host; fix: run {COMMAND} --folder {folder}")
     return path
 
 
 def is_whole(path: Path) -> bool:
-    """Say whether the file is there and is the right one."""
+    """Return whether the file exists and holds the right text."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest() == SHA256
     except OSError:
@@ -67,7 +67,7 @@ def is_whole(path: Path) -> bool:
 
 
 def read_file(path: Path) -> bytes:
-    """Read the copy that somebody has."""
+    """Read a copy of the text; raise ConfigError if that fails."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -75,14 +75,14 @@ def read_file(path: Path) -> bytes:
 
 
 def download(url: str) -> bytes:
-    """Fetch `url`, and no more of it than the right text is long and one byte."""
+    """Download `url`, at most one byte more than the size of the right text."""
     try:
         with urllib.request.urlopen(url, timeout=SILENCE_TIMEOUT_S) as answer:
             content: bytes = answer.read(SIZE_BYTES + 1)
             return content
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise ConfigError(
-            f"can't download {url}: {error}; fetch it on another machine and name the copy: {COMMAND} --file FILE"
+            f"can't download {url}: {error}; fix: download it on another machine, then run {COMMAND} --file FILE"
         ) from None
 
 
@@ -93,18 +93,18 @@ def check(text: bytes, source: str) -> None:
         size = f"{len(text)} bytes" if len(text) <= SIZE_BYTES else f"more than {SIZE_BYTES} bytes"
         raise ConfigError(
             f"{source} is not Tiny Shakespeare: {size}, SHA-256 {found}, "
-            f"want {SIZE_BYTES} bytes, SHA-256 {SHA256}; nothing was written"
+            f"expected {SIZE_BYTES} bytes, SHA-256 {SHA256}; nothing was written"
         )
 
 
 def refuse_other(path: Path, text: bytes) -> None:
-    """Raise ConfigError for a file at `path` that is no cut-off copy of the text, so somebody's own."""
+    """Raise ConfigError for a file at `path` that isn't a truncated copy of the text, so it may be the user's own."""
     if path.exists() and not text.startswith(read_file(path)):
-        raise ConfigError(f"{path} is there already and is another text: move it, or name another --folder")
+        raise ConfigError(f"{path} already exists and is another text; fix: move it, or name another --folder")
 
 
 def write(path: Path, text: bytes) -> None:
-    """Make the directory and the file, which is whole or not there."""
+    """Make the directory and write the file, which is complete or absent."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

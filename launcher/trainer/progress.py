@@ -1,4 +1,4 @@
-"""One line on a terminal that says how far the training is."""
+"""A line on a terminal that shows the progress of the training."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable
 from typing import TextIO
 
 DRAW_EVERY_S = 0.1
-# The rate is that of the last ten seconds or more: the first steps, which compile and warm up, are soon forgotten.
+# The rate covers the last ten seconds or more, so the first steps, which compile and warm up, soon don't count.
 DRAWINGS_FOR_RATE = 100
 DEFAULT_COLUMNS = 80
 
 
 class Progress:
-    """Steps done, their rate and the time left, redrawn in place; silent where `stream` is no terminal.
+    """Show steps done, their rate and the time left, redrawn in place; silent if `stream` isn't a terminal.
 
-    There are no colours and no escape sequences: a carriage return is all that it asks of a terminal.
+    It uses no colours and no escape sequences, only carriage returns.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Progress:
         self._width = 0
 
     def update(self, step: int, text: str = "") -> None:
-        """Say that `step` is done; `text` stands at the end of the line."""
+        """Show that `step` is done; `text` is appended to the line."""
         now = self._clock()
         if self._stream is None:
             return
@@ -45,20 +45,20 @@ class Progress:
         self._draw(", ".join([*parts, *filter(None, [text])]))
 
     def clear(self) -> None:
-        """Take the line away, so that another one can be printed."""
+        """Erase the line, so that another one can be printed."""
         self._draw("")
 
     def close(self) -> None:
-        """Take the line away for good."""
+        """Erase the line, and draw no more."""
         self.clear()
         self._stream = None
 
     def _draw(self, line: str) -> None:
         if self._stream is None or not (line or self._width):
             return
-        line = line[: self._columns() - 1]  # a full line would wrap, and \r goes back to the second half
+        line = line[: self._columns() - 1]  # a full line would wrap, and \r would return to its second half
         try:
-            # Spaces over what is left of the longer line before; the cursor ends after the text.
+            # Spaces overwrite the rest of a longer previous line; the cursor ends after the text.
             self._stream.write("\r" + line.ljust(self._width) + ("" if line else "\r"))
             self._stream.flush()
         except OSError:  # the terminal was closed
@@ -74,12 +74,12 @@ class Progress:
 
 
 def rate_text(rate: float) -> str:
-    """`12.3 steps/s`, or `2.5 s a step` for slow ones."""
+    """Return `12.3 steps/s`, or `2.5 s a step` for slow steps."""
     return f"{rate:.1f} steps/s" if rate >= 1 else f"{1 / rate:.1f} s a step"
 
 
 def duration(seconds: float) -> str:
-    """`12 s`, `12 min 31 s` or `3 h 02 min`, as the launcher writes it, which the trainer travels without."""
+    """Return `12 s`, `12 min 31 s` or `3 h 02 min`, as `launch` does; the trainer can't import its code."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""The start report: where the ranks are, how they share the work, and on what."""
+"""The start report: where the ranks run, how they split the work, and on which devices."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ RANKS_SHOWN = 16
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of the run, and the ranks it has."""
+    """One node of the run, and the number of its ranks."""
 
     host: str
     ranks: int
 
 
 def gather_nodes(world: World) -> list[Node]:
-    """Ask every rank where it is; all of them get the same list, in the order of the ranks."""
+    """Ask every rank where it runs; return the same list on all of them, in rank order."""
     places: list[tuple[int, str]] = [(0, "")] * world.world_size
     dist.all_gather_object(places, (world.node_rank, world.host))
     ranks: dict[tuple[int, str], int] = {}
@@ -39,7 +39,7 @@ def gather_nodes(world: World) -> list[Node]:
 
 
 def check_nodes(nodes: Sequence[Node], config: TrainConfig) -> None:
-    """Compare the world that is there with what `--nodes` and `--gpus-per-node` say of it."""
+    """Raise ConfigError if the ranks don't match `--nodes` and `--gpus-per-node`."""
     names = list_names([node.host for node in nodes])
     if config.nodes and config.nodes != len(nodes):
         raise ConfigError(f"--nodes {config.nodes}, but the ranks are on {count(len(nodes), 'node')}: {names}")
@@ -52,7 +52,7 @@ def check_nodes(nodes: Sequence[Node], config: TrainConfig) -> None:
 
 
 def describe_start(world: World, nodes: Sequence[Node], layout: Layout, task: Task, model: nn.Module) -> str:
-    """Write the start report: a few aligned lines."""
+    """Return the start report: a few aligned lines."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     per_node = {node.ranks for node in nodes}
     each = f", {per_node.pop()} per node" if len(nodes) > 1 and len(per_node) == 1 else ""
@@ -69,23 +69,23 @@ def describe_start(world: World, nodes: Sequence[Node], layout: Layout, task: Ta
     }
     if any(node.ranks % layout.tensor_size for node in nodes):
         size = layout.tensor_size
-        lines["warning"] = f"some groups of {size} ranks span two nodes: what they share in each product is slow there"
+        lines["warning"] = f"some groups of {size} ranks span two nodes, so each matrix product waits for the network"
     return "\n".join(f"{name:<8}{said}" for name, said in lines.items() if said)
 
 
 def describe_ranks(config: TrainConfig, world: World) -> str:
-    """Write where each rank runs, a line each, where --report-ranks wants them; every rank must come here."""
+    """Return a line per rank with where it runs, if --report-ranks asks for it; every rank must call this."""
     if config.report_ranks == "off" or (config.report_ranks == "auto" and world.world_size > RANKS_SHOWN):
         return ""
     return "".join(f"\n{line}" for line in distributed.gather_ranks(world))
 
 
 def list_names(names: Sequence[str]) -> str:
-    """Write the first names, and how many more there are."""
+    """Return the first names, and how many more there are."""
     more = len(names) - NAMES_SHOWN
     return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def count(number: int, noun: str) -> str:
-    """Write `1 node` or `2 nodes`."""
+    """Return `1 node` or `2 nodes`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,6 +1,6 @@
-"""What a run goes on from, as --resume and its directory say; an earlier run's files are gone on from, or refused.
+"""What a run resumes, from --resume and the files in its directory; an earlier run's files are resumed or refused.
 
-A later attempt of the same run goes on in its directory, with or without --resume.
+A later attempt of the same run continues in its directory, with or without --resume.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from launcher.trainer.options import ConfigError
 from launcher.trainer.run_mark import find_marked, is_same_run, read_mark
 from launcher.trainer.save_folder import NAME, find_whole, read_progress
 
-DEFAULT_PARENT = Path("outputs")  # of the directories that runs without --save-dir make
+DEFAULT_PARENT = Path("outputs")  # in which runs without --save-dir make their directories
 
 
 def refuse_nameless_resume(config: TrainConfig) -> None:
-    """Raise ConfigError where a run is to go on, and no directory says which one."""
+    """Raise ConfigError if a run is to be resumed without a --save-dir that says which one."""
     if config.resume not in (AUTO, LAST) or config.save_dir:
         return
     runs = [(mark["begun_at"], path) for path, mark in find_marked(DEFAULT_PARENT) if find_whole(path / "checkpoints")]
-    newest = f"; the newest run here: --save-dir {shlex.quote(str(max(runs)[1]))}" if runs else ""
+    newest = f"; newest run here: --save-dir {shlex.quote(str(max(runs)[1]))}" if runs else ""
     option = "--resume" if config.resume == LAST else "--resume auto"
-    raise ConfigError(f"{option} needs --save-dir DIR, since each run has a directory of its own{newest}")
+    raise ConfigError(f"{option} needs --save-dir DIR, because each run has its own directory{newest}")
 
 
 def settle_resume(path: Path, config: TrainConfig, attempt: Attempt) -> str:
-    """Return what to go on from: NONE, AUTO for the newest checkpoint in the directory, or the path of one.
+    """Return what to resume: NONE, AUTO for the newest checkpoint in the directory, or the path of one.
 
-    Raise ConfigError where the run would write over files of an earlier run, or has nothing to go on from.
+    Raise ConfigError if the run would overwrite files of an earlier run, or has nothing to resume.
     """
     whole, mark = find_whole(path / "checkpoints"), read_mark(path)
     if mark is not None and is_same_run(mark, attempt):
@@ -44,33 +44,33 @@ def settle_resume(path: Path, config: TrainConfig, attempt: Attempt) -> str:
         goes_on = is_newest(Path(config.resume), path, whole)
     results = find_results(path)
     if results and not goes_on:
-        choice = "go on with --resume, or name another --save-dir" if whole else "name another --save-dir"
-        raise ConfigError(f"{path}: an earlier run's {results} would be lost: {choice}")
+        choice = "continue that run with --resume, or name another --save-dir" if whole else "name another --save-dir"
+        raise ConfigError(f"{path}: an earlier run's {results} would be lost; fix: {choice}")
     if config.resume == LAST or (config.resume == NONE and attempt.requeues):
-        return AUTO  # for a requeued job the start report then says that there was nothing to go on from
+        return AUTO  # for a requeued job without a checkpoint the start report says so
     return config.resume
 
 
 def is_newest(chosen: Path, path: Path, whole: Sequence[Path]) -> bool:
-    """Tell whether the checkpoint that --resume names is the directory's own, after which none was saved there.
+    """Return whether the checkpoint that --resume names is the newest one of the directory itself.
 
-    Raise ConfigError for no whole checkpoint, and for one of the directory's own that has newer ones beside it: a run
-    that goes on from it would replace them.
+    Raise ConfigError if it isn't a complete checkpoint, or is an older one of the directory: a run that resumes an
+    older one would replace the newer ones.
     """
     progress = read_progress(chosen)
     if progress is None:
-        raise ConfigError(f"{chosen}: no whole checkpoint, a directory such as outputs/RUN/checkpoints/step_60")
+        raise ConfigError(f"{chosen}: not a complete checkpoint (a directory such as outputs/RUN/checkpoints/step_60)")
     if chosen.resolve().parent != (path / "checkpoints").resolve():
         return False
     newest = read_progress(whole[-1]) if whole else None
     if newest is not None and newest["saved_at"] > progress["saved_at"]:
         lost = f"an earlier run's newer checkpoint {whole[-1].name} would be lost"
-        raise ConfigError(f"{path}: {lost}: go on from it with --resume, or name another --save-dir")
+        raise ConfigError(f"{path}: {lost}; fix: continue from it with --resume, or name another --save-dir")
     return True
 
 
 def find_results(path: Path) -> str:
-    """Name what an earlier run left to go on from or to use: `checkpoints`, `model.pt`, or nothing."""
+    """Return the name of an earlier run's result: `checkpoints`, `model.pt`, or "" without any."""
     folder = path / "checkpoints"
     if folder.is_dir() and any(NAME.fullmatch(step.name) for step in folder.iterdir()):
         return folder.name
@@ -78,5 +78,5 @@ def find_results(path: Path) -> str:
 
 
 def nothing_to_resume(path: Path) -> ConfigError:
-    """Say that a directory holds nothing to go on from."""
-    return ConfigError(f"{path}: no whole checkpoint to go on from; without --resume a run begins anew")
+    """Return the error for a directory without a checkpoint to resume."""
+    return ConfigError(f"{path}: no complete checkpoint to resume; fix: omit --resume to start from scratch")

@@ -1,7 +1,7 @@
-"""The mark that a run leaves in its directory: that the trainer writes there, and in which run.
+"""The mark that a run writes to its directory: it shows that the trainer uses the directory, and for which run.
 
-It tells a later attempt of the same run: a torchrun that starts its ranks again is the same process, and a job that
-Slurm puts back into the queue keeps its number.
+A later attempt of the same run recognizes it: torchrun restarts its ranks from the same process, and a job that
+Slurm requeues keeps its id.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MARK = ".trainer.json"
 
 
 def write_mark(path: Path, config: TrainConfig, attempt: Attempt) -> None:
-    """Say in the directory that the trainer writes it, and in which run."""
+    """Mark the directory as the trainer's, with the run that uses it."""
     begun = {"begun_at": time.time(), "agent": attempt.agent, "job": attempt.job_id, "options": asdict(config)}
     temporary = path / f"{MARK}.tmp"
     temporary.write_text(json.dumps(begun))
@@ -28,7 +28,7 @@ def write_mark(path: Path, config: TrainConfig, attempt: Attempt) -> None:
 
 
 def read_mark(path: Path) -> dict[str, Any] | None:
-    """Return what the mark in a directory says, or None where there is none of the trainer's."""
+    """Return the content of the trainer's mark in a directory, or None without one."""
     try:
         mark = json.loads((path / MARK).read_text())
     except (OSError, ValueError, RecursionError):
@@ -38,7 +38,7 @@ def read_mark(path: Path) -> dict[str, Any] | None:
 
 
 def find_marked(parent: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the trainer's directories in `parent`, with what their marks say."""
+    """Yield each of the trainer's directories in `parent`, with the content of its mark."""
     for path in parent.iterdir() if parent.is_dir() else ():
         mark = read_mark(path)
         if mark is not None:
@@ -46,9 +46,9 @@ def find_marked(parent: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def is_same_run(mark: dict[str, Any], attempt: Attempt, options: dict[str, Any] | None = None) -> bool:
-    """Tell whether an earlier attempt of this run left the mark.
+    """Return whether an earlier attempt of this run wrote the mark.
 
-    One job may start several runs. Where their directories don't tell them apart, their options do.
+    One job may start several runs. If their directories don't distinguish them, pass `options`, which must match then.
     """
     is_restarted = attempt.agent is not None and mark["agent"] == attempt.agent
     is_requeued = attempt.requeues > 0 and attempt.job_id is not None and mark["job"] == attempt.job_id

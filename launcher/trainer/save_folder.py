@@ -1,13 +1,13 @@
-"""The save directory: what lies in it is whole or not there, whatever dies in between.
+"""The save directory: each file in it is complete or absent, whatever process dies while it is written.
 
     SAVE_DIR/checkpoints/step_120/                 one checkpoint, as torch.distributed.checkpoint writes it
-    SAVE_DIR/checkpoints/step_120/progress.json    how far it is, and the options it was made with
+    SAVE_DIR/checkpoints/step_120/progress.json    its position in the run, and the options of the run
     SAVE_DIR/model.pt                              the weights alone, for torch.load
-    SAVE_DIR/metrics.jsonl                         what the run told of itself
+    SAVE_DIR/metrics.jsonl                         the losses and other metrics of the run
     SAVE_DIR/.lock                                 locked while a run saves there
-    SAVE_DIR/.trainer.json                         that the trainer writes this directory, and in which run
+    SAVE_DIR/.trainer.json                         marks the directory as the trainer's, and identifies the run
 
-A checkpoint is written under a temporary name, and renamed when all ranks are through.
+A checkpoint is written under a temporary name, and renamed when all ranks have finished.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ NEEDED = {"step": int, "epoch": int, "samples": int, "saved_at": float, "scaler"
 
 
 class SaveError(RunError):
-    """What could not be saved, and why."""
+    """Something could not be saved; the text says what and why."""
 
     def __init__(self, path: Path, error: BaseException) -> None:
         super().__init__(f"{path}: not saved: {explain(error)}")
 
 
 def make_folder(path: str) -> None:
-    """Make the directory to save in, before an hour of training finds that it can't be made."""
+    """Make the save directory and check that it is usable, so that a run fails before an hour of training."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=path).close()
@@ -57,27 +57,27 @@ def make_folder(path: str) -> None:
 
 
 def lock_folder(path: str) -> TextIO:
-    """Keep other runs out of the save directory, until the file is closed or the process ends, however it does."""
+    """Keep other runs out of the save directory until the file is closed or the process ends, even if it is killed."""
     file = (Path(path) / LOCK).open("a")
-    register_after_fork(file, lambda held: held.close())  # a loader process must not hold it longer than its rank
+    register_after_fork(file, lambda held: held.close())  # a loader process must not hold the lock longer than its rank
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise ConfigError(f"{path}: another run saves there") from None
+        raise ConfigError(f"{path}: another run is saving there") from None
     except OSError:
-        pass  # a file system without locks
+        pass  # the file system has no locks
     return file
 
 
 def find_newest(folder: Path) -> Path | None:
-    """Return the whole checkpoint in `folder` that was saved last, which an earlier run may have left."""
+    """Return the complete checkpoint in `folder` that was saved last, even by an earlier run, or None."""
     whole = find_whole(folder)
     return whole[-1] if whole else None
 
 
 def find_whole(folder: Path) -> list[Path]:
-    """List the whole checkpoints, oldest first."""
+    """Return the complete checkpoints in `folder`, oldest first."""
     if not folder.is_dir():
         return []
     paths = (path for path in folder.iterdir() if NAME.fullmatch(path.name))
@@ -86,7 +86,7 @@ def find_whole(folder: Path) -> list[Path]:
 
 
 def read_progress(path: Path) -> dict[str, Any] | None:
-    """Return what `progress.json` says, or None where this is no whole checkpoint, a half-copied one say."""
+    """Return the content of `progress.json`, or None if the checkpoint isn't complete, such as a half-copied one."""
     try:
         progress = json.loads((path / PROGRESS).read_text())
     except (OSError, ValueError, RecursionError):
@@ -95,20 +95,20 @@ def read_progress(path: Path) -> dict[str, Any] | None:
 
 
 def has_content(path: Path) -> bool:
-    """Be false for a file of no bytes as well, which a copy that was cut off leaves."""
+    """Return whether a file exists and isn't empty, as a truncated copy may be."""
     return path.is_file() and path.stat().st_size > 0
 
 
 def is_complete(progress: Any) -> bool:
-    """Find all there that a run needs to go on."""
+    """Return whether `progress` has all that a run needs to resume."""
     if not isinstance(progress, dict) or not all(isinstance(progress.get(name), NEEDED[name]) for name in NEEDED):
         return False
     return all(name in progress["config"] for name in SHAPE)
 
 
 def explain(error: BaseException) -> str:
-    """Say in one line what is behind an error: torch wraps what the disk said, and shows it with nested tracebacks."""
-    while failures := getattr(error, "failures", None):  # a CheckpointException has the errors of the ranks
+    """Return the cause of an error in one line; torch wraps an error of the disk in nested tracebacks."""
+    while failures := getattr(error, "failures", None):  # a CheckpointException holds the errors of the ranks
         error = next(iter(failures.values()))[0]
     cause: BaseException | None = error
     while cause is not None:
@@ -119,7 +119,7 @@ def explain(error: BaseException) -> str:
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
-    """Give a complete directory its name; one of that name, from an earlier run, makes way for it."""
+    """Rename a complete directory to `path`; an earlier run's directory of that name becomes `.NAME.old`."""
     old = path.with_name(f".{path.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
@@ -129,10 +129,10 @@ def put_in_place(temporary: Path, path: Path) -> None:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Remove the oldest checkpoints but `keep`, and what a run that was killed left half done.
+    """Remove the oldest checkpoints except the last `keep`, and what a killed run left unfinished.
 
-    One that was saved under a larger --keep was promised to stay, and does: only a run that keeps as many removes it.
-    Checkpoints are renamed first, so that none is ever there in part.
+    A checkpoint saved with a larger --keep stays: only a run with at least that --keep removes it.
+    Checkpoints are renamed before they are removed, so that none ever exists in part.
     """
     for path in find_whole(folder)[:-keep]:
         if read_keep(path) <= keep:
@@ -142,14 +142,14 @@ def prune(folder: Path, keep: int) -> None:
 
 
 def read_keep(path: Path) -> int:
-    """Return the --keep of the run that saved a checkpoint; 0 where it doesn't say."""
+    """Return the --keep of the run that saved a checkpoint; 0 if it isn't recorded."""
     progress = read_progress(path)
     keep = progress["config"].get("keep") if progress is not None else None
     return keep if isinstance(keep, int) else 0
 
 
 def save_file(path: Path, state: dict[str, Any]) -> None:
-    """Replace `path` by `state`; a reader sees the old file or the new one, never a part.
+    """Write `state` to `path`; a reader sees the old file or the new one, never a part of it.
 
     `state` holds tensors and plain values only, so `torch.load(path, weights_only=True)` reads it.
     """
@@ -166,7 +166,7 @@ def save_file(path: Path, state: dict[str, Any]) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Put a new name on disk: it is safe from a power cut only then."""
+    """Flush a directory to disk; only then does a new name in it survive a power failure."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -1,4 +1,4 @@
-"""SIGTERM: remembered until the step is done, and agreed on by all ranks."""
+"""Handle SIGTERM: remember it until the step is done, and stop all ranks at the same step."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ EXIT_SIGTERM = 128 + signal.SIGTERM
 
 
 class StopVote:
-    """Has any rank got SIGTERM? All ranks get the same answer in the same step.
+    """Find out whether any rank has got SIGTERM; all ranks get the same answer in the same step.
 
-    The ranks don't get the signal at the same moment, and some may not get it at all, while a sharded model
-    can be saved only by all of them together: so they vote in each step, and read the vote in the next one.
-    By then it has long arrived, and a GPU is not asked, so it costs no waiting: the votes travel in a gloo group.
+    The ranks don't get the signal at the same moment, and some may not get it at all, but a sharded model
+    can be saved only by all of them together. So they vote in each step, and read the result in the next one.
+    By then it has arrived, and the votes use a gloo group and not the GPU, so voting costs no waiting.
     """
 
     def __init__(self, world: World) -> None:
@@ -33,7 +33,7 @@ class StopVote:
         self.requested = True
 
     def poll(self) -> bool:
-        """Read the last vote and hold the next one; call it equally often on every rank."""
+        """Read the last vote and start the next one; every rank must call this equally often."""
         self.finish()
         if self._group is None:
             self.agreed = self.requested
@@ -45,7 +45,7 @@ class StopVote:
         return self.agreed
 
     def finish(self) -> None:
-        """Wait for the vote that is under way, so that no rank leaves it to the others."""
+        """Wait for the pending vote, so that no rank exits while others wait for its vote."""
         if self._vote is not None:
             ballot, work = self._vote
             self._vote = None

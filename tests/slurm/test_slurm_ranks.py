@@ -24,8 +24,7 @@ def test_tasks_are_ranks(slurm: Slurm, tmp_path: Path) -> None:
     assert where == [("0", "node1"), ("1", "node1"), ("2", "node2"), ("3", "node2")]
     assert places.read_text().endswith("\nthreads 1")
     limited = (
-        "torch uses 1 thread on each rank, its share of the CPUs (2 ranks on node1); "
-        "set OMP_NUM_THREADS for another number"
+        "torch uses 1 thread on each rank, its share of the CPUs (2 ranks on node1); set OMP_NUM_THREADS to change it"
     )
     assert done.stderr.splitlines().count(limited) == (len(os.sched_getaffinity(0)) > 1)
     assert said.read_text().splitlines() == [
@@ -53,7 +52,7 @@ def test_tasks_that_are_dealt_out_in_turns_and_unevenly(slurm: Slurm, tmp_path: 
         (
             "{place}",  # without srun
             "rank 0 of 1 (single process) on node1, cpu, gloo, node 0 of 1, mean 0.0",
-            "one process trains, though this Slurm job has 4 tasks: start it with srun\n",
+            "only one process trains, but this Slurm job has 4 tasks; fix: start it with srun\n",
         ),
         (
             # As many scripts export them, here with a WORLD_SIZE for a node each.
@@ -61,7 +60,7 @@ def test_tasks_that_are_dealt_out_in_turns_and_unevenly(slurm: Slurm, tmp_path: 
             "srun --ntasks=3 {place}",
             "rank 0 of 3 (srun) on node1, local rank 0 of 2, cpu, gloo, node 0 of 2, mean 1.0",
             "srun numbers the ranks, so these variables are ignored: RANK=0, WORLD_SIZE=2, LOCAL_RANK=0, "
-            "LOCAL_WORLD_SIZE=1; export MASTER_ADDR and MASTER_PORT only\n",
+            "LOCAL_WORLD_SIZE=1; fix: export MASTER_ADDR and MASTER_PORT only\n",
         ),
         (
             "srun --nodes=1 --ntasks=1 {torchrun} --standalone --nproc-per-node=2 {script}",

@@ -42,13 +42,13 @@ def test_three_ranks_under_torchrun(starter: Any) -> None:
     run = starter.start(argv, {"LAUNCH_FILES": str(starter.folder)})
     assert run.wait() == 0, run.stderr
     first, *lines = run.stdout.splitlines()
-    assert first.startswith("initialised in ") and first.endswith(" s (3 ranks of 1 host)")
+    assert first.startswith("initialised in ") and first.endswith(" s (3 ranks on 1 host)")
     assert lines[:7] == OK_LINES
     assert lines[7].startswith("DDP step       gradients equal a single process's (largest difference ")
     rows = [line.split() for line in lines[9:-1]]
     assert [row[0] for row in rows if len(row) == 9] == list(COLLECTIVES)
     assert [" ".join(row[-8:-6]) for row in rows] == ["4 KiB", "64 KiB", "1 MiB"] * 6
-    assert lines[-1] == "all 14 checks passed on 3 ranks of 1 host (gloo, cpu)"
+    assert lines[-1] == "all 14 checks passed with 3 ranks on 1 host (gloo, cpu)"
     check_results(json.loads((starter.folder / "results.json").read_text()))
 
 
@@ -67,13 +67,13 @@ def test_a_single_process(capsys: pytest.CaptureFixture[str]) -> None:
     assert program.main([]) == 0
     distributed.shutdown()
     first, *lines = capsys.readouterr().out.splitlines()
-    assert first.endswith("(1 rank of 1 host)")
+    assert first.endswith("(1 rank on 1 host)")
     assert lines == [
         *OK_LINES[:5],
-        "send_recv      needs two ranks, skipped",
+        "send_recv      skipped: it needs two ranks",
         "barrier        ok",
-        "DDP step       gradients equal a single process's (largest difference 0, of 7)",
-        "12 of 14 checks passed, 2 skipped on 1 rank of 1 host (gloo, cpu)",
+        "DDP step       gradients equal a single process's (largest difference 0, largest gradient 7)",
+        "12 of 14 checks passed, 2 skipped with 1 rank on 1 host (gloo, cpu)",
     ]
 
 
@@ -120,7 +120,7 @@ def test_each_check_sees_a_wrong_result(starter: Any) -> None:
 def test_a_rank_that_does_not_come_is_named(starter: Any) -> None:
     ranks = starter.start_ranks(2, lambda _: [WRONG_RANKS, "stall"])
     assert ranks[0].wait() == 1
-    assert ranks[0].stderr.endswith("rank 0: all_reduce fp32 did not finish in 1 s; not there: rank 1\n")
+    assert ranks[0].stderr.endswith("rank 0: all_reduce fp32 did not finish in 1 s; missing: rank 1\n")
     assert ranks[1].stdout == "stalled\n"
 
 
@@ -145,8 +145,8 @@ def test_what_the_backend_lacks_is_skipped_and_not_passed(
         raise RuntimeError("ProcessGroupGloo does not support alltoall")  # the words of torch 2.4
 
     outcomes = checks.run_checks(world, watch, {"all_to_all": lacking})
-    assert capsys.readouterr().out == "all_to_all     gloo can't, skipped\n"
-    assert [outcome.result for outcome in outcomes] == ["gloo can't, skipped"] * 2
+    assert capsys.readouterr().out == "all_to_all     skipped: gloo doesn't support it\n"
+    assert [outcome.result for outcome in outcomes] == ["skipped: gloo doesn't support it"] * 2
 
 
 def test_any_other_error_is_no_skip(world: World, watch: Watch) -> None:

@@ -34,8 +34,8 @@ def test_more_processes_than_gpus_are_explained() -> None:
     with pytest.raises(DeviceError) as caught:
         distributed.choose_device(Place("torchrun", 3, 4, 3, 4), "nccl", 2)
     assert str(caught.value) == (
-        "local rank 3 has no GPU of its own: 4 processes on this host, 2 GPUs visible; "
-        "NCCL would stop with 'Duplicate GPU detected', so start one process per GPU"
+        "local rank 3 has no GPU of its own: this host has 4 processes but 2 visible GPUs, and "
+        "NCCL would stop with 'Duplicate GPU detected'; fix: start one process per GPU"
     )
 
 
@@ -49,7 +49,8 @@ def test_one_visible_gpu_each_is_well_and_the_same_one_is_not(monkeypatch: pytes
     with pytest.raises(DeviceError) as caught:
         distributed.refuse_shared_gpu(second, store, "GPU-aaaa")
     assert str(caught.value) == (
-        "ranks 4 and 6 share GPU GPU-aaaa: NCCL would stop with 'Duplicate GPU detected', so start one process per GPU"
+        "ranks 4 and 6 share GPU GPU-aaaa: NCCL would stop with 'Duplicate GPU detected'; "
+        "fix: start one process per GPU"
     )
 
 
@@ -65,7 +66,7 @@ def test_backends() -> None:
 def test_nccl_without_a_gpu() -> None:
     with pytest.raises(DeviceError) as caught:
         distributed.choose_backend("nccl")
-    assert str(caught.value) == ("backend nccl needs a GPU, and torch sees none here; use gloo to run on the CPU")
+    assert str(caught.value) == ("backend nccl needs a GPU, but torch sees none here; fix: use gloo to run on the CPU")
 
 
 def test_a_single_process_has_a_group_of_one_and_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +117,7 @@ def test_a_global_batch_is_shared_equally_or_refused() -> None:
     for batch in (63, 4, 0):
         with pytest.raises(WorldError) as caught:
             distributed.batch_per_rank(batch, 8)
-        assert str(caught.value) == f"a global batch of {batch} can't be shared equally by 8 ranks"
+        assert str(caught.value) == f"a global batch of {batch} can't be split evenly among 8 ranks"
 
 
 def test_the_seed_of_a_rank_makes_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,8 +209,7 @@ def test_torch_takes_no_more_threads_than_a_rank_has_cpus(
         torch.set_num_threads(before)
     assert seen == [4, 1, 2, 2]
     assert caplog.messages == [
-        "torch uses 2 threads on each rank, its share of the CPUs (2 ranks on gpu2); "
-        "set OMP_NUM_THREADS for another number"
+        "torch uses 2 threads on each rank, its share of the CPUs (2 ranks on gpu2); set OMP_NUM_THREADS to change it"
     ]
 
 
@@ -229,7 +229,7 @@ def test_ranks_of_a_host_are_counted_where_nobody_told(monkeypatch: pytest.Monke
     assert os.environ["LOCAL_WORLD_SIZE"] == "2"
     with pytest.raises(WorldError) as caught:
         distributed.count_local_ranks(dataclasses.replace(place, local_rank=2), store_of_others(), environ)
-    assert str(caught.value) == "torchrun says local rank 2 of 2: it must be below"
+    assert str(caught.value) == "torchrun says local rank 2 of 2: it must be below 2"
     # One that was told is counted, for the others; torchrun tells all of them.
     told = dataclasses.replace(place, local_world_size=2)
     assert distributed.count_local_ranks(told, (store := store_of_others()), environ) == told
@@ -250,7 +250,7 @@ def test_exported_variables_are_corrected_and_one_rank_says_so(
         assert values == [str(rank), "4", str(rank % 2), None], "torch's device meshes read LOCAL_RANK"
     assert caplog.messages == [
         "srun numbers the ranks, so these variables are ignored: RANK=0, WORLD_SIZE=4, LOCAL_RANK=0; "
-        "export MASTER_ADDR and MASTER_PORT only"
+        "fix: export MASTER_ADDR and MASTER_PORT only"
     ]
 
 
@@ -287,7 +287,8 @@ def test_a_taken_port_is_said_in_one_line() -> None:
         with pytest.raises(WorldError) as caught:
             distributed.connect(place, timedelta(seconds=5))
     host = socket.gethostname()
-    assert str(caught.value) == f"port {port} is taken on {host}: set MASTER_PORT to a free one, for all ranks the same"
+    fix = "fix: set MASTER_PORT to the same free port on all ranks"
+    assert str(caught.value) == f"port {port} is taken on {host}; {fix}"
 
 
 def test_a_world_says_itself_in_one_line() -> None:

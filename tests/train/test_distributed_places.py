@@ -105,7 +105,7 @@ def test_the_place_is_found(environ: Mapping[str, str], place: Place) -> None:
     assert distributed.find_place(environ) == place
 
 
-REMEDY = "start with torchrun, or unset them for a single process"
+REMEDY = "fix: start with torchrun, or unset them for a single process"
 
 
 @pytest.mark.parametrize(
@@ -113,34 +113,34 @@ REMEDY = "start with torchrun, or unset them for a single process"
     [
         (
             TORCHRUN | {"MASTER_PORT": ""},
-            "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR are set but MASTER_PORT is not: " + REMEDY,
+            "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR are set but MASTER_PORT is not; " + REMEDY,
         ),
         (
             BY_HAND | {"SLURM_JOB_ID": "41"},  # a script that exports them, and then starts one process
-            "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT are set but LOCAL_WORLD_SIZE is not: "
+            "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT are set but LOCAL_WORLD_SIZE is not; "
             + REMEDY.replace("torchrun", "srun or torchrun"),
         ),
         (
             {"RANK": "5"},
-            "RANK is set but WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not: " + REMEDY,
+            "RANK is set but WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not; " + REMEDY,
         ),
         (
             SBATCH_SCRIPT | {"MASTER_ADDR": "gpu05"},
-            "MASTER_ADDR is set but RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_PORT are not: "
+            "MASTER_ADDR is set but RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_PORT are not; "
             + REMEDY.replace("torchrun", "srun or torchrun"),
         ),
         (TORCHRUN | {"RANK": "one"}, "RANK must be a whole number, got 'one'"),
         (TORCHRUN | {"WORLD_SIZE": "-8"}, "WORLD_SIZE must be a whole number, got '-8'"),
-        (TORCHRUN | {"RANK": "8"}, "torchrun says rank 8 of 8: it must be below"),
-        (BY_HAND | {"WORLD_SIZE": "0"}, "torchrun says rank 5 of 0: it must be below"),
-        (TORCHRUN | {"LOCAL_RANK": "4"}, "torchrun says local rank 4 of 4: it must be below"),
+        (TORCHRUN | {"RANK": "8"}, "torchrun says rank 8 of 8: it must be below 8"),
+        (BY_HAND | {"WORLD_SIZE": "0"}, "torchrun says rank 5 of 0: it must be below 0"),
+        (TORCHRUN | {"LOCAL_RANK": "4"}, "torchrun says local rank 4 of 4: it must be below 4"),
         (
             SLURM_TASK | {"SLURM_LOCALID": "", "SLURM_PROCID": ""},
-            "a Slurm task, but SLURM_PROCID, SLURM_LOCALID are not set",
+            "this is a Slurm task, but SLURM_PROCID, SLURM_LOCALID are not set",
         ),
         (
             SLURM_TASK | {"SLURM_STEP_NODELIST": "", "SLURM_JOB_NODELIST": ""},
-            "a Slurm task, but SLURM_JOB_NODELIST is not set: start it with srun, or set MASTER_ADDR",
+            "this is a Slurm task, but SLURM_JOB_NODELIST is not set; fix: start it with srun, or set MASTER_ADDR",
         ),
         (SLURM_TASK | {"SLURM_STEP_NODELIST": "gpu[1-"}, "can't read the list of nodes 'gpu[1-'"),
         (SLURM_TASK | {"SLURM_STEP_TASKS_PER_NODE": "2(x0)"}, "can't read the tasks per node '2(x0)'"),
@@ -149,16 +149,16 @@ REMEDY = "start with torchrun, or unset them for a single process"
             "OMPI_COMM_WORLD_LOCAL_SIZE must be at least 1, got 0",
         ),
         (SLURM_TASK | {"SLURM_STEP_TASKS_PER_NODE": "two"}, "can't read the tasks per node 'two'"),
-        (SLURM_TASK | {"WORLD_SIZE": "8"}, "WORLD_SIZE is 8, but srun says 3: unset it"),
+        (SLURM_TASK | {"WORLD_SIZE": "8"}, "WORLD_SIZE is 8, but srun says 3; fix: unset WORLD_SIZE"),
         (SLURM_TASK | {"SLURM_STEP_NODELIST": "gpu[3-1]"}, "can't read the range of nodes '3-1'"),
-        (SLURM_TASK | {"SLURM_PROCID": "7"}, "srun says rank 7 of 3: it must be below"),
+        (SLURM_TASK | {"SLURM_PROCID": "7"}, "srun says rank 7 of 3: it must be below 3"),
         (TORCHRUN | {"MASTER_PORT": "99999"}, "MASTER_PORT must be between 1 and 65535, got 99999"),
-        (TORCHRUN | {"MASTER_ADDR": "gpu1.invalid"}, "rank 0 is on gpu1.invalid, a name that is not known here"),
+        (TORCHRUN | {"MASTER_ADDR": "gpu1.invalid"}, "can't resolve gpu1.invalid, the host of rank 0"),
         (
             OPEN_MPI | {"MASTER_ADDR": ""},
-            "started by mpirun on several hosts, but MASTER_ADDR is not set: give all ranks the host of rank 0",
+            "mpirun used several hosts, but MASTER_ADDR is not set; fix: set it to rank 0's host on all ranks",
         ),
-        (PMI | {"MPI_LOCALNRANKS": ""}, "started by mpiexec, but MPI_LOCALNRANKS is not set"),
+        (PMI | {"MPI_LOCALNRANKS": ""}, "mpiexec started this rank, but MPI_LOCALNRANKS is not set"),
     ],
 )
 def test_half_set_or_wrong_variables_are_refused(environ: Mapping[str, str], message: str) -> None:
@@ -179,7 +179,7 @@ def test_half_set_or_wrong_variables_are_refused(environ: Mapping[str, str], mes
         ({}, TORCHRUN, replace(SIXTH, job_id="41")),
         (TORCHRUN, TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}, replace(SIXTH, job_id="41")),
         (TORCHRUN, TORCHRUN | {"RANK": "4"}, replace(SIXTH, rank=4, job_id="41")),
-        ({}, {"RANK": "0"}, "RANK is 0, but srun says 2: unset it"),
+        ({}, {"RANK": "0"}, "RANK is 0, but srun says 2; fix: unset RANK"),
     ],
 )
 def test_what_a_batch_script_exports_gives_way_to_slurm(
@@ -246,8 +246,8 @@ def test_what_slurm_gave_and_nobody_uses_is_said(caplog: pytest.LogCaptureFixtur
                 distributed.warn_of_idle_gpus(task, environ | {"CUDA_VISIBLE_DEVICES": none})
     version = distributed.torch.__version__
     assert caplog.messages == [
-        "one process trains, though this Slurm job has 4 tasks: start it with srun",
-        f"Slurm gave GPUs (h100:8) on gpu08, torch {version} sees none: on the CPU",
+        "only one process trains, but this Slurm job has 4 tasks; fix: start it with srun",
+        f"Slurm gave GPUs (h100:8) on gpu08, but torch {version} sees none: using the CPU",
     ]
 
 

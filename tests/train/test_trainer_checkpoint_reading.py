@@ -121,22 +121,23 @@ def in_item(ending: str, make: Callable[[], bytes]) -> Callable[[Path], None]:
     return lambda step: replace_items(step, ending, make())
 
 
+NO_RECORD = ".metadata sets attributes of something that isn't a record"
 # What the opcodes do that find_class never sees: to BUILD a class is to change it for the whole process.
 OPCODES = [
-    (PATH + b"(N" + NAMED_SO + b"tb0", ".metadata sets attributes of what is no record"),
-    (b"ctorch.serialization\n_get_layout\n" + NAMED_SO + b"b0", ".metadata sets attributes of what is no record"),
-    (MEMBER + NAMED_SO + b"b0", ".metadata sets attributes of what is no record"),
+    (PATH + b"(N" + NAMED_SO + b"tb0", NO_RECORD),
+    (b"ctorch.serialization\n_get_layout\n" + NAMED_SO + b"b0", NO_RECORD),
+    (MEMBER + NAMED_SO + b"b0", NO_RECORD),
     (naming(BytesStorageMetadata) + b")\x81(N" + NAMED_SO + b"tb0", ".metadata sets attributes that no record has"),
     (naming(BytesStorageMetadata) + b")\x81}" + text("__setstate__") + PATH + b"sb0",
      ".metadata sets attributes that no record has"),
     (naming(BytesStorageMetadata) + b")R0", ".metadata calls type, which no checkpoint needs"),
     (text("x") + b")R0", ".metadata calls str, which no checkpoint needs"),
-    (PATH + b")\x810", ".metadata makes what no checkpoint needs"),
-    (PATH + b"Na0", ".metadata changes what is no list"),
-    (PATH + b"(Ne0", ".metadata changes what is no list"),
-    (PATH + b"NNs0", ".metadata changes what is no dict"),
-    (PATH + b"(NNu0", ".metadata changes what is no dict"),
-    (PATH + b"(N\x900", ".metadata changes what is no set"),
+    (PATH + b")\x810", ".metadata makes an object that no checkpoint needs"),
+    (PATH + b"Na0", ".metadata changes something that isn't a list"),
+    (PATH + b"(Ne0", ".metadata changes something that isn't a list"),
+    (PATH + b"NNs0", ".metadata changes something that isn't a dict"),
+    (PATH + b"(NNu0", ".metadata changes something that isn't a dict"),
+    (PATH + b"(N\x900", ".metadata changes something that isn't a set"),
     *[(opcodes, ".metadata holds an opcode that no checkpoint needs") for opcodes in (
         b"P1\n0", b"NQ0", b"\x82\x010", b"(" + PATH + b"o0", b"(ipathlib\nPosixPath\n0", PATH + b")}\x920",
         b"\x96" + b"\xff" * 7 + b"\x7f0",
@@ -152,7 +153,7 @@ def test_a_checkpoint_changes_nothing_but_itself(
     try:
         prepend(opcodes)(saved)
         assert trainer.main([*SHORT, "--epochs", "2", "--resume", "auto"]) == 2
-        assert capsys.readouterr().err == f"{REFUSED}{said}; another one: --resume PATH\n"
+        assert capsys.readouterr().err == f"{REFUSED}{said}; fix: name another one with --resume PATH\n"
         assert PurePosixPath.name is name
         assert not hasattr(torch.serialization._get_layout, "name")
         assert _MEM_FORMAT_ENCODING(0).name == "TORCH_CONTIGUOUS_FORMAT"
@@ -177,7 +178,7 @@ def test_a_checkpoint_loads_whatever_protocol_wrote_it(saved: Path, protocol: in
         (hide_in_planner_data, ".metadata holds posix.mkdir, which no checkpoint needs"),
         (put(Hooked()), f".metadata asks for '__init__' of {BytesStorageMetadata!r}"),
         (put({"state_dict_metadata": {}}), ".metadata holds no metadata"),
-        (point_elsewhere, ".metadata names a file outside of the checkpoint"),
+        (point_elsewhere, ".metadata names a file outside the checkpoint"),
         (in_item(".lr", lambda: archive(Trap())), "it holds more than tensors and plain values"),
         (in_item("weight", lambda: archive(Trap())), "it holds more than tensors and plain values"),
         (in_item(".lr", lambda: pickle.dumps(Trap())), "it holds something that torch.save doesn't write"),
@@ -191,7 +192,7 @@ def test_code_in_a_checkpoint_does_not_run(
 ) -> None:
     spoil(saved)
     assert trainer.main([*SHORT, "--epochs", "2", "--resume", "auto" if how == "auto" else str(saved)]) == 2
-    assert capsys.readouterr().err == f"{REFUSED}{said}; another one: --resume PATH\n"
+    assert capsys.readouterr().err == f"{REFUSED}{said}; fix: name another one with --resume PATH\n"
     assert not Path("pwned").exists()
 
 

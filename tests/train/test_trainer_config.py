@@ -91,7 +91,7 @@ def test_sections_and_names_of_others_are_read_and_one_line_tells_ours() -> None
     defaults = asdict(TrainConfig())
     Path("all.json").write_text(json.dumps({"a": {"b": {key: defaults[key] for key in keys}}}))
     assert read_config(["--config", "all.json"], told.append) == TrainConfig()
-    assert told[2].endswith(", a.b.context as context and 2 more alike")
+    assert told[2].endswith(", a.b.context as context and 2 more")
 
 
 def test_the_report_of_the_ranks_needs_no_word() -> None:
@@ -136,6 +136,28 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert "folder" not in shown.lower()  # one term for each thing: a directory
 
 
+def test_help_is_in_groups_with_examples_and_fits_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        read_config(["-h"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "usage: python -m launcher.trainer [OPTIONS]"
+    assert [line for line in lines if line.endswith(":") and not line.startswith(" ")] == [
+        "General:", "Data:", "Saving and resuming:", "Training:", "Validation and output:", "Model:",
+        "Precision and parallelism:", "Examples:",
+    ]  # fmt: skip
+    assert lines[-5:] == [
+        "Examples:",
+        "  python -m launcher.trainer --epochs 2",
+        "  launch --hosts node1,node2 -m launcher.trainer --config config/local3.yaml",
+        "",
+        "Underscores work as well as dashes: --batch_size 32.",
+    ]
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -155,7 +177,7 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         (["--compile=yes"], "argument --compile/--no-compile: ignored explicit argument 'yes'"),
         (
             ["--batch-size", "8", "--global-batch", "64"],
-            "batch_size and global_batch say the same in two ways: give one of them",
+            "batch_size and global_batch both set the batch; fix: give one of them",
         ),
         (["--dim", "64", "--heads", "3"], "dim must be a multiple of heads, got dim 64 and heads 3"),
         (
@@ -176,6 +198,7 @@ def laughs(first: str, open_line: str, close_line: str) -> str:
 
 BILLION_LAUGHS = laughs("[x,x,x,x,x,x,x,x,x]", "[", "]")
 MERGED_LAUGHS = laughs("{x: 1}", "{<<: [", "]}")
+UNREAD = "a value in it can't be read: a wrong date, or too many digits or brackets"
 
 
 @pytest.mark.parametrize(
@@ -187,8 +210,8 @@ MERGED_LAUGHS = laughs("{x: 1}", "{<<: [", "]}")
         ("c.yaml", "train: 1", "c.yaml: unknown key 'train'"),  # like track, and not meant
         ("c.yaml", "train: {shuffle: 1}", "c.yaml: unknown key 'train.shuffle'"),
         ("c.yaml", "train: {batch_size: 0}", "c.yaml: train.batch_size must be at least 1, got 0"),
-        ("c.yaml", "lr: 1\ntrain: {lr: 2}", "c.yaml: lr and train.lr are the same option: give one of them"),
-        ("c.yaml", "nodes: 1\nnum_nodes: 2", "c.yaml: nodes and num_nodes are the same option: give one of them"),
+        ("c.yaml", "lr: 1\ntrain: {lr: 2}", "c.yaml: lr and train.lr are the same option; fix: give one of them"),
+        ("c.yaml", "nodes: 1\nnum_nodes: 2", "c.yaml: nodes and num_nodes are the same option; fix: give one of them"),
         ("c.json", '{"a":' * 900 + "1" + "}" * 900, f"c.json: unknown key '{'a.' * 48}..."),
         ("c.yaml", "lr: fast", "c.yaml: lr must be a number, got 'fast'"),
         ("c.yaml", "lr: [1]", "c.yaml: lr must be a number, got [1]"),
@@ -200,18 +223,18 @@ MERGED_LAUGHS = laughs("{x: 1}", "{<<: [", "]}")
         ("c.yaml", "compile: 1", "c.yaml: compile must be true or false, got 1"),
         ("c.yaml", "- lr", "c.yaml: expected lines like 'lr: 0.003', got a list"),
         ("c.yaml", "lr: 1\nepochs: [1", "c.yaml:2: not YAML: expected ',' or ']', but got '<stream end>'"),
-        ("c.yaml", "lr: \x00", "c.yaml: not YAML: it holds characters that no text has"),
+        ("c.yaml", "lr: \x00", "c.yaml: not YAML: it holds characters that YAML doesn't allow"),
         # Aliases: each line holds nine of the one above, and a merge key copies them.
-        ("c.yaml", BILLION_LAUGHS, "c.yaml:2: aliases (*a0) aren't supported; write the value out"),
-        ("c.yaml", MERGED_LAUGHS, "c.yaml:2: aliases (*a0) aren't supported; write the value out"),
-        ("c.yaml", "lr: &x 1\nseed: *x", "c.yaml:2: aliases (*x) aren't supported; write the value out"),
+        ("c.yaml", BILLION_LAUGHS, "c.yaml:2: aliases (*a0) aren't supported; fix: write the value out"),
+        ("c.yaml", MERGED_LAUGHS, "c.yaml:2: aliases (*a0) aren't supported; fix: write the value out"),
+        ("c.yaml", "lr: &x 1\nseed: *x", "c.yaml:2: aliases (*x) aren't supported; fix: write the value out"),
         ("c.yaml", "x" * 200 + ": 1", f"c.yaml: unknown key '{'x' * 96}..."),
         ("c.yaml", f"lr: {'x' * 200}", f"c.yaml: lr must be a number, got '{'x' * 96}..."),
-        ("c.yaml", "#" * (128 << 10) + "\nlr: 1", "c.yaml: more than 128 KiB, which no configuration has"),
+        ("c.yaml", "#" * (128 << 10) + "\nlr: 1", "c.yaml: larger than 128 KiB, too large for a configuration file"),
         ("c.json", '{\n"lr": }', "c.json:2: not JSON: Expecting value"),
-        ("c.yaml", "lr: 2024-13-45", "c.yaml: a value in it can't be read: a date, or too many digits or brackets"),
-        ("c.yaml", "a: " + "[" * 5000, "c.yaml: a value in it can't be read: a date, or too many digits or brackets"),
-        ("c.json", "[" * 100_000, "c.json: a value in it can't be read: a date, or too many digits or brackets"),
+        ("c.yaml", "lr: 2024-13-45", f"c.yaml: {UNREAD}"),
+        ("c.yaml", "a: " + "[" * 5000, f"c.yaml: {UNREAD}"),
+        ("c.json", "[" * 100_000, f"c.json: {UNREAD}"),
         ("c.yaml", "seed: 18446744073709551616", "c.yaml: seed must be below 2147483648, got 18446744073709551616"),
     ],
 )
@@ -231,7 +254,7 @@ def test_yaml_without_pyyaml(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnreadableFileError) as caught:
         read_config(["--config", "c.yaml"])
     assert str(caught.value) == (
-        "c.yaml: this Python has no PyYAML: `pip install pyyaml`, or write the file as JSON (.json)"
+        "c.yaml: this Python has no PyYAML; fix: `pip install pyyaml`, or write the file as JSON (.json)"
     )
 
 

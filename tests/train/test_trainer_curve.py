@@ -68,10 +68,10 @@ def test_what_could_not_be_drawn_is_refused_before_the_training(
     check_picture(tmp_path / "p.svg")
     with pytest.raises(ConfigError) as suffix:
         check_picture(Path("p.pdf"))
-    assert str(suffix.value) == "--plot: want a .png or .svg file, got 'p.pdf'"
+    assert str(suffix.value) == "--plot must name a .png or .svg file, got 'p.pdf'"
     with pytest.raises(ConfigError) as folder:
         check_picture(Path("no/such/p.png"))
-    assert str(folder.value) == "--plot: there is no directory 'no/such' on rank 0's machine"
+    assert str(folder.value) == "--plot: there is no directory 'no/such' on rank 0's host"
     (tmp_path / "f.png").mkdir()
     with pytest.raises(ConfigError) as picture:
         check_picture(tmp_path / "f.png")
@@ -79,7 +79,7 @@ def test_what_could_not_be_drawn_is_refused_before_the_training(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError) as library:
         check_picture(tmp_path / "p.png")
-    assert str(library.value) == "--plot needs matplotlib on rank 0's machine: pip install matplotlib"
+    assert str(library.value) == "--plot needs matplotlib on rank 0's host; fix: pip install matplotlib"
 
 
 @pytest.mark.parametrize("lines", [[], [{"step": 1, "tokens_per_s": 3}]])
@@ -87,5 +87,5 @@ def test_a_run_without_losses_has_no_picture(lines: list[dict[str, object]], tmp
     path = write_metrics(tmp_path, lines)
     with pytest.raises(ConfigError) as caught:
         plot_losses(path, tmp_path / "p.png")
-    assert str(caught.value) == f"{path}: no losses in it, so there is no picture"
+    assert str(caught.value) == f"{path}: it contains no losses, so there is nothing to draw"
     assert not (tmp_path / "p.png").exists()

@@ -73,9 +73,9 @@ def test_a_run_makes_a_folder_of_its_own_beside_the_users_files(train: Callable[
     longer = train(*command.split()[3 + len(SHORT) :])
     assert (longer.exit_code, longer.line("resume")) == (0, f"{folders[0]}/checkpoints/step_2, step 2 of epoch 2")
 
-    option = "--resume needs --save-dir DIR, since each run has a directory of its own"
+    option = "--resume needs --save-dir DIR, because each run has its own directory"
     newest = max(folders, key=lambda folder: (folder / ".trainer.json").stat().st_mtime)
-    assert train("--resume") == Said(2, [], f"{option}; the newest run here: --save-dir {newest}\n")
+    assert train("--resume") == Said(2, [], f"{option}; newest run here: --save-dir {newest}\n")
     shutil.rmtree(OUTPUTS)
     assert train("--resume=auto") == Said(2, [], f"{option.replace('--resume', '--resume auto')}\n")
 
@@ -90,7 +90,7 @@ def test_a_file_that_the_trainer_did_not_write_is_never_replaced(
     (OUTPUTS / name).parent.mkdir(parents=True)
     (OUTPUTS / name).write_text("mine")
     found = OUTPUTS / name.partition("/")[0]
-    refusal = f"{found}: not written by this trainer, which would replace it: name another --save-dir\n"
+    refusal = f"{found}: not written by this trainer, which would replace it; fix: name another --save-dir\n"
     assert train("--save-dir", "outputs", *words) == Said(2, [], refusal)
     assert read_all(OUTPUTS) == {name: b"mine"}
 
@@ -106,8 +106,8 @@ def test_other_files_in_the_folder_stay(train: Callable[..., Said]) -> None:
 def test_an_earlier_run_is_resumed_or_refused(train: Callable[..., Said]) -> None:
     assert train("--save-dir", "out").exit_code == 0
     saved = read_all(Path("out"))
-    both = "go on with --resume, or name another --save-dir"
-    refused = Said(2, [], f"out: an earlier run's checkpoints would be lost: {both}\n")
+    both = "fix: continue that run with --resume, or name another --save-dir"
+    refused = Said(2, [], f"out: an earlier run's checkpoints would be lost; {both}\n")
     assert train("--save-dir", "out") == refused
     shutil.copytree("out", "other")
     assert train("--save-dir", "out", "--resume", "other/checkpoints/step_2") == refused
@@ -120,7 +120,7 @@ def test_an_earlier_run_is_resumed_or_refused(train: Callable[..., Said]) -> Non
     assert (Path("out") / "metrics.jsonl").read_bytes().startswith(saved["metrics.jsonl"])
 
     shutil.rmtree(Path("out") / "checkpoints")
-    model = Said(2, [], "out: an earlier run's model.pt would be lost: name another --save-dir\n")
+    model = Said(2, [], "out: an earlier run's model.pt would be lost; fix: name another --save-dir\n")
     assert train("--save-dir", "out") == train("--save-dir", "out", "--resume", "auto") == model
 
 
@@ -130,11 +130,11 @@ def test_newer_checkpoints_are_not_replaced(train: Callable[..., Said]) -> None:
     saved = read_all(Path("out"))
     checkpoints = Path("out") / "checkpoints"
     from_older = ["--save-dir", "out", "--resume", "out/checkpoints/step_6", "--epochs", "4"]
-    both = "go on from it with --resume, or name another --save-dir"
+    both = "fix: continue from it with --resume, or name another --save-dir"
     lost = "an earlier run's newer checkpoint step_8 would be lost"
-    assert train(*from_older) == Said(2, [], f"out: {lost}: {both}\n")
+    assert train(*from_older) == Said(2, [], f"out: {lost}; {both}\n")
     shutil.copytree(checkpoints / "step_4", checkpoints / "good")
-    assert train(*from_older, "--resume", "out/checkpoints/good").error == f"out: {lost}: {both}\n"
+    assert train(*from_older, "--resume", "out/checkpoints/good").error == f"out: {lost}; {both}\n"
     shutil.rmtree(checkpoints / "good")
     assert read_all(Path("out")) == saved
     assert train(*from_older, "--save-dir", "other").line("resume") == "out/checkpoints/step_6, step 6 of epoch 4"
@@ -149,13 +149,13 @@ def test_newer_checkpoints_are_not_replaced(train: Callable[..., Said]) -> None:
 
 
 def test_a_resume_that_finds_nothing_is_no_new_run(train: Callable[..., Said]) -> None:
-    nothing = "no whole checkpoint to go on from; without --resume a run begins anew\n"
+    nothing = "no complete checkpoint to resume; fix: omit --resume to start from scratch\n"
     assert train("--save-dir", "typo", "--resume") == Said(2, [], f"typo: {nothing}")
     assert not Path("typo").exists()
     Path("empty").mkdir()
     assert train("--save-dir", "empty", "--resume") == Said(2, [], f"empty: {nothing}")
     auto = train("--save-dir", "empty", "--resume", "auto")
-    assert (auto.exit_code, auto.line("resume")) == (0, "nothing to resume, begun anew")
+    assert (auto.exit_code, auto.line("resume")) == (0, "nothing to resume, starting from scratch")
 
 
 def test_a_run_that_never_began_leaves_no_folder(train: Callable[..., Said]) -> None:
@@ -169,7 +169,7 @@ def test_all_ranks_are_refused_and_one_says_so(starter: Any, tmp_path: Path) -> 
     (tmp_path / "outputs" / "model.pt").touch()
     ranks = starter.start_ranks(2, lambda rank: ["-m", "launcher.trainer", "--save-dir", "outputs"])
     assert [rank.wait() for rank in ranks] == [2, 2]
-    refusal = "outputs/model.pt: not written by this trainer, which would replace it: name another --save-dir\n"
+    refusal = "outputs/model.pt: not written by this trainer, which would replace it; fix: name another --save-dir\n"
     assert [rank.stderr for rank in ranks] == [refusal, ""]
 
 
@@ -191,7 +191,7 @@ def test_a_job_that_goes_back_into_the_queue_goes_on(
         assert again.line("resume") == f"{folder}/checkpoints/step_2, step 2 of epoch 2"
     other = train("--lr", "1e-3")
     assert other.line("saves") == "outputs/20261120-091233"
-    assert other.line("resume") == "nothing to resume, begun anew"
+    assert other.line("resume") == "nothing to resume, starting from scratch"
 
 
 def test_a_run_that_fails_says_how_to_continue_it(train: Callable[..., Said], starter: Any) -> None:

@@ -55,20 +55,20 @@ def test_the_table_of_ranks(world_size: int, argv: list[str], layout: tuple[obje
     [
         (
             ["--tensor-parallel", "3", "--heads", "3", "--dim", "66", "--context", "63"],
-            "the ranks must be a multiple of tensor_parallel, got 4 ranks and 3; it runs on 3 or 6 ranks",
+            "the number of ranks must be a multiple of tensor_parallel, got 4 and 3; fix: start 3 or 6 ranks",
         ),
-        (["--parallel", "tp"], "heads must be a multiple of tensor_parallel, got 2 and 4; it runs on 1 or 2 ranks"),
+        (["--parallel", "tp"], "heads must be a multiple of tensor_parallel, got 2 and 4; fix: start 1 or 2 ranks"),
         (
             ["--parallel", "tp", "--heads", "4", "--context", "7"],
-            "context must be a multiple of tensor_parallel, got 7 and 4; it runs on 1 rank",
+            "context must be a multiple of tensor_parallel, got 7 and 4; fix: start 1 rank",
         ),
         (
             ["--parallel", "tp", "--tensor-parallel", "2"],
-            "parallel tp takes all 4 ranks, got tensor_parallel 2: use fsdp+tp; it runs on 2 ranks",
+            "parallel tp uses all 4 ranks, got tensor_parallel 2; fix: use fsdp+tp, or start 2 ranks",
         ),
         (
             ["--parallel", "ddp", "--tensor-parallel", "2"],
-            "parallel ddp has no tensor parallelism, got tensor_parallel 2: use fsdp+tp",
+            "parallel ddp has no tensor parallelism, got tensor_parallel 2; fix: use fsdp+tp",
         ),
         (
             ["--parallel", "fsdp+tp"],
@@ -76,15 +76,15 @@ def test_the_table_of_ranks(world_size: int, argv: list[str], layout: tuple[obje
         ),
         (
             ["--tensor-parallel", "2", "--data-size", "9"],
-            "parallel fsdp+tp shares the heads of a text model, and the regression has none: use fsdp",
+            "parallel fsdp+tp splits the heads of a text model, but the regression has none; fix: use fsdp",
         ),
         (
             ["--global-batch", "6"],
-            "a global batch of 6 can't be shared equally by 4 ranks; it runs on 1, 2, 3 or 6 ranks",
+            "a global batch of 6 can't be split evenly among 4 ranks; fix: start 1, 2, 3 or 6 ranks",
         ),
         (
             ["--global-batch", "12", "--accumulate", "2"],
-            "3 samples per rank can't be shared equally by accumulate 2 passes; it runs on 1, 2, 3 or 6 ranks",
+            "3 samples per rank can't be split into 2 equal passes (accumulate); fix: start 1, 2, 3 or 6 ranks",
         ),
     ],
 )
@@ -99,7 +99,7 @@ def test_the_sample_for_tensor_parallelism_says_how_many_ranks_do(ranks: int, nu
     with pytest.raises(ConfigError) as caught:
         layout_of(ranks, "--config", str(HERE.parents[1] / "config" / "tp_shakespeare.yaml"))
     assert str(caught.value) == (
-        f"the ranks must be a multiple of tensor_parallel, got {ranks} ranks and 2; it runs on {numbers} ranks"
+        f"the number of ranks must be a multiple of tensor_parallel, got {ranks} and 2; fix: start {numbers} ranks"
     )
 
 

@@ -87,7 +87,7 @@ def test_a_missing_text_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_text("no/such.txt")
     assert str(caught.value) == (
-        "no/such.txt: No such file or directory (on rank 0's machine, which alone reads the data)"
+        "no/such.txt: No such file or directory (on rank 0's host, which alone reads the data)"
     )
 
 
@@ -140,8 +140,7 @@ def test_data_too_few_for_one_step_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         build_loader(task, CONFIG, layout_of(2), WORLD)
     assert str(caught.value) == (
-        "the data are too few: 100 bytes of zeros leave 1 samples to train on, and one step takes 6 "
-        "(2 ranks x batch size 3)"
+        "too little data (100 bytes of zeros): one step takes 6 samples (2 ranks x batch size 3), got 1 to train on"
     )
 
 
@@ -226,7 +225,7 @@ def test_fp16_on_a_cpu_is_refused() -> None:
     model = build_model(TrainConfig())
     with pytest.raises(ConfigError) as caught:
         build_learner(Replica(model, model, layout_of(1)), TrainConfig(amp="fp16"), WORLD.device)
-    assert str(caught.value) == "amp fp16 needs a GPU; use bf16, which a CPU can do too"
+    assert str(caught.value) == "amp fp16 needs a GPU; fix: use bf16, which CPUs support too"
 
 
 def test_the_first_guess_is_even_and_the_seed_decides_it() -> None:
@@ -322,7 +321,7 @@ def test_the_start_report_says_where_a_run_goes_on(
     assert resume_lines() == []
     step = "outputs/checkpoints/step_2"
     assert resume_lines("--resume", "auto", "--epochs", "2") == [f"resume  {step}, step 2 of epoch 2"]
-    assert resume_lines("--save-dir", "new", "--resume", "auto") == ["resume  nothing to resume, begun anew"]
+    assert resume_lines("--save-dir", "new", "--resume", "auto") == ["resume  nothing to resume, starting from scratch"]
 
 
 def test_a_checkpoint_with_a_hole_is_one_line(
@@ -337,13 +336,13 @@ def test_a_checkpoint_with_a_hole_is_one_line(
     assert trainer.main([*SHORT, "--resume", "auto"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"{step}: can't be read: ")
-    assert said.endswith("; another one: --resume PATH\n")
+    assert said.endswith("; fix: name another one with --resume PATH\n")
     assert said.count("\n") == 1
     (step / ".metadata").write_bytes(metadata)
     (step / "__0_0.distcp").unlink()
     assert trainer.main([*SHORT, "--resume", str(step)]) == 2
     missing = "__0_0.distcp: No such file or directory"
-    assert capsys.readouterr().err == f"{step}: can't be read: {missing}; another one: --resume PATH\n"
+    assert capsys.readouterr().err == f"{step}: can't be read: {missing}; fix: name another one with --resume PATH\n"
 
 
 def test_a_checkpoint_takes_the_place_of_one_of_that_name(tmp_path: Path) -> None:
@@ -425,7 +424,7 @@ def test_a_picture_is_no_reason_to_fail(
     assert (tmp_path / "curve.svg").is_file()
     (tmp_path / "gone.svg").symlink_to("no/such/folder.svg")
     assert trainer.main([*finished, "gone.svg"]) == 0
-    assert capsys.readouterr().err == "warning: no picture in gone.svg: gone.svg: No such file or directory\n"
+    assert capsys.readouterr().err == "warning: can't draw gone.svg: gone.svg: No such file or directory\n"
 
 
 @pytest.mark.parametrize(("log_every", "step"), [("1", 2), ("20", 3)])
@@ -451,7 +450,7 @@ def test_one_run_at_a_time_saves_in_a_folder(tmp_path: Path) -> None:
     lock = lock_folder(str(tmp_path))
     with pytest.raises(ConfigError) as caught:
         lock_folder(str(tmp_path))
-    assert str(caught.value) == f"{tmp_path}: another run saves there"
+    assert str(caught.value) == f"{tmp_path}: another run is saving there"
     fork = multiprocessing.get_context("fork")
     begun, ended = fork.Event(), fork.Event()
     worker = fork.Process(target=lambda: (begun.set(), ended.wait(60)))
@@ -470,7 +469,7 @@ def test_a_checkpoint_of_another_model_is_refused() -> None:
     check_model(Path("step_1"), saved, saved)
     with pytest.raises(ConfigError) as caught:
         check_model(Path("step_1"), saved, {**saved, "layers": 3})
-    assert str(caught.value) == "step_1: made with layers 2, and this run has 3"
+    assert str(caught.value) == "step_1: saved with layers 2, but this run has 3"
 
 
 @pytest.mark.parametrize(
@@ -511,7 +510,7 @@ def test_the_start_report() -> None:
         "batch   fsdp+tp, 30 samples per step (5 groups of 4 ranks x batch size 3 x 2 passes)",
         "data    2.0k bytes of zeros, 199 samples, 0 to validate",
         "model   137.0k parameters",
-        "warning some groups of 4 ranks span two nodes: what they share in each product is slow there",
+        "warning some groups of 4 ranks span two nodes, so each matrix product waits for the network",
     ]
 
 

@@ -97,7 +97,7 @@ def test_the_text_is_downloaded_once(where: str, web: str, command: Command) -> 
     )
     assert path.read_bytes() == TEXT
     assert command.left() == ["data", "tinyshakespeare.txt"]
-    assert command.run("--url", f"{web}/none") == Said(0, f"{path} is there already\n", "")
+    assert command.run("--url", f"{web}/none") == Said(0, f"{path} already exists\n", "")
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,13 @@ def test_another_text_is_refused_with_both_hashes(
         1,
         "",
         f"{web}/{where} is not Tiny Shakespeare: {size}, SHA-256 {hashlib.sha256(received).hexdigest()}, "
-        f"want {len(TEXT)} bytes, SHA-256 {hashlib.sha256(TEXT).hexdigest()}; nothing was written\n",
+        f"expected {len(TEXT)} bytes, SHA-256 {hashlib.sha256(TEXT).hexdigest()}; nothing was written\n",
     )
     assert command.left() == []
 
 
 def test_where_there_is_no_network_the_way_out_is_named(web: str, command: Command) -> None:
-    fix = "fetch it on another machine and name the copy: python -m launcher.trainer.prepare_data --file FILE\n"
+    fix = "fix: download it on another machine, then run python -m launcher.trainer.prepare_data --file FILE\n"
     nowhere = f"http://127.0.0.1:{free_port()}/text"
     for url, reason in (
         (nowhere, "<urlopen error [Errno 111] Connection refused>"),
@@ -155,7 +155,7 @@ def test_another_text_of_that_name_stays(command: Command) -> None:
     copy.write_bytes(TEXT)
     command.path.parent.mkdir()
     command.path.write_bytes(TEXT + b"and my own play")
-    refusal = f"{command.path} is there already and is another text: move it, or name another --folder\n"
+    refusal = f"{command.path} already exists and is another text; fix: move it, or name another --folder\n"
     assert command.run("--file", copy) == Said(1, "", refusal)
     assert command.path.read_bytes() == TEXT + b"and my own play"
 
@@ -171,12 +171,12 @@ def test_a_copy_that_can_not_be_read_or_written_is_one_line(command: Command) ->
 
 def test_the_trainer_names_the_command_that_gets_it(command: Command) -> None:
     folder = command.path.parent
-    ending = f"on rank 0's machine; get it with: python -m launcher.trainer.prepare_data --folder {folder}"
+    ending = f"on rank 0's host; fix: run python -m launcher.trainer.prepare_data --folder {folder}"
     with pytest.raises(ConfigError) as missing:
         find_shakespeare(folder)
-    assert str(missing.value) == f"{command.path} is not there {ending}"
+    assert str(missing.value) == f"{command.path} is missing {ending}"
     folder.mkdir()
     command.path.write_bytes(TEXT[:-1])
     with pytest.raises(ConfigError) as cut:
         find_shakespeare(folder)
-    assert str(cut.value) == f"{command.path} is not whole {ending}"
+    assert str(cut.value) == f"{command.path} is not complete {ending}"

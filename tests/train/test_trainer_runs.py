@@ -78,10 +78,10 @@ def test_a_single_process_learns_and_saves(
     assert trainer.main(["--save-dir", "out", "--resume", "auto"]) == 0
     assert capsys.readouterr().out.splitlines()[-2] == "nothing left to train, model in out/model.pt"
     assert trainer.main(["--save-dir", "out", "--resume", "auto", "--layers", "3"]) == 2
-    assert capsys.readouterr().err == "out/checkpoints/step_60: made with layers 2, and this run has 3\n"
+    assert capsys.readouterr().err == "out/checkpoints/step_60: saved with layers 2, but this run has 3\n"
     assert trainer.main(["--save-dir", "out", "--resume", "out/step_60"]) == 2
     assert capsys.readouterr().err == (
-        "out/step_60: no whole checkpoint, a directory such as outputs/RUN/checkpoints/step_60\n"
+        "out/step_60: not a complete checkpoint (a directory such as outputs/RUN/checkpoints/step_60)\n"
     )
 
 
@@ -93,7 +93,7 @@ def test_the_regression_on_its_own_line(
     line = f"--config {ROOT}/config/local3.yaml --save-dir outputs --batch_size 64 --lr 1e-2 --data_size 1000"
     assert trainer.main([*line.split(), "--distributed-backend", "nccl", "--epochs", "20"]) == 2
     assert capsys.readouterr().err == (
-        "backend nccl needs a GPU, and torch sees none here; use gloo to run on the CPU\n"
+        "backend nccl needs a GPU, but torch sees none here; fix: use gloo to run on the CPU\n"
     )
     assert trainer.main([*line.split(), "--epochs", "2", "--plot", "curve.svg", "--evaluate-on", "main"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -213,7 +213,8 @@ def test_sigterm_to_one_rank_of_a_sharded_model_saves_all_of_it(starter: Any, tm
         ([], r"SIGTERM: step (\d+) saved in out/checkpoints/step_\1"),
         (
             ["--parallel", "fsdp", "--save-every", "20"],
-            r"SIGTERM: step \d+ not saved, a rank has left with its part; newest is out/checkpoints/step_\d+",
+            r"SIGTERM: step \d+ not saved: a rank exited with its part of the model; "
+            r"newest checkpoint: out/checkpoints/step_\d+",
         ),
     ],
 )
@@ -232,7 +233,7 @@ def test_what_rank_0_can_not_read_ends_every_rank_and_is_said_once(starter: Any)
     assert [rank.wait() for rank in ranks] == [2, 2]
     assert [rank.stderr for rank in ranks] == [
         "read --num-workers as --workers\n"
-        "none.txt: No such file or directory (on rank 0's machine, which alone reads the data)\n",
+        "none.txt: No such file or directory (on rank 0's host, which alone reads the data)\n",
         "",
     ]
 
@@ -263,6 +264,6 @@ def test_a_half_set_environment_is_refused(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert trainer.main([]) == 2
     assert capsys.readouterr().err == (
-        "RANK, WORLD_SIZE are set but LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not: "
-        "start with torchrun, or unset them for a single process\n"
+        "RANK, WORLD_SIZE are set but LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not; "
+        "fix: start with torchrun, or unset them for a single process\n"
     )

@@ -54,8 +54,8 @@ def test_some_hosts_are_two_tables() -> None:
 def test_of_many_hosts_the_slowest_are_named() -> None:
     names = [f"n{number}" for number in range(17)]
     lines = describe_pairs(names, make_pairs(17, {(3, 9): 1.0}, {(2, 16): 50.0}))
-    assert lines[:2] == ["136 pairs; the 5 of least bandwidth:", "  n3 <-> n9   latency 10 us, 1 GB/s"]
-    assert lines[6:8] == ["the 5 of highest latency:", "  n2 <-> n16   latency 50 us, 10 GB/s"]
+    assert lines[:2] == ["136 pairs; the 5 with the lowest bandwidth:", "  n3 <-> n9   latency 10 us, 1 GB/s"]
+    assert lines[6:8] == ["the 5 with the highest latency:", "  n2 <-> n16   latency 50 us, 10 GB/s"]
     assert len(lines) == 12
 
 
@@ -68,7 +68,7 @@ def test_of_many_hosts_the_slowest_are_named() -> None:
             3,
             {(0, 2): 1.0, (1, 2): 2.0},
             {},
-            ["n2 is slow with everybody (down to latency 10 us, 1 GB/s; good pairs: 10 us, 10 GB/s)"],
+            ["n2 is slow with every other host (worst: latency 10 us, 1 GB/s; good pairs: 10 us, 10 GB/s)"],
             id="a host among three",
         ),
         pytest.param(
@@ -90,7 +90,7 @@ def test_of_many_hosts_the_slowest_are_named() -> None:
             {(0, 2): 1.0, (1, 2): 1.0, (2, 3): 1.0, (2, 4): 1.0, (0, 4): 3.0},
             {},
             [
-                "n2 is slow with everybody (down to latency 10 us, 1 GB/s; good pairs: 10 us, 10 GB/s)",
+                "n2 is slow with every other host (worst: latency 10 us, 1 GB/s; good pairs: 10 us, 10 GB/s)",
                 "n0 <-> n4 is slow (latency 10 us, 3 GB/s; good pairs: 10 us, 10 GB/s)",
             ],
             id="a host and a pair",
