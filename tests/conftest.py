@@ -1,8 +1,10 @@
-"""In CI (`CI=true`) a test that skips has failed: what it needs is missing there, and nobody would notice.
+"""Settings for all tests: skips in CI, and how files run in parallel.
 
-Side by side, tests go by file, each worker on a machine of its own as far as processes go: a run looks for what
-others have left behind, and would find that of another test. Where such a machine can't be had, files whose runs
-would see each other go one after the other.
+In CI (`CI=true`) a skipped test fails: something that it needs is missing there, and nobody would notice.
+
+In parallel, each file goes to one worker, and each worker has a PID namespace: a run looks for leftover processes of
+other runs, and would find those of other tests. Without PID namespaces, files whose runs would see each other run one
+after the other.
 """
 
 from __future__ import annotations
@@ -23,20 +25,20 @@ from xdist.scheduler import LoadScopeScheduling
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 THIS_MACHINE = ("process", "ssh")
-# Those that wait go beside those that compute, and the short ones last.
+# Tests that wait run beside tests that compute, and the short ones run last.
 WAITING = "faults"
 ORDER = ("train", "cluster", "slurm", "ssh", "process", "unit")
 
-# A shell is the first process there, since Python would not reap the orphans; all end with the one that stays outside.
+# A shell is the first process there, since Python would not reap orphans; if unshare, outside, is killed, all die.
 ALONE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", '"$@"; exit $?', "sh")
 
-# Property tests: in CI the same examples each time; no deadline, for a loaded machine is no bug.
+# Property tests: the same examples each time in CI, and no deadline, since a loaded machine isn't a bug.
 settings.register_profile("launcher", deadline=None, derandomize=os.environ.get("CI") == "true")
 settings.load_profile("launcher")
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]
-    """Each file's tests go through one process, in order; whoever is done takes the next file."""
+    """Runs each file's tests in order in one worker; a worker that is done takes the next file."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
@@ -49,9 +51,9 @@ def _folder(nodeid: str) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give each worker a PID namespace; nothing to do in a worker itself, or with nothing side by side."""
+    """Give each worker a PID namespace, if tests run in parallel; a worker itself has nothing to do."""
     _ignore_no_signal()
-    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):  # the Python of the tests is named, and not that of the terminal
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):  # the tests name their Python; the terminal's doesn't count
         os.environ.pop(name, None)
     workers = getattr(config.option, "tx", None) or []
     if set(workers) == {"popen"} and shutil.which(ALONE[0]) is not None:
@@ -61,14 +63,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _ignore_no_signal() -> None:
-    """Undo what nohup and a shell's `&` do: what is ignored from the start, a launcher rightly goes on ignoring."""
+    """Restore signals that nohup or a shell's `&` ignores: launch rightly keeps ignoring those."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files that wait in every third place, and the others in order between them."""
+    """Put a file of tests that wait in every third place, and the others between them, in the order of ORDER."""
     items.sort(key=lambda item: (*ORDER, _folder(item.nodeid)).index(_folder(item.nodeid)))
     files = list(dict.fromkeys(item.path for item in items))
     waiting = [file for file in files if file.parent.name == WAITING]
@@ -80,7 +82,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
-    config.option.loadscopereorder = False  # it would go by the number of tests
+    config.option.loadscopereorder = False  # it would sort files by their number of tests
     return ByFile(config, log)
 
 
@@ -95,7 +97,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def _fail_if_skipped(report: Report) -> Report:
-    """Turn a skip into a failure that says why; an expected failure (xfail), which pytest counts here too, stays."""
+    """In CI, turn a skip into a failure with its reason; leave an expected failure (xfail), which is also `skipped`."""
     if report.skipped and os.environ.get("CI") == "true" and not hasattr(report, "wasxfail"):
         _, _, reason = report.longrepr if isinstance(report.longrepr, tuple) else (None, None, report.longrepr)
         report.outcome = "failed"

@@ -1,20 +1,20 @@
-"""The code that runs on every node: standard library only, Python 3.8 or newer, and nothing else of launcher's.
+"""The code that runs on every node. It needs Python 3.8 or newer, and imports only the standard library and itself.
 
 Nothing is installed on the nodes: `launcher.transports.bootstrap` sends these modules over the connection.
-The launcher waits until every host has started, so imports are few: what is seldom needed is imported where it is used.
+The launcher waits until every host has started, so modules import little; what is seldom needed is imported where used.
 
 In reading order:
 
     signals       the signal module, and
-    fast_json     JSON, both without the imports that would double the start
-    clock         seconds that count suspend
-    messages      the wire format; the launcher imports it too, and nothing else from here
+    fast_json     JSON, both without the imports that would double the start time
+    clock         seconds that include suspend
+    messages      the wire format, the only module here that the launcher imports too
     loop          a small event loop
-    send_queue    messages and output on their way to the launcher, no faster than the network takes them
+    send_queue    the queue of messages and output for the launcher, sent as fast as the network takes them
     kernel_log    the kernel's log, record by record
-    processes/    how processes are started, watched, counted and ended
+    processes/    how processes are started, watched, counted and stopped
     facts/        the answers to what the launcher asks before a run
-    supervisor    the process that serves the launcher, and ends the run when its lease is over
+    supervisor    the process that serves the launcher, and stops the run when its lease expires
     guardian      the process that starts the supervisor, waits for it, and cleans up if it dies
-    relays/       under srun and pdsh, the processes that carry a guardian's streams; sent by themselves
+    relays/       the processes that carry a guardian's streams under srun and pdsh; sent separately
 """

@@ -1,6 +1,6 @@
-"""Seconds that count suspend, and the boot id, by which two processes learn whether they are suspended together.
+"""A clock that runs during suspend, and the boot id, which shows whether two processes are suspended together.
 
-launcher/clock.py is the launcher's copy: of the node's code, the launcher may import `messages` alone.
+launcher/clock.py is the launcher's copy, since the launcher may import only `messages` from the node's code.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def boottime() -> float:
-    """Return seconds that count suspend too, which time.monotonic() does not (clock_gettime(2))."""
+    """Return seconds that include suspend, unlike time.monotonic() (clock_gettime(2))."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def boot_id() -> str | None:
-    """Return an id that all processes on this running kernel share, and no other machine; None if it gives none."""
+    """Return the id of this boot, the same for all processes on this kernel and unique to it; None if unknown."""
     try:
         with open(_BOOT_ID) as file:
             return file.read().strip()

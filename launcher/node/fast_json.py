@@ -1,6 +1,6 @@
-"""JSON, by the C functions that the json module itself uses.
+"""JSON through the C functions that the json module itself uses.
 
-`import json` imports re and enum too and costs 6 ms of a start that takes 20. These functions are private to Python: if
+`import json` also imports re and enum, and takes 6 ms of a start of 20 ms. These functions are private to Python: if
 they are missing, or fail on a sample, `loads` and `dumps` are those of the json module.
 """
 
@@ -22,11 +22,11 @@ class _Context:
     parse_float = float
     parse_int = int
     parse_constant = float
-    memo: dict[str, str] = {}  # noqa: RUF012 - the scanner wants it, and clears it
+    memo: dict[str, str] = {}  # noqa: RUF012 - the scanner needs it, and clears it
 
 
 def _refuse(value: object) -> Any:
-    raise TypeError("no JSON value: %r" % (value,))
+    raise TypeError("not a JSON value: %r" % (value,))
 
 
 def _fast() -> tuple[Reader, Writer]:
@@ -40,7 +40,7 @@ def _fast() -> tuple[Reader, Writer]:
         try:
             value, end = scan(text, 0)
         except StopIteration:
-            raise ValueError("no JSON") from None
+            raise ValueError("not JSON") from None
         if text[end:].strip():
             raise ValueError("more than one JSON value")
         return value
@@ -50,7 +50,7 @@ def _fast() -> tuple[Reader, Writer]:
 
     sample = {"a": [1, -2.5, None, True, 'x"\n\u20ac'], "b": {}}
     if read(write(sample)) != sample:
-        raise ValueError("these functions are not as we know them")
+        raise ValueError("these functions do not work as expected")
     return read, write
 
 
@@ -62,5 +62,5 @@ def _plain() -> tuple[Reader, Writer]:
 
 try:
     loads, dumps = _fast()
-except Exception:  # noqa: BLE001 - whatever another Python makes of its private functions
+except Exception:  # noqa: BLE001 - another Python's private functions may fail in any way
     loads, dumps = _plain()

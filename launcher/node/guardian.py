@@ -1,13 +1,13 @@
-"""The guardian: the first process on a node, which starts the supervisor and ends the run if the supervisor dies.
+"""The guardian: the first process on a node, which starts the supervisor and stops the run if the supervisor dies.
 
 No process of the run is lost while the guardian lives: it is a subreaper, so the orphans of a dead supervisor become
-its children. While the supervisor lives, the guardian only reaps children and passes signals on; ending the run is the
-supervisor's business, and the two never do it at the same time. If the guardian dies first, the supervisor sees that
-and ends the run; if both die, torchrun or the shim does.
+its children. While the supervisor lives, the guardian only reaps children and forwards signals. Stopping the run is the
+supervisor's task, and the two never do it at the same time. If the guardian dies first, the supervisor notices and
+stops the run; if both die, torchrun or the shim does.
 
-The guardian writes nothing to stdout, where the supervisor may have died in the middle of a message. It tells the
-launcher on stderr what became of the run, each message on a line that begins with the nonce of the connection.
-Do not assume that the supervisor's notes are complete: it may have died before any, and PREPARE may never have come.
+The guardian writes nothing to stdout, where the supervisor may have died in the middle of a message. It reports on
+stderr what became of the run; each message is on a line that begins with the nonce of the connection.
+Do not assume that the supervisor's notes are complete: it may have died before it wrote any, or before PREPARE came.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _FORWARDED = (signals.SIGTERM, signals.SIGHUP, signals.SIGINT)
 
 def main(nonce: str) -> NoReturn:
     """Run the node's side of one connection; never returns."""
-    # Two pipes: by one the supervisor sees that we live, into the other it writes what we need if it dies.
+    # Two pipes: one shows the supervisor that the guardian lives; the other takes what the guardian needs if it dies.
     life_read, life_write = os.pipe()
     handover_read, handover_write = os.pipe()
-    # A third is at its end when both are gone: for torchrun or the shim, which then is the last that can end the ranks.
+    # A third closes when both are gone. It is for torchrun or the shim, which then alone can stop the ranks.
     keepers_read, keepers_write = os.pipe()
     guardian = os.getpid()
-    # The login's shell has become this process, with the children that its files had started in the background.
+    # This process was the login shell, and so has the children that its rc files started in the background.
     found = [proc.read_process(child) for child in read_children()]
     strangers = {process.pid: process.started for process in found if process is not None}
     become_subreaper()
@@ -47,7 +47,7 @@ def main(nonce: str) -> NoReturn:
     os.close(handover_write)
     os.close(keepers_read)
     _release_stdout()
-    # Signals that ask for an end are the supervisor's to judge; it ignores SIGINT.
+    # The supervisor decides about signals that ask it to stop; it ignores SIGINT.
     for number in _FORWARDED:
         signals.signal(number, lambda number, frame: _forward(pid, number))
     status = _wait_for(pid)
@@ -74,7 +74,7 @@ def _run_supervisor(
 
 
 def _release_stdout() -> None:
-    """Leave stdout to the supervisor, so that its end of file means the supervisor's death."""
+    """Leave stdout to the supervisor alone, so that its end of file means that the supervisor died."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)
@@ -88,9 +88,9 @@ def _forward(pid: int, number: int) -> None:
 
 
 def _wait_for(supervisor: int) -> int:
-    """Reap children, orphans too, until the supervisor ends; return its status."""
+    """Reap children, including orphans, until the supervisor exits; return its status."""
     while True:
-        # Once it is reaped its number may be another's, who shall not get what was meant for it.
+        # Once it is reaped, its process id may be reused, and another process must not get the signals meant for it.
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         assert ended is not None  # it waits
         if ended.si_pid == supervisor:
@@ -102,7 +102,7 @@ def _wait_for(supervisor: int) -> int:
 
 
 def _read_handover_log(fd: int) -> dict[str, Any]:
-    """Return the supervisor's notes: mark, folder and stop_timeout_s if it was prepared, and its `processes`."""
+    """Return the supervisor's notes: `processes`, and `mark`, `folder` and `stop_timeout_s` if PREPARE was served."""
     import json
 
     os.set_blocking(fd, False)
@@ -130,7 +130,7 @@ def _clean_up(nonce: str, handover_log: dict[str, Any], status: int, strangers: 
     from launcher.node.processes import ladder, workers
 
     ending = workers.describe_status(status)
-    _say(nonce, messages.encode(messages.FAILED, text="its supervisor died", supervisor=ending))
+    _say(nonce, messages.encode(messages.FAILED, text="its helper died", supervisor=ending))
     left: list[proc.Process] = []
     if "mark" in handover_log:
         owned = Owned(handover_log["mark"], [os.getpid()])
@@ -145,7 +145,7 @@ def _clean_up(nonce: str, handover_log: dict[str, Any], status: int, strangers: 
                 owned.add_rank(entry["rank"], process)
         beat = messages.encode(messages.BEAT)
         left = ladder.take_steps(ladder.descend(owned, handover_log["stop_timeout_s"]), lambda: _say(nonce, beat))
-        if not left:  # else `launch clean` goes by it
+        if not left:  # otherwise `launch clean` needs it
             workers.remove_folder(handover_log["folder"])
     found = [[process.pid, process.name, process.state] for process in left]
     _say(nonce, messages.encode(messages.CENSUS, left=found, supervisor=ending))
@@ -155,4 +155,4 @@ def _say(nonce: str, message: bytes) -> None:
     try:
         os.write(2, b"\n" + nonce.encode() + b" " + message)
     except OSError:
-        pass  # nobody listens any more
+        pass  # nobody reads stderr any more

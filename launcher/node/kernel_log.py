@@ -1,4 +1,4 @@
-"""The kernel's log, record by record; on most systems root alone may read it."""
+"""Read the kernel's log, record by record; on most systems only root may."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_RECORDS = 20000  # more than the log's ring holds
 
 
 def open_log(path: str = KERNEL_LOG) -> int:
-    """Return a descriptor at the oldest record, reads of which never wait; raise OSError if we may not read it."""
+    """Return a descriptor at the oldest record, whose reads never block; raise OSError if reading is denied."""
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
 
 
@@ -22,9 +22,9 @@ def read_records(fd: int) -> Iterator[bytes]:
     for _ in range(_MAX_RECORDS):
         try:
             record = os.read(fd, 8192)
-        except BrokenPipeError:  # the ring went round: the next read gives what is the oldest now
+        except BrokenPipeError:  # the ring buffer has overwritten the record; the next read returns the oldest one left
             continue
-        except OSError:  # at its end it would wait
+        except OSError:  # the end of the log, where a read would block
             return
         if not record:
             return

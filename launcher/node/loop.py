@@ -1,4 +1,4 @@
-"""A small event loop on poll(2): selectors, asyncio and enum would triple the supervisor's start."""
+"""A small event loop on poll(2): importing selectors, asyncio and enum would triple the supervisor's start time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
 
 
 class Loop:
-    """Calls back when descriptors are ready and when times come.
+    """Calls callbacks when descriptors are ready and when timers are due.
 
     Callbacks run one after the other, on the thread that calls `run_once`, and none may block. A callback may watch,
-    forget and cancel whatever it likes, also what is due in the same turn: from then on it is not called. A descriptor
-    is forgotten before it is closed; its number may be another's at once.
+    forget and cancel anything, even what is due in the same turn; a callback that was removed is not called. Forget a
+    descriptor before you close it: its number may be reused at once.
 
-    Times are of time.monotonic(), which stands still while the machine is suspended, so a timer may come late by as
-    long as that. An exception of a callback is not caught: it leaves `run_once` and ends the process.
+    Times are those of time.monotonic(), which stops while the machine is suspended, so a timer may fire late by that
+    long. An exception in a callback is not caught: it leaves `run_once` and ends the process.
     """
 
     def __init__(self) -> None:
@@ -34,12 +34,12 @@ class Loop:
         self._timers: list[Timer] = []
 
     def watch(self, fd: int, callback: Callable[[], object], events: int = _READABLE) -> None:
-        """Call `callback()` whenever `fd` is ready, instead of what was called for it before."""
+        """Call `callback()` whenever `fd` is ready; this replaces an earlier callback of `fd`."""
         self._poll.register(fd, events)
         self._callbacks[fd] = callback
 
     def forget(self, fd: int) -> None:
-        """Stop watching `fd`, which may be closed then."""
+        """Stop watching `fd`, so that it can be closed."""
         if self._callbacks.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
@@ -58,7 +58,7 @@ class Loop:
         return self.call_at(time.monotonic() + delay_s, callback)
 
     def cancel(self, timer: Timer | None) -> None:
-        """Forget a timer; one that has fired, or none at all, is no error."""
+        """Remove a timer; None, or one that has fired, is ignored."""
         if timer in self._timers:
             self._timers.remove(timer)
 
@@ -70,9 +70,9 @@ class Loop:
         on_timeout: Callable[[], object] | None = None,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """Read `fd` to its end, then close it and call `callback(data)`; at the time-out call `on_timeout()` first.
+        """Read `fd` to its end, then close it and call `callback(data)`; on a timeout, call `on_timeout()` first.
 
-        What is over `most_bytes` is read and dropped, so that the writer ends as it would.
+        Bytes beyond `most_bytes` are read and dropped, so that the writer does not block.
         """
         kept = bytearray()
         timer: Timer | None = None
@@ -100,7 +100,7 @@ class Loop:
             timer = self.call_later(timeout_s, give_up)
 
     def write_all(self, fd: int, data: bytes) -> None:
-        """Write `data` as the other end takes it, then close `fd`; where nobody reads any more, it is dropped."""
+        """Write `data` as fast as it is read, then close `fd`; drop the rest if nobody reads any more."""
         os.set_blocking(fd, False)
         rest = memoryview(data)
 
@@ -120,17 +120,17 @@ class Loop:
         write()
 
     def run_once(self) -> None:
-        """Wait for the next event or timer and serve it."""
+        """Wait for the next event or timer, and call its callback."""
         wait_ms = None
         if self._timers:
             wait_ms = max(0, (min(timer[0] for timer in self._timers) - time.monotonic()) * 1000)
         ready = [(fd, self._callbacks.get(fd)) for fd, _ in self._poll.poll(wait_ms)]
         for fd, callback in ready:
-            # An earlier one of this turn may have closed the descriptor, and another may have its number by now.
+            # An earlier callback of this turn may have closed the descriptor, and its number may be reused by now.
             if callback is not None and self._callbacks.get(fd) is callback:
                 callback()
         now = time.monotonic()
         for timer in [timer for timer in self._timers if timer[0] <= now]:
-            if timer in self._timers:  # an earlier one of this turn may have cancelled it
+            if timer in self._timers:  # an earlier callback of this turn may have cancelled it
                 self.cancel(timer)
                 timer[1]()

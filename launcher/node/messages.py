@@ -1,7 +1,7 @@
 """The wire format between the launcher and a supervisor.
 
-A message is one line of JSON; where it has a `size`, that many raw bytes follow the line.
-So output travels as it is, in pieces, and damage to the stream shows at the next header.
+A message is one line of JSON; if it has a `size`, that many raw bytes follow the line.
+So output is sent in pieces without escaping, and damage to the stream is detected at the next header.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
     Header = dict[str, Any]
 
-MAX_HEADER_BYTES = 4 << 20  # of a node's; the launcher's may hold large arguments for many ranks
+MAX_HEADER_BYTES = 4 << 20  # from a node; a header from the launcher may hold large arguments for many ranks
 MAX_PAYLOAD_BYTES = 64 << 20
 MAX_OUTPUT_BYTES = 1 << 18  # in one message
-MAX_STACK_BYTES = 1 << 20  # of one rank's text
-MAX_FILES_BYTES = 32 << 20  # that the ranks of a node may have copied to the launch host
+MAX_STACK_BYTES = 1 << 20  # for one rank
+MAX_FILES_BYTES = 32 << 20  # in all the files that one node's ranks may have copied to the launch host
 MAX_FILES = 1000
 
 # A candidate for a Python with torch: the one that the login shell finds.
 LOGIN_SHELL = "login shell"
-# The one of the environment that --venv or --conda names.
+# Another candidate: the one in the environment that --venv or --conda names.
 ENVIRONMENT = "environment"
 
 # launcher -> node
@@ -32,9 +32,9 @@ ROUTE = "route"
 PROBE = "probe"
 ADOPT = "adopt"
 START = "start"
-STACKS = "stacks"  # asks for the Python stack of every rank that lives
+STACKS = "stacks"  # asks for the Python stack of every running rank
 STOP = "stop"
-BEAT = "beat"  # both ways: "I am alive"
+BEAT = "beat"  # both ways: a heartbeat
 
 # node -> launcher
 HELLO = "hello"
@@ -47,26 +47,26 @@ EXIT = "exit"
 ENDED = "ended"
 STACK = "stack"  # of one rank; its text is the payload
 CENSUS = "census"
-FILE = "file"  # what a rank left in the folder that LAUNCH_FILES names, after the census
+FILE = "file"  # one file that a rank left in the directory that LAUNCH_FILES names; sent after the census
 FAILED = "failed"
 
 
-# Why a node has no GPUs that is known to be built without.
-NO_GPU_TOOL = "neither nvidia-smi nor rocm-smi is there"
+# Why no GPUs were found, if the node was probably built without any.
+NO_GPU_TOOL = "neither nvidia-smi nor rocm-smi found"
 # Why a candidate for a Python with torch was not taken; a third reason is that it did not start.
 NO_PROGRAM = "not found"
 NO_TORCH = "no torch in it"
-# Of a probe that came to nothing by itself.
+# The error of a probe that failed before it could try its target.
 NOT_TRIED = "could not be tried"
-# Of a supervisor that somebody has told to end; the second as Slurm tells all when it ends a job.
-GOT_SIGNAL = "its supervisor got signal %d"
+# Why a run was stopped: its supervisor got a signal. Slurm sends signal 15 to everything when it ends a job.
+GOT_SIGNAL = "its helper got signal %d"
 TERMINATED = GOT_SIGNAL % 15
-# On stderr, of a node whose lease ran out: so many seconds follow.
-NO_WORD = "no word from the launcher for"
+# Printed to stderr, followed by a number of seconds, by a node whose lease expired.
+NO_WORD = "no heartbeat from the launch host for"
 
 
 class MalformedMessage(ValueError):
-    """Raised when the bytes that the other side sent are no message."""
+    """Raised when the bytes that the other side sent are not a valid message."""
 
 
 def encode(kind: str, payload: bytes = b"", **fields: object) -> bytes:
@@ -79,16 +79,16 @@ def encode(kind: str, payload: bytes = b"", **fields: object) -> bytes:
 
 
 class Decoder:
-    """Cuts a stream of bytes, which comes in any pieces, into messages."""
+    """Splits a stream of bytes, which may arrive in pieces of any size, into messages."""
 
     def __init__(
         self, max_header_bytes: int = MAX_HEADER_BYTES, accept: Callable[[Header], Header] = lambda header: header
     ) -> None:
-        """accept: gets each header before its payload is waited for; returns the header to keep, or raises."""
+        """accept: called with each header before its payload arrives; returns the header to keep, or raises."""
         self._max_header_bytes = max_header_bytes
         self._accept = accept
         self._buffer = bytearray()
-        self._searched = 0  # bytes of it, that hold no end of a header
+        self._searched = 0  # how many bytes of it were searched for the end of a header
         self._header: dict[str, Any] | None = None
         self._size = 0
 
@@ -107,23 +107,23 @@ class Decoder:
             self._header = None
 
     def _read_header(self) -> dict[str, Any] | None:
-        """Take the next header line, once all of it is there."""
+        """Take the next header line if all of it has arrived."""
         end = self._buffer.find(b"\n", self._searched)
         self._searched = len(self._buffer) if end < 0 else 0
         if (len(self._buffer) if end < 0 else end) > self._max_header_bytes:
-            raise MalformedMessage("a header line of over %d bytes" % self._max_header_bytes)
+            raise MalformedMessage("a header line over %d bytes" % self._max_header_bytes)
         if end < 0:
             return None
         line = bytes(self._buffer[:end])
         try:
             header = fast_json.loads(line.decode())
         except (ValueError, RecursionError):
-            raise MalformedMessage("no JSON: %r" % line[:80]) from None
+            raise MalformedMessage("not JSON: %r" % line[:80]) from None
         if not isinstance(header, dict) or not isinstance(header.get("type"), str):
-            raise MalformedMessage("no message: %r" % line[:80])
+            raise MalformedMessage("not a message: %r" % line[:80])
         size = header.get("size", 0)
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MAX_PAYLOAD_BYTES:
-            raise MalformedMessage("no size: %r" % (size,))
+            raise MalformedMessage("invalid size: %r" % (size,))
         del self._buffer[: end + 1]
         self._size = size
         return self._accept(header)

@@ -1,4 +1,4 @@
-"""The way to the launcher: messages, and the ranks' output among them, no faster than the network takes them."""
+"""The queue of messages and rank output for the launcher, sent as fast as the network takes them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-LIMIT_BYTES = 4 << 20  # while this much waits for the network, the ranks' pipes are left unread
+LIMIT_BYTES = 4 << 20  # while this much waits for the network, the ranks' pipes are not read
 WRITE_BYTES = 256 << 10
-DRAIN_BYTES = 4 << 20  # a dead rank's children may write on: no more of it is waited for than pipes can hold
+DRAIN_BYTES = 4 << 20  # a dead rank's children may keep writing, so read no more than a pipe can hold
 _STDOUT_FD = 1
 
 
 class SendQueue:
-    """What waits for stdout, which never blocks, and the pipes of the ranks that it is read from.
+    """The bytes that wait for stdout, which never blocks, and the ranks' pipes, which are read to fill it.
 
     Messages leave in the order in which they were sent, and each of them whole. While `LIMIT_BYTES` or more wait, the
     ranks' pipes are not read, so ranks wait in their writes and memory stays bounded. `push` and `close`, which change
     how much waits, restore this before they return. More may wait for a moment: messages are never held back, and
-    `drain` reads on, up to `DRAIN_BYTES` a pipe, since the exit that it is called for must come after the output.
+    `drain` keeps reading, up to `DRAIN_BYTES` per pipe, since a rank's output must be sent before its exit.
 
-    Do not assume that a message has left when `send` returns, or ever: once nobody reads, all that waits is dropped.
-    The pipes are read on then, so that no rank hangs in a write.
+    Do not assume that a message has left when `send` returns, or ever: once nobody reads, everything that waits is
+    dropped. The pipes are still read then, so that no rank hangs in a write.
     """
 
     def __init__(self, loop: Loop, is_known: Callable[[int], bool]) -> None:
@@ -37,12 +37,12 @@ class SendQueue:
         self._loop = loop
         self._is_known = is_known
         self._outgoing = bytearray()
-        self._is_listening = True  # whether somebody still reads what we send
+        self._is_listening = True  # whether somebody still reads stdout
         self._streams: dict[int, tuple[int | None, int]] = {}  # fd -> (local rank, stream)
         os.set_blocking(_STDOUT_FD, False)
 
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
-        """Queue a message behind those that wait; the next `push` writes it, or this call if many bytes wait."""
+        """Queue a message; the next `push` writes it, or this call if many bytes wait."""
         if not self._is_listening:
             return
         self._outgoing += messages.encode(kind, payload, **fields)
@@ -51,21 +51,21 @@ class SendQueue:
             self.push()
 
     def close(self) -> None:
-        """Drop all that waits and all that will be sent: nobody reads it. The ranks' pipes are read on."""
+        """Drop everything queued or sent from now on, since nobody reads it; the ranks' pipes are still read."""
         self._is_listening = False
         was_full = self._is_full()
         self._outgoing.clear()
         self._adjust_watches(was_full)
 
     def watch(self, fd: int, local_rank: int | None, stream: int) -> None:
-        """Read a pipe of a rank (None: torchrun's own) from now on, and send what comes."""
+        """Read a rank's pipe (None: torchrun's own) from now on, and send its output."""
         os.set_blocking(fd, False)
         self._streams[fd] = (local_rank, stream)
         if not self._is_full():
             self._resume(fd)
 
     def drain(self, is_wanted: Callable[[int | None], bool] = lambda rank: True) -> None:
-        """Read what is in the pipes of these ranks now, so that it is sent before whatever is sent next."""
+        """Read what is in these ranks' pipes now, so that it is sent before the next message."""
         for fd in [fd for fd, (rank, _) in self._streams.items() if is_wanted(rank)]:
             left = DRAIN_BYTES
             while left > 0:
@@ -73,7 +73,7 @@ class SendQueue:
                 left -= size or left
 
     def flush(self) -> None:
-        """Run the loop until all has left or nobody reads: a reader may be slow, and the lease says how long."""
+        """Run the loop until everything is sent or nobody reads; the lease limits how long a slow reader may take."""
         self.push()
         while self._outgoing:
             self._loop.run_once()
@@ -82,7 +82,7 @@ class SendQueue:
         self._loop.watch(fd, lambda: self._read(fd))
 
     def _read(self, fd: int) -> int:
-        """Read and send one piece; return its size, 0 if none is there."""
+        """Read and send one piece; return its size, or 0 if there is nothing to read."""
         local_rank, stream = self._streams[fd]
         try:
             data = os.read(fd, messages.MAX_OUTPUT_BYTES)
@@ -92,7 +92,7 @@ class SendQueue:
             self.has_read = True
             self.send(messages.OUTPUT, data, local_rank=local_rank, stream=stream)
         elif local_rank is None or self._is_known(local_rank):
-            # A FIFO that no writer has opened yet is at its end as well, hence the question.
+            # A FIFO that no writer has opened yet is at its end too, so check that the rank has started.
             self._loop.forget(fd)
             del self._streams[fd]
             os.close(fd)
@@ -102,7 +102,7 @@ class SendQueue:
         return len(self._outgoing) >= LIMIT_BYTES
 
     def push(self) -> None:
-        """Write what the network takes now, without waiting."""
+        """Write as much as the network takes now, without waiting."""
         if not self._outgoing:
             return
         was_full = self._is_full()

@@ -1,4 +1,4 @@
-"""The signal module without its enums, which cost 3 ms of a start that takes 20."""
+"""The signal module without its enums, which take 3 ms of a start of 20 ms."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -6,4 +6,4 @@ if TYPE_CHECKING:
 else:
     from _signal import *  # noqa: F403
 
-HOLD = 60  # SIGRTMAX-4, nobody's by convention: torchrun does nothing more until guardian and supervisor are gone
+HOLD = 60  # SIGRTMAX-4, unused by convention: torchrun does nothing more until guardian and supervisor are gone

@@ -1,7 +1,7 @@
-"""The supervisor: the process on a node that starts a run's processes, watches them and ends them.
+"""The supervisor: the process on a node that starts a run's processes, watches them and stops them.
 
-It serves the launcher over stdin and stdout, in the messages of `launcher.node.messages`. What is asked before the run
-is answered by `facts/`; what happens in the run is done by `processes/`.
+It serves the launcher over stdin and stdout, in the messages of `launcher.node.messages`. `facts/` answers what the
+launcher asks before the run; `processes/` does the work during the run.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ if TYPE_CHECKING:
     Ladder = Generator[float, None, List[proc.Process]]
 
 BEATS_PER_SILENCE = 2.5  # two may be lost
-COALESCE_S = 0.002  # a writer's small pieces gather in its pipe for so long, so a flood costs few messages
+COALESCE_S = 0.002  # how long a writer's small pieces collect in its pipe, so that a flood takes few messages
 
 
 class Supervisor:
     """One connection to the launcher: prepare, facts, route, start, output and exits, stop, census.
 
-    The run lives on a lease, which everything that the launcher sends renews. When the lease runs out, stdin is at its
-    end, the guardian dies, or SIGTERM or SIGHUP comes, the supervisor ends the run by itself, as a STOP would have it
-    end. It goes down one ladder only: a later reason to end changes nothing, unless it leaves the ranks no time, and
-    then the ladder begins anew with the kill. Once the census is queued the connection is over (`_is_done`), and no
-    message is served any more.
+    The run lives on a lease, which everything that the launcher sends renews. If the lease expires, stdin closes, the
+    guardian dies, or SIGTERM or SIGHUP arrives, the supervisor stops the run by itself, as if a STOP had come. It goes
+    down one ladder only: a later reason to stop changes nothing, unless it gives the ranks no time; then the ladder
+    starts over with the kill. Once the census is queued, the connection is over (`_is_done`), and no more messages are
+    served.
 
-    All of it is callbacks of one loop, on one thread, and none of them may wait: whoever stands still sends no
-    heartbeats, and does not see that its own lease is over. What can block runs in a forked child. Only the end may
-    take its time: reading what ranks left behind, removing directories, and sending the last messages.
+    Everything is a callback of one loop, on one thread, and none of them may wait: a blocked supervisor sends no
+    heartbeats, and does not notice that its own lease has expired. What can block runs in a forked child. Only the end
+    may take its time: reading the files that ranks left, removing directories, and sending the last messages.
 
-    Do not assume that the launcher has got what was sent, that the guardian lives, or that there are a directory and a
-    mark before PREPARE was served; a rank may also start while the run is being ended, and the ladder finds it.
+    Do not assume that the launcher received what was sent, that the guardian lives, or that there are a directory and a
+    mark before PREPARE was served. A rank may also start while the run is being stopped; the ladder finds it.
     """
 
     def __init__(
         self, life_fd: int, handover_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int]
     ) -> None:
-        """Take what the guardian has made before the fork.
+        """Take what the guardian made before the fork.
 
-        life_fd: at its end when the guardian dies; handover_fd: where the `HandoverLog` is written; keepers_fds: both
-        ends of a pipe that is at its end once guardian and supervisor are gone; strangers: start times, by process id,
-        of the children that the guardian had before it started anything.
+        life_fd: closes when the guardian dies; handover_fd: where the `HandoverLog` is written; keepers_fds: both ends
+        of a pipe that closes once guardian and supervisor are gone; strangers: start times, by process id, of the
+        children that the guardian had before it started anything.
         """
         self._loop = Loop()
         self._life_fd = life_fd
-        self._keepers_fds = keepers_fds  # the reading end is for torchrun or the shim, which then end the ranks
+        self._keepers_fds = keepers_fds  # the reading end is for torchrun or the shim, which then stop the ranks
         self._handover_log = HandoverLog(handover_fd)
         self._keepers = [os.getpid(), guardian]
         self._owned = Owned(None, self._keepers)
@@ -72,32 +72,32 @@ class Supervisor:
             self._loop, self._send_queue, self._ranks.set_torchrun, self._ranks.await_exit, keepers_fds[0]
         )
         self._silence_s = 15.0
-        self._hears_beats = True  # else the end of file alone says that the launcher is gone
+        self._hears_beats = True  # otherwise only the end of stdin shows that the launcher is gone
         self._stop_timeout_s = 15.0
-        self._clock = clock.boottime  # the launcher goes on while this machine sleeps
+        self._clock = clock.boottime  # the launcher keeps running while this machine is suspended
         self._heard_at = self._clock()
         self._folder: str | None = None
         self._stacks_folder: str | None = None  # where the ranks' sitecustomize is
-        self._leftover_folders: list[str] | None = None  # of earlier runs, which we are to clean up after
-        self._lost_folder: str | None = None  # of the supervisor that lost its launcher, and whose run we end
-        self._lost_keepers: list[list[int]] = []  # itself and its guardian
-        if os.path.expanduser("~") == "~":  # neither HOME nor passwd tells, as in some containers
+        self._leftover_folders: list[str] | None = None  # of earlier runs, to be removed at the end
+        self._lost_folder: str | None = None  # of another supervisor that lost its launcher; this one stops its run
+        self._lost_keepers: list[list[int]] = []  # that supervisor and its guardian
+        if os.path.expanduser("~") == "~":  # neither HOME nor passwd names a home directory, as in some containers
             os.environ["HOME"] = "/"
         self._env = dict(os.environ)
-        self._reason: str | None = None  # why the run is being ended, where the launcher did not say so
-        self._steps: Ladder | None = None  # once the run is being ended
+        self._reason: str | None = None  # why the run is being stopped, if the launcher did not ask for it
+        self._steps: Ladder | None = None  # set once the run is being stopped
         self._step_timer: Timer | None = None
         self._lease_timer: Timer | None = None
-        self._is_short = False  # a command that ends the connection when it ends
+        self._is_short = False  # the run is a command, at whose end the connection is over
         self._is_done = False
 
     # ---- life ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until the census has left or nobody reads it, or until a run could not be prepared."""
+        """Serve until the census is sent or nobody reads it, or until PREPARE fails."""
         self._catch_signals()
         self._loop.watch(0, self._read_launcher)
-        self._loop.watch(self._life_fd, lambda: self._end_run("its guardian was killed"))
+        self._loop.watch(self._life_fd, lambda: self._end_run("its helper was killed"))
         self._check_lease()
         while not self._is_done:
             self._loop.run_once()
@@ -117,7 +117,7 @@ class Supervisor:
         for number in (signals.SIGTERM, signals.SIGHUP):
             signals.signal(number, lambda number, frame: None)
 
-        def wake() -> None:  # the numbers of the signals that came; acting in the handlers would interrupt ourselves
+        def wake() -> None:  # handle signals here: handlers would interrupt other callbacks
             numbers = os.read(wake_read, 4096)
             self._ranks.reap()
             for number in {signals.SIGTERM, signals.SIGHUP}.intersection(numbers):
@@ -133,7 +133,7 @@ class Supervisor:
             self._send_queue.close()
             self._end_run("%s %g s" % (messages.NO_WORD, self._silence_s))
         else:
-            # The loop's timers don't count what this machine sleeps: look more often than once.
+            # The loop's timers stop while this machine is suspended, so check more than once per lease.
             self._lease_timer = self._loop.call_later(min(left, self._silence_s / BEATS_PER_SILENCE), self._check_lease)
 
     def _beat(self) -> None:
@@ -147,14 +147,14 @@ class Supervisor:
     def _read_launcher(self) -> None:
         try:
             data = os.read(0, 1 << 18)
-        except BlockingIOError:  # sshd may give one socket for both directions, and stdout does not block
+        except BlockingIOError:  # sshd may use one socket for both directions, and stdout is non-blocking
             return
         except OSError:
             data = b""
         if not data:
             self._loop.forget(0)
             self._send_queue.close()
-            self._end_run("the launcher is gone")
+            self._end_run("the connection to launch closed")
             return
         self._heard_at = self._clock()
         handlers = {
@@ -174,9 +174,9 @@ class Supervisor:
     def _serve(self, handler: Handler, header: dict[str, Any], payload: bytes) -> None:
         try:
             handler(header, payload)
-        except OSError as error:  # no room for the run's folder, no process left: the launcher shall say so
+        except OSError as error:  # such as no space for the run's directory, or no more processes: tell the launcher
             self._send_queue.send(messages.FAILED, text="%s: %s" % (header["type"], error))
-            # Without folder and mark nothing may start, though START may lie in the same piece.
+            # Nothing may start without directory and mark, though START may be in the same piece of input.
             self._is_done = self._folder is None
 
     def _prepare(self, header: dict[str, Any], _: bytes) -> None:
@@ -188,7 +188,7 @@ class Supervisor:
         self._lost_folder = header.get("lost_folder")
         self._lost_keepers = header.get("lost_keepers", [])
         if self._lost_folder and not os.path.basename(self._lost_folder).startswith("launch-%s-" % header["run"]):
-            raise OSError("%s is no folder of this run" % self._lost_folder)
+            raise OSError("%s is not a directory of this run" % self._lost_folder)
         if own is not None and self._lost_folder is None:
             self._owned.born = own.started
         self._folder = workers.make_folder(header["run"])
@@ -196,12 +196,12 @@ class Supervisor:
         os.mkdir(os.path.join(self._folder, workers.FILES), 0o700)
         self._handover_log.note(mark=header["mark"], folder=self._folder, stop_timeout_s=self._stop_timeout_s)
         self._env.update(header["env"])
-        # setproctitle overwrites the environment, where the mark is, unless it is told not to.
+        # setproctitle overwrites the environment, which holds the mark, unless SPT_NOENV is set.
         proc.mark_environment(self._env, header["mark"])
         self._env["SPT_NOENV"] = "1"
         self._env[proc.FILES] = os.path.join(self._folder, workers.FILES)
         sleeps_along = header.get("boot_id") is not None and header["boot_id"] == clock.boot_id()
-        if sleeps_along:  # the launcher is on this machine: nobody is silent while both of us sleep
+        if sleeps_along:  # the launcher is on this machine, so time in which both are suspended is not silence
             self._clock = time.monotonic
             self._heard_at = self._clock()
         self._loop.cancel(self._lease_timer)
@@ -225,9 +225,9 @@ class Supervisor:
         self._inspection.probe(header)
 
     def _adopt(self, header: dict[str, Any], _: bytes) -> None:
-        """Count the leftover processes of earlier runs as this run's, so that the next STOP ends them.
+        """Count the leftover processes of earlier runs as this run's, so that the next STOP stops them too.
 
-        The directories of these runs are removed after that.
+        After that, the directories of these runs are removed.
         """
         self._owned.marks.update(header["marks"])
         self._owned.born = 0
@@ -283,24 +283,24 @@ class Supervisor:
 
     def _end_if_short(self) -> None:
         if self._is_short:
-            self._end_run("all is done", self._stop_timeout_s)
+            self._end_run("the command has exited", self._stop_timeout_s)
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
     def _stop(self, header: dict[str, Any], _: bytes) -> None:
-        self._end_run("the launcher says so", header["timeout_s"], header.get("wait_s", 0))
+        self._end_run("launch requested it", header["timeout_s"], header.get("wait_s", 0))
 
     def _end_run(self, reason: str, timeout_s: float | None = None, wait_s: float = 0) -> None:
-        """Begin to end the run; a further call changes nothing, but one with a `timeout_s` of 0 kills at once.
+        """Begin to stop the run; later calls change nothing, except that a `timeout_s` of 0 kills at once.
 
-        timeout_s: how long the ranks may take to save; None: as PREPARE said, and the launcher is told the reason.
+        timeout_s: how long the ranks may take to save. None: take PREPARE's value, and tell the launcher the reason.
         """
         self._loop.forget(self._life_fd)
         if timeout_s is None:
             timeout_s = self._stop_timeout_s
             self._reason = self._reason or reason
-            workers.complain("ending the run: %s" % reason)
-            if self._steps is None and not self._is_done:  # before the exits that follow from it
+            workers.complain("stopping the run: %s" % reason)
+            if self._steps is None and not self._is_done:  # sent before the exits that it causes
                 self._send_queue.send(messages.FAILED, text=reason)
         if self._is_done or (self._steps is not None and timeout_s > 0):
             return
@@ -311,7 +311,7 @@ class Supervisor:
         self._step()
 
     def _step(self) -> None:
-        assert self._steps is not None  # the ladder goes on
+        assert self._steps is not None  # the ladder has begun
         try:
             pause = next(self._steps)
         except StopIteration as end:
@@ -320,16 +320,16 @@ class Supervisor:
             self._step_timer = self._loop.call_later(pause, self._step)
 
     def _kill_lost_keepers(self) -> None:
-        """Kill the supervisor that lost its launcher, and its guardian: stopped by SIGSTOP they would stay for ever."""
+        """Kill the supervisor that lost its launcher, and its guardian: stopped by SIGSTOP, they would never exit."""
         for pid, started in self._lost_keepers:
             keeper = proc.read_process(pid)
             if keeper is not None and keeper.started == started:
                 proc.send_signal(keeper, signals.SIGKILL)
 
     def _wake_guardian(self) -> None:
-        """Continue our guardian: stopped by SIGSTOP it would stay for ever, with nothing left to guard."""
+        """Continue this supervisor's guardian: if stopped by SIGSTOP, it would never exit."""
         guardian = self._keepers[1]
-        if os.getppid() == guardian:  # else it is dead, and its number may be another's
+        if os.getppid() == guardian:  # otherwise it is dead, and its process id may be reused
             os.kill(guardian, signals.SIGCONT)
 
     def _report_census(self, left: list[proc.Process]) -> None:
@@ -341,9 +341,9 @@ class Supervisor:
         if self._leftover_folders is not None:
             from launcher.node.processes import run_folders
 
-            cleaned["folders"] = run_folders.remove_folders(self._leftover_folders)  # could not be removed
+            cleaned["folders"] = run_folders.remove_folders(self._leftover_folders)  # those that remain, with reasons
         files = workers.read_files(os.path.join(self._folder, workers.FILES)) if self._folder is not None else []
-        # `launch clean` goes by the folder of a run of which something is left; none points to the folder of a cleaner.
+        # Keep the directory if something is left of the run: `launch clean` needs it. A cleaner's own is never kept.
         kept = (self._lost_folder or self._folder) if left and self._leftover_folders is None else None
         for folder in (self._folder, self._lost_folder):
             if folder not in (None, kept):

@@ -1,4 +1,4 @@
-"""Three hosts with sshd and Slurm for all tests here, and after each test a look at what is left."""
+"""Three hosts with sshd and Slurm for all tests here, and a check after each test for leftover processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ways import Way
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    """Two nodes, and a host to log in to."""
+    """Start Slurm with two nodes and a login host."""
     obstacle = find_obstacle()
     if obstacle:
         pytest.skip(obstacle)
@@ -25,7 +25,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 @pytest.fixture
 def launch(slurm: Slurm, tmp_path: Path, way: Way) -> FaultLaunch:
-    """Start launchers on `login`, in a folder that the nodes see as well."""
+    """Return what starts launchers on `login`, in a directory that the nodes see too."""
     if way.program and shutil.which(way.program, path=TOOL_PATH) is None:
         pytest.skip(f"no {way.program}: apt-get install {way.program}")
     return FaultLaunch(slurm, tmp_path, way)
@@ -33,6 +33,6 @@ def launch(slurm: Slurm, tmp_path: Path, way: Way) -> FaultLaunch:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(slurm: Slurm) -> Iterator[None]:
-    """Look for processes where one can look, undo the faults, look everywhere, and remove what was found."""
+    """Fail if the test left processes or directories on a host, and remove them."""
     yield
     slurm.look_for_left_overs()

@@ -1,4 +1,4 @@
-"""A run of four ranks over one way in, with short times, and what a test asks about it."""
+"""A run of four ranks over one transport, with short timeouts, and what tests ask about it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from machines.slurm import LOGIN, Slurm
 from ways import Way
 
 RANKS = 4
-# The ranks that don't obey are killed after half a second; no silence is waited for but where a test says so.
+# Ranks that ignore SIGTERM are killed after half a second; --silence never expires unless a test shortens it.
 TIMES = ("--silence", f"{NEVER_S:g}", "--stop-timeout", "0.5")
 
-# What a rank does, in a shell's words; it is ready when its traps are set.
+# What a rank does, as shell code; it prints `ready` when its traps are set.
 READY = 'echo "ready $RANK"'
 OBEYS = f"{READY}; exec sleep 300"
 IGNORES = f"trap '' TERM INT HUP; {READY}; while :; do sleep 300; done"
-# Children in sessions of their own, one of them without environment, and a daemon that ignores SIGTERM.
+# It has children in sessions of their own, one of them without environment, and a daemon that ignores SIGTERM.
 HIDES = f"setsid sleep 300 & env -i setsid sleep 300 & (trap '' TERM; setsid sleep 300 &); {OBEYS}"
 HIDES_WITH_MARK = HIDES.replace("env -i ", "")
 SAVES = f"trap 'sleep 0.1; echo saved $RANK; exit' TERM; {READY}; while :; do sleep 0.05; done"
@@ -34,28 +34,28 @@ AT_GO = f"{READY}; until [ -e go ]; do sleep 0.02; done"
 FAILS = f"{AT_GO}; echo 'no such data' >&2; exit 7"
 IS_KILLED = f"{AT_GO}; kill -KILL $$"
 
-OF_EVERY_KIND = {"r1": IGNORES, "r2": HIDES}  # beside ranks that obey
-_BARE = "sleep 300 "  # all that a child without environment shows
+OF_EVERY_KIND = {"r1": IGNORES, "r2": HIDES}  # the other ranks obey
+_BARE = "sleep 300 "  # the only sign of a child without environment
 
-# Who types the line: with a file `early` it waits before it does, and with `held` before it goes.
+# Runs the command line: waits before it while a file `early` exists, and after it while a file `held` exists.
 _TYPIST = 'while [ -e early ]; do sleep 0.02; done; "$@"; code=$?; while [ -e held ]; do sleep 0.02; done; exit $code'
 _LOADER = "~launch"  # in the command line of every guardian and supervisor
 _NOT_OURS = r"\[|launch: hosts of Slurm job \d+: "
 
 
 def ranks(default: str = OBEYS, **others: str) -> list[str]:
-    """Return the words that make each rank do this; `r3=FAILS` is for rank 3 alone."""
+    """Return the words that make each rank run this shell code; `r3=FAILS` sets that of rank 3 only."""
     cases = " ".join(f"{name[1:]}) {script};;" for name, script in others.items())
     return shell(f"case $RANK in {cases} *) {default};; esac")
 
 
 def short_silence() -> tuple[str, str]:
-    """Return the words for a silence that is waited for."""
+    """Return the words for a --silence that the test waits for."""
     return "--silence", f"{slowed(1.5):g}"
 
 
 def short_connect() -> tuple[str, str]:
-    """Return the words for a host that is waited for and does not come."""
+    """Return the words for a --connect-timeout that the test waits for."""
     return "--connect-timeout", f"{slowed(2.0):g}"
 
 
@@ -111,11 +111,11 @@ class FaultLaunch:
         return self.hosts[-1]
 
     def name(self, rank: int) -> str:
-        """Return `node2:3`, as in front of its lines."""
+        """Return a rank's prefix in the output, such as `node2:3`."""
         return f"{self.way.hosts[rank // self.nproc]}:{rank}"
 
     def others(self) -> str:
-        """Say where the others than rank 3 are."""
+        """Return how many of the ranks other than rank 3 are on which host."""
         first, *_ = self.way.hosts
         return f"2 on {first}, 1 on {self.last.name}" if len(self.way.hosts) > 1 else f"3 on {first}"
 
@@ -137,7 +137,7 @@ class FaultLaunch:
         return guardian, supervisor
 
     def ranks(self) -> list[Process]:
-        """Return what is alive of the ranks and their children, on the hosts where somebody could look."""
+        """Return the living ranks and their children on reachable hosts."""
         hosts = [host for host in self.hosts if host.is_reachable]
         return [
             process for host in hosts for process in host.processes() if process.is_ours or process.command == _BARE
@@ -146,7 +146,7 @@ class FaultLaunch:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def finish(self, running: Running) -> Done:
-        """Wait until the launcher ends: by then no rank may be left where it could look, and soon nothing at all."""
+        """Wait until the launcher exits; fail if a rank is left then on a reachable host, or anything soon after."""
         done = running.wait()
         left = self.ranks()
         assert not left, f"left at the launcher's end: {left}{running}"
@@ -156,7 +156,7 @@ class FaultLaunch:
 
     @contextlib.contextmanager
     def while_there_is(self, name: str) -> Iterator[None]:
-        """Let who types wait: `early` before the launcher starts, `held` after its end; an allocation stays so long."""
+        """Create a file meanwhile: `early` delays the launcher's start; `held` keeps its shell, and any allocation."""
         (self.folder / name).touch()
         try:
             yield
@@ -164,12 +164,12 @@ class FaultLaunch:
             (self.folder / name).unlink()
 
     def wait_for_the_typist(self) -> None:
-        """Wait until the line may be typed: an allocation may have to be granted."""
+        """Wait until the shell is ready to run the command line, which may first need an allocation."""
         login = self.slurm.cluster[LOGIN]
         assert wait_until(lambda: any(p.command.startswith("sh -c while") for p in login.processes()))
 
     def wait_until_nothing_runs(self) -> None:
-        """Wait until no rank and no keeper is left, whatever has become of the launcher."""
+        """Wait until no rank, guardian or supervisor is left, whatever has become of the launcher."""
 
         def left() -> list[Process]:
             keepers = [p for host in self.hosts for p in host.processes() if _LOADER in p.command]
@@ -178,13 +178,13 @@ class FaultLaunch:
         assert wait_until(lambda: not left(), poll_s=CENSUS_POLL_S), left()
 
     def forget_folder(self, host: Host) -> None:
-        """After a thaw: remove the run's folder where docs/faults.md says that it may stay."""
+        """After a thaw, remove the run's directory if docs/faults.md says that it may stay."""
         if self.way.may_leave_folder:
             for path in host.tmpdir.glob("launch-*"):
                 shutil.rmtree(path)
 
     def wait_until_clean(self) -> None:
-        """Wait until nothing runs on the hosts that can be reached: no keeper, no relay, no client."""
+        """Wait until nothing runs on reachable hosts: no guardian, supervisor, relay or client."""
 
         def left() -> list[Process]:
             return [process for host in self.slurm.cluster if host.is_reachable for process in host.processes()]
@@ -192,12 +192,12 @@ class FaultLaunch:
         assert wait_until(lambda: not left(), poll_s=CENSUS_POLL_S), left()
 
     def check_logs(self, done: Done) -> None:
-        """Every rank has said that it is ready, in the log of its node."""
+        """Check that every rank's `ready` is in the log of its node."""
         for node, host in enumerate(self.way.hosts):
             own = range(node * self.nproc, (node + 1) * self.nproc)
             assert {f"[{host}:{rank}] ready {rank}" for rank in own} <= set(done.log(node))
 
 
 def said(done: Done) -> list[str]:
-    """Return the launcher's own lines but for the first, which says whose the hosts are where Slurm says it."""
+    """Return the launcher's own messages, without the line that names the Slurm job whose hosts it uses."""
     return [line for line in done.words if not re.match(_NOT_OURS, line)]

@@ -1,4 +1,4 @@
-"""What lies between the launcher and its hosts: connections that break, hosts that freeze, cables, hosts not there."""
+"""Faults between the launcher and its hosts: broken connections, pulled cables, frozen hosts, absent hosts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ways import Cut, Promise, over_cuts, over_ways
 
 @over_cuts()
 def test_a_connection_breaks(launch: FaultLaunch, cut: Cut) -> None:
-    """The host itself is well, and another connection sees that nothing is left there."""
+    """The host itself is healthy, and another connection confirms that nothing is left there."""
     running = launch.start_ready(*ranks())
     cut.make(launch.slurm)
     done = launch.finish(running)
@@ -64,7 +64,7 @@ def test_a_host_is_lost(launch: FaultLaunch, lose: Callable[[Host], None]) -> No
 
 @over_ways(Promise.ALONE)
 def test_every_cable_is_out(launch: FaultLaunch) -> None:
-    """As when the launcher's own is: nobody can tell the hosts."""
+    """As if the launch host's cable were pulled: the hosts must stop by themselves."""
     running = launch.start_ready(*short_silence(), *short_connect(), *ranks())
     for name in NODES:
         launch.slurm.cluster[name].cut()
@@ -79,7 +79,7 @@ def test_every_cable_is_out(launch: FaultLaunch) -> None:
 def test_ctrl_c_while_a_host_is_lost(
     launch: FaultLaunch, lose: Callable[[Host], None], find: Callable[[Host], None]
 ) -> None:
-    """It ends its ranks as soon as it can be reached again, if it has not before."""
+    """The lost host stops its ranks when it can be reached again, or earlier."""
     with launch.while_there_is("held"):
         running = launch.start_ready(*short_silence(), *short_connect(), *ranks())
         lose(launch.last)
@@ -101,7 +101,7 @@ def test_ctrl_c_while_a_host_is_lost(
 def test_a_short_pause_does_no_harm(
     launch: FaultLaunch, pause: Callable[[Host], None], resume: Callable[[Host], None]
 ) -> None:
-    """For half a second or more, in which the other host goes on; no line is lost, none comes twice."""
+    """The pause takes half a second or more, while the other host continues; no line is lost or repeated."""
     count = f"{READY}; until [ -e go ]; do echo $((n += 1)); sleep 0.02; done"
     running = launch.start_ready(*ranks(r0=count, r3=count))
     pause(launch.last)
@@ -119,7 +119,7 @@ def test_a_short_pause_does_no_harm(
 
 
 def only_one_counts(running: Running) -> bool:
-    """Tell whether rank 3 says nothing while rank 0 counts to 20; what rank 3 said before may still be on its way."""
+    """Tell whether rank 3 prints nothing while rank 0 counts on by 20; earlier output of rank 3 may still arrive."""
     before = last_number(running.stdout, "node2:3")
     running.wait_for(rf"^\[node1:0\] {last_number(running.stdout, 'node1:0') + 20}$")
     return last_number(running.stdout, "node2:3") == before

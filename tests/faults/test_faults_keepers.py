@@ -1,4 +1,4 @@
-"""Guardian and supervisor of the last host: killed, both at once, or stopped."""
+"""Guardian and supervisor of the last host: one killed, both killed at once, or both suspended."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_guardian_is_killed(launch: FaultLaunch) -> None:
 
 @over_ways(Promise.KEEPER)
 def test_both_are_killed_at_once(launch: FaultLaunch) -> None:
-    """The kernel tells the ranks, and a second visit ends who did not listen, by the run's mark."""
+    """The kernel signals the ranks, and a second login finds the others by the run's mark and kills them."""
     running = launch.start_ready(*ranks(r1=IGNORES, r2=HIDES_WITH_MARK))
     keepers = launch.keepers()
     for number in (signal.SIGSTOP, signal.SIGKILL):  # neither sees the other die
@@ -61,7 +61,7 @@ def test_both_are_killed_at_once(launch: FaultLaunch) -> None:
 
 @over_ways(Promise.KEEPER)
 def test_the_launcher_and_both_are_killed_at_once(launch: FaultLaunch) -> None:
-    """As by `pkill -9 -f launch`: who started the ranks ends them."""
+    """As with `pkill -9 -f launch`: the process that started the ranks stops them."""
     with launch.while_there_is("held"):
         launch.start_ready(*ranks(r2=IGNORES, r3=HIDES_WITH_MARK))
         everybody = (launch.launcher(), *launch.keepers())
@@ -73,7 +73,7 @@ def test_the_launcher_and_both_are_killed_at_once(launch: FaultLaunch) -> None:
 
 @over_ways(Promise.SILENT)
 def test_both_are_stopped(launch: FaultLaunch) -> None:
-    """The host is asked once more, and the ranks are ended over their heads."""
+    """A second login to the host stops the ranks without them."""
     running = launch.start_ready(*short_silence(), *ranks(**OF_EVERY_KIND))
     keepers = launch.keepers()
     for keeper in keepers:

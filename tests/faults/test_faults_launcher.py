@@ -1,4 +1,4 @@
-"""The launcher: asked to end, killed, or frozen for longer than its hosts wait."""
+"""The launcher: stopped by a signal, killed, or frozen for longer than its hosts wait."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_launcher_is_killed(launch: FaultLaunch) -> None:
 
 @over_ways(Promise.FROZEN)
 def test_the_launcher_freezes(launch: FaultLaunch) -> None:
-    """Nobody hangs up, so the leases of the hosts run out."""
+    """The connections stay open, so the hosts' leases expire."""
     with launch.while_there_is("held"):
         running = launch.start_ready(*short_silence(), *ranks())
         launcher = launch.launcher()

@@ -1,4 +1,4 @@
-"""What ranks write: bytes of any kind and number, a reader that does not read, a disk that is full."""
+"""The output of ranks: any bytes, in any amount, a reader that does not read, and a full disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLOOD = f"{AT_GO}; seq 1 {FLOOD_LINES}"
 
 @over_ways(Promise.OUTPUT)
 def test_bytes_of_any_kind(launch: FaultLaunch) -> None:
-    """No UTF-8, carriage returns, two streams, nothing at all but a newline, and no newline at the end."""
+    """Invalid UTF-8, carriage returns, two streams, an empty line, and no newline at the end."""
     script = r"printf '\303'; sleep 0.05; printf '\251\n\377\376\n10%%\r20%%\n\n'; printf 'oops\nlast' >&2; printf end"
     running = launch.start(*ranks(f"{READY}; exit", r3=f"{READY}; {script}"))
     done = launch.finish(running)
@@ -31,7 +31,7 @@ def test_bytes_of_any_kind(launch: FaultLaunch) -> None:
 
 @over_ways(Promise.OUTPUT)
 def test_a_flood_that_nobody_reads(launch: FaultLaunch) -> None:
-    """As with a pager that shows its first page: the launcher waits for nobody, and the logs have every line."""
+    """As with a pager that shows its first page: the launcher doesn't wait for it, and the logs have every line."""
     running = launch.start(*ranks(FLOOD), stdout=subprocess.PIPE)
     assert wait_until(lambda: len(launch.ranks()) >= 4)
     running.go()
@@ -55,7 +55,7 @@ def test_a_flood_that_nobody_reads(launch: FaultLaunch) -> None:
 
 @over_ways(Promise.OUTPUT, "limit", {"bytes": ("size=64k",), "files": ("nr_inodes=1",)})
 def test_the_disk_of_the_logs_is_full(launch: FaultLaunch, limit: str) -> None:
-    """It is said once, and the run goes on; every line is shown."""
+    """One warning says so, and the run continues; every line is shown."""
     logs = launch.folder / "logs"
     logs.mkdir()
     launch.slurm.cluster["login"].mount(str(logs), "-t", "tmpfs", "-o", limit, "none")
@@ -72,7 +72,7 @@ def test_the_disk_of_the_logs_is_full(launch: FaultLaunch, limit: str) -> None:
 
 @over_ways(Promise.SECRET)
 def test_a_secret_comes_and_stands_in_no_command_line(launch: FaultLaunch) -> None:
-    """Neither where the launcher runs nor on any host, of what there is while the ranks run."""
+    """Check all processes while the ranks run: on the launch host and on every other host."""
     (launch.folder / "secrets.env").write_text("WANDB_API_KEY=k-0815\n")
     running = launch.start_ready("--env-file", "secrets.env", *ranks(f'{AT_GO}; echo "is $WANDB_API_KEY"'))
     shown = [process for process in launch.slurm.cluster.processes() if "k-0815" in read_command(process.pid)]

@@ -1,4 +1,4 @@
-"""A rank that fails, is killed, or ends: who is named, and that nobody outlives the run."""
+"""A rank that fails, is killed, or succeeds: which rank is named, and that no process outlives the run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_rank_fails(launch: FaultLaunch) -> None:
 
 @over_ways(Promise.RANK)
 def test_a_rank_is_killed(launch: FaultLaunch) -> None:
-    """Of the others one obeys, one ignores all but SIGKILL, one has hidden children."""
+    """Of the other ranks, one obeys, one ignores all signals but SIGKILL, and one has hidden children."""
     running = launch.start_ready(*ranks(**OF_EVERY_KIND, r3=IS_KILLED))
     running.go()
     done = launch.finish(running)

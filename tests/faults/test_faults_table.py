@@ -1,4 +1,4 @@
-"""What is tried over which way in: nothing is left out but what GAPS names."""
+"""Which promise is tested over which transport: all are, except for what GAPS names."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_document_has_the_same_table() -> None:
 
 
 def make_table() -> str:
-    """Return, for each promise and way, `yes` or why not."""
+    """Return, for each promise and transport, `yes` or why not."""
     names = [way.name for way in WAYS]
     rows = [[promise.value, *(GAPS.get(name, {}).get(promise, "yes") for name in names)] for promise in Promise]
     head = ["event and response", *(f"`{name}`" for name in names)]

@@ -1,1 +1,1 @@
-"""Hosts of our own for tests that need several machines: namespaces, their faults, and what runs in them."""
+"""Test hosts for tests that need several machines: Linux namespaces, their faults, and the processes in them."""

@@ -1,8 +1,8 @@
-"""Hosts of our own on one Linux machine, each with an sshd on port 22, a network and a process tree, and their faults.
+"""Test hosts on one Linux machine, each with an sshd on port 22, a network and a process tree, and their faults.
 
     this machine -- bridge in a network namespace of its own -- one host, another, ...
 
-No namespace has a name, each is held by one process, and the kernel kills that process when we die (PDEATHSIG).
+No namespace has a name; one process holds each, and the kernel kills that process when the test run dies (PDEATHSIG).
 So nothing is left behind, however a test run ends. All hosts see this machine's files.
 """
 
@@ -40,7 +40,7 @@ TOOLS = {
     "ssh-keygen": "openssh-client", "sshd": "openssh-server",
 }  # fmt: skip
 TOOL_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin:/sbin"
-RANGES = [f"10.{number}" for number in range(88, 120)]  # the first that nobody uses here
+RANGES = [f"10.{number}" for number in range(88, 120)]  # a cluster takes the first that is unused on this machine
 SSH_PORT = 22
 
 NAMESPACES = {"mount": "mnt", "net": "net", "uts": "uts", "pid": "pid_for_children"}
@@ -48,7 +48,7 @@ HELD = ("setpriv", "--pdeathsig", "KILL", "unshare")
 
 
 def find_obstacle() -> str | None:
-    """Say what is missing here for a cluster and what to do about it, or None."""
+    """Return what a cluster needs and this machine lacks, with the remedy, or None."""
     if os.geteuid() != 0:
         return "hosts in namespaces need root: run these tests as root"
     missing = [package for tool, package in TOOLS.items() if shutil.which(tool, path=TOOL_PATH) is None]
@@ -63,14 +63,14 @@ def find_obstacle() -> str | None:
 
 @dataclass
 class Host:
-    """A box: its sshd is the first process of its PID namespace."""
+    """One test host; its sshd is the first process of its PID namespace."""
 
     name: str
     address: str
     interface: str
     folder: Path
     switch: int  # the process that holds the bridge
-    services: str = ":"  # lines of a shell that boot more than sshd
+    services: str = ":"  # shell lines that start services besides sshd
     has_cable: bool = True
     _holder: subprocess.Popen[str] | None = None
     _namespace: str = "none"
@@ -87,12 +87,12 @@ class Host:
         shutil.rmtree(self.tmpdir, ignore_errors=True)
         self.tmpdir.mkdir()
         sshd = shutil.which("sshd", path=TOOL_PATH)
-        first_pid = 1000 + 400 * int(self.address.split(".")[-1])  # two boxes seldom have the same process ids
+        first_pid = 1000 + 400 * int(self.address.split(".")[-1])  # real hosts seldom have the same process ids
         script = HOST_SCRIPT.format(sshd=sshd, first_pid=first_pid, **vars(self))
         namespaces = ("--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
         self._holder = _start([*HELD, *namespaces, "sh", "-euc", script], self.folder / "log")
         self._namespace = read_namespace(self._holder.pid, "pid_for_children")
-        # The card's address outlives a reboot, as a real one does: the others know it for a minute.
+        # The MAC address survives a reboot, as a real card's does: other hosts cache it for a minute.
         mac = "02:00:" + ":".join(f"{int(number):02x}" for number in self.address.split("."))
         configure_network(
             self.switch,
@@ -110,7 +110,7 @@ class Host:
         assert wait_until(lambda: "Server listening on 0.0.0.0" in log.read_text()), log.read_text()
 
     def power_off(self) -> None:
-        """Take everything away: the cable first, so that no FIN and no RST gets out."""
+        """Remove the network cable first, so that no FIN or RST gets out, and then all processes."""
         if self._holder is None:
             return
         try:
@@ -124,7 +124,7 @@ class Host:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether somebody could look here for what a run left."""
+        """Whether `launch` can look on this host for processes that a run left."""
         return self._holder is not None and self.has_cable and not self._stopped
 
     # ---- faults -------------------------------------------------------------------------------------------------
@@ -135,20 +135,20 @@ class Host:
         self.has_cable = False
 
     def plug(self) -> None:
-        """Put the network cable back, and wait until packets come through: the kernel looks once a second."""
+        """Put the network cable back, and wait until packets get through: the kernel checks once a second."""
         configure_network(self.switch, f"link set {self.name} up")
         assert wait_until(lambda: can_connect(self.address, SSH_PORT))
         self.has_cable = True
 
     def sicken_wire(self, *, delay_s: float = 0.0, loses: str = "nothing") -> None:
-        """Let a round trip to other hosts take that much longer, or lose what `sick_wire` says."""
+        """Delay round trips to other hosts by `delay_s`, or lose the packets that `loses` names (see `sick_wire`)."""
         launch_host = f"{self.address.rpartition('.0.')[0]}.255.254"
         words = [sys.executable, str(Path(sick_wire.__file__)), self.name, launch_host, str(delay_s), loses]
         enter = ["setpriv", "--pdeathsig", "KILL", "nsenter", "--target", str(self.switch), "--net"]
         self._wire = _start([*enter, *words], self.folder / "wire.log")
 
     def freeze(self) -> None:
-        """Stop every process; the kernel still acknowledges what comes in, as on a box that hangs."""
+        """Suspend every process; the kernel still acknowledges packets, as on a host that hangs."""
         while running := [pid for pid in self.pids() if not self._is_stopped(pid)]:
             for pid in running:
                 send_signal(pid, signal.SIGSTOP)
@@ -157,37 +157,37 @@ class Host:
 
     def _is_stopped(self, pid: int) -> bool:
         state = read_state(pid)
-        # One that waits for the exec of its vfork, which was stopped before it, stays in D; it runs no line more.
+        # A process that waits for the exec of its suspended vfork child stays in state D; it runs nothing.
         return state == "T" or (state == "D" and pid in self._stopped)
 
     def forget_neighbours(self) -> None:
-        """Ask anew where another host is: while its cable is out the kernel asks once a second."""
+        """Clear the ARP cache, so that the host finds others at once: without that, the kernel asks once a second."""
         assert self._holder is not None
         configure_network(self._holder.pid, f"neigh flush dev {self.interface}")
 
     def thaw(self) -> None:
-        """Let those run on that `freeze` stopped."""
+        """Continue the processes that `freeze` suspended."""
         for pid in self._stopped.intersection(self.pids()):
             send_signal(pid, signal.SIGCONT)
         self._stopped.clear()
 
     def block(self, port: int, *, is_silent: bool) -> None:
-        """Let no new connection to a TCP port in: in silence, or with an ICMP error as firewalld does."""
+        """Block new connections to a TCP port: drop them silently, or send an ICMP error as firewalld does."""
         action = "blackhole" if is_silent else "prohibit"
         assert self._holder is not None
         configure_network(self._holder.pid, f"rule add pref 10 iif {self.interface} ipproto tcp dport {port} {action}")
 
     def refuse_peer(self, peer: Host) -> None:
-        """Have no way to another host, and say so at once."""
+        """Make another host unreachable from this one, with an immediate error."""
         assert self._holder is not None
         configure_network(self._holder.pid, f"route add unreachable {peer.address}")
 
     def drop_from(self, other: Host) -> None:
-        """Let nothing of TCP in from another host, in silence."""
+        """Drop all TCP packets from another host silently."""
         self._add_rules(f"iif {self.interface} from {other.address} ipproto tcp blackhole")
 
     def open_one_port(self, other: Host, port: int) -> None:
-        """Let no connection out to the high ports of another host but to one, as a firewall between them does."""
+        """Block connections to another host's high ports except one, as a firewall between them does."""
         ranges = (f"1024-{port - 1}", f"{port + 1}-65534")  # the kernel takes no 65535 here
         self._add_rules(*(f"iif lo to {other.address} ipproto tcp dport {ports} unreachable" for ports in ranges))
 
@@ -196,26 +196,26 @@ class Host:
         configure_network(self._holder.pid, *(f"rule add pref 10 {rule}" for rule in rules))
 
     def mount(self, target: str, *words: str) -> None:
-        """Mount something over what the host sees of this machine's files; the last word of `mount` is `target`."""
+        """Mount something over a path that this host sees; `target` is the last argument of `mount`."""
         self._run_inside("mount", *words, target)
         self._mounts.append(target)
 
     def _run_inside(self, *argv: str) -> None:
-        """Run a program that sees the host's mounts, and its processes under /proc."""
+        """Run a program that sees the host's mounts and, under /proc, its processes."""
         assert self._holder is not None
         proc = f"/proc/{self._holder.pid}/ns"
         enter = ["nsenter", f"--mount={proc}/mnt", f"--pid={proc}/pid_for_children"]
         subprocess.run([*enter, *argv], env=_env(), check=True)
 
     def enter(self, folder: Path) -> list[str]:
-        """Return the words that run a program in a folder here; it dies with the process that they start."""
+        """Return the words that run a program in a directory on this host; it dies with the process that they start."""
         assert self._holder is not None
         proc = f"/proc/{self._holder.pid}/ns"
         namespaces = [f"--{kind}={proc}/{name}" for kind, name in NAMESPACES.items()]
         return ["nsenter", *namespaces, "env", f"--chdir={folder}", "setpriv", "--pdeathsig", "KILL"]
 
     def replace_file(self, target: str, text: str) -> None:
-        """Let the host alone see another text in a file of this machine."""
+        """Give a file of this machine another text, only as seen from this host."""
         own = self.folder / f"file{len(self._mounts)}"
         own.write_text(text)
         self.mount(target, "--bind", str(own))
@@ -251,15 +251,15 @@ class Host:
     # ---- what runs here -----------------------------------------------------------------------------------------
 
     def pids(self) -> list[int]:
-        """Return every process that is alive, sshd's included, as this machine counts them."""
+        """Return the ids of all living processes, sshd's included, in this machine's numbering."""
         return list_pids(self._namespace)
 
     def processes(self) -> list[Process]:
-        """Return all that sshd started, at whatever depth."""
+        """Return all processes that sshd started, directly or not."""
         return list_processes(self._namespace, self.name)
 
     def end_sessions(self) -> None:
-        """Kill sshd's own processes, one or two for each connection, but not the one that listens."""
+        """Kill sshd's processes for connections, one or two each, but not the one that listens."""
         servers = {pid for pid in self.pids() if read_name(pid).startswith("sshd")}
         for pid in servers:
             if read_parent(pid) in servers:
@@ -270,7 +270,7 @@ class Cluster:
     """Hosts, reachable from here by the names in `ssh_config`."""
 
     def __init__(self, folder: Path, names: Sequence[str], services: str = ":") -> None:
-        """Name the hosts; `services` are lines of a shell that boot more than sshd on each of them."""
+        """Name the hosts; `services` are shell lines that start services besides sshd on each of them."""
         self.folder = folder
         self.ssh_config = folder / "ssh_config"
         self.hosts: list[Host] = []
@@ -294,7 +294,7 @@ class Cluster:
         return next(host for host in self.hosts if host.name == name)
 
     def processes(self) -> list[Process]:
-        """Return what runs on all hosts, those that can't be reached included."""
+        """Return the processes on all hosts, including those that can't be reached."""
         return [process for host in self for process in host.processes()]
 
     def ranks(self) -> list[Process]:
@@ -338,7 +338,7 @@ class Cluster:
             _make_key(host.folder / "host_key")
             (host.folder / "sshd_config").write_text(SSHD_CONFIG.format(folder=host.folder))
         _make_key(self.folder / "id")
-        (self.folder / "shadow").write_text("root:*:::::::\n")  # sshd turns a root away whose password is locked
+        (self.folder / "shadow").write_text("root:*:::::::\n")  # sshd refuses root if its password is locked
         names = [f"{host.address} {host.name}\n" for host in self]
         (self.folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(names))
         keys = [f"{host.address} {(host.folder / 'host_key.pub').read_text()}" for host in self]
@@ -347,13 +347,13 @@ class Cluster:
 
 
 def configure_network(holder: int | None, *lines: str) -> None:
-    """Give `ip` these lines, in the network namespace of a process or (None) here."""
+    """Run `ip` with these lines, in the network namespace of the process `holder` or (None) of this machine."""
     enter = [] if holder is None else ["nsenter", "--target", str(holder), "--net"]
     subprocess.run([*enter, "ip", "-batch", "-"], input="\n".join(lines) + "\n", text=True, env=_env(), check=True)
 
 
 def can_connect(address: str, port: int) -> bool:
-    """Tell whether somebody takes connections there; a host that is frozen does."""
+    """Tell whether a TCP connection succeeds; it does if the host is frozen."""
     try:
         socket.create_connection((address, port), timeout=0.1).close()
     except OSError:
@@ -366,7 +366,7 @@ def _make_key(path: Path) -> None:
 
 
 def _claim_network(undo: contextlib.ExitStack) -> str:
-    """Return the first half of a range that has no route here; an abstract socket keeps other clusters off it."""
+    """Return the first two bytes of an address range without a route here; an abstract socket reserves it."""
     routes = subprocess.run(["ip", "-4", "route"], env=_env(), capture_output=True, text=True, check=True).stdout
     for network in RANGES:
         claim = undo.enter_context(contextlib.closing(socket.socket(socket.AF_UNIX)))
@@ -378,7 +378,7 @@ def _claim_network(undo: contextlib.ExitStack) -> str:
 
 
 def _start(argv: list[str], log: Path) -> subprocess.Popen[str]:
-    """Start the holder of namespaces, and wait until it says that they are there."""
+    """Start a process that holds namespaces, and wait until it prints `ready`."""
     with log.open("w") as file:
         pipe = subprocess.PIPE
         holder = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=file, text=True, env=_env())

@@ -1,4 +1,4 @@
-"""Facts of nodes on which nothing is wrong, for the tests of what follows from facts."""
+"""Facts of healthy nodes, for tests of what follows from facts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ON_CPUS = Job(SCRIPT, nproc=2, cpu=True)
 
 
 def facts(**more: object) -> NodeFacts:
-    """Return the facts of a node with eight GPUs; nothing was asked but what a plan needs."""
+    """Return the facts of a node with eight GPUs: only those that a plan needs."""
     known = {
         "folder": "/tmp/run",
         "home": "/root",
@@ -34,15 +34,15 @@ def facts(**more: object) -> NodeFacts:
 
 
 def checked(**checks: object) -> NodeFacts:
-    """Return the facts of a node that was asked everything, with these checks."""
+    """Return the facts of a node with these checks."""
     return facts(checks=Checks(**checks))
 
 
 def nodes_of(job: Job, every_fact: Sequence[NodeFacts]) -> list[Node]:
-    """Return a node per fact: gpu1, gpu2, ..."""
+    """Return one node per fact: gpu1, gpu2, ..."""
     return [Node(job, Host(f"gpu{number}"), fact) for number, fact in enumerate(every_fact, 1)]
 
 
 def told(findings: Iterable[Finding]) -> list[str]:
-    """Return each finding as one text, its severity first."""
+    """Return each finding as one text that begins with its severity."""
     return [f"{finding.severity.value}: {finding.one_line}" for finding in findings]

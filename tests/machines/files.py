@@ -1,10 +1,10 @@
-"""What the hosts of a cluster are made of: the scripts that boot them, sshd's and ssh's settings, a fake nvidia-smi."""
+"""The files of a cluster's hosts: the scripts that boot them, sshd's and ssh's settings, a fake nvidia-smi."""
 
 from __future__ import annotations
 
 SWITCH_SCRIPT = "ip link add bridge type bridge; ip link set bridge up; echo ready; exec sleep infinity"
-# Every host has the same docker0, as boxes with Docker have: an address that is no way to any other host.
-# The local table moves behind the rules of `block`, and forwarding lets `prohibit` answer.
+# Every host has the same docker0, as hosts with Docker do: an address through which no other host can be reached.
+# The local table moves behind the rules of `block`, and forwarding lets `prohibit` send its error.
 HOST_SCRIPT = """\
 echo {name} >/proc/sys/kernel/hostname
 mount -t tmpfs tmpfs /run
@@ -41,7 +41,7 @@ KbdInteractiveAuthentication no
 PermitRootLogin yes
 PrintMotd no
 """
-# OpenSSH's first choice of key exchange takes seven times the CPU.
+# OpenSSH's default key exchange takes seven times the CPU.
 CLIENT_CONFIG = """\
 Host {name}
   HostName {address}
@@ -53,7 +53,7 @@ Host {name}
   StrictHostKeyChecking yes
   KexAlgorithms curve25519-sha256
 """
-# It answers the launcher's two questions, and no other. A line of the file gpu-processes is `GPU, PID, MIB`.
+# It answers only the launcher's two queries. A line of the file gpu-processes is `GPU, PID, MIB`.
 FAKE_NVIDIA_SMI = """\
 #!/bin/sh
 # A fake: this machine has no such GPUs.

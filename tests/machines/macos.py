@@ -1,4 +1,4 @@
-"""What Python has on Linux and not on macOS, as the standard library's type stubs tell it."""
+"""What Python has on Linux but not on macOS, according to the standard library's type stubs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-# Those through which Python shows the system.
+# The modules through which Python gives access to the system.
 MODULES = ("errno", "fcntl", "mmap", "os", "posix", "resource", "select", "signal", "socket", "termios", "time")
 
 
@@ -30,7 +30,7 @@ def missing_names() -> Mapping[str, frozenset[str]]:
 
 
 def _defined(body: list[ast.stmt], system: str) -> Iterator[str]:
-    """Yield each name that these statements of a stub define where sys.platform is `system`."""
+    """Yield each name that these statements of a stub define if sys.platform is `system`."""
     names = {"sys": SimpleNamespace(platform=system, version_info=sys.version_info)}
     for node in body:
         if isinstance(node, ast.If):

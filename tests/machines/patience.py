@@ -1,7 +1,6 @@
-"""How long tests wait: wide guards against hangs, and short time-outs that grow where the machine is slow.
+"""How long tests wait: long deadlines against hangs, and short timeouts that grow on a slow machine.
 
-What a test says of the product it says by what comes, in which order, and what does not: never by how fast it comes.
-How fast the product is, bench/ measures.
+A test checks what `launch` does and in which order, never how fast; bench/ measures the speed.
 """
 
 from __future__ import annotations
@@ -11,16 +10,16 @@ import sys
 import time
 from collections import deque
 
-DEADLINE_S = 120.0  # a guard against hangs; the longest, imports of torch, take a few seconds on an idle machine
-NEVER_S = 600.0  # a time-out of the product that is not waited for: where it is, the deadline is over long before
+DEADLINE_S = 120.0  # a guard against hangs; the longest wait, an import of torch, takes seconds on an idle machine
+NEVER_S = 600.0  # a timeout of launch that must never expire in a test: the deadline ends the test long before
 
-_START_S = 0.05  # within that a bare Python starts and ends; on a machine at rest it takes 0.01 to 0.02
-_MOST = 10  # times as long, so that what is waited out fits into the deadline
-_starts_s: deque[float] = deque(maxlen=6)  # load comes in bursts: the last ones count as well
+_START_S = 0.05  # a bare Python starts and exits within that; on an idle machine it takes 0.01 to 0.02
+_MOST = 10  # the largest factor, so that a timeout that a test waits for fits into the deadline
+_starts_s: deque[float] = deque(maxlen=6)  # load comes in bursts, so the last few measurements count
 
 
 def slowed(seconds: float) -> float:
-    """Return a time-out of the product that a test waits out: as long as that, longer where the machine is slow now."""
+    """Return a timeout for launch that the test waits for: `seconds`, or longer if the machine is slow now."""
     for _ in range(2):
         began_at = time.monotonic()
         subprocess.run([sys.executable, "-ISc", "pass"], check=True)

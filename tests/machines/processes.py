@@ -1,4 +1,4 @@
-"""/proc as this machine shows it: the processes of a PID namespace, read without the launcher's own reader."""
+"""The processes of a PID namespace, read from this machine's /proc without the launcher's own reader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from machines.patience import DEADLINE_S
 
 POLL_S = 0.01
-CENSUS_POLL_S = 0.05  # for who looks at all processes, which takes some milliseconds
+CENSUS_POLL_S = 0.05  # for polls that read all processes, which takes some milliseconds
 _GONE = ("", "Z", "X")
 _DAEMONS = ("sshd", "munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd")
 
@@ -23,23 +23,23 @@ class Process:
     """A process on a host, other than its daemons."""
 
     host: str
-    pid: int  # as this machine counts
+    pid: int  # in this machine's numbering
     parent: int
     command: str
-    is_ours: bool  # of a run, and not its guardian or supervisor
+    is_ours: bool  # part of a run, and not its guardian or supervisor
 
     def kill(self) -> None:
         send_signal(self.pid, signal.SIGKILL)
 
 
 def list_pids(namespace: str) -> list[int]:
-    """Return what is alive in a PID namespace, its first process included."""
+    """Return the ids of all living processes in a PID namespace, including its first."""
     pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     return [pid for pid in pids if read_namespace(pid, "pid") == namespace and read_state(pid) not in _GONE]
 
 
 def list_processes(namespace: str, host: str) -> list[Process]:
-    """Return what is alive in a PID namespace, but for daemons: sshd has one or two per connection."""
+    """Return the living processes in a PID namespace, except for daemons: sshd has one or two per connection."""
     found = []
     for pid in list_pids(namespace):
         name = read_name(pid)
@@ -50,28 +50,28 @@ def list_processes(namespace: str, host: str) -> list[Process]:
 
 
 def read_name(pid: int) -> str:
-    """Return the name of a process's program, or nothing for one that is gone."""
+    """Return the name of a process's program, or "" if it is gone."""
     return _read(pid, "comm").strip()
 
 
 def read_command(pid: int) -> str:
-    """Return a process's command line, a blank behind each word, or nothing for one that is gone."""
+    """Return a process's command line with a space after each word, or "" if it is gone."""
     return _read(pid, "cmdline").replace("\0", " ")
 
 
 def read_state(pid: int) -> str:
-    """Return R, S, D, T, Z or X, or nothing for a process that is gone."""
+    """Return a process's state (R, S, D, T, Z or X), or "" if it is gone."""
     return _read(pid, "stat").rpartition(") ")[2][:1]
 
 
 def read_parent(pid: int) -> int:
-    """Return 0 for a process that is gone."""
+    """Return the id of a process's parent, or 0 if the process is gone."""
     fields = _read(pid, "stat").rpartition(") ")[2].split()
     return int(fields[1]) if fields else 0
 
 
 def read_namespace(pid: int, kind: str) -> str:
-    """Return a namespace's name as in `pid:[4026531836]`, or nothing for a process that is gone."""
+    """Return the name of a process's namespace, such as `pid:[4026531836]`, or "" if it is gone."""
     try:
         return str(Path(f"/proc/{pid}/ns/{kind}").readlink())
     except OSError:
@@ -85,7 +85,7 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def wait_until(is_true: Callable[[], object], timeout_s: float = DEADLINE_S, poll_s: float = POLL_S) -> bool:
-    """Poll until `is_true`; return False when the time is over."""
+    """Poll until `is_true` returns true; return False on a timeout."""
     deadline = time.monotonic() + timeout_s
     while not is_true():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""A launcher that was started on such hosts: waited for by its words, and read when it has ended."""
+"""A launcher that runs on test hosts: wait for its output, and read what it leaves when it has exited."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from machines.logs import without_stamps
 from machines.processes import wait_until
 
 PROGRAMS = Path(sys.executable).parent
-# A rank that ends at SIGTERM, or when the test says go.
+# A rank that exits at SIGTERM, or when the test creates the file `go`.
 WAIT = 'echo "ready $RANK"; until [ -e go ]; do sleep 0.05; done; echo end'
 
 
@@ -32,7 +32,7 @@ def _even(text: str) -> str:
 
 @dataclass(frozen=True)
 class Done:
-    """What a launcher that has ended leaves: exit code, output, logs."""
+    """What a launcher leaves when it has exited: exit code, output, logs."""
 
     exit_code: int
     stdout: str
@@ -45,7 +45,7 @@ class Done:
 
     @property
     def words(self) -> list[str]:
-        """Return the launcher's own lines; what differs from run to run is RUN, N and HH:MM:SS, or left away."""
+        """Return the launcher's own messages, with RUN, N and HH:MM:SS for what differs between runs."""
         lines = _even(self.stderr).splitlines()
         return [line for line in lines if not line.startswith(("[node", "launch: waiting for "))]
 
@@ -59,7 +59,7 @@ class Done:
         return json.loads((self.logs / "run.json").read_text())  # type: ignore[no-any-return]
 
     def log(self, node_rank: int) -> list[str]:
-        """Return the lines of a node's log, without their stamps."""
+        """Return the lines of a node's log without their timestamps."""
         log = (self.logs / f"node_{node_rank}.log").read_bytes()
         return without_stamps(log).decode("utf-8", "replace").splitlines()
 
@@ -69,7 +69,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Running:
-    """A launcher that was started."""
+    """A launcher that has been started."""
 
     process: subprocess.Popen[bytes]
     folder: Path
@@ -85,7 +85,7 @@ class Running:
         return (self.folder / f"stderr.{self.number}").read_text("utf-8", "replace")
 
     def wait_for(self, pattern: str, count: int = 1) -> None:
-        """Wait until `count` lines of stdout and stderr together match."""
+        """Wait until stdout and stderr together have `count` matches of `pattern`."""
 
         def is_there() -> bool:
             has_ended = self.process.poll() is not None
@@ -96,18 +96,18 @@ class Running:
         assert wait_until(is_there), f"no {count} x {pattern!r} in time: {self}"
 
     def go(self) -> None:
-        """Let the ranks that wait for this end."""
+        """Let ranks that wait for the file `go` continue."""
         (self.folder / "go").touch()
 
     def finish(self) -> Done:
-        """Wait until the launcher ends; by then nothing of the run may be left on hosts that can be reached."""
+        """Wait until the launcher exits; fail if a process of the run is left then on a reachable host."""
         done = self.wait()
         left = self.cluster.ranks()
         assert not left, f"left at the launcher's end: {left}{self}"
         return done
 
     def wait(self) -> Done:
-        """Wait until the launcher ends, whatever still runs then."""
+        """Wait until the launcher exits, whatever still runs then."""
         assert wait_until(lambda: self.process.poll() is not None), f"not ended in time: {self}"
         return Done(self.process.returncode, self.stdout, self.stderr, self.folder / "logs" / "latest")
 

@@ -1,8 +1,8 @@
-"""A wire between a host and the switch that delays, or loses, what goes to other hosts: netem, which many kernels lack.
+"""A wire between a host and the switch that delays or loses packets between hosts; many kernels lack netem for that.
 
-Run in the switch's network namespace, until its standard input ends: INTERFACE LAUNCH_HOST DELAY_S LOSES. What goes to
-and from the launch host is left alone, so that a test can log in in no time. LOSES is one of `nothing`, `data` (every
-third segment with data) and `opening` (the first three SYNs from a host to a port of another).
+Arguments: INTERFACE LAUNCH_HOST DELAY_S LOSES. Run it in the switch's network namespace; it runs until its standard
+input closes. Packets from and to the launch host pass unchanged, so that tests log in without delay. LOSES is one of
+`nothing`, `data` (every third segment with data) and `opening` (the first three SYNs from a host to a port of another).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ IFF_TAP, IFF_NO_PI, IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
 OFFLOADS = 1 | 2 | 4  # TUN_F_CSUM, TSO4 and TSO6
 SOL_PACKET, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 263, 15, 23
 ETH_P_ALL, ETH_P_IP = 3, 0x0800
-VNET_BYTES, ETHERNET_BYTES = 10, 14  # before an IP header; the former says what a card still has to do
+VNET_BYTES, ETHERNET_BYTES = 10, 14  # before an IP header; the first has the work that is left to the card (offload)
 SYN, ACK = 0x02, 0x10
 
 
 def open_tap(name: str) -> int:
-    """Make a card of the switch that is read and written here."""
+    """Create a network interface for the switch, which this program reads and writes."""
     tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI | IFF_VNET_HDR))
     fcntl.ioctl(tap, TUNSETOFFLOAD, OFFLOADS)
@@ -38,7 +38,7 @@ def open_tap(name: str) -> int:
 
 
 def open_card(name: str) -> socket.socket:
-    """Open the end of the host's cable."""
+    """Open the switch's end of the host's cable."""
     card = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     card.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
     card.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
@@ -48,7 +48,7 @@ def open_card(name: str) -> socket.socket:
 
 
 def make_judge(launch_host: str, loses: str) -> Callable[[bytes], bool | None]:
-    """Return what tells of a frame whether it is lost; None: it isn't of two hosts."""
+    """Return a function that says whether a frame is lost, or None if it isn't an IP packet between two hosts."""
     own = socket.inet_aton(launch_host)
     counted = 0
     met: Counter[bytes] = Counter()  # by both addresses and the port
@@ -76,7 +76,7 @@ def make_judge(launch_host: str, loses: str) -> Callable[[bytes], bool | None]:
 
 
 def carry(tap: int, card: int, delay_s: float, is_lost: Callable[[bytes], bool | None]) -> None:
-    """Carry frames both ways until standard input ends."""
+    """Carry frames in both directions until standard input closes."""
     waiting: list[tuple[float, int, int, bytes]] = []
     number = 0
     while True:
@@ -102,7 +102,7 @@ def carry(tap: int, card: int, delay_s: float, is_lost: Callable[[bytes], bool |
 
 
 def main(interface: str, launch_host: str, delay_s: str, loses: str) -> None:
-    """Take the host's place at the switch, say so, and give it back at the end."""
+    """Take the host's place at the switch, print `ready`, and give the place back at the end."""
     name = f"wire-{interface}"
     tap, card = open_tap(name), open_card(interface)
     lines = f"link set {interface} nomaster promisc on\nlink set {name} master bridge up\n"

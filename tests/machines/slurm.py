@@ -1,7 +1,7 @@
-"""A real Slurm on hosts of our own: slurmctld on `login`, a slurmd on node1 and node2, munge and sshd on all three.
+"""A real Slurm on test hosts: slurmctld on `login`, a slurmd on node1 and node2, munge and sshd on all three.
 
-Each host sees its own /run and the test's folder as /etc/slurm, so neither a Slurm of this machine nor that of
-another test run is met, and programs inside need no setting to find theirs.
+Each host has its own /run, and sees the test's directory as /etc/slurm. So programs on it find this Slurm without any
+settings, and never that of this machine or of another test run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from machines.processes import CENSUS_POLL_S, wait_until
 
 LOGIN = "login"
 NODES = ("node1", "node2")
-CPUS = 8  # whatever this machine has
+CPUS = 8  # however many this machine has
 GPUS = 2
 PROGRAMS = {
     "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge",
@@ -64,12 +64,12 @@ MailProg=/bin/true
 NodeName=node[1-2] CPUs={cpus} RealMemory=4000 Gres=gpu:{gpus}
 PartitionName=tests Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-# slurmd wants a device file for each GPU, and numbers them by its name.
+# slurmd needs a device file for each GPU, and numbers the GPUs by its name.
 GRES_CONF = "AutoDetect=off\nName=gpu File=/etc/slurm/nvidia[0-{last}]\n"
 
 
 def find_obstacle() -> str | None:
-    """Say what is missing here for a Slurm of our own and what to do about it, or None."""
+    """Return what Slurm on test hosts needs and this machine lacks, with the remedy, or None."""
     missing = [package for program, package in PROGRAMS.items() if shutil.which(program, path=TOOL_PATH) is None]
     if missing:
         return f"Slurm is missing: apt-get install --no-install-recommends {' '.join(missing)}"
@@ -77,7 +77,7 @@ def find_obstacle() -> str | None:
 
 
 class Slurm:
-    """A cluster that runs Slurm; what users type is typed on `login`."""
+    """A cluster that runs Slurm; users' commands run on `login`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -97,7 +97,7 @@ class Slurm:
         self.cluster.__exit__()
 
     def start(self, *argv: str, host: str = LOGIN, cwd: Path | None = None, **options: Any) -> subprocess.Popen[bytes]:
-        """Start a program on a host, as after a login there; it dies with the process returned."""
+        """Start a program on a host, as after a login; it dies with the returned process."""
         process = subprocess.Popen(self._type(host, cwd, *argv), env=self.env(), **options)
         self._started.append(process)
         return process
@@ -105,7 +105,7 @@ class Slurm:
     def run(
         self, *argv: str, host: str = LOGIN, cwd: Path | None = None, **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program on a host to its end."""
+        """Run a program on a host, and wait until it exits."""
         words = self._type(host, cwd, *argv)
         return subprocess.run(words, env=self.env(), text=True, capture_output=True, check=False, **options)
 
@@ -113,13 +113,13 @@ class Slurm:
         return [*self.cluster[host].enter(cwd or self.home), *argv]
 
     def submit(self, *words: str) -> str:
-        """Give sbatch these words; return the job's number."""
+        """Run sbatch with these arguments; return the job's id."""
         done = self.run("sbatch", "--parsable", *words)
         assert done.returncode == 0, done
         return done.stdout.strip()
 
     def wait_for_job(self, job_id: str) -> None:
-        """Wait until a job has ended; `sbatch --wait` would look every ten seconds."""
+        """Wait until a job has ended; `sbatch --wait` would check only every ten seconds."""
         asked = ("squeue", "--noheader", "--states=all", "--jobs", job_id, "--format=%T")
         running = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING"}
         state = ""
@@ -132,16 +132,17 @@ class Slurm:
         assert wait_until(has_ended), f"job {job_id} is {state}{self._logs()}"
 
     def end_started(self) -> None:
-        """Kill what a test has started and left."""
+        """Kill the processes that a test has started and left."""
         for process in self._started:
             process.kill()
             process.wait()
         self._started.clear()
 
     def look_for_left_overs(self, kept: str = "") -> None:
-        """After a test: look where one can, end jobs and faults, look everywhere, remove what was found, and tell.
+        """After a test: fail if it left a process of a run, or a directory; in any case remove what it left.
 
-        kept: a folder that belongs to no run.
+        Check reachable hosts first; then cancel all jobs, undo the faults, and check all hosts. kept: the name of a
+        directory that belongs to no run.
         """
         self.end_started()
         wait_until(lambda: not self.cluster.ranks(), poll_s=CENSUS_POLL_S)
@@ -161,19 +162,19 @@ class Slurm:
         assert not [path for path in folders if path.name != kept], f"folders are left: {folders}"
 
     def heal(self) -> None:
-        """End all jobs, undo every fault, and wait until both nodes take new jobs."""
+        """Cancel all jobs, undo every fault, and wait until both nodes accept new jobs."""
         self.run("scancel", "--user=root", "--quiet")
         self.cluster.heal()
         self.wait_until_idle()
 
     def env(self) -> dict[str, str]:
-        """Return the environment of a login, with nothing of an allocation that the tests may run in."""
+        """Return the environment of a login, without the variables of an allocation that the tests may run in."""
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PYTHONPATH"))}
         home = {"HOME": str(self.home), "TMPDIR": str(self.folder / "tmp")}
         return {**ours, **home, "PATH": f"{self.folder}/bin:{Path(sys.executable).parent}:{TOOL_PATH}"}
 
     def wait_until_idle(self) -> None:
-        """Wait until no job is left and every node takes new ones."""
+        """Wait until no job is left and every node accepts new ones."""
         states = ""
 
         def is_idle() -> bool:

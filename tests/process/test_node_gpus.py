@@ -239,10 +239,10 @@ def test_ten_cards_stand_in_the_order_of_their_numbers(fake: Callable[[str, str]
         (say("{}"), "rocm-smi lists none"),
         ("echo 'cat: /sys/module/amdgpu/initstate: No such file or directory'; exit 1", "rocm-smi lists none"),
         ("echo 'ERROR: GPU[0] : driver not initialized' >&2; exit 2", "ERROR: GPU[0] : driver not initialized"),
-        (say('{"card0": "none"}'), 'rocm-smi said what is no table: {"card0": "none"}'),
-        (say('{"cardx": {}}'), 'rocm-smi said what is no table: {"cardx": {}}'),
-        (say('{"card0": {'), 'rocm-smi said what is no table: {"card0": {'),
-        (say('{"card0": {}, "system": []}'), 'rocm-smi said what is no table: {"card0": {}, "system": []}'),
+        (say('{"card0": "none"}'), 'rocm-smi printed no valid table: {"card0": "none"}'),
+        (say('{"cardx": {}}'), 'rocm-smi printed no valid table: {"cardx": {}}'),
+        (say('{"card0": {'), 'rocm-smi printed no valid table: {"card0": {'),
+        (say('{"card0": {}, "system": []}'), 'rocm-smi printed no valid table: {"card0": {}, "system": []}'),
     ],
 )
 def test_a_rocm_smi_without_cards(fake: Callable[[str, str], None], script: str, error: str) -> None:

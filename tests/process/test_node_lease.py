@@ -44,7 +44,7 @@ def check_census(node: Node, reason: str) -> None:
     assert told == [messages.FAILED, messages.EXIT], "the exits that follow from it must not look like the cause"
     assert node.find(messages.FAILED) == [{"type": "failed", "text": reason}]
     check_gone(node)
-    assert node.stderr == f"ending the run: {reason}\n"
+    assert node.stderr == f"stopping the run: {reason}\n"
 
 
 def start_ready_beating(node: Node, *argvs: list[str]) -> None:
@@ -62,7 +62,7 @@ def test_the_launcher_hangs_up(node: Node, argv: list[str]) -> None:
     node.start_ready(argv)
     node.hang_up()
     check_gone(node)
-    assert node.stderr == "ending the run: the launcher is gone\n"
+    assert node.stderr == "stopping the run: the connection to launch closed\n"
     assert not node.find(messages.CENSUS)
 
 
@@ -80,7 +80,7 @@ def test_the_launcher_falls_silent(nodes: Nodes) -> None:
     start_ready_beating(node, shell(WAITS))
     check_gone(node)
     assert time.monotonic() - began_at >= silence_s
-    assert node.stderr == f"ending the run: no word from the launcher for {silence_s:g} s\n"
+    assert node.stderr == f"stopping the run: no heartbeat from the launch host for {silence_s:g} s\n"
 
 
 def test_beats_keep_a_run_alive(nodes: Nodes) -> None:
@@ -110,7 +110,7 @@ def test_a_node_that_thaws_ends_what_the_launcher_has_given_up(nodes: Nodes) -> 
     start_ready_beating(node, shell(WAITS), python(FORKS))
     freeze_and_thaw(node, [*node.living()], for_s=1.5 * silence_s)
     check_gone(node)
-    assert node.stderr == f"ending the run: no word from the launcher for {silence_s:g} s\n"
+    assert node.stderr == f"stopping the run: no heartbeat from the launch host for {silence_s:g} s\n"
 
 
 def test_a_node_that_thaws_in_time_goes_on(node: Node) -> None:
@@ -155,7 +155,7 @@ def test_a_node_that_slept_ends_the_run(nodes: Nodes, tmp_path: Path) -> None:
     (tmp_path / "slept").touch()
     check_gone(node)
     assert time.monotonic() - heard_at < silence_s
-    assert node.stderr == f"ending the run: no word from the launcher for {silence_s:g} s\n"
+    assert node.stderr == f"stopping the run: no heartbeat from the launch host for {silence_s:g} s\n"
 
 
 def test_a_node_that_slept_with_its_launcher_goes_on(nodes: Nodes, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_node_that_slept_with_its_launcher_goes_on(nodes: Nodes, tmp_path: Pat
 def test_a_polite_signal_ends_the_run(node: Node, whom: str, number: int) -> None:
     node.start_ready(shell(WAITS))
     os.kill(node.supervisor if whom == "supervisor" else node.guardian.pid, number)
-    check_census(node, reason=f"its supervisor got signal {number:d}")
+    check_census(node, reason=f"its helper got signal {number:d}")
 
 
 def test_ctrl_c_is_the_launcher_s_to_handle(node: Node) -> None:
@@ -200,7 +200,7 @@ def test_the_supervisor_is_killed(node: Node, argv: list[str]) -> None:
     os.kill(node.supervisor, signal.SIGKILL)
     death = {"code": None, "signal": signal.SIGKILL}
     first = node.wait_for_guardian(messages.FAILED)
-    assert first == {"type": "failed", "text": "its supervisor died", "supervisor": death}
+    assert first == {"type": "failed", "text": "its helper died", "supervisor": death}
     assert node.wait_for_guardian() == {"type": "census", "left": [], "supervisor": death}
     check_gone(node)
     assert node.guardian.returncode == 1
@@ -240,7 +240,7 @@ def test_a_rank_may_save_when_the_supervisor_is_killed(nodes: Nodes, tmp_path: P
 def test_the_guardian_is_killed(node: Node, argv: list[str]) -> None:
     node.start_ready(argv)
     node.guardian.kill()
-    check_census(node, reason="its guardian was killed")
+    check_census(node, reason="its helper was killed")
 
 
 # ---- a second look --------------------------------------------------------------------------------------------------

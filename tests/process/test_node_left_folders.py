@@ -114,7 +114,7 @@ def test_which_directories_are_of_runs_that_are_over(place: Path, marked: str) -
     assert sorted(set(paths) - {str(path) for path in place.iterdir()}) == [
         f"{place}/launch-{run}-{TOKEN}" for run in over
     ]
-    assert (f"{place}/launch-alive-{TOKEN}", "its run goes on") in [tuple(entry) for entry in kept]
+    assert (f"{place}/launch-alive-{TOKEN}", "its run is still active") in [tuple(entry) for entry in kept]
 
 
 @pytest.mark.parametrize("at", ["TMPDIR", "HOME"])

@@ -149,7 +149,7 @@ def test_what_became_of_each_target() -> None:
         places = [(HERE, ours), (HERE, free_port()), (HERE, others), (HERE, mute), ("256.1.1.1", 1), ("x" * 64, 1)]
         found = network.try_targets([[*place, True] for place in places], HERE)
     errors = found["errors"]
-    assert errors[:4] == [None, "Connection refused", "somebody else answers", "somebody else answers"]
+    assert errors[:4] == [None, "Connection refused", "another program answers", "another program answers"]
     assert all(errors[4:])
     assert open_sockets() == before
 
@@ -398,7 +398,7 @@ def test_a_name_that_nobody_looks_up_is_told_and_stalls_nobody(monkeypatch: pyte
     monkeypatch.setattr(network.socket, "getaddrinfo", hang)
     monkeypatch.setattr(inspection, "LOOK_UP_TIMEOUT_S", 0.5)
     answer, turns = ask_here(master="gpu1", port=0, listens=True)
-    assert answer["error"] == "the name gpu1 could not be looked up in 0.5 s"
+    assert answer["error"] == "the name gpu1 did not resolve in 0.5 s"
     assert (answer["interface"], answer["address"], answer["port"], answer["probe_port"]) == (None,) * 4
     assert turns > 1
 
@@ -452,8 +452,8 @@ def test_a_child_that_is_cut_off_counts_as_silent(monkeypatch: pytest.MonkeyPatc
     while len(heard.sent) < 3:
         loop.run_once()
     errors = {sent["type"]: sent.get("errors") or sent["error"] for sent in heard.sent}
-    assert errors[messages.FACTS].startswith("gathered no facts")
-    assert errors[messages.ROUTED].startswith("the name localhost could not be looked up")
+    assert errors[messages.FACTS].startswith("its checks did not finish")
+    assert errors[messages.ROUTED].startswith("the name localhost did not resolve")
     assert errors[messages.PROBED] == [messages.NOT_TRIED]
     assert [sent["links"] for sent in heard.sent if sent["type"] == messages.PROBED] == [[None]]
 

@@ -97,7 +97,7 @@ def test_what_is_no_message_ends_the_run(node: Node) -> None:
     node.stdin.write(b"hello?\n")
     report = node.wait_for_guardian()
     assert report == {"type": "census", "left": [], "supervisor": {"code": 1, "signal": None}}
-    assert "MalformedMessage: no JSON: b'hello?'" in node.stderr
+    assert "MalformedMessage: not JSON: b'hello?'" in node.stderr
 
 
 @pytest.mark.parametrize("sent", [b"", b"exec('')", bootstrap.node_code("nonce", "00")[:5000]])
@@ -186,7 +186,7 @@ def test_folder_and_script_are_looked_for(
 @pytest.mark.parametrize(
     ("tool", "gpus", "error"),
     [
-        (None, [], "neither nvidia-smi nor rocm-smi is there"),
+        (None, [], "neither nvidia-smi nor rocm-smi found"),
         ("echo '0, NVIDIA H200, 143771, 580.159'; echo '1, GB10, [N/A], 580.159'",
          [Gpu(0, "NVIDIA H200", 143771, "580.159"), Gpu(1, "GB10", None, "580.159")], None),
         ("echo '0, NVIDIA H200, 143771, 580.159, GPU-1, 143000, Disabled, Exclusive_Process, 3, 00000000:3B:00.0'",
@@ -211,7 +211,7 @@ def test_gpus_are_counted(nodes: Nodes, tmp_path: Path, tool: str | None, gpus: 
 
 
 def test_gpus_are_not_asked_for_where_none_is_wanted(nodes: Nodes) -> None:
-    assert ask_facts(nodes, gpus=False)["gpu_error"] == "not asked for"
+    assert ask_facts(nodes, gpus=False)["gpu_error"] == "not requested"
 
 
 def test_the_end_does_not_wait_for_a_gpu_tool_that_hangs(nodes: Nodes, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_a_working_folder_that_is_not_there(node: Node) -> None:
     assert node.wait_for_exits() == {0: (127, None)}
     assert (
         node.output[0, STDERR]
-        == b"launch: can't start true: the folder /nonexistent/folder: No such file or directory\n"
+        == b"launch: can't start true: the directory /nonexistent/folder: No such file or directory\n"
     )
 
 

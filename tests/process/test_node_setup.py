@@ -161,7 +161,7 @@ def test_it_runs_without_the_working_folder(fresh: Node, tmp_path: Path) -> None
 
 # ---- what fails -----------------------------------------------------------------------------------------------------
 
-NO_ENVIRONMENT = "it ended before its environment could be read: an exit or exec in it?"
+NO_ENVIRONMENT = "it ended before its environment could be read: remove exit and exec from it"
 
 
 @pytest.mark.parametrize(
@@ -218,13 +218,13 @@ def test_a_step_after_a_failure_is_not_run(fresh: Node, tmp_path: Path) -> None:
 def test_a_setup_that_hangs_is_ended_and_named(fresh: Node) -> None:
     timeout_s = slowed(0.3)
     failure = ask(fresh, "echo what now; sleep 300", timeout_s=timeout_s)["setup"]["failure"]
-    assert failure == {"step": "--setup", "reason": f"it did not end in {timeout_s:g} s", "lines": ["what now"]}
+    assert failure == {"step": "--setup", "reason": f"it did not finish in {timeout_s:g} s", "lines": ["what now"]}
     assert fresh.stop() == []
 
 
 def test_a_node_without_bash(fresh: Node, tmp_path: Path) -> None:
     failure = ask(fresh, "true", env={"PATH": str(tmp_path)})["setup"]["failure"]
-    assert failure == {"step": "--setup", "reason": "there is no bash", "lines": []}
+    assert failure == {"step": "--setup", "reason": "bash not found", "lines": []}
 
 
 # ---- what stays behind ----------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from launcher.node.processes import faulthandler_stacks, proc, stacks
 from launcher.node.processes.faulthandler_stacks import SIGNAL
 
 PY_SPY = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
-NO_PY_SPY = "py-spy is not there (pip install py-spy)"
+NO_PY_SPY = "py-spy not found (fix: pip install py-spy)"
 SYSTEM = "/usr/bin:/bin"
 NO_OPTION = "the run was started with --no-stacks"
 
@@ -232,9 +232,9 @@ def test_a_folder_of_ours_that_is_gone_harms_nobody(node: Node, python: str) -> 
     ("before", "options", "with_stacks", "obstacle"),
     [
         ("", [], False, NO_OPTION),
-        ("", ["-I"], True, "this Python did not take our sitecustomize (-I, -E or -S, or PYTHONPATH set anew?)"),
-        ("import signal; signal.signal({0}, signal.SIG_DFL)", [], True, "it does not catch signal {0} any more"),
-        ("import os; os.closerange(3, 99)", [], True, "this Python did not take our sitecustomize"),
+        ("", ["-I"], True, "this Python did not load launch's sitecustomize (-I, -E or -S, or PYTHONPATH replaced?)"),
+        ("import signal; signal.signal({0}, signal.SIG_DFL)", [], True, "it no longer catches signal {0}"),
+        ("import os; os.closerange(3, 99)", [], True, "this Python did not load launch's sitecustomize"),
     ],
     ids=["--no-stacks", "isolated", "handler taken away", "file closed"],
 )
@@ -256,7 +256,7 @@ def test_a_rank_that_is_no_python_is_named(node: Node) -> None:
     (pid,) = node.told_pids
     wait_until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
     (answer,) = ask(node, 1)
-    assert answer["reason"] == "no Python process there, it is sleep"
+    assert answer["reason"] == "the rank runs sleep, not Python"
     assert is_alive(node.pid_of(0))
 
 
@@ -264,7 +264,7 @@ def test_a_rank_that_blocks_the_signal_goes_on(node: Node, python: str) -> None:
     code = f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [{SIGNAL}])\n{textwrap.dedent(HANGS)}"
     node.start_ready([python, "-c", code], with_stacks=True)
     (answer,) = ask(node, 1)
-    assert answer["reason"] == f"{NO_PY_SPY}, and it did not answer signal {SIGNAL} in 2 s"
+    assert answer["reason"] == f"{NO_PY_SPY}, and it did not respond to signal {SIGNAL} in 2 s"
     assert is_alive(node.pid_of(0))
 
 
@@ -274,7 +274,7 @@ def test_a_stopped_rank_is_told_and_not_signalled(node: Node, python: str) -> No
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: read_state(pid) == "T")
     (answer,) = ask(node, 1)
-    assert (answer["state"], answer["reason"]) == ("T", f"{NO_PY_SPY}, and a stopped process can't write it")
+    assert (answer["state"], answer["reason"]) == ("T", f"{NO_PY_SPY}, and a suspended process can't write its stack")
     os.kill(pid, signal.SIGCONT)
     assert calls(ask(node, 2)[0]) == CALLS
 
@@ -291,7 +291,7 @@ def test_a_rank_that_the_kernel_holds_is_told_at_once(nodes: Nodes, python: str,
     assert answer["local_rank"] == 0
     wait_until(lambda: called.exists() and str(node.pid_of(1)) in called.read_text().split())
     assert str(pid) not in called.read_text().split()
-    assert (answer["state"], answer["text"], answer["reason"]) == ("D", "", "the kernel holds it")
+    assert (answer["state"], answer["text"], answer["reason"]) == ("D", "", "it is blocked in the kernel")
     assert answer["wchan"] is None or answer["wchan"].isidentifier()
 
 
@@ -473,4 +473,4 @@ def test_a_rank_that_cannot_be_looked_at_is_told(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(os, "listdir", lambda path: refuse() if path == "/proc" else list_directory(path))
     with running("sleep", "300") as process:
         answer, leaked = take_here(process, "")
-    assert (answer.pid, answer.reason, leaked) == (process.pid, f"it can't be looked at ({AGAIN})", 0)
+    assert (answer.pid, answer.reason, leaked) == (process.pid, f"it can't be inspected ({AGAIN})", 0)

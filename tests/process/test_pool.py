@@ -197,7 +197,7 @@ def test_what_the_way_to_it_says_late_is_noise_as_well() -> None:
         while said not in talk.connection.noise_text():  # on stderr, which may come later
             await asyncio.sleep(0.01)
 
-    said = "ending the run: its supervisor got signal 15"
+    said = "stopping the run: its helper got signal 15"
     talk = talking(scene, transport=OddTransport(own_messages=("once", "here is cancelled")))
     talk.connection.noise += b"once\n"
     assert talk.connection.noise_text().splitlines() == [said, "once", "here is cancelled"]
@@ -237,7 +237,7 @@ def test_a_killed_supervisor_is_told_by_the_guardian() -> None:
         await talk.wait_for(messages.STARTED)
         os.kill(hello.fields["pid"], signal.SIGKILL)
         failed = await talk.wait_for(messages.FAILED)
-        assert failed.fields["text"] == "its supervisor died"
+        assert failed.fields["text"] == "its helper died"
         census = await talk.wait_for(messages.CENSUS)
         assert census.fields["left"] == []
         assert census.fields["supervisor"] == failed.fields["supervisor"] == {"code": None, "signal": signal.SIGKILL}
@@ -254,7 +254,7 @@ def test_a_killed_guardian_is_told_by_the_supervisor() -> None:
         stat = Path(f"/proc/{hello.fields['pid']}/stat").read_text()
         os.kill(int(stat.rpartition(") ")[2].split()[1]), signal.SIGKILL)
         census = await talk.wait_for(messages.CENSUS)
-        assert (census.fields["left"], census.fields["reason"]) == ([], "its guardian was killed")
+        assert (census.fields["left"], census.fields["reason"]) == ([], "its helper was killed")
 
     talking(scene)
 

@@ -172,7 +172,7 @@ def test_a_progress_bar_is_a_sign_of_life(launch: Launch) -> None:
 def test_a_hang_before_the_first_line_counts(launch: Launch) -> None:
     done = launch.run(*hang_timeout(SHELLS_S), *shell("exec sleep 300"))
     assert done.exit_code == 124
-    assert "    no stack: no Python process there, it is sleep" in done.words
+    assert "    no stack: the rank runs sleep, not Python" in done.words
 
 
 def test_ctrl_backslash_before_there_is_a_rank(launch: Launch, hosts: SshHosts) -> None:

@@ -106,7 +106,7 @@ def test_input_that_nobody_takes_is_lost(launch: Launch) -> None:
     relay_input.post(1, [(b"shut 1", None)])
     assert wait_until(lambda: bool(lost))
     relay_input.close()
-    assert lost == [(1, "its relay does not answer: Connection refused")]
+    assert lost == [(1, "its relay does not respond: Connection refused")]
 
 
 def test_secrets_are_refused(launch: Launch) -> None:

@@ -1,17 +1,17 @@
-"""The answers to what the launcher asks a node before a run. Nothing here starts a rank, or stalls the supervisor.
+"""The answers to what the launcher asks a node before a run. Nothing here starts a rank or blocks the supervisor.
 
 In reading order:
 
-    links           round trip and loss of a connection
+    links           round trip and packet loss of a connection
     network         addresses, routes, ports, probes
     visible_gpus    which GPUs the ranks will see
-    slurm           what Slurm gives the run here
+    slurm           which CPUs and GPUs Slurm gives the run here
     cpus            how many CPUs the run may use
-    gpus            the GPUs, by nvidia-smi or rocm-smi, and the processes on them
+    gpus            the GPUs, from nvidia-smi or rocm-smi, and the processes on them
     xids            GPU faults in the kernel's log
     machine         memory, limits, disks
     leftovers       processes of other runs
-    gathering       all of these in one answer, from a child
+    gathering       all of these in one answer, from a child process
     pythons         the search for a Python that has torch
     setup           --setup, --venv and --conda
     inspection      takes each question, and sends its answer

@@ -1,4 +1,4 @@
-"""How many CPUs a run may use on this node: its affinity, its container's quota, and its share of a Slurm job."""
+"""How many CPUs a run may use on this node, given its affinity, its container's quota and its share of a Slurm job."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from launcher.node.facts import slurm
 
 
 def count_cpus() -> int:
-    """Return how many CPUs the run may use here at once, at least 1."""
+    """Return how many CPUs the run may use on this node at once, at least 1."""
     allowed = len(os.sched_getaffinity(0))
     return slurm.count_cpus(int(max(1, min(allowed, find_quota()))))
 
 
 def find_quota(mounts: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> float:
-    """Return how many CPUs' time the control groups allow (`docker run --cpus`, a pod's limit), or infinity.
+    """Return the CPU quota of the control groups (`docker run --cpus`, a pod's limit) in CPUs, or infinity.
 
-    Each group above this process's own may have a limit as well. In a container `own` may name groups outside of it,
-    which don't exist there; the root of `mounts` is then the container's group (Documentation/admin-guide/cgroup-v2).
-    launcher/distributed.py does the same for each rank; it is one file that people copy, so it can't import this one.
+    Each group above this process's own may have a limit too. In a container, `own` may name groups outside it, which
+    don't exist there; the root of `mounts` is then the container's group (Documentation/admin-guide/cgroup-v2).
+    launcher/distributed.py does the same for each rank; people copy that file alone, so it can't import this one.
     """
     try:
         with open(own) as file:
@@ -40,7 +40,7 @@ def find_quota(mounts: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -
 
 
 def _read_quota(*paths: str) -> float:
-    """Return quota over period of one group; a group without a limit says `max` or -1, or has no such file."""
+    """Return quota / period of one group, or infinity: a group without a limit has `max` or -1, or no such file."""
     words = []
     try:
         for path in paths:

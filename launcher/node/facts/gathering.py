@@ -1,4 +1,4 @@
-"""The facts about this node, gathered in a fork of the supervisor, which a dead disk or driver here can't stall."""
+"""The facts about this node, gathered in a child process so that a hung disk or driver can't block the supervisor."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def write_facts_and_exit(output_fd: int, wanted: dict[str, Any]) -> NoReturn:
-    """Write the facts as one line of JSON and end this process; `wanted` is the launcher's prepare message."""
+    """Write the facts as one line of JSON and exit; `wanted` is the launcher's PREPARE."""
     try:
         found = gather_facts(wanted)
     except BaseException as error:  # noqa: BLE001 - a fork must not return into its parent's code
-        found = {"error": "gathering facts failed: %r" % (error,)}
+        found = {"error": "the checks of this host failed: %r" % (error,)}
     try:
         with os.fdopen(output_fd, "w") as file:
             file.write(json.dumps(found) + "\n")
@@ -27,7 +27,7 @@ def write_facts_and_exit(output_fd: int, wanted: dict[str, Any]) -> NoReturn:
 
 
 def gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts as JSON values; with `checks` also those that only the preflight checks need."""
+    """Return the facts as JSON values; if `wanted` has `checks`, include those that only the preflight checks need."""
     folder = os.path.expanduser(wanted.get("workdir") or "~")
     facts: dict[str, Any] = {
         "hostname": socket.gethostname(),
@@ -45,7 +45,7 @@ def gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
 
 def _find_gpus(wanted: dict[str, Any]) -> dict[str, Any]:
     if not wanted.get("gpus", True):
-        return {"gpus": [], "gpu_error": "not asked for"}
+        return {"gpus": [], "gpu_error": "not requested"}
     from launcher.node.facts import gpus
 
     found = gpus.query_gpus()
@@ -73,7 +73,7 @@ def _gather_checks(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
 def _launcher_ends() -> dict[str, str | None]:
     """Return both ends of the connection from the launcher, as this node sees them.
 
-    Behind a jump host or NAT `ssh_address` is still one of this node's own addresses, and `ssh_client` the jump host's.
+    Behind a jump host or NAT, `ssh_address` is still one of this node's own addresses; `ssh_client` is the jump host's.
     """
     words = os.environ.get("SSH_CONNECTION", "").split()
     client, server = (words[0], words[2]) if len(words) == 4 else slurm.find_ends()
@@ -81,7 +81,7 @@ def _launcher_ends() -> dict[str, str | None]:
 
 
 def _find_folder(folder: str, script: str | None, venv: str | None) -> dict[str, bool]:
-    """Tell whether the working folder, and the script and the --venv in it, are there."""
+    """Tell whether the working directory exists, and the script and the --venv in it."""
     return {
         "workdir_found": os.path.isdir(folder),
         "script_found": script is None or os.path.isfile(os.path.join(folder, script)),
@@ -90,7 +90,7 @@ def _find_folder(folder: str, script: str | None, venv: str | None) -> dict[str,
 
 
 def find_venv(wanted: dict[str, Any]) -> str | None:
-    """Return the path of --venv here; a relative one is in the working folder."""
+    """Return the path of --venv on this node; a relative one is below the working directory."""
     venv = (wanted.get("setup") or {}).get("venv")
     if not venv:
         return None

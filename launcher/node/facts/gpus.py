@@ -1,4 +1,4 @@
-"""This node's GPUs, by nvidia-smi or else rocm-smi. That there is no GPU, or no tool to ask, is a fact and no error."""
+"""This node's GPUs, from nvidia-smi or else rocm-smi. Having no GPU, or neither tool, is a fact and not an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIELDS = (
     "index", "name", "memory.total", "driver_version", "uuid", "memory.free", "persistence_mode", "compute_mode",
     "ecc.errors.uncorrected.volatile.total", "pci.bus_id",
 )  # fmt: skip
-_NEEDED = 4  # of those, the first ones: an old tool refuses a query with a field that it does not know
+_NEEDED = 4  # how many of the first fields are required; an old nvidia-smi refuses a query with a field it doesn't know
 _APP_FIELDS = ("gpu_uuid", "pid", "used_memory")
 _AMD_COMMAND = ["rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showdriverversion", "--json"]
 
@@ -29,7 +29,7 @@ class _Answer:
     def __init__(self, lines: list[str], complaints: list[str], code: int | None) -> None:
         self.lines = lines
         self.complaints = complaints
-        self.code = code  # None: it gave no answer
+        self.code = code  # None: it didn't start, or didn't finish in time
 
 
 def query_gpus() -> dict[str, Any]:
@@ -43,7 +43,7 @@ def query_gpus() -> dict[str, Any]:
         answer = _finish(_begin(_nvidia_query("gpu", _FIELDS[:_NEEDED])), deadline)
     if answer.code is None:
         return {"gpus": [], "gpu_error": "nvidia-smi gave no answer in %d s" % TOOL_TIMEOUT_S}
-    # A warning (exit code 14: a corrupted infoROM) comes with a whole table, and a lost GPU with a line in it.
+    # With a warning (exit code 14: a corrupted infoROM) the table is complete; a lost GPU is a line in it.
     gpus = [gpu for gpu in map(_parse_gpu, answer.lines) if gpu is not None]
     others = [line for line in answer.lines if _parse_gpu(line) is None] + answer.complaints
     for gpu in gpus:
@@ -69,7 +69,7 @@ def _finish(tool: subprocess.Popen[bytes] | None, deadline: float) -> _Answer:
     try:
         stdout, stderr = tool.communicate(timeout=max(0.01, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
-        tool.kill()  # not waited for: on a dead driver it hangs in state D
+        tool.kill()  # don't wait for it: with a hung driver it stays in state D
         return _Answer([], [], None)
     return _Answer(_lines(stdout), _lines(stderr), tool.returncode)
 
@@ -110,7 +110,7 @@ def _parse_app(line: str, uuid: str) -> list[dict[str, Any]]:
 
 
 def describe_process(pid: int) -> dict[str, Any]:
-    """Return owner, name and run mark of a process; None for what can't be seen (of another container, say)."""
+    """Return a process's owner, name and run mark; None for what can't be seen, such as in another container."""
     from launcher.node.processes import proc
 
     described: dict[str, Any] = {"owner": None, "name": None, "mark": proc.read_mark(pid)}
@@ -120,7 +120,7 @@ def describe_process(pid: int) -> dict[str, Any]:
         try:
             described["owner"] = _user_name(os.stat("/proc/%d" % pid).st_uid)
         except OSError:
-            pass  # it has just ended
+            pass  # it has just exited
     return described
 
 
@@ -147,7 +147,7 @@ def _query_amd() -> dict[str, Any]:
         driver = _lowered(table.get("system", {})).get("driver version", "")
         gpus = [_amd_gpu(int(name[4:]), cards[name], driver) for name in sorted(cards, key=lambda name: int(name[4:]))]
     except (ValueError, AttributeError, TypeError):
-        return {"gpus": [], "gpu_error": "rocm-smi said what is no table: %.80s" % " ".join(answer.lines)}
+        return {"gpus": [], "gpu_error": "rocm-smi printed no valid table: %.80s" % " ".join(answer.lines)}
     return {"gpus": gpus, "gpu_error": None if gpus else (answer.complaints or ["rocm-smi lists none"])[0]}
 
 

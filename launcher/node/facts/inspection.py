@@ -1,7 +1,7 @@
 """What the launcher asks before a run: facts, a Python with torch, the route to node 0 and whether its port is open.
 
-Nothing here stalls the supervisor: whatever may block runs in a forked child, whose answer the loop reads for so long.
-A child that is killed, or cut off in the middle of its answer, counts as one that gave none.
+Nothing here blocks the supervisor: what may block runs in a forked child, and the loop reads its answer with a timeout.
+A child that is killed, even in the middle of its answer, counts as one that gave none.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from launcher.node.send_queue import SendQueue
 
 FACTS_TIMEOUT_S = 15.0
-PROBE_TIMEOUT_S = 6.0  # of the child that tries them, which has shorter ones of its own
-LOOK_UP_TIMEOUT_S = 8.0  # of node 0's name: one server that is dead costs 5 s, and the next may answer
-MAX_ANSWERED = 64  # connections that are kept open: a prober hangs up at once, a stranger may not
+PROBE_TIMEOUT_S = 6.0  # for the child that tries the targets, which has shorter timeouts of its own
+LOOK_UP_TIMEOUT_S = 8.0  # for node 0's name: a dead DNS server takes 5 s, and then the next one may respond
+MAX_ANSWERED = 64  # connections kept open: a prober closes its own at once, a stranger may not
 HOLDER_TIMEOUT_S = 3.0  # a large machine has many descriptors to look at
 
 
 class Inspection:
-    """Gathers the answers to the launcher's questions, and sends each when it has it.
+    """Gathers the answers to the launcher's questions, and sends each as soon as it is complete.
 
-    After `cancel` no answer is sent any more: the run is being ended, and a child may have been killed for that. The
+    After `cancel` no answer is sent any more: the run is being stopped, and children may have been killed for that. The
     port that node 0 holds stays held until `release_port`.
     """
 
@@ -46,9 +46,9 @@ class Inspection:
         await_exit: AwaitExit,
         keepers_fd: int,
     ) -> None:
-        """on_python: gets the process that imports torchrun; await_exit: calls back when a child has ended.
+        """on_python: gets the process that imports torchrun; await_exit: calls back when a child has exited.
 
-        keepers_fd: for the process that imports torchrun; at its end when guardian and supervisor are gone.
+        keepers_fd: passed to the process that imports torchrun; closes when guardian and supervisor are gone.
         """
         self.search: Search | None = None
         self._loop = loop
@@ -57,7 +57,7 @@ class Inspection:
         self._on_python = on_python
         self._await_exit = await_exit
         self._setup: Setup | None = None
-        self._made: dict[str, Any] | None = None  # what became of the setup, where one was asked for
+        self._made: dict[str, Any] | None = None  # the setup's result, if one was requested
         self._env: dict[str, str] = {}
         self._facts: dict[str, Any] | None = None
         self._python: dict[str, Any] | None = None
@@ -69,7 +69,7 @@ class Inspection:
     def gather_facts(self, wanted: dict[str, Any], env: dict[str, str], folder: str) -> None:
         """Answer `wanted` (the launcher's PREPARE) with one message: facts, and the Python that was found.
 
-        A setup changes `env` before that Python is looked for.
+        A setup changes `env` before the search for that Python.
         """
         from launcher.node.facts import gathering
 
@@ -78,7 +78,7 @@ class Inspection:
         if workers.fork() == 0:
             gathering.write_facts_and_exit(facts_write, wanted)
         os.close(facts_write)
-        # On a dead file system or GPU driver the child hangs in state D, and can't even be killed.
+        # With a hung file system or GPU driver, the child stays in state D and can't even be killed.
         self._loop.read_all(facts_read, self._keep_facts, FACTS_TIMEOUT_S)
         if not wanted.get("setup"):
             self._search_python(wanted["pythons"], wanted, env)
@@ -95,13 +95,13 @@ class Inspection:
         self._setup.run_next()
 
     def cancel(self) -> None:
-        """Begin nothing more and send no answer that is still to come: the run is being ended."""
+        """Start nothing more and send no more answers: the run is being stopped."""
         self._is_over = True
         if self._setup is not None:
             self._setup.cancel()
 
     def _search_python(self, candidates: list[str], wanted: dict[str, Any], env: dict[str, str]) -> None:
-        if not candidates:  # what will run needs no torch, or there is no environment for it
+        if not candidates:  # the run needs no torch, or its setup failed
             self._python = {}
             self._send_facts()
             return
@@ -124,7 +124,8 @@ class Inspection:
         return write_ends
 
     def _keep_facts(self, data: bytes) -> None:
-        silence = {"error": "gathered no facts in %g s: a dead file system or GPU driver?" % FACTS_TIMEOUT_S}
+        text = "its checks did not finish in %g s: a file system or GPU driver may be hung" % FACTS_TIMEOUT_S
+        silence = {"error": text}
         self._facts = _read_answer(data) or silence
         self._send_facts()
 
@@ -139,7 +140,7 @@ class Inspection:
         if self._facts is not None and self._python is not None and not self._is_over:
             from launcher.node.facts import visible_gpus
 
-            # Of the environment that the ranks will have: the login's, then that of the setup, then --env.
+            # Take the environment that the ranks will have: the login's, then the setup's, then --env.
             visible = visible_gpus.find_visible(self._facts.get("gpus", []), self._env)
             self._send_queue.send(
                 messages.FACTS, **dict(self._facts, visible=visible, search=self._python, setup=self._made)
@@ -148,9 +149,9 @@ class Inspection:
     # ---- the network --------------------------------------------------------------------------------------------
 
     def find_route(self, header: dict[str, Any]) -> None:
-        """Answer a ROUTE with interface and own address towards the master; node 0 holds the port from now on.
+        """Answer a ROUTE with this node's interface and address on the route to node 0; node 0 then holds the port.
 
-        With `listens` a port for a neighbour's probe is open as well, and node 0 answers on the master port.
+        With `listens`, a port for a neighbour's probe is open as well, and node 0 answers on the master port.
         """
         from launcher.node.facts import network
 
@@ -161,7 +162,7 @@ class Inspection:
             except OSError as error:
                 self._go_route(header, {"error": network.describe_error(error)})
             return
-        silence = {"error": "the name %s could not be looked up in %g s" % (master, LOOK_UP_TIMEOUT_S)}
+        silence = {"error": "the name %s did not resolve in %g s" % (master, LOOK_UP_TIMEOUT_S)}
         self._ask_child(
             lambda: network.find_route(master),
             lambda found: self._go_route(header, found or silence),
@@ -169,7 +170,7 @@ class Inspection:
         )
 
     def _go_route(self, header: dict[str, Any], found: dict[str, Any]) -> None:
-        """Hold and open the ports on the route, if one was `found`, and send the answer."""
+        """Hold and open the ports on the route, if `found` is one and not an error, and send the answer."""
         from launcher.node.facts import network
 
         answer: dict[str, Any] = {
@@ -199,7 +200,7 @@ class Inspection:
                 self._listen(network.listen(everywhere, answer["port"]))
 
     def _name_holder(self, answer: dict[str, Any], port: int) -> None:
-        """Send an answer whose error is that `port` is taken; the process that has it is named if that can be seen."""
+        """Send an answer whose error is that `port` is taken, and name the process that has it if possible."""
         from launcher.node.facts import network
 
         def send(found: dict[str, Any] | None) -> None:
@@ -216,7 +217,7 @@ class Inspection:
     ) -> None:
         """Run `find`, which may block, in a fork; `on_found` gets what it returned, or None if nothing came in time.
 
-        If the run is being ended before, `on_found` is not called.
+        If the run is being stopped by then, `on_found` is not called.
         """
         from launcher.node.facts import network
 
@@ -233,7 +234,7 @@ class Inspection:
         self._loop.read_all(answer_fd, take, timeout_s, lambda: workers.kill(child))
 
     def _listen(self, listener: socket) -> int:
-        """Send our token to whoever connects, until the run starts; return the port."""
+        """Send the token to everyone who connects, until the run starts; return the port."""
         self._listeners.append(listener)
         self._loop.watch(listener.fileno(), lambda: self._answer(listener))
         port: int = listener.getsockname()[1]
@@ -246,27 +247,27 @@ class Inspection:
             sock, _ = listener.accept()
             sock.send(network.TOKEN)
         except OSError:
-            return  # it has gone again
-        # The prober hangs up first, so that the port is not left in TIME_WAIT here. What it sends until then the
-        # kernel acknowledges, and nobody reads.
+            return  # it has disconnected already
+        # The prober closes first, so that the port is not left in TIME_WAIT here. The kernel acknowledges what the
+        # prober sends until then; nobody reads it.
         self._answered.append(sock)
         self._loop.watch(sock.fileno(), lambda: self._hang_up(sock), select.POLLRDHUP)
         if len(self._answered) > MAX_ANSWERED:
             self._hang_up(self._answered[0])
 
     def _hang_up(self, sock: socket) -> None:
-        """Close a connection that was answered: the other side has hung up, or must make room."""
+        """Close a connection that got the token: the other side has closed it, or it must make room."""
         self._loop.forget(sock.fileno())
         self._answered.remove(sock)
         try:
             sock.setblocking(False)
-            sock.recv(4096)  # unread, it would become a reset, and the answer might be lost
+            sock.recv(4096)  # unread bytes would cause a reset, which could lose the answer
         except OSError:
             pass  # nothing came, or a reset
         sock.close()
 
     def probe(self, header: dict[str, Any]) -> None:
-        """Answer a PROBE: whether and how well each of `targets` can be reached, and how long a look-up takes."""
+        """Answer a PROBE: whether and how well each of `targets` can be reached, and how long a DNS lookup takes."""
         from launcher.node.facts import network
 
         targets = header["targets"]
@@ -281,14 +282,14 @@ class Inspection:
         )
 
     def stop_listening(self) -> None:
-        """Close what was open for probes; the master port stays held."""
+        """Close the sockets that were open for probes; the master port stays held."""
         for sock in self._listeners + self._answered:
             self._loop.forget(sock.fileno())
             sock.close()
         self._listeners, self._answered = [], []
 
     def release_port(self) -> None:
-        """Close the port that node 0 has held, so that torchrun can have it."""
+        """Release the port that node 0 holds, so that torchrun can bind it."""
         if self._held_port is not None:
             self._held_port.close()
             self._held_port = None

@@ -1,6 +1,7 @@
 """The processes that other runs have on this node.
 
-Each is of a run that goes on, or left over: then its keepers are gone. Their directories: `processes.run_folders`.
+Each belongs to a run that is still active, or is left over: its guardian and supervisor are gone. For the directories
+of such runs, see `processes.run_folders`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_LOADER = b'print("~launch '  # stands in the command line of every guardian and supervisor
+_LOADER = b'print("~launch '  # part of the command line of every guardian and supervisor
 
 
 def find_runs(own_mark: str) -> list[dict[str, Any]]:
@@ -22,7 +23,7 @@ def find_runs(own_mark: str) -> list[dict[str, Any]]:
     found = []
     for process in everything.values():
         mark = proc.read_mark(process.pid)
-        # Another node of the own run may be this machine as well.
+        # Another node of this run may be on this machine too.
         if mark is None or not _run_of(mark) or _run_of(mark) == _run_of(own_mark):
             continue
         if _is_ours(process.pid) and _is_of_this_machine(process.pid) and proc.is_alive(process):
@@ -36,7 +37,7 @@ def find_runs(own_mark: str) -> list[dict[str, Any]]:
 
 
 def _run_of(mark: str) -> str:
-    """Return `RUN.TOKEN` of a mark `RUN.TOKEN.INDEX`, or "" if it is none of launcher's marks."""
+    """Return `RUN.TOKEN` of a mark `RUN.TOKEN.INDEX`, or "" if it isn't a mark of launch."""
     run_id, _, rest = mark.partition(".")
     token = rest.partition(".")[0]
     return run_id + "." + token if run_id and _is_hex(token) else ""
@@ -47,7 +48,7 @@ def _is_hex(text: str) -> bool:
 
 
 def _is_ours(pid: int) -> bool:
-    """Tell whether a process runs as our own user: root can see those of others, which are none of its runs."""
+    """Tell whether a process runs as this user: root can see those of others, which are not of its runs."""
     try:
         return os.stat("/proc/%d" % pid).st_uid == os.getuid()
     except OSError:
@@ -55,23 +56,23 @@ def _is_ours(pid: int) -> bool:
 
 
 def _is_of_this_machine(pid: int) -> bool:
-    """Tell whether a process is in our PID namespace: a container is a machine of its own, and ends its runs itself."""
+    """Tell whether a process is in this PID namespace: a container counts as another machine, with runs of its own."""
     try:
         return os.readlink("/proc/%d/ns/pid" % pid) == os.readlink("/proc/self/ns/pid")
-    except OSError:  # it may not be looked into
+    except OSError:  # access denied
         return True
 
 
 def _has_folder(pid: int, mark: str) -> bool:
-    """Tell whether the folder of a process's run is here, as it is until a census finds nothing left.
+    """Tell whether the directory of a process's run exists here, as it does until a census finds nothing left.
 
-    The mark alone proves nothing: what a run hands to a scheduler (at, qsub) carries it to other times and machines.
+    The mark alone proves nothing: a job that a run gives to a scheduler (at, qsub) inherits it, wherever it runs.
     """
     files = proc.read_environment(pid, proc.FILES).get(proc.FILES, "")
     folder = os.path.dirname(files)
     if os.path.basename(folder).rpartition("-")[0] != "launch-" + mark.partition(".")[0]:
         return False
-    # As the process sees it: a Slurm job may have a /tmp of its own.
+    # Look through /proc/PID/root too: a Slurm job may have a /tmp of its own.
     return any(map(_is_own_folder, ("/proc/%d/root%s" % (pid, folder), folder)))
 
 
@@ -87,6 +88,6 @@ def _has_keeper(process: proc.Process, everything: dict[int, proc.Process]) -> b
 
 
 def _is_own_folder(path: str) -> bool:
-    """Tell whether a path is a run's folder of our own user: no link, and with what each one has."""
+    """Tell whether a path is a run's directory of this user: not a link, and with the entries that each one has."""
     inside = (workers.FILES, run_owner.OWNER)
     return run_folders.is_own(path) and any(os.path.lexists(os.path.join(path, name)) for name in inside)

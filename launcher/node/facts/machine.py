@@ -1,4 +1,4 @@
-"""Memory, disks and limits of this node, as ranks that the supervisor starts will find them."""
+"""Memory, disks and limits of this node, as the ranks will see them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_HASHED_BYTES = 64 << 20  # of a script: more of it is no script
+_HASHED_BYTES = 64 << 20  # no script is larger
 _CAP_IPC_LOCK = 14  # linux/capability.h
 
 
 def describe_machine(workdir: str) -> dict[str, Any]:
-    """Return memory, /dev/shm, limits and free disk; None for what this system does not tell, or does not limit."""
+    """Return memory, /dev/shm, limits and free disk space; None for what is unknown or unlimited."""
     memory = _read_meminfo()
     return {
         "memory_mib": memory.get("MemTotal"),
@@ -36,7 +36,7 @@ def _read_meminfo() -> dict[str, int]:
 
 
 def _room(path: str) -> tuple[int | None, int | None]:
-    """Return size and free room of a file system, in MiB."""
+    """Return size and free space of a file system, in MiB."""
     try:
         found = os.statvfs(path)
     except OSError:
@@ -45,13 +45,13 @@ def _room(path: str) -> tuple[int | None, int | None]:
 
 
 def _limit(kind: int, unit: int) -> int | None:
-    """Return a soft limit in units; None: there is no limit."""
+    """Return a soft limit in multiples of `unit`, or None if there is no limit."""
     soft = resource.getrlimit(kind)[0]
     return None if soft == resource.RLIM_INFINITY else soft // unit
 
 
 def _may_lock_all() -> bool:
-    """Tell whether CAP_IPC_LOCK, which root mostly has, frees this process from the limit of locked memory."""
+    """Tell whether this process has CAP_IPC_LOCK, as root usually does: then locked memory is unlimited."""
     try:
         with open("/proc/self/status") as file:
             rows = [line.split() for line in file if line.startswith("CapEff:")]
@@ -61,7 +61,7 @@ def _may_lock_all() -> bool:
 
 
 def hash_file(path: str) -> str | None:
-    """Return the SHA-256 of a regular file, or None: a read of anything else, such as a pipe, could wait for ever."""
+    """Return the SHA-256 of a regular file; None for anything else, such as a pipe, whose read might never return."""
     import hashlib
 
     try:

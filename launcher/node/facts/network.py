@@ -1,4 +1,4 @@
-"""This node's addresses, its route to node 0, and ports: held for torchrun, listened on and tried before a run."""
+"""This node's addresses, its route to node 0, and ports: hold them for torchrun, listen on them and try them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 3.0
 RETRY_S = 0.5
-DNS_TIMEOUT_S = 1.0  # TCPStore looks names up for each connection: more than this is worth a word
-TOKEN = b"launch\n"  # what our listeners send, so that a probe tells them from any other program's
+DNS_TIMEOUT_S = 1.0  # TCPStore looks names up for each connection, so a slower lookup is worth a warning
+TOKEN = b"launch\n"  # what the listeners send, so that a probe can tell them from other programs
 _SIOCGIFCONF = 0x8912
 _IFREQ_BYTES = 40  # struct ifreq on 64-bit Linux
 
@@ -74,13 +74,13 @@ def _read_speed(interface: str, root: str) -> int | None:
     try:
         with open("%s/sys/class/net/%s/speed" % (root, interface)) as file:
             speed = int(file.read())
-    except (OSError, ValueError):  # a virtual interface has none, one that is down refuses to tell
+    except (OSError, ValueError):  # a virtual interface has no speed, and one that is down gives an error
         return None
     return speed if speed > 0 else None
 
 
 def list_infiniband(root: str = "") -> list[str]:
-    """Return the InfiniBand and RoCE ports that are active, as `mlx5_0:1`."""
+    """Return the active InfiniBand and RoCE ports, such as `mlx5_0:1`."""
     base = root + "/sys/class/infiniband"
     found = []
     for device in _list_folder(base):
@@ -90,7 +90,7 @@ def list_infiniband(root: str = "") -> list[str]:
                     if "ACTIVE" in file.read():
                         found.append("%s:%s" % (device, port))
             except OSError:
-                continue  # a device in trouble tells nothing
+                continue  # a faulty device
     return found
 
 
@@ -102,18 +102,18 @@ def _list_folder(path: str) -> list[str]:
 
 
 def is_address(text: str) -> bool:
-    """Tell whether `text` is an IP address, for which no resolver is asked."""
+    """Tell whether `text` is an IP address, which needs no resolver."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, text)
-        except (OSError, ValueError):  # the latter: no ASCII, or a NUL in it
+        except (OSError, ValueError):  # ValueError: not ASCII, or with a NUL
             continue
         return True
     return False
 
 
 def find_route(master: str) -> dict[str, str | None]:
-    """Return the interface and own address on the route to `master`: a connected UDP socket sends nothing."""
+    """Return this node's interface and address on the route to `master`; a connected UDP socket shows it."""
     family, kind, protocol, _, place = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as sock:
         sock.connect(place)
@@ -121,12 +121,12 @@ def find_route(master: str) -> dict[str, str | None]:
     for interface, address in list_addresses():
         if address == source:
             return {"interface": interface, "address": source}
-    # All of 127.0.0.0/8 is ours, and only 127.0.0.1 is listed.
+    # All of 127.0.0.0/8 is this machine, but only 127.0.0.1 is listed.
     return {"interface": "lo" if source.startswith("127.") else None, "address": source}
 
 
 def hold_port(port: int) -> socket.socket:
-    """Bind `port` (0: any free one) without listening, so that nobody else gets it and torchrun still can."""
+    """Bind `port` (0: any free one) without listening, so that torchrun can still bind it but other programs can't."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -138,7 +138,7 @@ def hold_port(port: int) -> socket.socket:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Listen on a port (0: any free one) beside one that is held, which stays held after this; `::` has IPv4 too."""
+    """Listen on a port (0: any free one), which may be one that is held, and stays held; `::` accepts IPv4 too."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -170,23 +170,23 @@ def find_holder(port: int) -> str | None:
                 with open("/proc/%s/comm" % pid) as file:
                     return "pid %s (%s)" % (pid, file.read().strip())
         except OSError:
-            continue  # it ended, or is somebody else's
+            continue  # it has exited, or belongs to another user
     return None
 
 
 def _read_link(path: str) -> str:
     try:
         return os.readlink(path)
-    except OSError:  # closed meanwhile, as that by which we have listed our own
+    except OSError:  # closed meanwhile, such as the descriptor by which this process listed its own
         return ""
 
 
 def write_and_exit(output_fd: int, find: Callable[[], dict[str, Any]]) -> NoReturn:
-    """Write what `find` returns, or the error that it raised, as one line of JSON and end this process (a fork)."""
+    """In a fork: write what `find` returns, or the error that it raises, as one line of JSON, and exit."""
     try:
         try:
             found = find()
-        except (OSError, UnicodeError) as error:  # the latter: a name that can be none
+        except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
             found = {"error": describe_error(error)}
         os.write(output_fd, fast_json.dumps(found).encode() + b"\n")
     finally:
@@ -194,15 +194,14 @@ def write_and_exit(output_fd: int, find: Callable[[], dict[str, Any]]) -> NoRetu
 
 
 def describe_error(error: Exception) -> str:
-    """Return the text of an error of the system or the resolver, without its number."""
+    """Return the text of a system or resolver error, without its number."""
     return getattr(error, "strerror", None) or str(error)
 
 
 def try_targets(targets: list[list[Any]], peer: str | None) -> dict[str, Any]:
     """Connect to each [address, port, is_measured]; return an error or None, and a link or None, for each.
 
-    How long names took to look up is returned as well. peer: an address whose name is looked up, as TCPStore does for
-    each connection.
+    Also return how long it took to look up the name of `peer`, an address, as TCPStore does for each connection.
     """
     import threading
     import time
@@ -222,8 +221,8 @@ def try_targets(targets: list[list[Any]], peer: str | None) -> dict[str, Any]:
     for thread in threads:
         thread.join(max(0.0, began_at + CONNECT_TIMEOUT_S + 1 - time.monotonic()))
     names = _read_look_up(answers, began_at + DNS_TIMEOUT_S)
-    os.kill(looker, signals.SIGKILL)  # it may hold our own output open for as long as a resolver is waited for
-    reverse_dns_s = float(names[0]) if names else time.monotonic() - began_at  # and it is not over
+    os.kill(looker, signals.SIGKILL)  # while it waits for a resolver, it holds this process's output open
+    reverse_dns_s = float(names[0]) if names else time.monotonic() - began_at  # it is not over: at least this long
     return {
         "errors": list(errors),  # a thread that is late may still change its own entry
         "links": list(found),
@@ -233,9 +232,9 @@ def try_targets(targets: list[list[Any]], peer: str | None) -> dict[str, Any]:
 
 
 def _begin_look_up(peer: str | None) -> tuple[int, int]:
-    """Look names up in a process of its own, and return it with the descriptor on which two lines come.
+    """Look names up in a child process; return its id, and the descriptor from which to read its two lines.
 
-    A poor resolver stalls a look-up, and Python's getnameinfo holds the GIL meanwhile.
+    A slow resolver blocks a lookup, and Python's getnameinfo holds the GIL meanwhile.
     """
     import time
 
@@ -250,7 +249,7 @@ def _begin_look_up(peer: str | None) -> tuple[int, int]:
             try:
                 socket.getnameinfo((peer, 0), 0)
             except OSError:
-                pass  # having no name is quick, and well
+                pass  # an address without a name is fine; only the time counts
         os.write(answers_write, b"%.4f\n" % (time.monotonic() - began_at))
         try:
             own_address = socket.gethostbyname(socket.gethostname())
@@ -279,14 +278,14 @@ def _try_target(address: str, port: int, *, is_measured: bool) -> tuple[str | No
     import time
 
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
-    before: str | None = None  # what the first try was told; routers repeat themselves only so often
+    before: str | None = None  # the first try's error: routers limit how often they repeat it
     while True:
         try:
             sock, unanswered = links.connect(address, port, deadline)
             with sock:
                 sock.settimeout(max(0.1, deadline - time.monotonic()))
                 if sock.recv(len(TOKEN)) != TOKEN:
-                    return "somebody else answers", None
+                    return "another program answers", None
                 return None, links.measure(sock, is_suspect=unanswered > 0) if is_measured else None
         except socket.timeout:
             return before or "no answer in %g s" % CONNECT_TIMEOUT_S, None

@@ -1,7 +1,7 @@
-"""The search for a Python that has torch; the one that is found goes on to import torchrun at once.
+"""The search for a Python that has torch; the one that is found imports torchrun at once.
 
-So the second that the import takes passes while the launcher still compares the nodes; torchrun then waits for its
-arguments, which come over a pipe. If the ranks are started without torchrun, the Python that was found exits instead.
+The import takes a second, which passes while the launcher still compares the nodes. Then torchrun waits for its
+arguments, which come over a pipe. If the ranks are started without torchrun, the Python exits instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 STATUS_FD = 3
 LOGIN_SHELL_TIMEOUT_S = 10
 
-# `python -c` puts the working folder on sys.path, where a random.py of the user's would break torchrun.
+# `python -c` puts the working directory on sys.path, where a random.py of the user's would break torchrun.
 # torchrun's console script doesn't.
 STUB = """\
 import sys
@@ -40,7 +40,7 @@ if folder:
         return line and line.group(2)
     version = read("__version__") or "unknown"
     told.update(cuda=read("cuda"), hip=read("hip"))
-    # importlib.metadata would cost 20 ms; pip names the folder beside a package after its version.
+    # importlib.metadata would take 20 ms; pip names the directory beside a package after its version.
     try:
         beside = os.listdir(os.path.dirname(folder))
     except OSError:
@@ -49,7 +49,7 @@ if folder:
         for entry in beside:
             if entry.startswith(name + "-") and entry.endswith(".dist-info"):
                 return entry[len(name) + 1:-10]
-    major = (told["cuda"] or "").split(".")[0]  # another torch may have left the NCCL of its own CUDA
+    major = (told["cuda"] or "").split(".")[0]  # another torch may have left an NCCL for its own CUDA
     told.update(nccl=find("nvidia_nccl_cu" + major), numpy=find("numpy"))
 told["torch"] = version
 status = os.fdopen(3, "w")
@@ -61,10 +61,10 @@ if version is None or "torchrun" not in sys.argv:
 
 
 class Search:
-    """Tries one candidate after the other, without blocking: the supervisor's loop brings each one's answer.
+    """Tries one candidate after the other, without blocking: the supervisor's loop reads their answers.
 
-    `on_found` is called once, with what the first Python that has torch says of itself, or with None; by then `child`
-    is the process that imports torchrun, and `tried` has why each candidate before it was not taken.
+    `on_found` is called once, with the answer of the first Python that has torch, or with None. By then `child` is the
+    process that imports torchrun, and `tried` says why each candidate before it was not taken.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Search:
         self._on_found = on_found
         self.for_torchrun = for_torchrun
         self.tried: list[list[str]] = []
-        self.child: workers.Child | None = None  # the candidate that runs, then the one that waits for its order
-        self.order_fd: int | None = None  # where that order is written
+        self.child: workers.Child | None = None  # the candidate that is tried, then the one that waits for its order
+        self.order_fd: int | None = None  # where that order must be written
 
     def try_next(self) -> None:
         """Start the next candidate, or call `on_found` with None if none is left."""
@@ -106,11 +106,11 @@ class Search:
             self._start_stub(candidate)
 
     def give_order(self, order: dict[str, Any]) -> None:
-        """Send the waiting torchrun its argv, env and cwd; over the pipe, since secrets in env must reach no disk."""
+        """Send the waiting torchrun its argv, env and cwd, over a pipe so that secrets in env never reach a disk."""
         import json
 
         assert self.order_fd is not None  # opened with the stub
-        # Where it died of its import nobody reads this; its end is reported as torchrun's.
+        # If its import failed, nobody reads this; its exit is reported as torchrun's.
         self._loop.write_all(self.order_fd, json.dumps(order).encode() + b"\n")
         self.order_fd = None
 
@@ -142,7 +142,7 @@ class Search:
         answer_read, answer_write = os.pipe()
         null = os.open(os.devnull, os.O_RDWR)
         command = [shell, "-lc", "command -v python3 || command -v python"]
-        # As at a login: what the user has named (ZDOTDIR, BASH_ENV) may be code for a shell, and is not executed.
+        # Use this login's own environment: variables that the user passed (ZDOTDIR, BASH_ENV) may name code to execute.
         env = dict(os.environ)
         proc.mark_environment(env, self._env.get(proc.MARK, ""))
         child = workers.spawn(command, env, None, {0: null, 1: answer_write, 2: null})
@@ -159,7 +159,7 @@ class Search:
 
 
 def find_program(name: str, env: dict[str, str]) -> str | None:
-    """Return the path of the program that `name` starts with this environment, or None."""
+    """Return the path of the program that `name` starts in this environment, or None."""
     if "/" in name:
         return name if os.access(name, os.X_OK) else None
     for folder in env.get("PATH", os.defpath).split(":"):

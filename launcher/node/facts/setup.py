@@ -1,6 +1,6 @@
-"""The environment of a run on this node: what --setup, --conda and --venv make of that of a login.
+"""The environment of a run on this node: that of a login, as changed by --setup, --conda and --venv.
 
-Each step runs in a bash of its own, and its whole environment is that of the next; the supervisor's loop goes on
+Each step runs in a bash of its own, and passes its whole environment to the next; the supervisor's loop keeps running
 meanwhile.
 """
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 TAIL_BYTES = 4096  # of what a step prints: enough for its last lines
 TAIL_LINES = 5
-_DRAIN_PIECES = 64  # a process that it left may print without end
+_DRAIN_PIECES = 64  # a limit, since a process that the step left behind may print without end
 
-# The command is read from a pipe: it stands in no argv, and may hold a secret, which no disk shall keep. `eval` can
-# take what it may end with (a comment, an open quote, a here-document), and stands on the first line, so that bash
-# counts the user's lines. With `eval ... || exit` his own `set -e` would not count.
-# The environment goes to a FIFO, of which neither what it prints nor a process that it leaves behind knows anything.
+# bash reads the command from a pipe, since it may hold a secret, which must be in no argv and on no disk. `eval` copes
+# with any end of it (a comment, an open quote, a here-document), and is on the first line so that bash's line numbers
+# are the user's. With `eval ... || exit`, a `set -e` in the command would have no effect.
+# The environment goes to a FIFO, apart from what the step and the processes that it leaves behind print.
 _DRIVER = """\
 _launch_fifo=$1; cd -- "$2" 2>/dev/null; set --; eval "$(</dev/fd/3)" 3<&-
 _launch_code=$?
@@ -36,19 +36,19 @@ _launch_code=$?
 exec /usr/bin/env -0 >|"$_launch_fifo"
 """
 _COMMAND_FD = 3
-# What a shell executes, or reads its lines from, before or between those of the setup (bash(1), zshall(1)); of these
-# the setup sees the node's own: `--env-file` is parsed, never executed. ENV is none: interactive shells alone read it.
+# Variables whose value a shell executes, or reads commands from (bash(1), zshall(1)). The setup sees the node's own
+# values: `--env-file` is parsed, never executed. ENV is not among them: only interactive shells read it.
 _CODE_OF_SHELLS = ("BASH_ENV", "PS4", "PROMPT_COMMAND", "ZDOTDIR")
 _BASH_S_OWN = ("_", "SHLVL", "PWD", "OLDPWD")
 _OURS = (proc.MARK, "SPT_NOENV", proc.FILES)
-_CONDA = "LAUNCH_CONDA"  # in which the launcher's lines for --conda say what they have found
+_CONDA = "LAUNCH_CONDA"  # in which the launcher's lines for --conda report what they found
 
 
 class Setup:
     """Runs the steps of a PREPARE one after the other, and changes `env` in place.
 
     `on_done` is called once, after the last step or the first that fails; after `cancel` it is not called at all. Do
-    not use `env` before: between the steps it is that of the last one that succeeded.
+    not use `env` before that: between steps it is the environment of the last step that succeeded.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class Setup:
         self._timeout_s = wanted["setup"]["timeout_s"]
         self._on_done = on_done
         self._timer: Timer | None = None
-        self._printed = b""  # its end
-        self._found = b""  # the environment that it ends with
-        self._open: set[int] = set()  # where both come; a number that was closed may be another's by now
+        self._printed = b""  # the end of the step's output
+        self._found = b""  # the environment at the end of the step
+        self._open: set[int] = set()  # the descriptors of both; the number of a closed one may be reused
         self._is_over = False
-        # With a terminal somebody has logged in, and all below him has that environment; a command over SSH has not
-        # seen /etc/profile.d, where `module` is made and PATH is completed. Reading that costs 70 to 130 ms.
+        # A login with a terminal has read /etc/profile.d, which defines `module` and completes PATH; a command over SSH
+        # has not. Reading it takes 70 to 130 ms.
         is_login = "SSH_CONNECTION" in env and "SSH_TTY" not in env
         self._flags = "-lc" if is_login else "-c"
 
@@ -84,15 +84,15 @@ class Setup:
             return
         step = self._steps.pop(0)
         if find_program("bash", self._env) is None:
-            self._fail(step["name"], "there is no bash")
+            self._fail(step["name"], "bash not found")
             return
         self._printed = self._found = b""
         try:
             child, noise_read, found_read = self._start(step["command"])
-        except OSError as error:  # the disk is full, or no process is left: in a callback it would end the supervisor
+        except OSError as error:  # the disk is full, or no more processes; uncaught, it would end the supervisor
             self._fail(step["name"], "it can't be started (%s)" % error.strerror)
             return
-        # Read to its end, which a process that the step has left in the background may delay: it shall not hang.
+        # Don't block: a process that the step left in the background may keep the descriptors open.
         os.set_blocking(noise_read, False)
         self._loop.watch(noise_read, lambda: self._read(noise_read))
         self._loop.watch(found_read, lambda: self._read_environment(found_read))
@@ -101,13 +101,13 @@ class Setup:
         self._timer = self._loop.call_later(self._timeout_s, lambda: self._give_up(step["name"], child))
 
     def _start(self, command: str) -> tuple[workers.Child, int, int]:
-        """Start bash; return it, and the descriptors of what it prints and of the environment that it ends with."""
+        """Start bash; return it, and the descriptors of its output and of its environment at the end."""
         fifo = os.path.join(self._folder, "setup.env")
-        if os.path.lexists(fifo):  # of the step before, which may have put anything there
+        if os.path.lexists(fifo):  # left by the step before, which may have put anything there
             os.unlink(fifo)
         os.mkfifo(fifo, 0o600)
         argv = ["bash", self._flags, _DRIVER, "bash", fifo, self._workdir]
-        self._flags = "-c"  # the environment of a login is there now
+        self._flags = "-c"  # later steps inherit the environment of the login
         found_read = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
         command_read, command_write = os.pipe()
         try:
@@ -122,7 +122,7 @@ class Setup:
         return child, noise_read, found_read
 
     def _env_of_bash(self) -> dict[str, str]:
-        """Return the environment for bash: variables that a shell executes are this node's own, never the user's."""
+        """Return the environment for bash; variables that a shell executes are the node's own, never the user's."""
         env = dict(self._env)
         for name in set(_CODE_OF_SHELLS).intersection(self._named):
             env.pop(name, None)
@@ -131,7 +131,7 @@ class Setup:
         return env
 
     def cancel(self) -> None:
-        """Start no further step and do not call `on_done`: the run is being ended."""
+        """Start no further step and do not call `on_done`: the run is being stopped."""
         self._is_over = True
         self._loop.cancel(self._timer)
 
@@ -178,7 +178,7 @@ class Setup:
 
     def _take_environment(self, name: str) -> None:
         if not self._found:
-            self._fail(name, "it ended before its environment could be read: an exit or exec in it?")
+            self._fail(name, "it ended before its environment could be read: remove exit and exec from it")
             return
         self._adopt(self._found)
         for line in self._last_lines():
@@ -186,15 +186,15 @@ class Setup:
         self.run_next()
 
     def _give_up(self, name: str, child: workers.Child) -> None:
-        workers.kill(child)  # what it started is ended with the run, which can't begin
-        self._fail(name, "it did not end in %g s" % self._timeout_s)
+        workers.kill(child)  # what it started is stopped with the run, which can't begin
+        self._fail(name, "it did not finish in %g s" % self._timeout_s)
 
     def _last_lines(self) -> list[str]:
         lines = [line.rstrip() for line in self._printed.decode("utf-8", "replace").splitlines()]
         return [line for line in lines if line][-TAIL_LINES:]
 
     def _adopt(self, data: bytes) -> None:
-        """Take over the environment that `env -0` has written, except for bash's own variables and for launcher's."""
+        """Adopt the environment that `env -0` has written, except for the variables of bash, launch and --env."""
         entries = (os.fsdecode(entry).partition("=") for entry in data.split(b"\0") if entry)
         found = {name: value for name, _, value in entries if name not in _BASH_S_OWN}
         kept = [*self._named, *_BASH_S_OWN]
@@ -216,6 +216,6 @@ class Setup:
         if self._venv is not None:
             prefix = env["VIRTUAL_ENV"] = self._venv
             env["PATH"] = "%s/bin:%s" % (prefix, env.get("PATH", os.defpath))
-            env.pop("PYTHONHOME", None)  # as its own activate script does
+            env.pop("PYTHONHOME", None)  # as the venv's activate script does
         python = "%s/bin/python" % prefix if prefix else None
         self._on_done({"failure": None, "names": names, "python": python, "conda": conda})

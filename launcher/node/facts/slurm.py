@@ -1,7 +1,7 @@
-"""What Slurm gives a run on this node, read from the variables of the step or batch script that started us.
+"""What Slurm gives a run on this node, read from the environment of the step or batch script that started the run.
 
-They are read because a site without cgroups hides nothing: there nvidia-smi shows every GPU, and the kernel every CPU,
-those of other jobs too.
+The environment is needed where Slurm runs without cgroups: there nvidia-smi and the kernel also show the GPUs and CPUs
+of other jobs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def is_in_job() -> bool:
-    """Tell whether Slurm has started us here; a login to a node of a job has none of its variables."""
+    """Tell whether Slurm has started this process; an SSH login to a job's node has none of these variables."""
     return "SLURMD_NODENAME" in os.environ and "SLURM_JOB_ID" in os.environ
 
 
@@ -27,10 +27,10 @@ def count_cpus(allowed: int) -> int:
 
 
 def choose_gpus(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return those of the GPUs that are the job's: all of them if Slurm doesn't count GPUs here."""
+    """Return those of the found GPUs that are the job's; all of them if Slurm doesn't manage GPUs here."""
     if not is_in_job():
         return found
-    # Not HIP's variable: its numbers are those of the GPUs that Slurm has left.
+    # Not HIP's variable: it numbers only the GPUs that Slurm has left visible.
     names = [name for name in (visible_gpus.CUDA, visible_gpus.ROCR) if name in os.environ]
     given = visible_gpus.find_visible(found, {name: os.environ[name] for name in names})
     if given is None or visible_gpus.UNKNOWN in given:
@@ -39,7 +39,7 @@ def choose_gpus(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def find_ends() -> tuple[str | None, str | None]:
-    """Return the launcher's address, and this node's own on the route to it; None for both outside of a step."""
+    """Return the launcher's address, and this node's address on the route to it; None for both outside a step."""
     launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") if is_in_job() else None
     if launcher is None:
         return None, None

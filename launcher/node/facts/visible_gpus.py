@@ -1,7 +1,7 @@
-"""Which of a node's GPUs a process sees there, by CUDA_VISIBLE_DEVICES, or by the two variables of AMD's ROCm.
+"""Which of a node's GPUs a process sees, given CUDA_VISIBLE_DEVICES or the two variables of AMD's ROCm.
 
-The rules are the drivers' own, as `torch.cuda._parse_visible_devices` repeats them: a list of numbers, or of UUIDs or
-their beginnings, ends at the first entry that names no GPU, and an entry that comes twice hides all of them.
+The rules are the drivers', as repeated by `torch.cuda._parse_visible_devices`: a list of numbers, or of UUIDs or
+their prefixes, ends at the first entry that names no GPU, and a duplicate entry hides all GPUs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UNKNOWN = -1  # the index of the GPU that a MIG device is part of
 def find_visible(gpus: list[dict[str, Any]], env: Mapping[str, str]) -> list[int] | None:
     """Return the indexes of the GPUs that a process with this environment sees, in its order.
 
-    None: it sees all of them, or their UUIDs, which it needs to choose, aren't known.
+    Return None if it sees all of them, or if it names UUIDs and those of the GPUs aren't known.
     """
     seen = {gpu["index"]: gpu for gpu in gpus}
     found = None
@@ -35,7 +35,7 @@ def find_visible(gpus: list[dict[str, Any]], env: Mapping[str, str]) -> list[int
 
 
 def _variables(gpus: list[dict[str, Any]], env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the variables that count, in order: ROCr's hides GPUs and numbers the rest anew, HIP chooses of those."""
+    """Return the variables that apply, in order: ROCr's hides GPUs and renumbers the rest, HIP's selects from those."""
     if not any(gpu.get("is_amd") for gpu in gpus):
         return (CUDA,)
     if ROCR in env:
@@ -44,7 +44,7 @@ def _variables(gpus: list[dict[str, Any]], env: Mapping[str, str]) -> tuple[str,
 
 
 def _choose(text: str, seen: Seen) -> list[int] | None:
-    """Return the indexes that a list names; `seen` has the GPUs by the number that the list gives them."""
+    """Return the indexes of the GPUs that a list names; `seen` maps the numbers in the list to GPUs."""
     entries = text.split(",")
     if text.startswith("MIG-"):
         return [_find_mig(entries[0], seen)]  # CUDA shows one MIG device to a process
@@ -76,6 +76,6 @@ def _find_uuid(entry: str, seen: Seen) -> int | None:
 
 
 def _find_mig(entry: str, seen: Seen) -> int:
-    """Return the GPU of a MIG device, whose name holds that GPU's UUID up to driver 450 only."""
+    """Return the GPU of a MIG device, or UNKNOWN: its name holds that GPU's UUID only up to driver 450."""
     found = [gpu["index"] for gpu in seen.values() if len(seen) == 1 or (gpu["uuid"] and gpu["uuid"] in entry)]
     return found[0] if len(found) == 1 else UNKNOWN

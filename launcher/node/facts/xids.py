@@ -1,4 +1,4 @@
-"""GPU faults that the driver wrote into the kernel's log, where we may read it (mostly root alone)."""
+"""GPU faults (Xids) that the driver wrote to the kernel's log, if this user may read it (usually only root may)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _START = b"NVRM: Xid (PCI:"
 
 
 def find_xids(log: str = KERNEL_LOG, uptime_s: float | None = None) -> list[dict[str, Any]]:
-    """Return the GPU (PCI address) and the number of each Xid of the last day, each pair once."""
+    """Return the GPU (PCI address) and number of each Xid of the last 24 hours, each pair once."""
     since_us = ((time.monotonic() if uptime_s is None else uptime_s) - _RECENT_S) * 1e6
     try:
         fd = open_log(log)
@@ -33,7 +33,7 @@ def find_xids(log: str = KERNEL_LOG, uptime_s: float | None = None) -> list[dict
 
 
 def _parse(record: bytes, since_us: float) -> dict[str, Any] | None:
-    """Read `4,1234,5678901,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1, ...`; the third word is the time in us."""
+    """Parse `4,1234,5678901,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1, ...`; the third field is in microseconds."""
     head, _, text = record.decode("utf-8", "replace").partition(";")
     gpu, _, rest = text.partition("(PCI:")[2].partition("): ")
     number = rest.partition(",")[0].strip()

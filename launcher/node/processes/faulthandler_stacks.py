@@ -1,10 +1,10 @@
-"""Stacks that ranks write themselves, by `faulthandler`, unless the run was started with --no-stacks.
+"""Stacks that ranks write themselves, with `faulthandler`, unless the run was started with --no-stacks.
 
 `arm` puts a sitecustomize.py first on the PYTHONPATH of the ranks.
-In each Python it opens a file without a name, in memory where that is possible, and registers a handler, written in C,
-that appends the stacks of all threads to it at every `SIGNAL`. So a run of a week leaves no file for each Python.
-A process without this handler would die of the signal. So it may be sent only to one that has such a file open
-(`find_file`) and catches the signal (`catches_signal`); a program may have changed either at any time.
+In each Python, it opens an unnamed file, in memory if possible, and registers a handler, written in C, that appends the
+stacks of all threads to that file at every `SIGNAL`. So even a long run leaves no files behind.
+The signal kills a process without this handler. So send it only to a process that has such a file open (`find_file`)
+and catches the signal (`catches_signal`); a program may change either at any time.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import os
 
 from launcher.node import messages
 
-# SIGRTMAX-3: nobody's by convention. Slurm's scripts use SIGUSR1 and 2, the C library 32 and 33, valgrind 64.
+# SIGRTMAX-3: unused by convention. Slurm's scripts use SIGUSR1 and 2, the C library 32 and 33, valgrind 64.
 SIGNAL = 61
-_MEMORY = "launch-stacks"  # the file's name, for whoever looks at /proc/PID/fd
+_MEMORY = "launch-stacks"  # the file's name, as /proc/PID/fd shows it
 
-# Site imports it at the start of every Python below the rank, before any code of the user's.
-# It must be quick (os and sys are there already), must not raise, and hands over to the user's own sitecustomize.
-# A file in memory takes 4 us, one on a disk up to 0.5 ms; a Python that was built for an old C library makes none.
+# The site module imports it when a Python below the rank starts, before any code of the user's.
+# It must be quick (os and sys are loaded already), must not raise, and must then import the user's own sitecustomize.
+# A file in memory takes 4 us, one on a disk up to 0.5 ms; a Python built for an old C library can't make one in memory.
 SITECUSTOMIZE = """\
 import os
 import sys
@@ -63,12 +63,12 @@ go_on()
 
 
 def arm(run_folder: str, env: dict[str, str]) -> str:
-    """Make every Python that is started with `env` ready to write its stack; what PYTHONPATH held stays in it.
+    """Change PYTHONPATH in `env` so that every Python started with it can write its stack; keep its other entries.
 
-    Return the directory that was made for it.
+    Return the directory that was made for this.
     """
-    # Nobody may guess its name: what a rank submits to Slurm inherits PYTHONPATH, and when the run is over anybody
-    # could make a directory of that name in /tmp, from which that job's Python would import.
+    # Its name must not be guessable: a job that a rank submits to Slurm inherits PYTHONPATH, and after the run any user
+    # could create a directory of that name in /tmp, from which that job's Python would import.
     folder = os.path.join(os.path.realpath(run_folder), "stacks-" + os.urandom(16).hex())
     os.mkdir(folder, 0o700)
     with open(os.path.join(folder, "sitecustomize.py"), "w") as file:
@@ -79,7 +79,7 @@ def arm(run_folder: str, env: dict[str, str]) -> str:
 
 
 def find_file(pid: int, armed_folder: str) -> str | None:
-    """Return a path by which the file can be read that a process has open to write its stacks, or None."""
+    """Return a path for reading the file that a process has open to write its stacks, or None."""
     fds = "/proc/%d/fd" % pid
     try:
         for name in os.listdir(fds):
@@ -114,11 +114,11 @@ def size_of(path: str) -> int:
 
 
 def read_from(path: str, offset: int) -> bytes:
-    """Return what a file holds from there on, as much of it as a message may carry; nothing if it is gone."""
+    """Return a file's content from `offset` on, at most what a message may carry; empty if the file is gone."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # the program may have put a pipe in its place meanwhile
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # the program may have replaced it by a pipe
         with os.fdopen(fd, "rb") as file:
             file.seek(offset)
-            return file.read(messages.MAX_STACK_BYTES)  # the rank itself may write there without end
+            return file.read(messages.MAX_STACK_BYTES)  # the rank may keep writing to it
     except OSError:
         return b""

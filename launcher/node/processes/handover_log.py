@@ -1,4 +1,4 @@
-"""The supervisor's notes for the guardian, which reads them if the supervisor dies."""
+"""The supervisor's notes, which the guardian reads if the supervisor dies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from launcher.node import fast_json
 
 
 class HandoverLog:
-    """The writing end of a pipe that the guardian reads at the end only; a note for which it has no room is lost."""
+    """The writing end of a pipe that the guardian reads after the supervisor's death; if it is full, notes are lost."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -19,4 +19,4 @@ class HandoverLog:
         try:
             os.write(self._fd, fast_json.dumps(entry).encode() + b"\n")
         except OSError:
-            pass  # the guardian is dead, and we are about to notice
+            pass  # the guardian is dead, which the supervisor is about to notice

@@ -1,7 +1,7 @@
-"""Which SIGKILLs came from the kernel, for lack of memory.
+"""Which SIGKILLs came from the kernel because memory ran out.
 
-The kernel counts such kills per control group and for the machine before it sends the signal, and names the victim in
-its log, which on most systems only root may read (mm/oom_kill.c; Documentation/admin-guide/cgroup-v2.rst).
+Before it sends the signal, the kernel counts the kill for the control group and for the machine. It also names the
+victim in its log, which on most systems only root may read (mm/oom_kill.c; Documentation/admin-guide/cgroup-v2.rst).
 """
 
 from __future__ import annotations
@@ -10,47 +10,47 @@ import os
 
 from launcher.node.kernel_log import KERNEL_LOG, open_log, read_records
 
-CERTAIN = "certain"  # the log names the process; without a log, a control group of its own counts one more
-PROBABLE = "probable"  # it happened on this machine or in its group, to a process that is not told
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # include/linux/proc_ns.h; in any other, the log's numbers are not ours
+CERTAIN = "certain"  # the log names the process; or, without a log, the process's own control group counts one more
+PROBABLE = "probable"  # a process on this machine or in its group was killed, but it is unknown which
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # include/linux/proc_ns.h; others number processes differently than the log
 PERIOD_S = 15.0
 _MACHINE = "/proc/vmstat"
 
 
 class KernelKills:
-    """Compares the kernel's counts when a process has ended with those from before.
+    """Compares the kernel's counts after a process has ended with those from before.
 
-    Each kill that is counted explains the end of one process only. If the log can be read, it alone decides on ranks,
-    and the counts only on a rank's children.
+    Each counted kill explains the end of one process only. If the log can be read, it alone decides about ranks, and
+    the counts decide only about a rank's children.
     """
 
     def __init__(self, root: str = "") -> None:
         self._root = root
         self._groups: dict[int, tuple[str, bool]] = {}  # by process id: the counter's file, and whether it is its own
-        # By file, as they were before the last forget() and at it, with the kills that have explained a process.
+        # By file: the counts at the last forget() but one and at the last, plus the kills that explained a process.
         self._counts = {_MACHINE: (self._count(_MACHINE),) * 2}
         self._log = self._open_log()
-        self._named: set[int] = set()  # by the log
+        self._named: set[int] = set()  # process ids that the log has named
 
     def watch(self, pid: int) -> None:
-        """Note the control group of a process, which must still live: under cgroup v1 a zombie has none."""
+        """Record the control group of a process, which must be alive: under cgroup v1 a zombie has none."""
         found = self._find_counter(pid)
         if found is not None:
             self._groups[pid] = found
             self._counts.setdefault(found[0], (self._count(found[0]),) * 2)
 
     def forget(self) -> None:
-        """Disregard kills from before the last call, such as that of a helper; to be called every PERIOD_S."""
+        """Disregard kills from before the previous call, such as that of another process; call this every PERIOD_S."""
         self._counts = {path: (lately, self._count(path)) for path, (_, lately) in self._counts.items()}
 
     def judge(self, pid: int, *, was_child: bool = False) -> str | None:
-        """Return CERTAIN or PROBABLE if the kernel killed this process, or None if nothing speaks for it.
+        """Return CERTAIN or PROBABLE if the kernel killed this process, or None if there is no evidence for that.
 
-        was_child: not the process but a child of it was killed, as a shell's exit code tells; the log names that by an
-        id that is not known here.
+        was_child: a child of the process was killed, as a shell's exit code shows; the log names it by an id that is
+        unknown here.
         """
         if self._log is not None and not was_child:
-            return CERTAIN if self._is_in_log(pid) else None  # it names every one
+            return CERTAIN if self._is_in_log(pid) else None  # the log names every victim
         path, is_own = self._groups.get(pid, ("", False))
         if path and self._has_risen(path):  # each kill explains one process
             self._explain(path)
@@ -73,17 +73,17 @@ class KernelKills:
             if controllers not in ("", "memory") or not path:
                 continue
             mount, name = ("", "memory.events") if not controllers else ("/memory", "memory.oom_control")
-            # A container may see itself mounted as the root, and still be told its path from outside.
+            # A container may see its own group mounted as the root, but still get its path as seen from outside.
             steps = path.strip("/").split("/") if path.strip("/") else []
             for length in range(len(steps), -1, -1):
                 file = "/".join(["/sys/fs/cgroup" + mount, *steps[:length], name])
                 if os.path.exists(self._root + file):
-                    is_whole_machine = bool(controllers) and length == 0  # v2 has no counter there
+                    is_whole_machine = bool(controllers) and length == 0  # v2's root has no counter
                     return file, length == len(steps) and not is_whole_machine
         return None
 
     def _count(self, path: str) -> int:
-        """Return the `oom_kill` of a file of counters; 0 where there is none, as before Linux 4.13."""
+        """Return `oom_kill` from a file of counters, or 0 if it has none, as before Linux 4.13."""
         for line in self._read(path).splitlines():
             name, _, value = line.partition(" ")
             if name == "oom_kill" and value.isdigit():

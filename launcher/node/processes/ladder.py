@@ -1,18 +1,19 @@
-"""The ladder: the steps by which a run is ended on a node, the same for supervisor, guardian and shim.
+"""The ladder: the steps that end a run on a node, the same for supervisor, guardian and shim.
 
 First the starter of the ranks (torchrun or the shim) is held, then the ranks get SIGTERM and time to save, then all
-other processes of the run get SIGTERM; at last all are stopped (SIGSTOP) and killed until none is left, or until
-`CENSUS_S` are over.
+other processes of the run get SIGTERM. Finally all are suspended (SIGSTOP) and killed until none is left, or until
+`CENSUS_S` is over.
 
-The starter is held before any rank is asked to end, it is never stopped, and it is the last to be killed. Left alone,
-torchrun would signal each rank's whole process group, data-loader workers too, and a trainer whose workers die can't
-save ("DataLoader worker exited unexpectedly"). It is held by a signal that it catches, never by SIGSTOP: if all who
-could go on with the ladder are killed, the starter must still end its ranks, and a stopped process can do nothing.
-A signal goes only to the very process that was seen, known by its id and start time.
+The starter is held before any rank is asked to exit, it is never suspended, and it is the last to be killed. If it
+weren't held, torchrun would signal each rank's whole process group, including data-loader workers, and a trainer whose
+workers die can't save ("DataLoader worker exited unexpectedly"). It is held by a signal that it catches, never by
+SIGSTOP: if all processes that could continue the ladder are killed, the starter must still end its ranks, and a
+suspended process can do nothing. A signal goes only to exactly the process that was seen, identified by its id and
+start time.
 
-If whoever goes down a ladder is killed, processes may be left stopped; the next ladder begins at the top, and makes
-them go on or kills them. Do not assume that the processes found in one step are those of the next: a run may start
-others at any time, so each step looks anew.
+If the process that runs a ladder is killed, others may be left suspended; the next ladder starts at the top, and
+continues or kills them. Do not assume that the processes found in one step are those of the next: a run may start
+others at any time, so each step looks again.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ if TYPE_CHECKING:
     from launcher.node.processes.owned import Owned
     from launcher.node.processes.proc import Process
 
-BEAT_S = 1.0  # a ladder may take longer than the launcher bears silence
-REST_S = 1.0  # what is neither rank nor starter gets at least this long between SIGTERM and SIGKILL
-CENSUS_S = 5.0  # a process in state D can't be killed; it is named, not waited for
+BEAT_S = 1.0  # how often to send heartbeats: a ladder may take longer than the launcher tolerates silence
+REST_S = 1.0  # the least time between SIGTERM and SIGKILL for processes that are neither rank nor starter
+CENSUS_S = 5.0  # a process in state D can't be killed; it is reported, not waited for
 
-_QUICK_LOOKS = 50  # of 0.1 ms: what forks and ends every millisecond is met in one of them
+_QUICK_LOOKS = 50  # each takes 0.1 ms, so one of them catches a process that forks and exits every millisecond
 _PAUSES_S = (0.005, 0.01, 0.02, 0.04)
 
 
 def descend(owned: Owned, timeout_s: float, wait_s: float = 0) -> Generator[float, None, list[Process]]:
     """End the run step by step; return the processes that could not be ended.
 
-    It never waits itself: it yields the seconds after which it wants to go on. timeout_s: how long the ranks may take
-    to save after SIGTERM, 0 to kill at once; wait_s: how long another supervisor, which has lost its launcher and is
-    ending the run already, may first take for that.
+    It never waits itself: it yields the number of seconds after which to resume it. timeout_s: how long the ranks may
+    take to save after SIGTERM, 0 to kill at once; wait_s: how long to wait first for another supervisor, which has lost
+    its launcher and is already ending the run.
     """
     if wait_s > 0:
         yield from _wait(time.monotonic() + wait_s, lambda: not owned.living())
@@ -54,18 +55,18 @@ def descend(owned: Owned, timeout_s: float, wait_s: float = 0) -> Generator[floa
             proc.send_signal(owned.starter, signals.HOLD)
         for rank in owned.ranks.values():
             proc.send_signal(rank, signals.SIGTERM)
-            proc.send_signal(rank, signals.SIGCONT)  # one that is stopped would not hear it
+            proc.send_signal(rank, signals.SIGCONT)  # a suspended process would not react
         yield from _wait(end, lambda: not any(map(proc.is_alive, owned.ranks.values())))
-        # A trainer that a shell script started is found here, and may be saving.
+        # These include a trainer that a shell script started; it may be saving.
         rest = _Rest(owned)
         yield from _wait(max(end, time.monotonic() + REST_S), rest.is_gone)
     return (yield from _kill(owned, time.monotonic() + CENSUS_S))
 
 
 class _Rest:
-    """All processes of the run but the starter; each gets SIGTERM once, those too that start meanwhile.
+    """All processes of the run but the starter; each gets SIGTERM once, including those that start meanwhile.
 
-    A process that has become another program counts as new: a SIGTERM between its fork and its exec has no effect.
+    A process that has executed another program counts as new: a SIGTERM between its fork and its exec has no effect.
     """
 
     def __init__(self, owned: Owned) -> None:
@@ -73,7 +74,7 @@ class _Rest:
         self._asked: set[tuple[int, int, str]] = set()
 
     def is_gone(self) -> bool:
-        """Ask those to end that were not asked yet; tell whether none is left."""
+        """Send SIGTERM to those that haven't got it yet; tell whether none is left."""
         living = _without_starter(self._owned, self._owned.living())
         for process in living:
             program = process.pid, process.started, process.name
@@ -85,10 +86,10 @@ class _Rest:
 
 
 def _kill(owned: Owned, deadline: float) -> Generator[float, None, list[Process]]:
-    """Kill all that lives until nothing does, or until the deadline (monotonic seconds); return what is left.
+    """Kill everything that lives until nothing does, or until the deadline (monotonic seconds); return what is left.
 
-    All are stopped before one is killed, so that none starts another meanwhile. A process that forks faster than /proc
-    can be read becomes our child when its parent ends, and the kernel tells whether we have one.
+    All are suspended before any is killed, so that none starts another meanwhile. A process that forks faster than
+    /proc can be read becomes this process's child when its parent exits, and the kernel tells whether there is one.
     """
     starter = owned.starter.pid if owned.starter is not None else None
     living = owned.living()
@@ -108,7 +109,7 @@ def _kill(owned: Owned, deadline: float) -> Generator[float, None, list[Process]
 
 
 def _stop(owned: Owned, living: list[Process], deadline: float) -> Generator[float, None, list[Process]]:
-    """Stop all but the starter until no new process shows; return what lives then."""
+    """Suspend all but the starter until no new process appears; return what lives then."""
     stopped: set[tuple[int, int]] = set()
     while time.monotonic() < deadline:
         fresh = [process for process in _without_starter(owned, living) if _identity(process) not in stopped]
@@ -132,7 +133,7 @@ def _without_starter(owned: Owned, living: list[Process]) -> list[Process]:
 
 
 def take_steps(steps: Generator[float, None, list[Process]], beat: Callable[[], object]) -> list[Process]:
-    """Go down a ladder without an event loop; reap, and call `beat` about every second; return what is left."""
+    """Run a ladder without an event loop; reap children, call `beat` about every second, and return what is left."""
     beat_at = time.monotonic()
     while True:
         try:

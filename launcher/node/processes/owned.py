@@ -1,12 +1,12 @@
 """Which processes belong to a run.
 
-Three signs count together, because each alone can be lost: the run's mark in the environment (setproctitle may
-overwrite it), descent from guardian or supervisor (lost when a parent dies and no subreaper is left), and the sessions
-that the run's processes lead. A process that one of them has shown once stays the run's.
+There are three signs, because each alone can be lost: the run's mark in the environment (setproctitle may overwrite
+it), descent from guardian or supervisor (lost when a parent dies and no subreaper is left), and the sessions that the
+run's processes lead. A process that has shown one of them stays part of the run.
 
 Do not assume that a run is over because /proc shows none of its processes: reading it is slower than forking, and
-hidepid hides other users' processes there. What the kernel says of a process's own children is exact: as subreapers,
-guardian and supervisor have children as long as any descendant of theirs lives.
+hidepid hides other users' processes. What the kernel reports about a process's own children is exact: as subreapers,
+guardian and supervisor have children as long as any of their descendants lives.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Iterable
 
     from launcher.node.processes.proc import Process
-_HIDDEN = ["?"] + ["0"] * 49  # the fields of a process that may not be looked at
+_HIDDEN = ["?"] + ["0"] * 49  # the fields of a process that /proc hides
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -35,10 +35,10 @@ def become_subreaper() -> None:
 
 
 def read_children() -> list[int]:
-    """Return the process ids of this process's children, zombies too; none if the kernel keeps no such list.
+    """Return the process ids of this process's children, including zombies; none if the kernel keeps no such list.
 
-    That is a hundred times faster than reading all of /proc, and hidepid hides nothing in it. The kernel gives none of
-    these ids out again before we reap it.
+    This is a hundred times faster than reading all of /proc, and hidepid hides nothing in it. The kernel reuses none of
+    these ids before this process reaps it.
     """
     try:
         with open("/proc/self/task/%d/children" % os.getpid()) as file:
@@ -48,7 +48,7 @@ def read_children() -> list[int]:
 
 
 def has_children() -> bool:
-    """Ask the kernel whether this process has children; one that has ended counts until it is reaped."""
+    """Ask the kernel whether this process has children; one that has exited counts until it is reaped."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -59,25 +59,26 @@ def has_children() -> bool:
 class Owned:
     """The processes of one run on this machine.
 
-    What `living` has returned once stays the run's until it ends, whatever becomes of its mark, parent and session.
-    A session counts only while its leader is there, the very process that was recorded: after that its id may be given
-    to others. The keepers are never part of the run, nor are the strangers and what these start.
+    A process that `living` has returned once stays part of the run until it exits, whatever becomes of its mark, parent
+    and session. A session counts only while its leader exists and is the process that was recorded: after that, its id
+    may be reused. The keepers (guardian and supervisor) are never part of the run, nor are the strangers and the
+    processes that these start.
 
-    Each `living` is one look at /proc, in which processes come and go: its result holds for that moment, and only the
-    next look finds what was started since. `starter` and `ranks` keep processes that have ended.
+    Each `living` reads /proc once, while processes come and go: its result holds for that moment, and only the next
+    call finds what was started since. `starter` and `ranks` keep processes that have exited.
     """
 
     def __init__(self, mark: str | None, keepers: Iterable[int] = ()) -> None:
-        self.marks = {mark} if mark else set()  # more than one while earlier runs' leftover processes are ended
-        self.keepers = set(keepers)  # guardian and supervisor, or the shim: what they start is the run's
-        # A process that started before this can't be of the run; its environment need not be read.
+        self.marks = {mark} if mark else set()  # more than one while leftover processes of earlier runs are stopped
+        self.keepers = set(keepers)  # guardian and supervisor, or the shim: what they start is part of the run
+        # A process that started before this can't be part of the run, so its environment isn't read.
         self.born = 0
-        # Start times, by process id, of children that the guardian got from a login's files: they belong to no run.
+        # Start times, by process id, of children that a login's rc files started before the guardian: part of no run.
         self.strangers: dict[int, int] = {}
         self.starter: Process | None = None  # of the ranks: torchrun, or a shim
         self.ranks: dict[int, Process] = {}  # by local rank
         self._sessions: dict[int, int] = {}  # session id -> start time of its leader
-        self._known: dict[int, int] = {}  # process id -> start time, of what was found at the last look
+        self._known: dict[int, int] = {}  # process id -> start time, of what the last `living` found
 
     def add_rank(self, local_rank: int, process: Process) -> None:
         """Record the process of a local rank."""
@@ -90,7 +91,7 @@ class Owned:
         self._sessions[process.pid] = process.started
 
     def living(self) -> list[Process]:
-        """Return every process of the run that is alive, but for the keepers."""
+        """Return every process of the run that is alive, except for the keepers."""
         everything = proc.read_all()
         mine = {
             process.pid: process
@@ -105,11 +106,11 @@ class Owned:
         return [process for process in mine.values() if process.state not in proc.GONE]
 
     def has_children(self) -> bool:
-        """Tell whether this process has a child that is no stranger; without strangers, unreaped ones count too."""
+        """Tell whether this process has a child that isn't a stranger; without strangers, zombies count too."""
         return bool(self.living_children()) if self.strangers else has_children()
 
     def living_children(self) -> list[Process]:
-        """Return this process's children that live and are no strangers; one that /proc hides is named `?`."""
+        """Return this process's living children that aren't strangers; one that /proc hides is named `?`."""
         found = [proc.read_process(pid) or proc.Process(pid, "?", _HIDDEN) for pid in read_children()]
         return [process for process in found if process.state not in proc.GONE and not self._is_stranger(process)]
 

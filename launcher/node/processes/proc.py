@@ -1,7 +1,7 @@
 """Processes as /proc shows them, and signals to exactly those that were seen.
 
-A process is known by its id and its start time together: the kernel gives ids out again, and a signal must not reach
-the next process that has one.
+A process is identified by its id and its start time together: the kernel reuses ids, and a signal must not reach the
+next process with the same id.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 
 MARK = "LAUNCH_MARK"
-SLURM_JOB = "LAUNCH_SLURM_JOB"  # the Slurm job that the run itself is in; empty outside of Slurm
-FILES = "LAUNCH_FILES"  # a directory in the run's own on this machine
+SLURM_JOB = "LAUNCH_SLURM_JOB"  # the Slurm job that the run itself is in; empty outside Slurm
+FILES = "LAUNCH_FILES"  # a directory below the run's own on this machine
 _SLURM_S_OWN = "SLURM_JOB_ID"
 GONE = "ZX"  # a zombie holds no memory and no GPU; it only waits to be reaped
 
 
 class Process:
-    """What /proc/PID/stat said of a process at one moment; all but `pid` and `started` may have changed since."""
+    """What /proc/PID/stat said about a process at one moment; all but `pid` and `started` may have changed since."""
 
     __slots__ = ("exit_status", "name", "pid", "ppid", "session", "started", "state")
 
@@ -27,11 +27,11 @@ class Process:
         self.ppid = int(fields[1])
         self.session = int(fields[3])
         self.started = int(fields[19])  # clock ticks since boot
-        self.exit_status = int(fields[49])  # as wait(2) gives it; 0 unless we may trace it
+        self.exit_status = int(fields[49])  # as wait(2) returns it; 0 unless this process may trace that one
 
 
 def read_process(pid: int) -> Process | None:
-    """Return what /proc says of `pid`, or None if it is gone."""
+    """Return what /proc says about `pid`, or None if it is gone."""
     text = read_stat(pid)
     return parse_stat(text) if text is not None else None
 
@@ -46,14 +46,14 @@ def read_stat(pid: int) -> str | None:
 
 
 def parse_stat(text: str) -> Process:
-    """Return what a line of /proc/PID/stat says."""
-    # The name stands in parentheses and may hold any character, parentheses and spaces too.
+    """Parse the line of /proc/PID/stat."""
+    # The name is in parentheses and may contain any character, even parentheses and spaces.
     start, end = text.find("("), text.rfind(")")
     return Process(int(text[:start]), text[start + 1 : end], text[end + 2 :].split())
 
 
 def read_all() -> dict[int, Process]:
-    """Return all processes of this machine that /proc shows to this one, by process id."""
+    """Return all processes of this machine that /proc shows to this process, by process id."""
     found = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -64,15 +64,15 @@ def read_all() -> dict[int, Process]:
 
 
 def mark_environment(env: dict[str, str], mark: str) -> None:
-    """Mark whatever is started with `env` as part of a run, and of the Slurm job that `env` names."""
+    """Mark everything that is started with `env` as part of a run, and of the Slurm job that `env` names."""
     env[MARK] = mark
     env[SLURM_JOB] = env.get(_SLURM_S_OWN, "")
 
 
 def read_mark(pid: int) -> str | None:
-    """Return the mark of the run that a process belongs to; None if it has none or may not be looked into.
+    """Return the mark of the run that a process belongs to; None if it has none or access is denied.
 
-    A Slurm job inherits the environment in which it was submitted, mark included, but is no part of that run.
+    A Slurm job inherits the environment in which it was submitted, mark included, but isn't part of that run.
     """
     env = read_environment(pid, MARK, SLURM_JOB, _SLURM_S_OWN)
     if env.get(_SLURM_S_OWN, "") not in ("", env.get(SLURM_JOB, "")):
@@ -82,7 +82,7 @@ def read_mark(pid: int) -> str | None:
 
 
 def read_environment(pid: int, *names: str) -> dict[str, str]:
-    """Return those of these variables that a process was started with; none if it may not be looked into."""
+    """Return those of these variables that a process was started with; none if access is denied."""
     starts = tuple((name + "=").encode() for name in names)
     try:
         with open("/proc/%d/environ" % pid, "rb") as file:
@@ -97,7 +97,7 @@ def read_environment(pid: int, *names: str) -> dict[str, str]:
 
 
 def read_command_line(pid: int) -> bytes:
-    """Return the argv of a process, its words separated by NUL; empty if it is gone."""
+    """Return the argv of a process, with its words separated by NUL; empty if it is gone."""
     try:
         with open("/proc/%d/cmdline" % pid, "rb") as file:
             return file.read()
@@ -106,13 +106,13 @@ def read_command_line(pid: int) -> bytes:
 
 
 def is_alive(process: Process) -> bool:
-    """Tell whether this very process, and no other of its id, still runs (a zombie does not)."""
+    """Tell whether exactly this process, not another with its id, still runs (a zombie does not)."""
     now = read_process(process.pid)
     return now is not None and now.started == process.started and now.state not in GONE
 
 
 def send_signal(process: Process, number: int) -> None:
-    """Signal `process` if it is still the one that was seen; one that may not be signalled counts as gone."""
+    """Signal `process` if it is still the one that was seen; if that isn't permitted, do nothing."""
     if is_alive(process):
         try:
             os.kill(process.pid, number)

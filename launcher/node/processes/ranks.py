@@ -1,4 +1,4 @@
-"""The ranks on this node, which a shim or torchrun starts: the launcher is told at once what becomes of each."""
+"""The ranks on this node, which a shim or torchrun starts; the launcher is told at once when one starts or exits."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 class Ranks:
     """Watches the ranks of a run from their start to their exit codes, and reaps all children of the supervisor.
 
-    The launcher gets one STARTED and then one EXIT for each rank whose process was seen, however many sources tell of
-    its end; the output that is in its pipes by then is sent before the EXIT. As soon as one rank has failed, the
-    starter of the ranks is held, so that it ends no others: the launcher decides what happens next.
+    The launcher gets one STARTED and then one EXIT for each rank whose process was seen, however many sources report
+    its end; the output that is in its pipes by then is sent before the EXIT. As soon as one rank fails, the starter of
+    the ranks is held, so that it ends no others: the launcher decides what happens next.
 
-    Do not assume that an exit code is known: torchrun's ranks are not our children, and /proc may hide how they ended
-    (None). Nor that there is an EXIT for each rank that was to start: torchrun may fail before, and a rank may be gone
-    before its process was looked at. `seen` has such a rank too.
+    Do not assume that an exit code is known: torchrun's ranks are not children of this process, and /proc may hide how
+    they ended (None). Nor that there is an EXIT for each expected rank: torchrun may fail before it starts them, and a
+    rank may be gone before its process is looked at. `seen` has such a rank too.
     """
 
     def __init__(
@@ -42,21 +42,21 @@ class Ranks:
     ) -> None:
         """on_ended: called when all ranks of a shim have ended."""
         self.seen: set[int] = set()  # local ranks that have started, if only for a moment
-        self.is_ending = False  # then a shim that dies was killed by us
+        self.is_ending = False  # if set, a shim that dies was killed by the ladder
         self._loop = loop
         self._send_queue = send_queue
         self._handover_log = handover_log
         self._owned = owned
         self._on_ended = on_ended
-        self._torchrun: workers.Child | None = None  # also while it only imports
-        self._has_shim = False  # which starts the ranks and reports each exit; else torchrun starts them
+        self._torchrun: workers.Child | None = None  # set while it still imports
+        self._has_shim = False  # whether a shim starts the ranks and reports each exit; otherwise torchrun starts them
         self._expected = 0  # how many ranks the shim starts
-        self._reports: int | None = None  # what the shim writes is read here, until its end
-        self._unfinished = b""  # line of the shim's
+        self._reports: int | None = None  # the descriptor for the shim's reports, until it closes
+        self._unfinished = b""  # the start of the shim's last line
         self._exited: set[int] = set()
         self._inherited: dict[int, tuple[int, float]] = {}  # process id -> how and when it ended
-        self._others: dict[int, Callable[[int], object]] = {}  # children that are no ranks
-        self._kills: KernelKills | None = None  # once a rank runs
+        self._others: dict[int, Callable[[int], object]] = {}  # children that aren't ranks
+        self._kills: KernelKills | None = None  # set once a rank runs
 
     def set_torchrun(self, child: workers.Child | None) -> None:
         """Take the process that imports torchrun and will start the ranks."""
@@ -69,7 +69,7 @@ class Ranks:
         self._handover_log.note(rank=None, pid=process.pid, started=process.started)
 
     def start_processes(self, order: Order, keepers_fd: int) -> None:
-        """Start plain commands as ranks, below a shim; keepers_fd: at its end when guardian and supervisor are gone."""
+        """Start plain commands as ranks, below a shim; keepers_fd: closes when guardian and supervisor are gone."""
         from launcher.node.processes import shim
 
         self._has_shim, self._expected = True, len(order.entries)
@@ -93,18 +93,18 @@ class Ranks:
         self._loop.watch(reports, self._read_shim)
 
     def await_torchrun(self, folder: str, local_ranks: list[int], on_started: Callable[[], object]) -> None:
-        """Open the FIFOs that torchrun's ranks will write to; `on_started` is called whenever one has started."""
+        """Open the FIFOs that torchrun's ranks will write to; `on_started` is called whenever a rank has started."""
         reports, streams = workers.Fifos(folder).make(local_ranks)
         for (local_rank, stream), fd in streams.items():
             self._send_queue.watch(fd, local_rank, stream)
         self._loop.watch(reports, lambda: self._read_reports(reports, on_started))
 
     def await_exit(self, child: workers.Child, callback: Callable[[int], object]) -> None:
-        """Call `callback(status)`, as wait(2) gives it, when a child that is no rank has ended."""
+        """Call `callback(status)`, as wait(2) returns it, when a child that isn't a rank exits."""
         self._others[child.pid] = callback
 
     def reap(self) -> None:
-        """Reap all children that have ended: helpers, torchrun, and ranks that we inherited from a killed starter."""
+        """Reap all children that have exited: helpers, torchrun, and ranks inherited from a killed starter."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -122,18 +122,18 @@ class Ranks:
 
     def _take_end(self, pid: int, status: int, ended_at: float) -> None:
         for local_rank, process in self._owned.ranks.items():
-            if process.pid == pid and local_rank not in self._exited:  # a shim that dies as it reaps leaves us to reap
+            if process.pid == pid and local_rank not in self._exited:  # reported twice if the shim dies before it reaps
                 self._report_exit(local_rank, status, ended_at)
                 self._check_all_exited(status)
 
     def settle(self) -> None:
-        """Take how all have ended that are dead by now; what the shim wrote last may still be in its pipe."""
+        """Record the exits of all ranks that are dead by now; the shim's last reports may still be in its pipe."""
         self.reap()
         while self._read_shim():
             pass
 
     def _read_shim(self) -> bool:
-        """Take what the shim has written; tell whether there was anything."""
+        """Process what the shim has written; tell whether there was anything."""
         if self._reports is None:
             return False
         try:
@@ -148,7 +148,7 @@ class Ranks:
                 self.seen.add(report["rank"])
                 process = proc.parse_stat(report["stat"])
                 self._own(report["rank"], process)
-                if process.pid in self._inherited:  # the shim and it were killed before this was read
+                if process.pid in self._inherited:  # the shim and the rank were killed before this was read
                     self._take_end(process.pid, *self._inherited[process.pid])
             else:
                 self._take_end(report["pid"], report["status"], report["ended_at"])
@@ -176,7 +176,7 @@ class Ranks:
         self._handover_log.note(rank=local_rank, pid=process.pid, started=process.started)
         self._send_queue.send(messages.STARTED, local_rank=local_rank, pid=process.pid)
         if self._has_shim:
-            return  # it reports the exit
+            return  # the shim reports the exit
         pidfd = workers.open_pidfd(process)
         if pidfd is None:
             self._look_again(local_rank, process)
@@ -201,7 +201,7 @@ class Ranks:
             return
         self._exited.add(local_rank)
         if status and self._owned.starter is not None:
-            # torchrun would print its page and kill the others; what happens next is the launcher's to say.
+            # torchrun would print its report and kill the other ranks; the launcher decides what happens next.
             proc.send_signal(self._owned.starter, signals.HOLD)
         self._send_queue.drain(lambda rank: rank == local_rank)
         age_s = round(time.monotonic() - ended_at, 4)
@@ -225,7 +225,7 @@ class Ranks:
         self._loop.call_later(PERIOD_S, self._forget_old_kills)
 
     def _judge_kill(self, local_rank: int, ending: dict[str, Any]) -> str | None:
-        """Judge whether the kernel killed a rank for lack of memory; exit code 137 is a shell's for a killed child."""
+        """Judge whether the kernel killed a rank because memory ran out; a shell exits with 137 for a killed child."""
         is_kill = ending["signal"] == signals.SIGKILL or ending["code"] == 128 + signals.SIGKILL
         if not is_kill or self._kills is None:
             return None

@@ -1,8 +1,8 @@
-"""The directories of runs that are over, which nobody was left to remove: found, and removed.
+"""Find and remove the directories of runs that are over, if no process was left to remove them.
 
-Only a directory that a supervisor made for a run of this user is ever found or removed, wherever `make_folder` may have
-made it: by its name, as nobody else's to write, and by the note in it (`run_owner`). A name alone proves nothing: a
-user may have a `launch-results-20241224`.
+Only a directory that a supervisor made for a run of this user is ever found or removed, in any place that `make_folder`
+may use. It is recognized by its name, by being writable for this user only, and by the note in it (`run_owner`). A name
+alone proves nothing: a user may have a `launch-results-20241224`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _TOKEN_LENGTH = 8  # at the end of the name
 def find_folders(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the directories of this user's runs that are over: path, run, and how many files its ranks left in it.
 
-    runs: what `leftovers.find_runs` has found; a run of which only leftover processes live is over, once these are
-    ended.
+    runs: what `leftovers.find_runs` has found; a run of which only leftover processes live counts as over, since these
+    are stopped first.
     """
     candidates = [path for path in _list_folders() if run_owner.has_ended(path)]
     if not candidates:
@@ -38,15 +38,15 @@ def find_folders(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def remove_folders(paths: list[str]) -> list[list[str]]:
-    """Remove those of these directories whose runs are over; return the others, each with the reason."""
+    """Remove those of these directories whose runs are over; return those that remain, each with the reason."""
     there = set(_list_folders())
     alive = _living_runs()
     kept = []
     for path in paths:
         if path not in there:
-            continue  # somebody was faster
+            continue  # it has been removed meanwhile
         if _run_of_folder(path) in alive or not run_owner.has_ended(path):
-            kept.append([path, "its run goes on"])
+            kept.append([path, "its run is still active"])
             continue
         reason = workers.remove_folder(path)
         if reason is not None and os.path.lexists(path):
@@ -55,7 +55,7 @@ def remove_folders(paths: list[str]) -> list[list[str]]:
 
 
 def is_own(path: str) -> bool:
-    """Tell whether a path is a directory of our own user, and no link to one."""
+    """Tell whether a path is a directory of this user, and not a link to one."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -64,7 +64,7 @@ def is_own(path: str) -> bool:
 
 
 def _list_folders() -> list[str]:
-    """Return the paths of all directories of our own user here that are named as a run's and private."""
+    """Return the paths of all private directories of this user on this node that have the name of a run's directory."""
     found = []
     for base in dict.fromkeys(map(os.path.realpath, workers.folder_places())):
         try:
@@ -77,7 +77,7 @@ def _list_folders() -> list[str]:
 
 
 def _can_others_write(path: str) -> bool:
-    """Tell whether others may have put the note there: what launch makes is private."""
+    """Tell whether other users may write there, and so may have written the note: launch's directories are private."""
     try:
         return bool(os.lstat(path).st_mode & (stat.S_IWGRP | stat.S_IWOTH))
     except OSError:
@@ -85,14 +85,14 @@ def _can_others_write(path: str) -> bool:
 
 
 def _run_of_folder(path: str) -> str:
-    """Return RUN of a path `.../launch-RUN-TOKEN`, or "" if it is named otherwise."""
+    """Return RUN of a path `.../launch-RUN-TOKEN`, or "" if it has another name."""
     start, _, token = os.path.basename(path).rpartition("-")
     is_token = len(token) == _TOKEN_LENGTH and not token.strip("0123456789abcdef")
     return start[len("launch-") :] if is_token and start.startswith("launch-") else ""
 
 
 def _living_runs() -> set[str]:
-    """Return the ids of all runs whose mark a process here has, in whatever container."""
+    """Return the ids of all runs whose mark any process here has, in any container."""
     return {_run_of_mark(mark) for mark in map(proc.read_mark, proc.read_all()) if mark is not None}
 
 

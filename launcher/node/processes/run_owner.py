@@ -1,18 +1,17 @@
-"""Whose a run's directory is: a note of its keepers, by which is told later whether the run is over.
+"""The note in a run's directory: it names the run's keepers (guardian and supervisor), and so shows if the run is over.
 
-A machine that loses power leaves the directory, and so does a run whose keepers were all killed. A process id alone
-says nothing after that: the kernel gives it out again, and the directory may be on a disk that machines share. So the
-note has the host name, machine id, boot id and PID namespace beside the keepers' ids and start times. It also has the
-directory's own path: a directory without a note that names it was not made by launch, or is a copy, and none of ours.
+The directory stays behind if the machine loses power, or if all of a run's keepers are killed. A process id alone
+proves nothing then: the kernel reuses it, and the directory may be on a disk that several machines share. So the note
+has the host name, machine id, boot id and PID namespace besides the keepers' ids and start times. It also has the
+directory's own path: a directory without a note that names it is a copy, or was not made by launch.
 
-Where the machine has booted since, or the keepers are in another container, only the lock tells whether they live.
-Two machines with the same host name and machine id (or none) are thus told apart, unless they share the directory over
-a file system whose locks stay on one machine (NFS before 2.6.12, or mounted with nolock or local_lock). Give these
-machines names of their own, or a TMPDIR of their own.
+If the machine has booted since, or the keepers are in another container, only the lock shows whether they live.
+This also tells two machines with the same host name and machine id (or none) apart, unless they share the directory
+over a file system whose locks stay on one machine (NFS before 2.6.12, or mounted with nolock or local_lock). Give such
+machines different names, or a TMPDIR each.
 
-Do not assume that the keepers live where `has_ended` is False: it may only be unknown. A host that loses power while
-the note is on its way to the disk, or whose disk is full or has no locks, keeps a directory that is never known to be
-over.
+Do not assume that the keepers live if `has_ended` is False: it may only be unknown. If a host loses power before the
+note is on the disk, or its disk is full or has no locks, the directory is never known to be over.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _MACHINE_ID = "/etc/machine-id"
 
 
 def sign(folder: str, keepers: Iterable[int]) -> None:
-    """Leave the note in a new directory of a run; `keepers`: the process ids of supervisor and guardian."""
+    """Write the note into a run's new directory; keepers: the process ids of supervisor and guardian."""
     note = {
         "folder": os.path.realpath(folder),
         **_this_machine(),
@@ -44,25 +43,25 @@ def sign(folder: str, keepers: Iterable[int]) -> None:
         with open(os.path.join(folder, OWNER), "w") as file:
             file.write(fast_json.dumps(note))
     except OSError:
-        pass  # the run needs none; if nobody is left to remove its directory, it stays
+        pass  # the run works without it; but if no process is left to remove its directory, that stays
 
 
 def has_ended(folder: str) -> bool:
-    """Tell whether the keepers of a run's directory are surely gone; processes that they left may live on."""
+    """Tell whether the keepers of a run's directory are certainly gone; processes that they left may still live."""
     note = _read_note(folder)
     if note is None or note["folder"] != os.path.realpath(folder):
         return False
     if any(note[name] != value for name, value in _this_machine().items()):
         return False
-    if note["boot_id"] is None or note["boot_id"] != clock.boot_id():  # before a boot, or a machine of the same name
+    if note["boot_id"] is None or note["boot_id"] != clock.boot_id():  # an earlier boot, or a machine of the same name
         return _is_unlocked(folder)
-    if note["pid_namespace"] != _pid_namespace():  # of another container, or of this one before it was restarted
+    if note["pid_namespace"] != _pid_namespace():  # another container, or this one before it was restarted
         return _is_unlocked(folder)
     return not any(_lives(*keeper) for keeper in note["keepers"])
 
 
 def _read_note(folder: str) -> dict[str, Any] | None:
-    """Return the note if it is whole; a machine that lost power may have kept a part of it."""
+    """Return the note, or None if it is missing or incomplete, as after a loss of power."""
     try:
         with open(os.path.join(folder, OWNER)) as file:
             note = fast_json.loads(file.read())
@@ -73,7 +72,7 @@ def _read_note(folder: str) -> dict[str, Any] | None:
 
 
 def _this_machine() -> dict[str, str | None]:
-    """Return what tells this machine from others: clones may share the one, and containers the other."""
+    """Return what distinguishes this machine from others: containers may share one value, and clones the other."""
     return {"host": os.uname().nodename, "machine_id": _machine_id()}
 
 
@@ -82,7 +81,7 @@ def _machine_id() -> str | None:
         with open(_MACHINE_ID) as file:
             return file.read().strip()
     except (OSError, ValueError):
-        return None  # a container mostly has none
+        return None  # most containers have none
 
 
 def _pid_namespace() -> str | None:
@@ -98,7 +97,7 @@ def _lives(pid: int, started: int) -> bool:
 
 
 def _is_unlocked(folder: str) -> bool:
-    """Tell whether no supervisor holds the lock that `workers.make_folder` takes; False if that can't be known."""
+    """Tell whether no supervisor holds the lock that `workers.make_folder` takes; False if that is unknown."""
     import fcntl
 
     try:

@@ -1,14 +1,16 @@
-"""The shim: the parent of ranks that are plain commands, which ends the run if guardian and supervisor are both killed.
+"""The shim: the parent of ranks that are plain commands; it stops the run if guardian and supervisor are both killed.
 
-It is a fork of the supervisor, and to the ladder what torchrun is: the starter of the ranks, which is killed last. As
-long as guardian or supervisor lives it only starts the ranks and reports each start and end; ending them is their
-business, so it ignores SIGTERM, SIGHUP, SIGINT and the signal that holds a starter. It stays when its ranks have ended,
-since a daemon of theirs may live on. It holds nothing of the supervisor's connection, whose end must not wait for it,
-but the reading ends of the ranks' pipes: a rank that prints while it saves would fail if nobody had them open.
+It is a fork of the supervisor. For the ladder it is, like torchrun, the starter of the ranks, which is killed last. As
+long as guardian or supervisor lives, it only starts the ranks and reports each start and exit. Stopping them is the
+task of those two, so it ignores SIGTERM, SIGHUP, SIGINT and the signal that holds a starter. It stays when its ranks
+have exited, since a daemon that they started may still live. It closes the supervisor's connection, which must be able
+to end without it, but keeps the reading ends of the ranks' pipes: otherwise a rank that prints while it saves would
+fail.
 
-If the shim itself is killed, the kernel kills its ranks, though not their children, for a process can ask for a signal
-at the death of its parent only. So ranks are no children of the supervisor, at whose death they may still save. Do not
-assume that a report arrives, or that a rank that ended was reported: then the supervisor inherits and reaps it.
+If the shim itself is killed, the kernel kills its ranks, but not their children: a process can only ask for a signal
+at its parent's death. That is why ranks are not children of the supervisor: when it dies, they may still save. Do not
+assume that a report arrives, or that each exit was reported: if the shim is killed, the supervisor inherits the ranks
+and reaps them.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ _CORE_DUMPED = 0x80  # in a status of wait(2)
 
 
 class Order:
-    """What a shim starts, and what it must know to end the run without the supervisor."""
+    """What a shim starts, and what it must know to stop the run without the supervisor."""
 
     def __init__(
         self, entries: list[dict[str, Any]], env: dict[str, str], cwd: str | None, *, marks: set[str], folder: str,
         stop_timeout_s: float,
     ) -> None:  # fmt: skip
-        """entries: of the launcher's START, each with rank, argv and env, which is added to `env`."""
+        """entries: those of the launcher's START, each with rank, argv and an env that is added to `env`."""
         self.entries = entries
         self.env = env
         self.cwd = cwd
@@ -47,10 +49,10 @@ class Order:
 def start(
     order: Order, streams: dict[int, dict[int, int]], readers: list[int], keepers_fd: int
 ) -> tuple[workers.Child, int]:
-    """Fork a shim; return it, and the descriptor on which it reports starts and ends as lines of JSON.
+    """Fork a shim; return it, and the descriptor on which it reports starts and exits as lines of JSON.
 
-    streams: our descriptors for each rank, by the number that they get there; readers: the reading ends of the ranks'
-    pipes; keepers_fd: at its end when guardian and supervisor are gone.
+    streams: this process's descriptors for each rank, by their numbers in the rank; readers: the reading ends of the
+    ranks' pipes; keepers_fd: closes when guardian and supervisor are gone.
     """
     report_read, report_write = os.pipe()
     pid = workers.fork(death_signal=0)
@@ -65,7 +67,7 @@ def start(
 
 
 def _leave(*kept: int) -> None:
-    """Close all that is the supervisor's, whose connection must end with it, and ignore what asks for an end."""
+    """Close the supervisor's descriptors, since its connection must end with it, and ignore signals that mean stop."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
@@ -74,7 +76,7 @@ def _leave(*kept: int) -> None:
             try:
                 os.close(int(name))
             except OSError:
-                pass  # the folder's own
+                pass  # the descriptor of the listing itself
     for number in (signals.SIGTERM, signals.SIGHUP, signals.SIGINT, signals.HOLD):
         signals.signal(number, signals.SIG_IGN)
 
@@ -89,8 +91,8 @@ class _Shim:
         self._owned.marks.update(order.marks)
 
     def run(self) -> NoReturn:
-        """Start the commands and report each end, until this process is killed or the keepers are gone."""
-        become_subreaper()  # a daemon without mark is still a child, then
+        """Start the commands and report each exit, until this process is killed or the keepers are gone."""
+        become_subreaper()  # so that a daemon without the mark becomes its child
         loop = Loop()
         wake_read, wake_write = os.pipe()
         for fd in (wake_read, wake_write):
@@ -100,7 +102,7 @@ class _Shim:
         try:
             for entry in self._order.entries:
                 self._start(entry)
-        except OSError as error:  # no process is left
+        except OSError as error:  # such as no more processes
             self._report(failure="start: %s" % error)
         for fd in {fd for fds in self._streams.values() for fd in fds.values()}:
             os.close(fd)
@@ -127,10 +129,10 @@ class _Shim:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
-                return  # it stays: a daemon of theirs may live on, and the ladder ends the shim last
+                return  # the shim stays: a daemon of its ranks may still live, and the ladder ends the shim last
             if ended is None:
                 return
-            # Told before it is reaped: should the ladder kill us in between, it is told twice, and never not at all.
+            # Report before reaping: if the shim is killed in between, the exit is reported twice instead of never.
             self._report(pid=ended.si_pid, status=_wait_status(ended), ended_at=time.monotonic())
             os.waitpid(ended.si_pid, 0)
 
@@ -138,7 +140,7 @@ class _Shim:
         try:
             os.write(self._report_fd, fast_json.dumps(fields).encode() + b"\n")
         except OSError:
-            pass  # the supervisor is gone; the guardian asks nobody for exit codes
+            pass  # the supervisor is gone, and the guardian doesn't need exit codes
 
     def _end_run(self) -> NoReturn:
         steps = ladder.descend(self._owned, self._order.stop_timeout_s)
@@ -148,7 +150,7 @@ class _Shim:
 
 
 def _wait_status(ended: os.waitid_result) -> int:
-    """Return what wait(2) would give for the same end."""
+    """Return the status that wait(2) would return for the same exit."""
     if ended.si_code == os.CLD_EXITED:
         return ended.si_status << 8
     return ended.si_status | (_CORE_DUMPED if ended.si_code == os.CLD_DUMPED else 0)

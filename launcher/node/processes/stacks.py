@@ -1,13 +1,13 @@
-"""The Python stacks of the ranks, taken while they run: by py-spy if it may, else by faulthandler in the rank.
+"""The Python stacks of the ranks, taken while they run: by py-spy if it is permitted, else by faulthandler in the rank.
 
-A dump never ends, stops or disturbs a rank.
-So py-spy reads without pausing (`--nonblocking`): attaching would interrupt system calls, and a py-spy that is killed
-in the middle may leave its target stopped.
-A hung process stands still, so what is read is consistent; where it is not, py-spy fails and is asked again.
-Yama's ptrace_scope=1 and a container without CAP_SYS_PTRACE deny py-spy, since it is no ancestor of the rank.
+A dump never ends, suspends or disturbs a rank.
+So py-spy reads without pausing it (`--nonblocking`): attaching would interrupt system calls, and a py-spy that is
+killed meanwhile may leave its target suspended.
+A hung process doesn't change, so what is read is consistent; if it is not, py-spy fails and is called again.
+Yama's ptrace_scope=1 and a container without CAP_SYS_PTRACE deny py-spy access, since it isn't an ancestor of the rank.
 Then a signal makes the rank write its stack itself, unless the run was started with --no-stacks.
-The signal goes only to a process that is ready for it (see `faulthandler_stacks`): any other would die of it.
-It may cut short a C call that the kernel does not restart (sleep, poll), as any signal does; so py-spy goes first.
+The signal goes only to a process that is ready for it (see `faulthandler_stacks`); it would kill any other.
+Like any signal, it may interrupt a C call that the kernel doesn't restart (sleep, poll), so py-spy is tried first.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from launcher.node.loop import Loop
     from launcher.node.send_queue import SendQueue
 
-# All together less than the launcher waits (hangs.ANSWER_S there).
+# Together less than the launcher waits (ANSWER_S in runs/hangs.py).
 PY_SPY_TIMEOUT_S = 2.0
 SIGNAL_TIMEOUT_S = 2.0
 _PY_SPY_TRIES = 3
 _LOOK_S = 0.02
-_SETTLED_LOOKS = 3  # faulthandler writes no end mark: a text that stands still for so many looks is complete
-_LOOK_AGAIN_S = 0.1  # a page fault is state D for a moment as well
+_SETTLED_LOOKS = 3  # faulthandler writes no end mark: a text that hasn't grown for this many looks is complete
+_LOOK_AGAIN_S = 0.1  # a page fault too is state D, for a moment
 
 
 def send_stacks(
@@ -42,9 +42,9 @@ def send_stacks(
     env: dict[str, str],
     armed_folder: str | None,
 ) -> None:
-    """Answer a STACKS with one STACK for each rank that lives; py-spy is also looked for on the PATH of `env`.
+    """Answer a STACKS with one STACK for each running rank; py-spy is also looked for on the PATH of `env`.
 
-    armed_folder: of `faulthandler_stacks.arm`; None: the ranks can't write their stacks.
+    armed_folder: what `faulthandler_stacks.arm` returned; None: the ranks can't write their stacks.
     """
     for local_rank, process in ranks.items():
         if proc.is_alive(process):
@@ -59,14 +59,14 @@ def send_stacks(
 
 
 class Answer:
-    """What was found out about one rank: its stack as `text`, or the `reason` why there is none."""
+    """What was found about one rank: its stack as `text`, or the `reason` why there is none."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.text = b""
         self.source: str | None = None  # py-spy or faulthandler
-        self.state: str | None = None  # D or T, where that says more than any stack
-        self.wchan: str | None = None  # the function of the kernel that it waits in, where we may know
+        self.state: str | None = None  # D or T, which says more than any stack
+        self.wchan: str | None = None  # the kernel function in which it waits, if this user may read it
         self.reason: str | None = None  # why there is no text
 
 
@@ -74,7 +74,7 @@ class _Dump:
     """The search for one rank's stack: steps that the loop calls, none of which blocks.
 
     `on_done` gets one answer, whatever happens. A run may hang because processes or descriptors have run out, so an
-    OSError in any step ends the dump, never the supervisor: each step is called by `_do`, which sees to that.
+    OSError in any step must end the dump, never the supervisor: call each step through `_do`, which ensures that.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class _Dump:
         self._has_python = False
         self._process = rank
         self._answer = Answer(rank.pid)
-        self._py_spy_reason = "py-spy is not there (pip install py-spy)"
+        self._py_spy_reason = "py-spy not found (fix: pip install py-spy)"
         self._tries = 0
         self._path = ""
         self._seen_bytes = self._old_bytes = 0
@@ -100,14 +100,14 @@ class _Dump:
         self._deadline = 0.0
 
     def begin(self) -> None:
-        """Begin with the state of the process; one that the kernel holds (D) is not waited for."""
+        """Begin with the state of the process; one that is blocked in the kernel (D) is not waited for."""
         self._do(self._find_process)
 
     def _do(self, step: Callable[..., object], *args: object) -> None:
         try:
             step(*args)
         except OSError as error:
-            self._finish(reason="it can't be looked at (%s)" % error.strerror)
+            self._finish(reason="it can't be inspected (%s)" % error.strerror)
 
     def _do_later(self, delay_s: float, step: Callable[[], object]) -> None:
         self._loop.call_later(delay_s, lambda: self._do(step))
@@ -129,11 +129,11 @@ class _Dump:
             self._answer.state = state.upper()
             self._answer.wchan = _read_wchan(self._process.pid)
         if state == "D":
-            self._finish(reason="the kernel holds it")
+            self._finish(reason="it is blocked in the kernel")
         elif not self._has_python:
-            # The name that is known is from before its exec.
+            # The name recorded so far is from before its exec.
             now = proc.read_process(self._process.pid) or self._process
-            self._finish(reason="no Python process there, it is %s" % now.name)
+            self._finish(reason="the rank runs %s, not Python" % now.name)
         else:
             self._deadline = time.monotonic() + PY_SPY_TIMEOUT_S
             self._try_py_spy()
@@ -149,7 +149,7 @@ class _Dump:
         argv = py_spy.dump_argv(program, self._process.pid)
         try:
             child, read_end = workers.spawn_piped(argv, dict(self._env, RUST_BACKTRACE="0"))
-        except OSError as error:  # the rank itself needs no process more
+        except OSError as error:  # faulthandler in the rank needs no new process
             self._py_spy_reason = "py-spy can't be started (%s)" % error.strerror
             self._try_signal()
             return
@@ -190,12 +190,12 @@ class _Dump:
         if self._folder is None:
             return "the run was started with --no-stacks"
         if self._answer.state == "T":
-            return "a stopped process can't write it"
+            return "a suspended process can't write its stack"
         path = faulthandler_stacks.find_file(self._process.pid, self._folder)
         if path is None:
-            return "this Python did not take our sitecustomize (-I, -E or -S, or PYTHONPATH set anew?)"
+            return "this Python did not load launch's sitecustomize (-I, -E or -S, or PYTHONPATH replaced?)"
         if not faulthandler_stacks.catches_signal(self._process.pid):
-            return "it does not catch signal %d any more" % faulthandler_stacks.SIGNAL
+            return "it no longer catches signal %d" % faulthandler_stacks.SIGNAL
         self._path = path
         return None
 
@@ -210,7 +210,7 @@ class _Dump:
             self._answer.source = "faulthandler"
             self._finish(faulthandler_stacks.read_from(self._path, self._old_bytes))
         else:
-            why = "it did not answer signal %d in %g s" % (faulthandler_stacks.SIGNAL, SIGNAL_TIMEOUT_S)
+            why = "it did not respond to signal %d in %g s" % (faulthandler_stacks.SIGNAL, SIGNAL_TIMEOUT_S)
             self._finish(reason="%s, and %s" % (self._py_spy_reason, why))
 
     def _finish(self, text: bytes = b"", reason: str | None = None) -> None:
@@ -220,7 +220,7 @@ class _Dump:
 
 
 def find_python(rank: proc.Process) -> proc.Process | None:
-    """Return the first Python among the rank's process and those below it: a shell may have started the trainer."""
+    """Return the first Python among the rank's process and its descendants: a shell may have started the trainer."""
     level = [rank]
     everything: dict[int, proc.Process] = {}
     while level:

@@ -1,22 +1,22 @@
 """The program that becomes torchrun on a node, as text: it runs in the Python that has torch, not in the supervisor's.
 
-It is the parent of the ranks, and ends the run if guardian and supervisor are both killed. As long as one of them
-lives, ending the ranks is their business. They hold torchrun by a signal, and the kernel sends the same one when the
-supervisor dies. Held, its main thread waits in the handler and ignores SIGTERM, so neither the end of a rank nor Slurm
-makes it end the others; it never goes on from there. When both are gone it does what the ladder would: SIGTERM to the
-ranks alone, so that a trainer with data-loader workers can save, after the time for that SIGTERM to the rest, and
-SIGKILL. torchrun's own way to end would take 30 s if a rank ignores SIGTERM.
+It is the parent of the ranks, and stops the run if guardian and supervisor are both killed. As long as one of them
+lives, stopping the ranks is their task. They hold torchrun by a signal, and the kernel sends the same one when the
+supervisor dies. While it is held, its main thread waits in the handler and ignores SIGTERM, so neither a rank's exit
+nor Slurm makes it stop the other ranks; it never continues from there. When both are gone, it does what the ladder
+would do: it sends SIGTERM to the ranks alone, so that a trainer with data-loader workers can save, then SIGTERM to the
+rest, and finally SIGKILL. torchrun's own shutdown would take 30 s if a rank ignores SIGTERM.
 
-It is not held by SIGSTOP: a stopped process does not get what the kernel sends, and node 0's store would stand still
+It is not held by SIGSTOP: a suspended process does not get what the kernel sends, and node 0's store would not respond
 while ranks save together. Do not assume that a signal reaches Python code at once: the main thread may wait in C++ for
-other nodes, so another thread watches for the end of both keepers.
+other nodes, so another thread watches for the end of both guardian and supervisor.
 """
 
 from __future__ import annotations
 
-KEEPERS_FD = 4  # at its end when guardian and supervisor are gone
+KEEPERS_FD = 4  # closes when guardian and supervisor are gone
 
-# Its arguments are the word torchrun, the signal that holds it, and how long ranks may save, in seconds.
+# Its arguments are the word torchrun, the number of the signal that holds it, and how long ranks may save, in seconds.
 PROGRAM = """\
 import signal, threading, time
 hold_signal, stop_timeout_s = int(sys.argv[2]), float(sys.argv[3])

@@ -1,8 +1,8 @@
 """How processes are started on this node, how their output and exit status are read, and the run's own directory.
 
-Under torchrun, each rank is a `/bin/sh` that opens two FIFOs in that directory and then becomes the trainer: its bytes
-arrive unchanged, per rank and stream, and cost torchrun nothing (whose `--tee` rewrites carriage returns and mixes
-ranks).
+Under torchrun, each rank is a `/bin/sh` that opens two FIFOs in that directory and then becomes the trainer. So its
+output arrives unchanged, per rank and stream, and doesn't pass through torchrun, whose `--tee` rewrites carriage
+returns and mixes ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, Iterable
 
 STDOUT, STDERR = 1, 2
-FILES = "files"  # in the run's folder: the launcher gets what ranks leave here
+FILES = "files"  # below the run's directory: what ranks leave here is sent to the launcher
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _PR_SET_PDEATHSIG = 1
@@ -35,9 +35,9 @@ class Child:
 
 
 def fork(death_signal: int = signals.SIGKILL) -> int:
-    """Fork, and return as os.fork does; when this process dies the kernel sends the child `death_signal` (0: none).
+    """Fork, and return as os.fork does; when this process dies, the kernel sends the child `death_signal` (0: none).
 
-    A signal to the child that this process catches ends the child, however early it comes, and never wakes our loop.
+    A signal that this process catches ends the child, however early it comes, and never wakes this process's loop.
     """
     parent = os.getpid()
     signals.pthread_sigmask(signals.SIG_BLOCK, _CAUGHT)
@@ -62,10 +62,10 @@ def spawn(
     fds: dict[int, int],
     death_signal: int = signals.SIGKILL,
 ) -> Child:
-    """Start `argv` in a session of its own; `fds` maps the child's descriptors to ours.
+    """Start `argv` in a session of its own; `fds` maps the child's descriptors to this process's.
 
-    When this process dies the kernel sends the child `death_signal`. If the program can't be started, the child says so
-    on its stderr and exits with 127, as a shell's does.
+    When this process dies, the kernel sends the child `death_signal`. If the program can't be started, the child prints
+    that to its stderr and exits with 127, as in a shell.
     """
     pid = fork(death_signal)
     if pid:
@@ -73,7 +73,7 @@ def spawn(
     subject = argv[0] if argv else "nothing"
     try:
         os.setsid()
-        # Two passes, because a target number may be one of our own descriptors.
+        # Two passes, because a target number may be a descriptor that is in use.
         kept = {target: os.dup(source) for target, source in fds.items()}
         kept = {target: _move_up(fd) for target, fd in kept.items()}
         for target, fd in kept.items():
@@ -92,9 +92,9 @@ def spawn(
 
 
 def spawn_piped(argv: list[str], env: dict[str, str], fds: dict[int, int] | None = None) -> tuple[Child, int]:
-    """Start `argv`; return it, and the descriptor from which all that it prints is read; raise OSError.
+    """Start `argv`; return the child, and the descriptor from which to read its output; raise OSError.
 
-    fds: more descriptors of the child, mapped to ours.
+    fds: more descriptors of the child, mapped to this process's.
     """
     read_end, write_end = os.pipe()
     try:
@@ -114,7 +114,7 @@ def _enter(folder: str) -> None:
     try:
         os.chdir(folder)
     except OSError as error:
-        raise OSError(error.errno, "the folder %s: %s" % (folder, error.strerror)) from None
+        raise OSError(error.errno, "the directory %s: %s" % (folder, error.strerror)) from None
 
 
 def _move_up(fd: int) -> int:
@@ -135,13 +135,13 @@ def _die_with(parent: int, number: int) -> None:
 
 
 def kill(child: Child) -> None:
-    """Kill one child, if it is still there; what it started lives on."""
+    """Kill a child if it still exists; the processes that it started stay alive."""
     if child.process is not None:
         proc.send_signal(child.process, signals.SIGKILL)
 
 
 def widen(fd: int) -> None:
-    """Let a pipe hold 1 MiB, so that much output comes in few large pieces."""
+    """Let a pipe hold 1 MiB, so that large output comes in few large pieces."""
     import fcntl
 
     try:
@@ -151,7 +151,7 @@ def widen(fd: int) -> None:
 
 
 class Fifos:
-    """The named pipes that torchrun's ranks write to, in the run's folder."""
+    """The named pipes that torchrun's ranks write to, in the run's directory."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -159,7 +159,7 @@ class Fifos:
     def make(self, local_ranks: Iterable[int]) -> tuple[int, dict[tuple[int, int], int]]:
         """Make and open all of them; return (fd, {(local rank, stream): fd}).
 
-        On the first one each rank writes its number and process id when it starts.
+        To the first one, each rank writes its local rank and process id when it starts.
         """
         reports = os.path.join(self.folder, "ranks")
         os.mkfifo(reports, 0o600)
@@ -171,12 +171,12 @@ class Fifos:
                 fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
                 widen(fd)
                 streams[local_rank, stream] = fd
-        # Opened for both, it never is at its end, whatever the writers do.
+        # Open for reading and writing, it never reaches its end, whatever the writers do.
         return os.open(reports, os.O_RDWR | os.O_NONBLOCK), streams
 
 
 def open_pidfd(process: proc.Process) -> int | None:
-    """Return a descriptor that becomes readable when `process` ends, or None if the system gives none."""
+    """Return a descriptor that becomes readable when `process` ends, or None if the system doesn't support that."""
     if not hasattr(os, "pidfd_open"):  # Python 3.8, or a C library from before Linux 5.3
         return None
     try:
@@ -186,10 +186,10 @@ def open_pidfd(process: proc.Process) -> int | None:
 
 
 def read_exit_status(process: proc.Process) -> int | None:
-    """Return the wait(2) status of a rank that torchrun has not reaped yet; 0 or None if it can't be known.
+    """Return the wait(2) status of a rank that torchrun has not reaped yet; 0 or None if it is unknown.
 
-    The rank is torchrun's child, so only /proc tells; torchrun looks ten times a second and prints exit codes in
-    a page of text, for the first failure alone.
+    The rank is torchrun's child, so only /proc shows it; torchrun checks ten times a second, and prints an exit code
+    only for the first failure, in a long report.
     """
     now = proc.read_process(process.pid)
     if now is None or now.started != process.started:
@@ -207,7 +207,7 @@ def describe_status(status: int | None) -> dict[str, Any]:
 
 
 def complain(text: str) -> None:
-    """Write a line to stderr, which the launcher keeps; it is lost if nobody reads there."""
+    """Write a line to stderr, which the launcher keeps; it is lost if nobody reads that."""
     try:
         os.write(STDERR, (text + "\n").encode("utf-8", "replace"))
     except OSError:
@@ -215,13 +215,13 @@ def complain(text: str) -> None:
 
 
 def folder_places() -> list[str]:
-    """Return the directories in which a run's folder may be made, in the order of trying."""
+    """Return the directories in which to try to make a run's directory, in order."""
     return [place for place in (os.environ.get("TMPDIR"), "/tmp", "/dev/shm", os.path.expanduser("~")) if place]
 
 
 def make_folder(name: str) -> str:
-    """Make the run's private folder on this node, where that is possible; it stays locked while this process lives."""
-    error = OSError("no place for the run's folder")
+    """Make the run's private directory in the first place that allows it; it stays locked while this process lives."""
+    error = OSError("no place for the run's directory")
     for base in folder_places():
         path = os.path.join(base, "launch-%s-%s" % (name, os.urandom(4).hex()))
         try:
@@ -235,21 +235,21 @@ def make_folder(name: str) -> str:
 
 
 def _lock_folder(path: str) -> None:
-    """Keep systemd-tmpfiles from removing what is ten days old in /tmp: it leaves a folder alone that is locked.
+    """Lock a directory, so that systemd-tmpfiles doesn't remove it from /tmp when it is ten days old.
 
     See https://systemd.io/TEMPORARY_DIRECTORIES.
     """
     import fcntl
 
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # never closed, and not inherited by what we start
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # never closed, and not inherited by children
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         pass  # a file system without locks
 
 
 def read_files(folder: str) -> list[tuple[str, bytes]]:
-    """Return name and content of the files in `folder`, smallest first, as much as the launcher takes."""
+    """Return name and content of the files in `folder`, smallest first, up to the launcher's limits."""
     try:
         names = [name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name))]
         sizes = sorted((os.path.getsize(os.path.join(folder, name)), name) for name in names)
@@ -260,10 +260,10 @@ def read_files(folder: str) -> list[tuple[str, bytes]]:
     for size, name in sizes:
         room -= size
         if room < 0:
-            complain("left behind, over %d MiB in all: %s (%d bytes)" % (messages.MAX_FILES_BYTES >> 20, name, size))
+            complain("not copied, over %d MiB in all: %s (%d bytes)" % (messages.MAX_FILES_BYTES >> 20, name, size))
             continue
         if len(found) == messages.MAX_FILES:
-            complain("left behind, over %d files: %s" % (messages.MAX_FILES, name))
+            complain("not copied, over %d files: %s" % (messages.MAX_FILES, name))
             continue
         try:
             with open(os.path.join(folder, name), "rb") as file:
@@ -274,9 +274,10 @@ def read_files(folder: str) -> list[tuple[str, bytes]]:
 
 
 def remove_folder(path: str) -> str | None:
-    """Remove the run's folder and all in it (shutil would cost 10 ms of imports); return why something is left.
+    """Remove the run's directory with its content; return why something is left, or None.
 
-    Nothing is removed if a rank has mounted something there, which may be the user's home.
+    Nothing is removed if a rank has mounted something there, which may be the user's home. shutil would take 10 ms to
+    import.
     """
     mount = _find_mount(path)
     if mount is not None:
@@ -299,9 +300,9 @@ def remove_folder(path: str) -> str | None:
 
 
 def _find_mount(folder: str) -> str | None:
-    """Return the path in a folder of something that is mounted there, if anything is."""
+    """Return the path of a mount below a directory, relative to it, or None."""
     start = os.path.realpath(folder) + "/"
-    for character in "\\ \t\n":  # proc(5): as the kernel writes them there
+    for character in "\\ \t\n":  # the kernel escapes these in mountinfo: proc(5)
         start = start.replace(character, "\\%03o" % ord(character))
     try:
         with open("/proc/self/mountinfo", errors="surrogateescape") as file:

@@ -1,4 +1,4 @@
-"""Whether the launcher's machine, which has logged in here, still answers: TCP knows, if nobody sends heartbeats."""
+"""Whether the launch host, which has logged in here, still responds: TCP shows it where no heartbeats are sent."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from launcher.node import clock
 
 
 class Login:
-    """The TCP connection of our login.
+    """The TCP connection of the login that started this process.
 
-    If the other machine is cut off, sshd ends the connection only when TCP gives up, after a quarter of an hour; a
-    ClientAliveInterval in its configuration did not help while something was printed (OpenSSH 9.2).
+    If the launch host is cut off, sshd closes the connection only when TCP gives up, after 15 minutes. A
+    ClientAliveInterval in sshd_config did not help while something was being printed (OpenSSH 9.2).
     """
 
     def __init__(self, words: list[str], silence_s: float) -> None:
-        """words: of SSH_CONNECTION, the client's address and port and then ours; without them it is never dead."""
+        """words: of SSH_CONNECTION: the client's address and port, then this host's; without them it is never dead."""
         from socket import AF_INET, AF_INET6, inet_pton
 
         self._silence_s = silence_s
         self._stalled_at: float | None = None  # by `clock.boottime`
-        self._ends: set[tuple[bytes, bytes]] = set()  # ours and the client's, as /proc/net writes them
+        self._ends: set[tuple[bytes, bytes]] = set()  # this host's and the client's, as in /proc/net
         if len(words) == 4 and "%" not in words[0] + words[2]:
             families = [(AF_INET6, "")] if ":" in words[0] else [(AF_INET, ""), (AF_INET6, "::ffff:")]
             for family, start in families:
@@ -28,7 +28,7 @@ class Login:
                 self._ends.add((ours, theirs))
 
     def is_dead(self) -> bool:
-        """Tell whether TCP has sent the same again for `silence_s` without an acknowledgement; to be asked often."""
+        """Tell whether TCP has retransmitted for `silence_s` without an acknowledgement; must be called often."""
         if not self._is_sending_again():
             self._stalled_at = None
             return False

@@ -1,16 +1,17 @@
 """The relay: carries the streams of processes on this node over the streams of one task of srun or pdsh.
 
-Both mix what their tasks write, in whole lines: srun's of less than 1,024 bytes, pdsh's of 128 KiB at most. So bytes
-travel as lines of base64, and each line names a channel: one process that the launcher has started on one node.
-srun gives what it reads to every task. pdsh gives a task no input, only its end: there the launcher's lines come by
-another pdsh, whose task on this node brings them to the relay's socket (launcher/node/relays/relay_input.py).
+Both interleave the output of their tasks, in whole lines: srun those of less than 1,024 bytes, pdsh those of at most
+128 KiB. So bytes are sent as lines of base64, and each line names a channel: one process that the launcher has started
+on one node. srun passes its input to every task. pdsh passes a task no input, only the end of file: there a second pdsh
+brings the launcher's lines, and its task on this node sends them to the relay's socket
+(launcher/node/relays/relay_input.py).
 
     to all relays     open CHANNEL TASK COMMAND    data CHANNEL BYTES    again CHANNEL NUMBER
                       took CHANNEL SIZE            shut CHANNEL          hang TASK PID STARTED
     from each         here TASK NODE PID STARTED   out CHANNEL BYTES     err CHANNEL BYTES     exit CHANNEL CODE
 
-This file and `relayed_process` are sent without the rest of the node's code: to srun as the first line on stdin, where
-the loader has said `here`; to pdsh within the command line, with the three modules that are used there only.
+This file and `relayed_process` are sent without the rest of the node's code: to srun as the first line on stdin, after
+the loader has printed `here`; to pdsh within the command line, together with the three modules that only pdsh needs.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ if TYPE_CHECKING:
 
     Wanted = Tuple[int, int, Callable[..., object], Tuple[Any, ...]]
 else:
-    import _signal as signals  # signal itself brings enum along, as in launcher.node.signals
+    import _signal as signals  # the signal module imports enum; see launcher.node.signals
 
-WINDOW_BYTES = 1 << 20  # of a channel's output may be on their way over srun: the launcher says what it has taken
+WINDOW_BYTES = 1 << 20  # how much of a channel's output may be in transit over srun; the launcher says what it took
 SRUN_LINE_BYTES = 720  # before base64: 960 of the 1,023 that srun keeps together
 PDSH_LINE_BYTES = 12 << 10  # before base64; longer ones are no faster
-OUT_BYTES = 256 << 10  # while this much waits for srun or pdsh, no process is read
+OUT_BYTES = 256 << 10  # while this much waits for srun or pdsh, no process's output is read
 READ_BYTES = 64 << 10
-START_S = 60.0  # without a first channel: the launcher died in between
-LINGER_S = 2.0  # after the last one: srun tells nobody that it was killed, and the task would stay
-NO_WINDOW = 1 << 62  # nobody says what was taken
-LOOKS_PER_SILENCE = 3  # whether the launcher's machine answers
+START_S = 60.0  # exit if no channel was opened by then: the launcher has died
+LINGER_S = 2.0  # exit this long after the last channel: a killed srun tells nobody, and the task would stay
+NO_WINDOW = 1 << 62  # for pdsh, where the launcher doesn't report what it took
+LOOKS_PER_SILENCE = 3  # how often to check that the launch host responds
 
 _STDIN, _STDOUT = 0, 1
-# What would make a rank a task of our step, which it is not; and the login of who made the allocation.
+# Variables that would make a rank look like a task of the relay's step, and those of the login that allocated the job.
 _DROPPED = (
     "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_TASK_PID", "SLURM_STEP", "SLURM_NTASKS",
     "SLURM_NPROCS", "SLURM_TASKS_PER_NODE", "SLURM_SRUN_COMM", "PMI_", "PMI2_", "PMIX_", "SSH_CONNECTION",
@@ -55,13 +56,13 @@ _DROPPED = (
 class Relay:
     """All channels of this node.
 
-    A process's exit is sent after all of its output, and once only. While `OUT_BYTES` wait for srun or pdsh, or the
-    launcher has `window_bytes` of a process still to take, that process's pipes are not read. When the launcher is gone
-    (`_is_cut`) all pipes are closed, and the relay stays until each process has ended by itself.
+    A process's exit is sent once, after all of its output. A process's pipes are not read while `OUT_BYTES` wait for
+    srun or pdsh, or while the launcher still has to take `window_bytes` of that process. When the launcher is gone
+    (`_is_cut`), all pipes are closed, and the relay stays until each process has exited by itself.
     """
 
     def __init__(self, nonce: str, task: int, env: dict[str, str], line_bytes: int, window_bytes: int) -> None:
-        """Begin to catch signals; nonce: begins each line of ours, so that the launcher knows it; task: our number."""
+        """Begin to catch signals; nonce: starts each of this relay's lines; task: this relay's number."""
         self._mark = b"~%s " % nonce.encode()
         self._task = b"%d" % task
         self._env = env
@@ -69,7 +70,7 @@ class Relay:
         self._window_bytes = window_bytes
         self._block_characters = self._kept_blocks = 0
         self._children: dict[bytes, RelayedProcess] = {}  # by channel
-        self._sources = {_STDIN: b""}  # where lines of the launcher come from, and the start of an unfinished one
+        self._sources = {_STDIN: b""}  # where the launcher's lines come from, with the start of an unfinished line
         self._socket: socket | None = None
         self._senders: dict[int, socket] = {}  # by descriptor
         self._login: Login | None = None
@@ -77,24 +78,24 @@ class Relay:
         self._kept: dict[int, bytes] = {}
         self._kept_count = 0
         self._outgoing = bytearray()
-        self._is_cut = False  # nobody is there any more
+        self._is_cut = False  # whether the launcher is gone
         self._patience_s = START_S
         self._looked_at = 0.0
         self._wake_read, wake_write = os.pipe()
         for fd in (self._wake_read, wake_write, _STDOUT):
             os.set_blocking(fd, False)
         signals.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        # Slurm signals every process of a step. The supervisor knows what a SIGTERM means; we carry its last words.
+        # Slurm signals every process of a step. The supervisor acts on a SIGTERM; the relay carries its last messages.
         for number in (signals.SIGCHLD, signals.SIGTERM, signals.SIGINT, signals.SIGHUP):
             signals.signal(number, lambda number, frame: None)
 
     def keep_blocks(self, block_bytes: int, kept_blocks: int) -> None:
-        """Keep the last blocks of a size, of whatever channel: the launcher names one by number to send it again."""
+        """Keep the last blocks of this size, of any channel, since the launcher may ask to reuse one by its number."""
         self._block_characters = (block_bytes + 2) // 3 * 4
         self._kept_blocks = kept_blocks
 
     def open_socket(self, nonce: str, silence_s: float) -> None:
-        """Take the launcher's lines at a socket, since only the end of stdin comes from pdsh; send `here`."""
+        """Take the launcher's lines from a socket, since pdsh passes only the end of stdin; send `here`."""
         from launcher.node.relays import launcher_probe, relay_socket
 
         self._login = launcher_probe.Login(self._env.get("SSH_CONNECTION", "").split(), silence_s)
@@ -104,7 +105,7 @@ class Relay:
         self._say(b"here", b"%s - %d %d" % (self._task, pid, _started(pid)))
 
     def run(self) -> None:
-        """Serve until the launcher is gone and every process has ended."""
+        """Serve until the launcher is gone and every process has exited."""
         while self._children or not self._is_cut:
             self._write()
             poll, callbacks = select.poll(), {}
@@ -126,7 +127,7 @@ class Relay:
         return self._look_s * 1000 if self._login is not None and not self._is_cut else None
 
     def _look_at_login(self) -> None:
-        """Cut the channels if the launcher's machine is gone: under pdsh no heartbeat tells, but TCP does."""
+        """Cut the channels if the launch host is gone: TCP shows that under pdsh, where no heartbeats are sent."""
         if self._login is None or self._is_cut:
             return
         from launcher.node import clock
@@ -139,7 +140,7 @@ class Relay:
             self._cut()
 
     def _wanted(self) -> Iterator[Wanted]:
-        """Yield what is waited for now: descriptor, events, callback and its arguments."""
+        """Yield each descriptor to wait for now, with its events, callback and the callback's arguments."""
         yield self._wake_read, select.POLLIN, self._take_signals, ()
         if self._socket is not None:
             yield self._socket.fileno(), select.POLLIN, self._accept_sender, ()
@@ -189,7 +190,7 @@ class Relay:
                 self._serve(verb, name, self._children[name], text)
 
     def _end_source(self, source: int) -> None:
-        """Confirm that all of a sender's lines were taken; at the end of stdin the launcher is gone, so cut."""
+        """Confirm that all of a sender's lines were taken; at the end of stdin, cut, since the launcher is gone."""
         if source == _STDIN:
             self._cut()
             return
@@ -198,7 +199,7 @@ class Relay:
             try:
                 sender.send(b"+")
             except OSError:
-                pass  # it will be said that it was not taken, and the launcher hangs up
+                pass  # the sender fails without the confirmation, and the launcher hangs up
 
     def _keep(self, text: bytes) -> None:
         self._kept[self._kept_count] = text
@@ -223,7 +224,7 @@ class Relay:
             self._say(b"exit", b"%s 126" % channel)
 
     def _cut(self) -> None:
-        """Close all pipes and drop what waits: the launcher is gone."""
+        """Close all pipes and drop what waits, since the launcher is gone."""
         self._is_cut = True
         self._sources.pop(_STDIN, None)
         self._outgoing.clear()
@@ -231,7 +232,7 @@ class Relay:
             self._hang_up(channel, child)
 
     def _hang_up(self, channel: bytes, child: RelayedProcess) -> None:
-        """Close the pipes of a process, which may have ended before: nothing else would tell of it then."""
+        """Close the pipes of a process, and send its exit if it has exited already: nothing else would."""
         child.hang_up()
         self._settle(channel, child)
 
@@ -262,7 +263,7 @@ class Relay:
                     self._settle(channel, child)
 
     def _settle(self, channel: bytes, child: RelayedProcess) -> None:
-        """Send the exit of a process, once it has ended and all that it has written is on its way."""
+        """Send the exit of a process once it has exited and all of its output is queued."""
         if child.exit_code is not None and not child.streams:
             self._say(b"exit", b"%s %d" % (channel, child.exit_code))
             child.hang_up()
@@ -290,7 +291,7 @@ class Relay:
 
 
 def _started(pid: int) -> int:
-    """Return when a process was started, in clock ticks since boot, or 0 for one that is gone."""
+    """Return when a process was started, in clock ticks since boot, or 0 if it is gone."""
     try:
         with open("/proc/%d/stat" % pid, "rb") as file:
             return int(file.read().rpartition(b") ")[2].split()[19])
@@ -299,7 +300,7 @@ def _started(pid: int) -> int:
 
 
 def _hang_up_relay(pid: int, started: int) -> None:
-    """Send SIGHUP to the relay of a step whose srun is gone, which Slurm does not tell it."""
+    """Send SIGHUP to the relay of a step whose srun is gone, since Slurm doesn't tell the relay."""
     if started and _started(pid) == started:
         try:
             os.kill(pid, signals.SIGHUP)
@@ -308,7 +309,7 @@ def _hang_up_relay(pid: int, started: int) -> None:
 
 
 def main(nonce: str, block_bytes: int, kept_blocks: int) -> None:
-    """Serve the launcher that knows this nonce, as a task of srun."""
+    """Serve the launcher that chose this nonce, as a task of srun."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
     relay = Relay(nonce, int(os.environ["SLURM_PROCID"]), env, SRUN_LINE_BYTES, WINDOW_BYTES)
     relay.keep_blocks(block_bytes, kept_blocks)
@@ -317,7 +318,7 @@ def main(nonce: str, block_bytes: int, kept_blocks: int) -> None:
 
 
 def main_with_socket(nonce: str, task: int, silence_s: float) -> None:
-    """Serve the launcher that knows this nonce, as a task of pdsh."""
+    """Serve the launcher that chose this nonce, as a task of pdsh."""
     relay = Relay(nonce, task, dict(os.environ), PDSH_LINE_BYTES, NO_WINDOW)
     relay.open_socket(nonce, silence_s)
     relay.run()

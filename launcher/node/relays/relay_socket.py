@@ -1,6 +1,6 @@
-"""The socket at which a relay under pdsh gets the launcher's lines; it has a name, but no file that could be left.
+"""The socket on which a relay under pdsh receives the launcher's lines: an abstract one, which leaves no file.
 
-Everybody on the node can read the name in a command line, so both ends check the user of the other one.
+All users of the node can read its name in a command line, so each end checks the user of the other end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from socket import AF_UNIX, SO_PEERCRED, SOL_SOCKET, socket
 
 
 def open_socket(nonce: str, task: int) -> socket:
-    """Return a socket at which `launcher.node.relays.relay_input` can connect."""
+    """Return a listening socket to which `launcher.node.relays.relay_input` can connect."""
     listener = socket(AF_UNIX)
     listener.bind(name_of(nonce, task))
     listener.listen()
@@ -19,17 +19,17 @@ def open_socket(nonce: str, task: int) -> socket:
 
 
 def accept(listener: socket) -> socket | None:
-    """Return the connection of whoever brings lines, or None if that is another user."""
+    """Return the next connection, or None if it comes from another user."""
     sender, _ = listener.accept()
     return sender if is_own(sender) else None
 
 
 def name_of(nonce: str, task: int) -> bytes:
-    """Return the name of a task's socket; what begins with a zero byte is in no file system."""
+    """Return the name of a task's socket; it begins with a zero byte, so it is in no file system."""
     return b"\0launch-%s-%d" % (nonce.encode(), task)
 
 
 def is_own(sock: socket) -> bool:
-    """Tell whether the other end is a process of our own user."""
+    """Tell whether the other end is a process of the same user."""
     credentials = sock.getsockopt(SOL_SOCKET, SO_PEERCRED, 12)  # process, user and group, of 4 bytes each
     return int.from_bytes(credentials[4:8], sys.byteorder) == os.getuid()

@@ -1,4 +1,4 @@
-"""One process that a relay has started for the launcher: its pipes, and what is on its way through them."""
+"""One process that a relay has started for the launcher: its pipes, and the bytes in transit."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import os
 
 
 class RelayedProcess:
-    """A shell's command in a session of its own, whose standard streams are pipes of this process.
+    """A shell command in a session of its own, whose standard streams are pipes to this process.
 
-    `exit_code` is set by whoever reaps it. Until then, and until `streams` is empty, more of it may come: it is over
-    once both are so.
+    The code that reaps it sets `exit_code`. It is over once that is set and `streams` is empty; until then, more
+    output may come.
     """
 
     def __init__(self, command: str, env: dict[str, str]) -> None:
         stdin, self.stdin = os.pipe()
         stdout, stderr = os.pipe(), os.pipe()
         self.streams = {stdout[0]: b"out", stderr[0]: b"err"}
-        self.backlog = bytearray()  # that its stdin has not taken yet
-        self.untaken_bytes = 0  # sent, and not taken by the launcher yet
+        self.backlog = bytearray()  # input that its stdin has not taken yet
+        self.untaken_bytes = 0  # output that was sent, and that the launcher has not taken yet
         self.exit_code: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
@@ -27,7 +27,7 @@ class RelayedProcess:
         os.set_blocking(self.stdin, False)
 
     def feed(self) -> None:
-        """Write what its stdin takes."""
+        """Write as much of the backlog as its stdin takes."""
         try:
             written = os.write(self.stdin, self.backlog)
         except BlockingIOError:
@@ -37,7 +37,7 @@ class RelayedProcess:
         del self.backlog[:written]
 
     def hang_up(self) -> None:
-        """Close all pipes, as sshd does when the connection is gone."""
+        """Close all pipes, as sshd does when the connection closes."""
         for fd in (self.stdin, *self.streams):
             if fd >= 0:
                 os.close(fd)

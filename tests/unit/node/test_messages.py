@@ -69,24 +69,24 @@ def test_a_flood_is_cut_without_copying_it_again_and_again():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"", "no JSON: b''"),
-        (b"Welcome to gpu1!", "no JSON: b'Welcome to gpu1!'"),
-        (b'{"type":"beat"', 'no JSON: b\'{"type":"beat"\''),
-        (b'{"type":"b\xffat"}', 'no JSON: b\'{"type":"b\\xffat"}\''),
-        (b"x" * 200, f"no JSON: {b'x' * 80!r}"),
-        (b"[" * 100_000, f"no JSON: {b'[' * 80!r}"),
-        (b"9" * 10_000, f"no JSON: {b'9' * 80!r}"),
-        (b"[]", "no message: b'[]'"),
-        (b"null", "no message: b'null'"),
-        (b"{}", "no message: b'{}'"),
-        (b'{"type":3}', "no message: b'{\"type\":3}'"),
-        (b'{"type":"output","size":-1}', "no size: -1"),
-        (b'{"type":"output","size":"3"}', "no size: '3'"),
-        (b'{"type":"output","size":3.0}', "no size: 3.0"),
-        (b'{"type":"output","size":true}', "no size: True"),
-        (b'{"type":"output","size":null}', "no size: None"),
-        (b'{"type":"output","size":Infinity}', "no size: inf"),
-        (b'{"type":"output","size":%d}' % (MAX_PAYLOAD_BYTES + 1), f"no size: {MAX_PAYLOAD_BYTES + 1}"),
+        (b"", "not JSON: b''"),
+        (b"Welcome to gpu1!", "not JSON: b'Welcome to gpu1!'"),
+        (b'{"type":"beat"', 'not JSON: b\'{"type":"beat"\''),
+        (b'{"type":"b\xffat"}', 'not JSON: b\'{"type":"b\\xffat"}\''),
+        (b"x" * 200, f"not JSON: {b'x' * 80!r}"),
+        (b"[" * 100_000, f"not JSON: {b'[' * 80!r}"),
+        (b"9" * 10_000, f"not JSON: {b'9' * 80!r}"),
+        (b"[]", "not a message: b'[]'"),
+        (b"null", "not a message: b'null'"),
+        (b"{}", "not a message: b'{}'"),
+        (b'{"type":3}', "not a message: b'{\"type\":3}'"),
+        (b'{"type":"output","size":-1}', "invalid size: -1"),
+        (b'{"type":"output","size":"3"}', "invalid size: '3'"),
+        (b'{"type":"output","size":3.0}', "invalid size: 3.0"),
+        (b'{"type":"output","size":true}', "invalid size: True"),
+        (b'{"type":"output","size":null}', "invalid size: None"),
+        (b'{"type":"output","size":Infinity}', "invalid size: inf"),
+        (b'{"type":"output","size":%d}' % (MAX_PAYLOAD_BYTES + 1), f"invalid size: {MAX_PAYLOAD_BYTES + 1}"),
     ],
 )
 def test_what_is_no_message_is_refused(line, message):
@@ -144,7 +144,7 @@ def test_a_header_without_end_is_refused_before_it_fills_the_memory():
     decoder = Decoder()
     for _ in range(MAX_HEADER_BYTES >> 20):
         assert decoder.feed(b"x" * (1 << 20)) == []
-    with pytest.raises(MalformedMessage, match=f"^a header line of over {MAX_HEADER_BYTES} bytes$"):
+    with pytest.raises(MalformedMessage, match=f"^a header line over {MAX_HEADER_BYTES} bytes$"):
         decoder.feed(b"x")
 
 

@@ -75,8 +75,8 @@ def talk(*said: Header) -> ExpectedMessages:
         (PREPARE, FAILED),
         (PREPARE, HELLO, START, FAILED),
         # Somebody has killed the guardian, or the supervisor when all was said.
-        ({**CENSUS, "reason": "its guardian was killed"},),
-        (*BEGUN, {**CENSUS, "reason": "its supervisor got signal 15"}),
+        ({**CENSUS, "reason": "its helper was killed"},),
+        (*BEGUN, {**CENSUS, "reason": "its helper got signal 15"}),
         (*BEGUN, FAILED, DEAD),
         (*BEGUN, STOP, CENSUS, FAILED, DEAD),
         # A sweep over a second connection, and `clean`.

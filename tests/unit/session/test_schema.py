@@ -35,7 +35,7 @@ GOOD = [
     {"type": "census", "left": [[1, "python", "D"]]},
     {"type": "census", "left": [], "reason": "cgroup is gone", "supervisor": {"code": None, "signal": 9}},
     {"type": "census", "left": [], "files": 2},
-    {"type": "census", "left": [], "folders": [["/tmp/launch-a-ab12cd34", "its run goes on"]]},
+    {"type": "census", "left": [], "folders": [["/tmp/launch-a-ab12cd34", "its run is still active"]]},
     {"type": "file", "name": "nccl_trace_rank_0", "size": 3},
     {"type": "stack", "number": 1, "local_rank": 0, "pid": 7, "source": "py-spy", "state": "T", "size": 1 << 20},
     {"type": "stack", "number": 1, "local_rank": 0, "pid": 7, "state": "D", "wchan": "nfs_wait", "reason": "x"},

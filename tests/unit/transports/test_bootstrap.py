@@ -68,7 +68,7 @@ def test_every_shell_starts_a_relay_and_brings_it_input(shell):
 def test_input_for_nobody_is_told():
     line = input_line([sys.executable], "nobody", "0", [], [(0, [(b"shut 1", None)])])
     done = subprocess.run(["/bin/sh", "-c", line], stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (1, b"its relay does not answer: Connection refused\n")
+    assert (done.returncode, done.stderr) == (1, b"its relay does not respond: Connection refused\n")
 
 
 def test_a_python_in_a_folder_with_a_blank(tmp_path):
