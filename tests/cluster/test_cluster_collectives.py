@@ -72,7 +72,7 @@ def test_some_hosts_without_gpus(launch: Launch, cluster: Cluster) -> None:
     cluster["node1"].set_gpus(2)
     done = launch.test(1, hosts="node[1-2]").finish()
     assert done.exit_code == 70
-    assert "  node2: no GPU (neither nvidia-smi nor rocm-smi is there)" in done.words
+    assert "  node2: no GPU (neither nvidia-smi nor rocm-smi found)" in done.words
     assert "    fix: run on CPUs: --cpu" in done.words
 
 

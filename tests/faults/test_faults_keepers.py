@@ -38,7 +38,7 @@ def test_the_guardian_is_killed(launch: FaultLaunch) -> None:
     done = launch.finish(running)
     assert done.exit_code == 1, str(done)
     assert said(done)[2] == (
-        f"launch: {launch.last.name} helper failed first (its guardian was killed), stopping {launch.nodes}"
+        f"launch: {launch.last.name} helper failed first (its helper was killed), stopping {launch.nodes}"
     )
     assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 1"
 
@@ -54,7 +54,7 @@ def test_both_are_killed_at_once(launch: FaultLaunch) -> None:
     done = launch.finish(running)
     assert done.exit_code == 1, str(done)
     assert said(done)[2] == (
-        f"launch: {launch.last.name} helper failed first (its guardian was killed), stopping {launch.nodes}"
+        f"launch: {launch.last.name} helper failed first (its helper was killed), stopping {launch.nodes}"
     )
     assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 1"
 

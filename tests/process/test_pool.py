@@ -427,7 +427,7 @@ GIVES_MARKER = 'echo "$(echo "$*" | grep -o \'~launch [0-9a-f]*\') 00"; '
 
 def test_garbage_instead_of_messages(fake: Callable[[str], str]) -> None:
     program = fake(GIVES_MARKER + "echo -bash: what?; cat >/dev/null")
-    assert failure_of(program) == ("protocol", "it sent what is no message: no JSON: b'-bash: what?'")
+    assert failure_of(program) == ("protocol", "it sent what is no message: not JSON: b'-bash: what?'")
 
 
 @pytest.mark.parametrize("kind", ["file", "stack", "output", "hello", "interrupt"])

@@ -190,9 +190,9 @@ BEFORE_THE_START = {
     "a census in place of facts": (instead("prepare", HELLO, CENSUS, None), "it sent what nobody asked for: census"),
     "facts before hello": (instead("prepare", encode(messages.FACTS, **FACTS)), "it sent what nobody asked for: facts "
                            "before hello"),
-    "a header without end": (flood("prepare", b"x"), "it sent what is no message: a header line of over 4194304 bytes"),
+    "a header without end": (flood("prepare", b"x"), "it sent what is no message: a header line over 4194304 bytes"),
     "a payload of 2^60": (instead("prepare", b'{"type":"hello","size":1152921504606846976}\n'),
-                          "it sent what is no message: no size: 1152921504606846976"),
+                          "it sent what is no message: invalid size: 1152921504606846976"),
     "values in one another": (instead("prepare", HELLO, b'{"type":"facts","gpus":' + b"[" * 500 + b"]" * 500 + b"}\n"),
                               "it sent what is no message: over 16 values in one another"),
     "a list without end": (instead("prepare", HELLO, encode(messages.FACTS, **{**FACTS, "gpus": [{}] * 1_000_000})),
@@ -219,7 +219,7 @@ IN_A_RUN = {
                          "it sent what nobody asked for: file x"),
     "a guardian with a payload": (guardian_says('{"type":"failed","text":"x","size":5}'),
                                   "it sent what is no message: failed with 5 bytes"),
-    "a guardian's nonsense": (guardian_says("what?"), "it sent what is no message: no JSON: b'what?'"),
+    "a guardian's nonsense": (guardian_says("what?"), "it sent what is no message: not JSON: b'what?'"),
 }  # fmt: skip
 
 

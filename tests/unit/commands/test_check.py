@@ -110,13 +110,13 @@ def test_a_table(found, lines):
 
 def test_a_narrow_terminal():
     far = Finding(
-        ("gpu1", "gpu2"), "no GPU (neither nvidia-smi nor rocm-smi is there)", "run on CPUs: --nproc N --cpu", PROBLEM
+        ("gpu1", "gpu2"), "no GPU (neither nvidia-smi nor rocm-smi found)", "run on CPUs: --nproc N --cpu", PROBLEM
     )
     assert check.table(JOB, inspection(far, LONELY), 80) == [
         "3 hosts responded (1.2 s)",
         "  on all    8 x H200 140 GB, driver 580.159, python 3.11 (/usr/bin/python3),",
         "            torch 2.13.0, CUDA 13.0, NCCL 2.28.9, data over eth1",
-        "! gpu[1-2]  no GPU (neither nvidia-smi nor rocm-smi is there)",
+        "! gpu[1-2]  no GPU (neither nvidia-smi nor rocm-smi found)",
         "            fix: run on CPUs: --nproc N --cpu",
         "  gpu3      32 CPUs, the others 64 CPUs",
         "1 problem would break a run",

@@ -111,9 +111,9 @@ def test_what_was_told_stays_so_where_others_have_the_same_error():
             "gpu2 helper failed first (killed by SIGKILL)",
         ),
         (
-            Failure("gpu2", 1, FailureKind.SUPERVISOR, 1.0, text="its guardian was killed"),
+            Failure("gpu2", 1, FailureKind.SUPERVISOR, 1.0, text="its helper was killed"),
             1,
-            "gpu2 helper failed first (its guardian was killed)",
+            "gpu2 helper failed first (its helper was killed)",
         ),
     ],
 )

@@ -177,7 +177,7 @@ def test_where_in_a_wait_of_the_standard_library_it_is_makes_no_difference():
 
 
 def test_a_rank_that_the_kernel_holds_is_odd_without_a_stack():
-    held = Stack("gpu2", 3, state="D", wchan="nfs_wait_bit_killable", reason="the kernel holds it")
+    held = Stack("gpu2", 3, state="D", wchan="nfs_wait_bit_killable", reason="it is blocked in the kernel")
     assert folded_lines(fold([*map(waiting, range(3)), held])) == [
         "stacks of 4 ranks on 2 hosts (gpu2 rank 3 differs from 3 others)",
         "  gpu2 rank 3:",
@@ -204,11 +204,11 @@ def test_a_stopped_rank_and_one_whose_node_is_silent():
 
 def test_a_node_without_py_spy_is_no_odd_one():
     """All of it is told, and last."""
-    missing = [Stack("gpu2", rank, reason="py-spy is not there") for rank in (4, 5)]
+    missing = [Stack("gpu2", rank, reason="py-spy not found") for rank in (4, 5)]
     folded = fold([*missing, *map(waiting, range(4))])
     assert folded.odd == ()
     assert folded_lines(folded)[0] == "stacks of 6 ranks on 2 hosts"
-    assert folded_lines(folded)[-2:] == ["  2 ranks on gpu2 (4-5):", "    no stack: py-spy is not there"]
+    assert folded_lines(folded)[-2:] == ["  2 ranks on gpu2 (4-5):", "    no stack: py-spy not found"]
 
 
 def test_a_deep_stack_shows_where_it_is_and_how_the_user_came_there():

@@ -175,8 +175,8 @@ def failed(step, reason, *lines):
             f"gpu1: --setup failed (exit code 4):\n    one\n    [31mtwo[0m\n  fix: {SETUP_FIX}",
         ),
         (
-            failed("--setup", "it did not end in 60 s"),
-            f"gpu1: --setup failed (it did not end in 60 s)\n  fix: {SETUP_FIX}",
+            failed("--setup", "it did not finish in 60 s"),
+            f"gpu1: --setup failed (it did not finish in 60 s)\n  fix: {SETUP_FIX}",
         ),
         (
             failed("--conda x", "exit code 127", NO_CONDA),

@@ -78,10 +78,10 @@ def found(every_fact, job=JOB):
             ],
         ),
         (
-            [tried(master(), ring(number, "somebody else answers")) for number in (2, 3, 4, 5, 1)],
+            [tried(master(), ring(number, "another program answers")) for number in (2, 3, 4, 5, 1)],
             [
                 "problem: gpu[1-5]: can't reach a free port of the next host "
-                f"(for example, gpu1 to gpu2, 10.0.0.2 port 40002: somebody else answers); fix: {OPEN_ALL}"
+                f"(for example, gpu1 to gpu2, 10.0.0.2 port 40002: another program answers); fix: {OPEN_ALL}"
             ],
         ),
     ],
