@@ -87,12 +87,12 @@ ENDINGS: Mapping[str, Explanation] = {
 
 # By a part of the description of a lost connection; the first key found in it counts.
 LOSSES: Mapping[str, Explanation] = {
-    "no sign of life": Explanation(
+    "no heartbeat": Explanation(
         "loss",
         "the host froze, was switched off, or the network to it failed",
         "check the machine itself; when it responds again, run `launch check` and `launch clean`",
     ),
-    "this machine stood still": Explanation(
+    "this machine was suspended": Explanation(
         "loss",
         "the launch host slept, and the hosts ended the run",
         "start runs from a machine that stays awake",

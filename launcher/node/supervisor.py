@@ -97,7 +97,7 @@ class Supervisor:
         """Serve until the census is sent or nobody reads it, or until PREPARE fails."""
         self._catch_signals()
         self._loop.watch(0, self._read_launcher)
-        self._loop.watch(self._life_fd, lambda: self._end_run("its helper was killed"))
+        self._loop.watch(self._life_fd, lambda: self._end_run("its parent process was killed"))
         self._check_lease()
         while not self._is_done:
             self._loop.run_once()

@@ -1,6 +1,6 @@
-"""What torchrun says when node 0's torchrun, which holds the store, has left the exit barrier before it: no failure.
+"""What torchrun prints if node 0's torchrun, which holds the store, leaves the exit barrier first: not a failure.
 
-In about one of ten good runs that is a page of C++ frames. It is held back until somebody knows how the run ended.
+In about one of ten successful runs it is a page of C++ frames. It is held back until it is known how the run ended.
 See https://github.com/pytorch/pytorch/issues/69520.
 """
 
@@ -27,7 +27,7 @@ class ExitRace:
 
     def __init__(self) -> None:
         self._held = bytearray()
-        self._prefix: bytes | None = None  # of the record in which we are; None: in none
+        self._prefix: bytes | None = None  # of the current record; None: outside of one
 
     def hold(self, lines: bytes) -> bytes:
         """Return the lines of a block that are to be shown now."""

@@ -61,7 +61,7 @@ class FoldedOutput:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Hosts that have printed the same."""
+    """Hosts that printed the same output."""
 
     hosts: tuple[str, ...]
     text: bytes

@@ -25,7 +25,7 @@ class LineStream:
         self._clock = clock
         self._progress_at = -PROGRESS_S
         self.tail = b""
-        self.heard_at = 0.0  # wall-clock: when its last bytes came, as whoever feeds it says
+        self.heard_at = 0.0  # wall-clock: when its last bytes came, as its feeder says
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
         """Return (lines for the log, lines for the screen) that `data` completes; each may be empty."""

@@ -20,7 +20,7 @@ from launcher.private_files import make_private, open_private
 
 
 class NodeLog:
-    """The log file of one node, and the files that its ranks left; write errors go to `complain` and end nothing."""
+    """The log file of a node, and the files that its ranks left; a write error goes to `complain` only."""
 
     def __init__(self, path: Path, complain: Callable[[Path, OSError], None]) -> None:
         self._path = path
@@ -35,7 +35,7 @@ class NodeLog:
             view = memoryview(block)
             while view:
                 view = view[self._file.write(view) or 0 :]
-        except OSError as error:  # once there is room again the log goes on, with a gap
+        except OSError as error:  # once there is room again the log continues, with a gap
             self._complain(self._path, error)
 
     def keep_file(self, name: str, content: bytes) -> None:
@@ -53,7 +53,7 @@ class NodeLog:
             self._complain(path, error)
 
     def close(self) -> None:
-        """Close the file; a network file system may tell only now that it had no room."""
+        """Close the file; a network file system may report only now that it was full."""
         file, self._file = self._file, None
         try:
             if file is not None:
@@ -111,7 +111,7 @@ class NodeOutput:
     def finish(self, *, ended_well: bool = False) -> None:
         """Write and show the last lines that had no newline, and close the log.
 
-        ended_well: what was held back is for the log only.
+        ended_well: what was held back stays off the screen.
         """
         with self._lock:
             self._is_finished = True
@@ -147,7 +147,7 @@ class NodeOutput:
         return prefix
 
     def _stamp(self, at: float) -> bytes:
-        """Return what a line of the log begins with; a flood has many blocks in one millisecond."""
+        """Return the time that starts a line of the log, kept for the many blocks that a flood has per millisecond."""
         millis = int(at * 1000)
         if millis != self._stamped_at:
             self._stamped_at, self._last_stamp = millis, f"{local_time(at)} ".encode()

@@ -20,10 +20,10 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class RunRecord:
-    """The folder of one run.
+    """The directory of one run.
 
-    run.json is there from the first `update` on; what is known before waits for that, since a run that never begins
-    leaves no folder.
+    The first `update` writes run.json. Values that are known earlier wait for it, since a run that never starts leaves
+    no directory.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RunRecord:
         return f"{self.run_id} ({self.name})" if self.name else self.run_id
 
     def complain(self, path: Path, error: OSError) -> None:
-        """Note that something could not be written, and pass it on."""
+        """Record that something could not be written, and pass it on."""
         self.write_error = self.write_error or error
         self._complain(path, error)
 
@@ -74,7 +74,7 @@ class RunRecord:
         return sorted((self.folder / "files").rglob(f"*{prefix}*"))
 
     def update(self, values: Mapping[str, Any]) -> None:
-        """Add values to run.json and write it; a write error is passed to `complain`, and the run goes on."""
+        """Add values to run.json and write it; a write error is passed to `complain`, and the run continues."""
         with self._lock:
             self._is_written = True
             self._put(values)
@@ -95,7 +95,7 @@ class RunRecord:
             self.complain(self.folder / "run.json", error)
 
     def discard(self) -> None:
-        """Remove the folder of a run that never began, and what was made for it, unless something was logged."""
+        """Remove the directory of a run that never started, and its new parent, unless something was logged."""
         with contextlib.suppress(OSError):
             self.folder.rmdir()
             if self._has_made_base:
@@ -104,7 +104,7 @@ class RunRecord:
     def link(self, node_ranks: Sequence[int]) -> bool:
         """Point logs/latest to this run and logs/node_<rank>.log into it.
 
-        Return False if latest is another user's: in a sticky directory nobody can replace what is another's.
+        Return False if `latest` is another user's: in a sticky directory nobody can replace another user's files.
         """
         base = self.folder.parent
         try:
@@ -126,12 +126,12 @@ class RunRecord:
 
 
 def create_record(base: Path, now: datetime, complain: Complaint, known: Mapping[str, Any] | None = None) -> RunRecord:
-    """Make the directory of a new run, named by the time of its start; raise UsageError if that fails.
+    """Create the directory of a new run, named by the time of its start; raise UsageError if that fails.
 
     known: the first values of run.json; `name` among them is the run's name.
 
-    Only the user can read it, since ranks may print secrets. Several users may share `base`, so the umask decides on
-    that one. A full disk raises nothing: the run goes on without its logs.
+    Only the user can read it, since ranks may print secrets. Several users may share `base`, so the umask applies to
+    that one. A full disk raises nothing: the run continues without its logs.
     """
     stamp = now.strftime("%Y%m%d-%H%M%S")
     is_new = not os.path.lexists(base)
@@ -144,11 +144,11 @@ def create_record(base: Path, now: datetime, complain: Complaint, known: Mapping
             if isinstance(error, FileExistsError) and os.path.lexists(base / run_id):
                 continue
             if error.errno not in _DISK_FULL:
-                text = f"can't make the log folder {base / run_id}: {error.strerror}"
-                raise UsageError(text, "name another with --log-dir") from None
+                text = f"can't create the log directory {base / run_id}: {error.strerror}"
+                raise UsageError(text, "choose another directory with --log-dir") from None
             record.complain(base / run_id, error)
         return record
-    raise UsageError(f"{base / stamp}: 99 runs began in one second")
+    raise UsageError(f"{base / stamp}: 99 runs started in one second")
 
 
 def _replace_file(path: Path, text: str) -> None:
@@ -163,7 +163,7 @@ def _replace_file(path: Path, text: str) -> None:
 
 
 def _write_text(path: Path, text: str) -> None:
-    # An argument that is no text holds lone surrogates; as `\\udce9` they are JSON again.
+    # An argument that isn't valid text holds lone surrogates; as `\\udce9` they are JSON again.
     with open(path, "w", encoding="utf-8", errors="backslashreplace", opener=open_private) as file:
         file.write(text)
 

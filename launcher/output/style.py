@@ -1,4 +1,4 @@
-"""How a message of `launch` looks on a terminal: its weight, and where its lines break.
+"""How a message of `launch` looks on a terminal: its colour and weight, and where its lines break.
 
 A terminal breaks a line in the middle of a word or a path, so sentences are broken between words here. Nothing here
 does I/O.
@@ -43,7 +43,7 @@ def break_line(text: str, columns: int) -> list[str]:
 
 
 def render(text: str, style: Style, columns: int, *, with_colour: bool) -> str:
-    """Return a message as a terminal of so many columns gets it; columns: 0 if the terminal does not tell."""
+    """Return a message as a terminal of so many columns gets it; columns: 0 if the terminal has none set."""
     if style is Style.AS_IS:
         return text
     lines = break_line(text, columns)

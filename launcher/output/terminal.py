@@ -1,6 +1,6 @@
-"""Write to the terminal from a thread of its own, so that one that is blocked (Ctrl-S, a pager) never stalls a run.
+"""Write to the terminal from a separate thread, so that a blocked one (Ctrl-S, a pager) never stalls a run.
 
-The queue is bounded: lines of ranks that a blocked terminal would have shown are dropped and counted. Logs get all.
+The queue is bounded: lines of ranks that a blocked terminal would have shown are dropped and counted. The logs get all.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from launcher.output.traceback_filter import Source
 
 QUEUE_BYTES = 8 << 20
 _PATIENCE_S = 1.0
-_PIECE_BYTES = 64 << 10  # small enough that a reader who moves is seen to
+_PIECE_BYTES = 64 << 10  # small enough to notice that the reader still reads
 _FAREWELL_S = 5.0
 _OWN_FAREWELL_S = 60.0
 
 
 class Terminal:
-    """Writes to stdout and stderr from a thread of its own.
+    """Writes to stdout and stderr from a separate thread.
 
-    Blocks come out whole, in the order in which they were queued by whatever threads. Lines of ranks (`put`) may be
+    Blocks are written whole, in the order in which the threads queued them. Lines of ranks (`put`) may be
     dropped while a reader is blocked; messages of `launch` (`say`) never are, so the queue may outgrow its bound.
     """
 
     def __init__(self, *, is_terminal: bool, patience_s: float | None = None) -> None:
         self._queue: deque[tuple[int, bytes]] = deque()
-        self._own_waiting = 0  # bytes of our own words that nobody has read yet
+        self._own_waiting = 0  # unread bytes, up to the last message of `launch`
         self._queued_bytes = 0
         self._dropped_lines = 0
         self._is_terminal = is_terminal
-        # A file or pipe that moves is waited for; a person can't read what a terminal can't keep up with.
+        # Wait for a file or pipe that still takes data; a person can't read what a terminal can't keep up with.
         self._patience_s = patience_s if patience_s is not None else (0.0 if is_terminal else _PATIENCE_S)
         self._moved_at = time.monotonic()
         self._closed_fds: set[int] = set()
@@ -52,7 +52,7 @@ class Terminal:
     def put(self, fd: int, block: bytes) -> None:
         """Queue whole lines of ranks.
 
-        If the queue is full it waits while the reader moves, and drops and counts the lines if the reader is blocked.
+        If the queue is full, wait while the reader still reads; drop and count the lines if the reader is blocked.
         """
         with self._changed:
             while self._queued_bytes >= QUEUE_BYTES and not self._is_stuck():
@@ -77,15 +77,15 @@ class Terminal:
         while self._thread.is_alive():
             self._thread.join(0.1)
             if time.monotonic() - self._moved_at > self._farewell_s():
-                text = f"launch: {self._queued_bytes} bytes of output were not read by anybody\n"
+                text = f"launch: {self._queued_bytes} bytes of output were never read\n"
                 with contextlib.suppress(OSError):
                     os.write(STDERR, text.encode())
                 return
 
     def _break(self, error: Exception) -> None:
-        """Say that the writing thread has failed: the run goes on, and nothing more is printed."""
+        """Say that the writing thread has failed: the run continues, and nothing more is printed."""
         self._patience_s = 0.0
-        text = f"launch: printing failed ({error!r}); the run goes on\n"
+        text = f"launch: printing failed ({error!r}); the run continues\n"
         with contextlib.suppress(OSError):
             os.write(STDERR, text.encode())
 
@@ -114,7 +114,7 @@ class Terminal:
                 dropped, self._dropped_lines = self._dropped_lines, 0
                 self._moved_at = time.monotonic()
             if dropped:
-                self._write(STDERR, f"launch: {dropped} lines not shown here, all are in the logs\n".encode())
+                self._write(STDERR, f"launch: {dropped} lines not shown here; the logs have all of them\n".encode())
             self._write(fd, block)
             with self._changed:
                 self._queued_bytes -= len(block)
@@ -129,10 +129,10 @@ class Terminal:
                 view = view[_write_some(fd, view) :]
                 self._moved_at = time.monotonic()
         except OSError as error:
-            # The pager was quit, the terminal closed, or the disk is full; the run goes on.
+            # The pager was quit, the terminal closed, or the disk is full; the run continues.
             self._closed_fds.add(fd)
             if fd == STDOUT:
-                text = f"launch: can't write our output any more ({error.strerror}); the run goes on\n"
+                text = f"launch: can't write to stdout any more ({error.strerror}); the run continues\n"
                 self._write(STDERR, text.encode())
 
 
@@ -157,9 +157,9 @@ class Screen(Protocol):
         """Keep the tracebacks of further ranks off the screen: the first failure is known."""
 
     def release(self, sources: Collection[Source] | None = None, alike: Collection[Source] = ()) -> frozenset[Source]:
-        """Show what was kept off of these sources, or of all; return those whose tracebacks are in the logs alone.
+        """Show what was held back from these sources, or from all; return those whose tracebacks are only in the logs.
 
-        alike: sources with the same error; if it was shown of one of them, it is not shown again.
+        alike: sources with the same error; if it was shown for one of them, it is not shown again.
         """
 
     def emit(self, event: str, **values: object) -> None:

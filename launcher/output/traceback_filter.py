@@ -1,6 +1,6 @@
-"""Keep the tracebacks of ranks that only follow another one off the screen, so that the cause is not buried by them.
+"""Keep tracebacks that are only consequences of another one off the screen, so that they don't bury the cause.
 
-A rank that fails takes a second to end, and meanwhile its peers, which have lost it, print pages. The logs get all.
+A rank that fails takes a second to exit; meanwhile its peers, which lost it, print pages. The logs get everything.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from launcher.concurrency import start_timer
 from launcher.output.lines import STDERR
 
-HOLD_S = 5.0  # a run that goes on for so long after a traceback has survived it
+HOLD_S = 5.0  # a run that continues for this long after a traceback has survived it
 HELD_BYTES = 16 << 20  # of all ranks together
 
 # How a report of an error begins: Python's, also with torch's prefix, a SyntaxError's, NCCL's, and those of C++.
@@ -36,11 +36,11 @@ class _Held:
 
 
 class TracebackFilter:
-    """Passes the output of ranks on to the screen, but for tracebacks that may only follow another one.
+    """Passes the output of ranks on to the screen, except for tracebacks that may only be consequences of another one.
 
-    The first traceback is shown as it comes. While its run may be about to fail, the tracebacks of others are held
-    back, and what they print on stderr after them; if the run goes on, they are shown a moment later. Once `withhold`
-    was called the run is failing, and nothing of that is shown before `release` says whose is to be.
+    The first traceback is shown as it comes. While the run may be about to fail, the tracebacks of other ranks are held
+    back, and so is what those ranks then print on stderr; if the run continues, all of that is shown a moment later.
+    Once `withhold` was called the run is failing, and it is shown only if `release` names its source.
 
     The lines of one stream keep their order. `take` is called by all reader threads and a timer's, the rest by the
     event loop; nobody holds the lock while something is shown, since a terminal may be slow.
@@ -74,9 +74,9 @@ class TracebackFilter:
             self._is_failing = True
 
     def release(self, sources: Collection[Source] | None = None, alike: Collection[Source] = ()) -> frozenset[Source]:
-        """Show what was held back of these sources, or of all; return those whose tracebacks are in the logs alone.
+        """Show what was held back from these sources, or from all; return those whose tracebacks are only in the logs.
 
-        alike: sources with the same error; if it was shown of one of them, it is not shown again.
+        alike: sources with the same error; if it was shown for one of them, it is not shown again.
         """
         with self._lock:
             is_shown = self._first in alike
@@ -87,7 +87,7 @@ class TracebackFilter:
             return frozenset(self._held)
 
     def _divide(self, source: Source, lines: bytes, at: float) -> int:
-        """Hold back what is not to be shown now; return how many bytes are."""
+        """Hold back what must not be shown yet; return how many bytes may be."""
         if source in self._held:
             self._hold(source, lines, at)
             return 0
@@ -111,7 +111,7 @@ class TracebackFilter:
         held.blocks.append(lines)
 
     def _give_up(self, turn: int) -> None:
-        """Show all: the run has survived what was thought to be its end."""
+        """Show all that was held back: the run has survived the first traceback."""
         with self._lock:
             if self._is_failing or turn != self._turn:
                 return
@@ -129,12 +129,12 @@ class TracebackFilter:
                 held.blocks, held.dropped_lines = [], 0
                 self._held_bytes -= sum(map(len, blocks))
             if dropped_lines:
-                blocks.append(f"launch: {dropped_lines} lines not shown here, all are in the logs\n".encode())
+                blocks.append(f"launch: {dropped_lines} lines not shown here; the logs have all of them\n".encode())
             self._show(*source, STDERR, b"".join(blocks), held.at)
 
 
 def _find_start(lines: bytes) -> int | None:
-    """Return where a traceback begins; a cheap test goes before the pattern, since some ranks write much."""
+    """Return where a traceback begins; a cheap test comes before the pattern, since some ranks print a lot."""
     if not any(clue in lines for clue in _CLUES):
         return None
     found = _START.search(lines)

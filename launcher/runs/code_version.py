@@ -1,10 +1,10 @@
-"""Which commit of the user's code a run has, and whether its files differ from it: git is asked while the run starts.
+"""Find the commit of the user's code, and whether its files differ from it, by asking git while the run starts.
 
-Nothing waits for git but, for a second, the end of a run: a repository may be large, or on a slow file system.
-Without git, outside of a repository, or where git refuses one of another owner, nothing is known, and that is no error.
+Only the end of a run waits for git, and for a second at most: a repository may be large, or on a slow file system.
+Without git, outside a repository, or if git refuses a repository of another owner, nothing is known; that's no error.
 
-`git status` may run the filters of the repository's configuration (git-lfs is one), as the ranks run its code; they
-end with the git that started them.
+`git status` may run the filters of the repository's configuration (git-lfs is one), just as the ranks run its code;
+they are killed together with the git that started them.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from launcher.output.run_folder import RunRecord
 
 ANSWER_S = 5.0
 FAREWELL_S = 1.0
-# It writes nothing (the index), and leaves no daemon behind.
+# It writes nothing, not even the index, and starts no daemon.
 _GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
-# Of a git that has started us, by a hook or an alias: they name its repository, not the one of the code.
+# Set by a git that started `launch` through a hook or an alias: they name its repository, not the code's.
 _OTHER_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_PREFIX")
 
 
 @contextlib.contextmanager
 def keep_code_version(job: Job, record: RunRecord) -> Iterator[None]:
-    """Add `git` to run.json while the block runs; the code is what lies on this machine."""
+    """Add `git` to run.json while the block runs; it describes the code on this machine."""
     folder = find_code(job)
     if folder is None:
         yield
@@ -51,7 +51,7 @@ def keep_code_version(job: Job, record: RunRecord) -> Iterator[None]:
 
 
 def find_code(job: Job) -> Path | None:
-    """Return the directory of the program that the ranks run, or None if it is ours."""
+    """Return the directory of the program that the ranks run; None for the built-in trainer, or without a workdir."""
     if job.program.kind is ProgramKind.BUILTIN or job.workdir is None:
         return None
     workdir = Path(job.workdir)
@@ -59,7 +59,7 @@ def find_code(job: Job) -> Path | None:
 
 
 class Git:
-    """Asks git about one directory; `stop`, from another thread, ends what it asks just now."""
+    """Asks git about one directory; `stop`, called by another thread, kills the git that is running."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -82,7 +82,7 @@ class Git:
         }
 
     def stop(self) -> None:
-        """Kill the git that has not answered."""
+        """Kill git if it has not answered."""
         if self._process is not None and self._process.poll() is None:
             _kill(self._process)
 

@@ -1,4 +1,4 @@
-"""What is said live of ranks that end well while others go on: these may wait for them for ever."""
+"""The message about ranks that succeed while others still run, since those may wait for them for ever."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTICE_S = 30.0  # ranks of one run don't end at the same moment
 
 
 class EarlyExitNotice:
-    """Says once who has ended, if others still run half a minute after the first rank that ended well."""
+    """Prints once which ranks have succeeded, if others still run half a minute after the first of them."""
 
     def __init__(self, session: Session, plan: LaunchPlan) -> None:
         self._session = session
@@ -26,7 +26,7 @@ class EarlyExitNotice:
 
     @contextlib.contextmanager
     def allowed(self) -> Iterator[None]:
-        """Say it while the block runs: before, no rank is there, and afterwards they are being ended."""
+        """Allow the message while the block runs: before it no rank runs, and after it they are being stopped."""
         try:
             with self._session.subscribe(messages.EXIT, self._take_exit):
                 yield

@@ -1,6 +1,6 @@
-"""What the nodes said -> the Failures among it, each with the last lines of its process.
+"""Turn what the nodes reported into Failures, each with the last lines of its process.
 
-Here a node's HostFailure becomes a Failure of the run; `launcher.errors` tells the whole way to the screen.
+Here a node's HostFailure becomes a Failure of the run; `launcher.errors` describes all steps up to the screen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from launcher.session.session import Session
 def find_failures(
     session: Session, plan: LaunchPlan, outputs: Sequence[NodeOutput], stopped_at: float | None
 ) -> list[Failure]:
-    """Return what ended as it should not, on all nodes; stopped_at: when the stop was sent (wall-clock)."""
+    """Return the failures of all nodes; stopped_at: when the stop was sent (wall-clock)."""
     found = []
     for index, node in enumerate(plan.nodes):
         found += _Node(index, node, session.states[index], outputs[index], session).failures()
@@ -30,7 +30,7 @@ def find_failures(
 
 
 def find_successes(session: Session, plan: LaunchPlan, outputs: Sequence[NodeOutput]) -> list[Failure]:
-    """Return the ranks that ended with exit code 0: where all others only lost a rank, it was one of these."""
+    """Return the ranks that exited with 0: if all others only lost a rank, one of these is the cause."""
     return [
         success
         for index, node in enumerate(plan.nodes)
@@ -39,7 +39,7 @@ def find_successes(session: Session, plan: LaunchPlan, outputs: Sequence[NodeOut
 
 
 def _mark(failure: Failure, stopped_at: float) -> Failure:
-    """Mark what may have ended because it was asked to; a lost connection never does."""
+    """Mark a failure that may be due to the stop; a lost connection never is."""
     late_s = failure.at - stopped_at
     if late_s <= 0 or failure.kind is FailureKind.CONNECTION:
         return failure
@@ -99,7 +99,7 @@ class _Node:
         )
 
     def _keeper(self, failure: HostFailure) -> Failure:
-        """The node itself failed: its supervisor, or the connection to it."""
+        """Return the failure of the node itself: of its supervisor, or of the connection to it."""
         ending = self.state.keeper_ending
         is_supervisor = failure.kind is HostFailureKind.SUPERVISOR
         return Failure(
@@ -119,5 +119,5 @@ def _text(tail: bytes) -> str:
 
 
 def _is_bad(event: Event) -> bool:
-    """Whether a process ended badly; where torchrun was quicker than we, its own end tells."""
+    """Return whether a process failed; if torchrun collected a rank's exit code first, torchrun's own exit shows it."""
     return bool(event.fields.get("code") or event.fields.get("signal"))

@@ -1,4 +1,4 @@
-"""What a run that hangs shows: the stacks of all ranks on Ctrl-\\, and an end to a silence that lasts too long."""
+"""Show the stacks of all ranks of a hanging run on Ctrl-\\, and stop a run that has been silent for too long."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Place = tuple[int, int]  # index of the node, local rank
 
 
 class StackTaker:
-    """Asks all nodes for the stacks of their ranks, and shows the answers in one block; the run goes on."""
+    """Asks all nodes for the stacks of their ranks, and shows the answers in one block; the run continues."""
 
     def __init__(self, session: Session, record: RunRecord, screen: Screen) -> None:
         self._session = session
@@ -41,7 +41,7 @@ class StackTaker:
 
     @contextlib.contextmanager
     def allowed(self, plan: LaunchPlan) -> Iterator[None]:
-        """Answer while the block runs: before, no rank is there, and afterwards they are being ended."""
+        """Allow requests while the block runs: before it no rank runs, and after it they are being stopped."""
         self._plan = plan
         try:
             with self._session.subscribe(messages.STACK, self._take_answer):
@@ -53,14 +53,14 @@ class StackTaker:
                 self._timer = None
 
     def take(self, *, is_announced: bool = False) -> asyncio.Future[FoldedStacks | None]:
-        """Ask, and show what comes within 5 s; None where there is nobody to ask."""
+        """Ask, and show the answers that come within 5 s; None if there is no rank to ask."""
         if self._result is not None and not self._result.done():
             return self._result  # one is on its way
         loop = asyncio.get_running_loop()
         self._result = loop.create_future()
         self._wanted = self._living() if self._plan is not None else set()
         if not self._wanted:
-            self._session.say("launch: no stacks to show: no rank runs now")
+            self._session.say("launch: no stacks to show: no rank is running")
             self._result.set_result(None)
             return self._result
         self._number += 1
@@ -81,7 +81,7 @@ class StackTaker:
 
     def _take_answer(self, event: Event) -> None:
         place = event.index, event.fields["local_rank"]
-        # A node may say what it likes: what nobody asked for, up to a megabyte each, is not kept.
+        # A node may send anything: answers that nobody requested, of up to a megabyte each, are not kept.
         if self._timer is None or event.fields["number"] != self._number or place not in self._wanted:
             return
         self._answers[place] = event
@@ -90,13 +90,13 @@ class StackTaker:
             self._finish()
 
     def _finish(self) -> None:
-        """End the question, whatever becomes of showing the answers: the next one, and a hang, wait for that."""
+        """Finish the request even if showing the answers fails: the next request, and HangWatch, wait for that."""
         assert self._result is not None  # somebody has asked
         self._timer = None
         folded = None
         try:
             folded = self._show()
-        except Exception as error:  # noqa: BLE001 - the run goes on, whatever its stacks look like
+        except Exception as error:  # noqa: BLE001 - the run continues, whatever its stacks look like
             self._session.say(f"launch: can't show the stacks: {error!r}")
         self._result.set_result(folded)
 
@@ -106,7 +106,7 @@ class StackTaker:
         found = [
             (self._plan.nodes[index], local_rank, self._answers.get((index, local_rank)))
             for index, local_rank in sorted(self._wanted)
-            if (index, local_rank) in self._answers.keys() | living  # one that has ended meanwhile is no riddle
+            if (index, local_rank) in self._answers.keys() | living  # one that has ended meanwhile needs no explanation
         ]
         self._answers = {}
         folded = fold(_stack(*place) for place in found)
@@ -146,7 +146,7 @@ def _as_record(folded: FoldedStacks) -> dict[str, object]:
 
 
 class HangWatch:
-    """Looks whether any rank writes anything; where none does for too long, `failure` says so."""
+    """Watches whether any rank prints anything; if none does for too long, `failure` says so."""
 
     def __init__(
         self,
@@ -186,11 +186,11 @@ class HangWatch:
             if self._heard_at() == heard_at:
                 self.failure = self._describe(timeout_s, folded)
             else:
-                self._session.say("launch: there is output again, the run goes on")
+                self._session.say("launch: there is output again, so the run continues")
         self._session.wake()
 
     def _heard_at(self) -> float:
-        """When a rank wrote last; the time counts from the start, since many a run hangs before its first line."""
+        """Return when a rank last printed, or the start if none has: many runs hang before their first line."""
         return max(self._began_at, *(output.heard_at for output in self._outputs))
 
     def _describe(self, timeout_s: float, folded: FoldedStacks | None) -> Failure:

@@ -1,7 +1,7 @@
-"""All that is asked of the nodes before a run: facts, the way to node 0, and whether they reach each other.
+"""All that the nodes are asked before a run: facts, the route to node 0, and whether they reach each other.
 
-It goes over the connections that will start the job, while torchrun is imported there, so it costs no time.
-A host that fails takes no part from then on, and what the others say still counts.
+It uses the connections that will start the job, while torchrun is imported there, so it costs no time.
+A host that fails is left out from then on; the answers of the others still count.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from launcher.preflight.network import data_address, find_unreachable_master
 from launcher.session.node_state import NodeState
 from launcher.session.session import Session
 
-_MANY = 32  # nodes whose way to node 0 is measured; half of what it keeps open (inspection.MAX_ANSWERED there)
+_MANY = 32  # nodes whose route to node 0 is measured; half of what it keeps open (inspection.MAX_ANSWERED there)
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What the hosts that answer said, and what follows from it."""
+    """What the hosts that responded said, and what follows from it."""
 
     hosts: tuple[Host, ...]
     facts: tuple[NodeFacts, ...]
     findings: tuple[Finding, ...]
-    failures: tuple[HostFailure, ...]  # of the hosts that don't
+    failures: tuple[HostFailure, ...]  # of the hosts that didn't respond
     seconds: float
 
     def of(self, severity: Severity) -> list[Finding]:
@@ -43,7 +43,7 @@ class Inspection:
 
     @property
     def problems(self) -> list[Finding]:
-        """What would break the run."""
+        """Return the findings that would break the run."""
         return self.of(PROBLEM)
 
 
@@ -111,7 +111,7 @@ class Inspector:
         self._facts = {index: replace(self._facts[index], route=state.route) for index, state in self._states()}
 
     async def _probe(self, master: str) -> None:
-        """Let every node try the master port, and a free port of the next node, with a listener at each."""
+        """Make every node try the master port, and a free port of the next node, with a listener at each."""
         targets = self._targets(master)
         for index, probes in targets.items():
             # Node 0 keeps the line with each open while it is measured; of many, neighbours alone are measured.
@@ -135,7 +135,7 @@ class Inspector:
                 self._facts[index] = replace(self._facts[index], probes=found)
 
     def _targets(self, master: str) -> dict[int, list[Probe]]:
-        """Return what each node shall try; one without a route has a finding already."""
+        """Return the addresses that each node must try; a node without a route has a finding already."""
         routes = {index: fact.route for index, fact in self._facts.items() if fact.route and fact.route.probe_port}
         ring = list(routes)
         targets: dict[int, list[Probe]] = {}

@@ -1,4 +1,4 @@
-"""What became of the ranks beside the one that is blamed, counted by host. Nothing here does I/O."""
+"""What happened to the ranks other than the one that is blamed, counted by host. Nothing here does I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.session.node_state import Census, NodeState
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """How many other ranks ended in which way, by host; those of hosts that could not be asked are left out."""
+    """How many other ranks ended in which way, by host, without those of hosts that could not be asked."""
 
     ranks: int = 0  # of the run, as far as it is known here
     same: Mapping[str, int] = field(default_factory=dict)  # with the error of the rank that is blamed, and that rank
@@ -39,7 +39,7 @@ def count_others(
     for node, state in zip(plan.nodes, states, strict=True):
         host = node.host.name
         if host in census.unasked:
-            continue  # the census tells of those
+            continue  # the census names those
         for local_rank in state.started:
             rank = node.first_rank + local_rank
             if rank in alike:
@@ -54,7 +54,7 @@ def _fate(state: NodeState, local_rank: int, failure: Failure | None, cause: Cau
     if event is None:
         return "stopped"
     after_stop = event.at - event.fields["age_s"] > stopped_at
-    if failure is None:  # it ended well, or nobody knows how
+    if failure is None:  # it succeeded, or nobody knows how it ended
         return "stopped" if after_stop else "succeeded" if event.fields["code"] == 0 else "failed"
     if failure.role is Role.STOPPED:  # a supervisor in trouble stops its ranks before it is told to
         return "stopped" if after_stop or state.failure is not None else "failed"

@@ -1,6 +1,6 @@
 """The messages about a run: its plan, how it ended and the cause. Nothing here does I/O.
 
-A Cause gets its last form here; `launcher.errors` tells how it came about.
+A Cause becomes text here; `launcher.errors` describes how it is found.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ _MAX_FRAME_LINES = 5
 
 
 def plan_line(plan: LaunchPlan, run: str, folder: Path, *, on_cpu: bool) -> str:
-    """`2 nodes x 8 GPUs = 16 ranks, run 20261120-091233, logs in logs/20261120-091233`."""
+    """Return `2 nodes x 8 GPUs = 16 ranks, run 20261120-091233, logs in logs/20261120-091233`."""
     return f"{plan_size(plan, on_cpu=on_cpu)}, run {run}, logs in {folder}"
 
 
 def plan_size(plan: LaunchPlan, *, on_cpu: bool) -> str:
-    """`2 nodes x 8 GPUs = 16 ranks`."""
+    """Return `2 nodes x 8 GPUs = 16 ranks`."""
     sizes = list(dict.fromkeys(node.nproc for node in plan.nodes))
     unit = "process" if on_cpu else "GPU"
-    if plan.nnodes > len(plan.nodes):  # our share of a run by hand
+    if plan.nnodes > len(plan.nodes):  # this machine's share of a run by hand
         own = plan.nodes[0]
-        shape = f"node {own.node_rank} of {plan.nnodes} (from 0) with {count(own.nproc, unit)}"
+        shape = f"node rank {own.node_rank} of {plan.nnodes} nodes: {count(own.nproc, unit)}"
     elif len(sizes) == 1:
         shape = f"{count(plan.nnodes, 'node')} x {count(sizes[0], unit)}"
     else:
         each = " + ".join(str(node.nproc) for node in plan.nodes)
         shape = f"{count(plan.nnodes, 'node')} with {each} {plural(unit)}"
-    whole = "of" if plan.nnodes > len(plan.nodes) else "="
-    return f"{shape} {whole} {count(plan.world_size, 'rank')}"
+    ranks = count(plan.world_size, "rank")
+    return f"{shape}, {ranks} in all" if plan.nnodes > len(plan.nodes) else f"{shape} = {ranks}"
 
 
 def warning_lines(warnings: Sequence[Finding]) -> list[str]:
-    """Return one line for each warning; of more than eight the first ones, and how many more there are."""
+    """Return one line for each of the first eight warnings, and one with the number of the others."""
     lines = [f"  {warning.one_line}" for warning in warnings]
     more = len(lines) - _MAX_WARNINGS
-    return lines[:_MAX_WARNINGS] + ([f"  and {more} more: launch check"] if more > 0 else [])
+    return lines[:_MAX_WARNINGS] + ([f"  and {more} more: run launch check"] if more > 0 else [])
 
 
 def plan_lines(plan: LaunchPlan) -> list[str]:
@@ -81,25 +81,25 @@ def _rank_words(node: NodePlan, *, first_is_known: bool) -> str:
 
 
 def census_words(census: Census) -> str:
-    """Return `0 processes left on 2 nodes`, and each host that could not be asked."""
+    """Return `0 processes left on 2 hosts`, and each host that could not be asked."""
     nodes = len(census.left)
     total = sum(len(processes) for processes in census.left.values())
-    words = [f"{count(total, 'process')} left on {count(nodes, 'node')}"] if nodes else []
+    words = [f"{count(total, 'process')} left on {count(nodes, 'host')}"] if nodes else []
     for host, number in census.unasked.items():
-        # One that was lost while it started has told of no process.
+        # A host that was lost while it started has reported no process.
         words.append(
-            f"{host} unreachable, {count(number, 'process') if number else 'what was started there'} may remain"
+            f"{host} unreachable, {count(number, 'process') if number else 'anything started there'} may remain"
         )
     return "; ".join(words)
 
 
 def gap_words(write_error: OSError | None) -> str:
-    """Say why something is missing in the logs, at the end of the line that a run ends with."""
+    """Return why the logs are incomplete, to append to the last line of a run; empty if they are complete."""
     return f"; the logs are incomplete: {write_error.strerror}" if write_error is not None else ""
 
 
 def left_lines(census: Census) -> list[str]:
-    """Return one line for each process that could not be ended."""
+    """Return one line for each process that could not be killed."""
     lines = [
         f"  {host}: pid {pid} ({name}) {_survival(state)}"
         for host, processes in census.left.items()
@@ -111,19 +111,20 @@ def left_lines(census: Census) -> list[str]:
 
 def _survival(state: str) -> str:
     if state == "D":
-        return "is in state D, which no signal ends"
-    return f"still runs after SIGKILL (state {state}): it may run as another user"
+        return "is in state D, which no signal can end"
+    return f"is still running after SIGKILL (state {state}): it may run as another user"
 
 
 def failed_first_line(cause: Cause, nodes: int) -> str:
-    """Return `gpu2 rank 11 failed first (exit code 1), stopping 2 nodes`."""
-    return f"{cause.failure.headline}, stopping {count(nodes, 'node')}"
+    """Return `gpu2 rank 11 failed first (exit code 1), stopping the run on 2 hosts`."""
+    return f"{cause.failure.headline}, stopping the run on {count(nodes, 'host')}"
 
 
 def cause_block(cause: Cause, others: Others, log: Path, *, withheld: int = 0) -> list[Line]:
     """Return the lines that explain the cause, no more than fit a screen of 24 rows.
 
-    log: the file with all output of the failed node; withheld: how many ranks printed other tracebacks, off the screen.
+    log: the file with all output of the failed node; withheld: how many ranks printed other tracebacks that are only in
+    the logs.
     """
     failure = cause.failure
     local = f" (local rank {failure.local_rank}" + (f", GPU {failure.gpu})" if failure.gpu is not None else ")")
@@ -135,7 +136,7 @@ def cause_block(cause: Cause, others: Others, log: Path, *, withheld: int = 0) -
     if cause.explanation is not None:
         lines.append(Line(f"  why: {_cut(cause.explanation.cause, _MAX_ERROR)}"))
         lines.append(Line(f"  fix: {cause.explanation.fix}", Style.STRONG))
-    after = [*map(Line, [*others_lines(others), *withheld_lines(withheld), f"  all of it: {log}"])]
+    after = [*map(Line, [*others_lines(others), *withheld_lines(withheld), f"  full log: {log}"])]
     rows = sum(_rows(line.text) for line in [*lines, *after])
     last_lines = _fit_last_lines(cause.last_lines, _BLOCK_ROWS - rows - 1)
     if last_lines:
@@ -161,7 +162,7 @@ def _fit_traceback(traceback: Sequence[str]) -> list[str]:
 
 
 def _fit_last_lines(lines: Sequence[str], rows: int) -> list[str]:
-    """Return the latest lines that fit into so many rows of the screen; of the very last one at least its start."""
+    """Return the last lines that fit into `rows` rows of the screen; of the very last one at least its start."""
     kept: list[str] = []
     left = rows
     for line in reversed([f"    {_cut(line, _MAX_LINE)}" for line in lines]):
@@ -173,31 +174,31 @@ def _fit_last_lines(lines: Sequence[str], rows: int) -> list[str]:
 
 
 def same_lines(others: Others) -> list[str]:
-    """`the same on all 4 ranks: 2 each on gpu[1-2]`, or no line."""
+    """Return `same error on all 4 ranks: 2 each on gpu[1-2]`, or no line."""
     total = sum(others.same.values())
     if not total:
         return []
     ranks = f"all {total}" if total == others.ranks else f"{total} of {others.ranks}"
-    return [f"  the same on {ranks} ranks: {_by_host(others.same)}"]
+    return [f"  same error on {ranks} ranks: {_by_host(others.same)}"]
 
 
 def others_lines(others: Others) -> list[str]:
     """Return a line for each way in which other ranks ended: `1 other failed as well: 1 on gpu2`."""
     ways = (
-        (others.failed, "failed as well", ""),
-        (others.followed, "failed because of it", ""),
-        (others.stopped, "followed", " (stopped by launch)"),
-        (others.succeeded, "had already succeeded", ""),
+        (others.failed, "failed as well"),
+        (others.followed, "failed because of it"),
+        (others.stopped, "stopped by launch"),
+        (others.succeeded, "had already succeeded"),
     )
     return [
-        f"  {count(sum(counts.values()), 'other')} {words}: {_by_host(counts)}{how}"
-        for counts, words, how in ways
+        f"  {count(sum(counts.values()), 'other')} {words}: {_by_host(counts)}"
+        for counts, words in ways
         if any(counts.values())
     ]
 
 
 def withheld_lines(number: int) -> list[str]:
-    """Say whose tracebacks the screen has not shown; the error of the blamed rank is none of them."""
+    """Return a line that counts the tracebacks that only the logs have, without that of the blamed rank."""
     if not number:
         return []
     return ["  1 other's traceback is in the logs" if number == 1 else f"  {number} others' tracebacks are in the logs"]
@@ -214,7 +215,7 @@ def _by_host(counts: Mapping[str, int]) -> str:
 
 
 def early_exit_line(first: str, succeeded: Mapping[str, int], running: int) -> str:
-    """Say that ranks have ended well while others go on; `first` is the name of the only one, counts by host."""
+    """Return a line about ranks, counted by host, that have succeeded while others run; `first` names the only one."""
     total = sum(succeeded.values())
     who = first if total == 1 else f"{count(total, 'rank')}, {_by_host(succeeded)},"
     verb = "is" if running == 1 else "are"
@@ -222,13 +223,13 @@ def early_exit_line(first: str, succeeded: Mapping[str, int], running: int) -> s
 
 
 def flight_recorder_lines(files: Sequence[Path], unsafe: Mapping[Path, str], hosts: Mapping[str, str]) -> list[str]:
-    """Say where the files of NCCL's flight recorder are, and what reads them (it comes with torch), if that is safe.
+    """Return where the files of NCCL's flight recorder are, and the command that reads them, if that is safe.
 
-    `hosts` has the host of each node's folder.
+    hosts: the host of each node's directory. The command, torchfrtrace, comes with torch.
     """
     if not files:
         return []
-    place = files[0].parent.parent  # above the nodes' folders
+    place = files[0].parent.parent  # above the nodes' directories
     command = f"torchfrtrace --prefix {FLIGHT_RECORDER_PREFIX} {place}"
     lines = [f"  NCCL's flight recorder of {count(len(files), 'rank')}: {place}"]
     if not unsafe:
@@ -238,7 +239,7 @@ def flight_recorder_lines(files: Sequence[Path], unsafe: Mapping[Path, str], hos
 
 
 def _removal_lines(unsafe: Mapping[Path, str], hosts: Mapping[str, str]) -> list[str]:
-    """Return a line for each host; of many files its folder, so that none is left out."""
+    """Return a line for each host with its files, or with their directory if there are many, so that none is missed."""
     by_folder: dict[Path, list[Path]] = {}
     for path in sorted(unsafe, key=lambda path: (len(path.parent.name), path)):  # node_10 after node_9
         by_folder.setdefault(path.parent, []).append(path)

@@ -56,17 +56,17 @@ class Result:
     census: Census
     cause: Cause | None = None
     interrupted_by: int | None = None
-    has_lost_port: bool = False  # somebody took the master port before torchrun had it
+    has_lost_port: bool = False  # another process took the master port before torchrun had it
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How a run goes about its job; the same for every attempt."""
+    """The options of a run, which are the same for every attempt."""
 
     is_dry: bool = False  # ask the hosts, print the plan, start nothing
-    is_verbose: bool = False  # tell what is sent to each host
+    is_verbose: bool = False  # print what is sent to each host
     with_checks: bool = True  # or ask only for what the plan needs
-    share: tuple[int, int] | None = None  # of a run by hand: (nodes in all, our rank)
+    share: tuple[int, int] | None = None  # of a run by hand: (number of nodes, this node's rank)
     shown_ranks: frozenset[int] | None = None  # whose output the screen shows; None: all
 
 
@@ -97,7 +97,7 @@ class Run:
         self._verdict: Verdict | None = None  # once there is a plan
 
     async def execute(self) -> Result:
-        """Run the job to its end on all nodes; raise LauncherError where it can't begin."""
+        """Run the job to its end on all nodes; raise LauncherError if it can't start."""
         session = self._session
         with session.catch_signals(on_quit=self._stacks.take):
             try:
@@ -119,7 +119,7 @@ class Run:
     # ---- before -------------------------------------------------------------------------------------------------
 
     async def _check(self) -> None:
-        """Ask all hosts, and plan; raise where something would break the run."""
+        """Ask all hosts, and plan; raise if something would break the run."""
         job, session = self._job, self._session
         inspector = Inspector(job, session, candidate_pythons(job, self._own_python), with_checks=self._with_checks)
         inspection = await inspector.ask(has_master=not (self._share and self._share[1]))
@@ -128,7 +128,7 @@ class Run:
         if inspection.problems:
             raise PreflightError("\n".join(map(str, inspection.problems)))
         if inspector.job != job:
-            self._say(f"launch: {count(len(inspection.hosts), 'host')} without GPUs, running on CPUs")
+            self._say(f"launch: {count(len(inspection.hosts), 'host')} without GPUs, so the run uses CPUs")
             self._job = inspector.job
         self._plan = build_plan(self._job, session.hosts, inspection.facts, self._share)
         refuse_unknown_ranks(self._plan, self._shown_ranks)
@@ -136,13 +136,13 @@ class Run:
         self._say_plan(inspection)
 
     def _say_details(self) -> None:
-        """With -v: what is sent, and what the login shells printed."""
+        """Print, for -v, what is sent to each host and what the login shells printed."""
         assert self._plan is not None
         for line in report.plan_lines(self._plan):
             self._say(line)
         for index, host in enumerate(self._session.hosts):
             for line in self._session.noise(index).splitlines():
-                self._say(f"launch: {host.name}'s shell said: {line}")
+                self._say(f"launch: {host.name}'s login shell printed: {line}")
 
     async def _print_plan(self) -> Result:
         assert self._plan is not None
@@ -156,7 +156,7 @@ class Run:
     def _say_plan(self, inspection: Inspection) -> None:
         assert self._plan is not None
         on_cpu = self._job.cpu or not any(fact.gpus for fact in inspection.facts)
-        if self._is_dry:  # a run that is never made has no name
+        if self._is_dry:  # a run that never starts has no name
             plan_line = f"dry run of {report.plan_size(self._plan, on_cpu=on_cpu)}"
         else:
             plan_line = report.plan_line(self._plan, self._record.title, self._record.folder, on_cpu=on_cpu)
@@ -192,7 +192,7 @@ class Run:
             )  # fmt: skip
 
     async def _watch(self) -> Cause | None:
-        """Wait until all nodes have ended well, or the first failure is known; a hang may be one."""
+        """Wait until all nodes have succeeded, or the first failure is known; a hang may be one."""
         assert self._plan is not None and self._verdict is not None
         session, verdict = self._session, self._verdict
         with (
@@ -222,7 +222,7 @@ class Run:
     # ---- after --------------------------------------------------------------------------------------------------
 
     async def _end(self, timeout_s: float, *, ended_well: bool = False) -> Census:
-        """End all nodes, and show what was still on its way."""
+        """Stop all nodes, and show the output that was still on its way."""
         if self._verdict is not None:
             self._verdict.stopped_at = wall_clock()
         census = await self._session.stop_all(timeout_s)
@@ -235,14 +235,14 @@ class Run:
             self._session.say_failures()
             census = await self._end(timeout_s=0)
             self._record.discard()
-            # No rank was; what a --setup may have left is told.
+            # No rank was started; what a --setup may have left is printed.
             left = "nothing was started" if census.is_clean else report.census_words(census)
             self._say(f"launch: stopped by {_who(number)}, {left}")
             return Result(EXIT_SIGNAL_BASE + number, self._seconds(), census, interrupted_by=number)
         timeout_s = self._job.stop_timeout_s
-        nodes = count(len(self._session.hosts), "node")
+        nodes = count(len(self._session.hosts), "host")
         self._say(
-            f"launch: stopping {nodes}, up to {timeout_s:g} s for the trainer to save (Ctrl-C again: at once)",
+            f"launch: stopping the run on {nodes}, up to {timeout_s:g} s to save (Ctrl-C again: kill now)",
             Style.TEXT,
         )
         census = await self._end(timeout_s)
@@ -261,7 +261,9 @@ class Run:
         if cause is not None and may_retry and self._has_lost_port(cause):
             census = await self._end(timeout_s=0)
             self._screen.release()
-            self._say(f"launch: somebody took port {self._plan_port()} of node 0 in between, once more with another")
+            self._say(
+                f"launch: port {self._plan_port()} of node 0 was taken before torchrun started; retrying on another"
+            )
             return Result(cause.failure.exit_code, self._seconds(), census, cause, has_lost_port=True)
         if cause is not None:
             self._screen.withhold()
@@ -280,7 +282,7 @@ class Run:
         return self._conclude(result, f"{report.census_words(census)}, exit code {code}")
 
     def _say_cause(self, told: Failure, census: Census, seconds: float) -> Cause:
-        """Explain the failure by all that is known at the end; `told` is the one that was said to be first."""
+        """Print the cause, from all that is known at the end; `told` is the failure that was reported as the first."""
         assert self._verdict is not None  # there is a cause
         cause = self._verdict.cause(told=told)
         assert cause is not None  # it has failed
@@ -297,7 +299,7 @@ class Run:
         return cause
 
     def _sources_of(self, failure: Failure) -> list[Source]:
-        """Return whose output tells of a failure; where a host is to blame, all that its ranks said."""
+        """Return whose output is about a failure; if a host is to blame, torchrun and all its ranks."""
         assert self._plan is not None  # there is a failure
         if failure.kind in (FailureKind.RANK, FailureKind.TORCHRUN, FailureKind.HANG):
             return [(failure.host, failure.rank)]
@@ -306,7 +308,7 @@ class Run:
         return [(failure.host, None), *((failure.host, rank) for rank in ranks)]
 
     async def _say_flight_recorder(self) -> None:
-        """Name what the ranks left for torchfrtrace, looked at before: it runs what stands in these files."""
+        """Print which files the ranks left for torchfrtrace, after a check: it runs code from these files."""
         assert self._plan is not None
         files = self._record.find_files(FLIGHT_RECORDER_PREFIX)
         unsafe = await asyncio.to_thread(find_unsafe, files)  # some seconds for files that were made to be slow
@@ -315,7 +317,7 @@ class Run:
             self._say(line)
 
     def _has_lost_port(self, cause: Cause) -> bool:
-        """Whether torchrun found the port taken that we chose and held for it."""
+        """Return whether the port that `launch` chose and held for torchrun was taken when torchrun came."""
         failure = cause.failure
         has_begun = any(state.started for state in self._session.states)
         is_torchrun = failure.kind is FailureKind.TORCHRUN
@@ -328,12 +330,12 @@ class Run:
 
     def _finish_well(self, seconds: float, census: Census) -> Result:
         assert self._plan is not None
-        ranks = count(sum(node.nproc for node in self._plan.nodes), "rank")  # ours, of a run by hand
-        words = f"finished in {duration(seconds)}, {ranks} ended well, {report.census_words(census)}"
+        ranks = count(sum(node.nproc for node in self._plan.nodes), "rank")  # of a run by hand only this node's
+        words = f"finished in {duration(seconds)}, {ranks} succeeded, {report.census_words(census)}"
         return self._conclude(Result(0, seconds, census), words)
 
     def _conclude(self, result: Result, words: str) -> Result:
-        """Write the record, and then say how it ended: the disk may be full."""
+        """Write the record, and then print how the run ended: the disk may be full."""
         self._record.update({"ended_at": iso_time(wall_clock()), "result": _as_record(result)})
         gap = report.gap_words(self._record.write_error)
         is_calm = result.census.is_clean and not gap

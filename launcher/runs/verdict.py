@@ -1,4 +1,4 @@
-"""All that the nodes have said so far -> whether the run has failed, and why."""
+"""Decide, from all that the nodes have reported so far, whether the run has failed, and why."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EARLY_S = 60.0
 
 @dataclass(slots=True)
 class Verdict:
-    """What can be said of a run at the moment; each question is answered anew, since more may have been heard."""
+    """What is known about a run at the moment; each call looks again, since more may have been reported."""
 
     session: Session
     plan: LaunchPlan
@@ -33,21 +33,21 @@ class Verdict:
     stopped_at: float | None = None  # wall-clock: what ends later was stopped by `launch`
 
     def failures(self) -> list[Failure]:
-        """Return what has ended as it should not."""
+        """Return what has failed so far."""
         return find_failures(self.session, self.plan, self.outputs, self.stopped_at)
 
     def has_final(self) -> bool:
-        """Whether there is a failure that is not the consequence of another one."""
+        """Return whether there is a failure that is not the consequence of another one."""
         return any(failure.is_final for failure in self.failures())
 
     def has_failed_early(self) -> bool:
-        """Whether a rank has raised before there was anything to save, so that the others may raise the same."""
+        """Return whether a rank has raised so early that there is nothing to save and the others may raise the same."""
         if wall_clock() - self.planned_at > _EARLY_S:
             return False
         return any(failure.is_final and extract_traceback(failure.stderr) for failure in self.failures())
 
     def has_no_rank(self) -> bool:
-        """Whether all ranks have ended."""
+        """Return whether all ranks have ended."""
         return all(
             state.ended is not None or len(state.exits) == node.nproc
             for node, state in zip(self.plan.nodes, self.session.states, strict=True)
@@ -56,8 +56,8 @@ class Verdict:
     def cause(self, *, hang: Failure | None = None, told: Failure | None = None) -> Cause | None:
         """Return why the run failed, or None if it did not.
 
-        hang: what is known of a hang, which no process tells; told: the failure that the user was told of. It stays
-        one, whatever its node says later; but a rank that ended well is to blame only while no other one is.
+        hang: a hang, which no process reports; told: the failure that was printed as the first. It stays a failure,
+        whatever its node reports later; but a rank that succeeded is to blame only while no other one is.
         """
         known = [failure for failure in (hang, told) if failure is not None and not failure.is_early_exit]
         return self._find_cause([*self.failures(), *known], told)
@@ -66,7 +66,7 @@ class Verdict:
         """Return why the run had failed before a signal came to `launch`, or None."""
         failures = self.failures()
         if number == signal.SIGTERM and any(map(_is_terminated, failures)):
-            # Slurm tells supervisors, ranks and `launch` to end at once: what follows from that is no cause.
+            # Slurm stops supervisors, ranks and `launch` together: what follows from that is no cause.
             failures = [failure for failure in failures if failure.is_final]
         return self._find_cause(failures or ([hang] if hang is not None else []), None)
 

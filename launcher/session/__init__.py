@@ -1,16 +1,16 @@
-"""The protocol with the supervisors of all nodes: what is sent, what may come back, and what a node is at.
+"""The protocol between `launch` and the supervisors of all nodes: what is sent, what may come back, each node's state.
 
-Nothing here knows what a run is, or prints.
+Nothing here knows what a run is or prints anything.
 
 In reading order:
 
-    facts_message  a node's messages -> its facts, checked
-    schema        the form that each message of a node must have
-    expected      which messages a node may send now
-    terms         what all nodes are told alike, and how long both sides wait
-    connection    one supervisor, from connecting to its census, in threads
-    node_state    events of a connection -> what is known of its node
+    facts_message  a node's messages -> its facts, validated
+    schema        the required form of each message from a node
+    expected      which messages a node may send at the moment
+    terms         what every node is told, and how long both sides wait
+    connection    the connection to one supervisor, from login to census, in threads
+    node_state    events of a connection -> the state of its node
     pool          all connections, in asyncio, and the leases
-    signals       Ctrl-C and its like, for all sessions of a loop
-    session       Session: all nodes asked, started and ended together
+    signals       Ctrl-C and other signals, for all sessions of an event loop
+    session       Session: asks, starts and stops all nodes together
 """

@@ -1,4 +1,4 @@
-"""What is said with one supervisor, from connecting to its census.
+"""The connection to one supervisor, from connecting to its census.
 
 paramiko's "non-blocking" calls can block (a re-key with a frozen peer blocked `send` for as long as the peer stayed
 frozen), so asyncio's loop never touches a channel: each host has a reader thread, which also connects, and a writer
@@ -36,7 +36,7 @@ READY = "ready"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A message of a node (`kind` is the message's), or what became of its connection (READY, LOST)."""
+    """A message from a node (`kind` is its type), or a change of its connection (READY, LOST)."""
 
     index: int
     kind: str
@@ -45,28 +45,28 @@ class Event:
 
 
 class Output(Protocol):
-    """Where a node's output and files go; the node's reader thread calls, so a slow disk holds up that node alone."""
+    """Takes a node's output and files; the node's reader thread calls it, so a slow disk delays only that node."""
 
     def feed(self, local_rank: int | None, stream: int, data: bytes) -> None:
-        """Take a piece of a rank's output (None: torchrun's own)."""
+        """Take a piece of a rank's output, or of torchrun's if `local_rank` is None."""
 
     def keep_file(self, name: str, content: bytes) -> None:
-        """Take a file that a rank left."""
+        """Take a file that a rank left on the node."""
 
 
 class Connection:
     """The connection to one supervisor, over one channel.
 
-    Three threads take part. The reader thread connects, sends the first message, reads, and calls `on_events` and
-    `output`; once the node has answered, the writer thread alone writes. The public methods are for the event loop,
+    Three threads use it. The reader thread connects, sends the first message, reads, and calls `on_events` and
+    `output`; once the node has answered, only the writer thread writes. The public methods are for the event loop,
     and none of them waits for the node. The loop reads `is_ready`, `is_over` and `heard_at` without a lock: each may
     be a moment old, and when `is_over` is seen, events that came before may still be in the loop's queue.
 
-    READY comes at most once, before every message of the supervisor; the guardian speaks on stderr, and its messages
-    may be ahead. LOST comes exactly once after `start`, as the last event, however the connection ends: also after
-    `close`, after a census, and where no thread could be started.
+    READY comes at most once, before every message of the supervisor; the guardian writes to stderr, so its messages
+    may come earlier. LOST comes exactly once after `start`, as the last event, however the connection ends: even
+    after `close`, after a census, or if no thread could be started.
 
-    The lock is for one promise: after `recall` has returned False, the node never gets its first message; after
+    The lock guarantees one thing: after `recall` has returned False, the node never gets its first message; after
     True, it may have got it.
     """
 
@@ -77,8 +77,8 @@ class Connection:
         self.index = index
         self.host = host
         self.noise = b""  # what came before the marker, and on stderr
-        self.heard_at = time.monotonic()  # the pool sets it forward by the time in which this process stood still
-        self.sleeps_along = False  # the node is on this very machine
+        self.heard_at = time.monotonic()  # the pool adds the time for which this process was suspended
+        self.sleeps_along = False  # the node is on this machine
         self.is_ready = False
         self.is_over = False
         self._transport = transport
@@ -100,7 +100,7 @@ class Connection:
         self._failure: HostFailure | None = None
 
     def start(self, window: threading.Semaphore, first_message: bytes) -> None:
-        """Connect in a thread of its own; READY or LOST follows."""
+        """Connect in a separate thread; READY or LOST follows."""
         for header, _ in messages.Decoder(max_header_bytes=len(first_message)).feed(first_message):
             self._expected.ask(header)
         try:
@@ -109,51 +109,51 @@ class Connection:
             self._lose(HostFailure(self.host.name, HostFailureKind.THREADS, error.message, error.fix))
 
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
-        """Queue a message; one for a node that is gone is dropped."""
+        """Queue a message; drop it if the connection has ended."""
         if self.is_over:
             return
         self._expected.ask({"type": kind, **fields})
         self._outbox.put(messages.encode(kind, payload, **fields))
 
     def beat(self) -> None:
-        """Renew the node's lease, unless beats pile up already, or it knows of none."""
+        """Send a heartbeat, which renews the node's lease, unless several are queued or the transport sends none."""
         if not self._transport.is_terse and self._outbox.qsize() < MAX_WAITING_BEATS:
             self.send(messages.BEAT)
 
     def noise_text(self) -> str:
-        """Return what the login shell and the supervisor said besides messages, and the way to them."""
+        """Return what the login shell, the supervisor and the transport printed besides messages."""
         text = self.noise.decode("utf-8", "replace").strip("\n")
-        # Slurm says why it ends a step on a way of its own, which may be slower than the supervisor's last word.
+        # Slurm reports separately why it ends a step, perhaps later than the supervisor's last message.
         late = [line for line in self._transport.own_messages(self.host) if line not in text]
         return "\n".join(filter(None, [text, *late]))
 
     def admit_standstill(self, gap_s: float) -> None:
-        """Hang up where the node has heard nothing for so long, and has ended the run."""
+        """Hang up because the node has heard nothing for `gap_s`, and so has ended the run."""
         if not self._transport.is_terse:
-            text = f"this machine stood still for {gap_s:.0f} s, and the nodes took it for dead"
+            text = f"this machine was suspended for {gap_s:.0f} s, so the hosts ended the run"
             self.give_up(HostFailureKind.STANDSTILL, text)
 
     def check_time(self) -> None:
-        """Hang up where the login shell gives no marker, or the node no sign of life."""
+        """Hang up if the login shell prints no marker in time, or the node sends no heartbeat."""
         checked_at = time.monotonic()
         marker_timeout_s = max(MARKER_TIMEOUT_S, self._terms.connect_timeout_s)
         if not self.is_ready and self._opened_at is not None and checked_at - self._opened_at > marker_timeout_s:
             self.give_up(
                 HostFailureKind.SHELL,
                 f"its login shell waits for input (no answer in {marker_timeout_s:g} s)",
-                "an rc file may ask or wait in interactive shells only; for a slow one raise --connect-timeout",
+                "let its rc files prompt only in interactive shells; if they are slow, raise --connect-timeout",
             )
         elif self.is_ready and not self._is_busy and checked_at - self.heard_at > self._terms.silence_s:
-            self.give_up(HostFailureKind.SILENT, f"no sign of life for {self._terms.silence_s:g} s")
+            self.give_up(HostFailureKind.SILENT, f"no heartbeat for {self._terms.silence_s:g} s")
 
     def give_up(self, kind: HostFailureKind, text: str, fix: str = "") -> None:
-        """Hang up, and make this the reason."""
+        """Hang up, and record the reason unless there is one already."""
         if self._failure is None:
             self._failure = HostFailure(self.host.name, kind, text, fix)
         self.close()
 
     def recall(self) -> bool:
-        """Return whether the node may have its first message; one that has not gets none any more."""
+        """Return whether the node may have its first message; if not, ensure that it never gets it."""
         with self._lock:
             self._is_closed = self._is_closed or not self._has_orders
         if not self._has_orders:
@@ -161,7 +161,7 @@ class Connection:
         return self._has_orders
 
     def close(self) -> None:
-        """Hang up; the node ends by itself whatever still runs there."""
+        """Hang up; the node itself then ends whatever still runs there."""
         self._is_closed = True
         self._outbox.put(None)
         self._may_write.set()
@@ -173,7 +173,7 @@ class Connection:
 
     def _serve(self, window: threading.Semaphore, first_message: bytes) -> None:
         try:
-            # Before anything is sent: where no thread is left, nothing has begun.
+            # Before anything is sent: if no thread can be started, nothing has begun.
             start_thread(self._write, f"write {self.host.name}", self._break_writing)
             with window:
                 rest = self._open(first_message)
@@ -184,24 +184,26 @@ class Connection:
         except TransportError as error:
             self._lose(error.failure)
         except UnaskedMessage as error:
-            self._lose(HostFailure(self.host.name, HostFailureKind.PROTOCOL, f"it sent what nobody asked for: {error}"))
+            self._lose(
+                HostFailure(self.host.name, HostFailureKind.PROTOCOL, f"it sent an unrequested message: {error}")
+            )
         except messages.MalformedMessage as error:
-            self._lose(HostFailure(self.host.name, HostFailureKind.PROTOCOL, f"it sent what is no message: {error}"))
+            self._lose(HostFailure(self.host.name, HostFailureKind.PROTOCOL, f"it sent an invalid message: {error}"))
         except LauncherError as error:
             self._lose(HostFailure(self.host.name, HostFailureKind.CONFIGURATION, error.message, error.fix))
         finally:
             self.close()
 
     def _break(self, error: Exception) -> None:
-        """A host's failure becomes a value, whatever it is."""
+        """Turn an unexpected exception into a HostFailure, so that it isn't lost."""
         self._lose(HostFailure(self.host.name, HostFailureKind.CONNECTION, f"the connection was lost: {error!r}"))
 
     def _open(self, first_message: bytes) -> bytes:
-        """Connect and start the node's side; return what came after its marker."""
+        """Connect and start the supervisor; return what came after its marker."""
         for python in self._terms.pythons:
             if self._is_closed:
                 break
-            self._opened_at = None  # of this try: reaching the host again may take its time
+            self._opened_at = None  # of this attempt: connecting again may take a while
             command = bootstrap.loader_command(python, self._nonce)
             self._channel = self._transport.open(self.host, command, self._terms.connect_timeout_s)
             self._opened_at = time.monotonic()
@@ -214,7 +216,7 @@ class Connection:
                     self._send_code(magic, first_message)
                 self.heard_at = time.monotonic()
                 self.is_ready = True
-                self._may_write.set()  # somebody may have had something to say before
+                self._may_write.set()  # messages may be queued already
                 return rest
             has_no_python = self._channel.exit_code() == bootstrap.NO_PYTHON_EXIT_CODE
             self._has_orders = self._has_orders and not has_no_python  # nobody was there to read them
@@ -230,7 +232,7 @@ class Connection:
                 raise TransportError(self._failure or self._no_marker())
             self._has_orders = True
         self._channel.write(bootstrap.node_code(self._nonce, magic))
-        self._channel.write(first_message)  # by itself: srun sends the code once for all, where it ends alike
+        self._channel.write(first_message)  # a separate write: srun sends equal ends of writes once
 
     def _await_marker(self) -> tuple[str, bytes] | None:
         assert self._channel is not None  # it was opened just now
@@ -251,19 +253,19 @@ class Connection:
                 return text[start + len(marker) : end].decode("ascii", "replace"), text[end + 1 :]
             if len(text) > NOISE_BYTES:
                 self._keep_noise(text)
-                said = "its login shell prints without end"
-                raise TransportError(HostFailure(self.host.name, HostFailureKind.SHELL, said, "look at its rc files"))
+                said = "its login shell never stops printing"
+                raise TransportError(HostFailure(self.host.name, HostFailureKind.SHELL, said, "check its rc files"))
 
     def _no_marker(self) -> HostFailure:
         if self._is_closed and not self._has_orders:
-            return HostFailure(self.host.name, HostFailureKind.CLOSED, "the launch ended before it was reached")
+            return HostFailure(self.host.name, HostFailureKind.CLOSED, "launch stopped before it was reached")
         code = self._channel.exit_code() if self._channel is not None else None
         if code == bootstrap.NO_PYTHON_EXIT_CODE:
             return bootstrap.no_python(self.host.name, self._terms.pythons)
         if code == bootstrap.NOT_LINUX_EXIT_CODE:
             return bootstrap.not_linux(self.host.name)
         if code is None:
-            said = f"the connection was lost at once{self._last_noise()}"
+            said = f"the connection was lost immediately{self._last_noise()}"
             return HostFailure(self.host.name, HostFailureKind.SHELL, said)
         text = "killed by a signal" if code == KILLED else f"exit code {code}"
         return HostFailure(self.host.name, HostFailureKind.SHELL, f"its login shell ended ({text}){self._last_noise()}")
@@ -280,13 +282,13 @@ class Connection:
                 self._read_stderr(data)
 
     def _handle(self, data: bytes) -> None:
-        self._is_busy = True  # a disk of ours that is slow is not the node's silence
+        self._is_busy = True  # a slow local disk must not count as the node's silence
         events: list[Event] = []
         for header, payload in self._decoder.feed(data):
             if header["type"] == messages.OUTPUT:
                 self._output.feed(header["local_rank"], header["stream"], payload)
             elif header["type"] == messages.FILE:  # 32 MiB of a node would hold up the loop
-                self._on_events(events)  # the census, above all, waits for no disk of ours
+                self._on_events(events)  # the census, above all, must not wait for a local disk
                 events = []
                 self._output.keep_file(header["name"], payload)
             elif header["type"] == messages.STACK:
@@ -300,7 +302,7 @@ class Connection:
         self._is_busy = False
 
     def _read_stderr(self, data: bytes) -> None:
-        """Keep noise; the guardian of a dead supervisor speaks here as well, in lines that begin with the nonce."""
+        """Keep noise; take the messages of a dead supervisor's guardian, whose lines begin with the nonce."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         prefix = self._nonce.encode() + b" "
         noise = []
@@ -308,7 +310,7 @@ class Connection:
             if line.startswith(prefix):
                 guardian = messages.Decoder(accept=self._expected.accept_from_guardian)
                 for report, _ in guardian.feed(line[len(prefix) :] + b"\n"):
-                    self.heard_at = time.monotonic()  # noise is no sign of life
+                    self.heard_at = time.monotonic()  # noise is no heartbeat
                     if report["type"] != messages.BEAT:
                         self._post(report["type"], report)
             elif line:
@@ -326,19 +328,19 @@ class Connection:
         return f": {lines[-1][:200]}" if lines else ""
 
     def _report_end(self) -> None:
-        """Post LOST with the reason why the channel has ended; after a census it is no failure any more."""
+        """Post LOST with the reason why the channel has ended; after a census it no longer counts as a failure."""
         code = self._channel.exit_code() if self._channel is not None else None
         if self._failure is not None:
             self._lose(self._failure)
         elif code is None:
             self._lose(HostFailure(self.host.name, HostFailureKind.CONNECTION, "the connection was lost"))
-        elif messages.NO_WORD in self._last_noise():  # it ended before we noticed that time had passed
+        elif messages.NO_WORD in self._last_noise():  # it ended before this side noticed the gap
             silence = self._last_noise().rpartition(messages.NO_WORD)[2]
-            text = f"this machine stood still for over{silence}, and the nodes took it for dead"
+            text = f"this machine was suspended for over{silence}, so the hosts ended the run"
             self._lose(HostFailure(self.host.name, HostFailureKind.STANDSTILL, text))
         else:
-            ended = f"its guardian ended (exit code {code}){self._last_noise()}"
-            text = "its guardian was killed" if code >= KILLED else ended
+            ended = f"its helper exited with code {code}{self._last_noise()}"
+            text = "its parent process was killed" if code >= KILLED else ended
             self._lose(HostFailure(self.host.name, HostFailureKind.SUPERVISOR, text))
 
     def _lose(self, failure: HostFailure) -> None:
@@ -358,5 +360,5 @@ class Connection:
                 self._channel.write(data)
 
     def _break_writing(self, error: Exception) -> None:
-        """Nothing reaches the node any more, its heartbeats neither."""
+        """Hang up: nothing reaches the node any more, not even a heartbeat."""
         self.give_up(HostFailureKind.CONNECTION, f"the connection was lost: {error!r}")

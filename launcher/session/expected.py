@@ -1,7 +1,7 @@
-"""Check that a node sends only what `launch` has asked it for.
+"""Check that a node sends only what `launch` has requested.
 
-Except for output and signs of life every message of a node answers one of ours, and comes once. So a node that lies
-speaks for no rank that it was not given, ends no run, and floods nobody with messages.
+Except for output and heartbeats, each message must answer one from `launch`, and comes once. So a hostile node can't
+speak for a rank that it was not given, can't end a run, and can't flood `launch` with messages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from launcher.session.schema import check_message
 MAX_TEXT = 4096  # characters; no path is longer
 _MAX_DEPTH = 16
 _ANSWERS = {messages.PREPARE: messages.HELLO, messages.ROUTE: messages.ROUTED, messages.PROBE: messages.PROBED}
-# What may come before we know the run's folder there.
+# What may come before the run's directory there is known.
 _BEFORE_HELLO = (messages.HELLO, messages.BEAT, messages.FAILED, messages.CENSUS)
 _GUARDIAN_SAYS = (messages.FAILED, messages.CENSUS, messages.BEAT)
 _MAX_SIZES = {
@@ -30,22 +30,22 @@ Header = dict[str, Any]
 
 
 class UnaskedMessage(messages.MalformedMessage):
-    """The other side sent what is well formed, and nobody asked for."""
+    """The node sent a well-formed message that `launch` didn't request."""
 
 
 class ExpectedMessages:
-    """What one node may say, by what it was asked so far.
+    """The messages that one node may send, given what it was asked so far.
 
     The event loop calls `ask` before the message is on its way, so no answer can come before its question is known.
     The reader thread calls `accept`. They need no lock: what one of them changes, the other one only reads, and the
     numbers of questions only grow.
 
-    That a message is accepted means that the node may say it now, not that it is true. After MalformedMessage the
-    counts are of no use any more: the caller must end the connection.
+    An accepted message is one that the node may send now; it need not be true. After MalformedMessage the counts are
+    invalid: the caller must close the connection.
     """
 
     def __init__(self) -> None:
-        # Nobody asks how a supervisor died: its guardian says that. The census of the supervisor may have come before.
+        # A guardian reports unasked how its supervisor died. The census of the supervisor may have come before.
         self._asked = Counter({messages.FAILED: 1, messages.CENSUS: 2, messages.ENDED: 1})
         self._said: Counter[str] = Counter()
         self._targets = 0  # of the last PROBE
@@ -69,7 +69,7 @@ class ExpectedMessages:
         }
 
     def ask(self, header: Mapping[str, Any]) -> None:
-        """Note what is about to be sent to the node."""
+        """Record a message that is about to be sent to the node."""
         kind = header["type"]
         if kind == messages.BEAT:
             return
@@ -90,7 +90,7 @@ class ExpectedMessages:
             self._is_stopped = True
 
     def accept(self, header: Header) -> Header:
-        """Return the header of a node's message, its texts plain; raise MalformedMessage where it may not come."""
+        """Return the header of a node's message, its texts cleaned; raise MalformedMessage if it isn't allowed now."""
         if header["type"] not in (messages.OUTPUT, messages.BEAT):
             header = {name: _plain(value) for name, value in header.items()}
         check_message(header)
@@ -99,9 +99,9 @@ class ExpectedMessages:
         return header
 
     def accept_from_guardian(self, header: Header) -> Header:
-        """Do the same with what came on stderr."""
+        """Do the same as `accept` for a message from stderr, where only a guardian may send one."""
         if header["type"] not in _GUARDIAN_SAYS:
-            raise messages.MalformedMessage(f"not for a guardian to say: {header['type']!r:.80}")
+            raise messages.MalformedMessage(f"not allowed on stderr: {header['type']!r:.80}")
         return self.accept(header)
 
     def _check(self, header: Header) -> None:
@@ -158,11 +158,11 @@ class ExpectedMessages:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """Make every text one line without controls: it will stand in lines of ours."""
+    """Make every text one line without control characters, since messages of `launch` quote it."""
     if isinstance(value, str):
         return one_line(value, MAX_TEXT)
     if depth > _MAX_DEPTH:
-        raise messages.MalformedMessage(f"over {_MAX_DEPTH} values in one another")
+        raise messages.MalformedMessage(f"nested over {_MAX_DEPTH} levels deep")
     if isinstance(value, list):
         return [_plain(each, depth + 1) for each in value]
     if isinstance(value, dict):

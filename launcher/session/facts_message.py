@@ -1,7 +1,7 @@
-"""A node's messages -> its facts.
+"""Read a node's messages into facts, and validate them.
 
-A node is not trusted: a message of the wrong form, or a list longer than any machine's, raises LauncherError, and that
-host takes no part.
+A node is not trusted: a malformed message, or a list longer than any real machine's, raises LauncherError, and the
+host counts as failed.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from launcher.job.facts import (
     Xid,
 )
 
-MOST_PROCESSES = 20_000  # of one kind on a node: more than a system lets a user have, mostly
-# Longer than any machine's list; whoever sends more costs itself its place, and nobody else the time.
+MOST_PROCESSES = 20_000  # of one kind on a node: more than most systems let a user have
+# Longer than any real machine's list; a host that sends more fails, and costs the others no time.
 MOST = {
     "addresses": 4096, "networks": 4096, "GPUs": 256, "processes on a GPU": MOST_PROCESSES, "Xids": 1024, "disks": 64,
     "InfiniBand ports": 256, "processes of runs": MOST_PROCESSES, "directories of runs": MOST_PROCESSES,
     "Pythons": 64, "variables": 4096, "lines of its setup": 64,
 }  # fmt: skip
-_MAX_NUMBER = 1 << 64  # some limits of the kernel's are almost that; a float still holds it
+_MAX_NUMBER = 1 << 64  # some limits of the kernel are almost that large; a float still holds it
 
 
 def read_facts(message: Mapping[str, Any], folder: str) -> NodeFacts:
-    """Read a supervisor's message; raise LauncherError where it does not have the right form."""
+    """Read a supervisor's message; raise LauncherError if it is malformed."""
     if "error" in message:
         raise LauncherError(str(message["error"]))
     try:
@@ -144,7 +144,7 @@ def _read_checks(checks: Mapping[str, Any]) -> Checks:
 def _list(values: object, what: str) -> list[Any]:
     """Return a list from a message; raise LauncherError if it has more elements than `MOST` allows for `what`."""
     if not isinstance(values, list):
-        raise TypeError(f"no list: {values!r:.80}")
+        raise TypeError(f"not a list: {values!r:.80}")
     if len(values) > MOST[what]:
         raise LauncherError(f"it named {len(values)} {what}; at most {MOST[what]} are accepted")
     return values
@@ -153,7 +153,7 @@ def _list(values: object, what: str) -> list[Any]:
 def _typed(kind: type) -> Callable[[object], Any]:
     def check(value: object) -> Any:
         if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-            raise TypeError(f"no {kind.__name__}: {value!r:.80}")
+            raise TypeError(f"not of type {kind.__name__}: {value!r:.80}")
         return value
 
     return check
@@ -168,14 +168,14 @@ def _number_or_none(value: object) -> int | None:
     """Refuse numbers beyond 64 bits: JSON has no limit, and arithmetic with 4,000 digits may raise later on."""
     number: int | None = _integer_or_none(value)
     if number is not None and not -_MAX_NUMBER < number < _MAX_NUMBER:
-        raise ValueError("too large a number")
+        raise ValueError("number too large")
     return number
 
 
 def _count(value: object) -> int:
     number = _number_or_none(value)
     if number is None or number < 0:
-        raise TypeError(f"no count: {value!r:.80}")
+        raise TypeError(f"not a count: {value!r:.80}")
     return number
 
 
@@ -194,10 +194,10 @@ def is_address(value: object) -> bool:
 
 
 def read_route(message: Mapping[str, Any], asked_at: float | None = None, answered_at: float = 0.0) -> Route:
-    """Read a supervisor's answer about the way to node 0.
+    """Read a supervisor's answer about the route to node 0.
 
     asked_at, answered_at: wall-clock seconds of this machine. The node read its clock in between, so the offset is
-    taken from the middle, and may be wrong by half of the time that passed.
+    taken from the middle, and may be wrong by half the time that passed.
     """
     offset, error = None, 0.0
     if asked_at is not None:

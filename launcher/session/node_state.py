@@ -15,17 +15,17 @@ from launcher.session.facts_message import read_facts, read_route
 
 
 class Stage(Enum):
-    """What a node is at; the value says it to the user where the wait is long."""
+    """What a node is doing, in words that the user sees if the wait is long."""
 
     CONNECTING = "connecting"
-    STARTING_SUPERVISOR = "starting its supervisor"
-    RUNNING_SETUP = "running its setup, and looking for a Python with torch, and its GPUs"
-    GATHERING_FACTS = "looking for a Python with torch, and its GPUs"
-    WAITING_FOR_OTHERS = "waiting for the others"
+    STARTING_SUPERVISOR = "starting launch's helper"
+    RUNNING_SETUP = "running its setup, then looking for a Python with torch, and for GPUs"
+    GATHERING_FACTS = "looking for a Python with torch, and for GPUs"
+    WAITING_FOR_OTHERS = "waiting for the other hosts"
     IMPORTING_TORCH = "importing torch"
-    STARTING_RANKS = "starting"
+    STARTING_RANKS = "starting its ranks"
     RUNNING_RANKS = "running, no output yet"
-    STOPPING = "ending what runs there"
+    STOPPING = "stopping its processes"
     UNREACHABLE = "unreachable"
 
 
@@ -33,18 +33,18 @@ class Stage(Enum):
 class NodeState:
     """What is known of one node.
 
-    Session alone changes it: by `take`, or when it sends something that changes what the node is at. Everybody else
-    only reads. Nothing is forgotten: a later event may replace what an earlier one said, but no field goes back to
-    None or False. It may be out of date all the same: a node without a failure may be dead already, with the event
-    that says so still in the queue.
+    Only Session changes it: through `take`, or when it sends something that changes what the node is doing. Everybody
+    else only reads. Nothing is forgotten: a later event may replace what an earlier one said, but no field returns to
+    None or False. It may still be out of date: a node without a failure may be dead already, while the event that says
+    so is in the queue.
     """
 
     host: str  # its name
     stage: Stage = Stage.CONNECTING
     has_setup: bool = False  # it runs one before it looks for a Python
     failure: HostFailure | None = None
-    has_orders: bool = False  # it may have our first message; known once all are being ended
-    has_refused: bool = False  # it could do nothing with that
+    has_orders: bool = False  # it may have its first message; known once all nodes are being stopped
+    has_refused: bool = False  # it could not serve that message
     folder: str | None = None
     keepers: Sequence[Sequence[int]] = ()  # process id and start time of supervisor and guardian
     facts: NodeFacts | None = None
@@ -62,26 +62,26 @@ class NodeState:
 
     @property
     def may_run(self) -> bool:
-        """Whether something of ours may be there: what a node does before its first word nobody knows."""
+        """Return whether something of the run may be there: nobody knows what a node does before its first message."""
         return self.folder is not None or (self.has_orders and not self.has_refused)
 
     @property
     def is_to_sweep(self) -> bool:
-        """Whether something of ours may run there that nobody has looked at since the connection broke."""
+        """Return whether something of the run may run there, and nobody has looked since the connection broke."""
         return self.is_lost and self.census is None and not self.is_swept and self.may_run
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing more can be learned of what is left there."""
+        """Return whether nothing more can be learned about what is left there."""
         return self.census is not None or self.stage is Stage.UNREACHABLE or not self.may_run
 
     @property
     def has_files(self) -> bool:
-        """Whether its census announced files of the ranks, which come after it."""
+        """Return whether its census announced files of the ranks, which come after it."""
         return bool(self.census and self.census.get("files"))
 
     def take(self, event: Event) -> None:
-        """Note what an event tells of the node's state; a stack, for one, tells nothing of it."""
+        """Record what an event says about the node's state; some events, such as a stack, say nothing about it."""
         handler = _HANDLERS.get(event.kind)
         if handler is not None:
             handler(self, event)
@@ -129,7 +129,7 @@ class NodeState:
         self.ended = event
 
     def _take_failed(self, event: Event) -> None:
-        # It says so of a message that it could not serve, and without a folder it starts nothing.
+        # It names the message that it could not serve; without a directory it starts nothing.
         is_refusal = event.fields["text"].startswith(f"{messages.PREPARE}: ") and not self.is_swept
         self.has_refused = self.has_refused or is_refusal
         self._blame_supervisor(event, event.fields["text"])
@@ -138,7 +138,7 @@ class NodeState:
         self.census = event.fields
         reason, ending = event.fields.get("reason"), event.fields.get("supervisor")
         if reason or ending:  # nobody asked: a guardian or supervisor was killed, and the other one has cleaned up
-            self._blame_supervisor(event, reason or "its supervisor died")
+            self._blame_supervisor(event, reason or "its helper died")
         self.ended = self.ended or event
 
     def _blame_supervisor(self, event: Event, text: str) -> None:
@@ -171,12 +171,12 @@ class Census:
 
     @property
     def is_clean(self) -> bool:
-        """Whether every host was asked and nothing is left."""
+        """Return whether every host was asked and nothing is left."""
         return not self.unasked and not any(self.left.values())
 
 
 def make_census(states: Iterable[NodeState]) -> Census:
-    """Add up what all nodes said at their end; one on which nothing of ours may run is in neither half."""
+    """Combine what all nodes reported at the end; a node on which nothing of the run may be is in neither half."""
     left, unasked = {}, {}
     for state in states:
         if state.census is not None:

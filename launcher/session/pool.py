@@ -1,4 +1,4 @@
-"""The connections with all hosts of a job: threads move the bytes, asyncio decides."""
+"""The connections to all hosts of a job: threads transfer the bytes, asyncio makes the decisions."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ BROKEN = "broken"
 
 
 class ConnectionPool:
-    """The connections with all hosts of a job, in one queue of events.
+    """The connections to all hosts of a job, with one queue of events.
 
-    `connections[i]` is the connection with host i. `reconnect` puts another one into its place, so nobody should keep
-    a connection across an await. `events` belongs to the event loop: other threads hand theirs in by `post`. The
-    events of one connection are queued in the order in which they came; between hosts there is no order but `at`.
-    Events of kind INTERRUPT, WAKE and BROKEN are of no host, and their index is -1.
+    `connections[i]` is the connection to host i. `reconnect` replaces it, so nobody should keep a connection across an
+    await. `events` belongs to the event loop: other threads add theirs through `post`. The events of one connection are
+    queued in the order in which they came; between hosts only `at` gives an order. Events of kind INTERRUPT, WAKE and
+    BROKEN belong to no host, and their index is -1.
 
-    From `start` to `close` one task renews the leases and ends connections with silent hosts. If it fails, that is an
-    event as well (BROKEN): without it, every node would end the run.
+    From `start` to `close` one task renews the leases and closes the connections to silent hosts. If it fails, BROKEN
+    is queued: without it, every node would end the run.
     """
 
     def __init__(
         self, hosts: Sequence[Host], transport: Transport, outputs: Sequence[Output], terms: Terms, *,
         clock: Callable[[], float] = boottime,
     ) -> None:  # fmt: skip
-        """clock: seconds that count what this machine sleeps."""
+        """clock: seconds, including those for which this machine sleeps."""
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self._window = threading.Semaphore(CONNECT_WINDOW)
         self._clock = clock
@@ -66,7 +66,7 @@ class ConnectionPool:
         self._lease_task = self.watch(self._keep_leases())
 
     def reconnect(self, index: int, first_message: bytes, connect_timeout_s: float) -> None:
-        """Hang up on one host, and connect to it anew in its place; the new connection posts READY or LOST again."""
+        """Replace the connection to one host by a new one, which posts READY or LOST again."""
         lost = self.connections[index]
         lost.close()
         terms = replace(self._terms, connect_timeout_s=connect_timeout_s)
@@ -79,20 +79,20 @@ class ConnectionPool:
         self.events.put_nowait(Event(-1, INTERRUPT, {"signal": number}, wall_clock()))
 
     def wake(self) -> None:
-        """Wake who waits for events: something beside the nodes has changed."""
+        """Wake waiters so that they recheck the state: something other than the nodes has changed."""
         self.events.put_nowait(Event(-1, WAKE, {}, wall_clock()))
 
     def watch(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a task that the job can't do without: its failure is queued as BROKEN."""
+        """Run a task on which the job depends; its failure is queued as BROKEN."""
         return start_task(work, lambda error: self.events.put_nowait(Event(-1, BROKEN, {"error": error}, wall_clock())))
 
     def broadcast(self, kind: str, **fields: Any) -> None:
-        """Send one message to every node that is there."""
+        """Send one message to every connected node."""
         for connection in self.connections:
             connection.send(kind, **fields)
 
     def close(self) -> None:
-        """Hang up everywhere."""
+        """Close all connections."""
         if self._lease_task is not None:
             self._lease_task.cancel()
         for connection in self.connections:
@@ -116,7 +116,7 @@ class ConnectionPool:
             gap_s, looked_at = self._clock() - looked_at, self._clock()
             awake_s, awake_at = time.monotonic() - awake_at, time.monotonic()
             self._admit_standstill(gap_s, awake_s)
-            for connection in self.connections:  # while we stood still ourselves nobody was silent
+            for connection in self.connections:  # while this process was suspended no host was silent
                 connection.heard_at = min(awake_at, connection.heard_at + awake_s - wait_s)
             is_time_to_beat = looked_at >= beat_at
             if is_time_to_beat:
@@ -128,9 +128,9 @@ class ConnectionPool:
                         connection.beat()
 
     def _admit_standstill(self, gap_s: float, awake_s: float) -> None:
-        """A laptop that slept must not blame its hosts: they heard nothing, and ended the run.
+        """Report that this machine was suspended: hosts that heard nothing, and ended the run, are not to blame.
 
-        awake_s: the same gap without the sleep, which is all that a node on this very machine has noticed.
+        awake_s: the same gap without the sleep, which is all that a node on this machine has noticed.
         """
         for connection in self.connections:
             stood_s = awake_s if connection.sleeps_along else gap_s
@@ -139,7 +139,7 @@ class ConnectionPool:
 
 
 def _allow_open_files(count: int) -> None:
-    """Raise this process's limit of open files where it is lower, and may be raised: a Mac's shell begins with 256."""
+    """Raise this process's limit of open files if it is lower and may be raised: a shell on a Mac starts with 256."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

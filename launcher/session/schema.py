@@ -1,6 +1,6 @@
-"""What a supervisor may say: the form of each message, checked before anything believes it.
+"""The form of each message that a supervisor may send, checked before anything relies on it.
 
-A node is another machine: a broken or hostile one must cost its own place in the run, and nothing else.
+A node is another machine: a broken or hostile one must not harm anything but its own part of the run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_LOCAL_RANK = 4095
 MAX_AGE_S = 1e6
 MAX_CLOCK_S = 1e11  # seconds since 1970
 _MAX_KEEPERS = 2  # supervisor and guardian
-_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")  # a name in our log folder, and no path
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")  # a name in the log directory, and no path
 
 _Test = Callable[[Any], bool]
 
@@ -50,7 +50,7 @@ def _are_texts_or_none(value: Any) -> bool:
 
 
 def _are_links(value: Any) -> bool:
-    """Each seconds of a round trip, packets sent and packets lost."""
+    """Return whether each link is None, or seconds of a round trip, packets sent and packets lost."""
     return isinstance(value, list) and all(
         link is None
         or (isinstance(link, list) and len(link) == 3 and _is_age(link[0]) and all(map(_is_count, link[1:])))
@@ -169,7 +169,7 @@ def check_message(header: Mapping[str, Any]) -> None:
     """Raise MalformedMessage unless `header` has the form of a message that a node may send."""
     form = _FORMS.get(header["type"])
     if form is None:
-        raise messages.MalformedMessage(f"no message of a node's: {header['type']!r:.80}")
+        raise messages.MalformedMessage(f"unknown type {header['type']!r:.80}")
     for name, is_right in form.items():
         if isinstance(header.get(name), list) and len(header[name]) > MOST_PROCESSES:
             text = f"{header['type']} with {len(header[name])} entries in {name}; at most {MOST_PROCESSES} are accepted"

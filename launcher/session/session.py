@@ -1,4 +1,4 @@
-"""All nodes of a job together: what each has said so far, what all are asked, and how all are ended."""
+"""All nodes of a job together: what each has reported so far, what all are asked, and how all are stopped."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from launcher.session.signals import Action, Interrupted, catch_signals
 from launcher.session.terms import Terms
 from launcher.transports.base import Transport
 
-NOTICE_S = 20.0  # what a node is at is said by then
+NOTICE_S = 20.0  # what a node is doing is printed by then
 SWEEP_CONNECT_S = 5.0
 HANG_UP_S = 1.0
-FILES_S = 30.0  # what the ranks left for us is small, and nobody waits longer for it
+FILES_S = 30.0  # the files that the ranks left are small, and nobody waits longer for them
 CENSUS_SLACK_S = 9.0  # ladder's rest (1 s), census (5 s), and the way there and back
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -37,12 +37,12 @@ Listener = Callable[[Event], object]
 
 
 class Session:
-    """All nodes of a job: opened together, asked together, ended together.
+    """All nodes of a job: opened together, asked together, stopped together.
 
-    Place i of `hosts` and `states` is the same node, for as long as the session lives; a node that fails keeps its
-    place. `pump` alone takes events, so states change only while somebody awaits it or `stop_all`, or when this
-    class sends something. Interrupted and the failures of watched tasks are raised there as well, and nowhere else.
-    `is_done` is never asked between two events that came together.
+    `hosts[i]` and `states[i]` are the same node for as long as the session lives; a node that fails keeps its place.
+    Only `pump` takes events, so states change only while somebody awaits it or `stop_all`, or when this class sends
+    something. Interrupted and the failures of watched tasks are raised only there. `is_done` is never called between
+    two events that came together.
 
     Output and files don't wait for `pump`: each node's reader thread hands them to `outputs` at any time. When an
     event of a supervisor is taken, the output that it sent before is there already, and so may be later output.
@@ -63,16 +63,16 @@ class Session:
         self._transport = transport
         self._outputs = outputs
         self._noticed_at = time.monotonic()
-        self._noticed: set[tuple[int, Stage]] = set()  # what was said of which node
+        self._noticed: set[tuple[int, Stage]] = set()  # what was printed about which node
         self._pool = ConnectionPool(hosts, transport, outputs, terms)
 
     def catch_signals(self, on_quit: Callable[[], object] | None = None) -> AbstractContextManager[None]:
-        """Let `pump` raise Interrupted for a signal that comes while the block runs; Ctrl-Z is refused.
+        """Let `pump` raise Interrupted for a signal that comes while the block runs; Ctrl-Z is ignored.
 
-        on_quit: what Ctrl-\\ does; without it, it ends this process.
+        on_quit: what Ctrl-\\ does; without it, Ctrl-\\ ends this process.
         """
-        # A stop by Ctrl-Z would let every lease run out.
-        refusal = "launch: not stopped by Ctrl-Z: the nodes would take us for dead and end the run"
+        # If Ctrl-Z suspended this process, every lease would run out.
+        refusal = "launch: ignoring Ctrl-Z: if launch were suspended, the hosts would end the run"
         actions: dict[int, Action] = {number: partial(self._pool.interrupt, number) for number in SIGNALS}
         actions[signal.SIGTSTP] = partial(self.say, refusal)
         if on_quit is not None:
@@ -105,7 +105,7 @@ class Session:
         )
 
     def send(self, index: int, kind: str, **fields: Any) -> None:
-        """Queue a message to one node; one to a node that is gone is dropped."""
+        """Queue a message to one node; drop it if the connection has ended."""
         self._pool.connections[index].send(kind, **fields)
 
     def send_to_all(self, kind: str, **fields: Any) -> None:
@@ -113,12 +113,12 @@ class Session:
         self._pool.broadcast(kind, **fields)
 
     def ask_route(self, index: int, **question: Any) -> None:
-        """Send a node its ROUTE, and note when: its answer shows how far its clock is off."""
+        """Send a node ROUTE, and record when: the answer shows how far the node's clock is off."""
         self.states[index].asked_at = wall_clock()
         self.send(index, messages.ROUTE, **question)
 
     def start_ranks(self, index: int, archive: bytes, *, imports_torch: bool, **order: Any) -> None:
-        """Send a node its START; `imports_torch`: it runs torchrun, which takes its time before the first rank."""
+        """Send a node START; `imports_torch`: it runs torchrun, which takes a while before the first rank starts."""
         self._pool.connections[index].send(messages.START, archive, **order)
         self.states[index].stage = Stage.IMPORTING_TORCH if imports_torch else Stage.STARTING_RANKS
 
@@ -139,7 +139,7 @@ class Session:
         return self._pool.watch(work)
 
     def wake(self) -> None:
-        """Make `pump` ask again whether it is done: something beside the nodes has changed."""
+        """Make `pump` check again whether it is done: something other than the nodes has changed."""
         self._pool.wake()
 
     async def pump(self, is_done: Callable[[], bool], deadline: float | None = None) -> bool:
@@ -163,7 +163,7 @@ class Session:
         return True
 
     def noise(self, index: int) -> str:
-        """Return what a node's shell and supervisor said on stderr."""
+        """Return what a node's login shell and supervisor printed on stderr."""
         return self._pool.connections[index].noise_text()
 
     def failures(self) -> list[HostFailure]:
@@ -171,7 +171,7 @@ class Session:
         return [state.failure for state in self.states if state.failure is not None]
 
     def say_failures(self) -> None:
-        """Say which hosts have failed so far, before an end that would be blamed for it."""
+        """Print which hosts have failed so far, since the stop that follows may look like the reason."""
         for line in failure_lines(self.failures()):
             self.say(line)
 
@@ -192,14 +192,14 @@ class Session:
     def _show_progress(self) -> None:
         waiting = [state for state in self.states if state.stage in (Stage.CONNECTING, Stage.STARTING_SUPERVISOR)]
         if waiting:
-            self._progress(f"{len(self.states) - len(waiting)} of {len(self.states)} nodes answer")
+            self._progress(f"{len(self.states) - len(waiting)} of {len(self.states)} hosts have responded")
         else:
             self._progress("")
 
     def _notice(self) -> None:
-        """Say which nodes have shown nothing yet, and what they are at; each stage of a node once.
+        """Print which nodes have shown nothing yet, and what they are doing; each stage of a node once.
 
-        Ranks that run in silence are no news once any rank has written: in most trainers rank 0 alone prints.
+        Silent ranks aren't named once any rank has printed: in most trainers only rank 0 does.
         """
         self._noticed_at = time.monotonic()
         has_output = any(output.heard_at for output in self._outputs)
@@ -217,10 +217,10 @@ class Session:
     # ---- the end ------------------------------------------------------------------------------------------------
 
     async def stop_all(self, timeout_s: float) -> Census:
-        """End everything everywhere, look what is left, and hang up.
+        """Stop everything on all nodes, check what is left, and hang up.
 
-        A host whose connection was lost is asked over a new one: its own supervisor is ending the run there.
-        A signal meanwhile means: at once.
+        A host whose connection was lost is asked over a new one; its own supervisor is ending the run there.
+        A signal that comes meanwhile kills what is left at once.
         """
         for state, connection in zip(self.states, self._pool.connections, strict=True):
             state.has_orders = connection.recall()
@@ -243,7 +243,7 @@ class Session:
             try:
                 is_settled = await self.pump(self._needs_nobody, deadline)
             except Interrupted:
-                self.say("launch: killing what is left, at once")
+                self.say("launch: killing all remaining processes now")
                 self.send_to_all(messages.STOP, timeout_s=0)
                 is_hurried = True
                 deadline = min(deadline, time.monotonic() + CENSUS_SLACK_S)
@@ -262,7 +262,7 @@ class Session:
             if state.has_files and not state.is_hung_up
         ]
         if waiting:
-            self.say(f"launch: {fold_names(waiting)}: not all files of the ranks were copied back")
+            self.say(f"launch: {fold_names(waiting)}: not all of the ranks' files were copied back")
 
     def _all_hung_up(self) -> bool:
         # Not connection.is_over: its thread is ahead of the events, and a file may still be among them.
@@ -272,15 +272,15 @@ class Session:
         return any(state.is_to_sweep for state in self.states)
 
     def _needs_nobody(self) -> bool:
-        """Whether each node has sent its census, can't be asked, or is to be asked over a new connection."""
+        """Return whether each node has sent its census, can't be asked, or is to be asked over a new connection."""
         return self._has_lost() or all(state.is_settled for state in self.states)
 
     def _sweep_wait_s(self) -> float:
-        """How long a lost node's own supervisor may take to end the run there."""
+        """Return how long a lost node's own supervisor may take to end the run there."""
         return self.terms.stop_timeout_s + 1
 
     def _sweep_lost(self) -> bool:
-        """Ask each host whose connection broke over a new one; return whether there was one to ask."""
+        """Connect again to each host whose connection broke, to ask what is left; return whether there was one."""
         lost = [index for index, state in enumerate(self.states) if state.is_to_sweep]
         for index in lost:
             state = self.states[index]

@@ -1,4 +1,4 @@
-"""Signals that this process gets while sessions live, as actions in their event loop."""
+"""Actions in an event loop for the signals that this process gets while sessions live."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Action = Callable[[], object]
 
 
 class Interrupted(Exception):
-    """The user, or who started us, wants an end."""
+    """The user, or whatever started `launch`, wants it to stop."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -19,7 +19,7 @@ class Interrupted(Exception):
 
 
 _catching: list[Mapping[int, Action]] = []
-_ignored: set[int] = set()  # of these signals, those that came ignored and will be again
+_ignored: set[int] = set()  # of these signals, those that were ignored before and will be again
 
 
 @contextlib.contextmanager
@@ -27,12 +27,12 @@ def catch_signals(actions: Mapping[int, Action]) -> Iterator[None]:
     """Call the action of each of these signals that comes while the block runs; must be called in a running loop.
 
     A loop has one handler for a signal, so blocks that run side by side share it: each of them gets the signal, and
-    the last one that wants it gives it back.
+    the last one that wants it restores what was before.
     """
     loop = asyncio.get_running_loop()
     ignored = {number for number in actions if signal.getsignal(number) == signal.SIG_IGN}
-    # Who started us under nohup, or in a script's background, means it: the terminal's Ctrl-C is for others there.
-    # SIGQUIT comes ignored as well, but we never end by it: it asks where the ranks are.
+    # Whoever started `launch` under nohup, or in a script's background, means it: Ctrl-C is for other programs there.
+    # SIGQUIT is ignored there as well, but it never ends `launch`: it asks where the ranks are.
     caught = {number: act for number, act in actions.items() if number not in ignored - {signal.SIGQUIT}}
     _ignored.update(ignored & caught.keys())
     _catching.append(caught)

@@ -1,4 +1,4 @@
-"""The terms on which a session talks to its nodes: alike for all, and settled before the first connection."""
+"""The settings that a session and all of its nodes share, fixed before the first connection."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 class Terms:
     """What a node is told when it is prepared, and how long both sides wait for each other."""
 
-    run_id: str  # names the run's folder on the nodes, and marks its processes
+    run_id: str  # names the run's directory on the nodes, and marks its processes
     env: Mapping[str, str]  # added to the environment of what is started there
     pythons: Sequence[str]  # candidates for the Python that runs the supervisor, in the order of trying
-    silence_s: float  # without a heartbeat for so long, either side takes the other one for dead
-    stop_timeout_s: float  # between SIGTERM and SIGKILL, where a node ends the run by itself
+    silence_s: float  # without a heartbeat for this long, either side considers the other one dead
+    stop_timeout_s: float  # between SIGTERM and SIGKILL, if a node ends the run by itself
     connect_timeout_s: float

@@ -359,7 +359,7 @@ def test_a_host_that_freezes_while_ports_are_tried(launch: Launch, cluster: Clus
     assert done.table == [
         "2 of 3 hosts responded (N s)",
         "  on all  CPUs",
-        "! node2   no sign of life for N s",
+        "! node2   no heartbeat for N s",
         "1 problem would break a run",
     ]
 
@@ -417,7 +417,7 @@ def test_left_overs_are_ended_and_a_run_beside_them_goes_on(launch: Launch, clus
     assert done.exit_code == 0
     assert without_pids(done.words) == [
         *found,
-        "launch: stopped 4 processes, removed 2 directories, 0 processes left on 3 nodes",
+        "launch: stopped 4 processes, removed 2 directories, 0 processes left on 3 hosts",
     ]
     assert not cluster["node1"].processes()
     assert [len(folders(host)) for host in cluster][:3] == [0, 1, 1]  # those of the run that goes on

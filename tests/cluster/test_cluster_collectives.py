@@ -44,7 +44,7 @@ def test_two_hosts_and_their_picture(launch: Launch) -> None:
     done = launch.test(1, "--max-size", "1", "--plot", "pairs.png", hosts="node[1-2]").finish()
     assert done.exit_code == 0, done
     assert done.words[0] == BACKENDS
-    assert "launch: 2 hosts without GPUs, running on CPUs" in done.words
+    assert "launch: 2 hosts without GPUs, so the run uses CPUs" in done.words
     assert done.words[-1] == "test-distributed: picture written to pairs.png"
     assert re.fullmatch(r"\[node1:0\] initialised in \d+\.\d s \(2 ranks on 2 hosts\)", done.lines[0])
     assert re.fullmatch(r"\[node1:0\] node1 <-> node2   latency \S+ [mu]s, \S+ [MG]B/s", done.lines[-2])

@@ -28,7 +28,7 @@ def test_a_run_on_a_range_of_hosts(launch: Launch) -> None:
     assert done.words == [
         "launch: 3 nodes x 2 processes = 6 ranks, run RUN, logs in logs/RUN",
         "launch: checked in N s: CPUs, data over data3 or data1 or data2",
-        "launch: finished in N s, 6 ranks ended well, 0 processes left on 3 nodes",
+        "launch: finished in N s, 6 ranks succeeded, 0 processes left on 3 hosts",
     ]
     assert sorted(done.lines) == sorted(
         f"[{name}:{rank}] rank {rank} of 6 on {name}"

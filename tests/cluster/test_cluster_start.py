@@ -52,7 +52,7 @@ def test_a_host_freezes_while_facts_are_gathered(launch: Launch, cluster: Cluste
     assert done.exit_code == 69
     assert done.words[-3:] == [
         "launch: 1 host can't be used:",
-        "  node2: no sign of life for N s",
+        "  node2: no heartbeat for N s",
         "launch: nothing was started",
     ]
     assert done.stdout == ""

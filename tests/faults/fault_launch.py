@@ -95,7 +95,11 @@ class FaultLaunch:
 
     @property
     def nodes(self) -> str:
-        return "1 node" if len(self.way.hosts) == 1 else f"{len(self.way.hosts)} nodes"
+        return "1 host" if len(self.way.hosts) == 1 else f"{len(self.way.hosts)} hosts"
+
+    @property
+    def stopping(self) -> str:
+        return f"stopping the run on {self.nodes}"
 
     @property
     def nothing_left(self) -> str:

@@ -29,7 +29,7 @@ def test_a_connection_breaks(launch: FaultLaunch, cut: Cut) -> None:
     cut.make(launch.slurm)
     done = launch.finish(running)
     assert done.exit_code == 69, str(done)
-    assert re.fullmatch(rf"launch: lost {cut.host} \({cut.told}\), stopping 2 nodes", said(done)[2]), str(done)
+    assert re.fullmatch(rf"launch: lost {cut.host} \({cut.told}\), {launch.stopping}", said(done)[2]), str(done)
     assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 69"
 
 
@@ -44,15 +44,15 @@ def test_a_host_is_lost(launch: FaultLaunch, lose: Callable[[Host], None]) -> No
     done = launch.finish(running)
     assert done.exit_code == 69, str(done)
     assert said(done)[2:] == [
-        "launch: lost node2 (no sign of life for N s), stopping 2 nodes",
+        "launch: lost node2 (no heartbeat for N s), stopping the run on 2 hosts",
         "launch: FAILED after N s",
         "  node2 connection at HH:MM:SS:",
-        "    no sign of life for N s",
+        "    no heartbeat for N s",
         "  why: the host froze, was switched off, or the network to it failed",
         "  fix: check the machine itself; when it responds again, run launch check and launch clean",
-        "  2 others followed: 2 on node1 (stopped by launch)",
-        "  all of it: logs/RUN/node_1.log",
-        "launch: 0 processes left on 1 node; node2 unreachable, 2 processes may remain, exit code 69",
+        "  2 others stopped by launch: 2 on node1",
+        "  full log: logs/RUN/node_1.log",
+        "launch: 0 processes left on 1 host; node2 unreachable, 2 processes may remain, exit code 69",
     ]
     assert done.record["result"]["unreachable"] == {"node2": 2}
     if lose is Host.freeze:
@@ -92,8 +92,8 @@ def test_ctrl_c_while_a_host_is_lost(
     done = launch.finish(running)
     assert done.exit_code == 130, str(done)
     assert said(done)[2:] == [
-        "launch: stopping 2 nodes, up to N s for the trainer to save (Ctrl-C again: at once)",
-        "launch: stopped by you after N s, 0 processes left on 1 node; node2 unreachable, 2 processes may remain",
+        "launch: stopping the run on 2 hosts, up to N s to save (Ctrl-C again: kill now)",
+        "launch: stopped by you after N s, 0 processes left on 1 host; node2 unreachable, 2 processes may remain",
     ]
 
 

@@ -24,9 +24,7 @@ def test_the_supervisor_is_killed(launch: FaultLaunch) -> None:
     supervisor.kill()
     done = launch.finish(running)
     assert done.exit_code == 128 + signal.SIGKILL, str(done)
-    assert said(done)[2] == (
-        f"launch: {launch.last.name} helper failed first (killed by SIGKILL), stopping {launch.nodes}"
-    )
+    assert said(done)[2] == (f"launch: {launch.last.name} helper failed first (killed by SIGKILL), {launch.stopping}")
     assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 137"
 
 
@@ -38,7 +36,7 @@ def test_the_guardian_is_killed(launch: FaultLaunch) -> None:
     done = launch.finish(running)
     assert done.exit_code == 1, str(done)
     assert said(done)[2] == (
-        f"launch: {launch.last.name} helper failed first (its helper was killed), stopping {launch.nodes}"
+        f"launch: {launch.last.name} helper failed first (its parent process was killed), {launch.stopping}"
     )
     assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 1"
 
@@ -54,7 +52,7 @@ def test_both_are_killed_at_once(launch: FaultLaunch) -> None:
     done = launch.finish(running)
     assert done.exit_code == 1, str(done)
     assert said(done)[2] == (
-        f"launch: {launch.last.name} helper failed first (its helper was killed), stopping {launch.nodes}"
+        f"launch: {launch.last.name} helper failed first (its parent process was killed), {launch.stopping}"
     )
     assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 1"
 
@@ -83,6 +81,6 @@ def test_both_are_stopped(launch: FaultLaunch) -> None:
     for keeper in keepers:
         send_signal(keeper.pid, signal.SIGCONT)
     assert done.exit_code == 69, str(done)
-    assert said(done)[2] == f"launch: lost {launch.last.name} (no sign of life for N s), stopping {launch.nodes}"
+    assert said(done)[2] == f"launch: lost {launch.last.name} (no heartbeat for N s), {launch.stopping}"
     assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 69"
     launch.wait_until_clean()

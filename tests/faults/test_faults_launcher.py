@@ -36,7 +36,7 @@ def test_a_signal_lets_the_ranks_save(launch: FaultLaunch, number: signal.Signal
     done = launch.finish(running)
     assert done.exit_code == 128 + number, str(done)
     assert said(done)[2:] == [
-        f"launch: stopping {launch.nodes}, up to N s for the trainer to save (Ctrl-C again: at once)",
+        f"launch: {launch.stopping}, up to N s to save (Ctrl-C again: kill now)",
         f"launch: stopped by {who} after N s, {launch.nothing_left}",
     ]
     assert sorted(line for line in done.lines if "saved" in line) == [
@@ -55,7 +55,7 @@ def test_ctrl_c_again_kills_at_once(launch: FaultLaunch) -> None:
     done = launch.finish(running)
     assert done.exit_code == 130, str(done)
     assert said(done)[3:] == [
-        "launch: killing what is left, at once",
+        "launch: killing all remaining processes now",
         f"launch: stopped by you after N s, {launch.nothing_left}",
     ]
 
@@ -79,6 +79,6 @@ def test_the_launcher_freezes(launch: FaultLaunch) -> None:
         os.kill(launcher.pid, signal.SIGCONT)
     done = launch.finish(running)
     assert done.exit_code == 69, str(done)
-    stood = r"this machine stood still for (over )?N s, and the nodes took it for dead"
-    assert re.fullmatch(rf"launch: lost \S+ \({stood}\), stopping {launch.nodes}", said(done)[2]), str(done)
+    stood = r"this machine was suspended for (over )?N s, so the hosts ended the run"
+    assert re.fullmatch(rf"launch: lost \S+ \({stood}\), {launch.stopping}", said(done)[2]), str(done)
     assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 69"

@@ -42,8 +42,8 @@ def test_a_flood_that_nobody_reads(launch: FaultLaunch) -> None:
     assert done.exit_code == 0, str(done)
     assert len(shown) < 4 * FLOOD_LINES, "it was read after all"
     assert sorted(re.sub(r"\d{4,}", "NNNN", line) for line in said(done)[2:]) == [
-        "launch: NNNN lines not shown here, all are in the logs",
-        f"launch: finished in N s, 4 ranks ended well, {launch.nothing_left}",
+        "launch: NNNN lines not shown here; the logs have all of them",
+        f"launch: finished in N s, 4 ranks succeeded, {launch.nothing_left}",
     ]
     for node in range(len(launch.hosts)):
         log = (done.logs / f"node_{node}.log").read_bytes()
@@ -65,7 +65,7 @@ def test_the_disk_of_the_logs_is_full(launch: FaultLaunch, limit: str) -> None:
     (complaint,) = (line for line in said(done) if "can't write" in line)
     assert complaint.endswith("No space left on device; the run continues, but its logs will have gaps")
     assert len(done.lines) == 4 * 20_000
-    end = f"launch: finished in N s, 4 ranks ended well, {launch.nothing_left}"
+    end = f"launch: finished in N s, 4 ranks succeeded, {launch.nothing_left}"
     assert said(done)[-1] == f"{end}; the logs are incomplete: No space left on device"
     assert not list(logs.rglob("*.new"))
 

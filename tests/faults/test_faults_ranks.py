@@ -16,15 +16,15 @@ def test_a_rank_fails(launch: FaultLaunch) -> None:
     assert done.exit_code == 7, str(done)
     host, local_rank, others = launch.last.name, launch.nproc - 1, launch.others()
     assert said(done)[2:] == [
-        f"launch: {host} rank 3 failed first (exit code 7), stopping {launch.nodes}",
+        f"launch: {host} rank 3 failed first (exit code 7), {launch.stopping}",
         "launch: FAILED after N s",
         f"  {host} rank 3 (local rank {local_rank}) at HH:MM:SS:",
         "    exit code 7",
         "  its last lines:",
         "    no such data",
         "    ready 3",
-        f"  3 others followed: {others} (stopped by launch)",
-        f"  all of it: logs/RUN/node_{len(launch.way.hosts) - 1}.log",
+        f"  3 others stopped by launch: {others}",
+        f"  full log: logs/RUN/node_{len(launch.way.hosts) - 1}.log",
         f"launch: {launch.nothing_left}, exit code 7",
     ]
     cause = done.record["result"]["cause"]
@@ -38,9 +38,7 @@ def test_a_rank_is_killed(launch: FaultLaunch) -> None:
     running.go()
     done = launch.finish(running)
     assert done.exit_code == 128 + signal.SIGKILL, str(done)
-    assert said(done)[2] == (
-        f"launch: {launch.last.name} rank 3 failed first (killed by SIGKILL), stopping {launch.nodes}"
-    )
+    assert said(done)[2] == (f"launch: {launch.last.name} rank 3 failed first (killed by SIGKILL), {launch.stopping}")
     assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 137"
 
 
@@ -55,4 +53,4 @@ def test_a_rank_that_ends_well_ends_nobody_but_its_daemon(launch: FaultLaunch) -
     assert sorted(line for line in done.lines if "still" in line) == [
         f"[{launch.name(rank)}] still here" for rank in (1, 2, 3)
     ]
-    assert said(done)[2:] == [f"launch: finished in N s, 4 ranks ended well, {launch.nothing_left}"]
+    assert said(done)[2:] == [f"launch: finished in N s, 4 ranks succeeded, {launch.nothing_left}"]

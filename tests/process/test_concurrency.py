@@ -84,7 +84,7 @@ def test_a_terminal_that_breaks_holds_up_nobody() -> None:
         os.close(write_end)
     with os.fdopen(read_end, "rb") as said:
         error = b"""TypeError("memoryview: a bytes-like object is required, not 'str'")"""
-        assert said.read().splitlines()[0] == b"launch: printing failed (%s); the run goes on" % error
+        assert said.read().splitlines()[0] == b"launch: printing failed (%s); the run continues" % error
 
 
 class NoPdsh:

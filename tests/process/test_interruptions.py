@@ -223,7 +223,7 @@ def test_a_failure_that_is_known_survives_ctrl_c(tmp_path: Path) -> None:
     )
     assert (result.exit_code, result.interrupted_by) == (7, signal.SIGINT)
     assert result.cause is not None and result.cause.failure.rank == 1
-    assert words[-1] == "launch: 0 processes left on 1 node, exit code 7"
+    assert words[-1] == "launch: 0 processes left on 1 host, exit code 7"
     assert any(line.startswith("launch: FAILED after") for line in words)
     recorded = json.loads((folder / "run.json").read_text())["result"]
     assert (recorded["cause"]["rank"], recorded["interrupted_by"]) == (1, signal.SIGINT)

@@ -240,7 +240,7 @@ def test_a_rank_may_save_when_the_supervisor_is_killed(nodes: Nodes, tmp_path: P
 def test_the_guardian_is_killed(node: Node, argv: list[str]) -> None:
     node.start_ready(argv)
     node.guardian.kill()
-    check_census(node, reason="its helper was killed")
+    check_census(node, reason="its parent process was killed")
 
 
 # ---- a second look --------------------------------------------------------------------------------------------------

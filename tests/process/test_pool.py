@@ -254,7 +254,7 @@ def test_a_killed_guardian_is_told_by_the_supervisor() -> None:
         stat = Path(f"/proc/{hello.fields['pid']}/stat").read_text()
         os.kill(int(stat.rpartition(") ")[2].split()[1]), signal.SIGKILL)
         census = await talk.wait_for(messages.CENSUS)
-        assert (census.fields["left"], census.fields["reason"]) == ([], "its helper was killed")
+        assert (census.fields["left"], census.fields["reason"]) == ([], "its parent process was killed")
 
     talking(scene)
 
@@ -279,7 +279,7 @@ def test_a_launch_host_that_slept_blames_no_node() -> None:
         clock.slept_s = 3600
         failure = await talk.wait_for_failure()
         assert failure.kind is HostFailureKind.STANDSTILL
-        assert failure.text.startswith("this machine stood still for 36")
+        assert failure.text.startswith("this machine was suspended for 36")
 
     talking(scene, clock=clock)
 
@@ -396,7 +396,7 @@ def test_a_shell_that_ends(fake: Callable[[str], str]) -> None:
 
 def test_a_shell_that_prints_without_end(fake: Callable[[str], str]) -> None:
     program = fake("exec yes")
-    assert failure_of(program) == ("shell", "its login shell prints without end")
+    assert failure_of(program) == ("shell", "its login shell never stops printing")
 
 
 def test_a_shell_that_never_gives_a_marker(fake: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,7 +427,7 @@ GIVES_MARKER = 'echo "$(echo "$*" | grep -o \'~launch [0-9a-f]*\') 00"; '
 
 def test_garbage_instead_of_messages(fake: Callable[[str], str]) -> None:
     program = fake(GIVES_MARKER + "echo -bash: what?; cat >/dev/null")
-    assert failure_of(program) == ("protocol", "it sent what is no message: not JSON: b'-bash: what?'")
+    assert failure_of(program) == ("protocol", "it sent an invalid message: not JSON: b'-bash: what?'")
 
 
 @pytest.mark.parametrize("kind", ["file", "stack", "output", "hello", "interrupt"])
@@ -436,23 +436,23 @@ def test_what_no_guardian_says_costs_the_node_its_place(fake: Callable[[str], st
     nonce = "nonce=$(echo \"$*\" | grep -o '~launch [0-9a-f]*' | cut -c9-); "
     line = '{\\"type\\":\\"' + kind + '\\",\\"name\\":\\"x\\",\\"local_rank\\":0,\\"stream\\":1}'
     program = fake(GIVES_MARKER + nonce + f'echo "$nonce {line}" >&2; cat >/dev/null')
-    assert failure_of(program) == ("protocol", f"it sent what is no message: not for a guardian to say: {kind!r}")
+    assert failure_of(program) == ("protocol", f"it sent an invalid message: not allowed on stderr: {kind!r}")
 
 
 def test_a_node_that_says_nothing(fake: Callable[[str], str]) -> None:
     program = fake(GIVES_MARKER + "cat >/dev/null")
-    assert failure_of(program, silence_s=0.6) == ("silent", "no sign of life for 0.6 s")
+    assert failure_of(program, silence_s=0.6) == ("silent", "no heartbeat for 0.6 s")
 
 
 def test_noise_is_no_sign_of_life(fake: Callable[[str], str]) -> None:
     program = fake(GIVES_MARKER + "exec yes >&2")
-    assert failure_of(program, silence_s=0.6) == ("silent", "no sign of life for 0.6 s")
+    assert failure_of(program, silence_s=0.6) == ("silent", "no heartbeat for 0.6 s")
 
 
 def test_a_node_that_ends_without_a_word(fake: Callable[[str], str]) -> None:
     program = fake(GIVES_MARKER + "exit 5")
     kind, text = failure_of(program)
     assert (kind, text) in [
-        ("supervisor", "its guardian ended (exit code 5)"),
+        ("supervisor", "its helper exited with code 5"),
         ("connection", "the connection was lost: BrokenPipeError(32, 'Broken pipe')"),  # it was gone before we wrote
     ]

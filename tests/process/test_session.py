@@ -127,7 +127,7 @@ def test_a_second_connection_leaves_the_words_for_the_others() -> None:
 
     stage = asyncio.run(run())
     assert stage is Stage.RUNNING_SETUP
-    assert stage.value.startswith("running its setup, and looking for a Python")
+    assert stage.value.startswith("running its setup, then looking for a Python")
 
 
 def test_what_quiet_nodes_are_at_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_what_quiet_nodes_are_at_is_said_once(monkeypatch: pytest.MonkeyPatch) -
         "launch: waiting for n[1-3]: connecting",
         "launch: waiting for n[1-2]: importing torch",
         "launch: waiting for n[1-2]: running, no output yet",
-        "launch: waiting for n1: ending what runs there",
+        "launch: waiting for n1: stopping its processes",
     ]
 
 

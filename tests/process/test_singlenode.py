@@ -53,7 +53,7 @@ def test_torchruns_page_at_the_end_of_a_good_run_goes_to_the_log(launch: Launch,
     assert even(done.stderr) == [
         "launch: 1 node x 1 process = 1 rank, run RUN, logs in logs/RUN",
         even(done.stderr)[1],  # what this machine is
-        "launch: finished in N s, 1 rank ended well, 0 processes left on 1 node",
+        "launch: finished in N s, 1 rank succeeded, 0 processes left on 1 host",
     ]
     assert [line.partition("]! ")[2] for line in log.splitlines() if "]! " in line] == PAGE.splitlines()
 

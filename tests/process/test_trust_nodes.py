@@ -49,7 +49,7 @@ FACTS = {
 }  # fmt: skip
 HELLO = encode(messages.HELLO, folder="/tmp/launch-x", keepers=[[1, 2]])
 CENSUS = encode(messages.CENSUS, left=[], reason=None, files=0)
-HOSTILE = "boom\x1b[2J\x1b]0;t\x07\nlaunch: 0 processes left on 2 nodes"
+HOSTILE = "boom\x1b[2J\x1b]0;t\x07\nlaunch: 0 processes left on 2 hosts"
 
 
 def answer(order: dict[str, Any]) -> list[Piece]:
@@ -153,7 +153,7 @@ def play(lie: Lie, folder: Path) -> list[str]:
         screen.say(str(error))
     else:
         assert result.exit_code == 69
-        assert screen.words[-1] == "launch: 0 processes left on 2 nodes, exit code 69"
+        assert screen.words[-1] == "launch: 0 processes left on 2 hosts, exit code 69"
     ranks = [int(pid) for pid in pids.read_text().split()] if pids.exists() else []
     wait_until(lambda: not any(map(is_alive, ranks)))
     assert not any("\x1b" in line or "\n" in line for line in screen.words)
@@ -186,21 +186,21 @@ def guardian_says(text: str) -> Lie:
 EXIT_OF_7 = encode(messages.EXIT, local_rank=7, age_s=0, code=1, signal=None)
 
 BEFORE_THE_START = {
-    "a census in place of hello": (instead("prepare", CENSUS, None), "it sent what nobody asked for: census"),
-    "a census in place of facts": (instead("prepare", HELLO, CENSUS, None), "it sent what nobody asked for: census"),
-    "facts before hello": (instead("prepare", encode(messages.FACTS, **FACTS)), "it sent what nobody asked for: facts "
+    "a census in place of hello": (instead("prepare", CENSUS, None), "it sent an unrequested message: census"),
+    "a census in place of facts": (instead("prepare", HELLO, CENSUS, None), "it sent an unrequested message: census"),
+    "facts before hello": (instead("prepare", encode(messages.FACTS, **FACTS)), "it sent an unrequested message: facts "
                            "before hello"),
-    "a header without end": (flood("prepare", b"x"), "it sent what is no message: a header line over 4194304 bytes"),
+    "a header without end": (flood("prepare", b"x"), "it sent an invalid message: a header line over 4194304 bytes"),
     "a payload of 2^60": (instead("prepare", b'{"type":"hello","size":1152921504606846976}\n'),
-                          "it sent what is no message: invalid size: 1152921504606846976"),
+                          "it sent an invalid message: invalid size: 1152921504606846976"),
     "values in one another": (instead("prepare", HELLO, b'{"type":"facts","gpus":' + b"[" * 500 + b"]" * 500 + b"}\n"),
-                              "it sent what is no message: over 16 values in one another"),
+                              "it sent an invalid message: nested over 16 levels deep"),
     "a list without end": (instead("prepare", HELLO, encode(messages.FACTS, **{**FACTS, "gpus": [{}] * 1_000_000})),
                            "it named 1000000 GPUs; at most 256 are accepted"),
     "hostile words": (instead("prepare", encode(messages.FAILED, text=HOSTILE)),
-                      "boom?[2J?]0;t??launch: 0 processes left on 2 nodes"),
+                      "boom?[2J?]0;t??launch: 0 processes left on 2 hosts"),
     "a name for an address": (instead("route", encode(messages.ROUTED, clock=0, address="evil.example.com")),
-                              "it sent what is no message: routed with address 'evil.example.com'"),
+                              "it sent an invalid message: routed with address 'evil.example.com'"),
 }  # fmt: skip
 
 
@@ -210,16 +210,16 @@ def test_a_node_that_lies_before_the_start_is_named(tmp_path: Path, lie: Lie, te
 
 
 IN_A_RUN = {
-    "an end that nobody wants": (after("start", CENSUS), "it sent what nobody asked for: census"),
-    "a rank that it has not got": (after("start", EXIT_OF_7), "it sent what nobody asked for: exit of local rank 7"),
+    "an end that nobody wants": (after("start", CENSUS), "it sent an unrequested message: census"),
+    "a rank that it has not got": (after("start", EXIT_OF_7), "it sent an unrequested message: exit of local rank 7"),
     "output of such a rank": (after("start", encode(messages.OUTPUT, b"x\n", local_rank=2, stream=1)),
-                              "it sent what nobody asked for: output of local rank 2"),
-    "a flood of messages": (flood("start", HELLO), "it sent what nobody asked for: hello"),
+                              "it sent an unrequested message: output of local rank 2"),
+    "a flood of messages": (flood("start", HELLO), "it sent an unrequested message: hello"),
     "a flood of files": (flood("start", encode(messages.FILE, b"x" * (1 << 20), name="x")),
-                         "it sent what nobody asked for: file x"),
+                         "it sent an unrequested message: file x"),
     "a guardian with a payload": (guardian_says('{"type":"failed","text":"x","size":5}'),
-                                  "it sent what is no message: failed with 5 bytes"),
-    "a guardian's nonsense": (guardian_says("what?"), "it sent what is no message: not JSON: b'what?'"),
+                                  "it sent an invalid message: failed with 5 bytes"),
+    "a guardian's nonsense": (guardian_says("what?"), "it sent an invalid message: not JSON: b'what?'"),
 }  # fmt: skip
 
 
@@ -227,7 +227,7 @@ IN_A_RUN = {
 def test_a_node_that_lies_in_a_run_ends_it_and_is_named(tmp_path: Path, lie: Lie, text: str) -> None:
     before_kib = resident_kib()
     words = play(lie, tmp_path)
-    assert f"launch: lost liar ({text}), stopping 2 nodes" in words
+    assert f"launch: lost liar ({text}), stopping the run on 2 hosts" in words
     assert resident_kib() - before_kib < MOST_KIB
 
 
@@ -238,7 +238,7 @@ NO_CODE = encode(messages.EXIT, local_rank=0, age_s=0, code=None, signal=None)
     ("lie", "exit_code", "failures"),
     [
         (after("start", NO_CODE, CENSUS, None), 1, []),  # a success would be told
-        (after("start", CENSUS, None), 69, ["it sent what nobody asked for: census"]),
+        (after("start", CENSUS, None), 69, ["it sent an unrequested message: census"]),
     ],
 )
 def test_a_command_whose_end_is_not_told_is_no_success(lie: Lie, exit_code: int, failures: list[str]) -> None:

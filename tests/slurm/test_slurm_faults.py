@@ -36,7 +36,9 @@ def test_the_job_is_cancelled(launch: SlurmLaunch) -> None:
     running = launch.start_waiting()
     launch.slurm.run("scancel", launch.slurm.run("squeue", "--noheader", "--format=%i").stdout.strip())
     done = running.finish()
-    assert re.fullmatch(r"launch: (node\d helper failed first \(|lost node\d ).*, stopping 2 nodes", words_of(done)[2])
+    assert re.fullmatch(
+        r"launch: (node\d helper failed first \(|lost node\d ).*, stopping the run on 2 hosts", words_of(done)[2]
+    )
     why = r"^  why: ((the )?Slurm job( \d+)?, or the step|the job was cancelled,) "
     assert re.search(why, done.stderr, re.MULTILINE), done
 
@@ -45,7 +47,7 @@ def test_the_job_of_a_script_is_cancelled(launch: SlurmLaunch) -> None:
     job = launch.submit("launch --nproc 2 --stop-timeout 1 --no-python sh -c 'echo ready; sleep 300'")
     assert wait_until(lambda: (launch.folder / "job.log").exists() and launch.log.count("ready") == 4)
     launch.slurm.run("scancel", job)
-    assert wait_until(lambda: "0 processes left on 2 nodes" in launch.log), launch.log
+    assert wait_until(lambda: "0 processes left on 2 hosts" in launch.log), launch.log
     # Slurm signals launcher and supervisors at once, and either may be first.
     ended = r"^(launch: stopped by SIGTERM after|  why: (the )?Slurm job( \d+)?, or the step) "
     assert re.search(ended, launch.log, re.MULTILINE), launch.log

@@ -22,7 +22,7 @@ def test_a_run_in_a_shell_of_salloc(launch: SlurmLaunch) -> None:
     assert words_of(done) == [
         "launch: 2 nodes x 2 processes = 4 ranks, run RUN, logs in logs/RUN",
         "launch: checked in N s: CPUs, data over data2 or data3",
-        "launch: finished in N s, 4 ranks ended well, 0 processes left on 2 nodes",
+        "launch: finished in N s, 4 ranks succeeded, 0 processes left on 2 hosts",
     ]
     plan = done.record["plan"]
     assert plan["master_addr"] == launch.slurm.cluster["node1"].address

@@ -47,7 +47,7 @@ def test_a_job_runs_on_its_nodes_and_its_logs_are_where_they_should_be(
     written = slurm.run("scontrol", "write", "batch_script", job_id, "-").stdout
     assert "--env MY_TOKEN " in written
     assert "abc" not in written
-    assert "4 ranks ended well, 0 processes left on 2 nodes" in err
+    assert "4 ranks succeeded, 0 processes left on 2 hosts" in err
     assert shown(slurm, job_id, "ExitCode") == "0:0"
 
 

@@ -6,7 +6,7 @@ import re
 
 from launching import RANK_FILE, Launch, rank, shell
 
-NOTHING_LEFT = "0 processes left on 2 nodes"
+NOTHING_LEFT = "0 processes left on 2 hosts"
 
 
 def test_a_rank_raises(launch: Launch) -> None:
@@ -17,7 +17,7 @@ def test_a_rank_raises(launch: Launch) -> None:
     assert done.exit_code == 1
     pid = running.pid_of(3)
     assert done.words[2:] == [
-        "launch: node2 rank 3 failed first (exit code 1), stopping 2 nodes",
+        "launch: node2 rank 3 failed first (exit code 1), stopping the run on 2 hosts",
         "launch: FAILED after N s",
         "  node2 rank 3 (local rank 1) at HH:MM:SS:",
         f'    File "{RANK_FILE}", line {line_of("raise ValueError")}, in main',
@@ -26,9 +26,9 @@ def test_a_rank_raises(launch: Launch) -> None:
         "  its last lines:",
         f"    ready 3 pids {pid}",
         "    one more line",
-        "  3 others followed: 2 on node1, 1 on node2 (stopped by launch)",
-        "  all of it: logs/RUN/node_1.log",
-        "launch: 0 processes left on 2 nodes, exit code 1",
+        "  3 others stopped by launch: 2 on node1, 1 on node2",
+        "  full log: logs/RUN/node_1.log",
+        "launch: 0 processes left on 2 hosts, exit code 1",
     ]
     cause = done.record["result"]["cause"]
     assert (cause["host"], cause["rank"], cause["local_rank"], cause["exit_code"]) == ("node2", 3, 1, 1)
@@ -42,18 +42,18 @@ def test_all_ranks_raise_at_once(launch: Launch) -> None:
     (told,) = re.findall(r"^launch: node(\d) rank (\d) failed first", done.stderr, re.MULTILINE)
     name = f"node{told[0]} rank {told[1]}"
     assert done.words[2:] == [
-        f"launch: {name} failed first (exit code 1), stopping 2 nodes",
+        f"launch: {name} failed first (exit code 1), stopping the run on 2 hosts",
         "launch: FAILED after N s",
         f"  {name} (local rank {int(told[1]) % 2}) at HH:MM:SS:",
         f'    File "{RANK_FILE}", line {line_of("raise ValueError")}, in main',
         '      raise ValueError(f"rank {RANK} met a NaN")',
         f"    ValueError: rank {told[1]} met a NaN",
-        "  the same on all 4 ranks: 2 each on node[1-2]",
+        "  same error on all 4 ranks: 2 each on node[1-2]",
         "  its last lines:",
         f"    ready {told[1]} pids {running.pid_of(int(told[1]))}",
         "    one more line",
-        f"  all of it: logs/RUN/node_{int(told[0]) - 1}.log",
-        "launch: 0 processes left on 2 nodes, exit code 1",
+        f"  full log: logs/RUN/node_{int(told[0]) - 1}.log",
+        "launch: 0 processes left on 2 hosts, exit code 1",
     ]
 
 
@@ -66,7 +66,7 @@ def test_one_rank_raises_and_the_others_lose_it(launch: Launch) -> None:
     assert "node2:3" in shown
     assert len(shown) <= 2  # one of the others may be heard before
     assert done.words[2:] == [
-        "launch: node2 rank 3 failed first (exit code 1), stopping 2 nodes",
+        "launch: node2 rank 3 failed first (exit code 1), stopping the run on 2 hosts",
         "launch: FAILED after N s",
         "  node2 rank 3 (local rank 1) at HH:MM:SS:",
         f'    File "{RANK_FILE}", line {line_of("raise ValueError")}, in main',
@@ -77,8 +77,8 @@ def test_one_rank_raises_and_the_others_lose_it(launch: Launch) -> None:
         "    one more line",
         "  3 others failed because of it: 2 on node1, 1 on node2",
         f"  {4 - len(shown)} others' tracebacks are in the logs",
-        "  all of it: logs/RUN/node_1.log",
-        "launch: 0 processes left on 2 nodes, exit code 1",
+        "  full log: logs/RUN/node_1.log",
+        "launch: 0 processes left on 2 hosts, exit code 1",
     ]
     assert sorted(re.findall(r"^\[(.*)\]! Traceback", done.log(0), re.MULTILINE)) == ["node1:0", "node1:1"]
 
@@ -90,7 +90,7 @@ def test_a_rank_ends_early_and_the_others_lose_it(launch: Launch) -> None:
     done = running.finish()
     assert done.exit_code == 1
     assert done.words[2:] == [
-        "launch: node1 rank 1 finished before the others (exit code 0), stopping 2 nodes",
+        "launch: node1 rank 1 finished before the others (exit code 0), stopping the run on 2 hosts",
         "launch: FAILED after N s",
         "  node1 rank 1 (local rank 1) at HH:MM:SS:",
         "    finished before the others (exit code 0)",
@@ -101,8 +101,8 @@ def test_a_rank_ends_early_and_the_others_lose_it(launch: Launch) -> None:
         "    one more line",
         "  3 others failed because of it: 1 on node1, 2 on node2",
         "  2 others' tracebacks are in the logs",  # the first one was shown when nobody knew of a failure
-        "  all of it: logs/RUN/node_0.log",
-        "launch: 0 processes left on 2 nodes, exit code 1",
+        "  full log: logs/RUN/node_0.log",
+        "launch: 0 processes left on 2 hosts, exit code 1",
     ]
 
 
@@ -118,7 +118,7 @@ def test_the_exit_code_is_the_first_failure_s(launch: Launch) -> None:
     later = "trap 'exit 43' TERM; while :; do sleep 0.02; done"
     done = launch.run(*shell(f'{first}; if [ "$RANK" = 0 ]; then {beside}; fi; {later}'))
     assert done.exit_code == 42
-    assert "launch: node1 rank 1 failed first (exit code 42), stopping 2 nodes" in done.words
+    assert "launch: node1 rank 1 failed first (exit code 42), stopping the run on 2 hosts" in done.words
 
 
 def test_a_known_line_is_explained_on_the_screen_and_in_the_record(launch: Launch) -> None:

@@ -31,7 +31,7 @@ def test_directories_of_a_run_on_hosts_that_lost_power(launch: Launch, hosts: Ss
     asked = launch.run_command(*words, "--dry-run")
     assert (asked.exit_code, asked.words) == (0, [*found, "launch: 2 directories would be removed"])
     assert first.exists()
-    removed = [*found, "launch: removed 2 directories, 0 processes left on 2 nodes"]
+    removed = [*found, "launch: removed 2 directories, 0 processes left on 2 hosts"]
     done = launch.run_command(*words)
     assert (done.exit_code, done.words) == (0, removed)
     assert not first.exists()

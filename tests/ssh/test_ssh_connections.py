@@ -261,7 +261,7 @@ def test_an_rc_file_that_waits_for_input(launch: Launch, hosts: SshHosts) -> Non
     key = launch.folder / "key"
     hosts.add_login(key, "head -n 1 >eaten")
     done = run_with(launch, hosts, IdentityFile=key)
-    check_refused(launch, done, r"its login shell waits for input \(no answer in N s\)", "an rc file")
+    check_refused(launch, done, r"its login shell waits for input \(no answer in N s\)", "let its rc files prompt")
 
 
 @every_transport

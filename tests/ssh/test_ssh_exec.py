@@ -78,7 +78,7 @@ def test_ctrl_c(launch: Launch) -> None:
     assert done.exit_code == 130
     assert done.words[:2] == [
         "launch: stopping the command on 2 hosts (Ctrl-C again: kill now)",
-        "launch: stopped, 0 processes left on 2 nodes",
+        "launch: stopped, 0 processes left on 2 hosts",
     ]
 
 

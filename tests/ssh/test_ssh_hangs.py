@@ -96,7 +96,7 @@ def test_ctrl_backslash_shows_the_odd_rank_and_the_run_goes_on(launch: Launch, t
         terminal.type(b"\x1c")
         terminal.read_until(rf"full text in .*/stacks-{number}\.txt")
     open_gate(launch, running)
-    terminal.read_until("launch: finished in .*, 4 ranks ended well, 0 processes left on 2 nodes")
+    terminal.read_until("launch: finished in .*, 4 ranks succeeded, 0 processes left on 2 hosts")
     assert running.finish().exit_code == 0
     assert terminal.screen.count("(node2 rank 2 differs from 3 others)") == 2
 
@@ -111,7 +111,7 @@ def test_the_whole_block_and_the_full_texts(launch: Launch) -> None:
     done = running.finish()
     assert done.exit_code == 0
     assert done.words[2:-1] == BLOCK
-    assert done.words[-1] == "launch: finished in N s, 4 ranks ended well, 0 processes left on 2 nodes"
+    assert done.words[-1] == "launch: finished in N s, 4 ranks succeeded, 0 processes left on 2 hosts"
     text = (done.logs / "stacks-1.txt").read_text()
     heads = [f"==== node{1 + number // 2} rank {number}, pid {running.pid_of(number)}, by " for number in range(4)]
     assert [head for head in heads if head in text] == heads
@@ -124,15 +124,15 @@ def test_a_silence_that_lasts_too_long_ends_the_run(launch: Launch) -> None:
     assert done.words[2:] == [
         "launch: no output for N s, taking the stacks of all ranks",
         *BLOCK[1:],
-        "launch: no output for N s (--hang-timeout), node2 rank 2 differs from 3 others, stopping 2 nodes",
+        "launch: no output for N s (--hang-timeout), node2 rank 2 differs from 3 others, stopping the run on 2 hosts",
         "launch: FAILED after N s",
         "  node2 rank 2 (local rank 0) at HH:MM:SS:",
         "    no output for N s (--hang-timeout), node2 rank 2 differs from 3 others",
         "  its last lines:",
         f"    ready 2 pids {running.pid_of(2)}",
-        "  3 others followed: 2 on node1, 1 on node2 (stopped by launch)",
-        "  all of it: logs/RUN/node_1.log",
-        "launch: 0 processes left on 2 nodes, exit code 124",
+        "  3 others stopped by launch: 2 on node1, 1 on node2",
+        "  full log: logs/RUN/node_1.log",
+        "launch: 0 processes left on 2 hosts, exit code 124",
     ]
     assert done.record["result"]["cause"]["what"] == "hang"
 
@@ -144,8 +144,8 @@ def test_equal_stacks_name_nobody(launch: Launch) -> None:
     assert done.words[start + 1 :] == [
         "  all ranks at HH:MM:SS:",
         "    no output for N s (--hang-timeout)",
-        "  all of it: logs/RUN/node_0.log",
-        "launch: 0 processes left on 2 nodes, exit code 124",
+        "  full log: logs/RUN/node_0.log",
+        "launch: 0 processes left on 2 hosts, exit code 124",
     ]
 
 
@@ -181,7 +181,7 @@ def test_ctrl_backslash_before_there_is_a_rank(launch: Launch, hosts: SshHosts) 
         running = launch.start("--ssh-config", str(config), "--connect-timeout", f"{NEVER_S:g}", *hang(launch))
         assert wait_until(lambda: any(host.processes() for host in hosts))
         running.signal(signal.SIGQUIT)
-        running.wait_for("launch: no stacks to show: no rank runs now")
+        running.wait_for("launch: no stacks to show: no rank is running")
         running.signal(signal.SIGINT)
         assert running.finish().exit_code == 130
 
@@ -215,7 +215,7 @@ def test_a_run_in_a_scripts_background_shows_its_stacks(launch: Launch, nohup: t
     open_gate(launch, running)
     done = running.finish()
     assert done.exit_code == 0
-    assert done.words[2:] == [*BLOCK, "launch: finished in N s, 4 ranks ended well, 0 processes left on 2 nodes"]
+    assert done.words[2:] == [*BLOCK, "launch: finished in N s, 4 ranks succeeded, 0 processes left on 2 hosts"]
 
 
 def test_a_run_in_a_scripts_background_ends_by_sigterm(launch: Launch) -> None:

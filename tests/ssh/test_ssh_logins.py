@@ -623,7 +623,7 @@ def test_a_control_master_that_ends_is_a_lost_connection(launch: Launch, hosts: 
         master.wait()
     done = running.finish()
     assert done.exit_code == 69
-    assert "launch: lost node2 (the connection was lost), stopping 2 nodes" in done.words
+    assert "launch: lost node2 (the connection was lost), stopping the run on 2 hosts" in done.words
 
 
 def test_a_launcher_that_is_killed_leaves_no_ssh(launch: Launch, hosts: SshHosts) -> None:

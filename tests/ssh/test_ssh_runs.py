@@ -41,7 +41,7 @@ def test_a_run_from_its_plan_to_its_census(launch: Launch) -> None:
     assert done.words == [
         "launch: 2 nodes x 2 processes = 4 ranks, run RUN, logs in logs/RUN",
         "launch: checked in N s: CPUs, data over lo",
-        "launch: finished in N s, 4 ranks ended well, 0 processes left on 2 nodes",
+        "launch: finished in N s, 4 ranks succeeded, 0 processes left on 2 hosts",
     ]
     assert sorted(done.lines) == [
         "[node1:0] rank 0 of 4, 0 here",

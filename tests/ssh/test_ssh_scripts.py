@@ -177,7 +177,7 @@ def test_hosts_train_as_torch_distributed_launch_has_them(launch: Launch, projec
     done = start(launch, "launch_multinode.sh", "1", "node1", "node2", "--layers", "1", options=options).finish()
     assert done.exit_code == 0, done
     assert "[node1:0] ranks   2, 1 per node, from torchrun" in done.lines
-    assert done.words[-1] == "launch: finished in N s, 2 ranks ended well, 0 processes left on 2 nodes"
+    assert done.words[-1] == "launch: finished in N s, 2 ranks succeeded, 0 processes left on 2 hosts"
     assert [node["argv"][1] for node in done.record["plan"]["nodes"]] == ["-u", "-u"]
 
 
@@ -191,6 +191,7 @@ def test_nodes_that_are_started_by_hand_train_together(launch: Launch, project: 
     for rank, share in enumerate(shares):
         done = share.finish()
         assert done.exit_code == 0, done
-        assert done.words[0].startswith(f"launch: node {rank} of 2 (from 0) with 1 process of 2 ranks, run RUN"), done
+        first = f"launch: node rank {rank} of 2 nodes: 1 process, 2 ranks in all, run RUN"
+        assert done.words[0].startswith(first), done
     (folder,) = (project / "outputs").iterdir()
     assert (folder / "model.pt").exists()

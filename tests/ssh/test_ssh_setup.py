@@ -26,7 +26,7 @@ def test_the_ranks_have_the_environment_of_the_setup(launch: Launch) -> None:
         0,
         ["[node1:0] one", "[node1:0] two in 1", "[node2:1] one", "[node2:1] two in 2"],
     )
-    assert done.words[-1] == "launch: finished in N s, 2 ranks ended well, 0 processes left on 2 nodes"
+    assert done.words[-1] == "launch: finished in N s, 2 ranks succeeded, 0 processes left on 2 hosts"
 
 
 def test_a_setup_needs_what_a_login_makes(launch: Launch, hosts: SshHosts) -> None:

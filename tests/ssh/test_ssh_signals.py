@@ -57,10 +57,10 @@ def test_ctrl_c_and_ctrl_z_on_a_terminal(launch: Launch, terminal: Terminal) -> 
     running = launch.start(*rank("wait"), **terminal.for_popen())
     terminal.read_until("ready .*", count=4)
     terminal.type(b"\x1a")
-    terminal.read_until("not stopped by Ctrl-Z")
+    terminal.read_until("ignoring Ctrl-Z")
     terminal.type(b"\x03")
-    terminal.read_until(r"\^Claunch: stopping 2 nodes")
-    terminal.read_until("launch: stopped by you after .*, 0 processes left on 2 nodes")
+    terminal.read_until(r"\^Claunch: stopping the run on 2 hosts")
+    terminal.read_until("launch: stopped by you after .*, 0 processes left on 2 hosts")
     assert running.finish().exit_code == 130
 
 
@@ -73,8 +73,8 @@ def test_a_terminal_that_stands_still_does_not_stop_the_run(launch: Launch, term
     wait_for_logs(launch)
     running.wait_until_clean()
     terminal.type(b"\x11")
-    terminal.read_until(r"launch: \d+ lines not shown here, all are in the logs")
-    terminal.read_until("launch: finished in .*, 4 ranks ended well, 0 processes left on 2 nodes")
+    terminal.read_until(r"launch: \d+ lines not shown here; the logs have all of them")
+    terminal.read_until("launch: finished in .*, 4 ranks succeeded, 0 processes left on 2 hosts")
     assert running.finish().exit_code == 0
 
 
@@ -94,7 +94,7 @@ def count_last_lines(log: Path) -> int:
 def test_the_cause_is_told_though_stdout_is_not_read(launch: Launch) -> None:
     running = launch.start(*shell(f"{FLOOD}; exit 3"), stdout=subprocess.PIPE)
     running.go()
-    running.wait_for(r"failed first \(exit code 3\), stopping 2 nodes$")
+    running.wait_for(r"failed first \(exit code 3\), stopping the run on 2 hosts$")
     running.wait_until_clean()
     assert running.process.stdout is not None
     running.process.stdout.read()  # else it would be waited for
@@ -110,7 +110,7 @@ def test_a_pipe_that_was_closed_does_not_stop_the_run(launch: Launch) -> None:
     done = running.finish()
     assert done.exit_code == 0
     assert sorted(done.words[2:]) == [  # a thread of its own finds the pipe closed, at the end of the run at the latest
-        "launch: can't write our output any more (Broken pipe); the run goes on",
-        "launch: finished in N s, 4 ranks ended well, 0 processes left on 2 nodes",
+        "launch: can't write to stdout any more (Broken pipe); the run continues",
+        "launch: finished in N s, 4 ranks succeeded, 0 processes left on 2 hosts",
     ], done.stderr
     wait_for_logs(launch)

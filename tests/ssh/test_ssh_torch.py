@@ -68,14 +68,14 @@ def test_a_rank_raises(launch: Launch) -> None:
     done = launch.run(*ONE_EACH, "train.py")
     assert done.exit_code == 1
     assert "[node1:0] sum 2 of 2" in done.lines
-    assert "launch: node2 rank 1 failed first (exit code 1), stopping 2 nodes" in done.words
+    assert "launch: node2 rank 1 failed first (exit code 1), stopping the run on 2 hosts" in done.words
     start = done.words.index("  node2 rank 1 (local rank 0) at HH:MM:SS:")
     assert done.words[start + 1 : start + 4] == [
         f'    File "{launch.folder}/train.py", line 12, in <module>',
         '      raise ValueError("the optimizer met a NaN")',
         "    ValueError: the optimizer met a NaN",
     ]
-    assert done.words[-1] == "launch: 0 processes left on 2 nodes, exit code 1"
+    assert done.words[-1] == "launch: 0 processes left on 2 hosts, exit code 1"
 
 
 def test_a_rank_raises_where_there_is_no_torchrun(launch: Launch, hosts: SshHosts) -> None:
@@ -89,9 +89,9 @@ def test_a_rank_raises_where_there_is_no_torchrun(launch: Launch, hosts: SshHost
     running.go()
     done = running.finish()
     assert done.exit_code == 1
-    assert "launch: node2 rank 2 failed first (exit code 1), stopping 2 nodes" in done.words
+    assert "launch: node2 rank 2 failed first (exit code 1), stopping the run on 2 hosts" in done.words
     assert "    ValueError: the optimizer met a NaN" in done.words
-    assert done.words[-1] == "launch: 0 processes left on 2 nodes, exit code 1"
+    assert done.words[-1] == "launch: 0 processes left on 2 hosts, exit code 1"
 
 
 def test_torchrun_is_killed(launch: Launch, hosts: SshHosts) -> None:
@@ -101,8 +101,8 @@ def test_torchrun_is_killed(launch: Launch, hosts: SshHosts) -> None:
     hosts["node2"].torchrun().kill()
     done = running.finish()
     assert done.exit_code == 128 + signal.SIGKILL
-    assert "launch: node2 torchrun failed first (killed by SIGKILL), stopping 2 nodes" in done.words
-    assert done.words[-1] == "launch: 0 processes left on 2 nodes, exit code 137"
+    assert "launch: node2 torchrun failed first (killed by SIGKILL), stopping the run on 2 hosts" in done.words
+    assert done.words[-1] == "launch: 0 processes left on 2 hosts, exit code 137"
 
 
 def test_a_trainer_with_loader_workers_saves(launch: Launch) -> None:
@@ -133,7 +133,7 @@ def test_the_built_in_trainer(launch: Launch) -> None:
     assert f"[node1:0] saves   outputs/{done.run_id}" in done.lines
     first, *_, last = (float(value) for value in re.findall(r"loss (\d\.\d+)", done.stdout))
     assert last < first / 1.5
-    assert done.words[-1] == "launch: finished in N s, 2 ranks ended well, 0 processes left on 2 nodes"
+    assert done.words[-1] == "launch: finished in N s, 2 ranks succeeded, 0 processes left on 2 hosts"
 
     # What the last line says is all that it takes to go on.
     folder, start = f"outputs/{done.run_id}", "[node1:0] to train longer: "
@@ -149,7 +149,7 @@ def test_singlenode(launch: Launch) -> None:
     done = launch.run_command("singlenode", "--nproc", "2", "--cpu", "train.py")
     assert done.exit_code == 0
     assert sorted(line.partition(":")[2] for line in done.lines) == ["0] 0 of 2", "1] 1 of 2"]
-    assert done.words[-1] == "launch: finished in N s, 2 ranks ended well, 0 processes left on 1 node"
+    assert done.words[-1] == "launch: finished in N s, 2 ranks succeeded, 0 processes left on 1 host"
     assert sorted(path.name for path in (launch.folder / "logs").iterdir()) == [done.run_id, "latest", "node_0.log"]
 
 
@@ -190,6 +190,6 @@ def test_a_port_that_somebody_takes_in_between_is_replaced(launch: Launch, tmp_p
         (tmp_path / "go").touch()
         done = running.finish()
     assert done.exit_code == 0
-    assert f"launch: somebody took port {port} of node 0 in between, once more with another" in done.stderr
+    assert f"launch: port {port} of node 0 was taken before torchrun started; retrying on another" in done.stderr
     assert done.record["plan"]["master_port"] != port
     assert {line.split("port ")[1] for line in done.lines} == {str(done.record["plan"]["master_port"])}

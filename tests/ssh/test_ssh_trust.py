@@ -46,7 +46,7 @@ ANSWERS: dict[str, tuple[Callable[..., object], str, str]] = {
     ),
 }
 AFTER_THE_LOGIN = {
-    "endless": (hostile.print_without_end, "its login shell prints without end"),
+    "endless": (hostile.print_without_end, "its login shell never stops printing"),
     "nonsense": (hostile.print_nonsense, r"its login shell ended \(exit code 0\): \?\]0;title\?this account is closed"),
 }
 

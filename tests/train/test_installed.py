@@ -103,5 +103,5 @@ def test_test_distributed(installed: Run, tmp_path: Path) -> None:
 def test_the_trainer_over_ssh(installed: Run, environment: Path, tmp_path: Path) -> None:
     done = installed("python", "-I", "-c", TRAIN_OVER_SSH, str(environment / "bin" / "launch"))
     assert done.returncode == 0, done
-    assert "1 rank ended well, 0 processes left on 1 node" in done.stderr
+    assert "1 rank succeeded, 0 processes left on 1 host" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "logs", "outputs"]

@@ -100,9 +100,9 @@ def test_what_was_told_stays_so_where_others_have_the_same_error():
             "gpu1 rank 0 failed first (exit code 137: probably out of memory)",
         ),
         (
-            Failure("gpu2", 1, FailureKind.CONNECTION, 1.0, text="no sign of life for 15 s"),
+            Failure("gpu2", 1, FailureKind.CONNECTION, 1.0, text="no heartbeat for 15 s"),
             69,
-            "lost gpu2 (no sign of life for 15 s)",
+            "lost gpu2 (no heartbeat for 15 s)",
         ),
         (Failure("gpu2", 1, FailureKind.TORCHRUN, 1.0, code=1), 1, "gpu2 torchrun failed first (exit code 1)"),
         (
@@ -111,9 +111,9 @@ def test_what_was_told_stays_so_where_others_have_the_same_error():
             "gpu2 helper failed first (killed by SIGKILL)",
         ),
         (
-            Failure("gpu2", 1, FailureKind.SUPERVISOR, 1.0, text="its helper was killed"),
+            Failure("gpu2", 1, FailureKind.SUPERVISOR, 1.0, text="its parent process was killed"),
             1,
-            "gpu2 helper failed first (its helper was killed)",
+            "gpu2 helper failed first (its parent process was killed)",
         ),
     ],
 )
@@ -248,7 +248,7 @@ def test_a_failure_is_explained_by_what_it_said(failed, name):
         failure(stderr=FULL + "retrying with a smaller batch\n" + SIMPLE),  # it lived on
         failure(stderr=raising(FULL) + "retrying\n" + SIMPLE),
         failure(code=3, stderr=FULL + "step\n" * 40),
-        Failure("gpu2", 1, FailureKind.CONNECTION, 1.0, text="it sent what is no message: x", stderr="Broken pipe\n"),
+        Failure("gpu2", 1, FailureKind.CONNECTION, 1.0, text="it sent an invalid message: x", stderr="Broken pipe\n"),
         failure(code=3, stderr="NCCL INFO NET : Using interface lo:127.0.0.1<0>\n"),
     ],
 )

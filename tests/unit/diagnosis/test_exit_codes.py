@@ -84,13 +84,13 @@ def test_an_ending_that_does_not_tell(code: int | None, number: int | None) -> N
 @pytest.mark.parametrize(
     ("text", "start"),
     [
-        ("no sign of life for 15 s", "the host froze"),
-        ("this machine stood still for 40 s, and the nodes took it for dead", "the launch host slept"),
+        ("no heartbeat for 15 s", "the host froze"),
+        ("this machine was suspended for 40 s, so the hosts ended the run", "the launch host slept"),
         ("the connection was lost", "the host's sshd, a firewall"),
         ("the connection was lost: its ssh was killed by signal 9", "something on the launch host"),
         ("the connection was lost: pdsh itself has ended", "something on the launch host"),
         ("the connection was lost: ConnectionResetError(104)", "the host's sshd, a firewall"),
-        ("it sent what is no message: x", None),
+        ("it sent an invalid message: x", None),
     ],
 )
 def test_a_connection_that_ended(text: str, start: str | None) -> None:

@@ -342,7 +342,7 @@ def test_lines_for_a_terminal_that_stands_still_are_dropped_and_counted(pipe, ca
     os.close(pipe[1])
     reader.join()
     # Once or twice: a part may be dropped before the first block is taken.
-    said = re.findall(r"launch: (\d+) lines not shown here, all are in the logs\n", capfd.readouterr().err)
+    said = re.findall(r"launch: (\d+) lines not shown here; the logs have all of them\n", capfd.readouterr().err)
     dropped = sum(map(int, said))
     lines, words = shown[0].split(b"\n")[:-2], shown[0].split(b"\n")[-2]
     assert (len(lines) + dropped, words) == (count * 256, b"never dropped")
@@ -379,7 +379,7 @@ def test_closing_does_not_wait_for_a_pipe_that_nobody_reads(pipe, monkeypatch, c
     terminal.put(pipe[1], b"x" * (1 << 20))
     say(terminal, pipe[1])
     terminal.close()
-    assert capfd.readouterr().err == f"launch: {(1 << 20) + 4} bytes of output were not read by anybody\n"
+    assert capfd.readouterr().err == f"launch: {(1 << 20) + 4} bytes of output were never read\n"
     os.close(pipe[0])  # lets the writing thread go
 
 
@@ -559,7 +559,7 @@ def test_a_pager_that_was_quit_ends_nothing(pipe, capfd):
         os.dup2(saved, STDOUT)
         os.close(saved)
     assert capfd.readouterr().err == (
-        "launch: can't write our output any more (Broken pipe); the run goes on\nstill heard\n"
+        "launch: can't write to stdout any more (Broken pipe); the run continues\nstill heard\n"
     )
 
 

@@ -52,7 +52,7 @@ def test_more_runs_than_a_second_can_hold_are_refused(tmp_path):
         make_record(tmp_path)
     with pytest.raises(UsageError) as caught:
         make_record(tmp_path)
-    assert caught.value.message == f"{tmp_path}/20261120-091233: 99 runs began in one second"
+    assert caught.value.message == f"{tmp_path}/20261120-091233: 99 runs started in one second"
 
 
 def test_run_json_grows_and_is_replaced_whole(tmp_path):
@@ -142,15 +142,15 @@ def test_a_folder_that_can_not_be_made_is_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
         make_record(tmp_path / "logs")
     assert (caught.value.message, caught.value.fix, caught.value.exit_code) == (
-        f"can't make the log folder {tmp_path}/logs/20261120-091233: Not a directory",
-        "name another with --log-dir",
+        f"can't create the log directory {tmp_path}/logs/20261120-091233: Not a directory",
+        "choose another directory with --log-dir",
         EXIT_USAGE,
     )
 
 
 def test_a_log_folder_that_is_a_dangling_link_is_called_so(tmp_path):
     (tmp_path / "logs").symlink_to(tmp_path / "gone")
-    with pytest.raises(UsageError, match=r"^can't make the log folder "):
+    with pytest.raises(UsageError, match=r"^can't create the log directory "):
         make_record(tmp_path / "logs")
 
 

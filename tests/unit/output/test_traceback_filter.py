@@ -137,7 +137,7 @@ def test_what_is_held_is_bounded_and_what_is_missing_is_told(shown, monkeypatch)
     shown.feed((0, PAGE), (0, b"end\n"), (1, PAGE))
     assert shown.filter.release(sources(0)) == sources(1)
     assert shown.filter.release() == frozenset()
-    missing = "launch: {} not shown here, all are in the logs\n"
+    missing = "launch: {} not shown here; the logs have all of them\n"
     assert shown.by_rank == {
         0: PAGE + missing.format("1 lines").encode(),
         1: missing.format("3 lines").encode(),

@@ -89,8 +89,8 @@ def test_an_error_of_all_ranks_is_the_same_whoever_is_heard_first(ends):
         '    File "/home/0/train.py", line 88, in step',
         '      raise ValueError("rank 0 met a NaN")',
         "    ValueError: rank 0 met a NaN",
-        "  the same on all 4 ranks: 2 each on gpu[1-2]",
-        "  all of it: log",
+        "  same error on all 4 ranks: 2 each on gpu[1-2]",
+        "  full log: log",
     ]
 
 
@@ -101,8 +101,8 @@ def test_a_script_that_no_rank_can_read(ends):
         "      def f(:",
         "            ^",
         "    SyntaxError: invalid syntax",
-        "  the same on all 4 ranks: 2 each on gpu[1-2]",
-        "  all of it: log",
+        "  same error on all 4 ranks: 2 each on gpu[1-2]",
+        "  full log: log",
     ]
 
 
@@ -114,30 +114,30 @@ def test_an_error_of_one_rank_is_the_cause_whoever_is_heard_first(ends):
         '      raise ValueError("rank 3 met a NaN")',
         "    ValueError: rank 3 met a NaN",
         "  3 others failed because of it: 2 on gpu1, 1 on gpu2",
-        "  all of it: log",
+        "  full log: log",
     ]
 
 
 @pytest.mark.parametrize("ends", in_any_order(("", -15, 6.0), ("", 1, 6.0), *[(NO_PACKAGE, 1, 1.0)] * 2))
 def test_a_package_that_one_node_lacks(ends):
     assert block(*ends)[-5:] == [
-        "  the same on 2 of 4 ranks: 2 on gpu2",
+        "  same error on 2 of 4 ranks: 2 on gpu2",
         "  why: this host's Python has no module foo",
         "  fix: install it there, or select another --python; if it is your own code, pass --workdir",
-        "  2 others followed: 2 on gpu1 (stopped by launch)",
-        "  all of it: log",
+        "  2 others stopped by launch: 2 on gpu1",
+        "  full log: log",
     ]
 
 
 @pytest.mark.parametrize(
     ("end", "line"),
     [
-        (("", -15, 6.0), "  1 other followed: 1 on gpu1 (stopped by launch)"),
-        (("", 43, 6.0), "  1 other followed: 1 on gpu1 (stopped by launch)"),
-        (("", 0, 6.0), "  1 other followed: 1 on gpu1 (stopped by launch)"),
-        ((HANDLED, -15, 6.0), "  1 other followed: 1 on gpu1 (stopped by launch)"),
-        ((INTERRUPTED, 1, 6.0), "  1 other followed: 1 on gpu1 (stopped by launch)"),
-        ((CUT_OFF, -15, 6.0), "  1 other followed: 1 on gpu1 (stopped by launch)"),
+        (("", -15, 6.0), "  1 other stopped by launch: 1 on gpu1"),
+        (("", 43, 6.0), "  1 other stopped by launch: 1 on gpu1"),
+        (("", 0, 6.0), "  1 other stopped by launch: 1 on gpu1"),
+        ((HANDLED, -15, 6.0), "  1 other stopped by launch: 1 on gpu1"),
+        ((INTERRUPTED, 1, 6.0), "  1 other stopped by launch: 1 on gpu1"),
+        ((CUT_OFF, -15, 6.0), "  1 other stopped by launch: 1 on gpu1"),
         ((NO_PACKAGE, 1, 6.0), "  1 other failed as well: 1 on gpu1"),
         ((NO_PACKAGE, -15, 6.0), "  1 other failed as well: 1 on gpu1"),
         ((NO_PACKAGE, 1, 2.0), "  1 other failed as well: 1 on gpu1"),
@@ -148,7 +148,7 @@ def test_a_package_that_one_node_lacks(ends):
 )
 def test_what_another_rank_says_goes_before_our_signal(end, line):
     killed = ("", -11, 1.0)
-    assert block(killed, end, killed, killed)[-2:] == [line, "  all of it: log"]
+    assert block(killed, end, killed, killed)[-2:] == [line, "  full log: log"]
 
 
 def test_a_supervisor_in_trouble_stops_its_ranks_by_itself():
@@ -165,7 +165,7 @@ def test_a_supervisor_in_trouble_stops_its_ranks_by_itself():
 def test_an_error_that_was_handled_long_ago_is_no_end():
     """The same one that ends the others: each of them is asked to end, and its stderr is an hour old."""
     ends = [(RAISED, 1, 3600.0), *[(RAISED, -15, 3602.0)] * 3]
-    assert block(*ends, stopped_s=3601.0)[-2] == "  3 others followed: 1 on gpu1, 2 on gpu2 (stopped by launch)"
+    assert block(*ends, stopped_s=3601.0)[-2] == "  3 others stopped by launch: 1 on gpu1, 2 on gpu2"
 
 
 def test_a_rank_that_raises_is_the_cause_though_it_takes_long_to_end():
@@ -178,7 +178,7 @@ def test_a_rank_that_raises_is_the_cause_though_it_takes_long_to_end():
         "  its last lines:",
         "    [rank2]:[W1120 x.cpp:1] Warning: destroy_process_group() was not called",
         "  3 others failed because of it: 2 on gpu1, 1 on gpu2",
-        "  all of it: log",
+        "  full log: log",
     ]
 
 
@@ -202,7 +202,7 @@ def test_a_rank_that_ends_early_is_the_cause_if_the_others_lose_it(ends):
         '        raise ValueError("rank 1 met a NaN")',
         "    ValueError: rank 1 met a NaN",
         "  3 others failed because of it: 1 on gpu1, 2 on gpu2",
-        "  all of it: log",
+        "  full log: log",
     ]
 
 
@@ -210,7 +210,7 @@ def test_a_rank_that_ends_early_is_no_cause_if_another_one_fails():
     assert block((LOST, 1, 1.0), ("", 0, 0.5), (LOST, 1, 1.0), (NO_PACKAGE, 1, 1.5))[-3:] == [
         "  2 others failed because of it: 1 each on gpu[1-2]",
         "  1 other had already succeeded: 1 on gpu1",
-        "  all of it: log",
+        "  full log: log",
     ]
 
 
@@ -229,4 +229,4 @@ def test_a_node_that_is_heard_late_changes_nothing():
 
 def test_ranks_that_are_killed_alike_are_the_same():
     ends = [("", -11, 1.0), ("", -11, 1.1), ("", -15, 6.0), ("", -11, 1.2)]
-    assert block(*ends)[2] == "  the same on 3 of 4 ranks: 2 on gpu1, 1 on gpu2"
+    assert block(*ends)[2] == "  same error on 3 of 4 ranks: 2 on gpu1, 1 on gpu2"

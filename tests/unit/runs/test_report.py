@@ -55,7 +55,7 @@ def test_the_plan_in_one_line(sizes, on_cpu, line):
 def test_a_share_of_a_run_by_hand_in_one_line():
     nodes = (NodePlan(Host("n3"), 3, 6, 2, "/", {}),)
     plan = LaunchPlan(Program(ProgramKind.SCRIPT, "train.py"), nodes, 4, 8, "10.0.0.1", 1)
-    line = "node 3 of 4 (from 0) with 2 processes of 8 ranks, run R, logs in logs/R"
+    line = "node rank 3 of 4 nodes: 2 processes, 8 ranks in all, run R, logs in logs/R"
     assert plan_line(plan, "R", Path("logs/R"), on_cpu=True) == line
 
 
@@ -65,16 +65,16 @@ LEFT = [411, "python", "D"]
 @pytest.mark.parametrize(
     ("census", "words", "is_clean"),
     [
-        (Census({"gpu1": [], "gpu2": []}, {}), "0 processes left on 2 nodes", True),
-        (Census({"gpu1": [LEFT], "gpu2": []}, {}), "1 process left on 2 nodes", False),
+        (Census({"gpu1": [], "gpu2": []}, {}), "0 processes left on 2 hosts", True),
+        (Census({"gpu1": [LEFT], "gpu2": []}, {}), "1 process left on 2 hosts", False),
         (
             Census({"gpu1": []}, {"gpu2": 8, "gpu3": 1}),
-            "0 processes left on 1 node; gpu2 unreachable, 8 processes may remain; "
+            "0 processes left on 1 host; gpu2 unreachable, 8 processes may remain; "
             "gpu3 unreachable, 1 process may remain",
             False,
         ),
         (Census({}, {"gpu2": 8}), "gpu2 unreachable, 8 processes may remain", False),
-        (Census({}, {"gpu2": 0}), "gpu2 unreachable, what was started there may remain", False),
+        (Census({}, {"gpu2": 0}), "gpu2 unreachable, anything started there may remain", False),
     ],
 )
 def test_what_is_left(census, words, is_clean):
@@ -82,7 +82,7 @@ def test_what_is_left(census, words, is_clean):
 
 
 def test_each_process_that_can_not_be_ended_is_named():
-    line = "  gpu1: pid 411 (python) is in state D, which no signal ends"
+    line = "  gpu1: pid 411 (python) is in state D, which no signal can end"
     assert left_lines(Census({"gpu1": [LEFT], "gpu2": []}, {})) == [line]
     assert left_lines(Census({"gpu1": [LEFT] * 10}, {})) == [line] * 10
     assert left_lines(Census({"gpu1": [LEFT] * 12}, {})) == [line] * 10 + ["  and 2 more"]
@@ -100,15 +100,15 @@ def rank_failure(**more):
 def test_the_cause_as_the_design_draws_it():
     cause = find_cause([rank_failure()])
     others = Others(stopped={"gpu2": 7, "gpu1": 8})
-    assert failed_first_line(cause, 2) == "gpu2 rank 11 failed first (exit code 1), stopping 2 nodes"
+    assert failed_first_line(cause, 2) == "gpu2 rank 11 failed first (exit code 1), stopping the run on 2 hosts"
     assert texts(cause_block(cause, others, Path("logs/20261120-091233/node_1.log"))) == [
         "  gpu2 rank 11 (local rank 3, GPU 3) at 09:16:31:",
         '    File "train.py", line 88, in step',
         "    ValueError: the optimizer met a NaN at step 42",
         "  its last lines:",
         "    step 41 loss 7.1",
-        "  15 others followed: 7 on gpu2, 8 on gpu1 (stopped by launch)",
-        "  all of it: logs/20261120-091233/node_1.log",
+        "  15 others stopped by launch: 7 on gpu2, 8 on gpu1",
+        "  full log: logs/20261120-091233/node_1.log",
     ]
 
 
@@ -119,7 +119,7 @@ def test_the_cause_as_the_design_draws_it():
 def test_tracebacks_that_the_screen_has_not_shown_are_counted(withheld, lines):
     others = Others(followed={"gpu1": 4})
     told = texts(cause_block(find_cause([rank_failure()]), others, Path("log"), withheld=withheld))
-    assert told[-2 - len(lines) :] == ["  4 others failed because of it: 4 on gpu1", *lines, "  all of it: log"]
+    assert told[-2 - len(lines) :] == ["  4 others failed because of it: 4 on gpu1", *lines, "  full log: log"]
 
 
 def test_the_end_says_that_the_logs_have_gaps():
@@ -142,30 +142,30 @@ def test_the_error_is_red_and_what_to_do_is_bold():
     [
         (
             rank_failure(code=None, signal=9, gpu=None, stderr="", stdout=""),
-            "gpu2 rank 11 failed first (killed by SIGKILL), stopping 1 node",
+            "gpu2 rank 11 failed first (killed by SIGKILL), stopping the run on 1 host",
             [
                 "  gpu2 rank 11 (local rank 3) at 09:16:31:",
                 "    killed by SIGKILL",
                 "  why: it was killed from outside: by a user, by systemd-oomd or earlyoom, or by the kernel for "
                 "lack of memory",
                 "  fix: see which with dmesg -T on that host; for memory, use fewer loader workers, or a smaller batch",
-                "  all of it: log",
+                "  full log: log",
             ],
         ),
         (
-            Failure("gpu2", 1, FailureKind.CONNECTION, AT, text="no sign of life for 15 s"),
-            "lost gpu2 (no sign of life for 15 s), stopping 1 node",
+            Failure("gpu2", 1, FailureKind.CONNECTION, AT, text="no heartbeat for 15 s"),
+            "lost gpu2 (no heartbeat for 15 s), stopping the run on 1 host",
             [
                 "  gpu2 connection at 09:16:31:",
-                "    no sign of life for 15 s",
+                "    no heartbeat for 15 s",
                 "  why: the host froze, was switched off, or the network to it failed",
                 "  fix: check the machine itself; when it responds again, run launch check and launch clean",
-                "  all of it: log",
+                "  full log: log",
             ],
         ),
         (
             Failure("gpu2", 1, FailureKind.TORCHRUN, AT, signal=11, stderr="W1120 a warning\n"),
-            "gpu2 torchrun failed first (killed by SIGSEGV), stopping 1 node",
+            "gpu2 torchrun failed first (killed by SIGSEGV), stopping the run on 1 host",
             [
                 "  gpu2 torchrun at 09:16:31:",
                 "    killed by SIGSEGV",
@@ -173,7 +173,7 @@ def test_the_error_is_red_and_what_to_do_is_bold():
                 "  fix: run it with --env PYTHONFAULTHANDLER=1: Python then names the line of the script",
                 "  its last lines:",
                 "    W1120 a warning",
-                "  all of it: log",
+                "  full log: log",
             ],
         ),
     ],
@@ -203,8 +203,8 @@ def test_the_cause_with_why_and_what_to_do():
         "  fix: use a smaller batch, or free the GPU: launch check names who uses it",
         "  its last lines:",
         "    step 41 loss 7.1",
-        "  8 others followed: 8 on gpu1 (stopped by launch)",
-        "  all of it: log",
+        "  8 others stopped by launch: 8 on gpu1",
+        "  full log: log",
     ]
 
 
@@ -227,7 +227,7 @@ def test_the_block_fits_a_screen(error, wide):
     assert [lines[0], lines[1], lines[-1]] == [
         "  gpu2 rank 11 (local rank 3, GPU 3) at 09:16:31:",
         '    File "train.py", line 8, in f',
-        "  all of it: logs/20261120-091233/node_1.log",
+        "  full log: logs/20261120-091233/node_1.log",
     ]
     assert f"    {error[:60]}"[:60] in [line[:60] for line in lines]
     assert any(line.startswith("    line 19 ") for line in lines), "the latest line was dropped"
@@ -238,7 +238,7 @@ def test_the_block_fits_a_screen(error, wide):
     [
         (Others(), []),
         (Others(stopped={"gpu1": 0, "gpu2": 0}), []),
-        (Others(stopped={"gpu2": 1}), ["  1 other followed: 1 on gpu2 (stopped by launch)"]),
+        (Others(stopped={"gpu2": 1}), ["  1 other stopped by launch: 1 on gpu2"]),
         (
             Others(failed={"gpu2": 1}, followed={"gpu1": 3}, succeeded={"gpu1": 2}),
             [
@@ -249,7 +249,7 @@ def test_the_block_fits_a_screen(error, wide):
         ),
         (
             Others(stopped={"gpu1": 8, "gpu2": 7, "gpu3": 8, "gpu4": 8}),
-            ["  31 others followed: 8 each on gpu[1,3-4], 7 on gpu2 (stopped by launch)"],
+            ["  31 others stopped by launch: 8 each on gpu[1,3-4], 7 on gpu2"],
         ),
     ],
 )
@@ -259,7 +259,7 @@ def test_what_became_of_the_others(others, lines):
 
 @pytest.mark.parametrize(
     ("number", "more"),
-    [(0, []), (1, []), (8, []), (9, ["  and 1 more: launch check"]), (20, ["  and 12 more: launch check"])],
+    [(0, []), (1, []), (8, []), (9, ["  and 1 more: run launch check"]), (20, ["  and 12 more: run launch check"])],
 )
 def test_warnings_are_a_line_each_and_not_too_many(number, more):
     warnings = [Finding(("gpu1", "gpu2"), f"text {index}", "remedy", WARNING) for index in range(number)]

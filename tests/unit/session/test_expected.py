@@ -75,7 +75,7 @@ def talk(*said: Header) -> ExpectedMessages:
         (PREPARE, FAILED),
         (PREPARE, HELLO, START, FAILED),
         # Somebody has killed the guardian, or the supervisor when all was said.
-        ({**CENSUS, "reason": "its helper was killed"},),
+        ({**CENSUS, "reason": "its parent process was killed"},),
         (*BEGUN, {**CENSUS, "reason": "its helper got signal 15"}),
         (*BEGUN, FAILED, DEAD),
         (*BEGUN, STOP, CENSUS, FAILED, DEAD),
@@ -145,7 +145,7 @@ def test_what_nobody_asked_for_is_refused(said: tuple[Header, ...], lie: Header,
         (OUTPUT | {"size": (1 << 18) + 1}, f"output with {(1 << 18) + 1} bytes"),
         (STACK | {"size": (1 << 20) + 1}, f"stack with size {(1 << 20) + 1}"),
         (FILE | {"size": (32 << 20) + 1}, f"file with {(32 << 20) + 1} bytes"),
-        ({"type": "interrupt"}, "no message of a node's: 'interrupt'"),
+        ({"type": "interrupt"}, "unknown type 'interrupt'"),
     ],
 )
 def test_a_payload_that_is_too_large_is_not_waited_for(header: Header, text: str) -> None:
@@ -157,7 +157,7 @@ def test_a_payload_that_is_too_large_is_not_waited_for(header: Header, text: str
 
 @pytest.mark.parametrize("kind", ["hello", "output", "file", "interrupt"])
 def test_a_guardian_says_nothing_else(kind: str) -> None:
-    with pytest.raises(MalformedMessage, match=f"^not for a guardian to say: '{kind}'$"):
+    with pytest.raises(MalformedMessage, match=f"^not allowed on stderr: '{kind}'$"):
         talk(PREPARE).accept_from_guardian({"type": kind})
 
 
@@ -171,7 +171,7 @@ def test_values_in_one_another_are_counted() -> None:
     deep: object = 1
     for _ in range(500):  # JSON's reader takes more, and what prints it takes less
         deep = [deep]
-    with pytest.raises(MalformedMessage, match=r"^over 16 values in one another$"):
+    with pytest.raises(MalformedMessage, match=r"^nested over 16 levels deep$"):
         talk(PREPARE, HELLO).accept({**FACTS, "gpus": deep})
 
 

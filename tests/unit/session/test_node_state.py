@@ -30,22 +30,22 @@ HELLO = event(messages.HELLO, folder="/tmp/launch-x", keepers=[[1, 2]])
 STARTED = event(messages.STARTED, local_rank=0)
 LOSS = event(LOST, failure=GONE)
 CENSUS = event(messages.CENSUS, **CLEAN)
-LOOKING = "looking for a Python with torch, and its GPUs"
+LOOKING = "looking for a Python with torch, and for GPUs"
 
 
 @pytest.mark.parametrize(
     ("events", "known", "words"),
     [
         ([], {}, "connecting"),
-        ([event(READY)], {}, "starting its supervisor"),
+        ([event(READY)], {}, "starting launch's helper"),
         ([event(READY), HELLO], {}, LOOKING),
-        ([event(READY), HELLO], {"has_setup": True}, f"running its setup, and {LOOKING}"),
-        ([HELLO, event(messages.FACTS)], {}, "waiting for the others"),
+        ([event(READY), HELLO], {"has_setup": True}, f"running its setup, then {LOOKING}"),
+        ([HELLO, event(messages.FACTS)], {}, "waiting for the other hosts"),
         ([STARTED], {"stage": Stage.IMPORTING_TORCH}, "running, no output yet"),
         ([LOSS], {"stage": Stage.STOPPING, "is_swept": True}, "unreachable"),
         ([], {"stage": Stage.IMPORTING_TORCH}, "importing torch"),
-        ([], {"stage": Stage.STARTING_RANKS}, "starting"),
-        ([], {"stage": Stage.STOPPING}, "ending what runs there"),
+        ([], {"stage": Stage.STARTING_RANKS}, "starting its ranks"),
+        ([], {"stage": Stage.STOPPING}, "stopping its processes"),
     ],
 )
 def test_the_words_for_what_a_node_is_at(events: list[Event], known: dict[str, Any], words: str) -> None:

@@ -54,7 +54,7 @@ def test_a_message_as_it_should_be_passes(header):
 @pytest.mark.parametrize(
     ("header", "text"),
     [
-        ({"type": "start"}, "no message of a node's: 'start'"),
+        ({"type": "start"}, "unknown type 'start'"),
         ({"type": "hello"}, "hello with folder None"),
         ({"type": "output", "local_rank": 5000, "stream": 1}, "output with local_rank 5000"),
         ({"type": "output", "local_rank": -1, "stream": 1}, "output with local_rank -1"),

@@ -1,0 +1,144 @@
+"""Plain English and one term for each thing: words that documents, help, messages and docstrings do not contain."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [
+    *ROOT.glob("*.md"),
+    *ROOT.glob("docs/**/*.md"),
+    *ROOT.glob("docker/*.md"),
+]
+COMMENTED = [
+    *ROOT.glob("scripts/**/*.sh"),
+    *ROOT.glob("examples/*"),
+    *ROOT.glob("config/*"),
+    *ROOT.glob("hostfiles/*"),
+    *ROOT.glob("docker/[!R]*"),
+    ROOT / "compose.yaml",
+    ROOT / "Makefile",
+]
+MODULES = [*ROOT.glob("launcher/**/*.py"), ROOT / "train.py"]
+
+# A word or phrase that no reader should meet, and what to write instead.
+EVERYWHERE = {
+    r"\b(?:leav|left)\w* (?:\w+ ){0,4}away\b": "leave out, skip, omit",
+    r"\bblanks?\b(?! lines?\b)": "space",
+    r"(?<!--)\bfolders?\b": "directory",
+    r"\bgateways?\b": "jump host",
+    r"\bbastions?\b": "jump host",
+    r"(?<!latency, )\b(?:we|us|our|ours|ourselves)\b": "launch, or this machine",
+    r"\bsigns? of life\b": "heartbeat",
+    r"\b(?:stand|stands|stood|standing) (?:still|apart|there|here|in the)\b": "hangs, is suspended, differs, is in",
+    r"\b(?:come|comes|came) home\b": "is copied back",
+    r"\bby way of\b": "through, with",
+    r"\bwithout a word\b": "without contact, silently",
+    r"\bleft-overs?\b": "leftover",
+    r"\b(?:is|are|was) borne\b": "isn't detected; the run continues",
+    r"\bin the place of\b": "instead of",
+    r"\b(?:has|had|have) ended well\b": "had succeeded",
+    r"\bends? well\b": "succeeds, exits with 0",
+    r"\bended well\b": "succeeded, exited with 0",
+    r"\btells? all\b": "covers everything",
+    r"\bnodes? answers?\b": "host responds",
+    r"\b(?:is|are|was|were) meant by\b": "matches",
+    r"\blets nobody in\b": "blocks new processes",
+    r"\bnobody asked\b": "launch didn't request",
+    r"\ball the same(?:$|[,.;:)]| \w+s\b)": "anyway",
+    r"\bhints?\b": "fix",
+    r"\bof our own\b": "launch's own",
+    r"\bgoes on\b": "continues",
+    r"\bgo on\b": "continue",
+    r"\b(?:somebody|someone) else's?\b(?= run| port)": "another user's",
+    r"\bbegins? anew\b": "starts over",
+    r"\bfor so long\b": "for that long",
+    r"\bsay(?:s)? else\b": "say otherwise",
+    r"\bthe way to stay\b": "use",
+    r"\bits own accord\b": "by itself",
+    r"\btook (?:it|us) for dead\b": "considered it dead",
+    r"\bprocess(?:es)? left on [^.]{0,20}nodes?\b": "hosts",
+    r"\bbegun anew\b": "starting over",
+    r"\bin vain\b": "without result",
+    r"\bis no (?:message|list|record|task|part|checkpoint|word|number)\b": "isn't a",
+    r"\b(?:with|by) everybody\b": "every other host",
+    r"\bevery two hosts\b": "each pair of hosts",
+    r"\blooks? after\b": "handles",
+    r"\bparted by\b": "separated by",
+    r"\bwritten over\b": "overwritten",
+}
+# What only people who work on the code need to know; CONTRIBUTING has the glossary.
+FOR_USERS = {
+    r"\bcensus\b": "leftover check",
+    r"\bguardians?\b": "helper",
+    r"\bsupervisors?\b": "helper",
+    r"\bkeepers?\b": "helper",
+    r"\bladder\b": "the steps by which a run is stopped",
+    r"(?<![-_.])\bmaster\b(?![-_.])": "node 0",
+    r"\bbeats?\b": "heartbeat",
+}
+FOR_DEVELOPERS = ("CONTRIBUTING.md", "decisions")
+
+
+def _prose(text: str) -> str:
+    """Return a Markdown text with code, link targets and URLs blanked, so that line numbers stay right."""
+    hidden = re.compile(r"```.*?```|^(?: {4}|\t).*$|`[^`\n]*`|\]\([^)\n]*\)|https?://\S+", re.DOTALL | re.MULTILINE)
+    return hidden.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), text)
+
+
+def _comments(text: str) -> str:
+    return "\n".join(line.partition("#")[2] for line in text.splitlines())
+
+
+def _literals(tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
+    """Yield the line, the text and whether it is a docstring, of each string that is prose: one with a space."""
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and " " in node.value.strip() and not node.value.startswith("import "):  # a program
+            yield node.lineno, inspect.cleandoc(node.value), id(node) in docstrings
+
+
+def _find(text: str, words: dict[str, str], first_line: int = 1) -> Iterator[tuple[int, str]]:
+    for pattern, better in words.items():
+        for match in re.finditer(pattern, text, re.IGNORECASE | re.MULTILINE):
+            yield first_line + text.count("\n", 0, match.start()), f"{match.group()!r}: {better}"
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _faults(path: Path) -> list[str]:
+    text = path.read_text("utf-8")
+    if path.suffix == ".py" and path in MODULES:
+        found = [
+            fault
+            for line, literal, is_docstring in _literals(ast.parse(text))
+            for fault in _find(_prose(literal), EVERYWHERE if is_docstring else EVERYWHERE | FOR_USERS, line)
+        ]
+    elif path.suffix == ".md":
+        is_for_developers = any(name in path.parts for name in FOR_DEVELOPERS)
+        found = list(_find(_prose(text), EVERYWHERE if is_for_developers else EVERYWHERE | FOR_USERS))
+    else:
+        found = list(_find(_comments(text), EVERYWHERE | FOR_USERS))
+    return [f"{_name(path)}:{line}: {words}" for line, words in sorted(set(found))]
+
+
+@pytest.mark.parametrize(
+    "path", sorted(path for path in {*DOCUMENTS, *COMMENTED, *MODULES} if path.is_file()), ids=_name
+)
+def test_one_term_for_each_thing(path: Path) -> None:
+    assert _faults(path) == []
