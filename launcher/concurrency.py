@@ -1,4 +1,4 @@
-"""Start threads and tasks that no code waits for, so that a failure of theirs is still reported.
+"""Start threads and tasks that no code waits for, so that their failures are still reported.
 
 If one died unnoticed, what depends on it would stop: the heartbeats of a run, or the messages of a node.
 """

@@ -1,4 +1,4 @@
-"""Remove terminal control sequences from text that `launch` didn't write; only colour stays. Pure.
+"""Remove terminal control sequences from text that `launch` didn't write; only color stays. Pure.
 
 A remote program, a file name or a server's message must not move the cursor, set a title, write the clipboard (OSC 52)
 or make the terminal reply as if the user had typed. Sequences are those of ECMA-48, as xterm reads them.
@@ -27,19 +27,19 @@ _NOT_IN_A_LINE = re.compile(rf"[{_C0}{_BIDI}\n\x1b\x80-\x9f\u2028\u2029]")
 
 
 def clean(text: bytes) -> bytes:
-    """Return text that is safe for a terminal: UTF-8 with newlines, tabs, and colour that ends with its line."""
+    """Return text that is safe for a terminal: UTF-8 with newlines, tabs, and color that ends with its line."""
     plain = _COLOUR.sub(b"", text) if b"\x1b" in text else text
     has_c1_or_bidi = b"\xc2" in plain or (b"\xe2" in plain and _BIDI_BYTES.search(plain) is not None)
     if has_c1_or_bidi or b"\x1b" in plain or len(plain.translate(None, _C0_BYTES)) != len(plain):
         # As characters: the bytes around a removed part could form a new control sequence.
         found = _CONTROL.sub("", _ESCAPE.sub("", text.decode("utf-8", "replace")))
-        return _close_colours(found).encode()
+        return _close_colors(found).encode()
     if plain is text and text.isascii():
         return text
-    return _close_colours(text.decode("utf-8", "replace")).encode()
+    return _close_colors(text.decode("utf-8", "replace")).encode()
 
 
-def _close_colours(text: str) -> str:
+def _close_colors(text: str) -> str:
     return _OPEN_COLOUR.sub("\\1\x1b[0m", text) if "\x1b" in text else text
 
 

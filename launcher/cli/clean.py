@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def command(
     *, python: str | None, dry_run: bool, choice: HostChoice, transport: TransportOptions, timeouts: Timeouts
 ) -> int:
-    """Stop and remove what your earlier runs left on the hosts, and list it first.
+    """List, stop and remove what your earlier runs left on the hosts.
 
     Leftovers are processes of a run whose helper on the host is gone, and directories of runs that are over, for
     example on a host that lost power.

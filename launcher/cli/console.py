@@ -58,7 +58,7 @@ class Console:
         self.progress("")
         with contextlib.suppress(OSError):  # stderr is not, or no longer, a terminal
             columns = os.get_terminal_size(STDERR).columns
-            text = render(text, style, columns, with_colour=_wants_colour(STDERR))
+            text = render(text, style, columns, with_color=_wants_color(STDERR))
         self._terminals[STDERR].say(text, STDERR)
 
     def show(self, text: str) -> None:
@@ -165,10 +165,10 @@ def _make_display(fd: int, names: Sequence[str], *, as_json: bool) -> Display:
     """Return the display of one stream: stdout may be a file that a program reads while stderr is a terminal."""
     if as_json:
         return JsonDisplay()
-    return PrefixDisplay(names, is_terminal=os.isatty(fd), with_colour=_wants_colour(fd))
+    return PrefixDisplay(names, is_terminal=os.isatty(fd), with_color=_wants_color(fd))
 
 
-def _wants_colour(fd: int) -> bool:
+def _wants_color(fd: int) -> bool:
     """Tell whether a stream is a terminal and NO_COLOR is unset (https://no-color.org)."""
     return os.isatty(fd) and not os.environ.get("NO_COLOR")
 

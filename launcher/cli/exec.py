@@ -60,7 +60,7 @@ def command(
     from launcher.commands.exec import command_argv
 
     if not words:
-        raise UsageError("no command given", "launch exec --hosts a,b -- uptime")
+        raise UsageError("no command given", "write it after --: launch exec --hosts a,b -- uptime")
     if fold and as_json:
         raise UsageError("--fold and --json are both given", "pass only one of them")
     hosts = read_hosts(choice)

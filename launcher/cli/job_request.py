@@ -129,7 +129,7 @@ def read_size(request: JobRequest, hosts: Sequence[Host]) -> int | None:
     """Return the processes per host; raise UsageError if options and slots= contradict each other."""
     gpus, nproc = request.gpus, request.nproc
     if gpus != "auto" and (not gpus.isascii() or not gpus.isdigit() or int(gpus) < 1):
-        raise UsageError(f"--gpus: want auto or a number of at least 1, got {gpus!r}")
+        raise UsageError(f"--gpus: must be auto or a number of at least 1, got {gpus!r}")
     if gpus != "auto" and request.cpu:
         raise UsageError("--gpus and --cpu are both given", "to train on CPUs, pass --nproc N --cpu")
     if gpus != "auto" and nproc is not None and nproc != int(gpus):

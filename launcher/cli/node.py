@@ -37,7 +37,8 @@ def command(
 ) -> int:  # fmt: skip
     """Run this machine's share of a run that is started by hand on each node.
 
-    Give every node the same sizes, address and port (--master-port).
+    Pass the same --nnodes, --gpus or --nproc, --master-addr and --master-port
+    on every node. The default port is 29500.
     """
     from launcher.hosts.host import Host
 

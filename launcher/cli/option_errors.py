@@ -73,4 +73,4 @@ def _describe_value(error: click.BadParameter) -> str:
     if found is None or not isinstance(kind, click.IntRange):
         return error.message.rstrip(".")
     span = f"from {kind.min} to {kind.max}" if kind.max is not None else f"of at least {kind.min}"
-    return f"want a whole number {span}, got {found[1].strip(chr(39))}"
+    return f"must be a whole number {span}, got {found[1].strip(chr(39))}"

@@ -32,10 +32,10 @@ class _Duration(click.types.FloatParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         found = _TIME.fullmatch(str(value).strip())
         if found is None:
-            self.fail(f"want a time such as 90, 90s, 10m or 2h, got {value!r}", param, ctx)
+            self.fail(f"must be a time such as 90, 90s, 10m or 2h, got {value!r}", param, ctx)
         seconds = float(found[1]) * {"h": 3600, "m": 60}.get(found[2], 1)
         if seconds < self._least_s:
-            self.fail(f"want at least {self._least_s:g}s, got {value!r}", param, ctx)
+            self.fail(f"must be at least {self._least_s:g}s, got {value!r}", param, ctx)
         return seconds
 
 
@@ -54,13 +54,13 @@ FILE = _File(path_type=Path)
 def _check_name(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
     """Refuse a name that would not stay one word in a line, a table or a path."""
     if name is not None and re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name) is None:
-        raise click.BadParameter(f"{shown(name)}: want 1 to 64 letters, digits, '.', '-' and '_'.", ctx, param)
+        raise click.BadParameter(f"{shown(name)}: must be 1 to 64 letters, digits, '.', '-' and '_'.", ctx, param)
     return name
 
 
 def _check_note(ctx: click.Context, param: click.Parameter, note: str | None) -> str | None:
     if note is not None and one_line(note, len(note)) != note:
-        raise click.BadParameter(f"{shown(note)}: want one line of text.", ctx, param)
+        raise click.BadParameter(f"{shown(note)}: must be one line of text.", ctx, param)
     return note
 
 
@@ -100,9 +100,9 @@ _SIZE = (
         "--nproc",
         metavar="N",
         type=click.IntRange(min=1),
-        help="Processes per host.  [default: slots=, else one per GPU]",
+        help="Processes per host.  [default: one per GPU]",
     ),
-    click.option("--cpu", is_flag=True, help="Train on CPUs with gloo; requires --nproc or slots=."),
+    click.option("--cpu", is_flag=True, help="Train on CPUs with gloo; set --nproc as well."),
 )
 _PROGRAM = (
     click.option("-m", "--module", "is_module", is_flag=True, help="Run SCRIPT as a module, as python -m does."),
@@ -122,11 +122,11 @@ _PROGRAM = (
     ),
     click.option(
         "--master-port", metavar="PORT", type=click.IntRange(1, 65535),
-        help="Port of node 0.  [default: free; launch node: 29500]",
+        help="Port of node 0.  [default: a free port]",
     ),
     click.option(
         "--rdzv-timeout", metavar="T", type=_Duration(1), default=120,
-        help="Maximum time for all nodes to join.  [default: 120s]",
+        help="Maximum time for all hosts to join.  [default: 120s]",
     ),
 )  # fmt: skip
 _ACTIVATION = (
@@ -142,13 +142,13 @@ _LIFE = (
     ),
     click.option(
         "--stop-timeout", metavar="T", type=_Duration(0), default=_WAIT.stop_timeout_s,
-        help=f"Time for ranks to save on SIGTERM.  [default: {_WAIT.stop_timeout_s:g}s]",
+        help=f"Time between SIGTERM and SIGKILL.  [default: {_WAIT.stop_timeout_s:g}s]",
     ),
 )  # fmt: skip
 _HANGS = (
     click.option(
         "--stacks/--no-stacks", default=True, show_default=True,
-        help="Let Ctrl-\\ show Python stacks through faulthandler if py-spy is missing or denied.",
+        help="Let Ctrl-\\ show Python stacks through faulthandler if py-spy is missing or not permitted.",
     ),
     click.option(
         "--hang-timeout", metavar="T", type=_Duration(0.1),

@@ -35,7 +35,7 @@ from launcher.job.job import Job
 @hang_options
 @check_options
 @output_options
-@click.option("--dry-run", is_flag=True, help="Print each node's command; contact no host.")
+@click.option("--dry-run", is_flag=True, help="Print each host's command; contact no host.")
 @click.option("--check", is_flag=True, help="With --dry-run, query the hosts and print exact commands.")
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
 @gather
@@ -58,7 +58,7 @@ def command(
         choose_way(transport, hosts, job.env)
         return print_dry_run(job, hosts, output)
     if check and not dry_run:
-        raise UsageError("--check works only with --dry-run", "to compare the hosts: launch check")
+        raise UsageError("--check works only with --dry-run", "add --dry-run, or run launch check to compare the hosts")
     open_transport = choose_opener(transport, hosts, env=job.env, python=job.python, silence_s=job.silence_s)
     from launcher.cli.runner import read_run_options, run_job
 

@@ -132,7 +132,7 @@ def read_ranks(text: str | None) -> frozenset[int] | None:
         return None
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() for word in words):
-        raise UsageError(f"--ranks: want numbers separated by commas, got {text!r}", "write them as --ranks 0,8")
+        raise UsageError(f"--ranks: must be numbers separated by commas, got {text!r}", "write them as --ranks 0,8")
     return frozenset(map(int, words))
 
 

@@ -213,13 +213,15 @@ def _watch_lines(batch: Batch, job_id: str) -> list[str]:
 
 
 def _secret_lines(secrets: Mapping[str, str]) -> list[str]:
-    return [f"{name} is a secret, so it isn't in the script: set it where you run sbatch" for name in secrets]
+    return [f"{name} is a secret, so it isn't in the script; fix: set it where you run sbatch" for name in secrets]
 
 
 def _warnings(batch: Batch, job: Job) -> list[str]:
     lines = []
     if batch.cpus_per_task is None and "--exclusive" not in batch.directives:
-        lines.append("without --cpus-per-task, the ranks of a node may have to share one CPU")
+        lines.append(
+            "without --cpus-per-task, the ranks of a node may have to share one CPU; fix: pass --cpus-per-task N"
+        )
     if batch.requeue and job.program.kind is not ProgramKind.BUILTIN:
-        lines.append("Slurm sets SLURM_RESTART_COUNT in a requeued job: your script must then resume")
+        lines.append("Slurm sets SLURM_RESTART_COUNT in a requeued job; fix: make your script resume if it is set")
     return lines

@@ -85,7 +85,7 @@ def _refuse_starters(words: Sequence[str]) -> None:
         at = next((index for index, each in enumerate(words) if each == "-m" or each.endswith(".py")), len(words))
         if words[at + 1 :] and words[at] == "-m" and words[at + 1] in _STARTER_MODULES:
             raise _no_starter(words[at + 1 :], python)
-        fix = f"leave it out: launch ... {python}{_find_script(words[1:])}"
+        fix = f"omit it: launch ... {python}{_find_script(words[1:])}"
         raise UsageError(f"{word}: launch starts Python itself", fix)
     if word in _STARTERS:
         raise _no_starter(words)
@@ -94,7 +94,7 @@ def _refuse_starters(words: Sequence[str]) -> None:
 def _no_starter(words: Sequence[str], python: str = "") -> UsageError:
     size = _NPROC.search(" ".join(words))
     gpus = f"--gpus {size[1]} " if size else ""
-    fix = f"leave it out: launch ... {python}{gpus}{_find_script(words[1:])}"
+    fix = f"omit it: launch ... {python}{gpus}{_find_script(words[1:])}"
     return UsageError(f"{words[0]}: launch starts the ranks itself, with torchrun on every host", fix)
 
 

@@ -53,7 +53,7 @@ def read_hosts(choice: HostChoice) -> tuple[Host, ...]:
 def _read_allocated() -> tuple[Host, ...]:
     allocation = read_allocation(os.environ)
     if allocation is None:
-        fix = "pass --hosts a,b or --hostfile FILE; for this machine only: launch singlenode"
+        fix = "pass --hosts a,b or --hostfile FILE; to use this machine only, run launch singlenode"
         raise missing("no hosts given", fix, _NAME_HOSTS)
     click.echo(f"launch: hosts of {allocation.describe()}", err=True)
     return allocation.hosts()
@@ -129,11 +129,11 @@ def _refuse_ssh(transport: TransportEntry, hosts: Sequence[Host]) -> None:
     for name in ("ask_password", "ssh_config", "accept_new_host_keys"):
         if is_on_command_line(name):
             text = f"--{name.replace('_', '-')} is for SSH, but {transport.name} doesn't use SSH"
-            raise UsageError(text, "leave it out, or use a transport over SSH: --transport fabric")
+            raise UsageError(text, "omit it, or use a transport over SSH: --transport fabric")
     for host in hosts:
         if host.user is not None and not _is_own_name(host.user):
             text = f"{host.source}: {host.name} has the user {host.user}, but {transport.name} runs everything as you"
-            raise UsageError(text, "leave the user out, or log in as that user: --transport fabric")
+            raise UsageError(text, "omit the user, or log in as that user: --transport fabric")
 
 
 def _is_own_name(user: str) -> bool:
@@ -150,7 +150,7 @@ def refuse_without_hosts() -> None:
     for name in (*CHOICE_OF_HOSTS, "colon", "ssh_config", "accept_new_host_keys", "ask_password", "connect_timeout"):
         if is_on_command_line(name):
             text = f"--{name.replace('_', '-')} is given, but no hosts are named"
-            raise UsageError(text, "name them with --hosts or --hostfile, or leave it out")
+            raise UsageError(text, "name them with --hosts or --hostfile, or omit it")
 
 
 def _refuse_secrets(transport: TransportEntry, env: Mapping[str, str]) -> None:

@@ -142,11 +142,11 @@ def draw(results: Path, picture: Path, hosts: int) -> None:
     from launcher.errors import LauncherError
 
     if not results.exists():
-        click.echo("test-distributed: no picture: the run ended before it measured the pairs of hosts", err=True)
+        click.echo("test-distributed: no plot: the run ended before it measured the pairs of hosts", err=True)
         return
     try:
         draw_pairs(read_pairs(results, hosts), picture)
     except (LauncherError, OSError) as error:
-        click.echo(f"test-distributed: no picture: {error}", err=True)
+        click.echo(f"test-distributed: no plot: {error}", err=True)
         return
-    click.echo(f"test-distributed: picture written to {picture}", err=True)
+    click.echo(f"test-distributed: plot written to {picture}", err=True)

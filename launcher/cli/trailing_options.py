@@ -57,8 +57,8 @@ def refuse_trailing() -> None:
     kept = [word for index, word in enumerate(words) if not any(place.start <= index < place.stop for place in behind)]
     path = context.command_path.removesuffix(" run")
     option = shlex.join(words[refused[0]])
-    fix = f"for launch: {path} {_quote([*before, *moved, *kept])}\n"
-    fix += f"  or, for {program}: {path} {_quote([*before, '--', *words])}"
+    fix = f"to pass it to launch, type: {path} {_quote([*before, *moved, *kept])}\n"
+    fix += f"  to pass it to {program}, type: {path} {_quote([*before, '--', *words])}"
     raise UsageError(f"{option} after {program} would go to {program}, not to launch", fix)
 
 

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         distributed.barrier()
         hosts = find_hosts(world, socket.gethostname().split(".")[0], options.names)
     initialised_s = time.monotonic() - began_at
-    say(world, f"initialised in {initialised_s:.1f} s ({count_words(world.world_size, len(hosts.names))})")
+    say(world, f"initialized in {initialised_s:.1f} s ({count_words(world.world_size, len(hosts.names))})")
     checks = [*run_checks(world, watch), check_gradients(world, watch)]
     speeds, pairs = [], []
     if not options.checks_only:

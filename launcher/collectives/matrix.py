@@ -16,7 +16,7 @@ NOTABLE_S = 20e-6  # and a latency must be worse by this much; less is noise
 
 @dataclass(frozen=True)
 class Pair:
-    """One-way latency, and bandwidth in bytes per second, between two hosts by number, the smaller number first."""
+    """The one-way latency and the bandwidth (bytes per second) between two hosts, the smaller number first."""
 
     first: int
     second: int

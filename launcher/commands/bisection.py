@@ -118,7 +118,7 @@ def _find_failing_complement(hosts: Group, groups: Sequence[Group]) -> Generator
 
 
 def _nothing() -> Generator[list[Group], list[bool], None]:
-    """Request no run: of two halves, each is the other's complement."""
+    """Request no run: with two halves, the complement of one is the other, which was already tested."""
     return
     yield
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from launcher.errors import LauncherError, UsageError
 
 SUFFIXES = (".png", ".svg")
-NUMBERS_UP_TO = 16  # hosts; a larger picture has colours alone
+NUMBERS_UP_TO = 16  # hosts; a larger picture has colors alone
 NAMES_UP_TO = 64
 _CELL_INCHES = 0.62
 _LEAST_INCHES, _MOST_INCHES = 3.2, 10.0
@@ -50,11 +50,11 @@ class PairResults:
 def refuse_picture(path: Path) -> None:
     """Raise UsageError if this picture could not be drawn at the end of a run."""
     if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"--plot: want a .png or .svg file, got {str(path)!r}")
+        raise UsageError(f"--plot: must be a .png or .svg file, got {str(path)!r}")
     if not path.parent.is_dir():
         raise UsageError(f"--plot: there is no directory {str(path.parent)!r}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib", "run pip install 'ssh-torch-launcher[plot]'")
+        raise UsageError("--plot needs matplotlib", "run pip install matplotlib")
 
 
 def read_pairs(path: Path, most_hosts: int) -> PairResults:
@@ -96,9 +96,9 @@ def draw_pairs(results: PairResults, path: Path) -> None:
         left, right = figure.subplots(1, 2)
         figure.suptitle(f"{len(names)} hosts, {results.ranks} ranks, {results.backend} on {results.device}")
         latencies = fill_matrix(len(names), [(pair, pair.latency_s / 1e-6) for pair in results.pairs])
-        _draw_matrix(left, names, latencies, title="Latency, one way", unit="µs", colours="viridis_r")
+        _draw_matrix(left, names, latencies, title="Latency, one way", unit="µs", colors="viridis_r")
         bandwidths = fill_matrix(len(names), [(pair, pair.bandwidth / 1e9) for pair in results.pairs])
-        _draw_matrix(right, names, bandwidths, title="Bandwidth, one direction", unit="GB/s", colours="viridis")
+        _draw_matrix(right, names, bandwidths, title="Bandwidth, one direction", unit="GB/s", colors="viridis")
         figure.savefig(path, dpi=150)
 
 
@@ -111,10 +111,10 @@ def fill_matrix(count: int, values: Sequence[tuple[Pair, float]]) -> list[list[f
 
 
 def _draw_matrix(
-    axes: Any, names: Sequence[str], matrix: list[list[float]], *, title: str, unit: str, colours: str
+    axes: Any, names: Sequence[str], matrix: list[list[float]], *, title: str, unit: str, colors: str
 ) -> None:
     axes.set_facecolor(_GREY)  # shows through where there is no value
-    image = axes.imshow(matrix, cmap=colours, vmin=0)
+    image = axes.imshow(matrix, cmap=colors, vmin=0)
     axes.set_title(title)
     axes.set_xlabel("host")
     axes.set_ylabel("host")
@@ -128,8 +128,8 @@ def _draw_matrix(
     for row, values in enumerate(matrix):
         for column, value in enumerate(values):
             if not math.isnan(value):
-                colour = _readable(image.cmap(image.norm(value)))
-                axes.text(column, row, _number(value), ha="center", va="center", color=colour, fontsize=9)
+                color = _readable(image.cmap(image.norm(value)))
+                axes.text(column, row, _number(value), ha="center", va="center", color=color, fontsize=9)
 
 
 def _typed(value: object, kind: type[_Value]) -> _Value:

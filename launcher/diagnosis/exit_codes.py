@@ -33,7 +33,7 @@ ENDINGS: Mapping[str, Explanation] = {
     ),
     "exit code 126": Explanation(
         "ending",
-        "what was started is not a program, or may not be run",
+        "what was started isn't an executable program",
         "run chmod +x on that host, correct its first line (#!), or mount its file system without noexec",
     ),
     "exit code 127": Explanation(
@@ -69,7 +69,7 @@ ENDINGS: Mapping[str, Explanation] = {
     "killed by SIGILL": Explanation(
         "ending",
         "a library uses an instruction that this host's processor doesn't have",
-        "install a build for this processor; `launch exec -- lscpu` shows each host's processor",
+        "install a build for this processor; `launch exec --hosts HOST -- lscpu` shows each host's processor",
     ),
     "killed by SIGFPE": Explanation("ending", "native code divided by zero", _CRASHED),
     "killed by SIGTERM": Explanation(
@@ -94,17 +94,17 @@ LOSSES: Mapping[str, Explanation] = {
     ),
     "this machine was suspended": Explanation(
         "loss",
-        "the launch host slept, and the hosts ended the run",
+        "the launch host slept, and the hosts stopped the run",
         "start runs from a machine that stays awake",
     ),
     "its ssh was killed": Explanation(
         "loss",
-        "something on the launch host killed it; the hosts ended the run",
+        "something on the launch host killed it; the hosts stopped the run",
         "check the kernel's log there (`dmesg`): machines that many users share often run out of memory",
     ),
     "pdsh itself has ended": Explanation(
         "loss",
-        "something on the launch host killed it; the hosts ended the run",
+        "something on the launch host killed it; the hosts stopped the run",
         "check the kernel's log there (`dmesg`): machines that many users share often run out of memory",
     ),
     "the connection was lost": Explanation(
@@ -119,12 +119,12 @@ LOSSES: Mapping[str, Explanation] = {
     ),
     "srun was killed": Explanation(
         "loss",
-        "something on the launch host killed it; the hosts ended the run",
+        "something on the launch host killed it; the hosts stopped the run",
         "check the kernel's log there (`dmesg`): machines that many users share often run out of memory",
     ),
     "launch's task there ended": Explanation(
         "loss",
-        "something on that host ended `launch`'s task there",
+        "something on that host killed `launch`'s task there",
         "check the kernel's log there (`dmesg`) and the job's memory: `--mem` of sbatch and salloc",
     ),
 }

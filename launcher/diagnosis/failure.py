@@ -103,7 +103,7 @@ class Failure:
 
     @property
     def is_secondary(self) -> bool:
-        """Whether another failure explains it, or the stop may have caused it."""
+        """Whether another failure explains this one, or the stop may have caused it."""
         return self.role is not Role.ERROR or (self.after_stop and self.silent_s < 0)
 
     @property
@@ -135,7 +135,7 @@ class Failure:
 
     @property
     def is_final(self) -> bool:
-        """Whether waiting for another failure that explains more is useless.
+        """Whether no later failure could explain more, so that waiting for one is useless.
 
         Slurm ends a job by signalling supervisors, ranks and `launch` at the same time, so a supervisor that was told
         to end may be the first sign of a cause that is still to come.
@@ -164,7 +164,7 @@ class Failure:
 
     @property
     def ending(self) -> str:
-        """How it ended, in a few words."""
+        """How the process or connection ended, in a few words."""
         if self.text:
             return self.text
         if self.is_early_exit:

@@ -149,7 +149,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|(?<!OutOf)MemoryError\b|Cannot allocate memory"
         r"|std::bad_alloc",
         "the host's main memory is full",
-        "use fewer loader workers, or load less at once; `launch exec -- free -g` shows each host's memory",
+        "use fewer loader workers, or load less at once; `launch exec --hosts HOST -- free -g` shows its memory",
         says="`DefaultCPUAllocator: can't allocate memory`, `MemoryError`, `Cannot allocate memory`",
     ),
     Signature(
@@ -254,7 +254,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "driver-state",
         r"CUDA unknown error",
         "the NVIDIA driver doesn't respond, or CUDA_VISIBLE_DEVICES was changed after the start",
-        "check with `launch exec -- nvidia-smi`; reload nvidia_uvm, or reboot that host",
+        "check with `launch exec --hosts HOST -- nvidia-smi`; reload nvidia_uvm, or reboot that host",
     ),
     Signature(
         "gpu-busy",
@@ -274,7 +274,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "no-gpu",
         r"No CUDA GPUs are available|Found no NVIDIA driver|no CUDA-capable device is detected|no GPUs found!",
         "this rank sees no GPU: the host has none, CUDA_VISIBLE_DEVICES hides them, or the container got none",
-        "check with `launch exec -- nvidia-smi`; on CPUs, pass --cpu (launch also needs --nproc N)",
+        "check with `launch exec --hosts HOST -- nvidia-smi`; on CPUs, pass --cpu (launch also needs --nproc N)",
         says="`No CUDA GPUs are available`, `Found no NVIDIA driver`",
     ),
     Signature(
@@ -335,7 +335,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "cannot-run",
         r"^launch: can't start (?P<program>.{1,300}): (?:Permission denied|Exec format error)$",
-        "{program} is not a program on this host, or may not be run",
+        "{program} isn't an executable program on this host",
         "run chmod +x there, correct its first line (#!), or mount its file system without noexec",
         says="`launch: can't start X: Permission denied`",
     ),
@@ -462,7 +462,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "disk-full",
         r"No space left on device|Disk quota exceeded",
         "a disk on this host is full, or your quota on it is used up",
-        "see which with `launch exec -- df -h`, and free some space",
+        "see which with `launch exec --hosts HOST -- df -h`, and free some space",
         says="`No space left on device`, `Disk quota exceeded`",
     ),
     Signature(
@@ -642,7 +642,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "master-unreachable",
         r"(?:while trying to connect to|failed to connect to any network address of|connect/validate to host) "
         r"[(\[]{0,2}(?P<host>[^\s,\])]{1,100})\]?(?:, ?|:)(?P<port>\d+)",
-        "this rank could not reach rank 0 at {host} port {port}: it is not there, or a firewall blocks the port",
+        "this rank could not reach rank 0 at {host} port {port}: rank 0 isn't running, or a firewall blocks the port",
         "check that rank 0 started; open the port; set addr= in the hostfile to the address that the hosts use",
         Kind.CONSEQUENCE,
         says="`client socket has timed out ... trying to connect to (10.0.0.1, 29500)`",

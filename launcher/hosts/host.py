@@ -157,7 +157,7 @@ def _offered_gpus(host: Host) -> Sequence[int] | None:
 
 def _unknown_host(name: str, hosts: tuple[Host, ...], *, has_at: bool) -> UsageError:
     near = nearest(name, (host.name for host in hosts))
-    fix = f"did you mean {near!r}?" if near else _known(hosts)
+    fix = f"write {near!r}" if near else _known(hosts)
     if has_at:
         fix = "; ".join(filter(None, (fix, "'@' separates hosts here, so write names without a user")))
     return UsageError(f"no host {shown(name)} in the list", fix)

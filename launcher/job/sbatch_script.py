@@ -71,11 +71,13 @@ def check_batch(batch: Batch) -> None:
         if number is not None and number < 1:
             raise UsageError(f"{name} must be at least 1, got {number}")
     if batch.mem is not None and not _MEMORY.fullmatch(batch.mem):
-        raise UsageError(f"--mem: want megabytes, or a number with K, M, G or T, got {batch.mem!r}", "write it as 64G")
+        raise UsageError(
+            f"--mem: must be megabytes, or a number with K, M, G or T, got {batch.mem!r}", "write it as 64G"
+        )
     for directive in batch.directives:
         if not directive.startswith("-"):
             fix = "write it as in --directive=--exclusive"
-            raise UsageError(f"--directive: want an option of sbatch, got {directive!r}", fix)
+            raise UsageError(f"--directive: must be an option of sbatch, got {directive!r}", fix)
     texts = (batch.job_name, batch.partition, batch.account, batch.qos, batch.constraint, *batch.directives)
     for text in (*texts, batch.folder, batch.log_dir):
         if text is not None and (not text or not text.isprintable()):
@@ -104,7 +106,7 @@ def time_limit_s(text: str) -> int:
     found = _TIME.fullmatch(text)
     if found is None:
         fix = "write 90 (minutes), 12:00:00 or 2-12"
-        raise UsageError(f"--time: want a time as Slurm writes it, got {text!r}", fix)
+        raise UsageError(f"--time: must be a time as Slurm writes it, got {text!r}", fix)
     days, *others = found.groups()
     numbers = [int(number) for number in others if number is not None]
     if days is not None:

@@ -100,7 +100,7 @@ def read_env_file(path: Path) -> dict[str, str]:
         where = f"{path}:{_line_number(binding)}"
         if binding.error or (binding.key is not None and binding.value is None):
             line = _hide_value(binding.original.string.strip())
-            raise UsageError(f"{where}: want NAME=VALUE, got {line[:60]!r}")
+            raise UsageError(f"{where}: must be NAME=VALUE, got {line[:60]!r}")
         if binding.key is not None and binding.value is not None:
             _check_name(binding.key, where)
             found[binding.key] = binding.value

@@ -1,4 +1,4 @@
-"""How a rank's line looks on the screen: with a prefix such as `[node2:5] ` in a colour, or as JSON."""
+"""How a rank's line looks on the screen: with a prefix such as `[node2:5] ` in a color, or as JSON."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class Display(Protocol):
 
 
 class PrefixDisplay:
-    """Shows a line as `[node2:5] line`, with the prefix in a colour of its node."""
+    """Shows a line as `[node2:5] line`, with the prefix in a color of its node."""
 
-    def __init__(self, hosts: Sequence[str], *, is_terminal: bool, with_colour: bool) -> None:
+    def __init__(self, hosts: Sequence[str], *, is_terminal: bool, with_color: bool) -> None:
         self._is_terminal = is_terminal
-        self._colours = {host: _COLOURS[index % len(_COLOURS)] for index, host in enumerate(hosts)}
-        self._with_colour = with_colour
+        self._colors = {host: _COLOURS[index % len(_COLOURS)] for index, host in enumerate(hosts)}
+        self._with_color = with_color
 
     def render(self, host: str, rank: int | None, stream: int, lines: bytes, at: float) -> bytes:
         prefix = prefix_of(host, rank)
-        if self._with_colour:
-            prefix = b"\x1b[%dm%s\x1b[0m" % (self._colours[host], prefix)
+        if self._with_color:
+            prefix = b"\x1b[%dm%s\x1b[0m" % (self._colors[host], prefix)
         if self._is_terminal:
             lines = clean(lines)
         return bytes(prefix_lines(prefix + b" ", lines))

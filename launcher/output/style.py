@@ -1,4 +1,4 @@
-"""How a message of `launch` looks on a terminal: its colour and weight, and where its lines break.
+"""How a message of `launch` looks on a terminal: its color and weight, and where its lines break.
 
 A terminal breaks a line in the middle of a word or a path, so sentences are broken between words here. Nothing here
 does I/O.
@@ -14,7 +14,7 @@ _LEAST_COLUMNS = 40  # a narrower terminal breaks the lines itself
 
 
 class Style(Enum):
-    """What a message is; the value is the colour and weight that a terminal shows it in (SGR of ECMA-48)."""
+    """The kind of a message; the value is the color and weight that a terminal shows it in (SGR of ECMA-48)."""
 
     AS_IS = ""  # a line that may be copied, such as a command, is never broken
     TEXT = "0"
@@ -42,11 +42,11 @@ def break_line(text: str, columns: int) -> list[str]:
     return wrapper.wrap(text[len(margin) :]) or [text]
 
 
-def render(text: str, style: Style, columns: int, *, with_colour: bool) -> str:
+def render(text: str, style: Style, columns: int, *, with_color: bool) -> str:
     """Return a message as a terminal of so many columns gets it; columns: 0 if the terminal has none set."""
     if style is Style.AS_IS:
         return text
     lines = break_line(text, columns)
-    if with_colour and style is not Style.TEXT:
+    if with_color and style is not Style.TEXT:
         lines = [f"\x1b[{style.value}m{line}\x1b[0m" for line in lines]
     return "\n".join(lines)

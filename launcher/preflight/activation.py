@@ -50,7 +50,7 @@ def _find_reason(node: Node) -> str | None:
 
 
 def _said(failure: SetupFailure) -> str:
-    # A coloured error would colour launch's output too.
+    # A colored error would color launch's output too.
     lines = ["".join(letter for letter in line if letter.isprintable()) for line in failure.lines]
     if len(lines) < 2:
         return "".join(f": {line}" for line in lines)

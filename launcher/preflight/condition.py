@@ -35,7 +35,7 @@ def check(node: Node, *, is_alone: bool) -> Iterator[Finding]:
 def _check_memory(checks: Checks) -> _Found:
     if checks.shm_mib is not None and checks.shm_mib < _SMALL_SHM_MIB:
         text = f"/dev/shm is {checks.shm_mib} MB: data loaders with workers may fail"
-        yield WARNING, text, "docker run --shm-size=8g"
+        yield WARNING, text, "pass --shm-size=8g to docker run"
     if checks.memory_free_mib is not None and checks.memory_free_mib < _LITTLE_MEMORY_MIB:
         yield WARNING, f"{checks.memory_free_mib} MB of memory free", "free some memory: the kernel may kill a rank"
     for path, free in checks.disks.items():

@@ -31,22 +31,22 @@ _MAX_FRAME_LINES = 5
 
 
 def plan_line(plan: LaunchPlan, run: str, folder: Path, *, on_cpu: bool) -> str:
-    """Return `2 nodes x 8 GPUs = 16 ranks, run 20261120-091233, logs in logs/20261120-091233`."""
+    """Return `2 hosts x 8 GPUs = 16 ranks, run 20261120-091233, logs in logs/20261120-091233`."""
     return f"{plan_size(plan, on_cpu=on_cpu)}, run {run}, logs in {folder}"
 
 
 def plan_size(plan: LaunchPlan, *, on_cpu: bool) -> str:
-    """Return `2 nodes x 8 GPUs = 16 ranks`."""
+    """Return `2 hosts x 8 GPUs = 16 ranks`."""
     sizes = list(dict.fromkeys(node.nproc for node in plan.nodes))
     unit = "process" if on_cpu else "GPU"
     if plan.nnodes > len(plan.nodes):  # this machine's share of a run by hand
         own = plan.nodes[0]
         shape = f"node rank {own.node_rank} of {plan.nnodes} nodes: {count(own.nproc, unit)}"
     elif len(sizes) == 1:
-        shape = f"{count(plan.nnodes, 'node')} x {count(sizes[0], unit)}"
+        shape = f"{count(plan.nnodes, 'host')} x {count(sizes[0], unit)}"
     else:
         each = " + ".join(str(node.nproc) for node in plan.nodes)
-        shape = f"{count(plan.nnodes, 'node')} with {each} {plural(unit)}"
+        shape = f"{count(plan.nnodes, 'host')} with {each} {plural(unit)}"
     ranks = count(plan.world_size, "rank")
     return f"{shape}, {ranks} in all" if plan.nnodes > len(plan.nodes) else f"{shape} = {ranks}"
 

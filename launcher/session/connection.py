@@ -130,7 +130,7 @@ class Connection:
     def admit_standstill(self, gap_s: float) -> None:
         """Hang up because the node has heard nothing for `gap_s`, and so has ended the run."""
         if not self._transport.is_terse:
-            text = f"this machine was suspended for {gap_s:.0f} s, so the hosts ended the run"
+            text = f"this machine was suspended for {gap_s:.0f} s, so the hosts stopped the run"
             self.give_up(HostFailureKind.STANDSTILL, text)
 
     def check_time(self) -> None:
@@ -336,7 +336,7 @@ class Connection:
             self._lose(HostFailure(self.host.name, HostFailureKind.CONNECTION, "the connection was lost"))
         elif messages.NO_WORD in self._last_noise():  # it ended before this side noticed the gap
             silence = self._last_noise().rpartition(messages.NO_WORD)[2]
-            text = f"this machine was suspended for over{silence}, so the hosts ended the run"
+            text = f"this machine was suspended for over{silence}, so the hosts stopped the run"
             self._lose(HostFailure(self.host.name, HostFailureKind.STANDSTILL, text))
         else:
             ended = f"its helper exited with code {code}{self._last_noise()}"

@@ -18,7 +18,7 @@ In reading order:
     ownership             which directory a run saves in, and whether others' files are in it
     checkpoint_reading    read a checkpoint as data, so that no code in it runs
     checkpoint            save checkpoints, and resume on any number of ranks
-    flops                 model FLOPs utilisation
+    flops                 model FLOPs utilization
     progress              a progress line on a terminal
     trackers              where the metrics go: JSON lines, TensorBoard, MLflow, W&B
     curve                 the loss curve as a picture

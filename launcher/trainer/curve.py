@@ -17,7 +17,7 @@ SUFFIXES = (".png", ".svg")
 TRAINING, VALIDATION = "loss", "validation_loss"
 MARKED_UP_TO = 40  # points; with more of them the markers would hide the line
 _GREY = "#dddddd"
-# The dark and the middle colour of viridis, as in the pictures that `launch` draws.
+# The dark and the middle color of viridis, as in the pictures that `launch` draws.
 _COLOURS = {TRAINING: "#3b528b", VALIDATION: "#21918c"}
 _NAMES = {TRAINING: "training", VALIDATION: "validation"}
 
@@ -33,7 +33,7 @@ def check_picture(path: Path) -> None:
     if path.is_dir():
         raise ConfigError(f"--plot: {str(path)!r} is a directory")
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib on rank 0's host; fix: pip install matplotlib")
+        raise ConfigError("--plot needs matplotlib on rank 0's host; fix: run pip install matplotlib")
 
 
 def plot_losses(metrics: Path, picture: Path) -> None:

@@ -1,4 +1,4 @@
-"""Model FLOPs utilisation, as PaLM defines it: how much of a GPU's arithmetic the training uses.
+"""Model FLOPs utilization, as PaLM defines it: how much of a GPU's arithmetic the training uses.
 
 PaLM: Scaling Language Modeling with Pathways, appendix B (https://arxiv.org/abs/2204.02311).
 """
@@ -77,6 +77,6 @@ def peak_flops(device_name: str, dtype: str) -> float | None:
     return None
 
 
-def utilisation(tokens_per_s: float, flops_per_token: float, peak: float, ranks: int) -> float:
+def utilization(tokens_per_s: float, flops_per_token: float, peak: float, ranks: int) -> float:
     """Return the share of the peak of all ranks' devices that the model's own arithmetic takes, 0 to 1."""
     return tokens_per_s * flops_per_token / (peak * ranks)

@@ -18,7 +18,7 @@ from launcher.trainer.config import TrainConfig
 from launcher.trainer.continuation import continue_command
 from launcher.trainer.curve import check_picture, plot_losses
 from launcher.trainer.data import Task, short
-from launcher.trainer.flops import flops_per_token, peak_flops, utilisation
+from launcher.trainer.flops import flops_per_token, peak_flops, utilization
 from launcher.trainer.parallel import Layout
 from launcher.trainer.progress import Progress
 from launcher.trainer.save_folder import explain, find_newest
@@ -41,12 +41,12 @@ class Speed:
         return f"{short(units_per_s)} {self.unit}/s" + (f", {used:.0%} MFU" if used is not None else "")
 
     def use(self, units_per_s: float) -> float | None:
-        """Return the model FLOPs utilisation, or None if the peak is unknown."""
-        return utilisation(units_per_s, self.flops_per_unit, self.peak, self.ranks) if self.peak else None
+        """Return the model FLOPs utilization, or None if the peak is unknown."""
+        return utilization(units_per_s, self.flops_per_unit, self.peak, self.ranks) if self.peak else None
 
 
 def measure_speed(config: TrainConfig, world: World, layout: Layout, task: Task, model: nn.Module) -> Speed:
-    """Compute what a step of this model costs; for the regression, utilisation would mean nothing."""
+    """Compute what a step of this model costs; for the regression, utilization would mean nothing."""
     computing = sum(weights.numel() for name, weights in model.named_parameters() if not name.startswith("embed"))
     peak = None
     if world.device.type == "cuda" and config.kind == "text":

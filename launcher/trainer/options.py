@@ -242,7 +242,7 @@ def _parse_yaml(path: str, text: str) -> Any:
         import yaml
     except ImportError:
         raise UnreadableFileError(
-            f"{path}: this Python has no PyYAML; fix: `pip install pyyaml`, or write the file as JSON (.json)"
+            f"{path}: this Python has no PyYAML; fix: run `pip install pyyaml`, or write the file as JSON (.json)"
         ) from None
     try:
         return yaml.load(text, _plain_loader(yaml, path))

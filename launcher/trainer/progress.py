@@ -17,7 +17,7 @@ DEFAULT_COLUMNS = 80
 class Progress:
     """Show steps done, their rate and the time left, redrawn in place; silent if `stream` isn't a terminal.
 
-    It uses no colours and no escape sequences, only carriage returns.
+    It uses no colors and no escape sequences, only carriage returns.
     """
 
     def __init__(

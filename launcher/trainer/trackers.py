@@ -255,7 +255,7 @@ def _open(name: str, folder: Path) -> Tracker:
     try:
         return open_tracker(folder)
     except ImportError as error:
-        raise ConfigError(f"--track {name}: {error} on rank 0's host; fix: pip install {package}") from None
+        raise ConfigError(f"--track {name}: {error} on rank 0's host; fix: run pip install {package}") from None
 
 
 def _read_run_id(path: Path, resumed_step: int) -> str | None:

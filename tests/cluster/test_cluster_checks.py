@@ -95,7 +95,7 @@ def test_json_has_all_facts_and_findings(launch: Launch, cluster: Cluster) -> No
             "severity": "warning",
             "hosts": ["node2"],
             "text": "/dev/shm is 64 MB: data loaders with workers may fail",
-            "fix": "docker run --shm-size=8g",
+            "fix": "pass --shm-size=8g to docker run",
         }
     ]
     assert [failure["host"] for failure in found["unreachable"]] == ["node3"]
@@ -327,7 +327,7 @@ def test_what_would_only_slow_a_run_is_a_line_of_it(launch: Launch, cluster: Clu
     for name in ("node1", "node3"):
         cluster[name].mount("/dev/shm", "-t", "tmpfs", "-o", "size=64m", "tmpfs")
     assert warned(launch, *ON_CPUS) == [
-        "  node[1,3]: /dev/shm is 64 MB: data loaders with workers may fail; fix: docker run --shm-size=8g",
+        "  node[1,3]: /dev/shm is 64 MB: data loaders with workers may fail; fix: pass --shm-size=8g to docker run",
     ]
 
 
@@ -342,7 +342,7 @@ def test_a_host_that_does_not_answer_leaves_the_others_facts(launch: Launch, clu
         "2 of 3 hosts responded (N s)",
         "  on all  CPUs",
         f"! node1   {no_route:<53}  fix: check that it is on and that the network is up",
-        "  node3   /dev/shm is 64 MB: data loaders with workers may fail  fix: docker run --shm-size=8g",
+        "  node3   /dev/shm is 64 MB: data loaders with workers may fail  fix: pass --shm-size=8g to docker run",
         "1 problem would break a run, 1 warning",
     ]
 

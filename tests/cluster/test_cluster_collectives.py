@@ -45,8 +45,8 @@ def test_two_hosts_and_their_picture(launch: Launch) -> None:
     assert done.exit_code == 0, done
     assert done.words[0] == BACKENDS
     assert "launch: 2 hosts without GPUs, so the run uses CPUs" in done.words
-    assert done.words[-1] == "test-distributed: picture written to pairs.png"
-    assert re.fullmatch(r"\[node1:0\] initialised in \d+\.\d s \(2 ranks on 2 hosts\)", done.lines[0])
+    assert done.words[-1] == "test-distributed: plot written to pairs.png"
+    assert re.fullmatch(r"\[node1:0\] initialized in \d+\.\d s \(2 ranks on 2 hosts\)", done.lines[0])
     assert re.fullmatch(r"\[node1:0\] node1 <-> node2   latency \S+ [mu]s, \S+ [MG]B/s", done.lines[-2])
     assert done.lines[-1] == "[node1:0] all 14 checks passed with 2 ranks on 2 hosts (gloo, cpu)"
     results = json.loads((done.logs / "files" / "node_0" / "results.json").read_text())

@@ -30,7 +30,7 @@ def eight_gpus(cluster: Cluster) -> None:
 def test_a_checked_plan_for_eight_gpus(launch: Launch, cluster: Cluster, train: str) -> None:
     done = launch.start("--gpus", "8", *CHECK, train).finish()
     assert done.exit_code == 0
-    assert done.words[0] == "launch: dry run of 3 nodes x 8 GPUs = 24 ranks"
+    assert done.words[0] == "launch: dry run of 3 hosts x 8 GPUs = 24 ranks"
     assert re.match(
         r"launch: checked in N s: 8 x Fake GPU 80 GB, driver 999.99, python .*, torch .*, data over data1 or",
         done.words[1],
@@ -66,7 +66,7 @@ def test_auto_takes_what_each_host_has(launch: Launch, cluster: Cluster) -> None
     cluster["node2"].set_gpus(4)
     done = launch.start(*SHOW, hosts="node[1-2]").finish()
     assert done.exit_code == 0
-    assert done.words[0] == "launch: 2 nodes with 8 + 4 GPUs = 12 ranks, run RUN, logs in logs/RUN"
+    assert done.words[0] == "launch: 2 hosts with 8 + 4 GPUs = 12 ranks, run RUN, logs in logs/RUN"
     assert done.words[1:3] == [
         "launch: checked in N s: 8 x Fake GPU 80 GB or 4 x Fake GPU 80 GB, driver 999.99, data over data1 or data2; "
         "1 warning",
@@ -108,7 +108,7 @@ def test_a_tool_that_warns(launch: Launch, cluster: Cluster) -> None:
     cluster["node2"].set_gpus(8, "warns")
     done = launch.start(*SHOW, hosts="node[1-2]").finish()
     assert done.exit_code == 0
-    assert done.words[0] == "launch: 2 nodes x 8 GPUs = 16 ranks, run RUN, logs in logs/RUN"
+    assert done.words[0] == "launch: 2 hosts x 8 GPUs = 16 ranks, run RUN, logs in logs/RUN"
 
 
 def test_chosen_gpus_are_the_visible_ones(launch: Launch) -> None:
@@ -139,4 +139,4 @@ def test_slots_are_checked(launch: Launch) -> None:
     ]
     done = launch.start_from(hostfile, "--gpus", "8", *SHOW).finish()
     assert done.exit_code == 2
-    assert done.words[0] == "launch: hostfile:2: node2 has 9 slots, --gpus says 8"
+    assert done.words[0] == "launch: hostfile:2: node2 has 9 slots, but --gpus is 8"

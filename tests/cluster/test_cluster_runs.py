@@ -26,7 +26,7 @@ def test_a_run_on_a_range_of_hosts(launch: Launch) -> None:
     done = launch.start("--nproc", "2", *shell(script), hosts="node[3,1-2]").finish()
     assert done.exit_code == 0
     assert done.words == [
-        "launch: 3 nodes x 2 processes = 6 ranks, run RUN, logs in logs/RUN",
+        "launch: 3 hosts x 2 processes = 6 ranks, run RUN, logs in logs/RUN",
         "launch: checked in N s: CPUs, data over data3 or data1 or data2",
         "launch: finished in N s, 6 ranks succeeded, 0 processes left on 3 hosts",
     ]
@@ -67,7 +67,7 @@ def test_slots_of_a_hostfile(launch: Launch) -> None:
     hostfile = "node1 slots=1\nnode[2-3] slots=2  # the larger ones\n"
     done = launch.start_from(hostfile, "--cpu", *shell('echo "$LOCAL_RANK of $LOCAL_WORLD_SIZE"')).finish()
     assert done.exit_code == 0
-    assert done.words[0] == "launch: 3 nodes with 1 + 2 + 2 processes = 5 ranks, run RUN, logs in logs/RUN"
+    assert done.words[0] == "launch: 3 hosts with 1 + 2 + 2 processes = 5 ranks, run RUN, logs in logs/RUN"
     assert sorted(done.lines) == [
         "[node1:0] 0 of 1", "[node2:1] 0 of 2", "[node2:2] 1 of 2", "[node3:3] 0 of 2", "[node3:4] 1 of 2",
     ]  # fmt: skip

@@ -79,6 +79,6 @@ def test_the_launcher_freezes(launch: FaultLaunch) -> None:
         os.kill(launcher.pid, signal.SIGCONT)
     done = launch.finish(running)
     assert done.exit_code == 69, str(done)
-    stood = r"this machine was suspended for (over )?N s, so the hosts ended the run"
+    stood = r"this machine was suspended for (over )?N s, so the hosts stopped the run"
     assert re.fullmatch(rf"launch: lost \S+ \({stood}\), {launch.stopping}", said(done)[2]), str(done)
     assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 69"

@@ -40,7 +40,7 @@ def test_the_whole_screen(launch: Launch, tmp_path: Path) -> None:
     assert done.returncode == 0
     assert CHECKED.sub("launch: checked", done.stderr) == (
         "launch: localhost is this machine; not using SSH\n"
-        "launch: dry run of 1 node x 2 processes = 2 ranks\n"
+        "launch: dry run of 1 host x 2 processes = 2 ranks\n"
         "launch: checked\n"
     )
     comment, line = done.stdout.splitlines()

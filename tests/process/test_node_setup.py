@@ -161,7 +161,7 @@ def test_it_runs_without_the_working_folder(fresh: Node, tmp_path: Path) -> None
 
 # ---- what fails -----------------------------------------------------------------------------------------------------
 
-NO_ENVIRONMENT = "it ended before its environment could be read: remove exit and exec from it"
+NO_ENVIRONMENT = "it exited before its environment could be read; remove exit and exec from it"
 
 
 @pytest.mark.parametrize(

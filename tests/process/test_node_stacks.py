@@ -38,7 +38,7 @@ from launcher.node.processes import faulthandler_stacks, proc, stacks
 from launcher.node.processes.faulthandler_stacks import SIGNAL
 
 PY_SPY = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
-NO_PY_SPY = "py-spy not found (fix: pip install py-spy)"
+NO_PY_SPY = "py-spy not found (fix: run pip install py-spy)"
 SYSTEM = "/usr/bin:/bin"
 NO_OPTION = "the run was started with --no-stacks"
 

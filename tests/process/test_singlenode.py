@@ -51,7 +51,7 @@ def test_torchruns_page_at_the_end_of_a_good_run_goes_to_the_log(launch: Launch,
     assert (done.returncode, done.stdout) == (0, f"[{name}:0] step 1\n"), done.stderr
     log = (tmp_path / "logs" / "node_0.log").read_text()
     assert even(done.stderr) == [
-        "launch: 1 node x 1 process = 1 rank, run RUN, logs in logs/RUN",
+        "launch: 1 host x 1 process = 1 rank, run RUN, logs in logs/RUN",
         even(done.stderr)[1],  # what this machine is
         "launch: finished in N s, 1 rank succeeded, 0 processes left on 1 host",
     ]
@@ -65,7 +65,7 @@ def test_a_run_with_a_name(launch: Launch, tmp_path: Path) -> None:
     done = launch("singlenode", *words, *script, PATH=f"{LAUNCH.parent}:{os.environ['PATH']}")
     name = os.uname().nodename.split(".")[0]
     assert (done.returncode, done.stdout) == (0, f"[{name}:0] 7\n"), done.stderr
-    assert even(done.stderr)[0] == "launch: 1 node x 1 process = 1 rank, run RUN (base-1), logs in logs/RUN"
+    assert even(done.stderr)[0] == "launch: 1 host x 1 process = 1 rank, run RUN (base-1), logs in logs/RUN"
     log = (tmp_path / "logs" / "node_0.log").read_bytes()
     assert sorted(without_stamps(log).decode().splitlines()) == [f"[{name}:0] 7", f"[{name}:0]! oops"]
     text = (tmp_path / "logs" / "latest" / "run.json").read_text()
@@ -87,11 +87,11 @@ def test_a_run_with_a_name(launch: Launch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("--name", "a b"), "--name: 'a b': want 1 to 64 letters, digits, '.', '-' and '_'"),
-        (("--name", ""), "--name: '': want 1 to 64 letters, digits, '.', '-' and '_'"),
-        (("--name", "a\n"), "--name: 'a\\n': want 1 to 64 letters, digits, '.', '-' and '_'"),
-        (("--note", "a\nb"), "--note: 'a\\nb': want one line of text"),
-        (("--note", "\x1b[2J"), "--note: '\\x1b[2J': want one line of text"),
+        (("--name", "a b"), "--name: 'a b': must be 1 to 64 letters, digits, '.', '-' and '_'"),
+        (("--name", ""), "--name: '': must be 1 to 64 letters, digits, '.', '-' and '_'"),
+        (("--name", "a\n"), "--name: 'a\\n': must be 1 to 64 letters, digits, '.', '-' and '_'"),
+        (("--note", "a\nb"), "--note: 'a\\nb': must be one line of text"),
+        (("--note", "\x1b[2J"), "--note: '\\x1b[2J': must be one line of text"),
     ],
 )
 def test_a_name_that_is_none(launch: Launch, tmp_path: Path, words: tuple[str, ...], error: str) -> None:

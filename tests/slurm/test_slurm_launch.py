@@ -20,7 +20,7 @@ def test_a_run_in_a_shell_of_salloc(launch: SlurmLaunch) -> None:
     assert done.exit_code == 0
     assert re.match(r"launch: hosts of Slurm job \d+: 2 nodes, node\[1-2\], 1 CPU on each$", done.words[0])
     assert words_of(done) == [
-        "launch: 2 nodes x 2 processes = 4 ranks, run RUN, logs in logs/RUN",
+        "launch: 2 hosts x 2 processes = 4 ranks, run RUN, logs in logs/RUN",
         "launch: checked in N s: CPUs, data over data2 or data3",
         "launch: finished in N s, 4 ranks succeeded, 0 processes left on 2 hosts",
     ]

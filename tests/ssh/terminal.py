@@ -13,7 +13,7 @@ from typing import Any
 
 from machines.patience import DEADLINE_S
 
-ESCAPES = re.compile(r"\x1b\[[\d;]*[A-Za-z]")  # colours
+ESCAPES = re.compile(r"\x1b\[[\d;]*[A-Za-z]")  # colors
 KEPT_CHARACTERS = 10_000
 
 

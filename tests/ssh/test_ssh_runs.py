@@ -39,7 +39,7 @@ def test_a_run_from_its_plan_to_its_census(launch: Launch) -> None:
     done = launch.run(*shell('echo "rank $RANK of $WORLD_SIZE, $LOCAL_RANK here"'))
     assert done.exit_code == 0
     assert done.words == [
-        "launch: 2 nodes x 2 processes = 4 ranks, run RUN, logs in logs/RUN",
+        "launch: 2 hosts x 2 processes = 4 ranks, run RUN, logs in logs/RUN",
         "launch: checked in N s: CPUs, data over lo",
         "launch: finished in N s, 4 ranks succeeded, 0 processes left on 2 hosts",
     ]

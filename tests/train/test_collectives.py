@@ -42,7 +42,7 @@ def test_three_ranks_under_torchrun(starter: Any) -> None:
     run = starter.start(argv, {"LAUNCH_FILES": str(starter.folder)})
     assert run.wait() == 0, run.stderr
     first, *lines = run.stdout.splitlines()
-    assert first.startswith("initialised in ") and first.endswith(" s (3 ranks on 1 host)")
+    assert first.startswith("initialized in ") and first.endswith(" s (3 ranks on 1 host)")
     assert lines[:7] == OK_LINES
     assert lines[7].startswith("DDP step       gradients equal a single process's (largest difference ")
     rows = [line.split() for line in lines[9:-1]]

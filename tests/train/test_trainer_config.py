@@ -254,7 +254,7 @@ def test_yaml_without_pyyaml(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnreadableFileError) as caught:
         read_config(["--config", "c.yaml"])
     assert str(caught.value) == (
-        "c.yaml: this Python has no PyYAML; fix: `pip install pyyaml`, or write the file as JSON (.json)"
+        "c.yaml: this Python has no PyYAML; fix: run `pip install pyyaml`, or write the file as JSON (.json)"
     )
 
 

@@ -79,7 +79,7 @@ def test_what_could_not_be_drawn_is_refused_before_the_training(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError) as library:
         check_picture(tmp_path / "p.png")
-    assert str(library.value) == "--plot needs matplotlib on rank 0's host; fix: pip install matplotlib"
+    assert str(library.value) == "--plot needs matplotlib on rank 0's host; fix: run pip install matplotlib"
 
 
 @pytest.mark.parametrize("lines", [[], [{"step": 1, "tokens_per_s": 3}]])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.trainer.flops import PEAKS, flops_per_token, peak_flops, utilisation
+from launcher.trainer.flops import PEAKS, flops_per_token, peak_flops, utilization
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_the_figures_of_each_device_agree_with_each_other() -> None:
 def test_half_of_the_peak() -> None:
     # 6 x 1000 + 12 x 2 x 8 x 4
     assert flops_per_token(parameters=1000, layers=2, dim=8, context=4) == 6768
-    assert utilisation(tokens_per_s=4000, flops_per_token=1e9, peak=1e12, ranks=8) == 0.5
+    assert utilization(tokens_per_s=4000, flops_per_token=1e9, peak=1e12, ranks=8) == 0.5

@@ -88,7 +88,7 @@ def test_a_tracker_that_is_unknown_or_not_installed_is_one_line(
     with pytest.raises(ConfigError) as missing:
         open_trackers(["wandb"], tmp_path)
     assert str(missing.value) == (
-        "--track wandb: import of wandb halted; None in sys.modules on rank 0's host; fix: pip install wandb"
+        "--track wandb: import of wandb halted; None in sys.modules on rank 0's host; fix: run pip install wandb"
     )
 
 

@@ -1,4 +1,4 @@
-"""What reaches a terminal of what others print: text, and colour that ends with its line."""
+"""What reaches a terminal of what others print: text, and color that ends with its line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
         ("a\tb é € 日本 🚀\n", "a\tb é € 日本 🚀\n"),
         (f"{RED}red{PLAIN} and \x1b[38;2;1;2;3mmore\x1b[m", f"{RED}red{PLAIN} and \x1b[38;2;1;2;3mmore\x1b[m"),
         ("\x1b[38:2::1:2:3mcolons\x1b[00m", "\x1b[38:2::1:2:3mcolons\x1b[00m"),
-        # A colour ends with its line, so that what we say next can be read.
+        # A color ends with its line, so that what we say next can be read.
         (f"{RED}red", f"{RED}red{PLAIN}"),
         (f"{RED}red\nnext\n", f"{RED}red{PLAIN}\nnext\n"),
         (f"{RED}a{PLAIN}\x1b[8mhidden\n\x1b[1;0m\n", f"{RED}a{PLAIN}\x1b[8mhidden{PLAIN}\n\x1b[1;0m{PLAIN}\n"),
@@ -129,7 +129,7 @@ def test_every_letter_is_shown(text: str) -> None:
 @given(texts, st.lists(st.integers(0), max_size=12))
 def test_a_screen_shows_the_same_in_whatever_pieces_it_comes(text: bytes, cuts: list[int]) -> None:
     data = text.replace(b"\r", b"") + b"\n"  # which state of a progress bar is shown, is a matter of time
-    display = PrefixDisplay(["gpu1"], is_terminal=True, with_colour=False)
+    display = PrefixDisplay(["gpu1"], is_terminal=True, with_color=False)
     lines, shown = LineStream(), b""
     borders = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
     for start, end in pairwise(borders):

@@ -72,6 +72,11 @@ EVERYWHERE = {
     r"\blooks? after\b": "handles",
     r"\bparted by\b": "separated by",
     r"\bwritten over\b": "overwritten",
+    r"\bcolours?\b": "color",
+    r"\b(?:initialis|utilis|synchronis|serialis|normalis)\w+\b": "American spelling",
+    r"\btime-outs?\b": "timeout",
+    r"\bpictures?\b(?= (?:of pairs|written))": "plot",
+    r"\b: want \w+": "must be",
 }
 # What only people who work on the code need to know; CONTRIBUTING has the glossary.
 FOR_USERS = {

@@ -189,7 +189,7 @@ def _read_setting(spelling: str, value: str) -> _Setting:
         raise UsageError("binding= of MPICH Hydra isn't supported: launch doesn't bind ranks to cores", "remove it")
     if key not in (*_KEYS, "max_slots"):
         near = nearest(key, _KEYS)
-        raise UsageError(f"unknown key {shown(spelling)}", f"did you mean '{near}'?" if near else _KEYS_FIX)
+        raise UsageError(f"unknown key {shown(spelling)}", f"write '{near}'" if near else _KEYS_FIX)
     return _Setting(key, value, spelling, f"{spelling}={value}")
 
 

@@ -30,7 +30,7 @@ def read_items(text: str, source: str) -> Iterator[Item]:
     try:
         import yaml
     except ImportError:
-        fix = "pip install PyYAML, or write one host per line without '- '"
+        fix = "run pip install PyYAML, or write one host per line without '- '"
         raise HostfileError(source, None, "a YAML list, but this Python has no PyYAML", fix) from None
 
     events = yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))

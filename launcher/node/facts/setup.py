@@ -178,7 +178,7 @@ class Setup:
 
     def _take_environment(self, name: str) -> None:
         if not self._found:
-            self._fail(name, "it ended before its environment could be read: remove exit and exec from it")
+            self._fail(name, "it exited before its environment could be read; remove exit and exec from it")
             return
         self._adopt(self._found)
         for line in self._last_lines():

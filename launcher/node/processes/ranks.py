@@ -40,7 +40,7 @@ class Ranks:
         owned: Owned,
         on_ended: Callable[[], object],
     ) -> None:
-        """on_ended: called when all ranks of a shim have ended."""
+        """Start with no ranks; on_ended: called when all ranks of a shim have ended."""
         self.seen: set[int] = set()  # local ranks that have started, if only for a moment
         self.is_ending = False  # if set, a shim that dies was killed by the ladder
         self._loop = loop

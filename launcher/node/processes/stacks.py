@@ -92,7 +92,7 @@ class _Dump:
         self._has_python = False
         self._process = rank
         self._answer = Answer(rank.pid)
-        self._py_spy_reason = "py-spy not found (fix: pip install py-spy)"
+        self._py_spy_reason = "py-spy not found (fix: run pip install py-spy)"
         self._tries = 0
         self._path = ""
         self._seen_bytes = self._old_bytes = 0

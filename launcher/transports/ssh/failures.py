@@ -115,15 +115,15 @@ class Place:
         return self._says(
             HostFailureKind.HOST_KEY_CHANGED,
             f"its host key has changed: {new}, but known_hosts has {known}",
-            f"if the machine was reinstalled: ssh-keygen {file}-R {shlex.quote(self.known_name)}; "
-            "if not, don't connect, someone may be listening in",
+            f"if the machine was reinstalled, run: ssh-keygen {file}-R {shlex.quote(self.known_name)}; "
+            "otherwise don't connect: someone may be intercepting the connection",
         )
 
     def key_revoked(self, fingerprint: str = "") -> HostFailure:
         return self._says(
             HostFailureKind.HOST_KEY_REVOKED,
             f"its host key is marked as revoked{fingerprint and f': {fingerprint}'}",
-            f"it may be stolen: ask whoever wrote @revoked into {self.known_file or 'known_hosts'}",
+            f"ask whoever wrote @revoked into {self.known_file or 'known_hosts'}",
         )
 
     def key_unknown(self, fingerprint: str = "", *, can_accept: bool = True, doubt: str = "") -> HostFailure:

@@ -117,4 +117,4 @@ def test_culprits_are_searched_before_a_picture_is_drawn(
     assert test_distributed.run_tests(test, hosts, lambda hosts, say: None, output) == 3  # type: ignore[arg-type, return-value]
     said = capsys.readouterr()
     assert said.out == "searched\n"
-    assert said.err.startswith("test-distributed: no picture: ")
+    assert said.err.startswith("test-distributed: no plot: ")

@@ -73,9 +73,13 @@ def jobs(monkeypatch):
 
 ALL = "omit --ranks to see all"
 WRONG = [
-    ("", "no hosts given", "pass --hosts a,b or --hostfile FILE; for this machine only: launch singlenode"),
-    ("train.py", "no hosts given", "pass --hosts a,b or --hostfile FILE; for this machine only: launch singlenode"),
-    ("hosts", "no hosts given", "pass --hosts a,b or --hostfile FILE; for this machine only: launch singlenode"),
+    ("", "no hosts given", "pass --hosts a,b or --hostfile FILE; to use this machine only, run launch singlenode"),
+    (
+        "train.py",
+        "no hosts given",
+        "pass --hosts a,b or --hostfile FILE; to use this machine only, run launch singlenode",
+    ),
+    ("hosts", "no hosts given", "pass --hosts a,b or --hostfile FILE; to use this machine only, run launch singlenode"),
     ("hots", "no file or command 'hots'; did you mean 'hosts'?", "see launch --help for the commands"),
     ("singelnode --gpus 4", "no file or command 'singelnode'; did you mean 'singlenode'?", None),
     ("xyzzy --hosts a", "no file or command 'xyzzy'", "see launch --help for the commands"),
@@ -88,9 +92,9 @@ WRONG = [
         "--num-nodes 3: only 2 hosts to choose from",
         "lower it, or name more hosts than a,b",
     ),
-    ("--hosts a --gpus x t.py", "--gpus: want auto or a number of at least 1, got 'x'", ""),
-    ("--hosts a --gpus 0 t.py", "--gpus: want auto or a number of at least 1, got '0'", ""),
-    ("--hosts a --gpus ² t.py", "--gpus: want auto or a number of at least 1, got '²'", ""),
+    ("--hosts a --gpus x t.py", "--gpus: must be auto or a number of at least 1, got 'x'", ""),
+    ("--hosts a --gpus 0 t.py", "--gpus: must be auto or a number of at least 1, got '0'", ""),
+    ("--hosts a --gpus ² t.py", "--gpus: must be auto or a number of at least 1, got '²'", ""),
     ("--hosts a --gpus 2 --cpu t.py", "--gpus and --cpu are both given", "to train on CPUs, pass --nproc N --cpu"),
     (
         "--hosts a,b --include b:2,3 --env CUDA_VISIBLE_DEVICES=0,1 t.py",
@@ -117,10 +121,14 @@ WRONG = [
     ),
     ("--hosts a --env NO t.py", "--env NO: NO is not set here", "give its value: --env NO=VALUE"),
     ("--hosts a --env-file none t.py", "none: No such file or directory", ""),
-    ("--hosts a --check t.py", "--check works only with --dry-run", "to compare the hosts: launch check"),
+    (
+        "--hosts a --check t.py",
+        "--check works only with --dry-run",
+        "add --dry-run, or run launch check to compare the hosts",
+    ),
     (
         "singlenode --cpu --nproc 1 --ranks a t.py",
-        "--ranks: want numbers separated by commas, got 'a'",
+        "--ranks: must be numbers separated by commas, got 'a'",
         "write them as --ranks 0,8",
     ),
     (
@@ -140,7 +148,7 @@ WRONG = [
     ),
     (
         "singlenode --cpu --nproc 1 --ranks 0,,8 t.py",
-        "--ranks: want numbers separated by commas, got '0,,8'",
+        "--ranks: must be numbers separated by commas, got '0,,8'",
         "write them as --ranks 0,8",
     ),
     (
@@ -148,7 +156,7 @@ WRONG = [
         "--node-rank 2: must be below --nnodes 2",
         "",
     ),
-    ("exec --hosts a", "no command given", "launch exec --hosts a,b -- uptime"),
+    ("exec --hosts a", "no command given", "write it after --: launch exec --hosts a,b -- uptime"),
 ]
 
 
@@ -474,7 +482,7 @@ def test_collectives_over_pdsh(launch, jobs, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ("--hosts a,b --plot p.pdf", "launch: --plot: want a .png or .svg file, got 'p.pdf'\n"),
+        ("--hosts a,b --plot p.pdf", "launch: --plot: must be a .png or .svg file, got 'p.pdf'\n"),
         ("--hosts a,b --plot no/p.png", "launch: --plot: there is no directory 'no'\n"),
         (
             "--plot p.png",
@@ -491,7 +499,7 @@ def test_a_run_without_results_gives_no_picture(launch, jobs, folder):
     code, _, err = launch("2 --cpu --hosts a,b --plot p.svg", entry=cli.main_test_distributed)
     assert (code, err.splitlines()[1:]) == (
         7,
-        ["test-distributed: no picture: the run ended before it measured the pairs of hosts"],
+        ["test-distributed: no plot: the run ended before it measured the pairs of hosts"],
     )
     assert not (folder / "p.svg").exists()
 
@@ -648,7 +656,7 @@ def test_a_python_that_is_typed_overrules_one_by_default(launch, jobs, line, act
 def test_collectives_on_this_machine_take_no_word_on_hosts(launch, jobs):
     for option in ("--include n1", "--colon port", "--ask-password", "--accept-new-host-keys", "--ssh-config f"):
         said = f"launch: {option.split()[0]} is given, but no hosts are named\n"
-        fix = "  fix: name them with --hosts or --hostfile, or leave it out\n"
+        fix = "  fix: name them with --hosts or --hostfile, or omit it\n"
         assert launch(f"2 --cpu {option}", cli.main_test_distributed) == (EXIT_USAGE, "", said + fix)
     write_defaults('hosts = "a"\nnum-nodes = 1\nssh-config = "f"\n')
     assert launch("2 --cpu", cli.main_test_distributed)[0] == 7
@@ -756,12 +764,12 @@ def test_collectives_on_an_allocation(in_allocation, launch, jobs):
          "start one with salloc or sbatch"),
         *(
             (f"{option} t.py", {}, SLURM_LINE, f"{option.split()[0]} is for SSH, but srun doesn't use SSH",
-             "leave it out, or use a transport over SSH: --transport fabric")
+             "omit it, or use a transport over SSH: --transport fabric")
             for option in ("--ask-password", "--ssh-config f", "--accept-new-host-keys")
         ),
         ("--transport srun --hosts n1,ann@n2 t.py", {}, "",
          "--hosts: n2 has the user ann, but srun runs everything as you",
-         "leave the user out, or log in as that user: --transport fabric"),
+         "omit the user, or log in as that user: --transport fabric"),
         ("--gpus 8 t.py", {"SLURM_GPUS_PER_NODE": "2"}, SLURM_LINE.replace("8 CPUs", "8 CPUs and 2 GPUs"),
          "--gpus 8: Slurm job 7 has 2 GPUs on each node", "ask Slurm for more, or lower --gpus"),
         ("t.py", SLURM_TASK, "", "srun has started launch 2 times, and each would start a run of its own",

@@ -44,7 +44,8 @@ def launch(capsys: pytest.CaptureFixture[str]) -> Launch:
 NO_HOSTS = (
     EXIT_USAGE,
     "",
-    "launch: no hosts given\n  fix: pass --hosts a,b or --hostfile FILE; for this machine only: launch singlenode\n",
+    "launch: no hosts given\n"
+    "  fix: pass --hosts a,b or --hostfile FILE; to use this machine only, run launch singlenode\n",
 )
 
 

@@ -71,15 +71,15 @@ def test_what_would_break_a_run(show: Show) -> None:
 @pytest.mark.parametrize(
     ("fix", "shown"),
     [
-        (f"leave it out: launch ... --gpus 8 --cpu {LONG}/train.py",
-         f"leave it out:\n    launch ... --gpus 8 --cpu {LONG}/train.py"),
+        (f"omit it: launch ... --gpus 8 --cpu {LONG}/train.py",
+         f"omit it:\n    launch ... --gpus 8 --cpu {LONG}/train.py"),
         (f"launch ... {LONG}/'a; b.py', or launch ... -m a", f"launch ... {LONG}/'a; b.py',\n    or launch ... -m a"),
         ("name the hosts in one way, such as with --hosts, or in launcher.toml as a list",
          "name the hosts in one way, such as with --hosts, or in launcher.toml as a\n    list"),
         ("short", "short"),
     ],
 )  # fmt: skip
-def test_a_hint(show: Show, fix: str, shown: str) -> None:
+def test_a_fix(show: Show, fix: str, shown: str) -> None:
     assert show(UsageError("wrong", fix)) == f"launch: wrong\n  fix: {shown}\n"
 
 

@@ -78,7 +78,7 @@ Network:
   --silence T  Maximum time without a heartbeat.  [default: 15s]
 
 Stopping and hangs:
-  --stop-timeout T  Time for ranks to save on SIGTERM.  [default: 15s]
+  --stop-timeout T  Time between SIGTERM and SIGKILL.  [default: 15s]
 
 Output:
   --json      Print one JSON object per line to stdout.

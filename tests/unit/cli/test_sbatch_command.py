@@ -12,7 +12,9 @@ from launcher.cli import main as cli
 from launcher.errors import EXIT_FAILED, EXIT_USAGE
 
 Launch = Callable[..., tuple[int, str, str]]
-CPUS_NOTE = "launch: without --cpus-per-task, the ranks of a node may have to share one CPU\n"
+CPUS_NOTE = (
+    "launch: without --cpus-per-task, the ranks of a node may have to share one CPU; fix: pass --cpus-per-task N\n"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +112,7 @@ def test_a_secret_is_not_in_the_text(sbatch: Launch, folder: Path) -> None:
     words = "--gpus 1 --env WANDB_API_KEY --env URI --env A=1 train.py"
     assert last_line(out) == f"exec /opt/bin/launch --transport srun {words}"
     assert err == "".join(
-        f"launch: {name} is a secret, so it isn't in the script: set it where you run sbatch\n"
+        f"launch: {name} is a secret, so it isn't in the script; fix: set it where you run sbatch\n"
         for name in ("WANDB_API_KEY", "URI")
     )
 
@@ -134,7 +136,9 @@ def test_the_built_in_trainer_is_started_alike_when_it_is_requeued(
 def test_ones_own_script_is_told_how_to_know_that_it_was_requeued(sbatch: Launch) -> None:
     _, out, err = sbatch("--gpus", "8", "--cpus-per-task", "8", "--requeue", "train.py")
     assert "\n/opt/bin/launch --transport srun --gpus 8 train.py &\n" in out
-    assert err == "launch: Slurm sets SLURM_RESTART_COUNT in a requeued job: your script must then resume\n"
+    assert (
+        err == "launch: Slurm sets SLURM_RESTART_COUNT in a requeued job; fix: make your script resume if it is set\n"
+    )
 
 
 def test_the_script_is_written_to_a_file(sbatch: Launch, folder: Path) -> None:
@@ -152,7 +156,7 @@ def test_the_script_is_written_to_a_file(sbatch: Launch, folder: Path) -> None:
         ("--gpus 8 --nodes 0 train.py", "--nodes must be at least 1, got 0", ""),
         (
             "--gpus 8 --time 12h train.py",
-            "--time: want a time as Slurm writes it, got '12h'",
+            "--time: must be a time as Slurm writes it, got '12h'",
             "write 90 (minutes), 12:00:00 or 2-12",
         ),
         ("--gpus 8 --env X train.py", "--env X: X is not set here", "give its value: --env X=VALUE"),

@@ -89,32 +89,32 @@ WRONG = [
     ("node train.py --nnodes 2", "--nnodes is missing: --nnodes 2 after train.py goes to train.py",
      f"{BEFORE} node --nnodes 2 train.py"),
     # what launch starts itself
-    ("python train.py", "python: launch starts Python itself", "leave it out: launch ... train.py"),
+    ("python train.py", "python: launch starts Python itself", "omit it: launch ... train.py"),
     ("--hosts a python3.11 -u -m pkg --lr 1", "python3.11: launch starts Python itself",
-     "leave it out: launch ... -m pkg"),
+     "omit it: launch ... -m pkg"),
     ("--hosts a --workdir /d /opt/bin/python train.py", "/opt/bin/python: launch starts Python itself",
-     "leave it out: launch ... --python /opt/bin/python train.py"),
+     "omit it: launch ... --python /opt/bin/python train.py"),
     ("torchrun --nproc_per_node 8 train.py",
      "torchrun: launch starts the ranks itself, with torchrun on every host",
-     "leave it out: launch ... --gpus 8 train.py"),
+     "omit it: launch ... --gpus 8 train.py"),
     ("torchrun --nproc_per_node=gpu train.py",
-     "torchrun: launch starts the ranks itself, with torchrun on every host", "leave it out: launch ... train.py"),
+     "torchrun: launch starts the ranks itself, with torchrun on every host", "omit it: launch ... train.py"),
     ("--hosts a python -u -m torch.distributed.launch --nproc_per_node 4 train.py --lr 1",
      "torch.distributed.launch: launch starts the ranks itself, with torchrun on every host",
-     "leave it out: launch ... --gpus 4 train.py"),
+     "omit it: launch ... --gpus 4 train.py"),
     ("/opt/bin/python3 -m torch.distributed.run --nproc-per-node=2 -m pkg",
      "torch.distributed.run: launch starts the ranks itself, with torchrun on every host",
-     "leave it out: launch ... --python /opt/bin/python3 --gpus 2 -m pkg"),
+     "omit it: launch ... --python /opt/bin/python3 --gpus 2 -m pkg"),
     ("srun -N 2 python -m torch.distributed.run --nproc_per_node 4 train.py",
      "srun: launch starts the ranks itself, with torchrun on every host",
-     "leave it out: launch ... --gpus 4 train.py"),
+     "omit it: launch ... --gpus 4 train.py"),
     ("python train.py -m torch.distributed.run", "python: launch starts Python itself",
-     "leave it out: launch ... train.py"),
+     "omit it: launch ... train.py"),
     ("--hosts a accelerate launch", "accelerate: launch starts the ranks itself, with torchrun on every host",
-     "leave it out: launch ... SCRIPT"),
+     "omit it: launch ... SCRIPT"),
     ("--hosts a -m torch.distributed.run --nproc-per-node=2 -m pkg",
      "torch.distributed.run: launch starts the ranks itself, with torchrun on every host",
-     "leave it out: launch ... --gpus 2 -m pkg"),
+     "omit it: launch ... --gpus 2 -m pkg"),
     # what Python can't run
     ("train.sh", "train.sh is a shell script, but launch runs SCRIPT with Python",
      "run it as a command on every rank: launch ... --no-python bash train.sh"),
@@ -168,12 +168,12 @@ WRONG = [
     ("--nproc_per_node 8 train.py", "no option '--nproc_per_node'; did you mean '--gpus'?", OPTIONS),
     ("--master_port 8 train.py", "no option '--master_port'; did you mean '--master-port'?", OPTIONS),
     # what click refuses
-    ("--hosts a --nproc 0 t.py", "--nproc: want a whole number of at least 1, got 0", OPTIONS),
-    ("--hosts a --nproc x t.py", "--nproc: want a whole number of at least 1, got x", OPTIONS),
-    ("--hosts a --master-port 65536 t.py", "--master-port: want a whole number from 1 to 65535, got 65536", OPTIONS),
+    ("--hosts a --nproc 0 t.py", "--nproc: must be a whole number of at least 1, got 0", OPTIONS),
+    ("--hosts a --nproc x t.py", "--nproc: must be a whole number of at least 1, got x", OPTIONS),
+    ("--hosts a --master-port 65536 t.py", "--master-port: must be a whole number from 1 to 65535, got 65536", OPTIONS),
     ("node --nnodes 2 t.py", "--node-rank is missing", "see launch node --help for the options"),
     *(
-        (f"--hosts a --{name} {value} t.py", f"--{name}: want {wanted}, got {value!r}", OPTIONS)
+        (f"--hosts a --{name} {value} t.py", f"--{name}: must be {wanted}, got {value!r}", OPTIONS)
         for name, least in TIMES.items()
         for value, wanted in [
             ("x", A_TIME), ("-1", A_TIME), ("nan", A_TIME), ("1e3", A_TIME), ("2d", A_TIME),
@@ -221,8 +221,8 @@ def test_an_argument_that_names_hosts_is_not_stolen_in_silence(launch: Launch, f
     using = "launch: using launcher.toml (hosts)\n"
     said = (
         "launch: --hosts b after train.py would go to train.py, not to launch\n"
-        "  fix: for launch: launch --dry-run --hosts b train.py --lr 1\n"
-        "  or, for train.py: launch --dry-run -- train.py --hosts b --lr 1\n"
+        "  fix: to pass it to launch, type: launch --dry-run --hosts b train.py --lr 1\n"
+        "  to pass it to train.py, type: launch --dry-run -- train.py --hosts b --lr 1\n"
     )
     assert launch("--dry-run train.py --hosts b --lr 1") == (EXIT_USAGE, "", using + said)
     for line in ("--hosts c train.py --hosts b", "-- train.py --hosts b", "train.py -- --hosts b"):
@@ -253,8 +253,8 @@ def test_what_shall_not_start_is_not_started(launch: Launch, line: str, option: 
         EXIT_USAGE,
         "",
         f"launch: {option} after {name} would go to {name}, not to launch\n"
-        f"  fix: for launch: launch {moved}\n"
-        f"  or, for {name}: launch {parted}\n",
+        f"  fix: to pass it to launch, type: launch {moved}\n"
+        f"  to pass it to {name}, type: launch {parted}\n",
     )
 
 

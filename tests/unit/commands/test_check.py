@@ -17,7 +17,7 @@ from launcher.runs.inspection import Inspection
 FINE = facts(torch_version="2.13.0")
 PYTHON = "python 3.11 (/usr/bin/python3)"
 TRAITS = f"8 x H200 140 GB, driver 580.159, {PYTHON}, torch 2.13.0, CUDA 13.0, NCCL 2.28.9, data over eth1"
-SMALL = Finding(("gpu2",), "/dev/shm is 64 MB", "docker run --shm-size=8g", WARNING)
+SMALL = Finding(("gpu2",), "/dev/shm is 64 MB", "pass --shm-size=8g to docker run", WARNING)
 BUSY = Finding(("gpu1", "gpu2"), "GPU 0 busy", "take others", PROBLEM)
 LONELY = Finding(("gpu3",), "32 CPUs, the others 64 CPUs", "", NOTE)
 OFF = HostFailure("gpu4", HostFailureKind.TIMED_OUT, "10.0.0.4 port 22 does not answer", "is it on?", "10.0.0.4")
@@ -55,7 +55,7 @@ def inspection(*findings, hosts=3, failures=(), every_fact=None, seconds=1.24):
                 "3 hosts responded (1.2 s)",
                 f"  on all    {TRAITS}",
                 "! gpu[1-2]  GPU 0 busy         fix: take others",
-                "  gpu2      /dev/shm is 64 MB  fix: docker run --shm-size=8g",
+                "  gpu2      /dev/shm is 64 MB  fix: pass --shm-size=8g to docker run",
                 "  gpu3      32 CPUs, the others 64 CPUs",
                 "1 problem would break a run, 1 warning",
             ],
@@ -65,8 +65,8 @@ def inspection(*findings, hosts=3, failures=(), every_fact=None, seconds=1.24):
             [
                 "2 hosts responded (1.2 s)",
                 f"  on all  {TRAITS}",
-                "  gpu2    /dev/shm is 64 MB  fix: docker run --shm-size=8g",
-                "  gpu2    /dev/shm is 64 MB  fix: docker run --shm-size=8g",
+                "  gpu2    /dev/shm is 64 MB  fix: pass --shm-size=8g to docker run",
+                "  gpu2    /dev/shm is 64 MB  fix: pass --shm-size=8g to docker run",
                 "nothing would break a run, 2 warnings",
             ],
         ),
@@ -77,7 +77,7 @@ def inspection(*findings, hosts=3, failures=(), every_fact=None, seconds=1.24):
                 f"  on all        {TRAITS}",
                 "! gpu4          10.0.0.4 port 22 does not answer  fix: is it on?",
                 "! gpu5.cluster  no such name",
-                "  gpu2          /dev/shm is 64 MB                 fix: docker run --shm-size=8g",
+                "  gpu2          /dev/shm is 64 MB                 fix: pass --shm-size=8g to docker run",
                 "2 problems would break a run, 1 warning",
             ],
         ),
@@ -162,7 +162,12 @@ def test_a_record_tells_all_and_comes_back_from_json():
         "on_all": ["driver 580.159", PYTHON, "torch 2.13.0", "CUDA 13.0", "NCCL 2.28.9", "data over eth1"],
         "findings": [
             {"severity": "problem", "hosts": ["gpu1", "gpu2"], "text": "GPU 0 busy", "fix": "take others"},
-            {"severity": "warning", "hosts": ["gpu2"], "text": "/dev/shm is 64 MB", "fix": "docker run --shm-size=8g"},
+            {
+                "severity": "warning",
+                "hosts": ["gpu2"],
+                "text": "/dev/shm is 64 MB",
+                "fix": "pass --shm-size=8g to docker run",
+            },
         ],
         "unreachable": [
             {

@@ -40,7 +40,7 @@ def test_every_host_and_value_stands_in_the_picture(tmp_path: Path) -> None:
         assert texts.count(value) >= 2  # both ways
 
 
-def test_a_large_picture_has_colours_only(tmp_path: Path) -> None:
+def test_a_large_picture_has_colors_only(tmp_path: Path) -> None:
     draw_pairs(make_results(17), tmp_path / "p.svg")
     texts = read_texts(tmp_path / "p.svg")
     assert "gpu16" in texts
@@ -60,14 +60,14 @@ def test_a_host_has_no_pair_with_itself() -> None:
 
 def test_what_could_not_be_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_picture(tmp_path / "p.svg")
-    with pytest.raises(UsageError, match=r"want a \.png or \.svg file, got '.*/p\.pdf'"):
+    with pytest.raises(UsageError, match=r"must be a \.png or \.svg file, got '.*/p\.pdf'"):
         refuse_picture(tmp_path / "p.pdf")
     with pytest.raises(UsageError, match="there is no directory"):
         refuse_picture(tmp_path / "none" / "p.png")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="needs matplotlib") as error:
         refuse_picture(tmp_path / "p.png")
-    assert error.value.fix == "run pip install 'ssh-torch-launcher[plot]'"
+    assert error.value.fix == "run pip install matplotlib"
 
 
 WRITTEN = {
@@ -81,7 +81,7 @@ def test_what_rank_0_wrote_is_read_and_drawn(tmp_path: Path, capsys: pytest.Capt
     results.write_text(json.dumps(WRITTEN))
     assert read_pairs(results, 2) == PairResults(("a$_{", "b$^$"), 2, "gloo", "cpu", (Pair(0, 1, 1e-5, 1e9),))
     draw(results, picture, 2)
-    assert capsys.readouterr().err == f"test-distributed: picture written to {picture}\n"
+    assert capsys.readouterr().err == f"test-distributed: plot written to {picture}\n"
     assert "a$_{" in read_texts(picture)
 
 
@@ -108,7 +108,7 @@ def test_results_in_another_form_are_one_line(text: str, tmp_path: Path, capsys:
         read_pairs(results, 2)
     draw(results, tmp_path / "p.svg", 2)
     said = capsys.readouterr().err
-    assert said.startswith("test-distributed: no picture: ") and said.count("\n") == 1
+    assert said.startswith("test-distributed: no plot: ") and said.count("\n") == 1
     assert not (tmp_path / "p.svg").exists()
 
 
@@ -116,4 +116,4 @@ def test_a_picture_that_can_not_be_written_is_one_line(tmp_path: Path, capsys: p
     results = tmp_path / "results.json"
     results.write_text(json.dumps(WRITTEN))
     draw(results, tmp_path / "gone" / "p.svg", 2)
-    assert capsys.readouterr().err.startswith("test-distributed: no picture: [Errno 2]")
+    assert capsys.readouterr().err.startswith("test-distributed: no plot: [Errno 2]")

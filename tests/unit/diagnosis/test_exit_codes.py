@@ -57,7 +57,7 @@ def test_out_of_memory_is_told_from_other_kills() -> None:
 @pytest.mark.parametrize(
     ("code", "number", "start"),
     [
-        (126, None, "what was started is not a program"),
+        (126, None, "what was started isn't an executable program"),
         (127, None, "a command was not found"),
         (None, signal.SIGKILL, "it was killed from outside"),
         (137, None, "it was killed from outside"),  # of a shell, about its child
@@ -85,7 +85,7 @@ def test_an_ending_that_does_not_tell(code: int | None, number: int | None) -> N
     ("text", "start"),
     [
         ("no heartbeat for 15 s", "the host froze"),
-        ("this machine was suspended for 40 s, so the hosts ended the run", "the launch host slept"),
+        ("this machine was suspended for 40 s, so the hosts stopped the run", "the launch host slept"),
         ("the connection was lost", "the host's sshd, a firewall"),
         ("the connection was lost: its ssh was killed by signal 9", "something on the launch host"),
         ("the connection was lost: pdsh itself has ended", "something on the launch host"),

@@ -77,7 +77,8 @@ def test_a_signature_is_plain(signature: Signature) -> None:
         ),
         (
             "The client socket has timed out after 60s while trying to connect to (10.0.0.1, 2222).",
-            "this rank could not reach rank 0 at 10.0.0.1 port 2222: it is not there, or a firewall blocks the port",
+            "this rank could not reach rank 0 at 10.0.0.1 port 2222: "
+            "rank 0 isn't running, or a firewall blocks the port",
             "check that rank 0 started; open the port; set addr= in the hostfile to the address that the hosts use",
         ),
         (

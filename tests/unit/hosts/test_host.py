@@ -181,7 +181,7 @@ BAD_FILTERS = [
     ("", None, "--include: names no host", KNOWN),
     ("gpu1,", None, "--include: empty name in 'gpu1,'", "remove the extra comma"),
     ("gpu9", None, "--include: no host 'gpu9' in the list", KNOWN),
-    ("gup4", None, "--include: no host 'gup4' in the list", "did you mean 'gpu4'?"),
+    ("gup4", None, "--include: no host 'gup4' in the list", "write 'gpu4'"),
     (None, "lab", "--exclude: no host 'lab' in the list", KNOWN),
     (
         "ann@gpu1",

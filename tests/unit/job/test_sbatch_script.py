@@ -120,7 +120,7 @@ def test_a_time_is_read_as_slurm_reads_it(text: str, limit_s: int) -> None:
 def test_another_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         check_batch(changed(time=text))
-    assert caught.value.message == f"--time: want a time as Slurm writes it, got {text!r}"
+    assert caught.value.message == f"--time: must be a time as Slurm writes it, got {text!r}"
     assert caught.value.fix == "write 90 (minutes), 12:00:00 or 2-12"
 
 
@@ -134,12 +134,12 @@ def test_what_sbatch_takes_is_not_refused(values: dict[str, object]) -> None:
     [
         ({"nodes": 0}, "--nodes must be at least 1, got 0"),
         ({"cpus_per_task": -1}, "--cpus-per-task must be at least 1, got -1"),
-        ({"mem": "64 GB"}, "--mem: want megabytes, or a number with K, M, G or T, got '64 GB'"),
-        ({"mem": ""}, "--mem: want megabytes, or a number with K, M, G or T, got ''"),
+        ({"mem": "64 GB"}, "--mem: must be megabytes, or a number with K, M, G or T, got '64 GB'"),
+        ({"mem": ""}, "--mem: must be megabytes, or a number with K, M, G or T, got ''"),
         ({"time": "1"}, "--time 1: its last 60 s are for saving and stopping"),
         ({"time": "10", "stop_timeout_s": 600}, "--time 10: its last 645 s are for saving and stopping"),
         ({"stop_timeout_s": 70000}, "--stop-timeout 70000: Slurm can't signal that long before the end"),
-        ({"directives": ("exclusive",)}, "--directive: want an option of sbatch, got 'exclusive'"),
+        ({"directives": ("exclusive",)}, "--directive: must be an option of sbatch, got 'exclusive'"),
         ({"directives": ("--x\nrm",)}, "not allowed in a batch script: '--x\\nrm'"),
         ({"partition": ""}, "not allowed in a batch script: ''"),
         ({"folder": "/a%j"}, "/a%j: Slurm treats % and \\ in the path of its logs specially"),

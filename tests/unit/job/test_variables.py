@@ -116,13 +116,13 @@ def env_file_error(path):
 @pytest.mark.parametrize(
     ("text", "number", "message"),
     [
-        ("A=1\nthis is no setting\n", 2, "want NAME=VALUE, got 'this is no setting'"),
-        ("A=1\n# comment\nNAME\n", 3, "want NAME=VALUE, got 'NAME'"),
-        ("A='open\n", 1, "want NAME=VALUE, got 'A=...'"),
+        ("A=1\nthis is no setting\n", 2, "must be NAME=VALUE, got 'this is no setting'"),
+        ("A=1\n# comment\nNAME\n", 3, "must be NAME=VALUE, got 'NAME'"),
+        ("A='open\n", 1, "must be NAME=VALUE, got 'A=...'"),
         ("A-B=1\n", 1, "'A-B' isn't a valid variable name"),
-        ("A=1\r\nB\r\n", 2, "want NAME=VALUE, got 'B'"),
-        ("x y " * 40, 1, f"want NAME=VALUE, got {('x y ' * 15)!r}"),
-        ("A=1\n\n\nNAME\n", 4, "want NAME=VALUE, got 'NAME'"),
+        ("A=1\r\nB\r\n", 2, "must be NAME=VALUE, got 'B'"),
+        ("x y " * 40, 1, f"must be NAME=VALUE, got {('x y ' * 15)!r}"),
+        ("A=1\n\n\nNAME\n", 4, "must be NAME=VALUE, got 'NAME'"),
         ("A=1\n\n\nA-B=1\n", 4, "'A-B' isn't a valid variable name"),
     ],
 )

@@ -142,12 +142,12 @@ def test_the_tail_is_the_last_of_all_bytes():
 # displays
 
 
-def prefix_display(*, is_terminal=False, with_colour=False):
-    return PrefixDisplay(["gpu1", "gpu2"], is_terminal=is_terminal, with_colour=with_colour)
+def prefix_display(*, is_terminal=False, with_color=False):
+    return PrefixDisplay(["gpu1", "gpu2"], is_terminal=is_terminal, with_color=with_color)
 
 
 @pytest.mark.parametrize(
-    ("host", "rank", "with_colour", "shown"),
+    ("host", "rank", "with_color", "shown"),
     [
         ("gpu1", 0, False, b"[gpu1:0] a\n[gpu1:0] \n[gpu1:0] b\n"),
         ("gpu2", 11, False, b"[gpu2:11] a\n[gpu2:11] \n[gpu2:11] b\n"),
@@ -156,19 +156,19 @@ def prefix_display(*, is_terminal=False, with_colour=False):
         ("gpu2", 0, True, b"\x1b[33m[gpu2:0]\x1b[0m a\n\x1b[33m[gpu2:0]\x1b[0m \n\x1b[33m[gpu2:0]\x1b[0m b\n"),
     ],
 )
-def test_every_line_carries_host_and_rank(host, rank, with_colour, shown):
-    assert prefix_display(with_colour=with_colour).render(host, rank, STDOUT, b"a\n\nb\n", AT) == shown
+def test_every_line_carries_host_and_rank(host, rank, with_color, shown):
+    assert prefix_display(with_color=with_color).render(host, rank, STDOUT, b"a\n\nb\n", AT) == shown
 
 
-def test_more_hosts_than_colours():
+def test_more_hosts_than_colors():
     hosts = [f"n{number}" for number in range(11)]
-    display = PrefixDisplay(hosts, is_terminal=True, with_colour=True)
+    display = PrefixDisplay(hosts, is_terminal=True, with_color=True)
     blocks = [display.render(host, None, STDOUT, b"\n", AT).replace(host.encode(), b"") for host in hosts]
     assert (len(set(blocks)), blocks[10]) == (10, blocks[0])
 
 
 CONTROLS = [
-    (b"\x1b[1;31mred\x1b[0m\x1b[m\n", b"\x1b[1;31mred\x1b[0m\x1b[m\n"),  # colour is welcome
+    (b"\x1b[1;31mred\x1b[0m\x1b[m\n", b"\x1b[1;31mred\x1b[0m\x1b[m\n"),  # color is welcome
     (b"a\tb \xc3\xa9\xe2\x82\xac\n", b"a\tb \xc3\xa9\xe2\x82\xac\n"),
     (b"\x1b[2J\x1b[H\x1b[?25l\x1b[1Aup\x1b[K\n", b"up\n"),
     (b"\x1b]0;a title\x07text\x1b]8;;http://x\x1b\\link\n", b"textlink\n"),
@@ -425,7 +425,7 @@ def test_what_a_node_said_in_our_words_can_not_steer_the_terminal(capfd, text, s
 
 # our own words
 
-FAILED = "launch: 2 nodes x 2 processes = 4 ranks, run 20261122-190416, logs in logs/20261122-190416/and/on"
+FAILED = "launch: 2 hosts x 2 processes = 4 ranks, run 20261122-190416, logs in logs/20261122-190416/and/on"
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ def test_the_worst_comes_first():
     hosts = [Host("gpu1"), Host("gpu2"), Host("gpu3")]
     assert told(find_all(Job(SCRIPT, workdir="/data"), hosts, [fine, worse, fine])) == [
         "problem: gpu2: the script train.py is not in /data; fix: copy it there, or name its directory with --workdir",
-        "warning: gpu2: /dev/shm is 64 MB: data loaders with workers may fail; fix: docker run --shm-size=8g",
+        "warning: gpu2: /dev/shm is 64 MB: data loaders with workers may fail; fix: pass --shm-size=8g to docker run",
         "note: gpu2: 32 CPUs, the others 64 CPUs",
     ]
 

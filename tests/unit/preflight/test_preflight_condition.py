@@ -35,7 +35,10 @@ def folder(run_id):
         ({"shm_mib": None, "memory_free_mib": None, "open_files": None, "disks": {"/tmp": None}}, []),
         (
             {"shm_mib": 64},
-            ["warning: gpu1: /dev/shm is 64 MB: data loaders with workers may fail; fix: docker run --shm-size=8g"],
+            [
+                "warning: gpu1: /dev/shm is 64 MB: data loaders with workers may fail; "
+                "fix: pass --shm-size=8g to docker run"
+            ],
         ),
         (
             {"memory_free_mib": 1023},

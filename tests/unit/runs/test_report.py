@@ -39,11 +39,11 @@ ValueError: the optimizer met a NaN at step 42
 @pytest.mark.parametrize(
     ("sizes", "on_cpu", "line"),
     [
-        ([8, 8], False, "2 nodes x 8 GPUs = 16 ranks, run R, logs in logs/R"),
-        ([1], False, "1 node x 1 GPU = 1 rank, run R, logs in logs/R"),
-        ([2, 2], True, "2 nodes x 2 processes = 4 ranks, run R, logs in logs/R"),
-        ([8, 8, 4], False, "3 nodes with 8 + 8 + 4 GPUs = 20 ranks, run R, logs in logs/R"),
-        ([2, 1], True, "2 nodes with 2 + 1 processes = 3 ranks, run R, logs in logs/R"),
+        ([8, 8], False, "2 hosts x 8 GPUs = 16 ranks, run R, logs in logs/R"),
+        ([1], False, "1 host x 1 GPU = 1 rank, run R, logs in logs/R"),
+        ([2, 2], True, "2 hosts x 2 processes = 4 ranks, run R, logs in logs/R"),
+        ([8, 8, 4], False, "3 hosts with 8 + 8 + 4 GPUs = 20 ranks, run R, logs in logs/R"),
+        ([2, 1], True, "2 hosts with 2 + 1 processes = 3 ranks, run R, logs in logs/R"),
     ],
 )
 def test_the_plan_in_one_line(sizes, on_cpu, line):
@@ -222,7 +222,7 @@ def test_the_block_fits_a_screen(error, wide):
     text = "".join(f"line {number} " + "x" * (400 if wide else 9) + "\n" for number in range(20))
     cause = find_cause([rank_failure(stderr=text + stderr, stdout=text)])
     lines = texts(cause_block(cause, OTHERS, Path("logs/20261120-091233/node_1.log")))
-    shown = [row for line in lines for row in render(line, Style.STRONG, 80, with_colour=False).split("\n")]
+    shown = [row for line in lines for row in render(line, Style.STRONG, 80, with_color=False).split("\n")]
     assert sum(-(-len(row) // 80) for row in shown) <= 22
     assert [lines[0], lines[1], lines[-1]] == [
         "  gpu2 rank 11 (local rank 3, GPU 3) at 09:16:31:",
