@@ -77,7 +77,8 @@ def main() -> None:
         folder.mkdir(exist_ok=True)
         (folder / "train.py").write_text(TRAINER)
         shown = record(folder, home)
-    lines = shown.decode().replace("\r\n", "\n").split("\n")
+    text = shown.decode().replace(sys.executable, "/opt/env/bin/python")  # wherever this checkout is
+    lines = text.replace("\r\n", "\n").split("\n")
     lines = [line.rpartition("\x1b[K")[2] for line in lines]  # what the next one drew over
     console = Console(record=True, width=COLUMNS, force_terminal=True, file=io.StringIO())
     console.print(Text.assemble(("$ ", "bold green"), (COMMAND, "bold")))
