@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # the checkout; not needed if launcher is installed
-from launcher import distributed  # or copy launcher/distributed.py alone
+from launcher import distributed  # without the checkout, copy that file to launcher/distributed.py beside this one
 
 
 def main() -> None:
@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--save", type=Path, default=Path("example.pt"), help="the checkpoint that rank 0 writes")
     args = parser.parse_args()
 
+    args.save.parent.mkdir(parents=True, exist_ok=True)
     world = distributed.init()
     gpu = f", {torch.cuda.get_device_name(world.device)}" if world.device.type == "cuda" else ""
     with distributed.rank_ordered():

@@ -14,16 +14,34 @@
 #
 #   sbatch train_distributed_example.sh --epochs 10 --batch_size 16
 #   sbatch --nodes=1 --ntasks-per-node=2 train_distributed_example.sh
+#   sbatch --ntasks=3 train_distributed_example.sh
 
 # YOUR ENVIRONMENT goes here: module load cuda/12.8; source ~/miniconda3/bin/activate train
 set -euo pipefail
 
-script=train_distributed_example.py
-[[ -e $script ]] || script=examples/$script
+fail() { echo "train_distributed_example.sh: $*" >&2 && exit 2; }
+[[ ${0##*/} == slurm_script ]] || fail "this is a batch script; fix: sbatch $0"
+
+# Slurm runs a copy of this file; the .py is beside the original, which scontrol shows with its arguments.
+original=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p; /^$/q') || true
+until [[ -f $original || $original != *" "* ]]; do original=${original% *}; done
+script=$(dirname -- "$original")/train_distributed_example.py
+[[ -e $script ]] || script=train_distributed_example.py
+[[ -e $script ]] || fail "no train_distributed_example.py beside this script or in $PWD"
+python=${PYTHON:-python3}
+"$python" -c 'import sys, importlib.util as u; sys.exit(u.find_spec("torch") is None)' 2>/dev/null ||
+    fail "no torch for $python on $SLURMD_NODENAME;" \
+        "fix: load your environment in the script, or set PYTHON=/PATH/TO/python"
+
+nodes=$SLURM_JOB_NUM_NODES
 gpus=${SLURM_GPUS_ON_NODE:-0}
-ranks=${SLURM_NTASKS_PER_NODE:-$((gpus > 0 ? gpus : 1))} # per node
-cpus=$((SLURM_CPUS_ON_NODE > ranks ? SLURM_CPUS_ON_NODE / ranks : 1))
+ranks=${SLURM_NTASKS_PER_NODE:-$((gpus > 0 ? gpus : 1))}
+tasks=${SLURM_NTASKS:-$((nodes * ranks))}
+ranks=$(((tasks + nodes - 1) / nodes)) # on the node with the most
+step=(--kill-on-bad-exit=1 --overlap --ntasks="$tasks")
+[[ $tasks != $((nodes * ranks)) ]] || step+=(--ntasks-per-node="$ranks")
+cpus=$(tr ',' '\n' <<<"$SLURM_JOB_CPUS_PER_NODE" | sort -n | sed -n '1s/(.*//; 1p') # 4(x2),8: the smallest node's
 # By default srun gets one CPU per task (since 22.05), and only the GPUs that the job requested by number. It overlaps
 # so that you can look into the job: srun --jobid=JOB --pty nvidia-smi
-exec srun --kill-on-bad-exit=1 --overlap --ntasks="$((SLURM_JOB_NUM_NODES * ranks))" --ntasks-per-node="$ranks" \
-    --cpus-per-task="$cpus" ${SLURM_GPUS_ON_NODE:+--gpus-per-node="$gpus"} "${PYTHON:-python3}" -u "$script" "$@"
+exec srun "${step[@]}" --cpus-per-task="$((cpus > ranks ? cpus / ranks : 1))" \
+    ${SLURM_GPUS_ON_NODE:+--gpus-per-node="$gpus"} "$python" -u "$script" "$@"

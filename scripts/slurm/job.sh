@@ -31,6 +31,9 @@ read_words() {
     [[ -e $config ]] || fail "no configuration $config on $node"
 }
 
+# Whether this is a node of the job; the shell of salloc may run on the login machine.
+on_node() { [[ -n ${SLURMD_NODENAME-} ]]; }
+
 need_torch() {
     "$python" -c 'import sys, importlib.util as u; sys.exit(u.find_spec("torch") is None)' ||
         fail "no torch for $python on $node; fix: load your environment in the script, or set PYTHON=/PATH/TO/python"
@@ -43,9 +46,12 @@ sum_gpus() {
 
 # Set `gpus` to the number per node that the job requested, or to all: with --exclusive a job gets all of them anyway.
 read_gpus() {
-    local asked
-    asked=$(scontrol show job "$SLURM_JOB_ID" 2>/dev/null | sed -n 's/^ *TresPerNode=//p' | sum_gpus) || true
+    local job asked
+    job=$(scontrol --details show job "$SLURM_JOB_ID" 2>/dev/null | sed '/^$/q') || true # of an array, one task
+    asked=$(sed -n 's/^ *TresPerNode=//p' <<<"$job" | sum_gpus)
     gpus=${SLURM_GPUS_ON_NODE:-0}
+    # In the shell of salloc that variable isn't set.
+    on_node || gpus=$(sed -n 's/^ *Nodes=.* GRES=//p' <<<"$job" | sed -n 1p | sum_gpus)
     [[ $asked == 0 || $asked -ge $gpus ]] || gpus=$asked
 }
 
@@ -60,7 +66,8 @@ count() { if [[ $1 == 1 ]]; then echo "1 $2"; else echo "$1 $2s"; fi; }
 
 # Warn before the training of GPUs that it doesn't use. $1: ranks per node, $2: how to set their number.
 warn_of_idle_gpus() {
-    local there trains
+    local node=$node there trains
+    on_node || node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
     if [[ $gpus -gt 0 ]]; then
         [[ $1 -ge $gpus ]] || say "this job has $gpus GPUs on $node and uses $1 of them; fix: ${2/%N/$gpus}"
         return
@@ -71,7 +78,7 @@ warn_of_idle_gpus() {
         say "$node has $(count "$there" GPU) but this job has none: $trains; fix: pass --gpus-per-node=$there"
         return
     fi
-    there=$(timeout 10 nvidia-smi -L 2>/dev/null | grep -c '^GPU ') || true
+    ! on_node || there=$(timeout 10 nvidia-smi -L 2>/dev/null | grep -c '^GPU ') || true
     if [[ $1 -lt $there ]]; then
         say "$node has $there GPUs that Slurm doesn't know of, for $(count "$1" rank) per node; fix: ${2/%N/$there}"
     elif [[ $there == 0 && $(sinfo --noheader --format=%G 2>/dev/null | sum_gpus) -gt 0 ]]; then
@@ -102,9 +109,12 @@ read_step() {
 }
 
 # Run slurm_train_multinode.sh once on each node of the job.
-start_on_each_node() {
+start_on_each_node() { start_on_nodes "$SLURM_JOB_NUM_NODES" slurm_train_multinode.sh; }
+
+# Run a script of this directory once on each of $1 nodes.
+start_on_nodes() {
     read_gpus
     read_step 1
-    exec srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 "${step[@]}" \
-        "$scripts/slurm_train_multinode.sh" "$config" ${options[@]+"${options[@]}"}
+    exec srun --nodes="$1" --ntasks="$1" --ntasks-per-node=1 "${step[@]}" \
+        "$scripts/$2" "$config" ${options[@]+"${options[@]}"}
 }

@@ -34,12 +34,17 @@
 
 # YOUR ENVIRONMENT goes here: module load cuda/12.8; source ~/miniconda3/bin/activate train
 
-# Slurm runs a copy of this file; scontrol shows where the original is.
-scripts=$(dirname -- "$0")
-[[ -e $scripts/job.sh ]] ||
-    scripts=$(scontrol show job "${SLURM_JOB_ID:-none}" | sed -n 's|^ *Command=\(.*\)/slurm_train.*|\1|p')
+# Slurm runs a copy of this file; scontrol shows where the original is, and its arguments.
+script=$0
+if [[ $script == */slurm_script ]]; then
+    script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p; /^$/q')
+    until [[ -f $script || $script != *" "* ]]; do script=${script% *}; done
+fi
+scripts=$(dirname -- "$script")
+[[ -e $scripts/job.sh ]] || scripts=scripts/slurm
+[[ -e $scripts/job.sh ]] || { echo "$script: job.sh of scripts/slurm is needed beside it" >&2 && exit 2; }
 # shellcheck source=scripts/slurm/job.sh
-source "${scripts:-scripts/slurm}/job.sh" || exit 2
+source "$scripts/job.sh"
 
 read_words config/local3.yaml "$@"
 start_on_each_node

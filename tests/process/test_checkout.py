@@ -25,6 +25,21 @@ def test_train_py_is_the_built_in_trainer(monkeypatch: pytest.MonkeyPatch, capsy
     assert {"--config", "--distributed-backend", "--save-dir"} <= set(re.findall(r"--[\w-]+", said))
 
 
+def test_the_example_trains_alone_with_a_copy_of_distributed_py(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "launcher").mkdir(parents=True)
+    shutil.copy(ROOT / "examples" / "train_distributed_example.py", tmp_path / "mine" / "train.py")
+    shutil.copy(ROOT / "launcher" / "distributed.py", tmp_path / "mine" / "launcher")
+    words = ("--epochs", "1", "--data_size", "64", "--save", "out/model.pt")
+    packages = os.pathsep.join(path for path in sys.path if not (Path(path) / "launcher").exists())
+    done = subprocess.run(
+        [sys.executable, "-S", "mine/train.py", *words],  # -S: without the launcher that is installed here
+        env={**os.environ, "PYTHONPATH": packages}, cwd=tmp_path, capture_output=True, text=True,
+        timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["saved out/model.pt"]), done.stderr
+    assert (tmp_path / "out" / "model.pt").exists()
+
+
 def test_requirements_point_at_what_is_there() -> None:
     lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
     extras = re.findall(r"^(\w+) = \[.*\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)

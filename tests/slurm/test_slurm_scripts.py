@@ -94,20 +94,27 @@ def test_each_has_one_place_for_an_environment_and_asks_for_gpus_cpus_and_memory
 
 
 def test_one_node_trains_on_all_its_gpus_with_all_its_cpus(slurm: Slurm, telling: Path) -> None:
-    job_id = submit(slurm, telling, "slurm_train_single_node.sh", "small.json", "--lr", "1 2")
+    words = ("small.json", "--data", "runs/slurm_train/a  b")
+    job_id = submit(slurm, telling, "slurm_train_single_node.sh", *words)
     torchrun = f"-m torch.distributed.run --standalone --log-dir=logs --nproc-per-node={GPUS}"
-    line = f"{torchrun} -m launcher.trainer --config small.json --lr 1 2"
+    line = f"{torchrun} -m launcher.trainer --config small.json --data runs/slurm_train/a  b"
     said = [f"node1: {CPUS} CPUs, GPUs 0,1, threads {threads(GPUS)}: {line}"]
     assert finish(slurm, telling, job_id) == ("0:0", said, [])
-    job_id = submit(slurm, telling, "slurm_train_single_node.sh", options=("--gres=gpu:1",))
-    assert " --nproc-per-node=1 " in finish(slurm, telling, job_id)[1][0]
+    options = ("--gres=gpu:1", "--array=0-1", "--output=logs/slurm-%A_%a.out", "--error=logs/slurm-%A_%a.err")
+    job_id = submit(slurm, telling, "slurm_train_single_node.sh", options=options)
+    for task in range(2):  # the last one has the number of the array, and scontrol shows both tasks under it
+        code, out, errors = finish(slurm, telling, f"{job_id}_{task}")
+        assert (code, errors) == ("0:0", [])
+        assert " --nproc-per-node=1 " in out[0]
 
 
 @pytest.mark.parametrize(
     ("name", "folder", "port"),
-    [("slurm_train.sh", "", ""), ("slurm_train_multinode.sh", "", "23456"), ("slurm_train.sh", "scripts/slurm", "")],
+    [("slurm_train.sh", "", ""), ("slurm_train_multinode.sh", "", "23456"), ("train4.sh", "scripts/slurm", "")],
 )
 def test_each_node_trains_with_all_that_it_has(slurm: Slurm, telling: Path, name: str, folder: str, port: str) -> None:
+    if name not in SCRIPTS:
+        shutil.copy(telling / "scripts" / "slurm" / "slurm_train.sh", telling / "scripts" / "slurm" / name)
     options = ["--lr", "1 2", *(["../../config/fsdp.yaml"] if folder else [])]
     job_id = submit(slurm, telling, name, *reversed(options[2:]), *options[:2], folder=folder, MASTER_PORT=port)
     meeting = f"--master-addr=node1 --master-port={port or 15000 + int(job_id)}"
@@ -131,6 +138,28 @@ def test_tasks_share_the_cpus_of_their_node(slurm: Slurm, telling: Path) -> None
     said = [f"node{node}: {CPUS} CPUs, GPUs 0,1, threads any: {line}" for node in (1, 2)]
     idle = "scripts/slurm: this job has 2 GPUs on node1 and uses 1 of them; fix: pass --ntasks-per-node=2"
     assert finish(slurm, telling, job_id) == ("0:0", said, [idle])
+
+
+def test_the_shell_of_salloc_starts_them_on_the_nodes_of_its_job(slurm: Slurm, telling: Path) -> None:
+    """Typed on the login machine, they train on the nodes, with the GPUs that the job has there."""
+
+    def type_in_salloc(*options: str, script: str) -> tuple[list[str], str]:
+        words = ("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", *options, f"scripts/slurm/{script}")
+        done = slurm.run(*words, cwd=telling, timeout=DEADLINE_S)
+        assert done.returncode == 0, done
+        return sorted(line.partition(": -")[0] for line in done.stdout.splitlines()), done.stderr
+
+    all_there = f"{CPUS} CPUs, GPUs 0,1, threads"
+    said = [f"node1: {all_there} {threads(GPUS)}"]
+    assert type_in_salloc("--exclusive", script="slurm_train_single_node.sh") == (said, "")
+    said = [f"node{node}: {all_there} {threads(GPUS)}" for node in (1, 2)]
+    assert type_in_salloc("--exclusive", script="slurm_train.sh") == (said, "")
+    said = [f"node{node}: {all_there} any" for node in (1, 2)]
+    idle = "scripts/slurm: this job has 2 GPUs on node1 and uses 1 of them; fix: pass --ntasks-per-node=2\n"
+    assert type_in_salloc("--exclusive", script="slurm_train_tp.sh") == (said, idle)
+    said = [f"node{node}: 1 CPUs, GPUs none, threads any" for node in (1, 2)]
+    none = "node1 has 2 GPUs but this job has none: it trains on CPUs with 1 rank per node; fix: pass --gpus-per-node=2"
+    assert type_in_salloc(*SHARE, script="slurm_train_tp.sh") == (said, f"scripts/slurm: {none}\n")
 
 
 def test_a_job_without_gpus_says_so_before_it_trains(slurm: Slurm, telling: Path) -> None:
@@ -165,6 +194,12 @@ def test_what_can_t_start_says_why_in_one_line(slurm: Slurm, checkout: Path) -> 
     )  # fmt: skip
     said = "scripts/slurm: this must run in a Slurm job; fix: sbatch scripts/slurm/slurm_train.sh\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+    alone = checkout.parent / "my scripts"
+    (alone / "logs").mkdir(parents=True)
+    shutil.copy(folder / "slurm_train_tp.sh", alone / "train.sh")
+    copied = slurm.submit(f"--chdir={alone}", str(alone / "train.sh"), "a/b.yaml")
+    said = f"{alone}/train.sh: job.sh of scripts/slurm is needed beside it"
+    assert finish(slurm, alone, copied) == ("2:0", [], [said])
     lines = (
         "srun scripts/slurm/slurm_train_multinode.sh",
         "PYTHON=no-python scripts/slurm/slurm_train_single_node.sh",
@@ -241,19 +276,37 @@ def test_srun_python_train_py(slurm: Slurm, checkout: Path) -> None:
 
 
 def test_the_example(slurm: Slurm, checkout: Path) -> None:
-    """By its batch script in its own folder: a task per rank, averages that go down, and a checkpoint."""
-    words = ("--epochs", "2", "--batch_size", "16", "--data_size", "1000", "--lr", "0.05")
-    options = ("--ntasks-per-node=1", "--export=ALL,OMP_NUM_THREADS=1")
-    folder = checkout / "examples"
-    job_id = slurm.submit(f"--chdir={folder}", *options, str(folder / "train_distributed_example.sh"), *words)
+    """By its batch script in another folder: a rank per task, averages that go down, and a checkpoint."""
+    words = ("--epochs", "2", "--batch_size", "16", "--data_size", "1000", "--lr", "0.05", "--save", "out/example.pt")
+    options = ("--ntasks=3", "--export=ALL,OMP_NUM_THREADS=1")
+    script, folder = checkout / "examples" / "train_distributed_example.sh", checkout / "logs"
+    job_id = slurm.submit(f"--chdir={folder}", *options, str(script), *words)
     slurm.wait_for_job(job_id)
     log = (folder / f"train_distributed_{job_id}.out").read_text()
     assert shown(slurm, job_id, "ExitCode") == "0:0", log
     lines = [line for line in log.splitlines() if line.startswith(("rank", "epoch", "saved"))]
-    ranks = [rf"rank {r} of 2 \(srun\) on node{r + 1}, local rank 0 of 1, cpu, gloo, pid \d+" for r in range(2)]
+    places = ("node1, local rank 0 of 2", "node1, local rank 1 of 2", "node2, local rank 0 of 1")
+    ranks = [rf"rank {r} of 3 \(srun\) on {place}, cpu, gloo, pid \d+" for r, place in enumerate(places)]
     for line, pattern in zip(lines, [*ranks, *(rf"epoch {n} of 2: loss [\d.]+" for n in (1, 2))], strict=False):
         assert re.fullmatch(pattern, line), log
-    assert lines[4:] == ["saved example.pt"]
-    first, second = (float(line.rpartition(" ")[2]) for line in lines[2:4])
+    assert lines[5:] == ["saved out/example.pt"]
+    first, second = (float(line.rpartition(" ")[2]) for line in lines[3:5])
     assert second < first
-    assert (folder / "example.pt").exists()
+    assert (folder / "out" / "example.pt").exists()
+
+
+def test_an_example_that_can_t_start_says_why_in_one_line(slurm: Slurm, checkout: Path) -> None:
+    script = checkout / "examples" / "train_distributed_example.sh"
+    name = f"{script.name}: "
+    done = slurm.run("salloc", "--quiet", "bash", str(script), cwd=checkout, timeout=DEADLINE_S)
+    assert (done.stdout, done.stderr) == ("", f"{name}this is a batch script; fix: sbatch {script}\n")
+    alone = checkout / "logs" / script.name
+    shutil.copy(script, alone)
+    fix = "load your environment in the script, or set PYTHON=/PATH/TO/python"
+    for path, said in (
+        (script, f"no torch for no-python on node1; fix: {fix}"),
+        (alone, f"no train_distributed_example.py beside this script or in {checkout}"),
+    ):
+        job_id = slurm.submit(f"--chdir={checkout}", "--export=ALL,PYTHON=no-python", "--output=%j", str(path))
+        slurm.wait_for_job(job_id)
+        assert (shown(slurm, job_id, "ExitCode"), (checkout / job_id).read_text()) == ("2:0", f"{name}{said}\n")

@@ -46,11 +46,10 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
-def run(script: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in a folder that is not the project's."""
-    folder = script.parents[3]
+def run(script: Path, *words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a script, by default in a folder that is not the project's."""
     return subprocess.run(
-        [str(script), *words], cwd=folder, env={**os.environ, **env}, capture_output=True, text=True,
+        [str(script), *words], cwd=cwd or script.parents[3], env={**os.environ, **env}, capture_output=True, text=True,
         stdin=subprocess.DEVNULL, timeout=DEADLINE_S, check=False,
     )  # fmt: skip
 
@@ -93,6 +92,24 @@ def test_what_a_script_types(checkout: Path, name: str) -> None:
     )
     before, after = typed[: -len(TRAINER)], typed[-len(TRAINER) :]
     assert done.stdout.splitlines() == [*before, "--cpu", "--exclude", "gpu[1-2]", *after, *more]
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_a_configuration_of_the_checkout_is_found_anywhere(checkout: Path, name: str) -> None:
+    script = checkout / "scripts" / "ssh" / name
+    shutil.copytree(ROOT / "config", checkout / "config")
+    (script.parent / "my.json").touch()
+    (checkout / ".venv" / "bin" / "launch").write_text('#!/bin/sh\npwd\nfor last; do :; done\necho "$last"\n')
+    said = f"scripts/ssh: this run starts in {checkout}\n"
+    for cwd, config, start, found, errors in (
+        (script.parent, "config/local3.yaml", checkout, "config/local3.yaml", said),
+        (script.parent, "my.json", checkout, f"{script.parent}/my.json", said),
+        (checkout, "config/local3.yaml", checkout, "config/local3.yaml", ""),
+        (checkout.parent, "config/local3.yaml", checkout.parent, f"{checkout}/config/local3.yaml", ""),
+        (checkout.parent, "only/on/hosts.yaml", checkout.parent, "only/on/hosts.yaml", ""),
+    ):
+        done = run(script, config, *TYPED[name][0], cwd=cwd)
+        assert (done.stdout, done.stderr) == (f"{start}\n{found}\n", errors)
 
 
 @pytest.mark.parametrize("name", [name for name in TYPED if "--hosts" in TYPED[name][1]])
