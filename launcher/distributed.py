@@ -16,7 +16,9 @@ It uses plain dataclasses and no syntax beyond Python 3.9, to run on whatever Py
 
 from __future__ import annotations
 
+import errno
 import functools
+import ipaddress
 import logging
 import math
 import os
@@ -134,6 +136,7 @@ def init(backend: str = "auto", timeout_s: float = 600) -> World:
     A single process gets a group of one, without a port, so that collectives need no special case.
     """
     place = check_place(find_place(os.environ))
+    check_address(place, os.environ)
     warn_of_idle_tasks(place, os.environ)
     is_chosen, backend = backend != "auto", choose_backend(backend)
     if not is_chosen and backend == "gloo":
@@ -334,12 +337,32 @@ def check_place(place: Place) -> Place:
         _check_below(place, "local rank", place.local_rank, place.local_world_size)
     if not 1 <= place.master_port <= MAX_PORT:
         raise WorldError(f"MASTER_PORT must be between 1 and {MAX_PORT}, got {place.master_port}")
-    if place.rank:
+    if place.world_size > 1:
         try:
             socket.getaddrinfo(place.master_addr, None)
         except OSError:
-            raise WorldError(f"can't resolve {place.master_addr}, the host of rank 0") from None
+            fix = "set MASTER_ADDR to an address of that host on all ranks"
+            raise WorldError(f"can't resolve {place.master_addr}, the host of rank 0; fix: {fix}") from None
     return place
+
+
+def check_address(place: Place, environ: Mapping[str, str]) -> None:
+    """Raise WorldError if rank 0 can't be reached at MASTER_ADDR: the ranks would wait for it until the timeout.
+
+    Every rank can tell that a loopback address is wrong for several nodes; only rank 0 can tell that the address is
+    another node's. torchrun's variables aren't checked: there the address may be a forwarded port's.
+    """
+    if place.world_size == 1 or place.launched_by == TORCHRUN:
+        return
+    address, host = place.master_addr, host_name(environ)
+    source = "MASTER_ADDR is" if environ.get("MASTER_ADDR") else "the first node is"
+    is_set_under_srun = place.launched_by == SRUN and environ.get("MASTER_ADDR")
+    if place.node_count > 1 and _means_loopback(address):
+        fix = "unset MASTER_ADDR" if is_set_under_srun else "set MASTER_ADDR to rank 0's host on all ranks"
+        raise WorldError(f"{source} {address}, but the ranks are on {place.node_count} nodes; fix: {fix}")
+    if place.rank == 0 and address not in (host, socket.gethostname()) and not _is_own(address):
+        fix = "unset MASTER_ADDR" if is_set_under_srun else f"set MASTER_ADDR to {host} on all ranks"
+        raise WorldError(f"{source} {address}, but rank 0 is on {host}; fix: {fix}")
 
 
 def detect_torchrun(environ: Mapping[str, str]) -> Place | None:
@@ -370,7 +393,8 @@ def detect_slurm_task(environ: Mapping[str, str]) -> Place | None:
     """Read the variables of a task that srun started; an sbatch script or an interactive shell is not a task.
 
     Rank 0 is on the first node of the step, unless MASTER_ADDR is set; the port is derived from the job and step.
-    Slurm's values win over torchrun variables that srun passed on; those set inside the task are an error.
+    Slurm's values win over torchrun variables that srun passed on; those set inside the task are an error, unless
+    the program that set them replaced itself by `exec`.
     """
     place = _read_slurm_task(environ)
     wrong = _contradictions(place, environ) if place is not None else {}
@@ -458,10 +482,17 @@ def choose_backend(backend: str) -> str:
 
 
 def warn_of_idle_tasks(place: Place, environ: Mapping[str, str]) -> None:
-    """Warn if an sbatch script, or a shell of salloc, trains with one process although its job has more tasks."""
-    tasks = environ.get("SLURM_NTASKS", "1")
-    if place.launched_by == SINGLE_PROCESS and tasks != "1":
-        log.warning("only one process trains, but this Slurm job has %s tasks; fix: start it with srun", tasks)
+    """Warn if an sbatch script, or a shell of salloc, trains with one process although its job has more tasks or nodes.
+
+    SLURM_NTASKS is set only if a number of tasks was requested; SLURM_TASKS_PER_NODE may then be the number of CPUs.
+    """
+    if place.launched_by != SINGLE_PROCESS:
+        return
+    tasks = environ.get("SLURM_NTASKS") or "1"
+    nodes = _first_of(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or "1"
+    if tasks != "1" or nodes != "1":
+        size = f"{tasks} tasks" if tasks != "1" else f"{nodes} nodes"
+        log.warning("only one process trains, but this Slurm job has %s; fix: start it with srun", size)
 
 
 def warn_of_idle_gpus(place: Place, environ: Mapping[str, str]) -> None:
@@ -525,21 +556,45 @@ def interface_towards(host: str) -> str | None:
 
 def connect(place: Place, timeout: timedelta) -> Store:
     """Connect to the other ranks at node 0's address and port; a single process connects to nothing."""
-    if place.launched_by == TORCHRUN:  # its agent may hold the store already
-        store: Store = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))[0]
-        store.set_timeout(timeout)
-        return store
-    if place.world_size == 1:
-        return HashStore()
     try:
-        return TCPStore(
-            place.master_addr, place.master_port, place.world_size, is_master=place.rank == 0, timeout=timeout
-        )
+        if place.launched_by == TORCHRUN:  # its agent may hold the store already
+            store: Store = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))[0]
+            store.set_timeout(timeout)
+            return store
+        if place.world_size == 1:
+            return HashStore()
+        is_master, run = place.rank == 0, _run_of(place, os.environ)
+        start = functools.partial(TCPStore, place.master_addr, place.master_port, place.world_size, is_master, timeout)
+        first = start(wait_for_workers=False, multi_tenant=True)  # the second one shares its server
+        if is_master:
+            first.set("launch/run", run)
+        else:
+            check_run(first, place, run, min(timeout, timedelta(minutes=1)))
+        return start(multi_tenant=True)
     except dist.DistNetworkError as error:
         if "EADDRINUSE" in str(error) and place.rank == 0:
             taken = f"port {place.master_port} is taken on {socket.gethostname()}"
             raise WorldError(f"{taken}; fix: set MASTER_PORT to the same free port on all ranks") from None
         raise
+
+
+def check_run(store: Store, place: Place, run: str, timeout: timedelta) -> None:
+    """Raise WorldError if another job's rank 0 answers at the port: this rank would wait there for its own."""
+    try:
+        store.wait(["launch/run"], timeout)
+        is_own = store.get("launch/run").decode() == run
+    except dist.DistStoreError:
+        is_own = False
+    if not is_own:
+        used = f"port {place.master_port} on {place.master_addr} is used by another job"
+        raise WorldError(f"{used}; fix: unset MASTER_PORT, or set it to the same free port on all ranks")
+
+
+def _run_of(place: Place, environ: Mapping[str, str]) -> str:
+    """Return what the ranks of this run share and those of another one don't; MPICH gives its ranks no such thing."""
+    if place.launched_by == SRUN:
+        return f"{place.job_id}.{environ.get('SLURM_STEP_ID')}"
+    return environ.get("PMIX_NAMESPACE", "")
 
 
 def count_local_ranks(place: Place, store: Store, environ: Mapping[str, str]) -> Place:
@@ -715,9 +770,10 @@ def _read_slurm_task(environ: Mapping[str, str]) -> Place | None:
 
 
 def _are_inherited(names: Iterable[str], environ: Mapping[str, str]) -> bool:
-    """Return whether srun passed these variables to its task with these values, which a batch script exported.
+    """Return whether the task's first process has these variables and values, as if a batch script exported them.
 
-    /proc/PID/environ keeps the task's environment as it was at its start, whatever is started in it later.
+    /proc/PID/environ keeps that process's environment as of its last exec, so what a wrapper sets before it starts the
+    training with `exec` looks exported too. What it sets for a child process doesn't.
     """
     words = {os.fsencode(f"{name}={environ[name]}") for name in names}
     if not words:
@@ -804,6 +860,30 @@ def _numbers(ranges: str) -> Iterator[str]:
         if int(high or low) < int(low):
             raise WorldError(f"can't read the range of nodes {part!r}")
         yield from (f"{number:0{len(low)}d}" for number in range(int(low), int(high or low) + 1))
+
+
+def _means_loopback(host: str) -> bool:
+    """Return whether this is a loopback address on every machine; a machine's own name may be one on itself alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.partition(".")[0] in ("localhost", "ip6-localhost", "ip6-loopback")
+
+
+def _is_own(host: str) -> bool:
+    """Return whether one of the addresses of `host` is this machine's: only those can be bound."""
+    found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    return any(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def _can_bind(family: int, address: Any) -> bool:
+    """Return whether an address can be bound, or can't be tried."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.bind(address)
+    except OSError as error:
+        return error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+    return True
 
 
 def _is_loopback(host: str) -> bool:

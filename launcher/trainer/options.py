@@ -22,6 +22,8 @@ INT_LIMIT = 2**31  # far beyond any sensible count; sums of such numbers still f
 _SHOWN_LENGTH = 100
 _RENAMED_SHOWN = 8
 _TYPO = 0.8  # how similar a typo must be to a name: `train` isn't taken for track
+_VALIDATION_SECTIONS = ("val", "validation", "eval", "evaluation", "test")
+_VALIDATION_PREFIXES = ("validation_", "evaluate_")  # of options that such a section may set
 _NO_VALUES = "a value in it can't be read: a wrong date, or too many digits or brackets"
 
 
@@ -118,9 +120,11 @@ def read_file(fields: Fields, path: str, tell: Callable[[str], None]) -> dict[st
     names |= {alias: name for name, field in fields.items() for alias in field.metadata["aliases"]}
     values: dict[str, Any] = {}
     keys: dict[str, str] = {}
-    for key, value in list_keys(content):
+    for raw_key, value in list_keys(content):
+        key = raw_key if raw_key.isprintable() else repr(raw_key)[1:-1]
         word = key.rpartition(".")[2].replace("-", "_")
         name = names.get(word, "")
+        _refuse_section(path, key, value, name)
         if not name:
             raise ConfigError(f"{path}: unknown key {_shown(key)}{_guess(word, names)}")
         if name in keys:
@@ -139,6 +143,15 @@ def list_keys(content: dict[Any, object]) -> Iterator[tuple[str, object]]:
             rest += [(f"{key}.{inner}", value[inner]) for inner in reversed(value)]
         else:
             yield key, value
+
+
+def _refuse_section(path: str, key: str, value: object, name: str) -> None:
+    """Raise ConfigError for an empty section, and for a section of validation that would set an option of training."""
+    if not name and value in (None, {}):
+        raise ConfigError(f"{path}: the section {_shown(key)} is empty; fix: remove it, or indent its keys below it")
+    for section in key.split(".")[:-1]:
+        if name and section.lower() in _VALIDATION_SECTIONS and not name.startswith(_VALIDATION_PREFIXES):
+            raise ConfigError(f"{path}: {key} would set {name} for training; fix: move it out of {_shown(section)}")
 
 
 def tell_names(renamed: Sequence[tuple[str, str]], tell: Callable[[str], None], start: str = "") -> None:
@@ -268,6 +281,15 @@ def _plain_loader(yaml: Any, path: str) -> Any:
                 found = f"aliases (*{event.anchor}) aren't supported"
                 raise ConfigError(f"{path}:{line}: {found}; fix: write the value out")
             return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen = set()
+            for key, _ in node.value:
+                if key.id == "scalar" and key.value in seen:
+                    found = f"the key {_shown(key.value)} is given twice"
+                    raise ConfigError(f"{path}:{key.start_mark.line + 1}: {found}; fix: remove one of them")
+                seen.add(str(key.value))
+            return super().construct_mapping(node, deep)
 
     return PlainLoader
 

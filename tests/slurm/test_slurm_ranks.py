@@ -78,3 +78,19 @@ def test_a_script_that_was_submitted(slurm: Slurm, tmp_path: Path, command: str,
     slurm.wait_for_job(slurm.submit("--nodes=2", "--ntasks=4", f"--output={log}", f"--error={errors}", "--wrap", wrap))
     assert not error or errors.read_text().count(error) == 1  # torch warns where addresses have no names
     assert said.read_text().splitlines()[0] == first
+
+
+@pytest.mark.parametrize(
+    ("address", "error"),
+    [
+        ("node2", "MASTER_ADDR is node2, but rank 0 is on node1; fix: unset MASTER_ADDR"),
+        ("localhost", "MASTER_ADDR is localhost, but the ranks are on 2 nodes; fix: unset MASTER_ADDR"),
+        ("{node1}", ""),
+    ],
+)
+def test_rank_zero_must_be_at_the_address(slurm: Slurm, tmp_path: Path, address: str, error: str) -> None:
+    address = address.format(node1=slurm.cluster["node1"].address)
+    srun = ["env", f"MASTER_ADDR={address}", "srun", "--nodes=2", "--kill-on-bad-exit"]
+    done = slurm.run(*srun, *PLACE, str(tmp_path / "said"))
+    assert (done.returncode == 0) is (not error), done.stderr
+    assert f"WorldError: {error}\n" in done.stderr if error else (tmp_path / "said").exists()

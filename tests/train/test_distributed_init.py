@@ -278,17 +278,30 @@ def test_the_interface_is_the_one_that_holds_the_source_address() -> None:
     assert distributed.interface_towards("no.such.host.invalid") is None
 
 
-def test_a_taken_port_is_said_in_one_line() -> None:
+@pytest.mark.parametrize("launched_by", ["srun", "torchrun"])
+def test_a_taken_port_is_said_in_one_line(launched_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_rank(monkeypatch, 0)
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        place = Place("srun", 0, 2, master_port=port)
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        place = Place(launched_by, 0, 2, master_port=port)
         with pytest.raises(WorldError) as caught:
             distributed.connect(place, timedelta(seconds=5))
     host = socket.gethostname()
     fix = "fix: set MASTER_PORT to the same free port on all ranks"
     assert str(caught.value) == f"port {port} is taken on {host}; {fix}"
+
+
+def test_a_port_of_another_job_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    other = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+    other.set("launch/run", "41.0")
+    with pytest.raises(WorldError) as caught:
+        distributed.connect(Place("srun", 1, 2, master_port=other.port, job_id="42"), timedelta(seconds=DEADLINE_S))
+    fix = "fix: unset MASTER_PORT, or set it to the same free port on all ranks"
+    assert str(caught.value) == f"port {other.port} on 127.0.0.1 is used by another job; {fix}"
 
 
 def test_a_world_says_itself_in_one_line() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -153,7 +154,16 @@ REMEDY = "fix: start with torchrun, or unset them for a single process"
         (SLURM_TASK | {"SLURM_STEP_NODELIST": "gpu[3-1]"}, "can't read the range of nodes '3-1'"),
         (SLURM_TASK | {"SLURM_PROCID": "7"}, "srun says rank 7 of 3: it must be below 3"),
         (TORCHRUN | {"MASTER_PORT": "99999"}, "MASTER_PORT must be between 1 and 65535, got 99999"),
-        (TORCHRUN | {"MASTER_ADDR": "gpu1.invalid"}, "can't resolve gpu1.invalid, the host of rank 0"),
+        (
+            TORCHRUN | {"MASTER_ADDR": "gpu1.invalid"},
+            "can't resolve gpu1.invalid, the host of rank 0; fix: set MASTER_ADDR to an address of that host "
+            "on all ranks",
+        ),
+        (
+            BY_HAND | {"MASTER_ADDR": "gpu1.invalid", "RANK": "0"},
+            "can't resolve gpu1.invalid, the host of rank 0; fix: set MASTER_ADDR to an address of that host "
+            "on all ranks",
+        ),
         (
             OPEN_MPI | {"MASTER_ADDR": ""},
             "mpirun used several hosts, but MASTER_ADDR is not set; fix: set it to rank 0's host on all ranks",
@@ -165,6 +175,64 @@ def test_half_set_or_wrong_variables_are_refused(environ: Mapping[str, str], mes
     with pytest.raises(WorldError) as caught:
         distributed.check_place(distributed.find_place(environ))
     assert str(caught.value) == message
+
+
+ELSEWHERE = "192.0.2.1"  # an address that no machine has (RFC 5737)
+FIRST_TASK = SLURM_TASK | {"SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURMD_NODENAME": "gpu07"}
+FIRST_OF_MPI = OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "SLURMD_NODENAME": "gpu1"}
+TO_MPI = "set MASTER_ADDR to rank 0's host on all ranks"
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (
+            SLURM_TASK | {"MASTER_ADDR": "127.0.0.1"},
+            "MASTER_ADDR is 127.0.0.1, but the ranks are on 2 nodes; fix: unset MASTER_ADDR",
+        ),
+        (
+            FIRST_TASK | {"MASTER_ADDR": "localhost"},
+            "MASTER_ADDR is localhost, but the ranks are on 2 nodes; fix: unset MASTER_ADDR",
+        ),
+        (
+            OPEN_MPI | {"MASTER_ADDR": "::1"},
+            f"MASTER_ADDR is ::1, but the ranks are on 2 nodes; fix: {TO_MPI}",
+        ),
+        (
+            FIRST_TASK | {"MASTER_ADDR": ELSEWHERE},
+            f"MASTER_ADDR is {ELSEWHERE}, but rank 0 is on gpu07; fix: unset MASTER_ADDR",
+        ),
+        (
+            FIRST_OF_MPI | {"MASTER_ADDR": ELSEWHERE},
+            f"MASTER_ADDR is {ELSEWHERE}, but rank 0 is on gpu1; fix: set MASTER_ADDR to gpu1 on all ranks",
+        ),
+        (  # as a host file for srun may place the tasks
+            FIRST_TASK | {"SLURM_STEP_NODELIST": f"{ELSEWHERE},gpu07"},
+            f"the first node is {ELSEWHERE}, but rank 0 is on gpu07; fix: set MASTER_ADDR to gpu07 on all ranks",
+        ),
+        (SLURM_TASK | {"MASTER_ADDR": ELSEWHERE}, ""),  # only rank 0 can know
+        (FIRST_TASK, ""),
+        (FIRST_TASK | {"SLURM_STEP_NODELIST": f"{ELSEWHERE},gpu07", "MASTER_ADDR": "gpu07"}, ""),
+        (FIRST_TASK | {"SLURM_STEP_NUM_NODES": "1", "MASTER_ADDR": "localhost"}, ""),
+        (FIRST_TASK | {"MASTER_ADDR": socket.gethostname()}, ""),
+        # A port that `ssh -R` forwards, or a master of Kubeflow.
+        (TORCHRUN | {"MASTER_ADDR": "localhost"}, ""),
+        (TORCHRUN | {"MASTER_ADDR": ELSEWHERE, "RANK": "0"}, ""),
+    ],
+)
+def test_an_address_at_which_rank_zero_cannot_be_is_refused(environ: Mapping[str, str], message: str) -> None:
+    place = distributed.find_place(environ)
+    try:
+        distributed.check_address(place, environ)
+    except WorldError as error:
+        assert str(error) == message
+    else:
+        assert not message
+
+
+def test_only_own_addresses_can_be_bound() -> None:
+    own = ("127.0.0.1", "127.9.9.9", "0.0.0.0", "localhost")
+    assert [distributed._is_own(host) for host in (*own, ELSEWHERE)] == [True] * 4 + [False]
 
 
 @pytest.mark.parametrize(
@@ -239,6 +307,9 @@ def test_what_slurm_gave_and_nobody_uses_is_said(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.WARNING):
         distributed.warn_of_idle_tasks(script, SBATCH_SCRIPT)
         distributed.warn_of_idle_tasks(task, SLURM_TASK)
+        nodes = {"SLURM_JOB_ID": "41", "SLURM_NNODES": "2", "SLURM_TASKS_PER_NODE": "16(x2)"}  # sbatch -N2 --wrap
+        for environ in (nodes, nodes | {"SLURM_JOB_NUM_NODES": "1"}):
+            distributed.warn_of_idle_tasks(script, environ)
         for gpus in ("", "0", "h100:8"):
             environ = SLURM_TASK | {"SLURM_GPUS_ON_NODE": gpus, "SLURMD_NODENAME": "gpu08"}
             distributed.warn_of_idle_gpus(task, environ)
@@ -247,6 +318,7 @@ def test_what_slurm_gave_and_nobody_uses_is_said(caplog: pytest.LogCaptureFixtur
     version = distributed.torch.__version__
     assert caplog.messages == [
         "only one process trains, but this Slurm job has 4 tasks; fix: start it with srun",
+        "only one process trains, but this Slurm job has 2 nodes; fix: start it with srun",
         f"Slurm gave GPUs (h100:8) on gpu08, but torch {version} sees none: using the CPU",
     ]
 

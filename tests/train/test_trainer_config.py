@@ -94,6 +94,11 @@ def test_sections_and_names_of_others_are_read_and_one_line_tells_ours() -> None
     assert told[2].endswith(", a.b.context as context and 2 more")
 
 
+def test_a_section_of_validation_sets_its_own_options() -> None:
+    Path("c.yaml").write_text("eval: {evaluate_every: 5, validation_fraction: 0.2}\n")
+    assert read_config(["--config", "c.yaml"]) == TrainConfig(evaluate_every=5, validation_fraction=0.2)
+
+
 def test_the_report_of_the_ranks_needs_no_word() -> None:
     assert read_config(["--report-ranks"]).report_ranks == "on"
     for word in ("on", "off", "auto"):
@@ -209,6 +214,21 @@ UNREAD = "a value in it can't be read: a wrong date, or too many digits or brack
         ("c.yaml", "1: 1", "c.yaml: unknown key '1'"),
         ("c.yaml", "train: 1", "c.yaml: unknown key 'train'"),  # like track, and not meant
         ("c.yaml", "train: {shuffle: 1}", "c.yaml: unknown key 'train.shuffle'"),
+        *(
+            (
+                "c.yaml",
+                f"{name}: {{batch_size: 64}}",
+                f"c.yaml: {name}.batch_size would set batch_size for training; fix: move it out of '{name}'",
+            )
+            for name in ("val", "validation", "eval", "evaluation", "test")
+        ),
+        ("c.yaml", "train:", "c.yaml: the section 'train' is empty; fix: remove it, or indent its keys below it"),
+        (
+            "c.json",
+            '{"train": {}}',
+            "c.json: the section 'train' is empty; fix: remove it, or indent its keys below it",
+        ),
+        ("c.yaml", "lr: 1\nseed: 2\nlr: 3", "c.yaml:3: the key 'lr' is given twice; fix: remove one of them"),
         ("c.yaml", "train: {batch_size: 0}", "c.yaml: train.batch_size must be at least 1, got 0"),
         ("c.yaml", "lr: 1\ntrain: {lr: 2}", "c.yaml: lr and train.lr are the same option; fix: give one of them"),
         ("c.yaml", "nodes: 1\nnum_nodes: 2", "c.yaml: nodes and num_nodes are the same option; fix: give one of them"),
