@@ -19,16 +19,16 @@ _BIDI_BYTES = re.compile(rb"\xe2\x80[\xaa-\xae]|\xe2\x81[\xa6-\xa9]")
 _CSI = r"[0-?]*[ -/]*[@-~]"  # cursor, screen, modes, questions
 # Title, clipboard, pictures: an unterminated one ends with its line, so that it hides no other line.
 _STRING = r"[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
-_COLOUR = re.compile(rb"\x1b\[[0-9;:]*m")
+_COLOR = re.compile(rb"\x1b\[[0-9;:]*m")
 _ESCAPE = re.compile(rf"\x1b(?!\[[0-9;:]*m)(?:\[{_CSI}|[\]PX^_]{_STRING}|[ -/]*[0-~]?)")
 _CONTROL = re.compile(rf"[{_C0}{_BIDI}\x80-\x9f](?:(?<=\x9b){_CSI}|(?<=[\x90\x98\x9d-\x9f]){_STRING})?")
-_OPEN_COLOUR = re.compile(r"(\x1b\[(?!0*m)[0-9;:]*m[^\x1b\n]*)$", re.MULTILINE)
+_OPEN_COLOR = re.compile(r"(\x1b\[(?!0*m)[0-9;:]*m[^\x1b\n]*)$", re.MULTILINE)
 _NOT_IN_A_LINE = re.compile(rf"[{_C0}{_BIDI}\n\x1b\x80-\x9f\u2028\u2029]")
 
 
 def clean(text: bytes) -> bytes:
     """Return text that is safe for a terminal: UTF-8 with newlines, tabs, and color that ends with its line."""
-    plain = _COLOUR.sub(b"", text) if b"\x1b" in text else text
+    plain = _COLOR.sub(b"", text) if b"\x1b" in text else text
     has_c1_or_bidi = b"\xc2" in plain or (b"\xe2" in plain and _BIDI_BYTES.search(plain) is not None)
     if has_c1_or_bidi or b"\x1b" in plain or len(plain.translate(None, _C0_BYTES)) != len(plain):
         # As characters: the bytes around a removed part could form a new control sequence.
@@ -40,7 +40,7 @@ def clean(text: bytes) -> bytes:
 
 
 def _close_colors(text: str) -> str:
-    return _OPEN_COLOUR.sub("\\1\x1b[0m", text) if "\x1b" in text else text
+    return _OPEN_COLOR.sub("\\1\x1b[0m", text) if "\x1b" in text else text
 
 
 def one_line(text: str, limit: int) -> str:

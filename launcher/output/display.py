@@ -11,7 +11,7 @@ from launcher.clock import iso_time
 from launcher.escapes import clean
 from launcher.output.lines import STDOUT
 
-_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+_COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _to_json = json.JSONEncoder(ensure_ascii=False).encode
 _LEFT_BY_JSON = re.compile("[\x7f-\x9f]")  # controls that json.dumps does not escape
 
@@ -28,7 +28,7 @@ class PrefixDisplay:
 
     def __init__(self, hosts: Sequence[str], *, is_terminal: bool, with_color: bool) -> None:
         self._is_terminal = is_terminal
-        self._colors = {host: _COLOURS[index % len(_COLOURS)] for index, host in enumerate(hosts)}
+        self._colors = {host: _COLORS[index % len(_COLORS)] for index, host in enumerate(hosts)}
         self._with_color = with_color
 
     def render(self, host: str, rank: int | None, stream: int, lines: bytes, at: float) -> bytes:

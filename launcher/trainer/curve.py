@@ -18,7 +18,7 @@ TRAINING, VALIDATION = "loss", "validation_loss"
 MARKED_UP_TO = 40  # points; with more of them the markers would hide the line
 _GREY = "#dddddd"
 # The dark and the middle color of viridis, as in the pictures that `launch` draws.
-_COLOURS = {TRAINING: "#3b528b", VALIDATION: "#21918c"}
+_COLORS = {TRAINING: "#3b528b", VALIDATION: "#21918c"}
 _NAMES = {TRAINING: "training", VALIDATION: "validation"}
 
 Points = list[tuple[int, float]]
@@ -83,7 +83,7 @@ def _draw_line(axes: Any, name: str, points: Points) -> None:
         [step for step, _ in points],
         values,
         label=_NAMES[name] + last,
-        color=_COLOURS[name],
+        color=_COLORS[name],
         linewidth=1.6,
         marker="o" if len(points) <= MARKED_UP_TO else None,
         markersize=3.5,

@@ -17,7 +17,7 @@ from launcher.output.lines import STDOUT, LineStream
 
 RED, PLAIN = "\x1b[31m", "\x1b[0m"
 BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+COLOR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ texts = st.lists(pieces | st.binary(max_size=3), max_size=30).map(b"".join)
 
 def faults_of(shown: str) -> list[str]:
     """Return the controls that a terminal should not get."""
-    plain = COLOUR.sub("", shown)
+    plain = COLOR.sub("", shown)
     controls = [letter for letter in plain if unicodedata.category(letter) == "Cc" and letter not in "\n\t"]
     return controls + [letter for letter in plain if letter in BIDI]
 
@@ -114,7 +114,7 @@ def test_no_text_steers_a_terminal(text: bytes) -> None:
     assert faults_of(shown.decode()) == []
     assert shown.count(b"\n") == text.count(b"\n")
     assert clean(shown) == shown
-    assert all(line.endswith(PLAIN) or not COLOUR.search(line) or re.search(r"\x1b\[0*m[^\x1b]*$", line)
+    assert all(line.endswith(PLAIN) or not COLOR.search(line) or re.search(r"\x1b\[0*m[^\x1b]*$", line)
                for line in shown.decode().split("\n"))  # fmt: skip
 
 
