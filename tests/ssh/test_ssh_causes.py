@@ -125,7 +125,7 @@ def test_a_known_line_is_explained_on_the_screen_and_in_the_record(launch: Launc
     line = "RuntimeError: No CUDA GPUs are available"
     done = launch.run(*shell(f'[ "$RANK" = 1 ] || exec sleep 300; echo "{line}" >&2; exit 3'))
     cause = "this rank sees no GPU: the host has none, CUDA_VISIBLE_DEVICES hides them, or the container got none"
-    fix = "check with launch exec -- nvidia-smi; on CPUs, pass --cpu (launch also needs --nproc N)"
+    fix = "check with launch exec --hosts HOST -- nvidia-smi; on CPUs, pass --cpu (launch also needs --nproc N)"
     assert done.words[6:10] == [f"  why: {cause}", f"  fix: {fix}", "  its last lines:", f"    {line}"]
     record = done.record["result"]["cause"]
     assert record["explanation"] == {"name": "no-gpu", "cause": cause, "fix": fix}
