@@ -107,13 +107,18 @@ class Failure:
         return self.role is not Role.ERROR or (self.after_stop and self.silent_s < 0)
 
     @property
+    def is_terminated(self) -> bool:
+        """Whether it was ended by SIGTERM, or exited as shells and trainers do that handle one."""
+        return self.signal == signal.SIGTERM or self.code == EXIT_SIGNAL_BASE + signal.SIGTERM
+
+    @property
     def is_uncaught(self) -> bool:
         """Whether a signal ended it while it was exiting with an exception, so that its exit code is unknown."""
         return self._was_asked and self.signal is not None and self.role is not Role.STOPPED
 
     @property
     def _was_asked(self) -> bool:
-        return self.after_stop or self.signal == signal.SIGTERM
+        return self.after_stop or self.is_terminated
 
     @property
     def _spoke_last(self) -> bool:

@@ -82,4 +82,4 @@ class Verdict:
 
 
 def _is_terminated(failure: Failure) -> bool:
-    return failure.signal == signal.SIGTERM or failure.text == messages.TERMINATED
+    return failure.is_terminated or failure.text == messages.TERMINATED

@@ -38,6 +38,7 @@ def test_nothing_failed():
 
 SECONDARY = [
     failure(code=None, signal=signal.SIGTERM),
+    failure(code=143, stderr="Terminated\n"),  # as a shell says it
     failure(after_stop=True),
     failure(stderr=CLOSED),
     failure(
