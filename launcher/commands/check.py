@@ -43,9 +43,9 @@ def table(job: Job, inspection: Inspection, width: int | None = None) -> list[st
     """Return what all hosts share, then each finding with its hosts and remedy; width: the columns of a terminal."""
     traits = common_traits(job, inspection.facts)
     rows = [("", _ON_ALL, ", ".join(traits), "")] if traits else []
-    rows += [("!", fold_names(names), text, _labelled(fix)) for names, text, fix in fold_failures(inspection.failures)]
+    rows += [("!", fold_names(names), text, _labeled(fix)) for names, text, fix in fold_failures(inspection.failures)]
     rows += [
-        ("!" if finding.severity is PROBLEM else "", fold_names(finding.hosts), finding.text, _labelled(finding.fix))
+        ("!" if finding.severity is PROBLEM else "", fold_names(finding.hosts), finding.text, _labeled(finding.fix))
         for finding in inspection.findings
     ]
     answered, asked = len(inspection.hosts), len(inspection.hosts) + len(inspection.failures)
@@ -55,7 +55,7 @@ def table(job: Job, inspection: Inspection, width: int | None = None) -> list[st
     return [f"{heading} ({duration(inspection.seconds)})", *_align(rows, width), _verdict(inspection)]
 
 
-def _labelled(fix: str) -> str:
+def _labeled(fix: str) -> str:
     return f"fix: {fix}" if fix else ""
 
 

@@ -16,23 +16,15 @@ usage() { sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; }
 case ${1-} in -h | --help) usage && exit ;; esac
 [[ $# -ge 5 ]] || { usage >&2; exit 2; }
 
-folder=$(CDPATH='' cd -- "$(dirname -- "$0")/../.." && pwd -P)
-launch=$folder/.venv/bin/launch
-[[ -x $launch ]] || launch=launch
+# shellcheck source=scripts/ssh/checkout.sh
+source "$(dirname -- "$0")/checkout.sh"
 config=$1 ngpus=$2 nnodes=$3 node_rank=$4 master_addr=$5
 shift 5
 if [[ $# -gt 0 && $1 != -* ]]; then
     LAUNCH_OPTS="--master-port $1 ${LAUNCH_OPTS-}"
     shift
 fi
-# As in scripts/slurm: typed inside scripts/, a run starts in the checkout; a CONFIG that isn't here is the checkout's.
-if [[ $(pwd -P)/ == "$folder"/scripts/* ]]; then
-    [[ $config == /* || ! -e $config ]] || config=$PWD/$config
-    cd -- "$folder"
-    echo "scripts/ssh: this run starts in $folder" >&2
-fi
-[[ -e $config || ! -e $folder/$config ]] || config=$folder/$config
-export LAUNCH_SCRIPT=$0 # so that launch's fix: lines name LAUNCH_OPTS
+find_config
 # shellcheck disable=SC2086  # LAUNCH_OPTS is a list of words
 exec "$launch" node --nnodes "$nnodes" --node-rank "$node_rank" --master-addr "$master_addr" \
     --nproc "$ngpus" ${LAUNCH_OPTS-} -m launcher.trainer --config "$config" "$@"
