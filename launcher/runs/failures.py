@@ -5,6 +5,7 @@ Here a node's HostFailure becomes a Failure of the run; `launcher.errors` descri
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,9 @@ from launcher.output.node_log import NodeOutput
 from launcher.session.connection import Event
 from launcher.session.node_state import NodeState
 from launcher.session.session import Session
+
+# What torchrun logs of the rank that made it fail (torch/distributed/elastic/multiprocessing/api.py).
+_REAPED = re.compile(r"failed \(exitcode: (-?\d{1,3})\) local_rank: (\d{1,4}) \(pid: ")
 
 
 def find_failures(
@@ -62,7 +66,7 @@ class _Node:
         if state.failure is not None:
             return [*ranks, self._keeper(state.failure)]
         if state.ended is not None and _is_bad(state.ended) and not ranks:
-            return [self._torchrun(state.ended)]
+            return [self._find_reaped() or self._torchrun(state.ended)]
         return ranks
 
     def successes(self) -> list[Failure]:
@@ -86,6 +90,16 @@ class _Node:
             stdout=_text(self.output.tail(local_rank, STDOUT)),
             stderr=_text(self.output.tail(local_rank, STDERR)),
         )
+
+    def _find_reaped(self) -> Failure | None:
+        """Return the rank that failed, by torchrun's words: on a busy host torchrun collects its exit code first."""
+        found = _REAPED.search(_text(self.output.tail(None, STDERR)))
+        event = self.state.exits.get(int(found[2])) if found else None
+        if found is None or event is None:
+            return None
+        code = int(found[1])
+        failure = self._rank(int(found[2]), event)
+        return replace(failure, code=code if code > 0 else None, signal=-code if code < 0 else None)
 
     def _torchrun(self, event: Event) -> Failure:
         return Failure(
@@ -119,5 +133,5 @@ def _text(tail: bytes) -> str:
 
 
 def _is_bad(event: Event) -> bool:
-    """Return whether a process failed; if torchrun collected a rank's exit code first, torchrun's own exit shows it."""
+    """Return whether a process failed; if torchrun collected a rank's exit code first, torchrun's words show it."""
     return bool(event.fields.get("code") or event.fields.get("signal"))

@@ -115,6 +115,7 @@ class Ranks:
             if pid in self._others:
                 self._others.pop(pid)(status)
             if self._torchrun is not None and pid == self._torchrun.pid:
+                self._meet_ends()
                 self._send_queue.drain()
                 self._send_queue.send(messages.ENDED, **workers.describe_status(status))
             self._inherited[pid] = status, time.monotonic()  # from a starter that was killed
@@ -195,6 +196,12 @@ class Ranks:
         ended_at = time.monotonic()
         self.reap()
         self._report_exit(local_rank, workers.read_exit_status(process), ended_at)
+
+    def _meet_ends(self) -> None:
+        """Report the ranks that have ended, so that their exits come before the end of torchrun."""
+        for local_rank, process in self._owned.ranks.items():
+            if local_rank not in self._exited and not proc.is_alive(process):
+                self._report_exit(local_rank, workers.read_exit_status(process), time.monotonic())
 
     def _report_exit(self, local_rank: int, status: int | None, ended_at: float) -> None:
         if local_rank in self._exited:
