@@ -73,8 +73,18 @@ class _Node:
         exits = self.state.exits.items()
         return [self._rank(local_rank, event) for local_rank, event in exits if event.fields["code"] == 0]
 
+    def _exited_at(self, local_rank: int) -> float:
+        """Return when a rank exited, by this machine's clock.
+
+        A message may have taken long, but never less than no time. A node reports exits in their order, so each of them
+        was no later than those that it reported after it.
+        """
+        exits = self.state.exits
+        from_then = list(exits.values())[list(exits).index(local_rank) :]
+        return min(event.at - float(event.fields["age_s"]) for event in from_then)
+
     def _rank(self, local_rank: int, event: Event) -> Failure:
-        at = event.at - event.fields["age_s"]
+        at = self._exited_at(local_rank)
         return Failure(
             host=self.plan.host.name,
             node_rank=self.plan.node_rank,

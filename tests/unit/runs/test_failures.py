@@ -6,6 +6,7 @@ from types import SimpleNamespace as Fake
 
 import pytest
 
+from launcher.diagnosis.cause import find_cause
 from launcher.diagnosis.failure import FailureKind
 from launcher.hosts.host import Host
 from launcher.job.job import Program, ProgramKind
@@ -47,3 +48,14 @@ def test_torchrun_says_which_rank_failed_and_how(code: int, ending: str) -> None
 def test_otherwise_torchrun_itself_is_named(said: str) -> None:
     (failure,) = fail(said, 0, 1)
     assert (failure.kind, failure.ending) == (FailureKind.TORCHRUN, "exit code 1")
+
+
+def test_a_message_that_took_long_does_not_change_the_order_of_a_hosts_exits() -> None:
+    """The first one waited while this machine was busy, and the second one was sent just before it came."""
+    state, output = NodeState("gpu2", started={0, 1}), NodeOutput("gpu2", None, None)
+    for local_rank, (code, at, age_s) in {1: (42, 100.3, 0.01), 0: (43, 100.3, 0.25)}.items():
+        state.exits[local_rank] = Event(0, messages.EXIT, {"age_s": age_s, "code": code, "signal": None}, at)
+    failures = find_failures(Fake(states=[state], noise=lambda index: ""), PLAN, [output], None)
+    cause = find_cause(failures)
+    assert cause is not None
+    assert (cause.failure.code, cause.failure.at) == (42, pytest.approx(100.05))

@@ -53,7 +53,7 @@ def block(*ends, stopped_s=STOP_S):
     now = wall_clock()
     states = [NodeState(node.host.name, started={0, 1}) for node in PLAN.nodes]
     outputs = [NodeOutput(node.host.name, None, None) for node in PLAN.nodes]
-    for rank, (said, ending, at_s) in enumerate(ends):
+    for rank, (said, ending, at_s) in sorted(enumerate(ends), key=lambda end: end[1][2]):
         node, local_rank = divmod(rank, 2)
         outputs[node].feed(local_rank, STDERR, said.format(rank=rank, folder=f"/home/{node}").encode())
         code, number = (None, -ending) if ending < 0 else (ending, None)
