@@ -12,6 +12,8 @@ from dataclasses import replace
 from launcher.diagnosis.signatures import Explanation, plain
 from launcher.errors import EXIT_SIGNAL_BASE
 
+ENDING = "ending"  # the name of an explanation that only the exit code or signal gives
+
 _CRASHED = "run it with --env PYTHONFAULTHANDLER=1: Python then names the line of the script"
 _OUT_OF_MEMORY = ": out of memory"  # for a SIGKILL that the kernel reported as such
 
@@ -27,62 +29,62 @@ SIGNALS: Mapping[int, str] = {
 # By the complete description of a process's end.
 ENDINGS: Mapping[str, Explanation] = {
     "exit code 0": Explanation(
-        "ending",
+        ENDING,
         "it exited while other ranks still needed it, and they lost their connection to it",
         "let every rank take the same number of steps (equal shares of the data), and let none return early",
     ),
     "exit code 126": Explanation(
-        "ending",
+        ENDING,
         "what was started isn't an executable program",
         "run chmod +x on that host, correct its first line (#!), or mount its file system without noexec",
     ),
     "exit code 127": Explanation(
-        "ending",
+        ENDING,
         "a command was not found",
         "use its full path, pass --python, or load what puts it on the PATH with --setup",
     ),
     "killed by SIGKILL: out of memory": Explanation(
-        "ending",
+        ENDING,
         "the host's memory was full, or its container or job reached its memory limit",
         "use fewer loader workers, a smaller batch, or a higher limit; `dmesg -T` on that host shows who used how much",
     ),
     "killed by SIGKILL": Explanation(
-        "ending",
+        ENDING,
         "it was killed from outside: by a user, by systemd-oomd or earlyoom, or by the kernel for lack of memory",
         "see which with `dmesg -T` on that host; for memory, use fewer loader workers, or a smaller batch",
     ),
     "killed by SIGSEGV": Explanation(
-        "ending",
+        ENDING,
         "it crashed in native code: an extension, a driver, or libraries that don't match",
         _CRASHED,
     ),
     "killed by SIGBUS": Explanation(
-        "ending",
+        ENDING,
         "the memory behind a file disappeared: /dev/shm is full, or another host truncated the file",
         "docker: pass --shm-size=8g or --ipc=host; otherwise clear /dev/shm, or write the file again",
     ),
     "killed by SIGABRT": Explanation(
-        "ending",
+        ENDING,
         "native code aborted: a failed assertion, or an uncaught C++ exception",
         f"read the last lines, which name it; or {_CRASHED}",
     ),
     "killed by SIGILL": Explanation(
-        "ending",
+        ENDING,
         "a library uses an instruction that this host's processor doesn't have",
         "install a build for this processor; `launch exec --hosts HOST -- lscpu` shows each host's processor",
     ),
-    "killed by SIGFPE": Explanation("ending", "native code divided by zero", _CRASHED),
+    "killed by SIGFPE": Explanation(ENDING, "native code divided by zero", _CRASHED),
     "killed by SIGTERM": Explanation(
-        "ending",
+        ENDING,
         "something on that host stopped it; it was not `launch`",
         "find out what shuts down or cleans up there",
     ),
     "killed by SIGHUP": Explanation(
-        "ending",
+        ENDING,
         "the session that it ran in was closed; it was not `launch`",
         "find out who logged out or what cleans up there",
     ),
-    "killed by SIGXCPU": Explanation("ending", "the CPU time limit was reached", "pass --setup 'ulimit -t unlimited'"),
+    "killed by SIGXCPU": Explanation(ENDING, "the CPU time limit was reached", "pass --setup 'ulimit -t unlimited'"),
 }
 
 # By a part of the description of a lost connection; the first key found in it counts.

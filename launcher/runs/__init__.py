@@ -2,6 +2,7 @@
 
 In reading order:
 
+    policy        what follows a failed attempt, and why
     inspection    what all nodes are asked before a run, and what follows from it
     failures      what each rank and node did -> the failures, in order
     others        what happened to the ranks other than the one that is blamed

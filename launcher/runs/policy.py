@@ -1,0 +1,163 @@
+"""What follows a failed attempt: another one, with which hosts and after which pause, or none, and why.
+
+Nothing here does I/O: `decide` takes what is known of the attempts so far, and returns a value. The rules are those of
+docs/decisions/0016-restarts.md; the table of tests/unit/runs/test_policy.py has a row for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from launcher.wording import count
+
+FIRST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 300.0
+MOST_PORTS = 3  # attempts in a row whose port another program took: then it is no coincidence
+
+
+class Outcome(Enum):
+    """What ended an attempt, in the distinctions that decide what follows."""
+
+    STOPPED = "stopped"  # by the user, or by a signal to `launch`
+    INPUT = "input"  # wrong arguments, a missing script, a syntax error
+    IMPORT = "import"  # a module is missing
+    ERROR = "error"  # a rank failed by itself
+    CONSEQUENCE = "consequence"  # ranks lost each other, or waited for each other too long
+    HANG = "hang"
+    HOST = "host"  # a host was lost, failed its checks, has a broken or busy GPU, or its helper got SIGTERM
+    NETWORK = "network"  # all hosts were lost at once, or this machine was suspended
+    DISK = "disk"  # a disk is full
+    PORT = "port"  # another program took the port of node 0
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """How an attempt ended, as far as it decides what follows."""
+
+    outcome: Outcome
+    suspects: tuple[str, ...] = ()  # the hosts where it failed; empty if nothing points to a host
+    signature: str | None = None  # of the failure; None: it may be any
+    is_everywhere: bool = False  # it failed in the same way on all hosts
+    has_trained: bool = False  # its ranks ran, and wrote something
+    has_progress: bool = False  # it got further than the attempts before it
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The run ends with the failure of its last attempt."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Another attempt follows."""
+
+    why: str
+    pause_s: float
+    left: int  # restarts, this one not counted
+    without: tuple[str, ...] = ()  # hosts that others replace, if there are any
+    is_searched: bool = False  # first find out which hosts fail together
+
+
+def decide(attempts: Sequence[Attempt], restarts: int) -> Stop | Restart:
+    """Return what follows the last of these attempts; restarts: how many may follow without progress."""
+    last = attempts[-1]
+    why = _find_reason_to_stop(attempts)
+    if why:
+        return Stop(why)
+    left = restarts - _count_spent(attempts)
+    if left < 0:
+        return Stop(f"all {count(restarts, 'restart')} used" if restarts else "no restarts allowed (--restarts)")
+    return Restart(
+        why=_describe(last),
+        pause_s=_find_pause(attempts),
+        left=left,
+        without=last.suspects if last.outcome in _BLAMES_HOSTS or _is_repeated_wait(attempts) else (),
+        is_searched=_is_repeated_wait(attempts) and not last.suspects,
+    )
+
+
+_BLAMES_HOSTS = (Outcome.HOST, Outcome.DISK, Outcome.IMPORT)
+_WAITS = (Outcome.CONSEQUENCE, Outcome.HANG)
+
+
+def _find_reason_to_stop(attempts: Sequence[Attempt]) -> str:
+    """Return why another attempt would fail in the same way, or an empty string."""
+    last = attempts[-1]
+    if last.outcome is Outcome.STOPPED:
+        return "stopped"
+    if last.outcome is Outcome.INPUT:
+        return "it would fail in the same way again"
+    if last.outcome is Outcome.IMPORT:
+        if last.is_everywhere:
+            return "the module is missing on all hosts"
+        if not any(attempt.has_trained for attempt in attempts):
+            return "no attempt has imported it yet"
+    if last.outcome is Outcome.DISK and last.is_everywhere:
+        return "the disk that all hosts share is full"
+    if last.outcome is Outcome.PORT and _count_in_a_row(attempts, (Outcome.PORT,)) > MOST_PORTS:
+        return f"another program took the port {MOST_PORTS + 1} times"
+    if last.outcome is Outcome.ERROR and not last.has_progress and last.signature in _earlier_signatures(attempts):
+        return "the same failure twice without progress"
+    return ""
+
+
+def _earlier_signatures(attempts: Sequence[Attempt]) -> list[str]:
+    """Return the signature of the last failure before this one that has one, unless progress was made since."""
+    for attempt in reversed(attempts[:-1]):
+        if attempt.signature is not None and attempt.outcome is Outcome.ERROR:
+            return [attempt.signature]
+        if attempt.has_progress:
+            break
+    return []
+
+
+def _count_spent(attempts: Sequence[Attempt]) -> int:
+    """Return how many restarts are spent with the next one: progress gives all back, a taken port costs none."""
+    spent = 0
+    for attempt in attempts:
+        if attempt.has_progress:
+            spent = 0
+        spent += attempt.outcome is not Outcome.PORT
+    return spent
+
+
+def _count_in_a_row(attempts: Sequence[Attempt], outcomes: Sequence[Outcome]) -> int:
+    number = 0
+    for attempt in reversed(attempts):
+        if attempt.outcome not in outcomes:
+            break
+        number += 1
+    return number
+
+
+def _is_repeated_wait(attempts: Sequence[Attempt]) -> bool:
+    """Return whether ranks waited for each other without result twice in a row: a host may be the reason."""
+    return _count_in_a_row(attempts, _WAITS) >= 2
+
+
+def _find_pause(attempts: Sequence[Attempt]) -> float:
+    """Return the seconds to wait: none after the first failure, then twice as long each time."""
+    failures = sum(attempt.outcome is not Outcome.PORT for attempt in attempts)
+    if attempts[-1].outcome is Outcome.PORT:
+        return 0.0
+    if failures < 2 and attempts[-1].outcome is not Outcome.NETWORK:
+        return 0.0
+    return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** max(0, min(failures, 16) - 2)))
+
+
+def _describe(last: Attempt) -> str:
+    hosts = ", ".join(last.suspects)
+    return {
+        Outcome.IMPORT: f"a module is missing on {hosts}",
+        Outcome.ERROR: "a rank failed",
+        Outcome.CONSEQUENCE: "ranks lost each other",
+        Outcome.HANG: "the run hung",
+        Outcome.HOST: f"{hosts} failed",
+        Outcome.NETWORK: "the network of this machine failed",
+        Outcome.DISK: f"a disk of {hosts} is full",
+        Outcome.PORT: "another program took the port",
+    }[last.outcome]

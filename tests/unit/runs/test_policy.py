@@ -1,0 +1,78 @@
+"""What follows each failure: a row for each rule."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.runs.policy import LONGEST_PAUSE_S, Attempt, Outcome, Restart, Stop, decide
+
+NAN = Attempt(Outcome.ERROR, ("gpu2",), "ValueError in train.py:step", has_trained=True)
+KEY = Attempt(Outcome.ERROR, ("gpu1",), "KeyError in data.py:read", has_trained=True)
+LOST_RANK = Attempt(Outcome.CONSEQUENCE, has_trained=True)
+HANG = Attempt(Outcome.HANG, has_trained=True)
+ODD = Attempt(Outcome.HANG, ("gpu3",), has_trained=True)
+LOST_HOST = Attempt(Outcome.HOST, ("gpu4",), has_trained=True)
+PORT = Attempt(Outcome.PORT)
+
+
+def far(attempt: Attempt) -> Attempt:
+    """The same end after progress."""
+    return Attempt(attempt.outcome, attempt.suspects, attempt.signature, has_trained=True, has_progress=True)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "why"),
+    [
+        ([Attempt(Outcome.STOPPED)], "stopped"),
+        ([Attempt(Outcome.INPUT)], "it would fail in the same way again"),
+        ([Attempt(Outcome.IMPORT, ("gpu1", "gpu2"), is_everywhere=True)], "the module is missing on all hosts"),
+        ([Attempt(Outcome.IMPORT, ("gpu2",))], "no attempt has imported it yet"),
+        ([NAN, NAN], "the same failure twice without progress"),
+        ([far(NAN), NAN], "the same failure twice without progress"),
+        ([NAN, LOST_RANK, NAN], "the same failure twice without progress"),
+        ([NAN, HANG, LOST_HOST, NAN], "the same failure twice without progress"),
+        ([Attempt(Outcome.DISK, ("gpu1", "gpu2"), is_everywhere=True)], "the disk that all hosts share is full"),
+        ([PORT] * 4, "another program took the port 4 times"),
+        ([NAN, KEY, NAN, KEY], "all 3 restarts used"),
+        ([NAN, far(KEY), NAN, KEY, NAN], "all 3 restarts used"),
+    ],
+)
+def test_no_other_attempt_follows(attempts: list[Attempt], why: str) -> None:
+    assert decide(attempts, 3) == Stop(why)
+
+
+def test_without_restarts_none_follows() -> None:
+    assert decide([NAN], 0) == Stop("no restarts allowed (--restarts)")
+
+
+@pytest.mark.parametrize(
+    ("attempts", "expected"),
+    [
+        ([NAN], Restart("a rank failed", 0, 2)),
+        ([NAN, KEY], Restart("a rank failed", 5, 1)),
+        ([NAN, far(NAN)], Restart("a rank failed", 5, 2)),  # it got further: the same row of the data may fail again
+        ([far(NAN)] * 9, Restart("a rank failed", LONGEST_PAUSE_S, 2)),
+        ([NAN, far(LOST_RANK), NAN], Restart("a rank failed", 10, 1)),
+        ([LOST_HOST], Restart("gpu4 failed", 0, 2, ("gpu4",))),
+        ([NAN, Attempt(Outcome.IMPORT, ("gpu2",))], Restart("a module is missing on gpu2", 5, 1, ("gpu2",))),
+        ([Attempt(Outcome.DISK, ("gpu2",))], Restart("a disk of gpu2 is full", 0, 2, ("gpu2",))),
+        ([LOST_RANK], Restart("ranks lost each other", 0, 2)),
+        ([LOST_RANK, HANG], Restart("the run hung", 5, 1, is_searched=True)),
+        ([ODD], Restart("the run hung", 0, 2)),  # the odd rank may be the one that works
+        ([ODD, ODD], Restart("the run hung", 5, 1, ("gpu3",))),
+        ([Attempt(Outcome.NETWORK)], Restart("the network of this machine failed", 5, 2)),
+        ([PORT], Restart("another program took the port", 0, 3)),
+        ([NAN, PORT], Restart("another program took the port", 0, 2)),
+    ],
+)
+def test_another_attempt_follows(attempts: list[Attempt], expected: Restart) -> None:
+    assert decide(attempts, 3) == expected
+
+
+def test_a_run_that_makes_progress_goes_on_for_ever() -> None:
+    attempts = [NAN]
+    for _ in range(100):
+        decision = decide(attempts, 1)
+        assert isinstance(decision, Restart)
+        assert 0 <= decision.pause_s <= LONGEST_PAUSE_S
+        attempts.append(far(NAN))
