@@ -131,6 +131,9 @@ class Supervisor:
         left = self._heard_at + self._silence_s - self._clock()
         if left <= 0:
             self._send_queue.close()
+            # The ranks may save until a fixed time after the last heartbeat, however long this machine was suspended:
+            # the launcher waits for that time before it starts the run again elsewhere, where it may save as well.
+            self._stop_timeout_s = max(0.0, self._stop_timeout_s + left)
             self._end_run("%s %g s" % (messages.NO_WORD, self._silence_s))
         else:
             # The loop's timers stop while this machine is suspended, so check more than once per lease.
@@ -306,7 +309,7 @@ class Supervisor:
             return
         self._inspection.cancel()
         self._ranks.is_ending = True
-        self._steps = ladder.descend(self._owned, timeout_s, wait_s)
+        self._steps = ladder.descend(self._owned, timeout_s, wait_s, self._clock)
         self._loop.cancel(self._step_timer)
         self._step()
 

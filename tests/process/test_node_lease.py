@@ -144,18 +144,32 @@ def make_sleeper(folder: Path) -> str:
 
 
 def test_a_node_that_slept_ends_the_run(nodes: Nodes, tmp_path: Path) -> None:
-    """Nobody has talked to it for an hour, though it was awake for less than the silence that it allows."""
+    """Nobody has talked to it for an hour, though it was awake for less than the silence that it allows.
+
+    Its ranks are killed at once: by now the run may have been started again elsewhere, on the same checkpoints.
+    """
     node = nodes.start(python=make_sleeper(tmp_path))
     silence_s = slowed(5)
-    assert node.prepare(silence_s=silence_s)["sleeps_along"] is False
-    start_ready_beating(node, shell(WAITS))
+    assert node.prepare(silence_s=silence_s, stop_timeout_s=NEVER_S)["sleeps_along"] is False
+    start_ready_beating(node, python(SAVES, str(tmp_path)))
     node.send(messages.ROUTE, master="127.0.0.1")
     node.wait_for(messages.ROUTED)  # so all that was sent is read: nothing renews the lease any more
     heard_at = time.monotonic()
     (tmp_path / "slept").touch()
     check_gone(node)
     assert time.monotonic() - heard_at < silence_s
+    assert not (tmp_path / "saving").exists()
     assert node.stderr == f"stopping the run: no heartbeat from the launch host for {silence_s:g} s\n"
+
+
+def test_a_node_that_sleeps_while_its_ranks_save_kills_them(nodes: Nodes, tmp_path: Path) -> None:
+    node = nodes.start(python=make_sleeper(tmp_path))
+    node.prepare(silence_s=NEVER_S)
+    start_ready_beating(node, python(SAVES, str(tmp_path)))
+    node.send(messages.STOP, timeout_s=NEVER_S)
+    node.wait_until((tmp_path / "saving").exists)
+    (tmp_path / "slept").touch()
+    check_gone(node)
 
 
 def test_a_node_that_slept_with_its_launcher_goes_on(nodes: Nodes, tmp_path: Path) -> None:

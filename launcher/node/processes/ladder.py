@@ -39,27 +39,29 @@ _QUICK_LOOKS = 50  # each takes 0.1 ms, so one of them catches a process that fo
 _PAUSES_S = (0.005, 0.01, 0.02, 0.04)
 
 
-def descend(owned: Owned, timeout_s: float, wait_s: float = 0) -> Generator[float, None, list[Process]]:
+def descend(
+    owned: Owned, timeout_s: float, wait_s: float = 0, clock: Callable[[], float] = time.monotonic
+) -> Generator[float, None, list[Process]]:
     """End the run step by step; return the processes that could not be ended.
 
     It never waits itself: it yields the number of seconds after which to resume it. timeout_s: how long the ranks may
     take to save after SIGTERM, 0 to kill at once; wait_s: how long to wait first for another supervisor, which has lost
-    its launcher and is already ending the run.
+    its launcher and is already ending the run; clock: measures both, in seconds.
     """
     if wait_s > 0:
-        yield from _wait(time.monotonic() + wait_s, lambda: not owned.living())
+        yield from _wait(clock() + wait_s, lambda: not owned.living(), clock)
     living = owned.living()
     if living and timeout_s > 0:
-        end = time.monotonic() + timeout_s
+        end = clock() + timeout_s
         if owned.starter is not None:
             proc.send_signal(owned.starter, signals.HOLD)
         for rank in owned.ranks.values():
             proc.send_signal(rank, signals.SIGTERM)
             proc.send_signal(rank, signals.SIGCONT)  # a suspended process would not react
-        yield from _wait(end, lambda: not any(map(proc.is_alive, owned.ranks.values())))
+        yield from _wait(end, lambda: not any(map(proc.is_alive, owned.ranks.values())), clock)
         # These include a trainer that a shell script started; it may be saving.
         rest = _Rest(owned)
-        yield from _wait(max(end, time.monotonic() + REST_S), rest.is_gone)
+        yield from _wait(max(end, clock() + REST_S), rest.is_gone, clock)
     return (yield from _kill(owned, time.monotonic() + CENSUS_S))
 
 
@@ -156,10 +158,10 @@ def _reap() -> None:
         pass
 
 
-def _wait(deadline: float, is_done: Callable[[], bool]) -> Generator[float, None, None]:
+def _wait(deadline: float, is_done: Callable[[], bool], clock: Callable[[], float]) -> Generator[float, None, None]:
     turn = 0
     while not is_done():
-        left = deadline - time.monotonic()
+        left = deadline - clock()
         if left <= 0:
             return
         yield min(left, _PAUSES_S[min(turn, len(_PAUSES_S) - 1)])
