@@ -122,6 +122,7 @@ class Attempt:
     agent: str | None = None  # the torchrun that started this rank, and restarts it if a rank fails
     job_id: str | None = None
     requeues: int = 0  # how often Slurm has put the job back into its queue
+    restarts: int = 0  # how often `launch` has started the run again
 
 
 # ---- joining and leaving -----------------------------------------------------------------------------------------
@@ -311,7 +312,7 @@ def find_attempt() -> Attempt:
     # A job inherits the variables of the run that submitted it, but isn't part of that run.
     is_launched = job_id is None or environ.get("LAUNCH_SLURM_JOB") == job_id
     run_id = environ.get("LAUNCH_MARK", "").partition(".")[0] if is_launched else ""
-    requeues = environ.get("SLURM_RESTART_COUNT", "")
+    requeues, restarts = environ.get("SLURM_RESTART_COUNT", ""), environ.get("LAUNCH_ATTEMPT", "")
     elastic_id = environ.get(TORCHRUN_MARK, "")
     return Attempt(
         name=run_id or (f"slurm-{job_id}" if job_id else None),
@@ -319,6 +320,7 @@ def find_attempt() -> Attempt:
         agent=_describe_agent(elastic_id) if elastic_id else None,
         job_id=job_id,
         requeues=int(requeues) if job_id and requeues.isdecimal() else 0,
+        restarts=int(restarts) if run_id and restarts.isdecimal() else 0,
     )
 
 

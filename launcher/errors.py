@@ -21,7 +21,7 @@ A transport that does not reach a host raises TransportError, which carries a Ho
 it, turns any other failure of a connection into a HostFailure, and raises nothing; `session.node_state` creates one
 if a supervisor reports that it has failed.
 
-- Before a run starts, `runs.run` raises one UnreachableError for all HostFailures (see `hosts.unreachable`), or
+- Before a run starts, `runs.attempt` raises one UnreachableError for all HostFailures (see `hosts.unreachable`), or
   one PreflightError for all Findings that are problems; it prints the warnings and continues. `launch check` prints
   both, and exits with the same codes.
 - After the start, `runs.failures` makes a Failure of each process that failed and of each HostFailure.
@@ -151,3 +151,7 @@ class PreflightError(LauncherError):
     """The hosts respond, but the run would fail; one line per finding."""
 
     exit_code = EXIT_PREFLIGHT
+
+    def __init__(self, message: str, fix: str = "", *, hosts: tuple[str, ...] = ()) -> None:
+        super().__init__(message, fix)
+        self.hosts = hosts  # that the findings name

@@ -13,7 +13,7 @@ import click
 
 from launcher.cli.console import Console, dated
 from launcher.cli.error_lines import tell
-from launcher.cli.runner import Opener, execute_recorded
+from launcher.cli.runner import execute_recorded
 from launcher.commands.bisection import Group, Verdict, search_culprits
 from launcher.diagnosis.cause import Cause
 from launcher.diagnosis.failure import FailureKind
@@ -22,7 +22,9 @@ from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.job import Job
 from launcher.output.run_folder import create_record
-from launcher.runs.run import Result, RunOptions
+from launcher.runs.attempt import RunOptions
+from launcher.runs.result import Result
+from launcher.runs.run import Opener
 
 SIDE_BY_SIDE = 32  # concurrent runs; each has its own connections
 # By now torch is in every host's memory, so healthy hosts are quick.

@@ -102,7 +102,7 @@ class Console:
         return [
             NodeOutput(
                 host.name,
-                NodeLog(record.log_path(index), record.complain) if record else None,
+                NodeLog(record.log_path(index), record.complain, record.files_path(index)) if record else None,
                 show,
                 has_ranks=has_ranks,
             )

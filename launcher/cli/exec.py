@@ -19,9 +19,9 @@ from launcher.errors import UsageError
 
 if TYPE_CHECKING:
     from launcher.cli.console import Console
-    from launcher.cli.runner import Opener
     from launcher.commands.exec import Execution
     from launcher.hosts.host import Host
+    from launcher.runs.run import Opener
     from launcher.session.terms import Terms
 
 

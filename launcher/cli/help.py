@@ -19,7 +19,7 @@ _GROUPS = {
     ),
     "Environment": ("python", "venv", "conda", "setup", "env", "env_file"),
     "Network": ("master_addr", "master_port", "rdzv_timeout", "silence"),
-    "Stopping and hangs": ("stop_timeout", "hang_timeout", "stacks"),
+    "Stopping and restarts": ("stop_timeout", "hang_timeout", "stacks", "restarts", "progress_dir"),
     "Checks": ("dry_run", "check", "no_check", "max_size"),
     "Output": ("quiet", "ranks", "as_json", "log_dir", "name", "note", "verbose", "fold", "target", "plot"),
     "Slurm": (

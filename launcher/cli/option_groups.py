@@ -89,6 +89,14 @@ class JobRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class RestartOptions:
+    """Whether a failed run is started again, and what counts as its progress."""
+
+    restarts: int = 0
+    progress_dir: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class OutputOptions:
     """What the console shows of a run, where its logs go, and its name and note."""
 

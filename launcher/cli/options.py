@@ -155,6 +155,16 @@ _HANGS = (
         help="If no rank prints for T, show the stacks and stop.  [default: off]",
     ),
 )  # fmt: skip
+_RESTARTS = (
+    click.option(
+        "--restarts", metavar="N", type=click.IntRange(min=0), default=0, show_default=True,
+        help="Start a failed run again, up to N times without progress.",
+    ),
+    click.option(
+        "--progress-dir", metavar="DIR",
+        help="Count new files in DIR as progress, where the script saves.  [default: 10 min of output]",
+    ),
+)  # fmt: skip
 _OUTPUT = (
     click.option("-q", "--quiet", is_flag=True, help="Hide the ranks' output; it is still in the logs."),
     click.option("--ranks", metavar="LIST", help="Show only these ranks' output, such as 0,8.  [default: all]"),
@@ -188,6 +198,7 @@ host_options = _group(*_HOSTS)
 reach_options = _group(*_REACH)
 job_options = _group(*_SIZE, *_PROGRAM, *_ACTIVATION, *_LIFE)
 hang_options = _group(*_HANGS)
+restart_options = _group(*_RESTARTS)
 activation_options = _group(*_ACTIVATION)
 check_options = _group(*_CHECKS)
 life_options = _group(*_LIFE)

@@ -10,7 +10,14 @@ import click
 
 from launcher.cli.help import Command
 from launcher.cli.job_request import read_job
-from launcher.cli.option_groups import HostChoice, JobRequest, OutputOptions, TransportOptions, gather
+from launcher.cli.option_groups import (
+    HostChoice,
+    JobRequest,
+    OutputOptions,
+    RestartOptions,
+    TransportOptions,
+    gather,
+)
 from launcher.cli.option_sources import show_sources
 from launcher.cli.options import (
     check_options,
@@ -20,6 +27,7 @@ from launcher.cli.options import (
     job_options,
     output_options,
     reach_options,
+    restart_options,
 )
 from launcher.cli.selection import choose_opener, choose_way, read_hosts
 from launcher.hosts.host import Host
@@ -33,6 +41,7 @@ from launcher.job.job import Job
 @click.option("--master-addr", metavar="ADDR", help="Address of node 0.  [default: addr=, or the SSH address]")
 @reach_options
 @hang_options
+@restart_options
 @check_options
 @output_options
 @click.option("--dry-run", is_flag=True, help="Print each host's command; contact no host.")
@@ -40,7 +49,7 @@ from launcher.job.job import Job
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
 @gather
 def command(
-    *, words: tuple[str, ...], dry_run: bool, check: bool, no_check: bool,
+    *, words: tuple[str, ...], dry_run: bool, check: bool, no_check: bool, restarts: RestartOptions,
     choice: HostChoice, request: JobRequest, transport: TransportOptions, output: OutputOptions,
 ) -> int:  # fmt: skip
     """Run SCRIPT on every host under torchrun, one process per GPU.
@@ -62,7 +71,8 @@ def command(
     open_transport = choose_opener(transport, hosts, env=job.env, python=job.python, silence_s=job.silence_s)
     from launcher.cli.runner import read_run_options, run_job
 
-    run_options = replace(read_run_options(output, with_checks=not no_check), is_dry=dry_run)
+    run_options = read_run_options(output, with_checks=not no_check, restarts=restarts)
+    run_options = replace(run_options, is_dry=dry_run)
     return run_job(job, hosts, open_transport, output, run_options)
 
 

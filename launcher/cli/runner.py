@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -16,24 +15,25 @@ import click
 from launcher.cli.command_table import DEFAULT_COMMAND
 from launcher.cli.console import Console
 from launcher.cli.file_owners import refuse_strange_folder
-from launcher.cli.option_groups import OutputOptions, Timeouts
-from launcher.cli.option_sources import is_chosen, typed_options
+from launcher.cli.option_groups import OutputOptions, RestartOptions, Timeouts
+from launcher.cli.option_sources import is_chosen, is_on_command_line, typed_options
 from launcher.cli.run_origin import describe_origin, name_program
-from launcher.errors import LauncherError, UsageError
+from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, ProgramKind
 from launcher.job.plan import LaunchPlan, build_plan, placeholder_facts, refuse_unknown_ranks
 from launcher.job.variables import is_secret, refuse_rank
 from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import RunRecord, create_record
+from launcher.runs.attempt import RunOptions
 from launcher.runs.code_version import keep_code_version
-from launcher.runs.run import Result, Run, RunOptions
+from launcher.runs.result import Result
+from launcher.runs.run import Opener, Run
 from launcher.session.session import Session
-from launcher.session.terms import Terms
+from launcher.session.terms import Terms, loader_pythons
 from launcher.transports.base import Transport
 
 TRAINER_COMMAND = "LAUNCH_COMMAND"  # launcher/distributed.py reads it
-Opener = Callable[[Sequence[Host], Callable[[str], None]], Transport]  # takes hosts and `say`
 
 
 def run_job(
@@ -69,32 +69,23 @@ async def execute_recorded(
     """Run the job with an existing record and console; several may run concurrently in one loop."""
     if job.program == DEFAULT_PROGRAM:
         console.say(f"launch: no script given; {describe_trainer(record.run_id, run_options)}")
-    terms = make_terms(replace(job, env={**trainer_command(job), **job.env}), record.run_id)
-
-    async def execute(*, is_last_try: bool) -> Result:
-        outputs = console.outputs(hosts, record, first_node=(run_options.share or (1, 0))[1])
-        transport = open_transport(hosts, console.say)
-        session = make_session(terms, hosts, transport, outputs, console)
-        return await Run(
-            job, session, outputs, record,
-            screen=console, own_python=sys.executable, options=run_options, is_last_try=is_last_try,
-        ).execute()  # fmt: skip
-
-    try:
-        result = await execute(is_last_try=False)
-        if result.has_lost_port:
-            result = await execute(is_last_try=True)
-    except LauncherError as error:
-        record.discard()
-        run_id = None if run_options.is_dry else record.run_id  # a dry run has none
-        console.emit("result", run=run_id, name=record.name, exit_code=error.exit_code, error=error.message)
-        raise
-    return result
+    if run_options.progress_dir is None:
+        run_options = replace(run_options, progress_dir=find_checkpoints(job, record.run_id))
+    job = replace(job, env={**trainer_command(job), **job.env})
+    return await Run(job, hosts, open_transport, record, console, run_options).execute()
 
 
-def read_run_options(output: OutputOptions, *, with_checks: bool = True) -> RunOptions:
-    """Return the options of a run, as far as its output options determine them."""
-    return RunOptions(is_verbose=output.verbose, with_checks=with_checks, shown_ranks=read_ranks(output.ranks))
+def read_run_options(
+    output: OutputOptions, *, with_checks: bool = True, restarts: RestartOptions | None = None
+) -> RunOptions:
+    """Return the options of a run, as far as these options determine them."""
+    if restarts is not None and not restarts.restarts and is_on_command_line("progress_dir"):
+        raise UsageError("--progress-dir works only with --restarts", "add --restarts N, or leave it out")
+    restarts = restarts or RestartOptions()
+    return RunOptions(
+        is_verbose=output.verbose, with_checks=with_checks, shown_ranks=read_ranks(output.ranks),
+        restarts=restarts.restarts, progress_dir=restarts.progress_dir or None,
+    )  # fmt: skip
 
 
 def plan_unasked(job: Job, hosts: Sequence[Host], share: tuple[int, int] | None = None) -> LaunchPlan:
@@ -109,6 +100,20 @@ def describe_trainer(run_id: str, run_options: RunOptions) -> str:
     if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":  # the first start of the job created one
         return "the built-in trainer writes where this job wrote before"
     return f"the built-in trainer writes to outputs/{run_id}"
+
+
+def find_checkpoints(job: Job, run_id: str) -> str | None:
+    """Return the directory in which the built-in trainer saves; None for other programs, and if a file names it."""
+    if (job.program.kind, job.program.target) != (ProgramKind.BUILTIN, TRAINER_MODULE):
+        return None
+    args = job.program.args
+    for word, following in zip(args, [*args[1:], ""], strict=True):
+        option, equals, value = word.partition("=")
+        if option.replace("_", "-") == "--save-dir":
+            return f"{value if equals else following}/checkpoints"
+        if option == "--config":
+            return None
+    return f"outputs/{run_id}/checkpoints"
 
 
 def trainer_command(job: Job) -> dict[str, str]:
@@ -137,7 +142,7 @@ def read_ranks(text: str | None) -> frozenset[int] | None:
 
 
 def make_terms(job: Job, run_id: str) -> Terms:
-    """Return the terms of the session of a job."""
+    """Return the terms of the session of a job that is only checked."""
     pythons = loader_pythons(job.python)
     return Terms(
         run_id, job.env, pythons, silence_s=job.silence_s, stop_timeout_s=job.stop_timeout_s,
@@ -159,8 +164,3 @@ def make_session(
 ) -> Session:
     """Return a session on these terms; must be called in a running loop."""
     return Session(hosts, transport, outputs, terms, say=console.say, progress=console.progress)
-
-
-def loader_pythons(python: str | None) -> tuple[str, ...]:
-    """Return the Pythons that may run the supervisor on a node, in the order of trying: 3.8 or newer."""
-    return tuple(dict.fromkeys([*([python] if python else []), "python3", sys.executable]))

@@ -28,7 +28,7 @@ from launcher.transports.registry import TransportEntry, TransportSettings, choo
 from launcher.transports.ssh.settings import SshSettings
 
 if TYPE_CHECKING:
-    from launcher.cli.runner import Opener
+    from launcher.runs.run import Opener
     from launcher.transports.base import Transport
 
 _NAME_HOSTS = ("hosts", "hostfile")
@@ -94,7 +94,7 @@ def choose_opener(
     )
 
     def open_transport(hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
-        from launcher.cli.runner import loader_pythons
+        from launcher.session.terms import loader_pythons
 
         settings = TransportSettings(
             ssh=_add_messages(ssh, say),

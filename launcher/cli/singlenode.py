@@ -8,8 +8,15 @@ import click
 
 from launcher.cli.help import Command
 from launcher.cli.job_request import read_job
-from launcher.cli.option_groups import JobRequest, OutputOptions, gather
-from launcher.cli.options import check_options, config_option, hang_options, job_options, output_options
+from launcher.cli.option_groups import JobRequest, OutputOptions, RestartOptions, gather
+from launcher.cli.options import (
+    check_options,
+    config_option,
+    hang_options,
+    job_options,
+    output_options,
+    restart_options,
+)
 from launcher.cli.selection import open_this_machine
 
 
@@ -17,14 +24,16 @@ from launcher.cli.selection import open_this_machine
 @config_option
 @job_options
 @hang_options
+@restart_options
 @check_options
 @output_options
 @click.option("--dry-run", is_flag=True, help="Print the command and start nothing.")
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
 @gather
 def command(
-    *, words: tuple[str, ...], dry_run: bool, no_check: bool, request: JobRequest, output: OutputOptions
-) -> int:
+    *, words: tuple[str, ...], dry_run: bool, no_check: bool, restarts: RestartOptions, request: JobRequest,
+    output: OutputOptions,
+) -> int:  # fmt: skip
     """Run SCRIPT on this machine only, without SSH.
 
     Logs, stopping and exit codes are the same as on several hosts. Without SCRIPT, the built-in trainer runs.
@@ -39,5 +48,5 @@ def command(
     open_transport = open_this_machine()
     from launcher.cli.runner import read_run_options, run_job
 
-    run_options = read_run_options(output, with_checks=not no_check)
+    run_options = read_run_options(output, with_checks=not no_check, restarts=restarts)
     return run_job(job, hosts, open_transport, output, run_options)

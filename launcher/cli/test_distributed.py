@@ -17,9 +17,9 @@ from launcher.cli.options import FILE, activation_options, config_option, host_o
 from launcher.cli.selection import choose_opener, open_this_machine, read_hosts, refuse_without_hosts
 
 if TYPE_CHECKING:
-    from launcher.cli.runner import Opener
     from launcher.hosts.host import Host
     from launcher.job.job import Job
+    from launcher.runs.run import Opener
 
 RENDEZVOUS_S = 30
 

@@ -19,9 +19,10 @@ TORCHRUN = ("-m", "torch.distributed.run")
 _LEGACY = ("-m", "torch.distributed.launch")
 
 # Each rank opens its own two FIFOs, reports its process id, and becomes the program. It opens them for reading too: one
-# that prints while it saves must not fail because the supervisor has been killed.
+# that prints while it saves must not fail because the supervisor has been killed. torchrun has set the count to 0.
 _RANK_SHELL = (
-    'D=$1; shift; echo "$LOCAL_RANK $$" >"$D/ranks"; exec "$@" 1<>"$D/out.$LOCAL_RANK" 2<>"$D/err.$LOCAL_RANK"'
+    'D=$1; shift; echo "$LOCAL_RANK $$" >"$D/ranks"; TORCHELASTIC_RESTART_COUNT=${LAUNCH_ATTEMPT:-0} '
+    'exec "$@" 1<>"$D/out.$LOCAL_RANK" 2<>"$D/err.$LOCAL_RANK"'
 )
 FLIGHT_RECORDER_PREFIX = "nccl_trace_rank_"  # of its files' names; the rank follows
 _FLIGHT_RECORDER_EVENTS = "2000"

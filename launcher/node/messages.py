@@ -33,6 +33,7 @@ PROBE = "probe"
 ADOPT = "adopt"
 START = "start"
 STACKS = "stacks"  # asks for the Python stack of every running rank
+LOOK = "look"  # asks whether the ranks have saved a checkpoint
 STOP = "stop"
 BEAT = "beat"  # both ways: a heartbeat
 
@@ -46,6 +47,7 @@ OUTPUT = "output"
 EXIT = "exit"
 ENDED = "ended"
 STACK = "stack"  # of one rank; its text is the payload
+SEEN = "seen"  # the answer to LOOK
 CENSUS = "census"
 FILE = "file"  # one file that a rank left in the directory that LAUNCH_FILES names; sent after the census
 FAILED = "failed"

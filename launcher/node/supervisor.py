@@ -84,6 +84,7 @@ class Supervisor:
         if os.path.expanduser("~") == "~":  # neither HOME nor passwd names a home directory, as in some containers
             os.environ["HOME"] = "/"
         self._env = dict(os.environ)
+        self._cwd = "."  # of the ranks
         self._reason: str | None = None  # why the run is being stopped, if the launcher did not ask for it
         self._steps: Ladder | None = None  # set once the run is being stopped
         self._step_timer: Timer | None = None
@@ -167,6 +168,7 @@ class Supervisor:
             messages.ADOPT: self._adopt,
             messages.START: self._start,
             messages.STACKS: self._send_stacks,
+            messages.LOOK: self._look,
             messages.STOP: self._stop,
         }
         for header, payload in self._decoder.feed(data):
@@ -245,7 +247,7 @@ class Supervisor:
         if header.get("with_stacks"):
             self._arm_stacks()
         if header["cwd"] is not None:
-            header["cwd"] = os.path.expanduser(header["cwd"])
+            self._cwd = header["cwd"] = os.path.expanduser(header["cwd"])
         if header.get("processes"):
             self._is_short = header.get("is_short", False)
             self._inspection.release_port()
@@ -283,6 +285,12 @@ class Supervisor:
         if self._steps is None:
             number, ranks, folder = header["number"], self._owned.ranks, self._stacks_folder
             stacks.send_stacks(self._loop, self._send_queue, number, ranks, self._env, folder)
+
+    def _look(self, header: dict[str, Any], _: bytes) -> None:
+        from launcher.node.processes import saves
+
+        folder = os.path.join(self._cwd, os.path.expanduser(header["folder"]))
+        saves.report_save(self._loop, self._send_queue, folder, header["least_s"], header["most_s"])
 
     def _end_if_short(self) -> None:
         if self._is_short:

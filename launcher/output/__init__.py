@@ -12,5 +12,6 @@ In reading order:
     exit_race     torchrun's page of stack frames at the end of a successful run
     node_log      all output of one node: its log, and what the screen gets
     folding       equal output of several hosts, shown once
-    run_folder    logs/RUN: where it is, who may write it; the keys of run.json are those of `runs.run`
+    run_folder    logs/RUN: where it is, who may write it; `runs` has the keys of run.json
+    screen        what a run needs of the screen
 """

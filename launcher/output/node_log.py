@@ -22,8 +22,10 @@ from launcher.private_files import make_private, open_private
 class NodeLog:
     """The log file of a node, and the files that its ranks left; a write error goes to `complain` only."""
 
-    def __init__(self, path: Path, complain: Callable[[Path, OSError], None]) -> None:
+    def __init__(self, path: Path, complain: Callable[[Path, OSError], None], files: Path | None = None) -> None:
+        """files: the directory for the files of its ranks, by default files/NAME beside the log."""
         self._path = path
+        self._files = files or path.parent / "files" / path.stem
         self._complain = complain
         self._file: FileIO | None = None
 
@@ -39,8 +41,8 @@ class NodeLog:
             self._complain(self._path, error)
 
     def keep_file(self, name: str, content: bytes) -> None:
-        """Keep a file that a rank left on the node beside the log, as files/node_0/NAME."""
-        path = self._path.parent / "files" / self._path.stem / name
+        """Keep a file that a rank left on the node beside the log, such as files/node_0/NAME."""
+        path = self._files / name
         part = path.with_name(f".{name}.part")  # a name that no node can give
         try:
             make_private(path.parent, self._path.parent.parent, exist_ok=True)
@@ -107,6 +109,13 @@ class NodeOutput:
                 lines = self._streams[local_rank, stream] = LineStream()
             lines.heard_at = self._clock()
             self._emit(local_rank, stream, *lines.feed(data))
+
+    def note(self, text: str) -> None:
+        """Write a line of `launch` itself to the log."""
+        with self._lock:
+            if self._log is not None:
+                prefix = self._stamp(self._clock()) + self._prefix(None, STDOUT)
+                self._log.write(prefix_lines(prefix, f"{text}\n".encode()))
 
     def finish(self, *, ended_well: bool = False) -> None:
         """Write and show the last lines that had no newline, and close the log.

@@ -33,6 +33,7 @@ class RunRecord:
         self.folder = folder
         self._has_made_base = has_made_base  # the directory above it
         self.run_id = run_id
+        self.attempt = 0  # the number of the one that runs
         self.write_error: OSError | None = None  # the first one: something is missing in the logs
         self._complain = complain
         self._content: dict[str, Any] = {"run_id": run_id, **(known or {})}
@@ -69,9 +70,18 @@ class RunRecord:
             return None
         return path
 
+    def files_path(self, node_rank: int) -> Path:
+        """Return where the files of a node's ranks are, those of each restart in a directory of their own."""
+        return self._files / f"node_{node_rank}"
+
     def find_files(self, prefix: str) -> list[Path]:
-        """Return the files of ranks that torchfrtrace would read with this prefix."""
-        return sorted((self.folder / "files").rglob(f"*{prefix}*"))
+        """Return the files of this attempt's ranks that torchfrtrace would read with this prefix."""
+        return sorted(self._files.rglob(f"*{prefix}*"))
+
+    @property
+    def _files(self) -> Path:
+        files = self.folder / "files"
+        return files / f"restart_{self.attempt}" if self.attempt else files
 
     def update(self, values: Mapping[str, Any]) -> None:
         """Add values to run.json and write it; a write error is passed to `complain`, and the run continues."""

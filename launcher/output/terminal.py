@@ -12,14 +12,10 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Collection
-from typing import Protocol
 
 from launcher.concurrency import start_thread
 from launcher.escapes import clean
 from launcher.output.lines import STDERR, STDOUT
-from launcher.output.style import Style
-from launcher.output.traceback_filter import Source
 
 QUEUE_BYTES = 8 << 20
 _PATIENCE_S = 1.0
@@ -142,25 +138,3 @@ def _write_some(fd: int, view: memoryview) -> int:
     except BlockingIOError:  # another program has made the terminal non-blocking
         select.select([], [fd], [])
         return 0
-
-
-class Screen(Protocol):
-    """Where a run puts its messages and results."""
-
-    def say(self, text: str, style: Style = Style.AS_IS) -> None:
-        """Print a message of `launch` on stderr."""
-
-    def show(self, text: str) -> None:
-        """Print a result on stdout."""
-
-    def withhold(self) -> None:
-        """Keep the tracebacks of further ranks off the screen: the first failure is known."""
-
-    def release(self, sources: Collection[Source] | None = None, alike: Collection[Source] = ()) -> frozenset[Source]:
-        """Show what was held back from these sources, or from all; return those whose tracebacks are only in the logs.
-
-        alike: sources with the same error; if it was shown for one of them, it is not shown again.
-        """
-
-    def emit(self, event: str, **values: object) -> None:
-        """With --json, print one JSON object on stdout; else do nothing."""

@@ -2,14 +2,18 @@
 
 In reading order:
 
-    policy        what follows a failed attempt, and why
     inspection    what all nodes are asked before a run, and what follows from it
     failures      what each rank and node did -> the failures, in order
     others        what happened to the ranks other than the one that is blamed
     verdict       all that nodes have reported -> whether the run has failed, and why
+    policy        what follows a failed attempt, and why
     report        the messages at the start and the end of a run
     early_exits   the message about ranks that succeed while others still run
     code_version  the git commit of the user's code
     hangs         Ctrl-\\ and --hang-timeout: the stacks of all ranks
-    run           Run: inspect, plan, start, watch, stop, report
+    result        how an attempt ended, as a value and for run.json
+    gpu_memory    whether the GPUs are as free as before the first attempt
+    attempt       Attempt: inspect, plan, start, watch, stop, report
+    outcomes      how an attempt ended -> what that means for what follows
+    run           Run: attempts, until one succeeds or another would be pointless
 """

@@ -15,7 +15,7 @@ from launcher.node import messages
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import RunRecord
-from launcher.output.terminal import Screen
+from launcher.output.screen import Screen
 from launcher.session.connection import Event
 from launcher.session.session import Session
 from launcher.wording import count, span

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from launcher.wording import count
+from launcher.hosts.ranges import fold_names
 
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
 MOST_PORTS = 3  # attempts in a row whose port another program took: then it is no coincidence
+MOST_WAITS = 300  # for the network, in a row: a day and an hour at the longest pause
 
 
 class Outcome(Enum):
@@ -33,7 +34,7 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class Ending:
     """How an attempt ended, as far as it decides what follows."""
 
     outcome: Outcome
@@ -42,6 +43,7 @@ class Attempt:
     is_everywhere: bool = False  # it failed in the same way on all hosts
     has_trained: bool = False  # its ranks ran, and wrote something
     has_progress: bool = False  # it got further than the attempts before it
+    has_left: bool = False  # processes of it are still alive, although they were killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Restart:
     is_searched: bool = False  # first find out which hosts fail together
 
 
-def decide(attempts: Sequence[Attempt], restarts: int) -> Stop | Restart:
+def decide(attempts: Sequence[Ending], restarts: int) -> Stop | Restart:
     """Return what follows the last of these attempts; restarts: how many may follow without progress."""
     last = attempts[-1]
     why = _find_reason_to_stop(attempts)
@@ -70,9 +72,10 @@ def decide(attempts: Sequence[Attempt], restarts: int) -> Stop | Restart:
         return Stop(why)
     left = restarts - _count_spent(attempts)
     if left < 0:
-        return Stop(f"all {count(restarts, 'restart')} used" if restarts else "no restarts allowed (--restarts)")
+        used = {0: "--restarts is 0", 1: "the only restart is used"}
+        return Stop(used.get(restarts, f"all {restarts} restarts are used"))
     return Restart(
-        why=_describe(last),
+        why=describe(last),
         pause_s=_find_pause(attempts),
         left=left,
         without=last.suspects if last.outcome in _BLAMES_HOSTS or _is_repeated_wait(attempts) else (),
@@ -82,13 +85,17 @@ def decide(attempts: Sequence[Attempt], restarts: int) -> Stop | Restart:
 
 _BLAMES_HOSTS = (Outcome.HOST, Outcome.DISK, Outcome.IMPORT)
 _WAITS = (Outcome.CONSEQUENCE, Outcome.HANG)
+_MAY_REPEAT = (Outcome.ERROR, Outcome.IMPORT, Outcome.DISK)
+_COST_NONE = (Outcome.PORT, Outcome.NETWORK)
 
 
-def _find_reason_to_stop(attempts: Sequence[Attempt]) -> str:
+def _find_reason_to_stop(attempts: Sequence[Ending]) -> str:
     """Return why another attempt would fail in the same way, or an empty string."""
     last = attempts[-1]
     if last.outcome is Outcome.STOPPED:
         return "stopped"
+    if last.has_left:  # never two attempts at once
+        return "processes of this attempt are still running"
     if last.outcome is Outcome.INPUT:
         return "it would fail in the same way again"
     if last.outcome is Outcome.IMPORT:
@@ -100,32 +107,37 @@ def _find_reason_to_stop(attempts: Sequence[Attempt]) -> str:
         return "the disk that all hosts share is full"
     if last.outcome is Outcome.PORT and _count_in_a_row(attempts, (Outcome.PORT,)) > MOST_PORTS:
         return f"another program took the port {MOST_PORTS + 1} times"
-    if last.outcome is Outcome.ERROR and not last.has_progress and last.signature in _earlier_signatures(attempts):
+    if last.outcome in _MAY_REPEAT and not last.has_progress and last.signature in _earlier_signatures(attempts):
         return "the same failure twice without progress"
+    if _count_in_a_row(attempts, (Outcome.NETWORK,)) > MOST_WAITS:
+        return "no host has answered for a day"
     return ""
 
 
-def _earlier_signatures(attempts: Sequence[Attempt]) -> list[str]:
+def _earlier_signatures(attempts: Sequence[Ending]) -> list[str]:
     """Return the signature of the last failure before this one that has one, unless progress was made since."""
     for attempt in reversed(attempts[:-1]):
-        if attempt.signature is not None and attempt.outcome is Outcome.ERROR:
+        if attempt.signature is not None and attempt.outcome in _MAY_REPEAT:
             return [attempt.signature]
         if attempt.has_progress:
             break
     return []
 
 
-def _count_spent(attempts: Sequence[Attempt]) -> int:
-    """Return how many restarts are spent with the next one: progress gives all back, a taken port costs none."""
+def _count_spent(attempts: Sequence[Ending]) -> int:
+    """Return how many restarts are spent with the next one: progress gives all back.
+
+    A taken port costs none, and neither does the network of this machine: nobody knows how long it stays away.
+    """
     spent = 0
     for attempt in attempts:
         if attempt.has_progress:
             spent = 0
-        spent += attempt.outcome is not Outcome.PORT
+        spent += attempt.outcome not in _COST_NONE
     return spent
 
 
-def _count_in_a_row(attempts: Sequence[Attempt], outcomes: Sequence[Outcome]) -> int:
+def _count_in_a_row(attempts: Sequence[Ending], outcomes: Sequence[Outcome]) -> int:
     number = 0
     for attempt in reversed(attempts):
         if attempt.outcome not in outcomes:
@@ -134,12 +146,12 @@ def _count_in_a_row(attempts: Sequence[Attempt], outcomes: Sequence[Outcome]) ->
     return number
 
 
-def _is_repeated_wait(attempts: Sequence[Attempt]) -> bool:
+def _is_repeated_wait(attempts: Sequence[Ending]) -> bool:
     """Return whether ranks waited for each other without result twice in a row: a host may be the reason."""
     return _count_in_a_row(attempts, _WAITS) >= 2
 
 
-def _find_pause(attempts: Sequence[Attempt]) -> float:
+def _find_pause(attempts: Sequence[Ending]) -> float:
     """Return the seconds to wait: none after the first failure, then twice as long each time."""
     failures = sum(attempt.outcome is not Outcome.PORT for attempt in attempts)
     if attempts[-1].outcome is Outcome.PORT:
@@ -149,8 +161,9 @@ def _find_pause(attempts: Sequence[Attempt]) -> float:
     return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** max(0, min(failures, 16) - 2)))
 
 
-def _describe(last: Attempt) -> str:
-    hosts = ", ".join(last.suspects)
+def describe(ending: Ending) -> str:
+    """Return what ended an attempt that another one may follow, in a few words."""
+    hosts = fold_names(ending.suspects)
     return {
         Outcome.IMPORT: f"a module is missing on {hosts}",
         Outcome.ERROR: "a rank failed",
@@ -160,4 +173,4 @@ def _describe(last: Attempt) -> str:
         Outcome.NETWORK: "the network of this machine failed",
         Outcome.DISK: f"a disk of {hosts} is full",
         Outcome.PORT: "another program took the port",
-    }[last.outcome]
+    }[ending.outcome]

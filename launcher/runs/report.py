@@ -5,16 +5,20 @@ A Cause becomes text here; `launcher.errors` describes how it is found.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.clock import local_time
 from launcher.diagnosis.cause import Cause
+from launcher.errors import LauncherError, UnreachableError
 from launcher.hosts.ranges import fold_names
+from launcher.hosts.unreachable import failure_lines
 from launcher.job.plan import FLIGHT_RECORDER_PREFIX, LaunchPlan, NodePlan
 from launcher.output.style import Line, Style, break_line
 from launcher.preflight.findings import Finding
 from launcher.runs.others import Others
+from launcher.runs.policy import Ending, Outcome, describe
 from launcher.session.node_state import Census
 from launcher.wording import count, plural
 
@@ -91,6 +95,26 @@ def census_words(census: Census) -> str:
             f"{host} unreachable, {count(number, 'process') if number else 'anything started there'} may remain"
         )
     return "; ".join(words)
+
+
+def attempt_words(failed: Sequence[Ending]) -> str:
+    """Return `, 3 attempts (gpu4 failed twice)` for a run whose last attempt succeeded; empty without a failed one."""
+    counted = Counter(describe(ending) for ending in failed if ending.outcome is not Outcome.PORT)
+    if not counted:
+        return ""
+    why = ", ".join(text + {1: "", 2: " twice"}.get(times, f" {times} times") for text, times in counted.items())
+    return f", {count(counted.total() + 1, 'attempt')} ({why})"
+
+
+def refusal_lines(error: LauncherError, number: int) -> list[str]:
+    """Return why a restart, the one with this number, could not start."""
+    if isinstance(error, UnreachableError):
+        return [f"launch: restart {number} could not start", *failure_lines(error.failures)]
+    fix = [f"fix: {error.fix}"] if error.fix else []
+    return [
+        f"launch: restart {number} could not start:",
+        *(f"  {line}" for line in [*error.message.splitlines(), *fix]),
+    ]
 
 
 def gap_words(write_error: OSError | None) -> str:

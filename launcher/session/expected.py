@@ -16,7 +16,10 @@ from launcher.session.schema import check_message
 
 MAX_TEXT = 4096  # characters; no path is longer
 _MAX_DEPTH = 16
-_ANSWERS = {messages.PREPARE: messages.HELLO, messages.ROUTE: messages.ROUTED, messages.PROBE: messages.PROBED}
+_ANSWERS = {
+    messages.PREPARE: messages.HELLO, messages.ROUTE: messages.ROUTED, messages.PROBE: messages.PROBED,
+    messages.LOOK: messages.SEEN,
+}  # fmt: skip
 # What may come before the run's directory there is known.
 _BEFORE_HELLO = (messages.HELLO, messages.BEAT, messages.FAILED, messages.CENSUS)
 _GUARDIAN_SAYS = (messages.FAILED, messages.CENSUS, messages.BEAT)

@@ -54,6 +54,8 @@ class NodeState:
     started: set[int] = field(default_factory=set)
     exits: dict[int, Event] = field(default_factory=dict)
     ended: Event | None = None
+    has_looked: bool = False  # for a checkpoint of the ranks
+    has_saved: bool | None = None  # it found one; None: not known
     census: Mapping[str, Any] | None = None
     keeper_ending: Mapping[str, Any] | None = None  # how the supervisor ended, where its guardian says so
     is_lost: bool = False  # the connection broke
@@ -128,6 +130,10 @@ class NodeState:
     def _take_ended(self, event: Event) -> None:
         self.ended = event
 
+    def _take_seen(self, event: Event) -> None:
+        self.has_looked = True
+        self.has_saved = event.fields["has_saved"]
+
     def _take_failed(self, event: Event) -> None:
         # It names the message that it could not serve; without a directory it starts nothing.
         is_refusal = event.fields["text"].startswith(f"{messages.PREPARE}: ") and not self.is_swept
@@ -157,6 +163,7 @@ _HANDLERS: Mapping[str, Callable[[NodeState, Event], None]] = {
     messages.STARTED: NodeState._take_started,
     messages.EXIT: NodeState._take_exit,
     messages.ENDED: NodeState._take_ended,
+    messages.SEEN: NodeState._take_seen,
     messages.FAILED: NodeState._take_failed,
     messages.CENSUS: NodeState._take_census,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,3 +17,8 @@ class Terms:
     silence_s: float  # without a heartbeat for this long, either side considers the other one dead
     stop_timeout_s: float  # between SIGTERM and SIGKILL, if a node ends the run by itself
     connect_timeout_s: float
+
+
+def loader_pythons(python: str | None) -> tuple[str, ...]:
+    """Return the Pythons that may run the supervisor on a node, in the order of trying: 3.8 or newer."""
+    return tuple(dict.fromkeys([*([python] if python else []), "python3", sys.executable]))

@@ -46,7 +46,7 @@ def settle_resume(path: Path, config: TrainConfig, attempt: Attempt) -> str:
     if results and not goes_on:
         choice = "continue that run with --resume, or name another --save-dir" if whole else "name another --save-dir"
         raise ConfigError(f"{path}: an earlier run's {results} would be lost; fix: {choice}")
-    if config.resume == LAST or (config.resume == NONE and attempt.requeues):
+    if config.resume == LAST or (config.resume == NONE and (attempt.requeues or attempt.restarts)):
         return AUTO  # for a requeued job without a checkpoint the start report says so
     return config.resume
 

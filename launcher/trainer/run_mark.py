@@ -1,7 +1,7 @@
 """The mark that a run writes to its directory: it shows that the trainer uses the directory, and for which run.
 
-A later attempt of the same run recognizes it: torchrun restarts its ranks from the same process, and a job that
-Slurm requeues keeps its id.
+A later attempt of the same run recognizes it: torchrun restarts its ranks from the same process, `launch` keeps the
+run's id, and Slurm that of a job that it requeues.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ MARK = ".trainer.json"
 
 def write_mark(path: Path, config: TrainConfig, attempt: Attempt) -> None:
     """Mark the directory as the trainer's, with the run that uses it."""
-    begun = {"begun_at": time.time(), "agent": attempt.agent, "job": attempt.job_id, "options": asdict(config)}
+    begun: dict[str, Any] = {"begun_at": time.time(), "agent": attempt.agent, "job": attempt.job_id}
+    begun |= {"run": attempt.name, "options": asdict(config)}
     temporary = path / f"{MARK}.tmp"
     temporary.write_text(json.dumps(begun))
     temporary.replace(path / MARK)
@@ -51,5 +52,6 @@ def is_same_run(mark: dict[str, Any], attempt: Attempt, options: dict[str, Any] 
     One job may start several runs. If their directories don't distinguish them, pass `options`, which must match then.
     """
     is_restarted = attempt.agent is not None and mark["agent"] == attempt.agent
+    is_restarted = is_restarted or (attempt.restarts > 0 and mark.get("run") == attempt.name)
     is_requeued = attempt.requeues > 0 and attempt.job_id is not None and mark["job"] == attempt.job_id
     return (is_restarted or is_requeued) and options in (None, mark["options"])

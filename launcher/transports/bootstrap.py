@@ -36,7 +36,7 @@ _NODE_MODULES = (
     )),
     *(f"processes.{name}" for name in (
         "faulthandler_stacks", "handover_log", "kills", "ladder", "owned", "proc", "py_spy", "ranks", "run_folders",
-        "run_owner", "shim", "stacks", "torchrun", "workers",
+        "run_owner", "saves", "shim", "stacks", "torchrun", "workers",
     )),
 )  # fmt: skip
 _LOCK = threading.Lock()

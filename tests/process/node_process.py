@@ -25,7 +25,7 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.plan import build_plan
 from launcher.node import messages
-from launcher.runs.run import start_fields
+from launcher.runs.attempt import start_fields
 from launcher.session.facts_message import read_facts, read_route
 from launcher.session.schema import check_message
 from launcher.transports import bootstrap

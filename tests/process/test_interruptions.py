@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from node_process import is_alive, shell, wait_until
@@ -22,9 +24,11 @@ from launcher.commands import check
 from launcher.commands.exec import Execution, execute
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
-from launcher.output.node_log import NodeLog, NodeOutput
+from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import create_record
-from launcher.runs.run import Result, Run, RunOptions
+from launcher.runs.attempt import RunOptions
+from launcher.runs.result import Result
+from launcher.runs.run import Run
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
 from launcher.session.terms import Terms
@@ -189,27 +193,33 @@ def test_an_exit_code_that_was_known_is_told(tmp_path: Path) -> None:
 # ---- a run ----------------------------------------------------------------------------------------------------------
 
 
-def interrupt_run(folder: Path, script: str, when: Callable[[Session], object], **ways: Transport) -> tuple[
-    Result, list[str], Path
-]:  # fmt: skip
+def interrupt_run(
+    folder: Path, script: str, when: Callable[[Session], object], *, restarts: int = 0, **ways: Transport
+) -> tuple[Result, list[str], Path]:
+    """Run, and press Ctrl-C once the latest attempt has got so far."""
     screen = Screen()
+    sessions: list[Session] = []
+    open_session = Session.open
+
+    def open_noted(session: Session, *args: Any, **wanted: Any) -> None:
+        sessions.append(session)
+        open_session(session, *args, **wanted)
+
     record = create_record(folder / "logs", datetime.now(), lambda path, error: None)
     program = Program(ProgramKind.COMMAND, "/bin/sh", ("-c", script))
     job = Job(program, nproc=2, cpu=True, silence_s=15, stop_timeout_s=1, connect_timeout_s=5)
 
     async def run() -> Result:
-        outputs = [NodeOutput(name, NodeLog(record.log_path(index), lambda path, error: None), None)
-                   for index, name in enumerate(ways)]  # fmt: skip
-        session = make_session(screen, outputs, **ways)
-        options = RunOptions(with_checks=False)
-        run = Run(job, session, outputs, record, screen=screen, own_python=sys.executable, options=options)
-        pressing = asyncio.create_task(interrupt_when(lambda: when(session)))
+        hosts, options = [Host(name) for name in ways], RunOptions(with_checks=False, restarts=restarts)
+        run = Run(job, hosts, lambda hosts, say: TransportByHost(ways), record, screen, options)
+        pressing = asyncio.create_task(interrupt_when(lambda: sessions and when(sessions[-1])))
         try:
             return await asyncio.wait_for(run.execute(), DEADLINE_S)
         finally:
             pressing.cancel()
 
-    return asyncio.run(run()), screen.words, record.folder
+    with patch.object(Session, "open", open_noted):
+        return asyncio.run(run()), screen.words, record.folder
 
 
 CONSEQUENCE = "torch.distributed.DistBackendError: Connection closed by peer"
@@ -293,3 +303,29 @@ def interrupt_check(when: Callable[[Session], object], **ways: Transport) -> lis
 
     asyncio.run(run())
     return screen.words
+
+
+def test_ctrl_c_while_a_failed_attempt_stops_means_no_restart(tmp_path: Path) -> None:
+    script = '[ $RANK = 1 ] && exit 7; trap "" TERM; while :; do sleep 0.1; done'
+    result, words, folder = interrupt_run(
+        tmp_path, script, lambda session: session.states[0].exits, restarts=9, n1=LocalTransport()
+    )
+    assert result.exit_code == 7
+    assert words[-1] == "launch: 0 processes left on 1 host, exit code 7"
+    assert len(json.loads((folder / "run.json").read_text())["attempts"]) == 1
+
+
+def test_ctrl_c_between_two_attempts_ends_the_run(tmp_path: Path) -> None:
+    """The second failure is another one, and is followed by a pause of 5 s."""
+    script = f"[ -e {tmp_path}/again ] && exit 8; >{tmp_path}/again; exit 7"
+
+    def is_pause(session: Session) -> bool:
+        exits = session.states[0].exits.values()
+        return session.states[0].census is not None and any(exit.fields["code"] == 8 for exit in exits)
+
+    result, words, folder = interrupt_run(tmp_path, script, is_pause, restarts=9, n1=LocalTransport())
+    assert result.exit_code in (8, 130)
+    recorded = json.loads((folder / "run.json").read_text())
+    assert recorded["result"]["exit_code"] == result.exit_code
+    assert words[-1].startswith("launch: stopped by you after" if result.exit_code == 130 else "launch: 0 processes")
+    assert not any("restart 2" in line for line in words)

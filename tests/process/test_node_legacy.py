@@ -21,7 +21,7 @@ from launcher.job.facts import NodeFacts, Route
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.plan import NodePlan, build_plan
 from launcher.node import messages
-from launcher.runs.run import start_fields
+from launcher.runs.attempt import start_fields
 
 NASTY = ("--local_rank", "a b", "$HOME", "--use_env", "--")
 TELLS = """\

@@ -27,9 +27,11 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.node import messages
 from launcher.node.messages import Decoder, encode
-from launcher.output.node_log import NodeLog, NodeOutput
+from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import create_record
-from launcher.runs.run import Result, Run, RunOptions
+from launcher.runs.attempt import RunOptions
+from launcher.runs.result import Result
+from launcher.runs.run import Run
 from launcher.session.session import Session
 from launcher.session.terms import Terms
 from launcher.transports.base import STDERR, STDOUT
@@ -137,14 +139,7 @@ def play(lie: Lie, folder: Path) -> list[str]:
     transport = TransportByHost({"good": LocalTransport(), "liar": LyingTransport(lie)})
 
     async def execute() -> Result:
-        outputs = [
-            NodeOutput(host.name, NodeLog(record.log_path(index), lambda path, error: None), None)
-            for index, host in enumerate(hosts)
-        ]
-        terms = make_terms(record.run_id)
-        session = Session(hosts, transport, outputs, terms, say=screen.say, progress=lambda text: None)
-        options = RunOptions(with_checks=False)
-        run = Run(job, session, outputs, record, screen=screen, own_python=sys.executable, options=options)
+        run = Run(job, hosts, lambda hosts, say: transport, record, screen, RunOptions(with_checks=False))
         return await asyncio.wait_for(run.execute(), DEADLINE_S)
 
     try:

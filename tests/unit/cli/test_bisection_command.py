@@ -17,7 +17,7 @@ from launcher.commands.bisection import Group, Together, Verdict
 from launcher.diagnosis.cause import Cause
 from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.hosts.host import Host
-from launcher.runs.run import Result
+from launcher.runs.result import Result
 from launcher.session.node_state import Census
 
 

@@ -77,7 +77,7 @@ Environment:
 Network:
   --silence T  Maximum time without a heartbeat.  [default: 15s]
 
-Stopping and hangs:
+Stopping and restarts:
   --stop-timeout T  Time between SIGTERM and SIGKILL.  [default: 15s]
 
 Output:

@@ -4,45 +4,45 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.runs.policy import LONGEST_PAUSE_S, Attempt, Outcome, Restart, Stop, decide
+from launcher.runs.policy import LONGEST_PAUSE_S, Ending, Outcome, Restart, Stop, decide
 
-NAN = Attempt(Outcome.ERROR, ("gpu2",), "ValueError in train.py:step", has_trained=True)
-KEY = Attempt(Outcome.ERROR, ("gpu1",), "KeyError in data.py:read", has_trained=True)
-LOST_RANK = Attempt(Outcome.CONSEQUENCE, has_trained=True)
-HANG = Attempt(Outcome.HANG, has_trained=True)
-ODD = Attempt(Outcome.HANG, ("gpu3",), has_trained=True)
-LOST_HOST = Attempt(Outcome.HOST, ("gpu4",), has_trained=True)
-PORT = Attempt(Outcome.PORT)
+NAN = Ending(Outcome.ERROR, ("gpu2",), "ValueError in train.py:step", has_trained=True)
+KEY = Ending(Outcome.ERROR, ("gpu1",), "KeyError in data.py:read", has_trained=True)
+LOST_RANK = Ending(Outcome.CONSEQUENCE, has_trained=True)
+HANG = Ending(Outcome.HANG, has_trained=True)
+ODD = Ending(Outcome.HANG, ("gpu3",), has_trained=True)
+LOST_HOST = Ending(Outcome.HOST, ("gpu4",), has_trained=True)
+PORT = Ending(Outcome.PORT)
 
 
-def far(attempt: Attempt) -> Attempt:
+def far(attempt: Ending) -> Ending:
     """The same end after progress."""
-    return Attempt(attempt.outcome, attempt.suspects, attempt.signature, has_trained=True, has_progress=True)
+    return Ending(attempt.outcome, attempt.suspects, attempt.signature, has_trained=True, has_progress=True)
 
 
 @pytest.mark.parametrize(
     ("attempts", "why"),
     [
-        ([Attempt(Outcome.STOPPED)], "stopped"),
-        ([Attempt(Outcome.INPUT)], "it would fail in the same way again"),
-        ([Attempt(Outcome.IMPORT, ("gpu1", "gpu2"), is_everywhere=True)], "the module is missing on all hosts"),
-        ([Attempt(Outcome.IMPORT, ("gpu2",))], "no attempt has imported it yet"),
+        ([Ending(Outcome.STOPPED)], "stopped"),
+        ([Ending(Outcome.INPUT)], "it would fail in the same way again"),
+        ([Ending(Outcome.IMPORT, ("gpu1", "gpu2"), is_everywhere=True)], "the module is missing on all hosts"),
+        ([Ending(Outcome.IMPORT, ("gpu2",))], "no attempt has imported it yet"),
         ([NAN, NAN], "the same failure twice without progress"),
         ([far(NAN), NAN], "the same failure twice without progress"),
         ([NAN, LOST_RANK, NAN], "the same failure twice without progress"),
         ([NAN, HANG, LOST_HOST, NAN], "the same failure twice without progress"),
-        ([Attempt(Outcome.DISK, ("gpu1", "gpu2"), is_everywhere=True)], "the disk that all hosts share is full"),
+        ([Ending(Outcome.DISK, ("gpu1", "gpu2"), is_everywhere=True)], "the disk that all hosts share is full"),
         ([PORT] * 4, "another program took the port 4 times"),
-        ([NAN, KEY, NAN, KEY], "all 3 restarts used"),
-        ([NAN, far(KEY), NAN, KEY, NAN], "all 3 restarts used"),
+        ([NAN, KEY, NAN, KEY], "all 3 restarts are used"),
+        ([NAN, far(KEY), NAN, KEY, NAN], "all 3 restarts are used"),
     ],
 )
-def test_no_other_attempt_follows(attempts: list[Attempt], why: str) -> None:
+def test_no_other_attempt_follows(attempts: list[Ending], why: str) -> None:
     assert decide(attempts, 3) == Stop(why)
 
 
 def test_without_restarts_none_follows() -> None:
-    assert decide([NAN], 0) == Stop("no restarts allowed (--restarts)")
+    assert decide([NAN], 0) == Stop("--restarts is 0")
 
 
 @pytest.mark.parametrize(
@@ -54,18 +54,18 @@ def test_without_restarts_none_follows() -> None:
         ([far(NAN)] * 9, Restart("a rank failed", LONGEST_PAUSE_S, 2)),
         ([NAN, far(LOST_RANK), NAN], Restart("a rank failed", 10, 1)),
         ([LOST_HOST], Restart("gpu4 failed", 0, 2, ("gpu4",))),
-        ([NAN, Attempt(Outcome.IMPORT, ("gpu2",))], Restart("a module is missing on gpu2", 5, 1, ("gpu2",))),
-        ([Attempt(Outcome.DISK, ("gpu2",))], Restart("a disk of gpu2 is full", 0, 2, ("gpu2",))),
+        ([NAN, Ending(Outcome.IMPORT, ("gpu2",))], Restart("a module is missing on gpu2", 5, 1, ("gpu2",))),
+        ([Ending(Outcome.DISK, ("gpu2",))], Restart("a disk of gpu2 is full", 0, 2, ("gpu2",))),
         ([LOST_RANK], Restart("ranks lost each other", 0, 2)),
         ([LOST_RANK, HANG], Restart("the run hung", 5, 1, is_searched=True)),
         ([ODD], Restart("the run hung", 0, 2)),  # the odd rank may be the one that works
         ([ODD, ODD], Restart("the run hung", 5, 1, ("gpu3",))),
-        ([Attempt(Outcome.NETWORK)], Restart("the network of this machine failed", 5, 2)),
+        ([Ending(Outcome.NETWORK)], Restart("the network of this machine failed", 5, 3)),
         ([PORT], Restart("another program took the port", 0, 3)),
         ([NAN, PORT], Restart("another program took the port", 0, 2)),
     ],
 )
-def test_another_attempt_follows(attempts: list[Attempt], expected: Restart) -> None:
+def test_another_attempt_follows(attempts: list[Ending], expected: Restart) -> None:
     assert decide(attempts, 3) == expected
 
 

@@ -1,0 +1,64 @@
+"""Whether the ranks have saved a checkpoint during this attempt, by the times of the files in a directory."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from launcher.node import messages
+from launcher.node.processes import workers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from launcher.node.loop import Loop
+    from launcher.node.send_queue import SendQueue
+
+TIMEOUT_S = 2.0  # of a file system that may hang; the launcher waits a little longer
+MOST_FILES = 20_000
+_YES = b"1"
+
+
+def report_save(loop: Loop, send_queue: SendQueue, folder: str, least_s: float, most_s: float) -> None:
+    """Answer a LOOK: whether a file in `folder` was last written at least `least_s` and at most `most_s` ago.
+
+    A child looks, since a hung file system must not block the supervisor.
+    """
+    answer_read, answer_write = os.pipe()
+    pid = workers.fork()
+    if pid == 0:
+        try:
+            os.write(answer_write, _YES if has_save(folder, least_s, most_s) else b"0")
+        finally:
+            os._exit(0)
+    os.close(answer_write)
+    loop.read_all(
+        answer_read,
+        lambda answer: send_queue.send(messages.SEEN, has_saved=answer == _YES if answer else None),
+        TIMEOUT_S,
+        lambda: workers.kill(workers.Child(pid)),
+    )
+
+
+def has_save(folder: str, least_s: float, most_s: float) -> bool:
+    """Tell whether a file below `folder` was last written at least `least_s` and at most `most_s` ago.
+
+    Hidden and temporary files don't count: they are no checkpoints, or not whole.
+    """
+    now, looked_at = time.time(), 0
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not _is_temporary(name)]
+        for name in names:
+            looked_at += 1
+            if looked_at > MOST_FILES:
+                return False
+            try:
+                age_s = now - os.stat(os.path.join(place, name)).st_mtime
+            except OSError:  # removed meanwhile
+                continue
+            if least_s <= age_s <= most_s and not _is_temporary(name):
+                return True
+    return False
+
+
+def _is_temporary(name: str) -> bool:
+    return name.startswith(".") or name.endswith((".tmp", ".part", "~"))

@@ -1,0 +1,410 @@
+"""One start of a run: facts, plan, start, stream, stop all on the first failure, report."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.clock import iso_time, utc_offset, wall_clock
+from launcher.diagnosis.cause import SETTLE_S, Cause
+from launcher.diagnosis.failure import Failure, FailureKind
+from launcher.diagnosis.flight_recorder import find_unsafe
+from launcher.errors import EXIT_SIGNAL_BASE, HostFailureKind, PreflightError, UnreachableError
+from launcher.job.activation import candidate_pythons
+from launcher.job.job import Job, ProgramKind
+from launcher.job.plan import (
+    ARCHIVE_NAME,
+    FLIGHT_RECORDER_PREFIX,
+    TORCHRUN,
+    LaunchPlan,
+    NodePlan,
+    as_dry_record,
+    as_record,
+    build_plan,
+    refuse_unknown_ranks,
+)
+from launcher.node import messages
+from launcher.output.node_log import NodeOutput
+from launcher.output.run_folder import RunRecord
+from launcher.output.screen import Screen
+from launcher.output.style import Style
+from launcher.output.traceback_filter import Source
+from launcher.preflight.findings import WARNING
+from launcher.preflight.summary import summarize
+from launcher.runs import report
+from launcher.runs.early_exits import EarlyExitNotice
+from launcher.runs.gpu_memory import measure_use, refuse_unfreed
+from launcher.runs.hangs import HangWatch, StackTaker
+from launcher.runs.inspection import Inspection, Inspector
+from launcher.runs.result import Result
+from launcher.runs.verdict import Verdict
+from launcher.session.node_state import Census
+from launcher.session.session import Session
+from launcher.session.signals import Interrupted
+from launcher.transports import bootstrap
+from launcher.wording import count, duration
+
+FENCE_SLACK_S = 6.0  # for SIGKILL and the census, after a host has waited for a heartbeat and for its ranks to save
+LOOK_S = 2.5  # a node gives up on a hung file system after 2 s
+_PORT_TAKEN = ("port-number-taken", "port-taken")  # signatures
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The options of a run, which are the same for every attempt."""
+
+    is_dry: bool = False  # ask the hosts, print the plan, start nothing
+    is_verbose: bool = False  # print what is sent to each host
+    with_checks: bool = True  # or ask only for what the plan needs
+    share: tuple[int, int] | None = None  # of a run by hand: (number of nodes, this node's rank)
+    shown_ranks: frozenset[int] | None = None  # whose output the screen shows; None: all
+    restarts: int = 0  # how many may follow without progress
+    progress_dir: str | None = None  # where the ranks save; only what is saved there counts as progress
+    saved_s: float = 60.0  # before the failure: what was saved later may be its reason
+
+
+@dataclass(slots=True)
+class Learned:
+    """What a run has learned from its attempts so far."""
+
+    attempts: int = 0  # before this one
+    warnings: set[str] = field(default_factory=set)  # that were printed
+    gpu_memory: dict[str, dict[int, int]] = field(default_factory=dict)  # in use before the first attempt there, in MiB
+
+
+class Attempt:
+    """One start of a run on its hosts, to the last process gone; `Run` makes it, and says what follows."""
+
+    def __init__(
+        self, job: Job, session: Session, outputs: Sequence[NodeOutput], record: RunRecord, *,
+        screen: Screen, own_python: str, options: RunOptions, learned: Learned, is_last_try: bool,
+    ) -> None:  # fmt: skip
+        """learned: from earlier attempts, and extended here; is_last_try: a lost port ends the run."""
+        self._job = job
+        self._session = session
+        self._outputs = outputs
+        self._record = record
+        self._own_python = own_python
+        self._screen = screen
+        self._say = screen.say
+        self._options = options
+        self._learned = learned
+        self._is_last_try = is_last_try
+        self._stacks = StackTaker(session, record, screen)
+        self._plan: LaunchPlan | None = None
+        self._began_at = self._started_at = wall_clock()
+        self._hang: HangWatch | None = None
+        self._verdict: Verdict | None = None  # once there is a plan
+
+    async def execute(self) -> Result:
+        """Run the job to its end on all nodes; raise LauncherError if it can't start."""
+        session = self._session
+        with session.catch_signals(on_quit=self._stacks.take):
+            try:
+                await self._check()
+                if self._options.is_dry:
+                    return await self._print_plan()
+                await self._start()
+                cause = await self._watch()
+            except Interrupted as interruption:
+                cause = self._known_cause(interruption.number)
+                if cause is not None:
+                    return await self._finish(cause, interruption.number)
+                return await self._stop_interrupted(interruption.number)
+            except BaseException:
+                await session.stop_all(timeout_s=0)
+                raise
+            return await self._finish(cause)
+
+    # ---- before -------------------------------------------------------------------------------------------------
+
+    async def _check(self) -> None:
+        """Ask all hosts, and plan; raise if something would break the run."""
+        job, session, share = self._job, self._session, self._options.share
+        inspector = Inspector(
+            job, session, candidate_pythons(job, self._own_python), with_checks=self._options.with_checks
+        )
+        inspection = await inspector.ask(has_master=not (share and share[1]))
+        if inspection.failures:
+            raise UnreachableError(list(inspection.failures))
+        self._check_gpus(inspection)
+        problems = inspection.problems
+        if problems:
+            names = dict.fromkeys(name for problem in problems for name in problem.hosts)
+            raise PreflightError("\n".join(map(str, problems)), hosts=tuple(names))
+        if inspector.job != job:
+            self._say(f"launch: {count(len(inspection.hosts), 'host')} without GPUs, so the run uses CPUs")
+            self._job = inspector.job
+        self._plan = build_plan(self._job, session.hosts, inspection.facts, share)
+        refuse_unknown_ranks(self._plan, self._options.shown_ranks)
+        self._verdict = Verdict(session, self._plan, self._outputs, share is None, wall_clock())
+        self._say_plan(inspection)
+
+    def _check_gpus(self, inspection: Inspection) -> None:
+        """Raise GpusInUseError unless the GPUs are as free as before the first attempt."""
+        use = measure_use(inspection.hosts, inspection.facts)
+        refuse_unfreed(self._learned.gpu_memory, use)
+        self._learned.gpu_memory = use | self._learned.gpu_memory
+
+    def _say_details(self) -> None:
+        """Print, for -v, what is sent to each host and what the login shells printed."""
+        assert self._plan is not None
+        for line in report.plan_lines(self._plan):
+            self._say(line)
+        for index, host in enumerate(self._session.hosts):
+            for line in self._session.noise(index).splitlines():
+                self._say(f"launch: {host.name}'s login shell printed: {line}")
+
+    async def _print_plan(self) -> Result:
+        assert self._plan is not None
+        self._screen.emit("plan", run=None, name=self._record.name, **as_dry_record(self._plan))
+        for line in report.plan_lines(self._plan):
+            self._screen.show(line)
+        census = await self._session.stop_all(timeout_s=0)
+        self._record.discard()
+        return self._make_result(census)
+
+    def _say_plan(self, inspection: Inspection) -> None:
+        assert self._plan is not None
+        number = self._learned.attempts
+        on_cpu = self._job.cpu or not any(fact.gpus for fact in inspection.facts)
+        if self._options.is_dry:  # a run that never starts has no name
+            plan_line = f"dry run of {report.plan_size(self._plan, on_cpu=on_cpu)}"
+        else:
+            plan_line = report.plan_line(self._plan, self._record.title, self._record.folder, on_cpu=on_cpu)
+        if number:
+            plan_line = f"restart {number}: {report.plan_size(self._plan, on_cpu=on_cpu)}"
+        self._say(f"launch: {plan_line}", Style.TEXT)
+        seconds = duration(self._seconds())
+        warnings = inspection.of(WARNING)
+        counted = f"; {count(len(warnings), 'warning')}" if warnings else ""
+        self._say(f"launch: checked in {seconds}: {summarize(self._job, inspection.facts)}{counted}", Style.TEXT)
+        for line in report.warning_lines([each for each in warnings if each.one_line not in self._learned.warnings]):
+            self._say(line, Style.TEXT)
+        self._learned.warnings.update(warning.one_line for warning in warnings)
+        if self._options.is_dry:
+            return
+        if self._options.is_verbose:
+            self._say_details()
+        if not self._record.link([node.node_rank for node in self._plan.nodes]):
+            latest = self._record.folder.parent / "latest"
+            self._say(f"launch: {latest} belongs to another user and still points to another run")
+        said = [warning.one_line for warning in warnings]
+        times = {} if number else {"started_at": iso_time(wall_clock()), "utc_offset": utc_offset()}
+        self._record.update({**times, "plan": as_record(self._plan), "warnings": said})
+        names = {"run": self._record.run_id, "name": self._record.name, "attempt": number}
+        self._screen.emit("plan", **names, **as_record(self._plan))
+
+    # ---- the run ------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        assert self._plan is not None
+        archive = bootstrap.trainer_archive() if self._job.program.kind is ProgramKind.BUILTIN else b""
+        number = self._learned.attempts
+        self._started_at = wall_clock()
+        for index, (node, output) in enumerate(zip(self._plan.nodes, self._outputs, strict=True)):
+            output.first_rank = node.first_rank
+            if number:
+                output.note(f"---- restart {number} ----")
+            self._session.start_ranks(
+                index, archive, payload_name=ARCHIVE_NAME, imports_torch=bool(node.argv),
+                with_stacks=self._job.with_stacks, **start_fields(node, number),
+            )  # fmt: skip
+
+    async def _watch(self) -> Cause | None:
+        """Wait until all nodes have succeeded, or the first failure is known; a hang may be one."""
+        assert self._plan is not None and self._verdict is not None
+        session, verdict = self._session, self._verdict
+        with (
+            self._stacks.allowed(self._plan),
+            EarlyExitNotice(session, self._plan).allowed(),
+            HangWatch(session, self._plan, self._outputs, self._stacks, self._job.hang_timeout_s) as watch,
+        ):
+            self._hang = watch
+            await session.pump(
+                lambda: bool(verdict.failures()) or all(state.ended for state in session.states) or bool(watch.failure)
+            )
+        if not verdict.failures():
+            return verdict.cause(hang=watch.failure)
+        self._screen.withhold()
+        deadline = time.monotonic() + SETTLE_S
+        if not verdict.has_final():
+            await session.pump(verdict.has_final, deadline)
+        if verdict.has_failed_early():
+            await session.pump(verdict.has_no_rank, deadline)
+        return verdict.cause()
+
+    def _known_cause(self, number: int) -> Cause | None:
+        """Return why the run had failed before a signal came, or None."""
+        hang = self._hang.failure if self._hang is not None else None
+        return self._verdict.cause_before(number, hang) if self._verdict is not None else None
+
+    # ---- after --------------------------------------------------------------------------------------------------
+
+    async def _end(self, timeout_s: float, *, ended_well: bool = False) -> Census:
+        """Stop all nodes, and show the output that was still on its way."""
+        if self._verdict is not None:
+            self._verdict.stopped_at = wall_clock()
+        census = await self._session.stop_all(timeout_s)
+        for output in self._outputs:
+            output.finish(ended_well=ended_well)
+        return census
+
+    async def _stop_interrupted(self, number: int) -> Result:
+        if self._plan is None or self._options.is_dry:
+            self._session.say_failures()
+            return self._make_result(await self._end(timeout_s=0), interrupted_by=number)
+        timeout_s = self._job.stop_timeout_s
+        nodes = count(len(self._session.hosts), "host")
+        self._say(
+            f"launch: stopping the run on {nodes}, up to {timeout_s:g} s to save (Ctrl-C again: kill now)",
+            Style.TEXT,
+        )
+        census = await self._end(timeout_s)
+        self._screen.release()
+        await self._say_flight_recorder()
+        return self._make_result(census, interrupted_by=number)
+
+    def _seconds(self) -> float:
+        return wall_clock() - self._began_at
+
+    async def _finish(self, cause: Cause | None, interrupted_by: int | None = None) -> Result:
+        may_retry = interrupted_by is None and not self._is_last_try
+        if cause is not None and may_retry and self._has_lost_port(cause):
+            census = await self._end(timeout_s=0)
+            self._screen.release()
+            self._say(
+                f"launch: port {self._plan_port()} of node 0 was taken before torchrun started; retrying on another"
+            )
+            return self._make_result(census, cause, has_lost_port=True)
+        if cause is not None:
+            self._screen.withhold()
+            self._say("launch: " + report.failed_first_line(cause, len(self._session.hosts)), Style.STRONG)
+            await self._look_for_checkpoint()
+        census = await self._end(self._job.stop_timeout_s, ended_well=cause is None)
+        if cause is None:
+            self._screen.release()
+        else:  # more may be known by now: the cause itself may have taken longest to die
+            cause = self._say_cause(cause.failure, census)
+        await self._say_flight_recorder()
+        return self._make_result(census, cause, interrupted_by)
+
+    async def _look_for_checkpoint(self) -> None:
+        """Ask all nodes that respond whether their ranks have saved, while the supervisors still live."""
+        folder, options = self._options.progress_dir, self._options
+        if not options.restarts or folder is None:
+            return
+        living = [state for state in self._session.states if not state.is_lost and state.census is None]
+        most_s = wall_clock() - self._started_at
+        self._session.send_to_all(messages.LOOK, folder=folder, least_s=options.saved_s, most_s=most_s)
+        with contextlib.suppress(Interrupted):  # Run has heard it too
+            deadline = time.monotonic() + LOOK_S
+            await self._session.pump(lambda: all(state.has_looked or state.is_lost for state in living), deadline)
+
+    def _has_saved(self) -> bool | None:
+        if self._options.progress_dir is None:
+            return None
+        return any(state.has_saved for state in self._session.states)
+
+    def _make_result(
+        self, census: Census, cause: Cause | None = None, interrupted_by: int | None = None, *,
+        has_lost_port: bool = False,
+    ) -> Result:  # fmt: skip
+        code = cause.failure.exit_code if cause is not None else 0
+        if cause is None and interrupted_by is not None:
+            code = EXIT_SIGNAL_BASE + interrupted_by
+        heard_at = max((output.heard_at for output in self._outputs), default=0.0)
+        return Result(
+            code, self._seconds(), census, cause, interrupted_by,
+            master_port=self._plan.master_port if self._plan is not None else None,
+            ranks=sum(node.nproc for node in self._plan.nodes) if self._plan is not None else 0,
+            has_lost_port=has_lost_port,
+            is_network=self._has_lost_network(),
+            output_s=self._seconds_since_start(heard_at) if heard_at else None,
+            has_saved=self._has_saved(),
+            fence_s=self._find_fence(),
+        )  # fmt: skip
+
+    def _seconds_since_start(self, at: float) -> float:
+        """at: by time.monotonic()."""
+        return max(0.0, wall_clock() - self._started_at - (time.monotonic() - at))
+
+    def _has_lost_network(self) -> bool:
+        """Return whether this machine was suspended, or lost all of its hosts: then none of them is to blame."""
+        kinds = [state.failure.kind for state in self._session.states if state.failure is not None]
+        has_lost_all = len(self._session.states) > 1 and all(state.is_lost for state in self._session.states)
+        return HostFailureKind.STANDSTILL in kinds or has_lost_all
+
+    def _find_fence(self) -> float:
+        """Return for how many seconds ranks may still be alive, and save, on hosts that could not be asked."""
+        window_s = self._job.silence_s + self._job.stop_timeout_s + FENCE_SLACK_S
+        lost = [state.ended.at for state in self._session.states if state.ended and state.may_run and not state.census]
+        return max(0.0, max(lost, default=0.0) + window_s - wall_clock())
+
+    def _say_cause(self, told: Failure, census: Census) -> Cause:
+        """Print the cause, from all that is known at the end; `told` is the failure that was reported as the first."""
+        assert self._verdict is not None  # there is a cause
+        cause = self._verdict.cause(told=told)
+        assert cause is not None  # it has failed
+        failure = cause.failure
+        alike = {(each.host, each.rank) for each in (failure, *cause.same)}
+        withheld = self._screen.release(self._sources_of(failure), alike) - alike
+        if (failure.subject, failure.kind) != (told.subject, told.kind):
+            self._say(f"launch: correction: {failure.headline}", Style.STRONG)
+        which = f"restart {self._learned.attempts} " if self._learned.attempts else ""
+        self._say(f"launch: {which}FAILED after {duration(self._seconds())}", Style.FAILURE)
+        others, log = self._verdict.count_others(cause, census), self._record.log_path(failure.node_rank)
+        ranks = sum(rank is not None for _, rank in withheld)
+        for line in report.cause_block(cause, others, log, withheld=ranks):
+            self._say(line.text, line.style)
+        return cause
+
+    def _sources_of(self, failure: Failure) -> list[Source]:
+        """Return whose output is about a failure; if a host is to blame, torchrun and all its ranks."""
+        assert self._plan is not None  # there is a failure
+        if failure.kind in (FailureKind.RANK, FailureKind.TORCHRUN, FailureKind.HANG):
+            return [(failure.host, failure.rank)]
+        node = next(node for node in self._plan.nodes if node.node_rank == failure.node_rank)
+        ranks = range(node.first_rank, node.first_rank + node.nproc)
+        return [(failure.host, None), *((failure.host, rank) for rank in ranks)]
+
+    async def _say_flight_recorder(self) -> None:
+        """Print which files the ranks left for torchfrtrace, after a check: it runs code from these files."""
+        assert self._plan is not None
+        files = self._record.find_files(FLIGHT_RECORDER_PREFIX)
+        unsafe = await asyncio.to_thread(find_unsafe, files)  # some seconds for files that were made to be slow
+        hosts = {f"node_{node.node_rank}": node.host.name for node in self._plan.nodes}
+        for line in report.flight_recorder_lines(files, unsafe, hosts):
+            self._say(line)
+
+    def _has_lost_port(self, cause: Cause) -> bool:
+        """Return whether the port that `launch` chose and held for torchrun was taken when torchrun came."""
+        failure = cause.failure
+        has_begun = any(state.started for state in self._session.states)
+        is_torchrun = failure.kind is FailureKind.TORCHRUN
+        is_ours = self._job.master_port is None and is_torchrun and failure.node_rank == 0
+        return is_ours and not has_begun and cause.explanation is not None and cause.explanation.name in _PORT_TAKEN
+
+    def _plan_port(self) -> int | str:
+        assert self._plan is not None  # something was started
+        return self._plan.master_port
+
+
+def start_fields(node: NodePlan, attempt: int = 0) -> dict[str, Any]:
+    """Return what a supervisor is told to start; attempt: how many came before this one."""
+    own = {"LAUNCH_ATTEMPT": str(attempt)}
+    return {
+        "torchrun_args": node.argv[1 + len(TORCHRUN) :],
+        "env": {**node.env, **own},
+        "cwd": node.cwd,
+        "local_ranks": list(range(node.nproc)),
+        "processes": [
+            {"rank": process.local_rank, "argv": process.argv,
+             "env": {**process.env, **own, "TORCHELASTIC_RESTART_COUNT": str(attempt)}}
+            for process in node.processes
+        ],
+    }  # fmt: skip

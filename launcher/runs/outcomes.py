@@ -1,0 +1,87 @@
+"""What an attempt's result, or the error that kept it from starting, means for what follows. Nothing here does I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from launcher.diagnosis.cause import Cause
+from launcher.diagnosis.failure import FailureKind, Role
+from launcher.diagnosis.failure_signature import find_signature
+from launcher.errors import LauncherError, PreflightError, UnreachableError, UsageError
+from launcher.runs.gpu_memory import GpusInUseError
+from launcher.runs.policy import Ending, Outcome
+from launcher.runs.result import Result
+
+PROGRESS_S = 600.0  # ranks that have printed for so long count as progress, if nothing shows whether they saved
+
+# By the name of the known cause (diagnosis/signatures.py).
+_KNOWN = {
+    **dict.fromkeys(
+        ("arguments", "local-rank-unknown", "local-rank-wanted", "script-missing", "cannot-run", "command-missing"),
+        Outcome.INPUT,
+    ),
+    "module-missing": Outcome.IMPORT,
+    "disk-full": Outcome.DISK,
+    **dict.fromkeys(("gpu-fell-off", "gpu-ecc", "gpu-xid", "fabric-manager", "driver-state"), Outcome.HOST),
+    # Slurm has ended the job: its hosts are no longer ours.
+    **dict.fromkeys(
+        ("slurm-time", "slurm-preemption", "slurm-node", "slurm-cancelled", "slurm-aborted"), Outcome.STOPPED
+    ),
+}
+_SYNTAX = ("SyntaxError", "IndentationError", "TabError")
+_EXIT_ARGUMENTS = 2  # of argparse and click
+
+
+def judge_result(result: Result, hosts: Collection[str]) -> Ending:
+    """Return what the end of an attempt on these hosts that has failed means."""
+    outcome, suspects = _find_outcome(result)
+    has_output = result.output_s is not None
+    has_printed = (result.output_s or 0.0) > PROGRESS_S and outcome not in (Outcome.HANG, Outcome.CONSEQUENCE)
+    return Ending(
+        outcome,
+        suspects,
+        None if result.cause is None else find_signature(result.cause),
+        is_everywhere=set(suspects) >= set(hosts),
+        has_trained=has_output and outcome is not Outcome.IMPORT,
+        has_progress=has_printed if result.has_saved is None else result.has_saved,
+        has_left=any(result.census.left.values()),
+    )
+
+
+def judge_refusal(error: LauncherError, hosts: Collection[str]) -> Ending:
+    """Return what it means that a later attempt could not start."""
+    if isinstance(error, UnreachableError):
+        suspects = tuple(dict.fromkeys(failure.host for failure in error.failures))
+        is_network = len(hosts) > 1 and set(suspects) >= set(hosts)
+        return Ending(Outcome.NETWORK) if is_network else Ending(Outcome.HOST, suspects)
+    if isinstance(error, PreflightError | GpusInUseError):
+        return Ending(Outcome.HOST, error.hosts)
+    return Ending(Outcome.INPUT if isinstance(error, UsageError) else Outcome.ERROR)
+
+
+def _find_outcome(result: Result) -> tuple[Outcome, tuple[str, ...]]:
+    cause = result.cause
+    if cause is None or result.interrupted_by is not None:
+        return Outcome.STOPPED, ()
+    if result.has_lost_port:
+        return Outcome.PORT, ()
+    if result.is_network:
+        return Outcome.NETWORK, ()
+    failure = cause.failure
+    if failure.kind is FailureKind.HANG:
+        return Outcome.HANG, (failure.host,) if failure.rank is not None else ()
+    if failure.role is Role.CONSEQUENCE:
+        return Outcome.CONSEQUENCE, ()
+    suspects = tuple(dict.fromkeys(each.host for each in (failure, *cause.same)))
+    if failure.kind in (FailureKind.CONNECTION, FailureKind.SUPERVISOR):
+        return Outcome.HOST, suspects
+    return _find_known(cause), suspects
+
+
+def _find_known(cause: Cause) -> Outcome:
+    known = cause.explanation.name if cause.explanation is not None else None
+    if known in _KNOWN:
+        return _KNOWN[known]
+    error = cause.traceback[-1].partition(":")[0] if cause.traceback else ""
+    is_usage = cause.failure.code == _EXIT_ARGUMENTS and "usage: " in cause.failure.stderr
+    return Outcome.INPUT if error in _SYNTAX or is_usage else Outcome.ERROR

@@ -1,0 +1,63 @@
+"""How an attempt ended, as a value and as the values of run.json. Nothing here does I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.clock import iso_time
+from launcher.diagnosis.cause import Cause
+from launcher.session.node_state import Census
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How an attempt ended; how the last one ended is how the run ended."""
+
+    exit_code: int
+    seconds: float
+    census: Census
+    cause: Cause | None = None
+    interrupted_by: int | None = None
+    master_port: int | str | None = None
+    ranks: int = 0  # of this launcher; 0: it ended before any was started
+    has_lost_port: bool = False  # another program took the master port before torchrun had it
+    is_network: bool = False  # all hosts were lost, or this machine was suspended
+    output_s: float | None = None  # from the start of the ranks to their last output; None: there was none
+    has_saved: bool | None = None  # whether the ranks have saved a checkpoint; None: not known
+    fence_s: float = 0.0  # until no rank can be alive on a host that was lost; 0: all hosts have been asked
+
+
+def as_record(result: Result) -> dict[str, Any]:
+    """Return the values for run.json and --json."""
+    return {
+        "exit_code": result.exit_code,
+        "seconds": round(result.seconds, 3),
+        "interrupted_by": result.interrupted_by,
+        **census_record(result.census),
+        "cause": None if result.cause is None else _cause_record(result.cause),
+    }
+
+
+def census_record(census: Census) -> dict[str, Mapping[str, Any]]:
+    """Return which processes are left, and on which hosts any may be."""
+    return {"left": dict(census.left), "unreachable": dict(census.unasked)}
+
+
+def _cause_record(cause: Cause) -> dict[str, Any]:
+    failure, known = cause.failure, cause.explanation
+    return {
+        "host": failure.host,
+        "what": failure.kind.value,
+        "rank": failure.rank,
+        "local_rank": failure.local_rank,
+        "exit_code": failure.code,
+        "signal": failure.signal,
+        "oom": failure.oom,
+        "text": failure.ending,
+        "at": iso_time(failure.at),
+        "traceback": list(cause.traceback),
+        "last_lines": list(cause.last_lines),
+        "explanation": None if known is None else {"name": known.name, "cause": known.cause, "fix": known.fix},
+    }

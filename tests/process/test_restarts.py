@@ -1,0 +1,173 @@
+"""A run that is started again: attempts on this machine, each with connections, port and processes of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from machines.patience import DEADLINE_S
+from screen import Screen
+
+from launcher.errors import HostFailure, HostFailureKind
+from launcher.hosts.host import Host
+from launcher.job.job import Job, Program, ProgramKind
+from launcher.output.run_folder import create_record
+from launcher.runs.attempt import RunOptions
+from launcher.runs.result import Result
+from launcher.runs.run import Run
+from launcher.transports.base import Channel, Transport, TransportError
+from launcher.transports.local import LocalTransport
+
+# Fails once with each of these exit codes, and then succeeds.
+FAILS = 'set -- {codes}; shift $LAUNCH_ATTEMPT; [ $# = 0 ] || {{ echo "$RANK fails" >&2; exit $1; }}; echo "$RANK ok"'
+
+
+@dataclass
+class Done:
+    """How a run ended, what it said, and what it recorded."""
+
+    result: Result
+    words: list[str]
+    folder: Path
+
+    @property
+    def record(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "run.json").read_text())
+        return found
+
+
+def run(
+    folder: Path, script: str, *, restarts: int, transport: Transport | None = None, names: Sequence[str] = ("n1",),
+    **options: Any,
+) -> Done:  # fmt: skip
+    screen = Screen()
+    record = create_record(folder / "logs", datetime.now(), lambda path, error: None)
+    program = Program(ProgramKind.COMMAND, "/bin/sh", ("-c", script))
+    job = Job(program, nproc=2, cpu=True, stop_timeout_s=0.5, connect_timeout_s=DEADLINE_S, workdir=str(folder))
+    ways = transport or LocalTransport()
+
+    async def execute() -> Result:
+        run_options = RunOptions(with_checks=False, restarts=restarts, **options)
+        hosts = [Host(name) for name in names]
+        return await asyncio.wait_for(
+            Run(job, hosts, lambda hosts, say: ways, record, screen, run_options).execute(), DEADLINE_S
+        )
+
+    return Done(asyncio.run(execute()), screen.words, record.folder)
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.runs.policy.FIRST_PAUSE_S", 0.01)
+
+
+def test_a_run_comes_back(tmp_path: Path) -> None:
+    done = run(tmp_path, FAILS.format(codes="3 4"), restarts=2)
+    assert done.result.exit_code == 0
+    assert "launch: 0 processes left on 1 host; restarting: a rank failed (1 of 2 restarts left)" in done.words
+    assert "launch: restart 1: 1 host x 2 processes = 2 ranks" in done.words
+    assert done.words[-1].startswith("launch: finished in ")
+    assert ", 3 attempts (a rank failed twice), 2 ranks succeeded, 0 processes left on 1 host" in done.words[-1]
+
+
+def test_the_log_goes_on_in_the_same_file_and_the_record_has_all_attempts(tmp_path: Path) -> None:
+    done = run(tmp_path, "echo $LAUNCH_ATTEMPT $TORCHELASTIC_RESTART_COUNT; " + FAILS.format(codes="3"), restarts=1)
+    lines = [line.split("] ", 1)[-1].strip() for line in (done.folder / "node_0.log").read_text().splitlines()]
+    border = lines.index("---- restart 1 ----")
+    assert lines[:border].count("0 0") == lines[border:].count("1 1") == 2
+    first, second = done.record["attempts"]
+    assert (first["outcome"], first["result"]["exit_code"], first["then"]) == ("error", 3, "a rank failed")
+    assert (second["outcome"], second["result"]["exit_code"], second["then"]) == ("succeeded", 0, None)
+    assert first["began_at"] < first["ended_at"] <= second["began_at"]
+    assert done.record["result"]["exit_code"] == 0
+    ports = {attempt["master_port"] for attempt in (first, second)}
+    assert len(ports) == 2
+
+
+def test_the_same_failure_twice_ends_the_run(tmp_path: Path) -> None:
+    done = run(tmp_path, FAILS.format(codes="3 3 3"), restarts=9)
+    assert done.result.exit_code == 3
+    assert done.words[-1] == "launch: 0 processes left on 1 host, exit code 3"
+    assert done.words[-2].startswith("launch: no restart after 2 attempts in ")
+    assert done.words[-2].endswith(": the same failure twice without progress")
+
+
+def test_no_restart_is_left(tmp_path: Path) -> None:
+    done = run(tmp_path, FAILS.format(codes="3 4 5"), restarts=1)
+    assert done.result.exit_code == 4
+    assert done.words[-2].endswith(": the only restart is used")
+
+
+def test_without_restarts_nothing_is_said_of_them(tmp_path: Path) -> None:
+    done = run(tmp_path, FAILS.format(codes="3"), restarts=0)
+    assert done.result.exit_code == 3
+    assert not any("restart " in line for line in done.words)
+
+
+def test_a_checkpoint_is_progress(tmp_path: Path) -> None:
+    """Each attempt saves a new file before it fails in the same way as the one before."""
+    script = f"mkdir -p saves; >saves/$LAUNCH_ATTEMPT; sleep 0.3; {FAILS.format(codes='3 3 3')}"
+    done = run(tmp_path, script, restarts=1, progress_dir="saves", saved_s=0.1)
+    assert done.result.exit_code == 0
+    assert [attempt["progress"] for attempt in done.record["attempts"]] == [True, True, True, False]
+
+
+def test_an_old_checkpoint_is_no_progress(tmp_path: Path) -> None:
+    (tmp_path / "saves").mkdir()
+    (tmp_path / "saves" / "old").touch()
+    done = run(tmp_path, FAILS.format(codes="3 3 3"), restarts=9, progress_dir="saves", saved_s=0)
+    assert done.words[-2].endswith(": the same failure twice without progress")
+
+
+def test_files_of_an_attempt_have_a_directory_of_their_own(tmp_path: Path) -> None:
+    script = 'echo $LAUNCH_ATTEMPT >"$LAUNCH_FILES/$RANK"; ' + FAILS.format(codes="3")
+    files = run(tmp_path, script, restarts=1).folder / "files"
+    assert (files / "node_0" / "1").read_text() == "0\n"
+    assert (files / "restart_1" / "node_0" / "1").read_text() == "1\n"
+
+
+@dataclass
+class LateTransport:
+    """This machine, which can't be reached for the n-th to the m-th time."""
+
+    away: range
+    opened: int = -1
+    name: str = "late"
+    is_terse: bool = False
+
+    def open(self, host: Host, command: str, timeout_s: float) -> Channel:
+        self.opened += 1
+        if self.opened in self.away:
+            raise TransportError(HostFailure(host.name, HostFailureKind.TIMED_OUT, "no answer"))
+        return LocalTransport().open(host, command, timeout_s)
+
+    def own_messages(self, host: Host) -> Sequence[str]:
+        return ()
+
+
+def test_a_host_that_reboots_is_waited_for(tmp_path: Path) -> None:
+    done = run(tmp_path, FAILS.format(codes="3 3 3 3"), restarts=3, transport=LateTransport(range(1, 3)))
+    assert [attempt["outcome"] for attempt in done.record["attempts"]] == ["error", "host", "host", "error"]
+    assert "launch: restart 1 could not start" in done.words
+    assert "  n1: no answer" in done.words
+    assert done.words[-2].endswith(": the same failure twice without progress")
+
+
+def test_a_host_that_stays_away_ends_the_run(tmp_path: Path) -> None:
+    done = run(tmp_path, FAILS.format(codes="3"), restarts=2, transport=LateTransport(range(1, 99)))
+    assert done.result.exit_code == 69
+    assert done.words[-1] == "launch: exit code 69"
+
+
+def test_the_first_start_must_be_right(tmp_path: Path) -> None:
+    from launcher.errors import UnreachableError
+
+    with pytest.raises(UnreachableError):
+        run(tmp_path, "exit 0", restarts=9, transport=LateTransport(range(9)))
+    assert not (tmp_path / "logs").exists()
