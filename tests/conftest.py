@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Generator
 from typing import Any, TypeVar
 
@@ -55,6 +56,9 @@ def pytest_configure(config: pytest.Config) -> None:
     _ignore_no_signal()
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):  # the tests name their Python; the terminal's doesn't count
         os.environ.pop(name, None)
+    state = tempfile.mkdtemp(prefix="launch-tests-")  # what launch remembers of hosts isn't the tests' to change
+    config.add_cleanup(lambda: shutil.rmtree(state, ignore_errors=True))
+    os.environ["XDG_STATE_HOME"] = state
     workers = getattr(config.option, "tx", None) or []
     if set(workers) == {"popen"} and shutil.which(ALONE[0]) is not None:
         tried = subprocess.run([*ALONE, "true"], stdin=subprocess.DEVNULL, capture_output=True, check=False)

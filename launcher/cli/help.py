@@ -12,14 +12,16 @@ from launcher.cli.command_table import EXAMPLES
 _GROUPS = {
     "Hosts": (
         "hosts", "hostfile", "colon", "include", "exclude", "num_nodes", "transport", "ssh_config",
-        "accept_new_host_keys", "ask_password", "connect_timeout",
+        "accept_new_host_keys", "ask_password", "connect_timeout", "forget",
     ),
     "Processes": (
         "nnodes", "node_rank", "ssh_hosts", "gpus", "nproc", "cpu", "is_module", "no_python", "legacy", "workdir",
     ),
     "Environment": ("python", "venv", "conda", "setup", "env", "env_file"),
     "Network": ("master_addr", "master_port", "rdzv_timeout", "silence"),
-    "Stopping and restarts": ("stop_timeout", "hang_timeout", "stacks", "restarts", "progress_dir"),
+    "Stopping and restarts": (
+        "stop_timeout", "hang_timeout", "stacks", "restarts", "progress_dir", "spares", "min_nodes",
+    ),
     "Checks": ("dry_run", "check", "no_check", "max_size"),
     "Output": ("quiet", "ranks", "as_json", "log_dir", "name", "note", "verbose", "fold", "target", "plot"),
     "Slurm": (

@@ -14,7 +14,9 @@ from launcher.cli.option_groups import HostChoice, gather
 from launcher.cli.options import config_option, host_options
 from launcher.cli.selection import read_hosts
 from launcher.errors import UsageError
+from launcher.hosts.host import part_spares
 from launcher.hosts.hostfiles import TARGETS, write_hosts
+from launcher.hosts.ranges import fold_names
 
 if TYPE_CHECKING:
     from launcher.hosts.host import Host
@@ -31,12 +33,15 @@ if TYPE_CHECKING:
     type=click.Choice(list(TARGETS)),
     help=f"Print a hostfile for NAME: {', '.join(TARGETS)}.",
 )
+@click.option("--forget", metavar="LIST", help="Forget what went wrong with these hosts in earlier runs.")
 @gather
-def command(*, as_json: bool, target: str | None, choice: HostChoice) -> int:
+def command(*, as_json: bool, target: str | None, forget: str | None, choice: HostChoice) -> int:
     """Show the hosts in rank order, as launch reads them. Contacts no host.
 
     In a Slurm job, its hosts are the default.
     """
+    if forget is not None:
+        return _forget(forget)
     if as_json and target:
         raise UsageError("--json and --to are both given", "pass only one of them")
     hosts = read_hosts(choice)
@@ -46,14 +51,34 @@ def command(*, as_json: bool, target: str | None, choice: HostChoice) -> int:
         if left_out:
             click.echo(f"launch: {left_out}", err=True)
     elif as_json:
-        rows = [_row(rank, host) | {"dialect": host.dialect} for rank, host in enumerate(hosts)]
+        rows = [_row(rank, host) | {"dialect": host.dialect} for rank, host in _ranked(hosts)]
         click.echo(json.dumps(rows, indent=2))
     else:
         _print_table(hosts)
     return 0
 
 
-def _row(rank: int, host: Host) -> dict[str, Any]:
+def _ranked(hosts: Sequence[Host]) -> list[tuple[int | None, Host]]:
+    """Return each host with its node rank; spares have none, and come last."""
+    ranked, spares = part_spares(hosts, None)
+    return [*enumerate(ranked), *((None, host) for host in spares)]
+
+
+def _forget(words: str) -> int:
+    from launcher.cli.host_memory import open_memory
+    from launcher.hosts.hostfiles import parse_hosts
+
+    names = [host.name for host in parse_hosts(words, "--forget")]
+    forgotten = open_memory().forget(names)
+    unknown = [name for name in names if name not in forgotten]
+    if forgotten:
+        click.echo(f"launch: forgot what went wrong with {fold_names(forgotten)}", err=True)
+    if unknown:
+        click.echo(f"launch: nothing was known of {fold_names(unknown)}", err=True)
+    return 0
+
+
+def _row(rank: int | None, host: Host) -> dict[str, Any]:
     return {
         "node_rank": rank,
         "host": host.name,
@@ -73,8 +98,9 @@ def _print_table(hosts: Sequence[Host]) -> None:
 
     # An empty cell is decided by ssh_config, or by the host itself.
     table = Table(*("node", "host", "slots", "GPUs", "user", "port", "addr", "from"), box=SIMPLE_HEAD)
-    for rank, host in enumerate(hosts):
-        table.add_row(*(_cell(value) for value in _row(rank, host).values()))
+    for rank, host in _ranked(hosts):
+        node, *rest = _row(rank, host).values()
+        table.add_row("spare" if rank is None else str(node), *map(_cell, rest))
     # A file or a pipe has no width, so no name is cut there.
     Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000).print(table)
     for dialect in dict.fromkeys(host.dialect for host in hosts if host.dialect):

@@ -93,6 +93,8 @@ class RestartOptions:
     """Whether a failed run is started again, and what counts as its progress."""
 
     restarts: int = 0
+    spares: int | None = None  # the last hosts; None: those that the hostfile marks
+    min_nodes: int | None = None
     progress_dir: str | None = None
 
 

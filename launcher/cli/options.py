@@ -165,6 +165,16 @@ _RESTARTS = (
         help="Count new files in DIR as progress, where the script saves.  [default: 10 min of output]",
     ),
 )  # fmt: skip
+_SPARES = (
+    click.option(
+        "--spares", metavar="K", type=click.IntRange(min=0),
+        help="Keep the last K hosts for those that fail.  [default: hosts marked spare]",
+    ),
+    click.option(
+        "--min-nodes", metavar="M", type=click.IntRange(min=1),
+        help="Without a spare, continue on M hosts or more.  [default: all]",
+    ),
+)  # fmt: skip
 _OUTPUT = (
     click.option("-q", "--quiet", is_flag=True, help="Hide the ranks' output; it is still in the logs."),
     click.option("--ranks", metavar="LIST", help="Show only these ranks' output, such as 0,8.  [default: all]"),
@@ -199,6 +209,7 @@ reach_options = _group(*_REACH)
 job_options = _group(*_SIZE, *_PROGRAM, *_ACTIVATION, *_LIFE)
 hang_options = _group(*_HANGS)
 restart_options = _group(*_RESTARTS)
+spare_options = _group(*_SPARES)
 activation_options = _group(*_ACTIVATION)
 check_options = _group(*_CHECKS)
 life_options = _group(*_LIFE)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import click
 
 from launcher.cli.help import Command
+from launcher.cli.host_memory import open_memory
 from launcher.cli.job_request import read_job
 from launcher.cli.option_groups import (
     HostChoice,
@@ -28,8 +29,9 @@ from launcher.cli.options import (
     output_options,
     reach_options,
     restart_options,
+    spare_options,
 )
-from launcher.cli.selection import choose_opener, choose_way, read_hosts
+from launcher.cli.selection import choose_opener, choose_way, read_lineup, refuse_spares
 from launcher.hosts.host import Host
 from launcher.job.job import Job
 
@@ -42,6 +44,7 @@ from launcher.job.job import Job
 @reach_options
 @hang_options
 @restart_options
+@spare_options
 @check_options
 @output_options
 @click.option("--dry-run", is_flag=True, help="Print each host's command; contact no host.")
@@ -59,21 +62,24 @@ def command(
     """
     from launcher.errors import UsageError
 
-    hosts = read_hosts(choice)
-    job = read_job(request, words, hosts)
+    hosts, spares = read_lineup(choice, restarts)
+    job = read_job(request, words, (*hosts, *spares))
+    refuse_spares(job, hosts, spares, restarts)
     if output.verbose:
         show_sources()
     if dry_run and not check:
-        choose_way(transport, hosts, job.env)
+        choose_way(transport, (*hosts, *spares), job.env)
         return print_dry_run(job, hosts, output)
     if check and not dry_run:
         raise UsageError("--check works only with --dry-run", "add --dry-run, or run launch check to compare the hosts")
-    open_transport = choose_opener(transport, hosts, env=job.env, python=job.python, silence_s=job.silence_s)
+    open_transport = choose_opener(
+        transport, (*hosts, *spares), env=job.env, python=job.python, silence_s=job.silence_s
+    )
     from launcher.cli.runner import read_run_options, run_job
 
     run_options = read_run_options(output, with_checks=not no_check, restarts=restarts)
     run_options = replace(run_options, is_dry=dry_run)
-    return run_job(job, hosts, open_transport, output, run_options)
+    return run_job(job, hosts, open_transport, output, run_options, spares, open_memory())
 
 
 def print_dry_run(job: Job, hosts: Sequence[Host], output: OutputOptions, share: tuple[int, int] | None = None) -> int:

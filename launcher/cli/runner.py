@@ -27,6 +27,7 @@ from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import RunRecord, create_record
 from launcher.runs.attempt import RunOptions
 from launcher.runs.code_version import keep_code_version
+from launcher.runs.incidents import HostMemory
 from launcher.runs.result import Result
 from launcher.runs.run import Opener, Run
 from launcher.session.session import Session
@@ -37,26 +38,30 @@ TRAINER_COMMAND = "LAUNCH_COMMAND"  # launcher/distributed.py reads it
 
 
 def run_job(
-    job: Job, hosts: Sequence[Host], open_transport: Opener, output: OutputOptions, run_options: RunOptions
-) -> int:
-    """Run the job to its end and return the exit code."""
-    return run_recorded(job, hosts, open_transport, output, run_options)[0].exit_code
+    job: Job, hosts: Sequence[Host], open_transport: Opener, output: OutputOptions, run_options: RunOptions,
+    spares: Sequence[Host] = (), memory: HostMemory | None = None,
+) -> int:  # fmt: skip
+    """Run the job to its end and return the exit code; memory: of what went wrong with the hosts in earlier runs."""
+    return run_recorded(job, hosts, open_transport, output, run_options, spares, memory)[0].exit_code
 
 
 def run_recorded(
-    job: Job, hosts: Sequence[Host], open_transport: Opener, output: OutputOptions, run_options: RunOptions
-) -> tuple[Result, Path]:
+    job: Job, hosts: Sequence[Host], open_transport: Opener, output: OutputOptions, run_options: RunOptions,
+    spares: Sequence[Host] = (), memory: HostMemory | None = None,
+) -> tuple[Result, Path]:  # fmt: skip
     """Run the job to its end; return how it ended, and its log directory."""
     refuse_rank(os.environ)
     if not is_chosen("log_dir"):
         refuse_strange_folder(output.log_dir)
     if run_options.shown_ranks is not None:
         refuse_unknown_ranks(plan_unasked(job, hosts, run_options.share), run_options.shown_ranks)
-    console = make_console(hosts, output)
+    spares = spares if run_options.restarts else ()
+    console = make_console([*hosts, *spares], output)
     try:
         record = create_record(output.log_dir, datetime.now(), console.complain, describe_origin(output))
         with keep_code_version(job, record):
-            result = asyncio.run(execute_recorded(job, hosts, open_transport, record, console, run_options))
+            running = execute_recorded(job, hosts, open_transport, record, console, run_options, spares, memory)
+            result = asyncio.run(running)
         return result, record.folder
     finally:
         console.close()
@@ -64,7 +69,7 @@ def run_recorded(
 
 async def execute_recorded(
     job: Job, hosts: Sequence[Host], open_transport: Opener, record: RunRecord, console: Console,
-    run_options: RunOptions,
+    run_options: RunOptions, spares: Sequence[Host] = (), memory: HostMemory | None = None,
 ) -> Result:  # fmt: skip
     """Run the job with an existing record and console; several may run concurrently in one loop."""
     if job.program == DEFAULT_PROGRAM:
@@ -72,7 +77,7 @@ async def execute_recorded(
     if run_options.progress_dir is None:
         run_options = replace(run_options, progress_dir=find_checkpoints(job, record.run_id))
     job = replace(job, env={**trainer_command(job), **job.env})
-    return await Run(job, hosts, open_transport, record, console, run_options).execute()
+    return await Run(job, hosts, open_transport, record, console, run_options, spares=spares, memory=memory).execute()
 
 
 def read_run_options(
@@ -84,7 +89,7 @@ def read_run_options(
     restarts = restarts or RestartOptions()
     return RunOptions(
         is_verbose=output.verbose, with_checks=with_checks, shown_ranks=read_ranks(output.ranks),
-        restarts=restarts.restarts, progress_dir=restarts.progress_dir or None,
+        restarts=restarts.restarts, progress_dir=restarts.progress_dir or None, min_nodes=restarts.min_nodes,
     )  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.option_groups import HostChoice, TransportOptions
+from launcher.cli.error_lines import tell
+from launcher.cli.option_groups import HostChoice, RestartOptions, TransportOptions
 from launcher.cli.option_sources import (
     CHOICE_OF_HOSTS,
     is_chosen,
@@ -20,12 +21,15 @@ from launcher.cli.option_sources import (
 )
 from launcher.cli.prompts import ask_secrets
 from launcher.errors import UsageError
-from launcher.hosts.host import Host, select_hosts
+from launcher.hosts.host import Host, part_spares, select_hosts
 from launcher.hosts.hostfiles import parse_hosts, read_hostfile
+from launcher.hosts.ranges import fold_names
+from launcher.job.job import Job
 from launcher.job.slurm_allocation import Allocation, read_allocation, refuse_tasks
 from launcher.job.variables import is_secret, refuse_rank
 from launcher.transports.registry import TransportEntry, TransportSettings, choose_transport
 from launcher.transports.ssh.settings import SshSettings
+from launcher.wording import count
 
 if TYPE_CHECKING:
     from launcher.runs.run import Opener
@@ -57,6 +61,36 @@ def _read_allocated() -> tuple[Host, ...]:
         raise missing("no hosts given", fix, _NAME_HOSTS)
     click.echo(f"launch: hosts of {allocation.describe()}", err=True)
     return allocation.hosts()
+
+
+def read_lineup(choice: HostChoice, restarts: RestartOptions) -> tuple[tuple[Host, ...], tuple[Host, ...]]:
+    """Return the hosts of a run and its spares; raise UsageError if there are none.
+
+    In a Slurm job the nodes beyond --num-nodes are spares.
+    """
+    hosts = read_hosts(choice)
+    is_allocated = choice.hosts is None and choice.hostfile is None
+    if is_allocated and restarts.restarts and restarts.spares is None and choice.num_nodes is not None:
+        beyond = read_hosts(replace(choice, num_nodes=None))[len(hosts) :]
+        return hosts, tuple(replace(host, is_spare=True) for host in beyond)
+    return part_spares(hosts, restarts.spares)
+
+
+def refuse_spares(job: Job, hosts: Sequence[Host], spares: Sequence[Host], restarts: RestartOptions) -> None:
+    """Raise UsageError for spares and other options of restarts that can have no effect; say which are not used."""
+    if not restarts.restarts:
+        for name in ("spares", "min_nodes"):
+            if is_on_command_line(name):
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option} works only with --restarts", f"add --restarts N, or omit {option}")
+        if spares:
+            names = fold_names(host.name for host in spares)
+            tell(f"launch: {names}: marked spare, and used only with --restarts")
+    if restarts.min_nodes is not None and restarts.min_nodes > len(hosts):
+        raise UsageError(f"--min-nodes {restarts.min_nodes}: the run has only {count(len(hosts), 'host')}", "lower it")
+    if spares and job.master_addr is not None:
+        text = "--master-addr can't be given with spares: one of them may become node 0, and has another address"
+        raise UsageError(text, "set addr= in a hostfile instead")
 
 
 def choose_way(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,11 +22,14 @@ _TEXT_WIDTH = 70
 _ON_ALL = "on all"
 
 
-async def check(job: Job, session: Session, pythons: Sequence[str]) -> Inspection:
-    """Inspect all hosts and disconnect; at a signal, report which have failed so far and raise Interrupted."""
+async def check(job: Job, session: Session, pythons: Sequence[str], incidents: Mapping[str, str]) -> Inspection:
+    """Inspect all hosts and disconnect; at a signal, report which have failed so far and raise Interrupted.
+
+    incidents: what went wrong with hosts in earlier runs.
+    """
     with session.catch_signals():
         try:
-            return await Inspector(job, session, pythons, with_checks=True).ask()
+            return await Inspector(job, session, pythons, with_checks=True, incidents=incidents).ask()
         except Interrupted:
             session.say_failures()
             raise

@@ -30,6 +30,7 @@ class Host:
     port: int | None = None
     address: str | None = None  # the IP address at which the other hosts reach it (data network)
     slots: int | None = None  # processes (GPUs) it offers
+    is_spare: bool = False  # it takes the place of a host that fails
     gpus: tuple[int, ...] | None = None  # chosen by --include or --exclude, in the order written
     source: str = ""  # "hostfiles/two:3" or "--hosts", for error messages
     dialect: str = field(default="", compare=False)  # of that source, for display; no property of the host
@@ -37,6 +38,21 @@ class Host:
 
 # What --include or --exclude lists for each host (by key): its GPUs, or None for the whole host.
 _Choice = dict[str, tuple[int, ...] | None]
+
+
+def part_spares(hosts: Sequence[Host], spares: int | None) -> tuple[tuple[Host, ...], tuple[Host, ...]]:
+    """Return the hosts of a run and its spares: the last ones, or those that the hostfile marks; keep the order."""
+    marked = [host for host in hosts if host.is_spare]
+    if spares is not None and marked:
+        text = f"--spares and {shown('spare')} in {marked[0].source} both choose the spares"
+        raise UsageError(text, "use only one of them")
+    last = len(hosts) - (spares or 0)
+    found = tuple(marked) or tuple(hosts[max(last, 0) :])
+    kept = tuple(host for host in hosts if host not in found)
+    found = tuple(replace(host, is_spare=True) for host in found)
+    if not kept:
+        raise UsageError(f"{count(len(found), 'spare')}, and no host besides", "name more hosts, or fewer spares")
+    return kept, found
 
 
 def select_hosts(

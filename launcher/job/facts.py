@@ -164,6 +164,7 @@ class NodeFacts:
 
     folder: str  # the run's private directory there
     hostname: str = ""
+    machine: str | None = None  # equal for two names of one machine or container
     cpu_count: int | None = None
     home: str = ""
     ssh_client: str | None = None  # the launch host, as this node sees it

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from launcher.hosts.host import Host
 from launcher.job.facts import NodeFacts
 from launcher.job.job import Job
 from launcher.preflight import activation, comparison, condition, gpus, links, network, requirements
-from launcher.preflight.findings import Finding, Node, fold
+from launcher.preflight.findings import WARNING, Finding, Node, fold
 
 
 def find_problems(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Finding]:
@@ -33,6 +33,15 @@ def find_all(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> lis
         activation.find_passed_over(nodes), *each, network.check(nodes), links.check(nodes), comparison.check(nodes)
     )
     return sorted(fold(found), key=lambda finding: finding.severity.rank)
+
+
+def find_incidents(hosts: Sequence[Host], incidents: Mapping[str, str]) -> list[Finding]:
+    """Return a warning for each host with which something went wrong in earlier runs."""
+    return [
+        Finding((host.name,), incidents[host.name], f"test it, or launch hosts --forget {host.name}", WARNING)
+        for host in hosts
+        if host.name in incidents
+    ]
 
 
 def _nodes(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Node]:

@@ -34,11 +34,23 @@ class _Trait:
 
 def check(nodes: Sequence[Node]) -> Iterator[Finding]:
     """Yield how nodes differ from each other."""
+    yield from _check_spares(nodes)
     for trait in _TRAITS:
         yield from _compare(trait, nodes)
     yield from _compare_releases(nodes)
     yield from _check_clocks(nodes)
     yield from _check_faster_network(nodes)
+
+
+def _check_spares(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """Yield the spares that are another name of a machine in the run: they would fail together with it."""
+    first: dict[str, Node] = {}
+    for node in sorted(nodes, key=lambda node: node.host.is_spare):
+        machine = node.fact.machine
+        other = first.setdefault(machine, node) if machine is not None else node
+        if other is not node and node.host.is_spare:
+            text = f"it is a spare, but the same machine as {other.name}"
+            yield Finding((node.name,), text, "name another machine as the spare")
 
 
 def _compare(trait: _Trait, nodes: Sequence[Node]) -> Iterator[Finding]:

@@ -14,6 +14,8 @@ In reading order:
     result        how an attempt ended, as a value and for run.json
     gpu_memory    whether the GPUs are as free as before the first attempt
     attempt       Attempt: inspect, plan, start, watch, stop, report
+    incidents     what went wrong with which host in the last runs
+    lineup        which hosts a run uses, and which spares wait
     outcomes      how an attempt ended -> what that means for what follows
     run           Run: attempts, until one succeeds or another would be pointless
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +64,7 @@ class RunOptions:
     shown_ranks: frozenset[int] | None = None  # whose output the screen shows; None: all
     restarts: int = 0  # how many may follow without progress
     progress_dir: str | None = None  # where the ranks save; only what is saved there counts as progress
+    min_nodes: int | None = None  # with how many the run may continue if no spare is left; None: with all
     saved_s: float = 60.0  # before the failure: what was saved later may be its reason
 
 
@@ -73,6 +74,7 @@ class Learned:
 
     attempts: int = 0  # before this one
     warnings: set[str] = field(default_factory=set)  # that were printed
+    incidents: Mapping[str, str] = field(default_factory=dict)  # by host, of earlier runs
     gpu_memory: dict[str, dict[int, int]] = field(default_factory=dict)  # in use before the first attempt there, in MiB
 
 
@@ -80,12 +82,15 @@ class Attempt:
     """One start of a run on its hosts, to the last process gone; `Run` makes it, and says what follows."""
 
     def __init__(
-        self, job: Job, session: Session, outputs: Sequence[NodeOutput], record: RunRecord, *,
-        screen: Screen, own_python: str, options: RunOptions, learned: Learned, is_last_try: bool,
+        self, job: Job, session: Session, outputs: list[NodeOutput], record: RunRecord, *,
+        screen: Screen, own_python: str, options: RunOptions, learned: Learned, is_last_try: bool, spares: int = 0,
     ) -> None:  # fmt: skip
-        """learned: from earlier attempts, and extended here; is_last_try: a lost port ends the run."""
+        """spares: how many of the session's hosts, the last ones, are only checked.
+
+        learned: from earlier attempts, and extended here; is_last_try: a lost port ends the run.
+        """
         self._job = job
-        self._session = session
+        self.session = session
         self._outputs = outputs
         self._record = record
         self._own_python = own_python
@@ -94,6 +99,7 @@ class Attempt:
         self._options = options
         self._learned = learned
         self._is_last_try = is_last_try
+        self._spares = spares
         self._stacks = StackTaker(session, record, screen)
         self._plan: LaunchPlan | None = None
         self._began_at = self._started_at = wall_clock()
@@ -102,7 +108,7 @@ class Attempt:
 
     async def execute(self) -> Result:
         """Run the job to its end on all nodes; raise LauncherError if it can't start."""
-        session = self._session
+        session = self.session
         with session.catch_signals(on_quit=self._stacks.take):
             try:
                 await self._check()
@@ -124,9 +130,10 @@ class Attempt:
 
     async def _check(self) -> None:
         """Ask all hosts, and plan; raise if something would break the run."""
-        job, session, share = self._job, self._session, self._options.share
+        job, session, share = self._job, self.session, self._options.share
+        pythons = candidate_pythons(job, self._own_python)
         inspector = Inspector(
-            job, session, candidate_pythons(job, self._own_python), with_checks=self._options.with_checks
+            job, session, pythons, with_checks=self._options.with_checks, incidents=self._learned.incidents
         )
         inspection = await inspector.ask(has_master=not (share and share[1]))
         if inspection.failures:
@@ -139,7 +146,10 @@ class Attempt:
         if inspector.job != job:
             self._say(f"launch: {count(len(inspection.hosts), 'host')} without GPUs, so the run uses CPUs")
             self._job = inspector.job
-        self._plan = build_plan(self._job, session.hosts, inspection.facts, share)
+        if self._spares:
+            session.release_after(len(session.hosts) - self._spares)
+            del self._outputs[len(session.hosts) :]
+        self._plan = build_plan(self._job, session.hosts, inspection.facts[: len(session.hosts)], share)
         refuse_unknown_ranks(self._plan, self._options.shown_ranks)
         self._verdict = Verdict(session, self._plan, self._outputs, share is None, wall_clock())
         self._say_plan(inspection)
@@ -155,8 +165,8 @@ class Attempt:
         assert self._plan is not None
         for line in report.plan_lines(self._plan):
             self._say(line)
-        for index, host in enumerate(self._session.hosts):
-            for line in self._session.noise(index).splitlines():
+        for index, host in enumerate(self.session.hosts):
+            for line in self.session.noise(index).splitlines():
                 self._say(f"launch: {host.name}'s login shell printed: {line}")
 
     async def _print_plan(self) -> Result:
@@ -164,7 +174,7 @@ class Attempt:
         self._screen.emit("plan", run=None, name=self._record.name, **as_dry_record(self._plan))
         for line in report.plan_lines(self._plan):
             self._screen.show(line)
-        census = await self._session.stop_all(timeout_s=0)
+        census = await self.session.stop_all(timeout_s=0)
         self._record.discard()
         return self._make_result(census)
 
@@ -210,7 +220,7 @@ class Attempt:
             output.first_rank = node.first_rank
             if number:
                 output.note(f"---- restart {number} ----")
-            self._session.start_ranks(
+            self.session.start_ranks(
                 index, archive, payload_name=ARCHIVE_NAME, imports_torch=bool(node.argv),
                 with_stacks=self._job.with_stacks, **start_fields(node, number),
             )  # fmt: skip
@@ -218,7 +228,7 @@ class Attempt:
     async def _watch(self) -> Cause | None:
         """Wait until all nodes have succeeded, or the first failure is known; a hang may be one."""
         assert self._plan is not None and self._verdict is not None
-        session, verdict = self._session, self._verdict
+        session, verdict = self.session, self._verdict
         with (
             self._stacks.allowed(self._plan),
             EarlyExitNotice(session, self._plan).allowed(),
@@ -249,17 +259,17 @@ class Attempt:
         """Stop all nodes, and show the output that was still on its way."""
         if self._verdict is not None:
             self._verdict.stopped_at = wall_clock()
-        census = await self._session.stop_all(timeout_s)
+        census = await self.session.stop_all(timeout_s)
         for output in self._outputs:
             output.finish(ended_well=ended_well)
         return census
 
     async def _stop_interrupted(self, number: int) -> Result:
         if self._plan is None or self._options.is_dry:
-            self._session.say_failures()
+            self.session.say_failures()
             return self._make_result(await self._end(timeout_s=0), interrupted_by=number)
         timeout_s = self._job.stop_timeout_s
-        nodes = count(len(self._session.hosts), "host")
+        nodes = count(len(self.session.hosts), "host")
         self._say(
             f"launch: stopping the run on {nodes}, up to {timeout_s:g} s to save (Ctrl-C again: kill now)",
             Style.TEXT,
@@ -283,7 +293,7 @@ class Attempt:
             return self._make_result(census, cause, has_lost_port=True)
         if cause is not None:
             self._screen.withhold()
-            self._say("launch: " + report.failed_first_line(cause, len(self._session.hosts)), Style.STRONG)
+            self._say("launch: " + report.failed_first_line(cause, len(self.session.hosts)), Style.STRONG)
             await self._look_for_checkpoint()
         census = await self._end(self._job.stop_timeout_s, ended_well=cause is None)
         if cause is None:
@@ -298,17 +308,17 @@ class Attempt:
         folder, options = self._options.progress_dir, self._options
         if not options.restarts or folder is None:
             return
-        living = [state for state in self._session.states if not state.is_lost and state.census is None]
+        living = [state for state in self.session.states if not state.is_lost and state.census is None]
         most_s = wall_clock() - self._started_at
-        self._session.send_to_all(messages.LOOK, folder=folder, least_s=options.saved_s, most_s=most_s)
+        self.session.send_to_all(messages.LOOK, folder=folder, least_s=options.saved_s, most_s=most_s)
         with contextlib.suppress(Interrupted):  # Run has heard it too
             deadline = time.monotonic() + LOOK_S
-            await self._session.pump(lambda: all(state.has_looked or state.is_lost for state in living), deadline)
+            await self.session.pump(lambda: all(state.has_looked or state.is_lost for state in living), deadline)
 
     def _has_saved(self) -> bool | None:
         if self._options.progress_dir is None:
             return None
-        return any(state.has_saved for state in self._session.states)
+        return any(state.has_saved for state in self.session.states)
 
     def _make_result(
         self, census: Census, cause: Cause | None = None, interrupted_by: int | None = None, *,
@@ -335,14 +345,14 @@ class Attempt:
 
     def _has_lost_network(self) -> bool:
         """Return whether this machine was suspended, or lost all of its hosts: then none of them is to blame."""
-        kinds = [state.failure.kind for state in self._session.states if state.failure is not None]
-        has_lost_all = len(self._session.states) > 1 and all(state.is_lost for state in self._session.states)
+        kinds = [state.failure.kind for state in self.session.states if state.failure is not None]
+        has_lost_all = len(self.session.states) > 1 and all(state.is_lost for state in self.session.states)
         return HostFailureKind.STANDSTILL in kinds or has_lost_all
 
     def _find_fence(self) -> float:
         """Return for how many seconds ranks may still be alive, and save, on hosts that could not be asked."""
         window_s = self._job.silence_s + self._job.stop_timeout_s + FENCE_SLACK_S
-        lost = [state.ended.at for state in self._session.states if state.ended and state.may_run and not state.census]
+        lost = [state.ended.at for state in self.session.states if state.ended and state.may_run and not state.census]
         return max(0.0, max(lost, default=0.0) + window_s - wall_clock())
 
     def _say_cause(self, told: Failure, census: Census) -> Cause:
@@ -384,7 +394,7 @@ class Attempt:
     def _has_lost_port(self, cause: Cause) -> bool:
         """Return whether the port that `launch` chose and held for torchrun was taken when torchrun came."""
         failure = cause.failure
-        has_begun = any(state.started for state in self._session.states)
+        has_begun = any(state.started for state in self.session.states)
         is_torchrun = failure.kind is FailureKind.TORCHRUN
         is_ours = self._job.master_port is None and is_torchrun and failure.node_rank == 0
         return is_ours and not has_begun and cause.explanation is not None and cause.explanation.name in _PORT_TAKEN

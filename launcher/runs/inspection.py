@@ -6,7 +6,7 @@ A host that fails is left out from then on; the answers of the others still coun
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from launcher.job.facts import Link, NodeFacts, Probe, Probes
 from launcher.job.job import Job, ProgramKind
 from launcher.job.plan import master_address, settle_device
 from launcher.node import messages
-from launcher.preflight.checks import find_all, find_problems
+from launcher.preflight.checks import find_all, find_incidents, find_problems
 from launcher.preflight.findings import PROBLEM, Finding, Severity
 from launcher.preflight.network import data_address, find_unreachable_master
 from launcher.session.node_state import NodeState
@@ -50,11 +50,16 @@ class Inspection:
 class Inspector:
     """Asks all nodes of a session, one step after the other."""
 
-    def __init__(self, job: Job, session: Session, pythons: Sequence[str], *, with_checks: bool) -> None:
+    def __init__(
+        self, job: Job, session: Session, pythons: Sequence[str], *, with_checks: bool,
+        incidents: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """incidents: what went wrong with hosts in earlier runs."""
         self.job = job  # on CPUs, once it is known that the hosts leave no choice
         self._session = session
         self._pythons = pythons  # candidates for a Python with torch
         self._with_checks = with_checks
+        self._incidents = incidents or {}
         self._began_at = wall_clock()
         self._facts: dict[int, NodeFacts] = {}  # by index, of the nodes that have answered so far
 
@@ -73,6 +78,8 @@ class Inspector:
         find = find_all if self._with_checks else find_problems
         facts = list(self._facts.values())
         findings += find(self.job, self._hosts(), facts)
+        if self._with_checks:
+            findings += find_incidents(self._hosts(), self._incidents)
         failures = tuple(self._session.failures())
         return Inspection(tuple(self._hosts()), tuple(facts), tuple(findings), failures, wall_clock() - self._began_at)
 

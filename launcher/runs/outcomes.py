@@ -28,6 +28,7 @@ _KNOWN = {
         ("slurm-time", "slurm-preemption", "slurm-node", "slurm-cancelled", "slurm-aborted"), Outcome.STOPPED
     ),
 }
+_OTHERS_MEMORY = "had a GPU filled by another program"
 _SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 _EXIT_ARGUMENTS = 2  # of argparse and click
 
@@ -59,6 +60,24 @@ def judge_refusal(error: LauncherError, hosts: Collection[str]) -> Ending:
     return Ending(Outcome.INPUT if isinstance(error, UsageError) else Outcome.ERROR)
 
 
+def find_incidents(cause: Cause | None, refusal: LauncherError | None, ending: Ending | None) -> dict[str, str]:
+    """Return, for each host that is to blame for the end of an attempt, what went wrong with it.
+
+    ending: None if the attempt succeeded. A host is not to blame for what the user's program does.
+    """
+    if ending is None or ending.outcome is not Outcome.HOST:
+        known = cause.explanation.name if cause is not None and cause.explanation is not None else ""
+        return {cause.failure.host: _OTHERS_MEMORY} if cause is not None and known == "gpu-memory-shared" else {}
+    if isinstance(refusal, GpusInUseError):
+        what = "kept GPU memory in use"
+    elif refusal is not None:
+        what = "lost" if isinstance(refusal, UnreachableError) else "failed its checks"
+    else:
+        is_lost = cause is not None and cause.failure.kind in (FailureKind.CONNECTION, FailureKind.SUPERVISOR)
+        what = "lost" if is_lost else "had a broken GPU"
+    return dict.fromkeys(ending.suspects, what)
+
+
 def _find_outcome(result: Result) -> tuple[Outcome, tuple[str, ...]]:
     cause = result.cause
     if cause is None or result.interrupted_by is not None:
@@ -71,7 +90,7 @@ def _find_outcome(result: Result) -> tuple[Outcome, tuple[str, ...]]:
     if failure.kind is FailureKind.HANG:
         return Outcome.HANG, (failure.host,) if failure.rank is not None else ()
     if failure.role is Role.CONSEQUENCE:
-        return Outcome.CONSEQUENCE, ()
+        return Outcome.CONSEQUENCE, (failure.host,)  # where it was noticed first, which blames nobody
     suspects = tuple(dict.fromkeys(each.host for each in (failure, *cause.same)))
     if failure.kind in (FailureKind.CONNECTION, FailureKind.SUPERVISOR):
         return Outcome.HOST, suspects

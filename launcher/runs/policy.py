@@ -43,6 +43,7 @@ class Ending:
     is_everywhere: bool = False  # it failed in the same way on all hosts
     has_trained: bool = False  # its ranks ran, and wrote something
     has_progress: bool = False  # it got further than the attempts before it
+    is_replaced: bool = False  # it could not start, and other hosts take the place of those that failed
     has_left: bool = False  # processes of it are still alive, although they were killed
 
 
@@ -61,7 +62,6 @@ class Restart:
     pause_s: float
     left: int  # restarts, this one not counted
     without: tuple[str, ...] = ()  # hosts that others replace, if there are any
-    is_searched: bool = False  # first find out which hosts fail together
 
 
 def decide(attempts: Sequence[Ending], restarts: int) -> Stop | Restart:
@@ -79,7 +79,6 @@ def decide(attempts: Sequence[Ending], restarts: int) -> Stop | Restart:
         pause_s=_find_pause(attempts),
         left=left,
         without=last.suspects if last.outcome in _BLAMES_HOSTS or _is_repeated_wait(attempts) else (),
-        is_searched=_is_repeated_wait(attempts) and not last.suspects,
     )
 
 
@@ -133,7 +132,7 @@ def _count_spent(attempts: Sequence[Ending]) -> int:
     for attempt in attempts:
         if attempt.has_progress:
             spent = 0
-        spent += attempt.outcome not in _COST_NONE
+        spent += attempt.outcome not in _COST_NONE and not attempt.is_replaced
     return spent
 
 
@@ -154,7 +153,7 @@ def _is_repeated_wait(attempts: Sequence[Ending]) -> bool:
 def _find_pause(attempts: Sequence[Ending]) -> float:
     """Return the seconds to wait: none after the first failure, then twice as long each time."""
     failures = sum(attempt.outcome is not Outcome.PORT for attempt in attempts)
-    if attempts[-1].outcome is Outcome.PORT:
+    if attempts[-1].outcome is Outcome.PORT or attempts[-1].is_replaced:
         return 0.0
     if failures < 2 and attempts[-1].outcome is not Outcome.NETWORK:
         return 0.0

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,9 @@ from launcher.output.style import Style
 from launcher.runs import report
 from launcher.runs.attempt import Attempt, Learned, RunOptions
 from launcher.runs.gpu_memory import FREED_S, LOOK_AGAIN_S, GpusInUseError
-from launcher.runs.outcomes import judge_refusal, judge_result
+from launcher.runs.incidents import HostMemory
+from launcher.runs.lineup import Lineup
+from launcher.runs.outcomes import find_incidents, judge_refusal, judge_result
 from launcher.runs.policy import MOST_PORTS, Ending, Outcome, Restart, Stop, decide
 from launcher.runs.result import Result, as_record
 from launcher.session.node_state import Census
@@ -42,10 +45,12 @@ class Run:
 
     def __init__(
         self, job: Job, hosts: Sequence[Host], open_transport: Opener, record: RunRecord, screen: Screen,
-        options: RunOptions,
+        options: RunOptions, *, spares: Sequence[Host] = (), memory: HostMemory | None = None,
     ) -> None:  # fmt: skip
+        """memory: of what went wrong with the hosts in earlier runs; None: nothing is remembered."""
         self._job = job
-        self._hosts = tuple(hosts)
+        self._lineup = Lineup(hosts, spares, options.min_nodes)
+        self._memory = memory
         self._open_transport = open_transport
         self._record = record
         self._screen = screen
@@ -53,7 +58,8 @@ class Run:
         self._options = options
         self._began_at = wall_clock()
         self._signals: asyncio.Queue[int] = asyncio.Queue()
-        self._learned = Learned()
+        names = [host.name for host in (*hosts, *spares)]
+        self._learned = Learned(incidents=memory.describe(names, self._began_at) if memory is not None else {})
         self._endings: list[Ending] = []
         self._attempts: list[dict[str, Any]] = []  # for run.json
 
@@ -84,15 +90,16 @@ class Run:
             if self._options.is_dry or (not self._endings and not result.ranks):
                 return self._return_unstarted(result)
             if result.exit_code == 0:
-                self._note_attempt(began_at, result, None, None)
+                self._note_attempt(began_at, result, None, None, None)
                 return self._conclude(result, self._finished_words(result))
             ending = self._judge(result, refusal)
             self._endings.append(ending)
             decision = decide(self._endings, self._options.restarts)
-            self._note_attempt(began_at, result, ending, decision)
+            self._note_attempt(began_at, result, refusal, ending, decision)
             if isinstance(decision, Stop):
                 return self._conclude_failure(result, decision)
             self._say_restart(result, decision)
+            self._line_up(result, decision)
             try:
                 await self._pause(max(decision.pause_s, result.fence_s))
             except Interrupted as interruption:
@@ -122,30 +129,44 @@ class Run:
     def _open_attempt(self) -> Attempt:
         number = len(self._endings)
         # What it says of the hosts, such as which of them is this machine, was printed at the first attempt.
-        transport = self._open_transport(self._hosts, self._say if number == 0 else _ignore)
+        spares = self._lineup.spares if number == 0 else ()  # later each is checked when it is needed
+        hosts = (*self._lineup.hosts, *spares)
+        transport = self._open_transport(hosts, self._say if number == 0 else _ignore)
         first_node = (self._options.share or (1, 0))[1]
         self._record.attempt = number
-        outputs = self._screen.outputs(self._hosts, self._record, first_node=first_node)
+        outputs = self._screen.outputs(hosts, self._record, first_node=first_node)
         job = self._job
         terms = Terms(
             self._record.run_id, job.env, loader_pythons(job.python), silence_s=job.silence_s,
             stop_timeout_s=job.stop_timeout_s, connect_timeout_s=job.connect_timeout_s,
         )  # fmt: skip
-        session = Session(self._hosts, transport, outputs, terms, say=self._say, progress=self._screen.progress)
+        session = Session(hosts, transport, outputs, terms, say=self._say, progress=self._screen.progress)
         ports = [ending.outcome is Outcome.PORT for ending in self._endings[-MOST_PORTS:]]
         return Attempt(
             job, session, outputs, self._record,
             screen=self._screen, own_python=sys.executable, options=self._options, learned=self._learned,
-            is_last_try=len(ports) == MOST_PORTS and all(ports),
+            is_last_try=len(ports) == MOST_PORTS and all(ports), spares=len(spares),
         )  # fmt: skip
 
     def _judge(self, result: Result, refusal: LauncherError | None) -> Ending:
-        hosts = [host.name for host in self._hosts]
+        hosts = [host.name for host in self._lineup.hosts]
         if result.interrupted_by is not None or not self._signals.empty():  # a signal may come while it is stopped
             return Ending(Outcome.STOPPED)
         if refusal is not None:
-            return judge_refusal(refusal, hosts)
+            ending = judge_refusal(refusal, hosts)
+            return replace(ending, is_replaced=self._lineup.can_replace(ending.suspects))
         return judge_result(result, hosts)
+
+    def _line_up(self, result: Result, decision: Restart) -> None:
+        """Replace the hosts that the next attempt does without."""
+        if result.ranks:
+            self._lineup.note_start()
+        changes = self._lineup.replace(decision.without)
+        if not changes:
+            return
+        nodes, batch = len(self._lineup.hosts), "; the global batch changes with the number of ranks"
+        shrinks = any(text.startswith("without ") for text in changes)
+        self._say(f"launch: {', '.join(changes)}, on {count(nodes, 'host')}{batch if shrinks else ''}", Style.STRONG)
 
     async def _pause(self, seconds: float) -> None:
         """Wait between two attempts; raise Interrupted for a signal."""
@@ -161,11 +182,12 @@ class Run:
         raise Interrupted(number)
 
     def _note_attempt(
-        self, began_at: float, result: Result, ending: Ending | None, decision: Restart | Stop | None
-    ) -> None:
+        self, began_at: float, result: Result, refusal: LauncherError | None, ending: Ending | None,
+        decision: Restart | Stop | None,
+    ) -> None:  # fmt: skip
         self._attempts.append(
             {
-                "hosts": [host.name for host in self._hosts],
+                "hosts": [host.name for host in self._lineup.hosts],
                 "master_port": result.master_port,
                 "began_at": iso_time(began_at),
                 "ended_at": iso_time(wall_clock()),
@@ -176,6 +198,11 @@ class Run:
             }
         )
         self._record.update({"attempts": self._attempts})
+        if self._memory is not None:
+            names = [host.name for host in self._lineup.hosts]
+            incidents = find_incidents(result.cause, refusal, ending)
+            at = wall_clock()
+            self._memory.note(self._record.run_id, at, {name: incidents.get(name) for name in names})
 
     # ---- messages -----------------------------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ def read_facts(message: Mapping[str, Any], folder: str) -> NodeFacts:
         return NodeFacts(
             folder=folder,
             hostname=str(message["hostname"]),
+            machine=_text_or_none(message.get("machine")),
             cpu_count=_count(message["cpu_count"]),
             home=str(message["home"]),
             ssh_client=_address_or_none(message["ssh_client"]),

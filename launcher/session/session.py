@@ -39,7 +39,8 @@ Listener = Callable[[Event], object]
 class Session:
     """All nodes of a job: opened together, asked together, stopped together.
 
-    `hosts[i]` and `states[i]` are the same node for as long as the session lives; a node that fails keeps its place.
+    `hosts[i]` and `states[i]` are the same node for as long as the session lives; a node that fails keeps its place,
+    and only the last ones may be released.
     Only `pump` takes events, so states change only while somebody awaits it or `stop_all`, or when this class sends
     something. Interrupted and the failures of watched tasks are raised only there. `is_done` is never called between
     two events that came together.
@@ -122,6 +123,12 @@ class Session:
         self._pool.connections[index].send(messages.START, archive, **order)
         self.states[index].stage = Stage.IMPORTING_TORCH if imports_torch else Stage.STARTING_RANKS
 
+    def release_after(self, number: int) -> None:
+        """Keep the first nodes only: the others end what they have begun, and nothing they send counts any more."""
+        for connection in self._pool.connections[number:]:
+            connection.send(messages.STOP, timeout_s=0)
+        del self.hosts[number:], self.states[number:]
+
     # ---- hearing ------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -180,7 +187,7 @@ class Session:
             raise Interrupted(event.fields["signal"])
         if event.kind == BROKEN:
             raise event.fields["error"]
-        if event.kind == WAKE:  # of no node: its index is none
+        if event.kind == WAKE or event.index >= len(self.states):  # of no node, or of a released one
             return
         self.states[event.index].take(event)
         for kind, listener in self._listeners:
@@ -204,7 +211,7 @@ class Session:
         self._noticed_at = time.monotonic()
         has_output = any(output.heard_at for output in self._outputs)
         quiet: dict[Stage, list[str]] = {}
-        for index, (state, output) in enumerate(zip(self.states, self._outputs, strict=True)):
+        for index, (state, output) in enumerate(zip(self.states, self._outputs, strict=False)):
             has_shown = has_output if state.stage is Stage.RUNNING_RANKS else output.has_lines
             has_shown = has_shown and state.stage is not Stage.STOPPING
             is_over = state.ended is not None or state.census is not None
@@ -222,7 +229,7 @@ class Session:
         A host whose connection was lost is asked over a new one; its own supervisor is ending the run there.
         A signal that comes meanwhile kills what is left at once.
         """
-        for state, connection in zip(self.states, self._pool.connections, strict=True):
+        for state, connection in zip(self.states, self._pool.connections, strict=False):  # without the released ones
             state.has_orders = connection.recall()
             state.stage = Stage.STOPPING
         self.send_to_all(messages.STOP, timeout_s=timeout_s)

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import pytest
 from node_process import is_alive, shell, wait_until
@@ -26,7 +24,7 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import create_record
-from launcher.runs.attempt import RunOptions
+from launcher.runs.attempt import Attempt, RunOptions
 from launcher.runs.result import Result
 from launcher.runs.run import Run
 from launcher.session.session import Session
@@ -199,11 +197,12 @@ def interrupt_run(
     """Run, and press Ctrl-C once the latest attempt has got so far."""
     screen = Screen()
     sessions: list[Session] = []
-    open_session = Session.open
 
-    def open_noted(session: Session, *args: Any, **wanted: Any) -> None:
-        sessions.append(session)
-        open_session(session, *args, **wanted)
+    class WatchedRun(Run):
+        def _open_attempt(self) -> Attempt:
+            attempt = super()._open_attempt()
+            sessions.append(attempt.session)
+            return attempt
 
     record = create_record(folder / "logs", datetime.now(), lambda path, error: None)
     program = Program(ProgramKind.COMMAND, "/bin/sh", ("-c", script))
@@ -211,15 +210,14 @@ def interrupt_run(
 
     async def run() -> Result:
         hosts, options = [Host(name) for name in ways], RunOptions(with_checks=False, restarts=restarts)
-        run = Run(job, hosts, lambda hosts, say: TransportByHost(ways), record, screen, options)
+        run = WatchedRun(job, hosts, lambda hosts, say: TransportByHost(ways), record, screen, options)
         pressing = asyncio.create_task(interrupt_when(lambda: sessions and when(sessions[-1])))
         try:
             return await asyncio.wait_for(run.execute(), DEADLINE_S)
         finally:
             pressing.cancel()
 
-    with patch.object(Session, "open", open_noted):
-        return asyncio.run(run()), screen.words, record.folder
+    return asyncio.run(run()), screen.words, record.folder
 
 
 CONSEQUENCE = "torch.distributed.DistBackendError: Connection closed by peer"
@@ -297,7 +295,7 @@ def interrupt_check(when: Callable[[Session], object], **ways: Transport) -> lis
         job = Job(Program(ProgramKind.COMMAND, "true", ()), nproc=1, cpu=True)
         try:
             with pytest.raises(Interrupted):
-                await asyncio.wait_for(check.check(job, session, []), DEADLINE_S)
+                await asyncio.wait_for(check.check(job, session, [], {}), DEADLINE_S)
         finally:
             pressing.cancel()
 

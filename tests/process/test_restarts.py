@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from machines.patience import DEADLINE_S
 from screen import Screen
+from transport_by_host import TransportByHost
 
-from launcher.errors import HostFailure, HostFailureKind
+from launcher.errors import HostFailure, HostFailureKind, UnreachableError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.output.run_folder import create_record
@@ -25,7 +26,10 @@ from launcher.transports.base import Channel, Transport, TransportError
 from launcher.transports.local import LocalTransport
 
 # Fails once with each of these exit codes, and then succeeds.
-FAILS = 'set -- {codes}; shift $LAUNCH_ATTEMPT; [ $# = 0 ] || {{ echo "$RANK fails" >&2; exit $1; }}; echo "$RANK ok"'
+FAILS = (
+    'set -- {codes}; if [ $LAUNCH_ATTEMPT -lt $# ]; then shift $LAUNCH_ATTEMPT; echo "$RANK fails" >&2; exit $1; fi; '
+    'echo "$RANK ok"'
+)
 
 
 @dataclass
@@ -44,7 +48,7 @@ class Done:
 
 def run(
     folder: Path, script: str, *, restarts: int, transport: Transport | None = None, names: Sequence[str] = ("n1",),
-    **options: Any,
+    spares: Sequence[str] = (), **options: Any,
 ) -> Done:  # fmt: skip
     screen = Screen()
     record = create_record(folder / "logs", datetime.now(), lambda path, error: None)
@@ -54,10 +58,9 @@ def run(
 
     async def execute() -> Result:
         run_options = RunOptions(with_checks=False, restarts=restarts, **options)
-        hosts = [Host(name) for name in names]
-        return await asyncio.wait_for(
-            Run(job, hosts, lambda hosts, say: ways, record, screen, run_options).execute(), DEADLINE_S
-        )
+        hosts, waiting = ([Host(name) for name in some] for some in (names, spares))
+        run = Run(job, hosts, lambda hosts, say: ways, record, screen, run_options, spares=waiting)
+        return await asyncio.wait_for(run.execute(), DEADLINE_S)
 
     return Done(asyncio.run(execute()), screen.words, record.folder)
 
@@ -112,7 +115,8 @@ def test_without_restarts_nothing_is_said_of_them(tmp_path: Path) -> None:
 
 def test_a_checkpoint_is_progress(tmp_path: Path) -> None:
     """Each attempt saves a new file before it fails in the same way as the one before."""
-    script = f"mkdir -p saves; >saves/$LAUNCH_ATTEMPT; sleep 0.3; {FAILS.format(codes='3 3 3')}"
+    script = f"[ $RANK = 0 ] && mkdir -p saves && >saves/$LAUNCH_ATTEMPT; sleep 0.3; {FAILS.format(codes='3 3 3')}"
+    script = f"[ $RANK = 0 ] || [ $LAUNCH_ATTEMPT = 3 ] || exec sleep 300; {script}"
     done = run(tmp_path, script, restarts=1, progress_dir="saves", saved_s=0.1)
     assert done.result.exit_code == 0
     assert [attempt["progress"] for attempt in done.record["attempts"]] == [True, True, True, False]
@@ -166,8 +170,54 @@ def test_a_host_that_stays_away_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_the_first_start_must_be_right(tmp_path: Path) -> None:
-    from launcher.errors import UnreachableError
-
     with pytest.raises(UnreachableError):
         run(tmp_path, "exit 0", restarts=9, transport=LateTransport(range(9)))
     assert not (tmp_path / "logs").exists()
+
+
+# ---- spares ---------------------------------------------------------------------------------------------------------
+
+
+def by_host(**away: range) -> TransportByHost:
+    """Return the way to hosts on this machine, of which some can't be reached for a while."""
+    names = ("n1", "n2", "n3", "n4")
+    return TransportByHost({name: LateTransport(away.get(name, range(0))) for name in names})
+
+
+SHOW = 'echo "$RANK of $WORLD_SIZE"; '
+
+
+def test_a_spare_takes_the_place_of_a_host_that_stays_away(tmp_path: Path) -> None:
+    """n2 is there at first, and then no more."""
+    done = run(
+        tmp_path, SHOW + FAILS.format(codes="3"), restarts=1, names=("n1", "n2"), spares=("n3",),
+        transport=by_host(n2=range(1, 99)),
+    )  # fmt: skip
+    assert done.result.exit_code == 0
+    assert [attempt["hosts"] for attempt in done.record["attempts"]] == [["n1", "n2"], ["n1", "n2"], ["n1", "n3"]]
+    assert "launch: n3 takes the place of n2, on 2 hosts" in done.words
+    assert [node["host"] for node in done.record["plan"]["nodes"]] == ["n1", "n3"]
+    assert "[n3:2] 2 of 4" in (done.folder / "node_1.log").read_text()
+
+
+def test_spares_are_checked_before_the_start(tmp_path: Path) -> None:
+    with pytest.raises(UnreachableError) as caught:
+        run(tmp_path, "exit 0", restarts=1, spares=("n2",), transport=by_host(n2=range(99)))
+    assert [failure.host for failure in caught.value.failures] == ["n2"]
+
+
+def test_a_spare_is_idle_and_nothing_is_left_on_it(tmp_path: Path) -> None:
+    done = run(tmp_path, 'echo "$RANK of $WORLD_SIZE"', restarts=1, spares=("n2",), transport=by_host())
+    assert done.words[-1].endswith("2 ranks succeeded, 0 processes left on 1 host")
+    assert not (done.folder / "node_1.log").exists()
+
+
+def test_the_run_continues_on_fewer_hosts(tmp_path: Path) -> None:
+    done = run(
+        tmp_path, SHOW + FAILS.format(codes="3"), restarts=1, names=("n1", "n2", "n3"), min_nodes=2,
+        transport=by_host(n1=range(1, 99)),
+    )  # fmt: skip
+    assert done.result.exit_code == 0
+    assert "launch: without n1, on 2 hosts; the global batch changes with the number of ranks" in done.words
+    assert "0 of 4" in (done.folder / "node_0.log").read_text()
+    assert done.record["attempts"][-1]["hosts"] == ["n2", "n3"]

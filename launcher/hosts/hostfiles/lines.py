@@ -1,6 +1,6 @@
 """Parse one line of a hostfile, whichever tool it was written for.
 
-    [user@]NAME-or-range[:N] key=value ...          one host or range with settings,
+    [user@]NAME-or-range[:N] key=value ... [spare]  one host or range with settings,
     [user@]NAME-or-range[:N] [, ][user@]NAME ...    or one or more without, separated by commas or spaces
 
 Ambiguous text is an error: `host:8` (slots for Hydra, the SSH port for others), `host 8`.
@@ -34,7 +34,9 @@ SPELLINGS = {
 }
 _KEYS = ("slots", "user", "port", "addr")
 _KEYS_FIX = "use slots=, user=, port= or addr="
+_SPARE = "spare"  # the only setting without a value
 _BLANKS = re.compile(r"[ \t]+")
+_MARKED = re.compile(rf"[^, \t]+[ \t]+{_SPARE}")
 _EQUALS = re.compile(r"[ \t]*=[ \t]*")
 _RANGE = re.compile(r"\[[^\]:]*\]")  # an IPv6 address has brackets and colons
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -71,7 +73,7 @@ def parse_item(item: Item, colon: Colon | None = None) -> Iterator[Entry]:
     """Yield the hosts of a line or item; raise UsageError if it is wrong or ambiguous."""
     if item.settings is not None:
         yield _parse_host(item.text, item.settings, colon)
-    elif "=" in item.text:
+    elif "=" in item.text or _MARKED.fullmatch(item.text):
         target, *words = _BLANKS.split(_EQUALS.sub("=", item.text))
         yield _parse_host(target, [_split_setting(word) for word in words], colon)
     else:
@@ -107,6 +109,7 @@ def _parse_host(target: str, pairs: Sequence[tuple[str, str]], colon: Colon | No
         port=_parse_bounded("port", values.get("port"), MAX_PORT),
         address=_parse_address(values.get("addr")),
         slots=_parse_slots(values.get("slots"), values.get("max_slots")),
+        is_spare=_parse_spare(values.get(_SPARE)),
     )
     traits = {setting.trait for setting in settings}
     if _RANGE.search(target):
@@ -177,6 +180,8 @@ def _is_address(word: str) -> bool:
 
 def _split_setting(word: str) -> tuple[str, str]:
     key, equals, value = word.partition("=")
+    if word == _SPARE:
+        return _SPARE, "true"
     if not equals:
         fix = f"write one host or range per line; for settings, {_KEYS_FIX}"
         raise UsageError(f"expected key=value, got {shown(word)}", fix)
@@ -187,7 +192,7 @@ def _read_setting(spelling: str, value: str) -> _Setting:
     key = SPELLINGS.get(spelling, spelling)
     if key == "binding":
         raise UsageError("binding= of MPICH Hydra isn't supported: launch doesn't bind ranks to cores", "remove it")
-    if key not in (*_KEYS, "max_slots"):
+    if key not in (*_KEYS, "max_slots", _SPARE):
         near = nearest(key, _KEYS)
         raise UsageError(f"unknown key {shown(spelling)}", f"write '{near}'" if near else _KEYS_FIX)
     return _Setting(key, value, spelling, f"{spelling}={value}")
@@ -199,6 +204,12 @@ def _parse_slots(slots: str | None, most: str | None) -> int | None:
     if count is not None and limit is not None and limit < count:
         raise UsageError(f"max_slots={limit} is less than slots={count}", "keep slots= alone, with the number you want")
     return limit if count is None else count
+
+
+def _parse_spare(value: str | None) -> bool:
+    if value not in (None, "true", "false"):
+        raise UsageError(f"spare must be true or false, got {shown(str(value))}", f"write {_SPARE} alone")
+    return value == "true"
 
 
 def _parse_bounded(key: str, value: str | None, high: int) -> int | None:

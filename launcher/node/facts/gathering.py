@@ -28,9 +28,12 @@ def write_facts_and_exit(output_fd: int, wanted: dict[str, Any]) -> NoReturn:
 
 def gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
     """Return the facts as JSON values; if `wanted` has `checks`, include those that only the preflight checks need."""
+    from launcher.node.facts import machine
+
     folder = os.path.expanduser(wanted.get("workdir") or "~")
     facts: dict[str, Any] = {
         "hostname": socket.gethostname(),
+        "machine": machine.find_identity(),
         "cpu_count": cpus.count_cpus(),
         "home": os.path.expanduser("~"),
         **_launcher_ends(),

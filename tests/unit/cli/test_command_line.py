@@ -57,7 +57,7 @@ def jobs(monkeypatch):
     """Take the jobs instead of running them; each ends with exit code 7."""
     taken = []
 
-    def take(job, hosts, open_transport, output, run_options):
+    def take(job, hosts, open_transport, output, run_options, *more):
         transport = open_transport(hosts, print)
         taken.append((job, [host.name for host in hosts], type(transport).__name__, run_options))
         return 7

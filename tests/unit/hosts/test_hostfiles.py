@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import EXIT_USAGE, HostfileError, UsageError
-from launcher.hosts.host import Host, select_hosts
+from launcher.hosts.host import Host, part_spares, select_hosts
 from launcher.hosts.hostfiles import TARGETS, parse_hostfile, parse_hosts, read_hostfile, write_hosts
 
 SAMPLES = Path(__file__).parents[3] / "hostfiles"
@@ -388,11 +388,44 @@ SAMPLE_HOSTS = {
     "openmpi": "gpu1=8 gpu2.example.com=8 ann@10.0.0.3=4:2222 gpu4=4 gpu5",
     "pdsh": "gpu1 gpu2 gpu3 gpu7 login gpu08 gpu09 rack1-node1 rack1-node2 rack2-node1 rack2-node2 spare.example.com",
     "sample": "gpu1=8 gpu2 gpu3=8 gpu4=8 gpu7=8 node01=4 node02=4 ann@lab1:2222 ann@lab2:2222 "
-    "login.example.com=8/10.0.0.12 2001:db8::7 2001:db8::8/fd00::8",
+    "login.example.com=8/10.0.0.12 gpu9=8 2001:db8::7 2001:db8::8/fd00::8",
     "slurm": "gpu1 gpu2 gpu3 gpu007 gpu008 gpu009 gpu010 login",
     "ssh-aliases": "lab-a lab-b=4",
     "two-nodes": "node1 node2",
 }
+
+
+@pytest.mark.parametrize(
+    ("line", "marked"),
+    [
+        ("gpu9 spare", ["gpu9"]),
+        ("gpu9 slots=8 spare", ["gpu9"]),
+        ("ann@gpu[8-9] spare port=22", ["gpu8", "gpu9"]),
+        ("gpu9 spare=false", []),
+        ("gpu8, spare", []),  # a list of two hosts
+        ("gpu8 gpu9 spare", []),
+    ],
+)
+def test_a_spare_is_marked(line, marked):
+    assert [host.name for host in parse_hostfile(line, "two") if host.is_spare] == marked
+
+
+def test_spares_are_the_last_hosts_or_those_that_are_marked():
+    hosts = parse_hostfile("a\nb spare\nc", "two")
+    assert [[host.name for host in part] for part in part_spares(hosts, None)] == [["a", "c"], ["b"]]
+    plain = parse_hosts("a,b,c")
+    assert [[host.name for host in part] for part in part_spares(plain, 2)] == [["a"], ["b", "c"]]
+    assert all(host.is_spare for host in part_spares(plain, 2)[1])
+    assert part_spares(plain, None) == (plain, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "spares", "error"),
+    [("a spare\nb", 1, "both choose the spares"), ("a\nb", 2, "no host besides"), ("a spare", None, "no host besides")],
+)
+def test_spares_that_cannot_be(text, spares, error):
+    with pytest.raises(UsageError, match=error):
+        part_spares(parse_hostfile(text, "two"), spares)
 
 
 def test_every_sample_has_its_hosts():

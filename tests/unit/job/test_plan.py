@@ -28,7 +28,10 @@ ADDRESS_LIST = (
     ("eth0", "10.9.0.1"),
     ("eth1", "10.8.0.1"),
 )
-RANK_SHELL = 'D=$1; shift; echo "$LOCAL_RANK $$" >"$D/ranks"; exec "$@" 1<>"$D/out.$LOCAL_RANK" 2<>"$D/err.$LOCAL_RANK"'
+RANK_SHELL = (
+    'D=$1; shift; echo "$LOCAL_RANK $$" >"$D/ranks"; TORCHELASTIC_RESTART_COUNT=${LAUNCH_ATTEMPT:-0} '
+    'exec "$@" 1<>"$D/out.$LOCAL_RANK" 2<>"$D/err.$LOCAL_RANK"'
+)
 GPU_ENV = (
     "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1"  # no folder of a run
 )

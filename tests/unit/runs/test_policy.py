@@ -57,7 +57,7 @@ def test_without_restarts_none_follows() -> None:
         ([NAN, Ending(Outcome.IMPORT, ("gpu2",))], Restart("a module is missing on gpu2", 5, 1, ("gpu2",))),
         ([Ending(Outcome.DISK, ("gpu2",))], Restart("a disk of gpu2 is full", 0, 2, ("gpu2",))),
         ([LOST_RANK], Restart("ranks lost each other", 0, 2)),
-        ([LOST_RANK, HANG], Restart("the run hung", 5, 1, is_searched=True)),
+        ([LOST_RANK, HANG], Restart("the run hung", 5, 1)),
         ([ODD], Restart("the run hung", 0, 2)),  # the odd rank may be the one that works
         ([ODD, ODD], Restart("the run hung", 5, 1, ("gpu3",))),
         ([Ending(Outcome.NETWORK)], Restart("the network of this machine failed", 5, 3)),
