@@ -20,7 +20,7 @@ _GROUPS = {
     "Environment": ("python", "venv", "conda", "setup", "env", "env_file"),
     "Network": ("master_addr", "master_port", "rdzv_timeout", "silence"),
     "Stopping and restarts": (
-        "stop_timeout", "hang_timeout", "stacks", "restarts", "progress_dir", "spares", "min_nodes",
+        "stop_timeout", "hang_timeout", "on_hang", "stacks", "restarts", "progress_dir", "spares", "min_nodes",
     ),
     "Checks": ("dry_run", "check", "no_check", "max_size"),
     "Output": ("quiet", "ranks", "as_json", "log_dir", "name", "note", "verbose", "fold", "target", "plot"),

@@ -17,7 +17,16 @@ from launcher.cli.trailing_options import refuse_trailing
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.job.activation import find_active_env
-from launcher.job.job import COLLECTIVES_MODULE, DEFAULT_PROGRAM, TRAINER_MODULE, Activation, Job, Program, ProgramKind
+from launcher.job.job import (
+    COLLECTIVES_MODULE,
+    DEFAULT_PROGRAM,
+    TRAINER_MODULE,
+    Activation,
+    Job,
+    OnHang,
+    Program,
+    ProgramKind,
+)
 from launcher.job.slurm_allocation import read_allocation, refuse_gpus
 from launcher.job.variables import VISIBLE_DEVICES, forwarded, parse_settings, read_env_file
 
@@ -50,6 +59,7 @@ def read_job(request: JobRequest, words: Sequence[str], hosts: Sequence[Host]) -
         legacy=request.legacy,
         with_stacks=request.stacks,
         hang_timeout_s=request.hang_timeout_s,
+        on_hang=read_on_hang(request),
         in_script="LAUNCH_SCRIPT" in os.environ,
     )
 
@@ -149,6 +159,13 @@ def read_size(request: JobRequest, hosts: Sequence[Host]) -> int | None:
             fix = "pass --nproc N, or set slots=N in the hostfile"
             raise missing("--cpu needs a number of processes", fix, ("nproc",))
     return size
+
+
+def read_on_hang(request: JobRequest) -> OnHang:
+    """Return what follows a hang: a timeout that the user chose ends the run, and a learned one doesn't."""
+    if request.on_hang is not None:
+        return OnHang(request.on_hang)
+    return OnHang.TELL if request.hang_timeout_s is None else OnHang.RESTART
 
 
 def read_activation(environment: PythonEnvironment, workdir: str | None) -> Activation:

@@ -85,7 +85,8 @@ class JobRequest:
     timeouts: Timeouts
     master_addr: str | None = None
     stacks: bool = True
-    hang_timeout_s: float | None = None
+    hang_timeout_s: float | None = None  # None: auto
+    on_hang: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

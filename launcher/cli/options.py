@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from launcher.cli.defaults import use_defaults
 from launcher.cli.option_groups import Timeouts
 from launcher.escapes import one_line
 from launcher.hosts.ranges import shown
+from launcher.job.job import OnHang
 from launcher.transports.registry import TRANSPORTS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -37,6 +39,14 @@ class _Duration(click.types.FloatParamType):
         if seconds < self._least_s:
             self.fail(f"must be at least {self._least_s:g}s, got {value!r}", param, ctx)
         return seconds
+
+
+class _HangTimeout(_Duration):
+    """A time, `auto` (None) or `off` (infinite)."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        named = {"auto": None, "off": math.inf}
+        return named[value] if value in named else super().convert(value, param, ctx)
 
 
 class _File(click.Path):
@@ -151,8 +161,12 @@ _HANGS = (
         help="Let Ctrl-\\ show Python stacks through faulthandler if py-spy is missing or not permitted.",
     ),
     click.option(
-        "--hang-timeout", metavar="T", type=_Duration(0.1),
-        help="If no rank prints for T, show the stacks and stop.  [default: off]",
+        "--hang-timeout", metavar="T|auto|off", type=_HangTimeout(0.1), default="auto", show_default=True,
+        help="Treat a run in which no rank prints for T as hung.",
+    ),
+    click.option(
+        "--on-hang", type=click.Choice([each.value for each in OnHang]),
+        help="Show the stacks, and also end or restart the run.  [default: tell for auto, else restart]",
     ),
 )  # fmt: skip
 _RESTARTS = (

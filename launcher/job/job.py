@@ -50,6 +50,14 @@ class Activation:
         return bool(self.venv or self.conda)
 
 
+class OnHang(Enum):
+    """What follows when no rank has printed for too long."""
+
+    TELL = "tell"  # the stacks are taken, and the run continues
+    END = "end"  # the stacks are taken, and the run ends
+    RESTART = "restart"  # the same, and with --restarts it is started again
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A training job: the program, its size on every node, and how it is watched."""
@@ -76,7 +84,8 @@ class Job:
     with_stacks: bool = (
         True  # ranks are ready to write their stack, by a sitecustomize that `launch` puts on their path
     )
-    hang_timeout_s: float | None = None  # without output; None: no limit
+    hang_timeout_s: float | None = None  # without output; None: learned from the run, infinite: no limit
+    on_hang: OnHang = OnHang.TELL
     in_script: bool = False  # started by scripts/ssh/, where users pass options in LAUNCH_OPTS
 
     @property

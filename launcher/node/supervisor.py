@@ -283,7 +283,8 @@ class Supervisor:
         from launcher.node.processes import stacks
 
         if self._steps is None:
-            number, ranks, folder = header["number"], self._owned.ranks, self._stacks_folder
+            number, ranks = header["number"], self._owned.ranks
+            folder = "" if header.get("is_gentle") and self._stacks_folder else self._stacks_folder
             stacks.send_stacks(self._loop, self._send_queue, number, ranks, self._env, folder)
 
     def _look(self, header: dict[str, Any], _: bytes) -> None:

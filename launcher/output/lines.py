@@ -25,6 +25,7 @@ class LineStream:
         self._clock = clock
         self._progress_at = -PROGRESS_S
         self.tail = b""
+        self.count = 0  # of its first lines, as its feeder says
         self.heard_at = 0.0  # wall-clock: when its last bytes came, as its feeder says
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:

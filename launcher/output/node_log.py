@@ -18,6 +18,8 @@ from launcher.output.exit_race import ExitRace
 from launcher.output.lines import STDERR, STDOUT, LineStream
 from launcher.private_files import make_private, open_private
 
+RHYTHM_LINES = 3
+
 
 class NodeLog:
     """The log file of a node, and the files that its ranks left; a write error goes to `complain` only."""
@@ -96,6 +98,8 @@ class NodeOutput:
         self._stamped_at, self._last_stamp = 0, b""  # in milliseconds
         self.has_lines = False
         self.heard_at = 0.0  # monotonic: when a rank wrote last, be it half a line
+        self.longest_gap_s = 0.0  # between two pieces of its ranks' output
+        self.has_rhythm = False  # a rank has printed so many lines that its gaps mean something
 
     def feed(self, local_rank: int | None, stream: int, data: bytes) -> None:
         """Take a piece of a rank's output, or of torchrun's if local_rank is None."""
@@ -103,12 +107,18 @@ class NodeOutput:
             if self._is_finished:
                 return
             if local_rank is not None:
-                self.heard_at = time.monotonic()
+                now = time.monotonic()
+                self.longest_gap_s = max(self.longest_gap_s, now - self.heard_at if self.heard_at else 0.0)
+                self.heard_at = now
             lines = self._streams.get((local_rank, stream))
             if lines is None:
                 lines = self._streams[local_rank, stream] = LineStream()
             lines.heard_at = self._clock()
-            self._emit(local_rank, stream, *lines.feed(data))
+            for_log, for_screen = lines.feed(data)
+            if local_rank is not None and not self.has_rhythm:
+                lines.count += for_log.count(b"\n")
+                self.has_rhythm = lines.count >= RHYTHM_LINES
+            self._emit(local_rank, stream, for_log, for_screen)
 
     def note(self, text: str) -> None:
         """Write a line of `launch` itself to the log."""

@@ -38,7 +38,8 @@ from launcher.preflight.summary import summarize
 from launcher.runs import report
 from launcher.runs.early_exits import EarlyExitNotice
 from launcher.runs.gpu_memory import measure_use, refuse_unfreed
-from launcher.runs.hangs import HangWatch, StackTaker
+from launcher.runs.hang_watch import HangWatch
+from launcher.runs.hangs import StackTaker
 from launcher.runs.inspection import Inspection, Inspector
 from launcher.runs.result import Result
 from launcher.runs.verdict import Verdict
@@ -232,7 +233,7 @@ class Attempt:
         with (
             self._stacks.allowed(self._plan),
             EarlyExitNotice(session, self._plan).allowed(),
-            HangWatch(session, self._plan, self._outputs, self._stacks, self._job.hang_timeout_s) as watch,
+            HangWatch(session, self._plan, self._outputs, self._stacks, self._job) as watch,
         ):
             self._hang = watch
             await session.pump(

@@ -1,24 +1,19 @@
-"""Show the stacks of all ranks of a hanging run on Ctrl-\\, and stop a run that has been silent for too long."""
+"""Show the stacks of all ranks, on Ctrl-\\ or when a run has been silent for too long."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from launcher.clock import wall_clock
-from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.diagnosis.stacks import FoldedStacks, Stack, fold, folded_lines, parse_stack, stack_lines
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.node import messages
-from launcher.output.lines import STDERR, STDOUT
-from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import RunRecord
 from launcher.output.screen import Screen
 from launcher.session.connection import Event
 from launcher.session.session import Session
-from launcher.wording import count, span
+from launcher.wording import count
 
 ANSWER_S = 5.0  # a node needs up to 4 s where py-spy and then the rank itself are slow
 
@@ -52,8 +47,11 @@ class StackTaker:
                 self._timer.cancel()
                 self._timer = None
 
-    def take(self, *, is_announced: bool = False) -> asyncio.Future[FoldedStacks | None]:
-        """Ask, and show the answers that come within 5 s; None if there is no rank to ask."""
+    def take(self, *, is_announced: bool = False, is_gentle: bool = False) -> asyncio.Future[FoldedStacks | None]:
+        """Ask, and show the answers that come within 5 s; None if there is no rank to ask.
+
+        is_gentle: only look at the ranks from outside; a signal may interrupt a system call.
+        """
         if self._result is not None and not self._result.done():
             return self._result  # one is on its way
         loop = asyncio.get_running_loop()
@@ -67,7 +65,7 @@ class StackTaker:
         self._answers = {}
         if not is_announced:
             self._session.say(f"launch: taking the stacks of {count(len(self._wanted), 'rank')}")
-        self._session.send_to_all(messages.STACKS, number=self._number)
+        self._session.send_to_all(messages.STACKS, number=self._number, is_gentle=is_gentle)
         self._timer = loop.call_later(ANSWER_S, self._finish)
         return self._result
 
@@ -143,70 +141,3 @@ def _as_record(folded: FoldedStacks) -> dict[str, object]:
             for group in folded.groups
         ],
     }
-
-
-class HangWatch:
-    """Watches whether any rank prints anything; if none does for too long, `failure` says so."""
-
-    def __init__(
-        self,
-        session: Session,
-        plan: LaunchPlan,
-        outputs: Sequence[NodeOutput],
-        stacks: StackTaker,
-        timeout_s: float | None,
-    ) -> None:
-        self.failure: Failure | None = None
-        self._session = session
-        self._plan = plan
-        self._outputs = outputs
-        self._stacks = stacks
-        self._timeout_s = timeout_s
-        self._task: asyncio.Task[None] | None = None
-        self._began_at = time.monotonic()
-
-    def __enter__(self) -> HangWatch:
-        if self._timeout_s is not None:
-            self._task = self._session.watch(self._watch(self._timeout_s))
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _watch(self, timeout_s: float) -> None:
-        while self.failure is None:
-            heard_at = self._heard_at()
-            left_s = heard_at + timeout_s - time.monotonic()
-            if left_s > 0:
-                await asyncio.sleep(left_s)
-                continue
-            self._session.say(f"launch: no output for {span(timeout_s)}, taking the stacks of all ranks")
-            folded = await self._stacks.take(is_announced=True)
-            if self._heard_at() == heard_at:
-                self.failure = self._describe(timeout_s, folded)
-            else:
-                self._session.say("launch: there is output again, so the run continues")
-        self._session.wake()
-
-    def _heard_at(self) -> float:
-        """Return when a rank last printed, or the start if none has: many runs hang before their first line."""
-        return max(self._began_at, *(output.heard_at for output in self._outputs))
-
-    def _describe(self, timeout_s: float, folded: FoldedStacks | None) -> Failure:
-        text = f"no output for {span(timeout_s)} (--hang-timeout)"
-        if folded is None or not folded.odd:
-            first = self._plan.nodes[0]
-            return Failure(first.host.name, first.node_rank, FailureKind.HANG, wall_clock(), text=text)
-        odd = folded.odd[0]
-        index = next(
-            place for place, node in enumerate(self._plan.nodes) if 0 <= odd.rank - node.first_rank < node.nproc
-        )
-        node, output = self._plan.nodes[index], self._outputs[index]
-        local_rank = odd.rank - node.first_rank
-        return Failure(
-            host=odd.host, node_rank=node.node_rank, kind=FailureKind.HANG, at=wall_clock(), rank=odd.rank,
-            local_rank=local_rank, text=f"{text}, {folded.verdict}", gpu=node.gpu_of(local_rank),
-            stdout=output.tail(local_rank, STDOUT).decode("utf-8", "replace"),
-            stderr=output.tail(local_rank, STDERR).decode("utf-8", "replace"),
-        )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 from launcher.clock import boottime, iso_time, wall_clock
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError
 from launcher.hosts.host import Host
-from launcher.job.job import Job
+from launcher.job.job import Job, OnHang
 from launcher.output.run_folder import RunRecord
 from launcher.output.screen import Screen
 from launcher.output.style import Style
@@ -155,7 +155,9 @@ class Run:
         if refusal is not None:
             ending = judge_refusal(refusal, hosts)
             return replace(ending, is_replaced=self._lineup.can_replace(ending.suspects))
-        return judge_result(result, hosts)
+        ending = judge_result(result, hosts)
+        is_ended = ending.outcome is Outcome.HANG and self._job.on_hang is OnHang.END
+        return replace(ending, outcome=Outcome.STOPPED) if is_ended else ending
 
     def _line_up(self, result: Result, decision: Restart) -> None:
         """Replace the hosts that the next attempt does without."""

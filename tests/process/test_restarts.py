@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from transport_by_host import TransportByHost
 
 from launcher.errors import HostFailure, HostFailureKind, UnreachableError
 from launcher.hosts.host import Host
-from launcher.job.job import Job, Program, ProgramKind
+from launcher.job.job import Job, OnHang, Program, ProgramKind
 from launcher.output.run_folder import create_record
 from launcher.runs.attempt import RunOptions
 from launcher.runs.result import Result
@@ -48,12 +48,13 @@ class Done:
 
 def run(
     folder: Path, script: str, *, restarts: int, transport: Transport | None = None, names: Sequence[str] = ("n1",),
-    spares: Sequence[str] = (), **options: Any,
+    spares: Sequence[str] = (), on_hang: OnHang = OnHang.TELL, **options: Any,
 ) -> Done:  # fmt: skip
     screen = Screen()
     record = create_record(folder / "logs", datetime.now(), lambda path, error: None)
     program = Program(ProgramKind.COMMAND, "/bin/sh", ("-c", script))
     job = Job(program, nproc=2, cpu=True, stop_timeout_s=0.5, connect_timeout_s=DEADLINE_S, workdir=str(folder))
+    job = replace(job, on_hang=on_hang)
     ways = transport or LocalTransport()
 
     async def execute() -> Result:
@@ -221,3 +222,44 @@ def test_the_run_continues_on_fewer_hosts(tmp_path: Path) -> None:
     assert "launch: without n1, on 2 hosts; the global batch changes with the number of ranks" in done.words
     assert "0 of 4" in (done.folder / "node_0.log").read_text()
     assert done.record["attempts"][-1]["hosts"] == ["n2", "n3"]
+
+
+# ---- hangs ----------------------------------------------------------------------------------------------------------
+
+# Hangs in the first attempt, after three lines; says so before, since the end of the run is not to be waited for.
+HANGS = "for each in 1 2 3; do echo line; done; [ $LAUNCH_ATTEMPT = 1 ] || sleep {hang_s}; echo on"
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.runs.hang_watch.LEAST_S", 0.5)
+    monkeypatch.setattr("launcher.runs.hang_watch._LOOK_S", 0.05)
+    monkeypatch.setattr("launcher.runs.hangs.ANSWER_S", 0.2)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_run_that_may_hang_continues(tmp_path: Path) -> None:
+    done = run(tmp_path, HANGS.format(hang_s=3), restarts=0)
+    assert done.result.exit_code == 0
+    assert sum(line.endswith("taking the stacks of all ranks") for line in done.words) == 1
+    assert any(line.startswith("launch: the run may hang") for line in done.words)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_before_its_third_line_no_run_hangs(tmp_path: Path) -> None:
+    done = run(tmp_path, "echo line; echo line; sleep 1.5", restarts=0)
+    assert not any("stacks" in line for line in done.words)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_run_that_hangs_comes_back(tmp_path: Path) -> None:
+    done = run(tmp_path, HANGS.format(hang_s=300), restarts=1, on_hang=OnHang.RESTART)
+    assert done.result.exit_code == 0
+    assert ", 2 attempts (the run hung), " in done.words[-1]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_hang_that_ends_the_run_is_not_followed_by_a_restart(tmp_path: Path) -> None:
+    done = run(tmp_path, HANGS.format(hang_s=300), restarts=1, on_hang=OnHang.END)
+    assert done.result.exit_code == 124
+    assert len(done.record["attempts"]) == 1

@@ -10,7 +10,10 @@ from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names, fold_runs, shown
 
-_FIELDS = {"slots": "slots=", "gpus": "the chosen GPUs", "user": "user=", "port": "port=", "address": "addr=", "is_spare": "spare"}
+_FIELDS = {
+    "slots": "slots=", "gpus": "the chosen GPUs", "user": "user=", "port": "port=", "address": "addr=",
+    "is_spare": "spare",
+}  # fmt: skip
 _LISTED_LENGTH = 60
 # PRRTE takes `ann.lee@gpu2` for a host ann, and stops at a zone and at a leading '_' (hostfile_lex.l; tried with 3.0).
 _OPEN_MPI_USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")

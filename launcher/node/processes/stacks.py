@@ -44,7 +44,8 @@ def send_stacks(
 ) -> None:
     """Answer a STACKS with one STACK for each running rank; py-spy is also looked for on the PATH of `env`.
 
-    armed_folder: what `faulthandler_stacks.arm` returned; None: the ranks can't write their stacks.
+    armed_folder: what `faulthandler_stacks.arm` returned; None: the ranks can't write their stacks; empty: nobody may
+    signal them.
     """
     for local_rank, process in ranks.items():
         if proc.is_alive(process):
@@ -189,6 +190,8 @@ class _Dump:
         """Return why the process must not be signalled, or None."""
         if self._folder is None:
             return "the run was started with --no-stacks"
+        if not self._folder:
+            return "only Ctrl-\\ and a hang that ends the run signal a rank"
         if self._answer.state == "T":
             return "a suspended process can't write its stack"
         path = faulthandler_stacks.find_file(self._process.pid, self._folder)
