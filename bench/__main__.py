@@ -1,4 +1,7 @@
-"""python -m bench [MEASURE...]: run the measures and print a table; exit with 1 if a limit is exceeded."""
+"""python -m bench [MEASURE...]: run the measures and print a table; exit with 1 if a limit is exceeded.
+
+`python -m bench soak` is something else: a run that is made to fail many times.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,14 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
+from bench import soak
 from bench.measures import MEASURES, missing_programs, parse_names
 
 
 def main() -> int:
-    """Run the measures that were requested."""
+    """Run the measures that were requested, or the soak."""
+    if sys.argv[1:2] == ["soak"]:
+        return soak.main(sys.argv[2:])
     console = Console(highlight=False)
     table = Table("measure", "value", "limit", "holds", "seen")
     all_hold = True

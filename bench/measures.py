@@ -18,6 +18,7 @@ from pathlib import Path
 from bench.ends import ends
 from bench.farm import Farm, farm
 from bench.includes import includes
+from bench.restarts import restarts
 from bench.timing import Row, median, run
 from bench.training import scaling, trainer
 from bench.transports import transports
@@ -162,6 +163,7 @@ MEASURES: dict[str, tuple[Callable[[], list[Row]], tuple[str, ...]]] = {
     "first-all-reduce": (first_all_reduce, ("sshd", "ssh")),
     "checks": (checks, ("sshd",)),
     "ends": (ends, ("sshd",)),
+    "restarts": (restarts, ("sshd",)),
     "flood": (flood, ("sshd", "ssh", "pdsh")),
     "idle": (idle, ("sshd",)),
     "many-hosts": (many_hosts, ("sshd", "ssh", "pdsh")),

@@ -9,6 +9,7 @@ after the other.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import shutil
@@ -16,7 +17,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -38,6 +40,9 @@ settings.register_profile("launcher", deadline=None, derandomize=os.environ.get(
 settings.load_profile("launcher")
 
 
+STATES = pytest.StashKey[Iterator[Path]]()  # a directory for each test
+
+
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]
     """Runs each file's tests in order in one worker; a worker that is done takes the next file."""
 
@@ -56,14 +61,19 @@ def pytest_configure(config: pytest.Config) -> None:
     _ignore_no_signal()
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):  # the tests name their Python; the terminal's doesn't count
         os.environ.pop(name, None)
-    state = tempfile.mkdtemp(prefix="launch-tests-")  # what launch remembers of hosts isn't the tests' to change
-    config.add_cleanup(lambda: shutil.rmtree(state, ignore_errors=True))
-    os.environ["XDG_STATE_HOME"] = state
+    states = tempfile.mkdtemp(prefix="launch-tests-")
+    config.add_cleanup(lambda: shutil.rmtree(states, ignore_errors=True))
+    config.stash[STATES] = (Path(states) / str(number) for number in itertools.count())
     workers = getattr(config.option, "tx", None) or []
     if set(workers) == {"popen"} and shutil.which(ALONE[0]) is not None:
         tried = subprocess.run([*ALONE, "true"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
         if tried.returncode == 0:
             config.option.tx = [f"popen//python={shlex.join([*ALONE, sys.executable])}"] * len(workers)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let no test meet what `launch` remembers of the hosts of another one, or of the user's."""
+    os.environ["XDG_STATE_HOME"] = str(next(item.config.stash[STATES]))
 
 
 def _ignore_no_signal() -> None:

@@ -112,7 +112,7 @@ def find_checkpoints(job: Job, run_id: str) -> str | None:
     if (job.program.kind, job.program.target) != (ProgramKind.BUILTIN, TRAINER_MODULE):
         return None
     args = job.program.args
-    for word, following in zip(args, [*args[1:], ""], strict=True):
+    for word, following in zip(args, [*args[1:], ""], strict=False):
         option, equals, value = word.partition("=")
         if option.replace("_", "-") == "--save-dir":
             return f"{value if equals else following}/checkpoints"

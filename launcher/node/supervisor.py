@@ -85,6 +85,7 @@ class Supervisor:
             os.environ["HOME"] = "/"
         self._env = dict(os.environ)
         self._cwd = "."  # of the ranks
+        self._started_at = time.time()  # they were
         self._reason: str | None = None  # why the run is being stopped, if the launcher did not ask for it
         self._steps: Ladder | None = None  # set once the run is being stopped
         self._step_timer: Timer | None = None
@@ -239,6 +240,7 @@ class Supervisor:
         self._leftover_folders = header.get("folders", [])
 
     def _start(self, header: dict[str, Any], payload: bytes) -> None:
+        self._started_at = time.time()
         self._inspection.stop_listening()
         if payload:
             assert self._folder is not None  # PREPARE comes first
@@ -291,7 +293,7 @@ class Supervisor:
         from launcher.node.processes import saves
 
         folder = os.path.join(self._cwd, os.path.expanduser(header["folder"]))
-        saves.report_save(self._loop, self._send_queue, folder, header["least_s"], header["most_s"])
+        saves.report_save(self._loop, self._send_queue, folder, self._started_at, header["least_s"])
 
     def _end_if_short(self) -> None:
         if self._is_short:

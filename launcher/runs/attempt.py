@@ -310,8 +310,7 @@ class Attempt:
         if not options.restarts or folder is None:
             return
         living = [state for state in self.session.states if not state.is_lost and state.census is None]
-        most_s = wall_clock() - self._started_at
-        self.session.send_to_all(messages.LOOK, folder=folder, least_s=options.saved_s, most_s=most_s)
+        self.session.send_to_all(messages.LOOK, folder=folder, least_s=options.saved_s)
         with contextlib.suppress(Interrupted):  # Run has heard it too
             deadline = time.monotonic() + LOOK_S
             await self.session.pump(lambda: all(state.has_looked or state.is_lost for state in living), deadline)

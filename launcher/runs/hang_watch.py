@@ -37,7 +37,8 @@ class HangWatch:
         self._plan = plan
         self._outputs = outputs
         self._stacks = stacks
-        self._timeout_s = job.hang_timeout_s
+        is_share = plan.nnodes > len(plan.nodes)  # of a run by hand: here, silence may be the rule
+        self._timeout_s = math.inf if is_share and job.hang_timeout_s is None else job.hang_timeout_s
         self._is_only_told = job.on_hang is OnHang.TELL
         self._task: asyncio.Task[None] | None = None
         self._began_at = time.monotonic()
@@ -80,11 +81,15 @@ class HangWatch:
             await asyncio.sleep(min(_LOOK_S, self._limit_s()))
 
     def _limit_s(self) -> float:
-        """Return how long all ranks may be silent: as the user said, or by the gaps of the host that prints most."""
+        """Return how long all ranks may be silent: as the user said, or by the gaps of the host that printed last.
+
+        Other hosts may have printed a few lines at the start, and nothing since.
+        """
         if self._timeout_s is not None:
             return self._timeout_s
-        gaps = [output.longest_gap_s for output in self._outputs if output.has_rhythm]
-        return max(LEAST_S, GAPS * min(gaps)) if gaps else math.inf
+        talkers = [output for output in self._outputs if output.has_rhythm]
+        last = max(talkers, key=lambda output: output.heard_at, default=None)
+        return max(LEAST_S, GAPS * last.longest_gap_s) if last is not None else math.inf
 
     def _heard_at(self) -> float:
         """Return when a rank last printed, or the start if none has: many runs hang before their first line."""

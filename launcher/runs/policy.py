@@ -71,7 +71,7 @@ def decide(attempts: Sequence[Ending], restarts: int) -> Stop | Restart:
     if why:
         return Stop(why)
     left = restarts - _count_spent(attempts)
-    if left < 0:
+    if left < 0 or (not restarts and last.outcome is not Outcome.PORT):
         used = {0: "--restarts is 0", 1: "the only restart is used"}
         return Stop(used.get(restarts, f"all {restarts} restarts are used"))
     return Restart(

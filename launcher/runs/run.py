@@ -112,14 +112,17 @@ class Run:
 
         Raise LauncherError if it can't start.
         """
-        deadline = boottime() + FREED_S
+        deadline, has_said = boottime() + FREED_S, False
         self._learned.attempts = len(self._endings)
         while True:
             try:
                 return await self._open_attempt().execute()
-            except GpusInUseError:
+            except GpusInUseError as error:
                 if boottime() > deadline:
                     raise
+                if not has_said:
+                    self._say(f"launch: {error.message}; waiting up to {FREED_S:g} s")
+                    has_said = True
             try:
                 await self._pause(LOOK_AGAIN_S)
             except Interrupted as interruption:

@@ -29,6 +29,8 @@ class Promise(enum.Enum):
     LOST = "a host is off, frozen or without network: it is named after `--silence`"
     ALONE = "a host without network stops its own ranks"
     ABSENT = "a host can't be reached: it is named, and nothing starts"
+    RESTART = "with `--restarts`: the run comes back, and never runs twice at the same time"
+    RESTART_LOST = "the same, if a host was lost and nobody can ask it what is left"
     OUTPUT = "output arrives to the last byte, and a slow reader never stalls the run"
     SECRET = "secrets reach the ranks and appear in no command line"
 
@@ -134,6 +136,7 @@ GAPS: Mapping[str, Mapping[Promise, str]] = {
     "local": {
         Promise.BROKEN: "not applicable: a pipe is the only connection",
         Promise.LOST: "not applicable (local)",
+        Promise.RESTART_LOST: "not applicable (local)",
         Promise.ALONE: "not applicable: there is no network",
         Promise.ABSENT: "not applicable (local)",
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -142,6 +143,29 @@ def test_the_built_in_trainer(launch: Launch) -> None:
     again = launch.run_command(*longer[1:])
     assert again.exit_code == 0, again
     assert f"[node1:0] resume  {folder}/checkpoints/step_60, step 60 of epoch 2" in again.lines
+
+
+def test_a_rank_is_killed_and_the_training_ends_as_if_it_was_not(launch: Launch) -> None:
+    shape = ("--layers", "1", "--dim", "32", "--context", "16", "--global-batch", "8")
+    train = ("-m", "launcher.trainer", *shape, "--save-every", "10", "--log-every", "10")
+    words = (*ONE_EACH, "--env", "OMP_NUM_THREADS=1")
+    whole = launch.run(*words, *train)
+    running = launch.start(*words, "--restarts", "1", *train)
+    running.wait_for("step 40 ")
+    torchrun = launch.hosts["node2"].torchrun()
+    rank = next(process for process in launch.hosts["node2"].ranks() if process.parent == torchrun.pid)
+    os.kill(rank.pid, signal.SIGKILL)
+    done = running.finish()
+    assert done.exit_code == 0, done
+    assert ", 2 attempts (a rank failed), 2 ranks succeeded, " in done.words[-1]
+    assert any(re.match(r"\[node1:0\] resume  outputs/\S+/checkpoints/step_[45]0, ", line) for line in done.lines)
+    losses = [
+        json.loads(line)["validation_loss"]
+        for each in (whole, done)
+        for line in (launch.folder / "outputs" / each.run_id / "metrics.jsonl").read_text().splitlines()
+        if "validation_loss" in line
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_singlenode(launch: Launch) -> None:

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 2.0  # of a file system that may hang; the launcher waits a little longer
 MOST_FILES = 20_000
+_TICK_S = 0.02  # the kernel takes a file's time from a clock that moves 100 times a second
 _YES = b"1"
 
 
-def report_save(loop: Loop, send_queue: SendQueue, folder: str, least_s: float, most_s: float) -> None:
-    """Answer a LOOK: whether a file in `folder` was last written at least `least_s` and at most `most_s` ago.
+def report_save(loop: Loop, send_queue: SendQueue, folder: str, since: float, least_s: float) -> None:
+    """Answer a LOOK: whether a file in `folder` was last written after `since`, and at least `least_s` ago.
 
     A child looks, since a hung file system must not block the supervisor.
     """
@@ -27,7 +28,7 @@ def report_save(loop: Loop, send_queue: SendQueue, folder: str, least_s: float, 
     pid = workers.fork()
     if pid == 0:
         try:
-            os.write(answer_write, _YES if has_save(folder, least_s, most_s) else b"0")
+            os.write(answer_write, _YES if has_save(folder, since, least_s) else b"0")
         finally:
             os._exit(0)
     os.close(answer_write)
@@ -39,12 +40,12 @@ def report_save(loop: Loop, send_queue: SendQueue, folder: str, least_s: float, 
     )
 
 
-def has_save(folder: str, least_s: float, most_s: float) -> bool:
-    """Tell whether a file below `folder` was last written at least `least_s` and at most `most_s` ago.
+def has_save(folder: str, since: float, least_s: float) -> bool:
+    """Tell whether a file below `folder` was last written after `since` (wall-clock), and at least `least_s` ago.
 
     Hidden and temporary files don't count: they are no checkpoints, or not whole.
     """
-    now, looked_at = time.time(), 0
+    latest, looked_at = time.time() - least_s, 0
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not _is_temporary(name)]
         for name in names:
@@ -52,10 +53,10 @@ def has_save(folder: str, least_s: float, most_s: float) -> bool:
             if looked_at > MOST_FILES:
                 return False
             try:
-                age_s = now - os.stat(os.path.join(place, name)).st_mtime
+                saved_at = os.stat(os.path.join(place, name)).st_mtime
             except OSError:  # removed meanwhile
                 continue
-            if least_s <= age_s <= most_s and not _is_temporary(name):
+            if since - _TICK_S <= saved_at <= latest and not _is_temporary(name):
                 return True
     return False
 

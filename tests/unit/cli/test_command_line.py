@@ -22,7 +22,7 @@ from launcher.errors import (
     PreflightError,
     UnreachableError,
 )
-from launcher.job.job import COLLECTIVES_MODULE, TRAINER_MODULE, Activation, Job, Program, ProgramKind
+from launcher.job.job import COLLECTIVES_MODULE, TRAINER_MODULE, Activation, Job, OnHang, Program, ProgramKind
 from launcher.runs.attempt import RunOptions
 from launcher.runs.result import Result
 from launcher.session.node_state import Census
@@ -385,6 +385,7 @@ def test_every_option_of_a_job_arrives(launch, jobs, monkeypatch):
         legacy=True,
         with_stacks=False,
         hang_timeout_s=600.0,
+        on_hang=OnHang.RESTART,
     )
     assert jobs == [(job, ["a", "b"], "FabricTransport", RunOptions())]
 

@@ -12,8 +12,8 @@ import pytest
 from launcher.cli.command_table import COMMANDS
 from launcher.cli.option_groups import OutputOptions
 from launcher.cli.run_origin import describe_origin
-from launcher.cli.runner import describe_trainer, trainer_command
-from launcher.job.job import DEFAULT_PROGRAM, Job, Program, ProgramKind
+from launcher.cli.runner import describe_trainer, find_checkpoints, trainer_command
+from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, Program, ProgramKind
 from launcher.runs.attempt import RunOptions
 
 TRAINER = Job(program=DEFAULT_PROGRAM)
@@ -93,3 +93,17 @@ def test_where_the_trainer_writes(
         monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
     said = describe_trainer("20261120-091233", RunOptions(share=share))
     assert said == f"the built-in trainer writes {place}"
+
+
+@pytest.mark.parametrize(
+    ("args", "folder"),
+    [
+        ((), "outputs/RUN/checkpoints"),
+        (("--save-dir", "a"), "a/checkpoints"),
+        (("--lr", "1", "--save_dir=my_dir"), "my_dir/checkpoints"),
+        (("--config", "c.yaml"), None),  # the file may name another one
+    ],
+)
+def test_where_the_built_in_trainer_saves(args: tuple[str, ...], folder: str | None) -> None:
+    assert find_checkpoints(Job(Program(ProgramKind.BUILTIN, TRAINER_MODULE, args)), "RUN") == folder
+    assert find_checkpoints(Job(Program(ProgramKind.SCRIPT, "train.py", args)), "RUN") is None

@@ -31,8 +31,8 @@ def write(path: Path, age_s: float) -> None:
 )
 def test_a_file_counts(tmp_path: Path, name: str, age_s: float, *, counts: bool) -> None:
     write(tmp_path / name, age_s)
-    assert has_save(str(tmp_path), 60, 200) is counts
+    assert has_save(str(tmp_path), time.time() - 200, 60) is counts
 
 
 def test_a_directory_that_is_missing_has_none(tmp_path: Path) -> None:
-    assert not has_save(str(tmp_path / "missing"), 0, 1e9)
+    assert not has_save(str(tmp_path / "missing"), 0, 0)

@@ -41,8 +41,13 @@ def test_no_other_attempt_follows(attempts: list[Ending], why: str) -> None:
     assert decide(attempts, 3) == Stop(why)
 
 
-def test_without_restarts_none_follows() -> None:
-    assert decide([NAN], 0) == Stop("--restarts is 0")
+@pytest.mark.parametrize("ending", [NAN, LOST_HOST, LOST_RANK, HANG, Ending(Outcome.NETWORK)])
+def test_without_restarts_none_follows(ending: Ending) -> None:
+    assert decide([ending], 0) == Stop("--restarts is 0")
+
+
+def test_a_lost_port_needs_no_restarts() -> None:
+    assert decide([PORT], 0) == Restart("another program took the port", 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,201 @@
+"""python -m bench soak [--runs N] [--seed S]: one run on 4 hosts that is made to fail N times, in random ways.
+
+After each fault the run must come back, and at the end nothing of it may be left. The launcher's memory, threads and
+descriptors must not grow. The faults follow from the seed, but not their exact times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bench.farm import Farm, farm
+
+HOSTS = 4
+PATIENCE_S = 60.0
+SILENCE_S = 2.0
+MOST_GROWTH_MIB = 8.0
+_SAMPLES = 10  # at the start and at the end
+
+# `launch` with pauses that don't grow: hundreds of failures in a row would take hours.
+_DRIVER = """\
+from launcher.runs import policy
+policy.FIRST_PAUSE_S = policy.LONGEST_PAUSE_S = 0.05
+from launcher.cli.main import main
+main()
+"""
+_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+# Above a rank: the shim, the supervisor, the guardian, and the sshd of the login.
+_SUPERVISOR, _GUARDIAN, _SESSION = 2, 3, 4
+
+
+def main(words: list[str]) -> int:
+    """Soak, print what was seen, and return 1 if something is left or has grown."""
+    parser = argparse.ArgumentParser(prog="python -m bench soak")
+    parser.add_argument("--runs", type=int, default=200, help="number of faults")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(words)
+    with farm(HOSTS) as hosts, tempfile.TemporaryDirectory(prefix="bench-soak-") as folder:
+        soak = Soak(hosts, Path(folder), random.Random(options.seed))
+        return soak.run(options.runs)
+
+
+class Soak:
+    """One launcher, the faults that it meets, and what it costs after each."""
+
+    def __init__(self, hosts: Farm, folder: Path, chance: random.Random) -> None:
+        self._folder = folder
+        self._chance = chance
+        self._errors = folder / "stderr"
+        self._output = folder / "stdout"
+        self._samples: list[tuple[float, int, int]] = []  # MiB, threads, descriptors
+        self._last_signal: int | None = None
+        argv = ["--ssh-config", hosts.ssh_config, "--hosts", ",".join(hosts.names), "--no-python", "--nproc", "1"]
+        argv += ["--silence", f"{SILENCE_S:g}", "--stop-timeout", "0.5", "--restarts", "1000000", "--workdir", "/"]
+        argv += ["--log-dir", folder / "logs", "sh", "-c", "echo ready $LAUNCH_ATTEMPT; exec sleep 600"]
+        with self._errors.open("wb") as errors, self._output.open("wb") as output:
+            self._launch = subprocess.Popen(
+                [sys.executable, "-c", _DRIVER, *argv], stdin=subprocess.DEVNULL, stdout=output, stderr=errors
+            )
+
+    def run(self, faults: int) -> int:
+        """Cause the faults one after the other; return the exit code."""
+        kinds: list[Callable[[], str]] = [
+            self._end_rank, self._kill_supervisor, self._kill_guardian, self._kill_both, self._cut, self._freeze,
+        ]  # fmt: skip
+        number = 0
+        for fault in range(faults):
+            number = self._await_attempt(number)
+            self._samples.append(self._measure())
+            said = self._chance.choice(kinds)()
+            print(f"soak: {fault + 1} of {faults}: attempt {number}: {said}", flush=True)
+            number += 1
+        self._await_attempt(number)
+        self._launch.send_signal(signal.SIGINT)
+        code = self._launch.wait(PATIENCE_S)
+        complaints = [*self._find_left(), *self._find_growth()]
+        if code != 128 + signal.SIGINT:
+            complaints.append(f"exit code {code}")
+        for line in complaints or ["nothing is left, and nothing has grown"]:
+            print(f"soak: {line}")
+        return 1 if complaints else 0
+
+    # ---- the run ------------------------------------------------------------------------------------------------
+
+    def _await_attempt(self, least: int) -> int:
+        """Wait until all ranks of an attempt with this number or a higher one are ready; return its number."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline and self._launch.poll() is None:
+            found = [int(each) for each in re.findall(r"ready (\d+)", self._output.read_text())]
+            if found and max(found) >= least and found.count(max(found)) == HOSTS:
+                return max(found)
+            time.sleep(0.05)
+        raise SystemExit(f"soak: the run did not come back:\n{self._errors.read_text()[-3000:]}")
+
+    def _measure(self) -> tuple[float, int, int]:
+        status = Path(f"/proc/{self._launch.pid}/status").read_text()
+        memory, threads = (int(re.findall(rf"{name}:\s+(\d+)", status)[0]) for name in ("VmRSS", "Threads"))
+        return memory / 1024, threads, len(list(Path(f"/proc/{self._launch.pid}/fd").iterdir()))
+
+    # ---- faults -------------------------------------------------------------------------------------------------
+
+    def _end_rank(self) -> str:
+        """Not in the same way as the rank before: the same failure twice without progress ends a run."""
+        number = self._chance.choice([each for each in _SIGNALS if each != self._last_signal])
+        self._last_signal = number
+        os.kill(self._pick_rank(), number)
+        return f"{number.name} to a rank"
+
+    def _kill_supervisor(self) -> str:
+        os.kill(_ancestor(self._pick_rank(), _SUPERVISOR), signal.SIGKILL)
+        return "a supervisor is killed"
+
+    def _kill_guardian(self) -> str:
+        os.kill(_ancestor(self._pick_rank(), _GUARDIAN), signal.SIGKILL)
+        return "a guardian is killed"
+
+    def _kill_both(self) -> str:
+        rank = self._pick_rank()
+        for pid in [_ancestor(rank, level) for level in (_GUARDIAN, _SUPERVISOR)]:
+            os.kill(pid, signal.SIGKILL)
+        return "guardian and supervisor are killed"
+
+    def _cut(self) -> str:
+        os.kill(_ancestor(self._pick_rank(), _SESSION), signal.SIGKILL)
+        return "a connection breaks"
+
+    def _freeze(self) -> str:
+        pid = _ancestor(self._pick_rank(), _SESSION)
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(SILENCE_S + 2)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+        return "a connection is silent"
+
+    def _pick_rank(self) -> int:
+        return self._chance.choice(sorted(pid for pid in self._ours() if _command(pid) == "sleep 600"))
+
+    def _ours(self) -> list[int]:
+        """Return the processes that have this run's mark."""
+        mark = f"LAUNCH_MARK={self._run_id}.".encode()
+        return [pid for pid in _all() if mark in _read(pid, "environ")]
+
+    @property
+    def _run_id(self) -> str:
+        return (self._folder / "logs" / "latest").readlink().name
+
+    # ---- the end ------------------------------------------------------------------------------------------------
+
+    def _find_left(self) -> list[str]:
+        deadline = time.monotonic() + 15
+        while time.monotonic() < deadline and (self._ours() or self._folders()):
+            time.sleep(0.1)
+        left = [f"left: {pid} {_command(pid)}" for pid in self._ours()]
+        return left + [f"left: {folder}" for folder in self._folders()]
+
+    def _folders(self) -> list[Path]:
+        return list(Path(tempfile.gettempdir()).glob(f"launch-{self._run_id}-*"))
+
+    def _find_growth(self) -> list[str]:
+        first, last = (
+            [statistics.median(values) for values in zip(*part, strict=True)]
+            for part in (self._samples[1 : 1 + _SAMPLES], self._samples[-_SAMPLES:])
+        )
+        memory, threads, descriptors = (round(after - before, 1) for before, after in zip(first, last, strict=True))
+        print(f"soak: memory {first[0]:.1f} to {last[0]:.1f} MiB, threads {first[1]:g} to {last[1]:g}, "
+              f"descriptors {first[2]:g} to {last[2]:g}")  # fmt: skip
+        complaints = [f"memory has grown by {memory} MiB"] if memory > MOST_GROWTH_MIB else []
+        complaints += [f"{threads:g} threads more"] if threads > 0 else []
+        return complaints + ([f"{descriptors:g} descriptors more"] if descriptors > 0 else [])
+
+
+def _all() -> Iterator[int]:
+    return (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+
+
+def _command(pid: int) -> str:
+    return _read(pid, "cmdline").replace(b"\0", b" ").strip().decode("utf-8", "replace")
+
+
+def _ancestor(pid: int, level: int) -> int:
+    for _ in range(level):
+        pid = int(_read(pid, "stat").rpartition(b")")[2].split()[1])
+    return pid
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
