@@ -27,6 +27,7 @@ class _Duration(click.types.FloatParamType):
     """A time such as `90`, `90s`, `10m` or `2h`, converted to seconds, on the command line or in launcher.toml."""
 
     name = "time"
+    _words = "a time such as 90, 90s, 10m or 2h"
 
     def __init__(self, least_s: float) -> None:
         self._least_s = least_s
@@ -34,7 +35,7 @@ class _Duration(click.types.FloatParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         found = _TIME.fullmatch(str(value).strip())
         if found is None:
-            self.fail(f"must be a time such as 90, 90s, 10m or 2h, got {value!r}", param, ctx)
+            self.fail(f"must be {self._words}, got {value!r}", param, ctx)
         seconds = float(found[1]) * {"h": 3600, "m": 60}.get(found[2], 1)
         if seconds < self._least_s:
             self.fail(f"must be at least {self._least_s:g}s, got {value!r}", param, ctx)
@@ -43,6 +44,8 @@ class _Duration(click.types.FloatParamType):
 
 class _HangTimeout(_Duration):
     """A time, `auto` (None) or `off` (infinite)."""
+
+    _words = "auto, off or a time such as 10m or 2h"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         named = {"auto": None, "off": math.inf}

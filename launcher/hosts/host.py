@@ -51,7 +51,7 @@ def part_spares(hosts: Sequence[Host], spares: int | None) -> tuple[tuple[Host, 
     kept = tuple(host for host in hosts if host not in found)
     found = tuple(replace(host, is_spare=True) for host in found)
     if not kept:
-        raise UsageError(f"{count(len(found), 'spare')}, and no host besides", "name more hosts, or fewer spares")
+        raise UsageError("all hosts are spares, so none is left to run on", "name more hosts, or fewer spares")
     return kept, found
 
 

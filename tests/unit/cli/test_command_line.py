@@ -103,6 +103,32 @@ WRONG = [
         "use only one of them",
     ),
     (
+        "--hosts a --spares 1 --restarts 1 t.py",
+        "all hosts are spares, so none is left to run on",
+        "name more hosts, or fewer spares",
+    ),
+    (
+        "--hosts a,b --spares 1 --nproc 1 t.py",
+        "--spares works only with --restarts",
+        "add --restarts N, or omit --spares",
+    ),
+    ("--hosts a --min-nodes 2 --restarts 1 --nproc 1 t.py", "--min-nodes 2: the run has only 1 host", "lower it"),
+    (
+        "--hosts a,b --spares 1 --restarts 1 --nproc 1 --master-addr 10.0.0.1 t.py",
+        "--master-addr can't be given with spares: one of them may become node 0, and has another address",
+        "set addr= in a hostfile instead",
+    ),
+    (
+        "--hosts a --progress-dir x --nproc 1 t.py",
+        "--progress-dir works only with --restarts",
+        "add --restarts N, or leave it out",
+    ),
+    (
+        "--hosts a --hang-timeout soon t.py",
+        "--hang-timeout: must be auto, off or a time such as 10m or 2h, got 'soon'",
+        None,
+    ),
+    (
         "--hosts a --gpus 2 --nproc 3 t.py",
         "--gpus 2 and --nproc 3 differ",
         "pass one of them: each GPU gets one process",

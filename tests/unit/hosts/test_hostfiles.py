@@ -421,7 +421,11 @@ def test_spares_are_the_last_hosts_or_those_that_are_marked():
 
 @pytest.mark.parametrize(
     ("text", "spares", "error"),
-    [("a spare\nb", 1, "both choose the spares"), ("a\nb", 2, "no host besides"), ("a spare", None, "no host besides")],
+    [
+        ("a spare\nb", 1, "both choose the spares"),
+        ("a\nb", 2, "all hosts are spares"),
+        ("a spare", None, "all hosts are spares"),
+    ],
 )
 def test_spares_that_cannot_be(text, spares, error):
     with pytest.raises(UsageError, match=error):
