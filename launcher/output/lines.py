@@ -5,13 +5,23 @@ All work is done on blocks of whole lines with bytes.replace: eight million line
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 STDOUT, STDERR = 1, 2
 LINE_BYTES = 64 << 10  # a line that is longer is cut, at the border of a character
 TAIL_BYTES = 16 << 10  # what is kept of each stream for the report
 PROGRESS_S = 1.0  # a progress bar is shown this often
+_STATES = re.compile(rb"\r*[^\r]+\r*|\r+")  # of a progress bar, with the carriage returns around each
+
+
+class Piece(NamedTuple):
+    """Lines for the log: of a stream as they are, or parts of one line of it, to each of which a newline was added."""
+
+    is_whole: bool
+    lines: bytes
 
 
 class LineStream:
@@ -28,44 +38,54 @@ class LineStream:
         self.count = 0  # of its first lines, as its feeder says
         self.heard_at = 0.0  # wall-clock: when its last bytes came, as its feeder says
 
-    def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return (lines for the log, lines for the screen) that `data` completes; each may be empty."""
+    def feed(self, data: bytes) -> tuple[list[Piece], bytes]:
+        """Return the pieces for the log, and the lines for the screen, that `data` completes; each may be empty."""
         self.tail = (self.tail + data)[-TAIL_BYTES:]
         data = self._rest + data
         end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1
         if not end and len(data) > LINE_BYTES:
             end = _whole_characters(data)
         block, self._rest = data[:end], data[end:]
-        if not block:
-            return b"", b""
-        if not block.endswith((b"\n", b"\r")):
-            block += b"\n"
-        if b"\r" not in block:
-            return block, block
-        return self._split_progress(block)
+        if len(block) < LINE_BYTES and not block.strip(b"\r"):  # a bar that begins with \r: its first state follows
+            self._rest = block + self._rest
+            return [], b""
+        if b"\r" in block:
+            return self._split_progress(block)
+        is_whole = block.endswith(b"\n")
+        lines = block if is_whole else block + b"\n"
+        return [Piece(is_whole, lines)], lines
 
-    def finish(self) -> bytes:
-        """Return the rest that never got a newline, with one added; empty if there is none."""
-        rest, self._rest = self._rest.rstrip(b"\r"), b""
-        return rest.replace(b"\r", b"\n") + b"\n" if rest else b""
+    def finish(self) -> tuple[list[Piece], bytes]:
+        """Return the rest that never got a newline, for the log and for the screen."""
+        rest, self._rest = self._rest, b""
+        shown = rest.strip(b"\r").replace(b"\r", b"\n")
+        return ([Piece(False, _join(_STATES.findall(rest)))] if rest else []), shown + b"\n" if shown else b""
 
-    def _split_progress(self, block: bytes) -> tuple[bytes, bytes]:
-        """Return the lines for the log and for the screen of a block with carriage returns, as progress bars have.
+    def _split_progress(self, block: bytes) -> tuple[list[Piece], bytes]:
+        """Return the pieces for the log and the lines for the screen of a block with carriage returns.
 
-        All states of a bar go to the log, and at most one in a second to the screen.
+        All states of a progress bar go to the log, and at most one in a second to the screen.
         """
-        block = block.replace(b"\r\n", b"\n")
-        log, screen = [], []
-        for line in block.split(b"\n")[:-1]:
-            states = [state for state in line.split(b"\r") if state]
-            log += states or [b""]
-            screen += states[-1:] or [b""]
-        open_states = [state for state in block[block.rfind(b"\n") + 1 :].split(b"\r") if state]
-        log += open_states
-        if open_states and self._clock() - self._progress_at >= PROGRESS_S:
+        *ended, unended = block.split(b"\n")
+        log: list[Piece] = []
+        screen = []
+        for line in ended:
+            *states, last = _STATES.findall(line) or [b""]
+            log += [Piece(False, _join(states))] if states else []
+            log.append(Piece(True, last + b"\n"))
+            screen.append(_shown(line) or b"")
+        if unended:
+            log.append(Piece(False, _join(_STATES.findall(unended))))
+        shown = _shown(unended)
+        if shown is not None and self._clock() - self._progress_at >= PROGRESS_S:
             self._progress_at = self._clock()
-            screen.append(open_states[-1])
-        return _join(log), _join(screen)
+            screen.append(shown)
+        return log, _join(screen)
+
+
+def _shown(line: bytes) -> bytes | None:
+    """Return the last state of a progress bar, without its carriage returns."""
+    return next((state for state in reversed(line.split(b"\r")) if state), None)
 
 
 def _join(lines: list[bytes]) -> bytes:

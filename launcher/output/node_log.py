@@ -8,14 +8,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import FileIO
 from pathlib import Path
 
 from launcher.clock import local_time, wall_clock
 from launcher.output.display import prefix_lines, prefix_of
 from launcher.output.exit_race import ExitRace
-from launcher.output.lines import STDERR, STDOUT, LineStream
+from launcher.output.lines import STDERR, STDOUT, LineStream, Piece
 from launcher.private_files import make_private, open_private
 
 RHYTHM_LINES = 3
@@ -94,7 +94,7 @@ class NodeOutput:
         self._is_finished = False
         self._exit_race = ExitRace()
         self._held_at = 0.0  # when the last of that came
-        self._prefixes: dict[tuple[int | None, int], bytes] = {}
+        self._prefixes: dict[tuple[int | None, int, bool], bytes] = {}
         self._stamped_at, self._last_stamp = 0, b""  # in milliseconds
         self.has_lines = False
         self.heard_at = 0.0  # monotonic: when a rank wrote last, be it half a line
@@ -116,7 +116,7 @@ class NodeOutput:
             lines.heard_at = self._clock()
             for_log, for_screen = lines.feed(data)
             if local_rank is not None and not self.has_rhythm:
-                lines.count += for_log.count(b"\n")
+                lines.count += sum(piece.lines.count(b"\n") for piece in for_log)
                 self.has_rhythm = lines.count >= RHYTHM_LINES
             self._emit(local_rank, stream, for_log, for_screen)
 
@@ -135,8 +135,7 @@ class NodeOutput:
         with self._lock:
             self._is_finished = True
             for (local_rank, stream), lines in self._streams.items():
-                rest = lines.finish()
-                self._emit(local_rank, stream, rest, rest)
+                self._emit(local_rank, stream, *lines.finish())
             held = self._exit_race.release()
             if held and not ended_well and self._show is not None:
                 self._show(self._host, None, STDERR, held, self._held_at)
@@ -158,11 +157,12 @@ class NodeOutput:
         lines = self._streams.get((local_rank, stream))
         return lines.heard_at if lines else 0.0
 
-    def _prefix(self, rank: int | None, stream: int) -> bytes:
-        prefix = self._prefixes.get((rank, stream))
+    def _prefix(self, rank: int | None, stream: int, *, is_whole: bool = True) -> bytes:
+        prefix = self._prefixes.get((rank, stream, is_whole))
         if prefix is None:
-            mark = b" " if stream == STDOUT else b"! "  # so that a log of both can be told apart
-            prefix = self._prefixes[rank, stream] = prefix_of(self._host, rank) + mark
+            # So that both streams can be told apart, and that their bytes can be restored.
+            mark = (b"" if stream == STDOUT else b"!") + (b" " if is_whole else b"~ ")
+            prefix = self._prefixes[rank, stream, is_whole] = prefix_of(self._host, rank) + mark
         return prefix
 
     def _stamp(self, at: float) -> bytes:
@@ -172,13 +172,18 @@ class NodeOutput:
             self._stamped_at, self._last_stamp = millis, f"{local_time(at)} ".encode()
         return self._last_stamp
 
-    def _emit(self, local_rank: int | None, stream: int, for_log: bytes, for_screen: bytes) -> None:
+    def _emit(self, local_rank: int | None, stream: int, for_log: Sequence[Piece], for_screen: bytes) -> None:
         at = self._clock()
         rank = None if local_rank is None or not self._has_ranks else self.first_rank + local_rank
         if for_log:
             self.has_lines = True
             if self._log is not None:
-                self._log.write(prefix_lines(self._stamp(at) + self._prefix(rank, stream), for_log))
+                stamp = self._stamp(at)
+                blocks = [
+                    prefix_lines(stamp + self._prefix(rank, stream, is_whole=is_whole), lines)
+                    for is_whole, lines in for_log
+                ]
+                self._log.write(blocks[0] if len(blocks) == 1 else b"".join(blocks))
         if local_rank is None and stream == STDERR:
             taken = for_screen
             for_screen = self._exit_race.hold(taken)

@@ -315,7 +315,7 @@ def test_ctrl_c_while_a_failed_attempt_stops_means_no_restart(tmp_path: Path) ->
 
 def test_ctrl_c_between_two_attempts_ends_the_run(tmp_path: Path) -> None:
     """The second failure is another one, and is followed by a pause of 5 s."""
-    script = f"[ -e {tmp_path}/again ] && exit 8; >{tmp_path}/again; exit 7"
+    script = f"[ $RANK = 0 ] || exec sleep 300; [ -e {tmp_path}/again ] && exit 8; >{tmp_path}/again; exit 7"
 
     def is_pause(session: Session) -> bool:
         exits = session.states[0].exits.values()

@@ -84,7 +84,8 @@ def test_the_log_goes_on_in_the_same_file_and_the_record_has_all_attempts(tmp_pa
     done = run(tmp_path, "echo $LAUNCH_ATTEMPT $TORCHELASTIC_RESTART_COUNT; " + FAILS.format(codes="3"), restarts=1)
     lines = [line.split("] ", 1)[-1].strip() for line in (done.folder / "node_0.log").read_text().splitlines()]
     border = lines.index("---- restart 1 ----")
-    assert lines[:border].count("0 0") == lines[border:].count("1 1") == 2
+    assert "0 0" in lines[:border] and "1 1" not in lines[:border]  # a rank may be stopped before it prints
+    assert lines[border:].count("1 1") == 2 and "0 0" not in lines[border:]
     first, second = done.record["attempts"]
     assert (first["outcome"], first["result"]["exit_code"], first["then"]) == ("error", 3, "a rank failed")
     assert (second["outcome"], second["result"]["exit_code"], second["then"]) == ("succeeded", 0, None)
