@@ -39,7 +39,7 @@ RISKY = (
     "script", "workdir", "python", "setup", "venv", "conda", "env", "env_file", "transport", "ssh_config",
     "accept_new_host_keys", "ask_password", "master_addr",
 )  # fmt: skip
-_WHOLE = ("num_nodes", "nodes", "cpus_per_task", "gpus", "nproc", "master_port")
+_WHOLE = ("num_nodes", "nodes", "cpus_per_task", "gpus", "nproc", "master_port", "restarts", "spares", "min_nodes")
 _LISTS = ("hosts", "env", "env_file", "script")
 _NO_FILE = "--config /dev/null to use no file"
 _TABLE = re.compile(rb"^[ \t]*\[[ \t]*tool[ \t]*\.[ \t]*launcher[ \t]*[.\]]", re.MULTILINE)

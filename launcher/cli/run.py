@@ -33,6 +33,7 @@ from launcher.cli.options import (
 )
 from launcher.cli.selection import choose_opener, choose_way, read_lineup, refuse_spares
 from launcher.hosts.host import Host
+from launcher.hosts.ranges import fold_names
 from launcher.job.job import Job
 
 
@@ -62,14 +63,18 @@ def command(
     """
     from launcher.errors import UsageError
 
-    hosts, spares = read_lineup(choice, restarts)
+    memory = open_memory()
+    hosts, spares = read_lineup(choice, restarts, request.master_addr, memory)
     job = read_job(request, words, (*hosts, *spares))
     refuse_spares(job, hosts, spares, restarts)
     if output.verbose:
         show_sources()
     if dry_run and not check:
         choose_way(transport, (*hosts, *spares), job.env)
-        return print_dry_run(job, hosts, output)
+        code = print_dry_run(job, hosts, output)
+        if spares and not output.as_json:
+            click.echo(f"# {'spare' if len(spares) == 1 else 'spares'}: {fold_names(host.name for host in spares)}")
+        return code
     if check and not dry_run:
         raise UsageError("--check works only with --dry-run", "add --dry-run, or run launch check to compare the hosts")
     open_transport = choose_opener(
@@ -79,7 +84,7 @@ def command(
 
     run_options = read_run_options(output, with_checks=not no_check, restarts=restarts)
     run_options = replace(run_options, is_dry=dry_run)
-    return run_job(job, hosts, open_transport, output, run_options, spares, open_memory())
+    return run_job(job, hosts, open_transport, output, run_options, spares, memory)
 
 
 def print_dry_run(job: Job, hosts: Sequence[Host], output: OutputOptions, share: tuple[int, int] | None = None) -> int:

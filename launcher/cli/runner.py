@@ -102,14 +102,21 @@ def describe_trainer(run_id: str, run_options: RunOptions) -> str:
     """Describe the directory in which the built-in trainer saves by default; its rank 0 chooses it."""
     if run_options.share is not None and run_options.share[1] > 0:
         return "the built-in trainer writes on node 0"
-    if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":  # the first start of the job created one
+    if _is_requeued():
         return "the built-in trainer writes where this job wrote before"
     return f"the built-in trainer writes to outputs/{run_id}"
+
+
+def _is_requeued() -> bool:
+    """Return whether Slurm has started this job before: the built-in trainer then continues in that directory."""
+    return os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 
 def find_checkpoints(job: Job, run_id: str) -> str | None:
     """Return the directory in which the built-in trainer saves; None for other programs, and if a file names it."""
     if (job.program.kind, job.program.target) != (ProgramKind.BUILTIN, TRAINER_MODULE):
+        return None
+    if _is_requeued():
         return None
     args = job.program.args
     for word, following in zip(args, [*args[1:], ""], strict=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ from launcher.transports.ssh.settings import SshSettings
 from launcher.wording import count
 
 if TYPE_CHECKING:
+    from launcher.runs.incidents import HostMemory
     from launcher.runs.run import Opener
     from launcher.transports.base import Transport
 
@@ -63,17 +65,22 @@ def _read_allocated() -> tuple[Host, ...]:
     return allocation.hosts()
 
 
-def read_lineup(choice: HostChoice, restarts: RestartOptions) -> tuple[tuple[Host, ...], tuple[Host, ...]]:
+def read_lineup(
+    choice: HostChoice, restarts: RestartOptions, master_addr: str | None, memory: HostMemory
+) -> tuple[tuple[Host, ...], tuple[Host, ...]]:
     """Return the hosts of a run and its spares; raise UsageError if there are none.
 
-    In a Slurm job the nodes beyond --num-nodes are spares.
+    In a Slurm job the nodes beyond --num-nodes are spares, first of all those that failed in earlier runs.
     """
-    hosts = read_hosts(choice)
-    is_allocated = choice.hosts is None and choice.hostfile is None
-    if is_allocated and restarts.restarts and restarts.spares is None and choice.num_nodes is not None:
-        beyond = read_hosts(replace(choice, num_nodes=None))[len(hosts) :]
-        return hosts, tuple(replace(host, is_spare=True) for host in beyond)
-    return part_spares(hosts, restarts.spares)
+    is_left_open = choice.hosts is None and choice.hostfile is None and choice.num_nodes is not None
+    if not (is_left_open and restarts.restarts) or master_addr is not None or restarts.spares == 0:
+        return part_spares(read_hosts(choice), restarts.spares)
+    found = read_hosts(replace(choice, num_nodes=None))
+    failed = memory.describe([host.name for host in found], time.time())
+    ordered = sorted(found, key=lambda host: host.name in failed)
+    hosts = select_hosts(ordered, None, None, choice.num_nodes)
+    beyond = ordered[len(hosts) :][: restarts.spares]
+    return hosts, tuple(replace(host, is_spare=True) for host in beyond)
 
 
 def refuse_spares(job: Job, hosts: Sequence[Host], spares: Sequence[Host], restarts: RestartOptions) -> None:
@@ -86,6 +93,7 @@ def refuse_spares(job: Job, hosts: Sequence[Host], spares: Sequence[Host], resta
         if spares:
             names = fold_names(host.name for host in spares)
             tell(f"launch: {names}: marked spare, and used only with --restarts")
+        return
     if restarts.min_nodes is not None and restarts.min_nodes > len(hosts):
         raise UsageError(f"--min-nodes {restarts.min_nodes}: the run has only {count(len(hosts), 'host')}", "lower it")
     if spares and job.master_addr is not None:

@@ -14,7 +14,8 @@ from launcher.preflight.findings import WARNING, Finding, Node, fold
 
 def find_problems(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Finding]:
     """Return what would make the plan itself wrong, folded; these checks run even with --no-check."""
-    return fold(chain.from_iterable(requirements.check(node) for node in _nodes(job, hosts, facts)))
+    nodes = _nodes(job, hosts, facts)
+    return fold(chain(comparison.check_spares(nodes), *(requirements.check(node) for node in nodes)))
 
 
 def find_all(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Finding]:
@@ -30,8 +31,9 @@ def find_all(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> lis
         for node in nodes
     ]
     found = chain(
-        activation.find_passed_over(nodes), *each, network.check(nodes), links.check(nodes), comparison.check(nodes)
-    )
+        activation.find_passed_over(nodes), comparison.check_spares(nodes), *each, network.check(nodes),
+        links.check(nodes), comparison.check(nodes),
+    )  # fmt: skip
     return sorted(fold(found), key=lambda finding: finding.severity.rank)
 
 

@@ -34,7 +34,6 @@ class _Trait:
 
 def check(nodes: Sequence[Node]) -> Iterator[Finding]:
     """Yield how nodes differ from each other."""
-    yield from _check_spares(nodes)
     for trait in _TRAITS:
         yield from _compare(trait, nodes)
     yield from _compare_releases(nodes)
@@ -42,7 +41,7 @@ def check(nodes: Sequence[Node]) -> Iterator[Finding]:
     yield from _check_faster_network(nodes)
 
 
-def _check_spares(nodes: Sequence[Node]) -> Iterator[Finding]:
+def check_spares(nodes: Sequence[Node]) -> Iterator[Finding]:
     """Yield the spares that are another name of a machine in the run: they would fail together with it."""
     first: dict[str, Node] = {}
     for node in sorted(nodes, key=lambda node: node.host.is_spare):

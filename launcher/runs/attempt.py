@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +42,7 @@ from launcher.runs.hangs import StackTaker
 from launcher.runs.inspection import Inspection, Inspector
 from launcher.runs.result import Result
 from launcher.runs.verdict import Verdict
-from launcher.session.node_state import Census
+from launcher.session.node_state import Census, NodeState
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
 from launcher.transports import bootstrap
@@ -147,17 +146,19 @@ class Attempt:
         if inspector.job != job:
             self._say(f"launch: {count(len(inspection.hosts), 'host')} without GPUs, so the run uses CPUs")
             self._job = inspector.job
+        spares = [host.name for host in session.hosts[len(session.hosts) - self._spares :]] if self._spares else []
         if self._spares:
             session.release_after(len(session.hosts) - self._spares)
             del self._outputs[len(session.hosts) :]
         self._plan = build_plan(self._job, session.hosts, inspection.facts[: len(session.hosts)], share)
-        refuse_unknown_ranks(self._plan, self._options.shown_ranks)
+        if not self._learned.attempts:  # with fewer hosts some ranks may be gone
+            refuse_unknown_ranks(self._plan, self._options.shown_ranks)
         self._verdict = Verdict(session, self._plan, self._outputs, share is None, wall_clock())
-        self._say_plan(inspection)
+        self._say_plan(inspection, report.restart_words(self._options.restarts, spares))
 
     def _check_gpus(self, inspection: Inspection) -> None:
         """Raise GpusInUseError unless the GPUs are as free as before the first attempt."""
-        use = measure_use(inspection.hosts, inspection.facts)
+        use = measure_use(self._job, inspection.hosts, inspection.facts)
         refuse_unfreed(self._learned.gpu_memory, use)
         self._learned.gpu_memory = use | self._learned.gpu_memory
 
@@ -179,14 +180,15 @@ class Attempt:
         self._record.discard()
         return self._make_result(census)
 
-    def _say_plan(self, inspection: Inspection) -> None:
+    def _say_plan(self, inspection: Inspection, restarts: str) -> None:
         assert self._plan is not None
         number = self._learned.attempts
         on_cpu = self._job.cpu or not any(fact.gpus for fact in inspection.facts)
         if self._options.is_dry:  # a run that never starts has no name
-            plan_line = f"dry run of {report.plan_size(self._plan, on_cpu=on_cpu)}"
+            plan_line = f"dry run of {report.plan_size(self._plan, on_cpu=on_cpu)}{restarts}"
         else:
             plan_line = report.plan_line(self._plan, self._record.title, self._record.folder, on_cpu=on_cpu)
+            plan_line += restarts
         if number:
             plan_line = f"restart {number}: {report.plan_size(self._plan, on_cpu=on_cpu)}"
         self._say(f"launch: {plan_line}", Style.TEXT)
@@ -295,8 +297,9 @@ class Attempt:
         if cause is not None:
             self._screen.withhold()
             self._say("launch: " + report.failed_first_line(cause, len(self.session.hosts)), Style.STRONG)
-            await self._look_for_checkpoint()
-        census = await self._end(self._job.stop_timeout_s, ended_well=cause is None)
+        is_hurried = cause is not None and await self._look_for_checkpoint()
+        timeout_s = 0 if is_hurried else self._job.stop_timeout_s
+        census = await self._end(timeout_s, ended_well=cause is None)
         if cause is None:
             self._screen.release()
         else:  # more may be known by now: the cause itself may have taken longest to die
@@ -304,21 +307,25 @@ class Attempt:
         await self._say_flight_recorder()
         return self._make_result(census, cause, interrupted_by)
 
-    async def _look_for_checkpoint(self) -> None:
-        """Ask all nodes that respond whether their ranks have saved, while the supervisors still live."""
+    async def _look_for_checkpoint(self) -> bool:
+        """Ask all nodes that respond whether their ranks have saved; return whether the user is in a hurry."""
         folder, options = self._options.progress_dir, self._options
         if not options.restarts or folder is None:
-            return
+            return False
         living = [state for state in self.session.states if not state.is_lost and state.census is None]
         self.session.send_to_all(messages.LOOK, folder=folder, least_s=options.saved_s)
-        with contextlib.suppress(Interrupted):  # Run has heard it too
+        try:
             deadline = time.monotonic() + LOOK_S
             await self.session.pump(lambda: all(state.has_looked or state.is_lost for state in living), deadline)
+        except Interrupted:  # Run has heard it too
+            self._say("launch: killing all remaining processes now")
+            return True
+        return False
 
     def _has_saved(self) -> bool | None:
-        if self._options.progress_dir is None:
-            return None
-        return any(state.has_saved for state in self.session.states)
+        """Return whether any host saw a checkpoint; None if none could look."""
+        found = [state.has_saved for state in self.session.states if state.has_saved is not None]
+        return any(found) if found else None
 
     def _make_result(
         self, census: Census, cause: Cause | None = None, interrupted_by: int | None = None, *,
@@ -336,7 +343,7 @@ class Attempt:
             is_network=self._has_lost_network(),
             output_s=self._seconds_since_start(heard_at) if heard_at else None,
             has_saved=self._has_saved(),
-            fence_s=self._find_fence(),
+            fence_s=find_fence(self._job, self.session.states, wall_clock()),
         )  # fmt: skip
 
     def _seconds_since_start(self, at: float) -> float:
@@ -348,12 +355,6 @@ class Attempt:
         kinds = [state.failure.kind for state in self.session.states if state.failure is not None]
         has_lost_all = len(self.session.states) > 1 and all(state.is_lost for state in self.session.states)
         return HostFailureKind.STANDSTILL in kinds or has_lost_all
-
-    def _find_fence(self) -> float:
-        """Return for how many seconds ranks may still be alive, and save, on hosts that could not be asked."""
-        window_s = self._job.silence_s + self._job.stop_timeout_s + FENCE_SLACK_S
-        lost = [state.ended.at for state in self.session.states if state.ended and state.may_run and not state.census]
-        return max(0.0, max(lost, default=0.0) + window_s - wall_clock())
 
     def _say_cause(self, told: Failure, census: Census) -> Cause:
         """Print the cause, from all that is known at the end; `told` is the failure that was reported as the first."""
@@ -402,6 +403,16 @@ class Attempt:
     def _plan_port(self) -> int | str:
         assert self._plan is not None  # something was started
         return self._plan.master_port
+
+
+def find_fence(job: Job, states: Sequence[NodeState], now: float) -> float:
+    """Return for how many seconds ranks may still be alive, and save, on nodes that could not be asked.
+
+    now: wall-clock seconds. A node that is not known to be lost may have heard from this machine until now.
+    """
+    window_s = job.silence_s + job.stop_timeout_s + FENCE_SLACK_S
+    unasked = [state.lost_at or now for state in states if state.may_run and state.census is None]
+    return max((0.0, *(heard_at + window_s - now for heard_at in unasked)))
 
 
 def start_fields(node: NodePlan, attempt: int = 0) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from launcher.errors import EXIT_PREFLIGHT, LauncherError
 from launcher.hosts.host import Host
 from launcher.job.facts import NodeFacts
-from launcher.preflight.gpus import gigabytes
+from launcher.job.job import Job
+from launcher.preflight.findings import Node
+from launcher.preflight.gpus import gigabytes, wanted_gpus
 from launcher.wording import listed
 
 FREED_S = 50.0  # the longest that the GPUs are waited for, as NVIDIA's ft_launcher does
@@ -30,12 +32,12 @@ class GpusInUseError(LauncherError):
         self.hosts = tuple(hosts)
 
 
-def measure_use(hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> dict[str, dict[int, int]]:
-    """Return how much memory of each GPU is in use, where its tool says so."""
+def measure_use(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> dict[str, dict[int, int]]:
+    """Return how much memory of each GPU that the job would use is taken, where its tool says so."""
     return {
         host.name: {
             gpu.index: gpu.memory_mib - gpu.free_mib
-            for gpu in fact.gpus
+            for gpu in wanted_gpus(Node(job, host, fact))
             if gpu.memory_mib is not None and gpu.free_mib is not None
         }
         for host, fact in zip(hosts, facts, strict=True)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from launcher.errors import LauncherError
 from launcher.private_files import open_private
 from launcher.wording import count
 
@@ -37,21 +38,27 @@ class HostMemory:
     def note(self, run_id: str, at: float, incidents: Mapping[str, str | None]) -> None:
         """Record that a run used these hosts, each with what went wrong with it, if anything did.
 
-        at: wall-clock seconds. A second call for the same run replaces what the first one said, but no incident.
+        at: wall-clock seconds. A run counts once, however often it is noted, and so does each kind of incident in it.
         """
 
         def edit(hosts: _Hosts) -> None:
             for host, what in incidents.items():
-                runs = [run for run in hosts.get(host, []) if run["run"] != run_id or run["what"]]
-                if what or not any(run["run"] == run_id for run in runs):
-                    runs.append({"run": run_id, "at": round(at), "what": what})
-                hosts[host] = runs[-_MOST_RUNS:]
+                known = hosts.get(host, [])
+                if what is None and any(run["run"] == run_id for run in known):
+                    continue
+                runs = [run for run in known if run["run"] != run_id or run["what"] not in (None, what)]
+                runs.append({"run": run_id, "at": round(at), "what": what})
+                last = list(dict.fromkeys(run["run"] for run in runs))[-_MOST_RUNS:]
+                hosts[host] = [run for run in runs if run["run"] in last]
 
         self._change(edit)
 
     def forget(self, names: Collection[str]) -> list[str]:
-        """Remove what is known of these hosts; return those of which anything was."""
-        return self._change(lambda hosts: [name for name in names if hosts.pop(name, None)]) or []
+        """Remove what is known of these hosts; return those of which anything was; raise LauncherError if it can't."""
+        forgotten = self._change(lambda hosts: [name for name in names if hosts.pop(name, None)])
+        if forgotten is None:
+            raise LauncherError(f"can't write {self._path}", "see who owns it, and whether its disk is full")
+        return forgotten
 
     def describe(self, names: Collection[str], now: float) -> dict[str, str]:
         """Return for each host with recent incidents `lost in 2 of its last 3 runs, the last time 2 days ago`."""

@@ -31,15 +31,18 @@ class Lineup:
         spare = len(self.hosts) - self._min_nodes if self._min_nodes is not None else 0
         return 0 < len(out) <= len(self._fresh()) + spare
 
-    def replace(self, names: Collection[str]) -> list[str]:
-        """Take these hosts out as far as that is possible; return what changed, in words."""
+    def replace(self, names: Collection[str], *, may_shrink: bool = True) -> list[str]:
+        """Take these hosts out as far as that is possible; return what changed, in words.
+
+        may_shrink: they are to blame, so the run is better off without them.
+        """
         self._failed.update(names)
         words = []
         for host in [host for host in self.hosts if host.name in names]:
-            may_shrink = self._min_nodes is not None and len(self.hosts) > self._min_nodes
+            shrinks = may_shrink and self._min_nodes is not None and len(self.hosts) > self._min_nodes
             back = [spare for spare in self.spares if spare.name not in names]  # they may respond again
-            line = self._fresh() or ([] if may_shrink else back)
-            if not line and not may_shrink:
+            line = self._fresh() or ([] if shrinks else back)
+            if not line and not shrinks:
                 continue
             place = self.hosts.index(host)
             self.hosts = (*self.hosts[:place], *line[:1], *self.hosts[place + 1 :])

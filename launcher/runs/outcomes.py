@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from launcher.diagnosis.cause import Cause
 from launcher.diagnosis.failure import FailureKind, Role
 from launcher.diagnosis.failure_signature import find_signature
-from launcher.errors import LauncherError, PreflightError, UnreachableError, UsageError
+from launcher.errors import HostFailureKind, LauncherError, PreflightError, UnreachableError, UsageError
 from launcher.runs.gpu_memory import GpusInUseError
 from launcher.runs.policy import Ending, Outcome
 from launcher.runs.result import Result
@@ -29,6 +30,12 @@ _KNOWN = {
     ),
 }
 _OTHERS_MEMORY = "had a GPU filled by another program"
+# How all hosts fail at once if the network of this machine does.
+_NETWORK = (
+    HostFailureKind.NAME_UNKNOWN, HostFailureKind.TIMED_OUT, HostFailureKind.NO_ROUTE, HostFailureKind.NO_WAY,
+    HostFailureKind.CUT_OFF, HostFailureKind.LOST, HostFailureKind.CONNECTION, HostFailureKind.SILENT,
+    HostFailureKind.STANDSTILL,
+)  # fmt: skip
 _SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 _EXIT_ARGUMENTS = 2  # of argparse and click
 
@@ -51,13 +58,23 @@ def judge_result(result: Result, hosts: Collection[str]) -> Ending:
 
 def judge_refusal(error: LauncherError, hosts: Collection[str]) -> Ending:
     """Return what it means that a later attempt could not start."""
+    refused = Ending(Outcome.ERROR, is_refused=True)
+    if isinstance(error, UsageError):
+        return replace(refused, outcome=Outcome.INPUT)
     if isinstance(error, UnreachableError):
         suspects = tuple(dict.fromkeys(failure.host for failure in error.failures))
-        is_network = len(hosts) > 1 and set(suspects) >= set(hosts)
-        return Ending(Outcome.NETWORK) if is_network else Ending(Outcome.HOST, suspects)
-    if isinstance(error, PreflightError | GpusInUseError):
-        return Ending(Outcome.HOST, error.hosts)
-    return Ending(Outcome.INPUT if isinstance(error, UsageError) else Outcome.ERROR)
+        if _are_all(suspects, hosts):
+            is_network = all(failure.kind in _NETWORK for failure in error.failures)
+            return replace(refused, outcome=Outcome.NETWORK) if is_network else refused
+        return replace(refused, outcome=Outcome.HOST, suspects=suspects)
+    if isinstance(error, PreflightError | GpusInUseError) and not _are_all(error.hosts, hosts):
+        return replace(refused, outcome=Outcome.HOST, suspects=error.hosts)
+    return refused
+
+
+def _are_all(suspects: Collection[str], hosts: Collection[str]) -> bool:
+    """Return whether these are all of several hosts: then what they have in common is to blame, and none of them."""
+    return len(hosts) > 1 and set(suspects) >= set(hosts)
 
 
 def find_incidents(cause: Cause | None, refusal: LauncherError | None, ending: Ending | None) -> dict[str, str]:

@@ -15,7 +15,7 @@ from launcher.hosts.ranges import fold_names
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
 MOST_PORTS = 3  # attempts in a row whose port another program took: then it is no coincidence
-MOST_WAITS = 300  # for the network, in a row: a day and an hour at the longest pause
+MOST_WAITS = 300  # for hosts or the network, in a row: a day and an hour at the longest pause
 
 
 class Outcome(Enum):
@@ -43,7 +43,8 @@ class Ending:
     is_everywhere: bool = False  # it failed in the same way on all hosts
     has_trained: bool = False  # its ranks ran, and wrote something
     has_progress: bool = False  # it got further than the attempts before it
-    is_replaced: bool = False  # it could not start, and other hosts take the place of those that failed
+    is_refused: bool = False  # it could not start
+    is_replaced: bool = False  # and other hosts take the place of those that failed
     has_left: bool = False  # processes of it are still alive, although they were killed
 
 
@@ -62,6 +63,7 @@ class Restart:
     pause_s: float
     left: int  # restarts, this one not counted
     without: tuple[str, ...] = ()  # hosts that others replace, if there are any
+    is_blamed: bool = False  # these hosts are; otherwise they are the ones where something was noticed first
 
 
 def decide(attempts: Sequence[Ending], restarts: int) -> Stop | Restart:
@@ -79,13 +81,13 @@ def decide(attempts: Sequence[Ending], restarts: int) -> Stop | Restart:
         pause_s=_find_pause(attempts),
         left=left,
         without=last.suspects if last.outcome in _BLAMES_HOSTS or _is_repeated_wait(attempts) else (),
+        is_blamed=last.outcome in _BLAMES_HOSTS,
     )
 
 
 _BLAMES_HOSTS = (Outcome.HOST, Outcome.DISK, Outcome.IMPORT)
 _WAITS = (Outcome.CONSEQUENCE, Outcome.HANG)
 _MAY_REPEAT = (Outcome.ERROR, Outcome.IMPORT, Outcome.DISK)
-_COST_NONE = (Outcome.PORT, Outcome.NETWORK)
 
 
 def _find_reason_to_stop(attempts: Sequence[Ending]) -> str:
@@ -104,13 +106,19 @@ def _find_reason_to_stop(attempts: Sequence[Ending]) -> str:
             return "no attempt has imported it yet"
     if last.outcome is Outcome.DISK and last.is_everywhere:
         return "the disk that all hosts share is full"
-    if last.outcome is Outcome.PORT and _count_in_a_row(attempts, (Outcome.PORT,)) > MOST_PORTS:
+    ports = [attempt.outcome is Outcome.PORT for attempt in attempts[-MOST_PORTS - 1 :]]
+    if len(ports) > MOST_PORTS and all(ports):
         return f"another program took the port {MOST_PORTS + 1} times"
     if last.outcome in _MAY_REPEAT and not last.has_progress and last.signature in _earlier_signatures(attempts):
         return "the same failure twice without progress"
-    if _count_in_a_row(attempts, (Outcome.NETWORK,)) > MOST_WAITS:
-        return "no host has answered for a day"
+    if len(attempts) > MOST_WAITS and all(map(_is_waiting, attempts[-MOST_WAITS - 1 :])):
+        return "no attempt could start for a day"
     return ""
+
+
+def _is_waiting(attempt: Ending) -> bool:
+    """Return whether the run only waits until its hosts respond again: nobody knows how long that takes."""
+    return attempt.outcome is Outcome.NETWORK or (attempt.is_refused and attempt.outcome is Outcome.HOST)
 
 
 def _earlier_signatures(attempts: Sequence[Ending]) -> list[str]:
@@ -126,28 +134,20 @@ def _earlier_signatures(attempts: Sequence[Ending]) -> list[str]:
 def _count_spent(attempts: Sequence[Ending]) -> int:
     """Return how many restarts are spent with the next one: progress gives all back.
 
-    A taken port costs none, and neither does the network of this machine: nobody knows how long it stays away.
+    A taken port costs none, and neither does a wait for hosts.
     """
     spent = 0
     for attempt in attempts:
         if attempt.has_progress:
             spent = 0
-        spent += attempt.outcome not in _COST_NONE and not attempt.is_replaced
+        spent += attempt.outcome is not Outcome.PORT and not _is_waiting(attempt)
     return spent
 
 
-def _count_in_a_row(attempts: Sequence[Ending], outcomes: Sequence[Outcome]) -> int:
-    number = 0
-    for attempt in reversed(attempts):
-        if attempt.outcome not in outcomes:
-            break
-        number += 1
-    return number
-
-
 def _is_repeated_wait(attempts: Sequence[Ending]) -> bool:
-    """Return whether ranks waited for each other without result twice in a row: a host may be the reason."""
-    return _count_in_a_row(attempts, _WAITS) >= 2
+    """Return whether ranks waited for each other twice in a row without progress: a host may be the reason."""
+    is_row = len(attempts) > 1 and all(attempt.outcome in _WAITS for attempt in attempts[-2:])
+    return is_row and not attempts[-1].has_progress
 
 
 def _find_pause(attempts: Sequence[Ending]) -> float:
@@ -162,6 +162,8 @@ def _find_pause(attempts: Sequence[Ending]) -> float:
 
 def describe(ending: Ending) -> str:
     """Return what ended an attempt that another one may follow, in a few words."""
+    if ending.is_refused and not ending.suspects and ending.outcome is Outcome.ERROR:
+        return "it could not start"
     hosts = fold_names(ending.suspects)
     return {
         Outcome.IMPORT: f"a module is missing on {hosts}",

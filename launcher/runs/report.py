@@ -39,6 +39,14 @@ def plan_line(plan: LaunchPlan, run: str, folder: Path, *, on_cpu: bool) -> str:
     return f"{plan_size(plan, on_cpu=on_cpu)}, run {run}, logs in {folder}"
 
 
+def restart_words(restarts: int, spares: Sequence[str]) -> str:
+    """Return `; up to 10 restarts, spare gpu9`, to append to the line about the plan; empty without restarts."""
+    if not restarts:
+        return ""
+    names = f", {'spare' if len(spares) == 1 else 'spares'} {fold_names(spares)}" if spares else ""
+    return f"; up to {count(restarts, 'restart')}{names}"
+
+
 def plan_size(plan: LaunchPlan, *, on_cpu: bool) -> str:
     """Return `2 hosts x 8 GPUs = 16 ranks`."""
     sizes = list(dict.fromkeys(node.nproc for node in plan.nodes))
@@ -99,7 +107,8 @@ def census_words(census: Census) -> str:
 
 def attempt_words(failed: Sequence[Ending]) -> str:
     """Return `, 3 attempts (gpu4 failed twice)` for a run whose last attempt succeeded; empty without a failed one."""
-    counted = Counter(describe(ending) for ending in failed if ending.outcome is not Outcome.PORT)
+    began = [ending for ending in failed if ending.outcome is not Outcome.PORT and not ending.is_refused]
+    counted = Counter(map(describe, began))
     if not counted:
         return ""
     why = ", ".join(text + {1: "", 2: " twice"}.get(times, f" {times} times") for text, times in counted.items())

@@ -20,6 +20,7 @@ class Result:
     census: Census
     cause: Cause | None = None
     interrupted_by: int | None = None
+    error: str | None = None  # why it could not start
     master_port: int | str | None = None
     ranks: int = 0  # of this launcher; 0: it ended before any was started
     has_lost_port: bool = False  # another program took the master port before torchrun had it
@@ -35,6 +36,7 @@ def as_record(result: Result) -> dict[str, Any]:
         "exit_code": result.exit_code,
         "seconds": round(result.seconds, 3),
         "interrupted_by": result.interrupted_by,
+        "error": result.error,
         **census_record(result.census),
         "cause": None if result.cause is None else _cause_record(result.cause),
     }

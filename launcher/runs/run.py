@@ -35,6 +35,9 @@ from launcher.wording import count, duration, span
 Opener = Callable[[Sequence[Host], Callable[[str], None]], Transport]  # takes hosts and `say`
 
 
+_LISTEN_S = 0.02  # to signals, at least: one may have come while the loop was busy
+
+
 class Run:
     """One run of a job on its hosts.
 
@@ -85,7 +88,7 @@ class Run:
                 if not self._endings:  # every mistake is reported before anything runs
                     raise
                 refusal = error
-                result = Result(error.exit_code, wall_clock() - began_at, Census({}, {}))
+                result = Result(error.exit_code, wall_clock() - began_at, Census({}, {}), error=error.message)
                 self._say_refusal(error)
             if self._options.is_dry or (not self._endings and not result.ranks):
                 return self._return_unstarted(result)
@@ -113,7 +116,7 @@ class Run:
         Raise LauncherError if it can't start.
         """
         deadline, has_said = boottime() + FREED_S, False
-        self._learned.attempts = len(self._endings)
+        self._learned.attempts = self._number
         while True:
             try:
                 return await self._open_attempt().execute()
@@ -130,13 +133,13 @@ class Run:
                 return Result(code, 0.0, Census({}, {}), interrupted_by=interruption.number)
 
     def _open_attempt(self) -> Attempt:
-        number = len(self._endings)
-        # What it says of the hosts, such as which of them is this machine, was printed at the first attempt.
-        spares = self._lineup.spares if number == 0 else ()  # later each is checked when it is needed
+        is_first = not self._endings
+        spares = self._lineup.spares if is_first else ()  # later each is checked when it is needed
         hosts = (*self._lineup.hosts, *spares)
-        transport = self._open_transport(hosts, self._say if number == 0 else _ignore)
+        # What it says of the hosts, such as which of them is this machine, is printed once.
+        transport = self._open_transport(hosts, self._say if is_first else _ignore)
         first_node = (self._options.share or (1, 0))[1]
-        self._record.attempt = number
+        self._record.attempt = self._number
         outputs = self._screen.outputs(hosts, self._record, first_node=first_node)
         job = self._job
         terms = Terms(
@@ -150,6 +153,11 @@ class Run:
             screen=self._screen, own_python=sys.executable, options=self._options, learned=self._learned,
             is_last_try=len(ports) == MOST_PORTS and all(ports), spares=len(spares),
         )  # fmt: skip
+
+    @property
+    def _number(self) -> int:
+        """How many attempts have ended; one that lost its port has run nothing, and another one takes its number."""
+        return sum(ending.outcome is not Outcome.PORT for ending in self._endings)
 
     def _judge(self, result: Result, refusal: LauncherError | None) -> Ending:
         hosts = [host.name for host in self._lineup.hosts]
@@ -166,7 +174,7 @@ class Run:
         """Replace the hosts that the next attempt does without."""
         if result.ranks:
             self._lineup.note_start()
-        changes = self._lineup.replace(decision.without)
+        changes = self._lineup.replace(decision.without, may_shrink=decision.is_blamed)
         if not changes:
             return
         nodes, batch = len(self._lineup.hosts), "; the global batch changes with the number of ranks"
@@ -181,7 +189,7 @@ class Run:
         }  # neither suspend nor end this process
         with catch_signals(actions):
             try:
-                number = await asyncio.wait_for(self._signals.get(), seconds)
+                number = await asyncio.wait_for(self._signals.get(), max(seconds, _LISTEN_S))
             except asyncio.TimeoutError:
                 return
         raise Interrupted(number)
@@ -212,7 +220,7 @@ class Run:
     # ---- messages -----------------------------------------------------------------------------------------------
 
     def _say_refusal(self, error: LauncherError) -> None:
-        for line in report.refusal_lines(error, len(self._endings)):
+        for line in report.refusal_lines(error, self._number):
             self._say(line, Style.FAILURE)
 
     def _say_restart(self, result: Result, decision: Restart) -> None:

@@ -59,6 +59,7 @@ class NodeState:
     census: Mapping[str, Any] | None = None
     keeper_ending: Mapping[str, Any] | None = None  # how the supervisor ended, where its guardian says so
     is_lost: bool = False  # the connection broke
+    lost_at: float | None = None  # then, wall-clock here
     is_hung_up: bool = False  # it ended after the census, and what came before that was taken
     is_swept: bool = False  # a second connection looked after the first was lost
 
@@ -99,6 +100,7 @@ class NodeState:
             self.stage = Stage.UNREACHABLE
             return
         self.is_lost = True
+        self.lost_at = event.at
         self.failure = self.failure or event.fields["failure"]
         self.ended = self.ended or event
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from node_process import is_alive, shell, wait_until
@@ -192,13 +193,14 @@ def test_an_exit_code_that_was_known_is_told(tmp_path: Path) -> None:
 
 
 def interrupt_run(
-    folder: Path, script: str, when: Callable[[Session], object], *, restarts: int = 0, **ways: Transport
-) -> tuple[Result, list[str], Path]:
+    folder: Path, script: str, when: Callable[[Session], object], *, restarts: int = 0, kind: type[Run] = Run,
+    **ways: Transport,
+) -> tuple[Result, list[str], Path]:  # fmt: skip
     """Run, and press Ctrl-C once the latest attempt has got so far."""
     screen = Screen()
     sessions: list[Session] = []
 
-    class WatchedRun(Run):
+    class WatchedRun(kind):  # type: ignore[misc,valid-type]
         def _open_attempt(self) -> Attempt:
             attempt = super()._open_attempt()
             sessions.append(attempt.session)
@@ -327,3 +329,19 @@ def test_ctrl_c_between_two_attempts_ends_the_run(tmp_path: Path) -> None:
     assert recorded["result"]["exit_code"] == result.exit_code
     assert words[-1].startswith("launch: stopped by you after" if result.exit_code == 130 else "launch: 0 processes")
     assert not any("restart 2" in line for line in words)
+
+
+def test_ctrl_c_just_before_a_restart_without_a_pause(tmp_path: Path) -> None:
+    """While the run prints and writes what follows: no session is there that would hear it."""
+
+    class PressedRun(Run):
+        def _line_up(self, *args: Any) -> None:
+            super()._line_up(*args)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    result, words, folder = interrupt_run(
+        tmp_path, "exit 7", lambda session: False, kind=PressedRun, restarts=9, n1=LocalTransport()
+    )
+    assert result.exit_code == 130
+    assert words[-1].startswith("launch: stopped by you after")
+    assert len(json.loads((folder / "run.json").read_text())["attempts"]) == 1

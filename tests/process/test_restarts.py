@@ -165,10 +165,12 @@ def test_a_host_that_reboots_is_waited_for(tmp_path: Path) -> None:
     assert done.words[-2].endswith(": the same failure twice without progress")
 
 
-def test_a_host_that_stays_away_ends_the_run(tmp_path: Path) -> None:
+def test_a_host_that_stays_away_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.runs.policy.MOST_WAITS", 2)
     done = run(tmp_path, FAILS.format(codes="3"), restarts=2, transport=LateTransport(range(1, 99)))
     assert done.result.exit_code == 69
     assert done.words[-1] == "launch: exit code 69"
+    assert done.record["result"]["error"] == "n1: no answer"
 
 
 def test_the_first_start_must_be_right(tmp_path: Path) -> None:

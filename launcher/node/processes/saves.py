@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 TIMEOUT_S = 2.0  # of a file system that may hang; the launcher waits a little longer
 MOST_FILES = 20_000
 _TICK_S = 0.02  # the kernel takes a file's time from a clock that moves 100 times a second
-_YES = b"1"
+_ANSWERS = {True: b"yes", False: b"no", None: b"unknown"}
+_MEANINGS = {b"yes": True, b"no": False}
 
 
 def report_save(loop: Loop, send_queue: SendQueue, folder: str, since: float, least_s: float) -> None:
@@ -28,20 +29,22 @@ def report_save(loop: Loop, send_queue: SendQueue, folder: str, since: float, le
     pid = workers.fork()
     if pid == 0:
         try:
-            os.write(answer_write, _YES if has_save(folder, since, least_s) else b"0")
+            os.write(answer_write, _ANSWERS[has_save(folder, since, least_s)])
         finally:
             os._exit(0)
     os.close(answer_write)
     loop.read_all(
         answer_read,
-        lambda answer: send_queue.send(messages.SEEN, has_saved=answer == _YES if answer else None),
+        lambda answer: send_queue.send(messages.SEEN, has_saved=_MEANINGS.get(answer)),
         TIMEOUT_S,
         lambda: workers.kill(workers.Child(pid)),
     )
 
 
-def has_save(folder: str, since: float, least_s: float) -> bool:
+def has_save(folder: str, since: float, least_s: float) -> bool | None:
     """Tell whether a file below `folder` was last written after `since` (wall-clock), and at least `least_s` ago.
+
+    None: there are too many files to look at.
 
     Hidden and temporary files don't count: they are no checkpoints, or not whole.
     """
@@ -51,7 +54,7 @@ def has_save(folder: str, since: float, least_s: float) -> bool:
         for name in names:
             looked_at += 1
             if looked_at > MOST_FILES:
-                return False
+                return None
             try:
                 saved_at = os.stat(os.path.join(place, name)).st_mtime
             except OSError:  # removed meanwhile

@@ -6,12 +6,15 @@ import pytest
 
 from launcher.hosts.host import Host
 from launcher.job.facts import Gpu, NodeFacts
+from launcher.job.job import Job, Program, ProgramKind
 from launcher.runs.gpu_memory import GpusInUseError, measure_use, refuse_unfreed
+
+JOB = Job(Program(ProgramKind.SCRIPT, "train.py"), nproc=3)
 
 
 def use(*free_mib: int | None) -> dict[str, dict[int, int]]:
     gpus = tuple(Gpu(index, "H200", 143771, "580", free) for index, free in enumerate(free_mib))
-    return measure_use([Host("gpu2")], [NodeFacts("/tmp/run", gpus=gpus)])
+    return measure_use(JOB, [Host("gpu2")], [NodeFacts("/tmp/run", gpus=gpus)])
 
 
 def test_a_driver_may_keep_some() -> None:
@@ -28,3 +31,7 @@ def test_a_gpu_that_is_not_free_is_named() -> None:
 def test_what_is_not_known_is_not_compared() -> None:
     refuse_unfreed(use(None, 143000), use(0, None))
     refuse_unfreed({}, use(0))
+
+
+def test_a_gpu_of_others_is_theirs() -> None:
+    refuse_unfreed(use(100, 100, 100, 143000), use(100, 100, 100, 0))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.errors import LauncherError
 from launcher.runs.incidents import HostMemory
 
 DAY_S = 86400.0
@@ -55,6 +56,15 @@ def test_attempts_of_one_run_count_once(memory: HostMemory) -> None:
     assert say(memory)["gpu4"].startswith("lost or failed its checks in its last run")
 
 
+def test_one_outage_counts_once_however_often_the_run_tries(memory: HostMemory) -> None:
+    for attempt in range(20):
+        memory.note("r1", NOW + attempt, {"gpu4": "lost"})
+    assert not say(memory, 21)
+    for run in range(12):
+        memory.note(f"s{run}", NOW, {"gpu4": None})
+    assert not say(memory)
+
+
 def test_forgetting(memory: HostMemory) -> None:
     memory.note("r1", NOW, {"gpu1": "lost", "gpu4": "lost"})
     assert memory.forget(["gpu4", "gpu9"]) == ["gpu4"]
@@ -82,7 +92,8 @@ def test_a_directory_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     memory = HostMemory(tmp_path / "file" / "hosts.json")
     memory.note("r1", NOW, {"gpu4": "lost"})
-    assert memory.forget(["gpu4"]) == []
+    with pytest.raises(LauncherError, match=r"can't write .*hosts.json"):
+        memory.forget(["gpu4"])
 
 
 def note_many(path: Path, number: int) -> None:

@@ -54,6 +54,13 @@ def test_with_fewer_hosts() -> None:
     assert shown(lineup) == ("a b", "c x")  # never below two
 
 
+def test_a_host_that_is_not_to_blame_is_replaced_but_never_missing() -> None:
+    lineup = make("a b c", "x", min_nodes=2)
+    assert lineup.replace(["a"], may_shrink=False) == ["x takes the place of a"]
+    assert lineup.replace(["x"], may_shrink=False) == ["a takes the place of x"]
+    assert make("a b c", min_nodes=2).replace(["b"], may_shrink=False) == []
+
+
 def test_of_hosts_that_fail_together_some_may_stay() -> None:
     lineup = make("a b c", "x")
     assert not lineup.can_replace(["a", "b"])

@@ -110,19 +110,21 @@ def test_processes_that_are_left_forbid_another_attempt() -> None:
     assert judge_result(Result(1, 60.0, Census({"gpu2": [[7, "x", "D"]]}, {}), cause), HOSTS).has_left
 
 
-def lost(*names: str) -> UnreachableError:
-    return UnreachableError([HostFailure(name, HostFailureKind.TIMED_OUT, "no answer") for name in names])
+def lost(*names: str, kind: HostFailureKind = HostFailureKind.TIMED_OUT) -> UnreachableError:
+    return UnreachableError([HostFailure(name, kind, "no answer") for name in names])
 
 
 @pytest.mark.parametrize(
     ("error", "ending"),
     [
-        (lost("gpu2"), Ending(Outcome.HOST, ("gpu2",))),
-        (lost(*HOSTS), Ending(Outcome.NETWORK)),
-        (PreflightError("gpu2: no torch", hosts=("gpu2",)), Ending(Outcome.HOST, ("gpu2",))),
-        (GpusInUseError(["gpu2"], "gpu2: GPU 0 still has 80 GB"), Ending(Outcome.HOST, ("gpu2",))),
-        (UsageError("--ranks 9"), Ending(Outcome.INPUT)),
-        (LauncherError("no thread"), Ending(Outcome.ERROR)),
+        (lost("gpu2"), Ending(Outcome.HOST, ("gpu2",), is_refused=True)),
+        (lost(*HOSTS), Ending(Outcome.NETWORK, is_refused=True)),
+        (lost(*HOSTS, kind=HostFailureKind.LOGIN_REFUSED), Ending(Outcome.ERROR, is_refused=True)),
+        (PreflightError("gpu2: no torch", hosts=("gpu2",)), Ending(Outcome.HOST, ("gpu2",), is_refused=True)),
+        (PreflightError("gpu[1-2]: no train.py", hosts=HOSTS), Ending(Outcome.ERROR, is_refused=True)),
+        (GpusInUseError(["gpu2"], "gpu2: GPU 0 still has 80 GB"), Ending(Outcome.HOST, ("gpu2",), is_refused=True)),
+        (UsageError("--ranks 9"), Ending(Outcome.INPUT, is_refused=True)),
+        (LauncherError("no thread"), Ending(Outcome.ERROR, is_refused=True)),
     ],
 )
 def test_what_it_means_that_a_restart_could_not_start(error: LauncherError, ending: Ending) -> None:
@@ -130,4 +132,4 @@ def test_what_it_means_that_a_restart_could_not_start(error: LauncherError, endi
 
 
 def test_the_only_host_is_not_the_network() -> None:
-    assert judge_refusal(lost("gpu1"), ("gpu1",)) == Ending(Outcome.HOST, ("gpu1",))
+    assert judge_refusal(lost("gpu1"), ("gpu1",)) == Ending(Outcome.HOST, ("gpu1",), is_refused=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.runs.policy import LONGEST_PAUSE_S, Ending, Outcome, Restart, Stop, decide
+from launcher.runs.policy import LONGEST_PAUSE_S, MOST_WAITS, Ending, Outcome, Restart, Stop, decide
 
 NAN = Ending(Outcome.ERROR, ("gpu2",), "ValueError in train.py:step", has_trained=True)
 KEY = Ending(Outcome.ERROR, ("gpu1",), "KeyError in data.py:read", has_trained=True)
@@ -12,6 +12,8 @@ LOST_RANK = Ending(Outcome.CONSEQUENCE, has_trained=True)
 HANG = Ending(Outcome.HANG, has_trained=True)
 ODD = Ending(Outcome.HANG, ("gpu3",), has_trained=True)
 LOST_HOST = Ending(Outcome.HOST, ("gpu4",), has_trained=True)
+AWAY = Ending(Outcome.HOST, ("gpu4",), is_refused=True)
+REPLACED = Ending(Outcome.HOST, ("gpu9",), is_refused=True, is_replaced=True)
 PORT = Ending(Outcome.PORT)
 
 
@@ -33,6 +35,7 @@ def far(attempt: Ending) -> Ending:
         ([NAN, HANG, LOST_HOST, NAN], "the same failure twice without progress"),
         ([Ending(Outcome.DISK, ("gpu1", "gpu2"), is_everywhere=True)], "the disk that all hosts share is full"),
         ([PORT] * 4, "another program took the port 4 times"),
+        ([NAN, *[AWAY] * (MOST_WAITS + 1)], "no attempt could start for a day"),
         ([NAN, KEY, NAN, KEY], "all 3 restarts are used"),
         ([NAN, far(KEY), NAN, KEY, NAN], "all 3 restarts are used"),
     ],
@@ -58,12 +61,19 @@ def test_a_lost_port_needs_no_restarts() -> None:
         ([NAN, far(NAN)], Restart("a rank failed", 5, 2)),  # it got further: the same row of the data may fail again
         ([far(NAN)] * 9, Restart("a rank failed", LONGEST_PAUSE_S, 2)),
         ([NAN, far(LOST_RANK), NAN], Restart("a rank failed", 10, 1)),
-        ([LOST_HOST], Restart("gpu4 failed", 0, 2, ("gpu4",))),
-        ([NAN, Ending(Outcome.IMPORT, ("gpu2",))], Restart("a module is missing on gpu2", 5, 1, ("gpu2",))),
-        ([Ending(Outcome.DISK, ("gpu2",))], Restart("a disk of gpu2 is full", 0, 2, ("gpu2",))),
+        ([LOST_HOST], Restart("gpu4 failed", 0, 2, ("gpu4",), is_blamed=True)),
+        (
+            [NAN, Ending(Outcome.IMPORT, ("gpu2",))],
+            Restart("a module is missing on gpu2", 5, 1, ("gpu2",), is_blamed=True),
+        ),
+        ([Ending(Outcome.DISK, ("gpu2",))], Restart("a disk of gpu2 is full", 0, 2, ("gpu2",), is_blamed=True)),
         ([LOST_RANK], Restart("ranks lost each other", 0, 2)),
         ([LOST_RANK, HANG], Restart("the run hung", 5, 1)),
         ([ODD], Restart("the run hung", 0, 2)),  # the odd rank may be the one that works
+        ([ODD, far(ODD)], Restart("the run hung", 5, 2)),  # it got further in between
+        ([LOST_HOST, AWAY, AWAY], Restart("gpu4 failed", 10, 2, ("gpu4",), is_blamed=True)),  # a wait costs none
+        ([LOST_HOST, REPLACED], Restart("gpu9 failed", 0, 2, ("gpu9",), is_blamed=True)),
+        ([NAN, Ending(Outcome.ERROR, is_refused=True)], Restart("it could not start", 5, 1)),
         ([ODD, ODD], Restart("the run hung", 5, 1, ("gpu3",))),
         ([Ending(Outcome.NETWORK)], Restart("the network of this machine failed", 5, 3)),
         ([PORT], Restart("another program took the port", 0, 3)),
