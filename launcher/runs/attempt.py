@@ -320,6 +320,9 @@ class Attempt:
         except Interrupted:  # Run has heard it too
             self._say("launch: killing all remaining processes now")
             return True
+        is_named = self._job.program.kind is not ProgramKind.BUILTIN  # the trainer makes its directory when it saves
+        if is_named and all(state.lacks_folder for state in living):
+            self._say(f"launch: no host has the directory {folder} (--progress-dir) yet, so nothing counts as progress")
         return False
 
     def _has_saved(self) -> bool | None:

@@ -201,6 +201,7 @@ class Run:
         self._attempts.append(
             {
                 "hosts": [host.name for host in self._lineup.hosts],
+                "spares": [host.name for host in self._lineup.spares],
                 "master_port": result.master_port,
                 "began_at": iso_time(began_at),
                 "ended_at": iso_time(wall_clock()),

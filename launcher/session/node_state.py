@@ -56,6 +56,7 @@ class NodeState:
     ended: Event | None = None
     has_looked: bool = False  # for a checkpoint of the ranks
     has_saved: bool | None = None  # it found one; None: not known
+    lacks_folder: bool = False  # in which it should look
     census: Mapping[str, Any] | None = None
     keeper_ending: Mapping[str, Any] | None = None  # how the supervisor ended, where its guardian says so
     is_lost: bool = False  # the connection broke
@@ -135,6 +136,7 @@ class NodeState:
     def _take_seen(self, event: Event) -> None:
         self.has_looked = True
         self.has_saved = event.fields["has_saved"]
+        self.lacks_folder = event.fields.get("is_missing") is True
 
     def _take_failed(self, event: Event) -> None:
         # It names the message that it could not serve; without a directory it starts nothing.

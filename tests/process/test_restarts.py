@@ -131,6 +131,12 @@ def test_an_old_checkpoint_is_no_progress(tmp_path: Path) -> None:
     assert done.words[-2].endswith(": the same failure twice without progress")
 
 
+def test_a_progress_dir_that_no_host_has_is_named(tmp_path: Path) -> None:
+    done = run(tmp_path, FAILS.format(codes="3"), restarts=1, progress_dir="savse")
+    text = "launch: no host has the directory savse (--progress-dir) yet, so nothing counts as progress"
+    assert done.words.count(text) == 1
+
+
 def test_files_of_an_attempt_have_a_directory_of_their_own(tmp_path: Path) -> None:
     script = 'echo $LAUNCH_ATTEMPT >"$LAUNCH_FILES/$RANK"; ' + FAILS.format(codes="3")
     files = run(tmp_path, script, restarts=1).folder / "files"
@@ -199,6 +205,7 @@ def test_a_spare_takes_the_place_of_a_host_that_stays_away(tmp_path: Path) -> No
     )  # fmt: skip
     assert done.result.exit_code == 0
     assert [attempt["hosts"] for attempt in done.record["attempts"]] == [["n1", "n2"], ["n1", "n2"], ["n1", "n3"]]
+    assert [attempt["spares"] for attempt in done.record["attempts"]] == [["n3"], ["n3"], ["n2"]]
     assert "launch: n3 takes the place of n2, on 2 hosts" in done.words
     assert [node["host"] for node in done.record["plan"]["nodes"]] == ["n1", "n3"]
     assert "[n3:2] 2 of 4" in (done.folder / "node_1.log").read_text()

@@ -17,7 +17,8 @@ TIMEOUT_S = 2.0  # of a file system that may hang; the launcher waits a little l
 MOST_FILES = 20_000
 _TICK_S = 0.02  # the kernel takes a file's time from a clock that moves 100 times a second
 _ANSWERS = {True: b"yes", False: b"no", None: b"unknown"}
-_MEANINGS = {b"yes": True, b"no": False}
+_MISSING = b"missing"
+_MEANINGS = {b"yes": True, b"no": False, _MISSING: False}
 
 
 def report_save(loop: Loop, send_queue: SendQueue, folder: str, since: float, least_s: float) -> None:
@@ -29,13 +30,14 @@ def report_save(loop: Loop, send_queue: SendQueue, folder: str, since: float, le
     pid = workers.fork()
     if pid == 0:
         try:
-            os.write(answer_write, _ANSWERS[has_save(folder, since, least_s)])
+            is_there = os.path.isdir(folder)
+            os.write(answer_write, _ANSWERS[has_save(folder, since, least_s)] if is_there else _MISSING)
         finally:
             os._exit(0)
     os.close(answer_write)
     loop.read_all(
         answer_read,
-        lambda answer: send_queue.send(messages.SEEN, has_saved=_MEANINGS.get(answer)),
+        lambda answer: send_queue.send(messages.SEEN, has_saved=_MEANINGS.get(answer), is_missing=answer == _MISSING),
         TIMEOUT_S,
         lambda: workers.kill(workers.Child(pid)),
     )
