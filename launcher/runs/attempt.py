@@ -146,10 +146,10 @@ class Attempt:
         if inspector.job != job:
             self._say(f"launch: {count(len(inspection.hosts), 'host')} without GPUs, so the run uses CPUs")
             self._job = inspector.job
-        spares = [host.name for host in session.hosts[len(session.hosts) - self._spares :]] if self._spares else []
-        if self._spares:
-            session.release_after(len(session.hosts) - self._spares)
-            del self._outputs[len(session.hosts) :]
+        number = len(session.hosts) - self._spares
+        spares = [host.name for host in session.hosts[number:]]
+        session.release_after(number)
+        del self._outputs[number:]
         self._plan = build_plan(self._job, session.hosts, inspection.facts[: len(session.hosts)], share)
         if not self._learned.attempts:  # with fewer hosts some ranks may be gone
             refuse_unknown_ranks(self._plan, self._options.shown_ranks)
@@ -186,11 +186,10 @@ class Attempt:
         on_cpu = self._job.cpu or not any(fact.gpus for fact in inspection.facts)
         if self._options.is_dry:  # a run that never starts has no name
             plan_line = f"dry run of {report.plan_size(self._plan, on_cpu=on_cpu)}{restarts}"
-        else:
-            plan_line = report.plan_line(self._plan, self._record.title, self._record.folder, on_cpu=on_cpu)
-            plan_line += restarts
-        if number:
+        elif number:
             plan_line = f"restart {number}: {report.plan_size(self._plan, on_cpu=on_cpu)}"
+        else:
+            plan_line = report.plan_line(self._plan, self._record.title, self._record.folder, on_cpu=on_cpu) + restarts
         self._say(f"launch: {plan_line}", Style.TEXT)
         seconds = duration(self._seconds())
         warnings = inspection.of(WARNING)
