@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -131,6 +132,8 @@ def _as_words(params: Mapping[str, Any], is_wanted: Callable[[str], bool]) -> li
 
 
 def _typed(value: object) -> str:
+    if value in (None, math.inf):  # of --hang-timeout
+        return "auto" if value is None else "off"
     return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
@@ -146,5 +149,9 @@ def show_sources() -> None:
         file = find_source(name)
         place = "the command line" if is_on_command_line(name) else file.source if file is not None else None
         if place is not None:
-            value = "..." if name == "env" else ctx.params[name]  # the value may be a secret
+            value = ctx.params[name]
+            if name == "env":  # the value may be a secret
+                value = "..."
+            elif name == "hang_timeout":
+                value = _typed(value)
             click.echo(f"launch: {name.replace('_', '-')} = {value} (from {place})", err=True)

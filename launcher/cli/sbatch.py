@@ -25,6 +25,8 @@ from launcher.cli.options import (
     hang_options,
     job_options,
     output_options,
+    restart_options,
+    spare_options,
 )
 from launcher.cli.trailing_options import needs_parting
 from launcher.errors import LauncherError, UsageError
@@ -73,6 +75,8 @@ class BatchOptions:
 @click.option("--submit", is_flag=True, help="Submit the script and print how to watch the job.")
 @job_options
 @hang_options
+@restart_options
+@spare_options
 @check_options
 @output_options
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)

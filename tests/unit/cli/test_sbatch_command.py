@@ -83,6 +83,14 @@ def test_the_options_of_a_run_go_to_launch_as_they_were_typed(sbatch: Launch) ->
     assert "#SBATCH --exclusive\n" in out
 
 
+@pytest.mark.parametrize(
+    "words", ["--hang-timeout off", "--hang-timeout auto --on-hang end", "--restarts 5 --spares 1"]
+)
+def test_what_becomes_of_a_run_that_fails_is_up_to_the_job(sbatch: Launch, words: str) -> None:
+    _, out, _ = sbatch("--nproc", "2", "--cpu", *words.split(), "train.py")
+    assert last_line(out) == f"exec /opt/bin/launch --transport srun --nproc 2 --cpu {words} train.py"
+
+
 def test_what_launcher_toml_says_is_asked_of_slurm_and_left_to_the_job(sbatch: Launch, folder: Path) -> None:
     (folder / "launcher.toml").write_text(
         'gpus = 4\nnodes = 2\npartition = "gpu"\nlog_dir = "out"\nscript = "train.py"\n'
