@@ -17,7 +17,7 @@ One file per command, and the modules that they share. In reading order:
     options             the options that several commands share, for click
     job_request         the options of a job and the words after them -> the Job
     prompts             ask for passwords and passphrases, once for all hosts
-    host_memory         where the launch host remembers what went wrong with which host
+    incident_log        where the launch host remembers what went wrong with which host
     run_origin          who typed what, and where, for run.json
     runner              from a job and its hosts to a run on the console
     selection           which hosts, and which transport

@@ -22,9 +22,9 @@ from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.job import Job
 from launcher.output.run_folder import create_record
-from launcher.runs.attempt import RunOptions
 from launcher.runs.result import Result
 from launcher.runs.run import Opener
+from launcher.runs.run_options import RunOptions
 
 SIDE_BY_SIDE = 32  # concurrent runs; each has its own connections
 # By now torch is in every host's memory, so healthy hosts are quick.

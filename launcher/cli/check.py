@@ -34,7 +34,7 @@ def command(
     job, its hosts are the default.
     """
     from launcher.cli.console import Console
-    from launcher.cli.host_memory import open_memory
+    from launcher.cli.incident_log import open_incident_log
     from launcher.cli.runner import make_session, make_terms
     from launcher.commands import check
     from launcher.errors import EXIT_SIGNAL_BASE
@@ -51,7 +51,7 @@ def command(
         run_id = time.strftime("check-%Y%m%d-%H%M%S")
         outputs = console.outputs(hosts, None)
         session = make_session(make_terms(job, run_id), hosts, open_transport(hosts, console.say), outputs, console)
-        incidents = open_memory().describe([host.name for host in hosts], time.time())
+        incidents = open_incident_log().describe([host.name for host in hosts], time.time())
         return await check.check(job, session, candidate_pythons(job, sys.executable), incidents)
 
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None

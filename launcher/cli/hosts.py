@@ -65,11 +65,11 @@ def _ranked(hosts: Sequence[Host]) -> list[tuple[int | None, Host]]:
 
 
 def _forget(words: str) -> int:
-    from launcher.cli.host_memory import open_memory
+    from launcher.cli.incident_log import open_incident_log
     from launcher.hosts.hostfiles import parse_hosts
 
     names = [host.name for host in parse_hosts(words, "--forget")]
-    forgotten = open_memory().forget(names)
+    forgotten = open_incident_log().forget(names)
     unknown = [name for name in names if name not in forgotten]
     if forgotten:
         click.echo(f"launch: forgot what went wrong with {fold_names(forgotten)}", err=True)

@@ -131,9 +131,13 @@ def _as_words(params: Mapping[str, Any], is_wanted: Callable[[str], bool]) -> li
     return words
 
 
+def _name_value(value: object) -> object:
+    """Return the word for a value that has one: --hang-timeout takes `auto` and `off`."""
+    return "auto" if value is None else "off" if value == math.inf else value
+
+
 def _typed(value: object) -> str:
-    if value in (None, math.inf):  # of --hang-timeout
-        return "auto" if value is None else "off"
+    value = _name_value(value)
     return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
@@ -149,9 +153,5 @@ def show_sources() -> None:
         file = find_source(name)
         place = "the command line" if is_on_command_line(name) else file.source if file is not None else None
         if place is not None:
-            value = ctx.params[name]
-            if name == "env":  # the value may be a secret
-                value = "..."
-            elif name == "hang_timeout":
-                value = _typed(value)
+            value = "..." if name == "env" else _name_value(ctx.params[name])  # the value may be a secret
             click.echo(f"launch: {name.replace('_', '-')} = {value} (from {place})", err=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import click
 
 from launcher.cli.help import Command
-from launcher.cli.host_memory import open_memory
+from launcher.cli.incident_log import open_incident_log
 from launcher.cli.job_request import read_job
 from launcher.cli.option_groups import (
     HostChoice,
@@ -63,8 +63,8 @@ def command(
     """
     from launcher.errors import UsageError
 
-    memory = open_memory()
-    hosts, spares = read_lineup(choice, restarts, request.master_addr, memory)
+    incident_log = open_incident_log()
+    hosts, spares = read_lineup(choice, restarts, request.master_addr, incident_log)
     job = read_job(request, words, (*hosts, *spares))
     refuse_spares(job, hosts, spares, restarts)
     if output.verbose:
@@ -84,14 +84,15 @@ def command(
 
     run_options = read_run_options(output, with_checks=not no_check, restarts=restarts)
     run_options = replace(run_options, is_dry=dry_run)
-    return run_job(job, hosts, open_transport, output, run_options, spares, memory)
+    return run_job(job, hosts, open_transport, output, run_options, spares, incident_log)
 
 
 def print_dry_run(job: Job, hosts: Sequence[Host], output: OutputOptions, share: tuple[int, int] | None = None) -> int:
     """Print each node's command, with named placeholders for values that only the nodes know."""
     from launcher.cli.console import dated
     from launcher.cli.runner import plan_unasked, read_ranks
-    from launcher.job.plan import as_dry_record, refuse_unknown_ranks
+    from launcher.job.plan import refuse_unknown_ranks
+    from launcher.job.plan_record import as_dry_record
     from launcher.runs.report import plan_lines
 
     plan = plan_unasked(job, hosts, share)

@@ -25,11 +25,11 @@ from launcher.job.plan import LaunchPlan, build_plan, placeholder_facts, refuse_
 from launcher.job.variables import is_secret, refuse_rank
 from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import RunRecord, create_record
-from launcher.runs.attempt import RunOptions
 from launcher.runs.code_version import keep_code_version
-from launcher.runs.incidents import HostMemory
+from launcher.runs.incident_log import IncidentLog
 from launcher.runs.result import Result
 from launcher.runs.run import Opener, Run
+from launcher.runs.run_options import RunOptions
 from launcher.session.session import Session
 from launcher.session.terms import Terms, loader_pythons
 from launcher.transports.base import Transport
@@ -39,15 +39,15 @@ TRAINER_COMMAND = "LAUNCH_COMMAND"  # launcher/distributed.py reads it
 
 def run_job(
     job: Job, hosts: Sequence[Host], open_transport: Opener, output: OutputOptions, run_options: RunOptions,
-    spares: Sequence[Host] = (), memory: HostMemory | None = None,
+    spares: Sequence[Host] = (), incident_log: IncidentLog | None = None,
 ) -> int:  # fmt: skip
-    """Run the job to its end and return the exit code; memory: of what went wrong with the hosts in earlier runs."""
-    return run_recorded(job, hosts, open_transport, output, run_options, spares, memory)[0].exit_code
+    """Run the job to its end and return the exit code; incident_log: what went wrong with its hosts in earlier runs."""
+    return run_recorded(job, hosts, open_transport, output, run_options, spares, incident_log)[0].exit_code
 
 
 def run_recorded(
     job: Job, hosts: Sequence[Host], open_transport: Opener, output: OutputOptions, run_options: RunOptions,
-    spares: Sequence[Host] = (), memory: HostMemory | None = None,
+    spares: Sequence[Host] = (), incident_log: IncidentLog | None = None,
 ) -> tuple[Result, Path]:  # fmt: skip
     """Run the job to its end; return how it ended, and its log directory."""
     refuse_rank(os.environ)
@@ -60,7 +60,7 @@ def run_recorded(
     try:
         record = create_record(output.log_dir, datetime.now(), console.complain, describe_origin(output))
         with keep_code_version(job, record):
-            running = execute_recorded(job, hosts, open_transport, record, console, run_options, spares, memory)
+            running = execute_recorded(job, hosts, open_transport, record, console, run_options, spares, incident_log)
             result = asyncio.run(running)
         return result, record.folder
     finally:
@@ -69,7 +69,7 @@ def run_recorded(
 
 async def execute_recorded(
     job: Job, hosts: Sequence[Host], open_transport: Opener, record: RunRecord, console: Console,
-    run_options: RunOptions, spares: Sequence[Host] = (), memory: HostMemory | None = None,
+    run_options: RunOptions, spares: Sequence[Host] = (), incident_log: IncidentLog | None = None,
 ) -> Result:  # fmt: skip
     """Run the job with an existing record and console; several may run concurrently in one loop."""
     if job.program == DEFAULT_PROGRAM:
@@ -77,7 +77,9 @@ async def execute_recorded(
     if run_options.progress_dir is None:
         run_options = replace(run_options, progress_dir=find_checkpoints(job, record.run_id))
     job = replace(job, env={**trainer_command(job), **job.env})
-    return await Run(job, hosts, open_transport, record, console, run_options, spares=spares, memory=memory).execute()
+    return await Run(
+        job, hosts, open_transport, record, console, run_options, spares=spares, incident_log=incident_log
+    ).execute()
 
 
 def read_run_options(

@@ -33,7 +33,7 @@ from launcher.transports.ssh.settings import SshSettings
 from launcher.wording import count
 
 if TYPE_CHECKING:
-    from launcher.runs.incidents import HostMemory
+    from launcher.runs.incident_log import IncidentLog
     from launcher.runs.run import Opener
     from launcher.transports.base import Transport
 
@@ -66,7 +66,7 @@ def _read_allocated() -> tuple[Host, ...]:
 
 
 def read_lineup(
-    choice: HostChoice, restarts: RestartOptions, master_addr: str | None, memory: HostMemory
+    choice: HostChoice, restarts: RestartOptions, master_addr: str | None, incident_log: IncidentLog
 ) -> tuple[tuple[Host, ...], tuple[Host, ...]]:
     """Return the hosts of a run and its spares; raise UsageError if there are none.
 
@@ -76,7 +76,7 @@ def read_lineup(
     if not (is_left_open and restarts.restarts) or master_addr is not None or restarts.spares == 0:
         return part_spares(read_hosts(choice), restarts.spares)
     found = read_hosts(replace(choice, num_nodes=None))
-    failed = memory.describe([host.name for host in found], time.time())
+    failed = incident_log.describe([host.name for host in found], time.time())
     ordered = sorted(found, key=lambda host: host.name in failed)
     hosts = select_hosts(ordered, None, None, choice.num_nodes)
     beyond = ordered[len(hosts) :][: restarts.spares]

@@ -9,6 +9,8 @@ In reading order:
     variables           what the ranks get in their environment, and what is never forwarded
     activation          --setup, --venv and --conda, as steps for the node
     plan                job, hosts and facts become the argv of every node
+    plan_record         a plan as JSON values
+    start_order         what the supervisor of a node is told to start
     sbatch_script       the same job as a script for Slurm
     slurm_allocation    the hosts and GPUs of the Slurm job that `launch` runs in
 """

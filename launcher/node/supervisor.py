@@ -290,10 +290,8 @@ class Supervisor:
             stacks.send_stacks(self._loop, self._send_queue, number, ranks, self._env, folder)
 
     def _look(self, header: dict[str, Any], _: bytes) -> None:
-        from launcher.node.processes import saves
-
         folder = os.path.join(self._cwd, os.path.expanduser(header["folder"]))
-        saves.report_save(self._loop, self._send_queue, folder, self._started_at, header["least_s"])
+        self._inspection.look_for_save(folder, self._started_at, header["least_s"])
 
     def _end_if_short(self) -> None:
         if self._is_short:

@@ -24,10 +24,10 @@ RHYTHM_LINES = 3
 class NodeLog:
     """The log file of a node, and the files that its ranks left; a write error goes to `complain` only."""
 
-    def __init__(self, path: Path, complain: Callable[[Path, OSError], None], files: Path | None = None) -> None:
-        """files: the directory for the files of its ranks, by default files/NAME beside the log."""
+    def __init__(self, path: Path, complain: Callable[[Path, OSError], None], files: Path) -> None:
+        """files: the directory for the files of its ranks."""
         self._path = path
-        self._files = files or path.parent / "files" / path.stem
+        self._files = files
         self._complain = complain
         self._file: FileIO | None = None
 

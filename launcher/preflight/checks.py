@@ -37,7 +37,7 @@ def find_all(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> lis
     return sorted(fold(found), key=lambda finding: finding.severity.rank)
 
 
-def find_incidents(hosts: Sequence[Host], incidents: Mapping[str, str]) -> list[Finding]:
+def warn_of_incidents(hosts: Sequence[Host], incidents: Mapping[str, str]) -> list[Finding]:
     """Return a warning for each host with which something went wrong in earlier runs."""
     return [
         Finding((host.name,), incidents[host.name], f"test it, or launch hosts --forget {host.name}", WARNING)

@@ -14,8 +14,10 @@ In reading order:
     hang_watch    whether no rank has printed for too long
     result        how an attempt ended, as a value and for run.json
     gpu_memory    whether the GPUs are as free as before the first attempt
+    fence         how long a host that can't be asked may still have living ranks
+    run_options   the options of a run that belong to no job
     attempt       Attempt: inspect, plan, start, watch, stop, report
-    incidents     what went wrong with which host in the last runs
+    incident_log  what went wrong with which host in the last runs
     lineup        which hosts a run uses, and which spares wait
     outcomes      how an attempt ended -> what that means for what follows
     run           Run: attempts, until one succeeds or another would be pointless

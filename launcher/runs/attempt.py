@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from launcher.clock import iso_time, utc_offset, wall_clock
 from launcher.diagnosis.cause import SETTLE_S, Cause
@@ -18,14 +17,12 @@ from launcher.job.job import Job, ProgramKind
 from launcher.job.plan import (
     ARCHIVE_NAME,
     FLIGHT_RECORDER_PREFIX,
-    TORCHRUN,
     LaunchPlan,
-    NodePlan,
-    as_dry_record,
-    as_record,
     build_plan,
     refuse_unknown_ranks,
 )
+from launcher.job.plan_record import as_dry_record, as_record
+from launcher.job.start_order import start_fields
 from launcher.node import messages
 from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import RunRecord
@@ -36,36 +33,22 @@ from launcher.preflight.findings import WARNING
 from launcher.preflight.summary import summarize
 from launcher.runs import report
 from launcher.runs.early_exits import EarlyExitNotice
+from launcher.runs.fence import find_fence
 from launcher.runs.gpu_memory import measure_use, refuse_unfreed
 from launcher.runs.hang_watch import HangWatch
 from launcher.runs.hangs import StackTaker
 from launcher.runs.inspection import Inspection, Inspector
 from launcher.runs.result import Result
+from launcher.runs.run_options import RunOptions
 from launcher.runs.verdict import Verdict
-from launcher.session.node_state import Census, NodeState
+from launcher.session.node_state import Census
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
 from launcher.transports import bootstrap
 from launcher.wording import count, duration
 
-FENCE_SLACK_S = 6.0  # for SIGKILL and the census, after a host has waited for a heartbeat and for its ranks to save
 LOOK_S = 2.5  # a node gives up on a hung file system after 2 s
 _PORT_TAKEN = ("port-number-taken", "port-taken")  # signatures
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """The options of a run, which are the same for every attempt."""
-
-    is_dry: bool = False  # ask the hosts, print the plan, start nothing
-    is_verbose: bool = False  # print what is sent to each host
-    with_checks: bool = True  # or ask only for what the plan needs
-    share: tuple[int, int] | None = None  # of a run by hand: (number of nodes, this node's rank)
-    shown_ranks: frozenset[int] | None = None  # whose output the screen shows; None: all
-    restarts: int = 0  # how many may follow without progress
-    progress_dir: str | None = None  # where the ranks save; only what is saved there counts as progress
-    min_nodes: int | None = None  # with how many the run may continue if no spare is left; None: with all
-    saved_s: float = 60.0  # before the failure: what was saved later may be its reason
 
 
 @dataclass(slots=True)
@@ -311,16 +294,17 @@ class Attempt:
         folder, options = self._options.progress_dir, self._options
         if not options.restarts or folder is None:
             return False
-        living = [state for state in self.session.states if not state.is_lost and state.census is None]
+        living = [state for state in self.session.states if state.failure is None and state.census is None]
         self.session.send_to_all(messages.LOOK, folder=folder, least_s=options.saved_s)
         try:
             deadline = time.monotonic() + LOOK_S
-            await self.session.pump(lambda: all(state.has_looked or state.is_lost for state in living), deadline)
+            await self.session.pump(lambda: all(state.has_looked or state.failure for state in living), deadline)
         except Interrupted:  # Run has heard it too
             self._say("launch: killing all remaining processes now")
             return True
         is_named = self._job.program.kind is not ProgramKind.BUILTIN  # the trainer makes its directory when it saves
-        if is_named and all(state.lacks_folder for state in living):
+        answers = [state.lacks_folder for state in living if state.has_looked]
+        if is_named and answers and all(answers):
             self._say(f"launch: no host has the directory {folder} (--progress-dir) yet, so nothing counts as progress")
         return False
 
@@ -405,29 +389,3 @@ class Attempt:
     def _plan_port(self) -> int | str:
         assert self._plan is not None  # something was started
         return self._plan.master_port
-
-
-def find_fence(job: Job, states: Sequence[NodeState], now: float) -> float:
-    """Return for how many seconds ranks may still be alive, and save, on nodes that could not be asked.
-
-    now: wall-clock seconds. A node that is not known to be lost may have heard from this machine until now.
-    """
-    window_s = job.silence_s + job.stop_timeout_s + FENCE_SLACK_S
-    unasked = [state.lost_at or now for state in states if state.may_run and state.census is None]
-    return max((0.0, *(heard_at + window_s - now for heard_at in unasked)))
-
-
-def start_fields(node: NodePlan, attempt: int = 0) -> dict[str, Any]:
-    """Return what a supervisor is told to start; attempt: how many came before this one."""
-    own = {"LAUNCH_ATTEMPT": str(attempt)}
-    return {
-        "torchrun_args": node.argv[1 + len(TORCHRUN) :],
-        "env": {**node.env, **own},
-        "cwd": node.cwd,
-        "local_ranks": list(range(node.nproc)),
-        "processes": [
-            {"rank": process.local_rank, "argv": process.argv,
-             "env": {**process.env, **own, "TORCHELASTIC_RESTART_COUNT": str(attempt)}}
-            for process in node.processes
-        ],
-    }  # fmt: skip

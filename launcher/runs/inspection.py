@@ -18,7 +18,7 @@ from launcher.job.facts import Link, NodeFacts, Probe, Probes
 from launcher.job.job import Job, ProgramKind
 from launcher.job.plan import master_address, settle_device
 from launcher.node import messages
-from launcher.preflight.checks import find_all, find_incidents, find_problems
+from launcher.preflight.checks import find_all, find_problems, warn_of_incidents
 from launcher.preflight.findings import PROBLEM, Finding, Severity
 from launcher.preflight.network import data_address, find_unreachable_master
 from launcher.session.node_state import NodeState
@@ -79,7 +79,7 @@ class Inspector:
         facts = list(self._facts.values())
         findings += find(self.job, self._hosts(), facts)
         if self._with_checks:
-            findings += find_incidents(self._hosts(), self._incidents)
+            findings += warn_of_incidents(self._hosts(), self._incidents)
         failures = tuple(self._session.failures())
         return Inspection(tuple(self._hosts()), tuple(facts), tuple(findings), failures, wall_clock() - self._began_at)
 

@@ -28,8 +28,8 @@ class Lineup:
     def can_replace(self, names: Collection[str]) -> bool:
         """Return whether the run can do without these hosts: with spares that have not failed, or with fewer hosts."""
         out = [host for host in self.hosts if host.name in names]
-        spare = len(self.hosts) - self._min_nodes if self._min_nodes is not None else 0
-        return 0 < len(out) <= len(self._fresh()) + spare
+        dispensable = len(self.hosts) - self._min_nodes if self._min_nodes is not None else 0
+        return 0 < len(out) <= len(self._fresh()) + dispensable
 
     def replace(self, names: Collection[str], *, may_shrink: bool = True) -> list[str]:
         """Take these hosts out as far as that is possible; return what changed, in words.

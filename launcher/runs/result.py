@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,14 +36,10 @@ def as_record(result: Result) -> dict[str, Any]:
         "seconds": round(result.seconds, 3),
         "interrupted_by": result.interrupted_by,
         "error": result.error,
-        **census_record(result.census),
+        "left": dict(result.census.left),
+        "unreachable": dict(result.census.unasked),
         "cause": None if result.cause is None else _cause_record(result.cause),
     }
-
-
-def census_record(census: Census) -> dict[str, Mapping[str, Any]]:
-    """Return which processes are left, and on which hosts any may be."""
-    return {"left": dict(census.left), "unreachable": dict(census.unasked)}
 
 
 def _cause_record(cause: Cause) -> dict[str, Any]:

@@ -18,13 +18,14 @@ from launcher.output.run_folder import RunRecord
 from launcher.output.screen import Screen
 from launcher.output.style import Style
 from launcher.runs import report
-from launcher.runs.attempt import Attempt, Learned, RunOptions
+from launcher.runs.attempt import Attempt, Learned
 from launcher.runs.gpu_memory import FREED_S, LOOK_AGAIN_S, GpusInUseError
-from launcher.runs.incidents import HostMemory
+from launcher.runs.incident_log import IncidentLog
 from launcher.runs.lineup import Lineup
 from launcher.runs.outcomes import find_incidents, judge_refusal, judge_result
 from launcher.runs.policy import MOST_PORTS, Ending, Outcome, Restart, Stop, decide
 from launcher.runs.result import Result, as_record
+from launcher.runs.run_options import RunOptions
 from launcher.session.node_state import Census
 from launcher.session.session import SIGNALS, Session
 from launcher.session.signals import Action, Interrupted, catch_signals
@@ -48,12 +49,12 @@ class Run:
 
     def __init__(
         self, job: Job, hosts: Sequence[Host], open_transport: Opener, record: RunRecord, screen: Screen,
-        options: RunOptions, *, spares: Sequence[Host] = (), memory: HostMemory | None = None,
+        options: RunOptions, *, spares: Sequence[Host] = (), incident_log: IncidentLog | None = None,
     ) -> None:  # fmt: skip
-        """memory: of what went wrong with the hosts in earlier runs; None: nothing is remembered."""
+        """incident_log: what went wrong with the hosts in earlier runs; None: nothing is remembered."""
         self._job = job
         self._lineup = Lineup(hosts, spares, options.min_nodes)
-        self._memory = memory
+        self._incident_log = incident_log
         self._open_transport = open_transport
         self._record = record
         self._screen = screen
@@ -62,7 +63,9 @@ class Run:
         self._began_at = wall_clock()
         self._signals: asyncio.Queue[int] = asyncio.Queue()
         names = [host.name for host in (*hosts, *spares)]
-        self._learned = Learned(incidents=memory.describe(names, self._began_at) if memory is not None else {})
+        self._learned = Learned(
+            incidents=incident_log.describe(names, self._began_at) if incident_log is not None else {}
+        )
         self._endings: list[Ending] = []
         self._attempts: list[dict[str, Any]] = []  # for run.json
 
@@ -183,10 +186,8 @@ class Run:
 
     async def _pause(self, seconds: float) -> None:
         """Wait between two attempts; raise Interrupted for a signal."""
-        actions: dict[int, Action] = {
-            signal.SIGTSTP: _do_nothing,
-            signal.SIGQUIT: _do_nothing,
-        }  # neither suspend nor end this process
+        # These would suspend or end this process.
+        actions: dict[int, Action] = dict.fromkeys((signal.SIGTSTP, signal.SIGQUIT), _do_nothing)
         with catch_signals(actions):
             try:
                 number = await asyncio.wait_for(self._signals.get(), max(seconds, _LISTEN_S))
@@ -212,11 +213,11 @@ class Run:
             }
         )
         self._record.update({"attempts": self._attempts})
-        if self._memory is not None:
+        if self._incident_log is not None:
             names = [host.name for host in self._lineup.hosts]
             incidents = find_incidents(result.cause, refusal, ending)
             at = wall_clock()
-            self._memory.note(self._record.run_id, at, {name: incidents.get(name) for name in names})
+            self._incident_log.note(self._record.run_id, at, {name: incidents.get(name) for name in names})
 
     # ---- messages -----------------------------------------------------------------------------------------------
 

@@ -31,12 +31,12 @@ NOT_LINUX_EXIT_CODE = 119
 _NODE_MODULES = (
     "clock", "fast_json", "guardian", "kernel_log", "loop", "messages", "send_queue", "signals", "supervisor",
     *(f"facts.{name}" for name in (
-        "cpus", "gathering", "gpus", "inspection", "leftovers", "links", "machine", "network", "pythons", "setup",
-        "slurm", "visible_gpus", "xids",
+        "cpus", "gathering", "gpus", "inspection", "leftovers", "links", "machine", "network", "pythons", "saves",
+        "setup", "slurm", "visible_gpus", "xids",
     )),
     *(f"processes.{name}" for name in (
         "faulthandler_stacks", "handover_log", "kills", "ladder", "owned", "proc", "py_spy", "ranks", "run_folders",
-        "run_owner", "saves", "shim", "stacks", "torchrun", "workers",
+        "run_owner", "shim", "stacks", "torchrun", "workers",
     )),
 )  # fmt: skip
 _LOCK = threading.Lock()

@@ -24,8 +24,8 @@ from machines.patience import DEADLINE_S, NEVER_S
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.plan import build_plan
+from launcher.job.start_order import start_fields
 from launcher.node import messages
-from launcher.runs.attempt import start_fields
 from launcher.session.facts_message import read_facts, read_route
 from launcher.session.schema import check_message
 from launcher.transports import bootstrap

@@ -25,9 +25,10 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import create_record
-from launcher.runs.attempt import Attempt, RunOptions
+from launcher.runs.attempt import Attempt
 from launcher.runs.result import Result
 from launcher.runs.run import Run
+from launcher.runs.run_options import RunOptions
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
 from launcher.session.terms import Terms

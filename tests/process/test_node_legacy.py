@@ -20,8 +20,8 @@ from launcher.hosts.host import Host
 from launcher.job.facts import NodeFacts, Route
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.plan import NodePlan, build_plan
+from launcher.job.start_order import start_fields
 from launcher.node import messages
-from launcher.runs.attempt import start_fields
 
 NASTY = ("--local_rank", "a b", "$HOME", "--use_env", "--")
 TELLS = """\

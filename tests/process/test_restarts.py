@@ -19,9 +19,9 @@ from launcher.errors import HostFailure, HostFailureKind, UnreachableError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, OnHang, Program, ProgramKind
 from launcher.output.run_folder import create_record
-from launcher.runs.attempt import RunOptions
 from launcher.runs.result import Result
 from launcher.runs.run import Run
+from launcher.runs.run_options import RunOptions
 from launcher.transports.base import Channel, Transport, TransportError
 from launcher.transports.local import LocalTransport
 
@@ -135,6 +135,14 @@ def test_a_progress_dir_that_no_host_has_is_named(tmp_path: Path) -> None:
     done = run(tmp_path, FAILS.format(codes="3"), restarts=1, progress_dir="savse")
     text = "launch: no host has the directory savse (--progress-dir) yet, so nothing counts as progress"
     assert done.words.count(text) == 1
+
+
+def test_of_a_progress_dir_that_nobody_could_look_for_nothing_is_said(tmp_path: Path) -> None:
+    """The only supervisor is killed by its own rank."""
+    kill = "kill -KILL $(ps -o ppid= -p $PPID)"
+    done = run(tmp_path, f"[ $LAUNCH_ATTEMPT = 1 ] || {{ {kill}; sleep 300; }}", restarts=1, progress_dir="savse")
+    assert done.result.exit_code == 0
+    assert not any("savse" in line for line in done.words)
 
 
 def test_files_of_an_attempt_have_a_directory_of_their_own(tmp_path: Path) -> None:

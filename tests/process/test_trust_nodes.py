@@ -29,9 +29,9 @@ from launcher.node import messages
 from launcher.node.messages import Decoder, encode
 from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import create_record
-from launcher.runs.attempt import RunOptions
 from launcher.runs.result import Result
 from launcher.runs.run import Run
+from launcher.runs.run_options import RunOptions
 from launcher.session.session import Session
 from launcher.session.terms import Terms
 from launcher.transports.base import STDERR, STDOUT

@@ -1,4 +1,6 @@
-"""The answers to what the launcher asks a node before a run. Nothing here starts a rank or blocks the supervisor.
+"""The answers to what the launcher asks a node before a run, or when it has failed.
+
+Nothing here starts a rank or blocks the supervisor.
 
 In reading order:
 
@@ -14,5 +16,6 @@ In reading order:
     gathering       all of these in one answer, from a child process
     pythons         the search for a Python that has torch
     setup           --setup, --venv and --conda
+    saves           whether the ranks have saved a checkpoint
     inspection      takes each question, and sends its answer
 """

@@ -1,4 +1,5 @@
-"""What the launcher asks before a run: facts, a Python with torch, the route to node 0 and whether its port is open.
+"""What the launcher asks: before a run facts, a Python with torch, the route to node 0 and whether its port is open,
+and when it has failed whether the ranks have saved.
 
 Nothing here blocks the supervisor: what may block runs in a forked child, and the loop reads its answer with a timeout.
 A child that is killed, even in the middle of its answer, counts as one that gave none.
@@ -28,6 +29,7 @@ FACTS_TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 6.0  # for the child that tries the targets, which has shorter timeouts of its own
 LOOK_UP_TIMEOUT_S = 8.0  # for node 0's name: a dead DNS server takes 5 s, and then the next one may respond
 MAX_ANSWERED = 64  # connections kept open: a prober closes its own at once, a stranger may not
+LOOK_TIMEOUT_S = 2.0  # the launcher waits a little longer before it stops a run that has failed
 HOLDER_TIMEOUT_S = 3.0  # a large machine has many descriptors to look at
 
 
@@ -279,6 +281,19 @@ class Inspection:
             lambda: network.try_targets(targets, header.get("peer")),
             lambda found: self._send_queue.send(messages.PROBED, **(found if found and "errors" in found else silence)),
             PROBE_TIMEOUT_S,
+        )
+
+    def look_for_save(self, folder: str, since: float, least_s: float) -> None:
+        """Answer a LOOK: whether a file in `folder` was last written after `since`, and at least `least_s` ago."""
+        from launcher.node.facts import saves
+
+        silence = {"has_saved": None, "is_missing": False}
+        self._ask_child(
+            lambda: saves.look(folder, since, least_s),
+            lambda found: self._send_queue.send(
+                messages.SEEN, **(found if found and "has_saved" in found else silence)
+            ),
+            LOOK_TIMEOUT_S,
         )
 
     def stop_listening(self) -> None:

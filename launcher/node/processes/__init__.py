@@ -16,5 +16,4 @@ In reading order:
     shim                   the parent of ranks that are plain commands
     torchrun               the parent of all other ranks, in the Python that has torch
     ranks                  the start, the output and the exit of each rank
-    saves                  whether the ranks have saved a checkpoint
 """

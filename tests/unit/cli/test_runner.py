@@ -14,7 +14,7 @@ from launcher.cli.option_groups import OutputOptions
 from launcher.cli.run_origin import describe_origin
 from launcher.cli.runner import describe_trainer, find_checkpoints, trainer_command
 from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, Program, ProgramKind
-from launcher.runs.attempt import RunOptions
+from launcher.runs.run_options import RunOptions
 
 TRAINER = Job(program=DEFAULT_PROGRAM)
 OUTPUT = OutputOptions(quiet=False, ranks=None, as_json=False, log_dir=Path("logs"), verbose=False)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from launcher.hosts.host import Host, select_hosts
 from launcher.job.facts import Gpu, NodeFacts, Probes, Route
 from launcher.job.job import TRAINER_MODULE, Activation, Job, Program, ProgramKind
-from launcher.job.plan import LaunchPlan, as_record, build_plan, master_address, placeholder_facts, settle_device
+from launcher.job.plan import LaunchPlan, build_plan, master_address, placeholder_facts, settle_device
+from launcher.job.plan_record import as_record
 from launcher.node import messages
 from launcher.runs.report import plan_lines
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.node.processes.saves import has_save
+from launcher.node.facts.saves import has_save, look
 
 
 def write(path: Path, age_s: float) -> None:
@@ -35,4 +35,5 @@ def test_a_file_counts(tmp_path: Path, name: str, age_s: float, *, counts: bool)
 
 
 def test_a_directory_that_is_missing_has_none(tmp_path: Path) -> None:
-    assert not has_save(str(tmp_path / "missing"), 0, 0)
+    assert look(str(tmp_path / "missing"), 0, 0) == {"has_saved": False, "is_missing": True}
+    assert look(str(tmp_path), 0, 0) == {"has_saved": False, "is_missing": False}

@@ -39,6 +39,7 @@ STAMP = re.compile(rb"^2026-11-2\d \d\d:\d\d:33\.123 ", re.MULTILINE)
 
 unhurried = settings(deadline=None)  # a loaded machine is no bug
 cuts = st.lists(st.integers(0), max_size=12)
+NO_FILES = Path("/dev/null")  # no rank leaves one
 
 
 def pieces_of(data, cuts):
@@ -238,7 +239,7 @@ class Complaints:
 
 def test_a_full_disk_is_told_and_does_not_end_the_run():
     complaints = Complaints()
-    log = NodeLog(Path("/dev/full"), complaints)
+    log = NodeLog(Path("/dev/full"), complaints, NO_FILES)
     log.write(b"one\n")
     log.write(b"two\n")
     log.close()
@@ -248,7 +249,7 @@ def test_a_full_disk_is_told_and_does_not_end_the_run():
 def test_a_disk_that_complains_only_at_the_end(tmp_path):
     """As NFS does, which writes when a file is closed; here its descriptor is gone."""
     path, complaints = tmp_path / "node_0.log", Complaints()
-    log = NodeLog(path, complaints)
+    log = NodeLog(path, complaints, NO_FILES)
     log.write(b"one\n")
     os.close(next(int(fd.name) for fd in Path("/proc/self/fd").iterdir() if os.path.realpath(fd) == str(path)))
     log.close()
@@ -258,7 +259,7 @@ def test_a_disk_that_complains_only_at_the_end(tmp_path):
 
 def test_a_log_goes_on_once_there_is_room(tmp_path):
     path, complaints = tmp_path / "logs" / "node_0.log", Complaints()
-    log = NodeLog(path, complaints)
+    log = NodeLog(path, complaints, NO_FILES)
     log.write(b"lost\n")
     path.parent.mkdir()
     log.write(b"kept\n")
@@ -268,7 +269,7 @@ def test_a_log_goes_on_once_there_is_room(tmp_path):
 
 def test_a_node_writes_its_log_and_shows_the_same(tmp_path):
     path, complaints, shown = tmp_path / "node_1.log", Complaints(), []
-    node = NodeOutput("gpu2", NodeLog(path, complaints), lambda *block: shown.append(block), clock=lambda: AT)
+    node = NodeOutput("gpu2", NodeLog(path, complaints, NO_FILES), lambda *block: shown.append(block), clock=lambda: AT)
     node.feed(None, STDERR, b"torchrun speaks\n")
     node.first_rank = 8
     assert node.has_lines
@@ -296,7 +297,7 @@ def test_a_node_writes_its_log_and_shows_the_same(tmp_path):
 
 def test_a_command_without_ranks_that_is_shown_to_nobody(tmp_path):
     path = tmp_path / "node_0.log"
-    node = NodeOutput("gpu1", NodeLog(path, Complaints()), None, has_ranks=False, clock=lambda: AT)
+    node = NodeOutput("gpu1", NodeLog(path, Complaints(), NO_FILES), None, has_ranks=False, clock=lambda: AT)
     assert not node.has_lines
     node.feed(0, STDOUT, b"up\n")
     node.finish()

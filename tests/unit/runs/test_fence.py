@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.job.job import Job, Program, ProgramKind
-from launcher.runs.attempt import FENCE_SLACK_S, find_fence
+from launcher.runs.fence import FENCE_SLACK_S, find_fence
 from launcher.session.node_state import NodeState
 
 JOB = Job(Program(ProgramKind.SCRIPT, "train.py"), silence_s=60, stop_timeout_s=15)

@@ -29,7 +29,7 @@ _Result = TypeVar("_Result")
 _Hosts = dict[str, list[dict[str, Any]]]  # host -> its runs, each with `run`, `at` and `what`
 
 
-class HostMemory:
+class IncidentLog:
     """The incidents of hosts in earlier runs, in one file."""
 
     def __init__(self, path: Path) -> None:

@@ -1,0 +1,55 @@
+"""A plan as JSON values, for run.json, --json and dry runs. Pure."""
+
+from __future__ import annotations
+
+from launcher.job.job import Program
+from launcher.job.plan import LaunchPlan
+from launcher.job.variables import HIDDEN, hide_secrets, is_secret
+
+
+def as_record(plan: LaunchPlan) -> dict[str, object]:
+    """Return the plan as JSON values, without the variables that the user set, any of which may be a secret."""
+    return {
+        "program": _program_record(plan.program),
+        "world_size": plan.world_size,
+        "master_addr": plan.master_addr,
+        "master_port": plan.master_port,
+        "nodes": [
+            {
+                "host": node.host.name,
+                "node_rank": node.node_rank,
+                "first_rank": node.first_rank,
+                "nproc": node.nproc,
+                "cwd": node.cwd,
+                "argv": hide_secrets(node.argv or node.processes[0].argv),
+                "env": {name: HIDDEN if is_secret(name, value) else value for name, value in node.env.items()},
+            }
+            for node in plan.nodes
+        ],
+    }
+
+
+def as_dry_record(plan: LaunchPlan) -> dict[str, object]:
+    """Return the plan as JSON values for a dry run: each node's line, and None for what only the nodes know."""
+    is_known = all(node.nproc for node in plan.nodes)
+    return {
+        "program": _program_record(plan.program),
+        "world_size": plan.world_size if is_known else None,
+        "master_addr": None if plan.master_addr.startswith("<") else plan.master_addr,
+        "master_port": plan.master_port if isinstance(plan.master_port, int) else None,
+        "nodes": [
+            {
+                "host": node.host.name,
+                "node_rank": node.node_rank,
+                "first_rank": node.first_rank if is_known else None,
+                "nproc": node.nproc or None,
+                "cwd": node.cwd,
+                "command": node.by_hand,
+            }
+            for node in plan.nodes
+        ],
+    }
+
+
+def _program_record(program: Program) -> dict[str, object]:
+    return {"kind": program.kind.value, "target": program.target, "args": hide_secrets(program.args)}

@@ -1,0 +1,46 @@
+"""Whether the ranks have saved a checkpoint during this attempt, by the times of the files in a directory."""
+
+from __future__ import annotations
+
+import os
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MOST_FILES = 20_000
+_TICK_S = 0.02  # the kernel takes a file's time from a clock that moves 100 times a second
+
+
+def look(folder: str, since: float, least_s: float) -> dict[str, Any]:
+    """Return the answer to a LOOK: whether there is such a file, and whether the directory is missing."""
+    if not os.path.isdir(folder):
+        return {"has_saved": False, "is_missing": True}
+    return {"has_saved": has_save(folder, since, least_s), "is_missing": False}
+
+
+def has_save(folder: str, since: float, least_s: float) -> bool | None:
+    """Tell whether a file below `folder` was last written after `since` (wall-clock), and at least `least_s` ago.
+
+    None: there are too many files to look at. Hidden and temporary files don't count: they are no checkpoints, or not
+    whole.
+    """
+    latest, looked_at = time.time() - least_s, 0
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not _is_temporary(name)]
+        for name in names:
+            looked_at += 1
+            if looked_at > MOST_FILES:
+                return None
+            try:
+                saved_at = os.stat(os.path.join(place, name)).st_mtime
+            except OSError:  # removed meanwhile
+                continue
+            if since - _TICK_S <= saved_at <= latest and not _is_temporary(name):
+                return True
+    return False
+
+
+def _is_temporary(name: str) -> bool:
+    return name.startswith(".") or name.endswith((".tmp", ".part", "~"))
