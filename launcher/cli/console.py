@@ -17,7 +17,7 @@ from launcher.hosts.ranges import fold_names
 from launcher.output.display import Display, JsonDisplay, PrefixDisplay
 from launcher.output.folding import group, make_folds
 from launcher.output.lines import STDERR, STDOUT
-from launcher.output.node_log import NodeLog, NodeOutput
+from launcher.output.node_log import DeferredLog, NodeOutput
 from launcher.output.run_folder import RunRecord
 from launcher.output.style import Style, render
 from launcher.output.terminal import Terminal
@@ -100,12 +100,7 @@ class Console:
             self._filter = TracebackFilter(show)
             show = self._filter_output
         return [
-            NodeOutput(
-                host.name,
-                NodeLog(record.log_path(index), record.complain, record.files_path(index)) if record else None,
-                show,
-                has_ranks=has_ranks,
-            )
+            NodeOutput(host.name, _open_log(record, index) if record else None, show, has_ranks=has_ranks)
             for index, host in enumerate(hosts, first_node)
         ]
 
@@ -128,7 +123,7 @@ class Console:
         """Report once that the launch host's disk fails; the run continues."""
         if not self._said_disk:
             self._said_disk = True
-            text = f"can't write {path}: {error.strerror}; the run continues, but its logs will have gaps"
+            text = f"can't write {path}: {error.strerror}; the run continues, but its logs may have gaps"
             self.say(f"launch: {text}", Style.STRONG)
 
     def close(self) -> None:
@@ -154,6 +149,10 @@ class Console:
         # The JSON object names the stream, and a reader needs all lines in one order.
         fd = STDOUT if self._as_json else stream
         self._terminals[fd].put(fd, self._displays[fd].render(host, rank, stream, lines, at))
+
+
+def _open_log(record: RunRecord, node_rank: int) -> DeferredLog:
+    return DeferredLog(record.log_path(node_rank), record.complain, record.files_path(node_rank), record.disk)
 
 
 def dated(event: str, **values: object) -> dict[str, object]:

@@ -10,6 +10,7 @@ In reading order:
     traceback_filter  which tracebacks the screen shows, if ranks fail one after the other
     terminal      a thread that writes to the terminal, so that a slow one never stalls a run
     exit_race     torchrun's page of stack frames at the end of a successful run
+    disk_writer   a thread that writes to the disk of the logs, so that a slow one never stalls a run
     node_log      all output of one node: its log, and what the screen gets
     folding       equal output of several hosts, shown once
     run_folder    logs/RUN: where it is, who may write it; `runs` has the keys of run.json

@@ -1,6 +1,6 @@
 """Take the output of one node, write it to the node's log and hand it on to the screen.
 
-All of that happens in the reader thread of that node's connection, so a slow disk holds up that node alone.
+All of that happens in the reader thread of that node's connection; the disk has a thread of its own.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from io import FileIO
 from pathlib import Path
 
 from launcher.clock import local_time, wall_clock
+from launcher.output.disk_writer import DiskWriter, disk_stalled
 from launcher.output.display import prefix_lines, prefix_of
 from launcher.output.exit_race import ExitRace
 from launcher.output.lines import STDERR, STDOUT, LineStream, Piece
 from launcher.private_files import make_private, open_private
+from launcher.wording import count
 
 RHYTHM_LINES = 3
 
@@ -31,8 +34,8 @@ class NodeLog:
         self._complain = complain
         self._file: FileIO | None = None
 
-    def write(self, block: bytes | memoryview) -> None:
-        """Append whole lines."""
+    def write(self, block: bytes | memoryview) -> bool:
+        """Append whole lines; return False if they are dropped since the disk does not respond."""
         try:
             if self._file is None:
                 self._file = FileIO(self._path, "ab", opener=open_private)
@@ -41,6 +44,7 @@ class NodeLog:
                 view = view[self._file.write(view) or 0 :]
         except OSError as error:  # once there is room again the log continues, with a gap
             self._complain(self._path, error)
+        return True
 
     def keep_file(self, name: str, content: bytes) -> None:
         """Keep a file that a rank left on the node beside the log, such as files/node_0/NAME."""
@@ -64,6 +68,32 @@ class NodeLog:
                 file.close()
         except OSError as error:
             self._complain(self._path, error)
+
+
+class DeferredLog(NodeLog):
+    """A log whose disk has a thread of its own; what a disk that hangs can't take is dropped."""
+
+    def __init__(self, path: Path, complain: Callable[[Path, OSError], None], files: Path, disk: DiskWriter) -> None:
+        super().__init__(path, complain, files)
+        self._disk = disk
+
+    def write(self, block: bytes | memoryview) -> bool:
+        """Append whole lines; return False if they are dropped since the disk does not respond."""
+        return self._put(self._path, partial(super().write, block), len(block))
+
+    def keep_file(self, name: str, content: bytes) -> None:
+        """Keep a file that a rank left on the node beside the log."""
+        self._put(self._files / name, partial(super().keep_file, name, content), len(content))
+
+    def close(self) -> None:
+        """Close the file once all is written."""
+        self._disk.put(super().close)
+
+    def _put(self, path: Path, work: Callable[[], object], size: int) -> bool:
+        is_queued = self._disk.put(work, size)
+        if not is_queued:
+            self._complain(path, disk_stalled())
+        return is_queued
 
 
 class NodeOutput:
@@ -96,6 +126,7 @@ class NodeOutput:
         self._held_at = 0.0  # when the last of that came
         self._prefixes: dict[tuple[int | None, int, bool], bytes] = {}
         self._stamped_at, self._last_stamp = 0, b""  # in milliseconds
+        self._missing_lines = 0  # in the log, since its disk did not respond
         self.has_lines = False
         self.heard_at = 0.0  # monotonic: when a rank wrote last, be it half a line
         self.longest_gap_s = 0.0  # between two pieces of its ranks' output
@@ -123,9 +154,7 @@ class NodeOutput:
     def note(self, text: str) -> None:
         """Write a line of `launch` itself to the log."""
         with self._lock:
-            if self._log is not None:
-                prefix = self._stamp(self._clock()) + self._prefix(None, STDOUT)
-                self._log.write(prefix_lines(prefix, f"{text}\n".encode()))
+            self._write_log([self._own_line(text)])
 
     def finish(self, *, ended_well: bool = False) -> None:
         """Write and show the last lines that had no newline, and close the log.
@@ -140,6 +169,7 @@ class NodeOutput:
             if held and not ended_well and self._show is not None:
                 self._show(self._host, None, STDERR, held, self._held_at)
             if self._log is not None:
+                self._write_log([])
                 self._log.close()
 
     def keep_file(self, name: str, content: bytes) -> None:
@@ -165,6 +195,21 @@ class NodeOutput:
             prefix = self._prefixes[rank, stream, is_whole] = prefix_of(self._host, rank) + mark
         return prefix
 
+    def _own_line(self, text: str) -> memoryview:
+        """Return a line of `launch` itself for the log."""
+        return prefix_lines(self._stamp(self._clock()) + self._prefix(None, STDOUT), f"{text}\n".encode())
+
+    def _write_log(self, blocks: Sequence[memoryview]) -> None:
+        """Append blocks of whole lines to the log, and count those that its disk did not take."""
+        if self._log is None:
+            return
+        if self._missing_lines:
+            text = f"---- {count(self._missing_lines, 'line')} missing here: the disk did not respond ----"
+            if self._log.write(self._own_line(text)):
+                self._missing_lines = 0
+        if blocks and not self._log.write(blocks[0] if len(blocks) == 1 else b"".join(blocks)):
+            self._missing_lines += sum(bytes(block).count(b"\n") for block in blocks)
+
     def _stamp(self, at: float) -> bytes:
         """Return the time that starts a line of the log, kept for the many blocks that a flood has per millisecond."""
         millis = int(at * 1000)
@@ -179,11 +224,12 @@ class NodeOutput:
             self.has_lines = True
             if self._log is not None:
                 stamp = self._stamp(at)
-                blocks = [
-                    prefix_lines(stamp + self._prefix(rank, stream, is_whole=is_whole), lines)
-                    for is_whole, lines in for_log
-                ]
-                self._log.write(blocks[0] if len(blocks) == 1 else b"".join(blocks))
+                self._write_log(
+                    [
+                        prefix_lines(stamp + self._prefix(rank, stream, is_whole=is_whole), lines)
+                        for is_whole, lines in for_log
+                    ]
+                )
         if local_rank is None and stream == STDERR:
             taken = for_screen
             for_screen = self._exit_race.hold(taken)

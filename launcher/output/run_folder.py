@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
+from launcher.output.disk_writer import DiskWriter, disk_stalled
 from launcher.private_files import make_private, open_private
 
 Complaint = Callable[[Path, OSError], None]
@@ -23,7 +24,8 @@ class RunRecord:
     """The directory of one run.
 
     The first `update` writes run.json. Values that are known earlier wait for it, since a run that never starts leaves
-    no directory.
+    no directory. All methods write at once; while ranks run, they are called by `disk`, the thread for all that touches
+    the directory.
     """
 
     def __init__(
@@ -36,6 +38,10 @@ class RunRecord:
         self.attempt = 0  # the number of the one that runs
         self.write_error: OSError | None = None  # the first one: something is missing in the logs
         self._complain = complain
+        self.disk = DiskWriter(
+            lambda: complain(folder, disk_stalled()),  # nothing is lost yet
+            lambda error: self.complain(folder, OSError(errno.EIO, repr(error))),
+        )
         self._content: dict[str, Any] = {"run_id": run_id, **(known or {})}
         self._lock = threading.Lock()
         self._is_written = False

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from launcher.clock import iso_time, utc_offset, wall_clock
 from launcher.diagnosis.cause import SETTLE_S, Cause
@@ -185,14 +186,18 @@ class Attempt:
             return
         if self._options.is_verbose:
             self._say_details()
-        if not self._record.link([node.node_rank for node in self._plan.nodes]):
-            latest = self._record.folder.parent / "latest"
-            self._say(f"launch: {latest} belongs to another user and still points to another run")
+        disk = self._record.disk
+        disk.put(partial(self._link_logs, [node.node_rank for node in self._plan.nodes]))
         said = [warning.one_line for warning in warnings]
         times = {} if number else {"started_at": iso_time(wall_clock()), "utc_offset": utc_offset()}
-        self._record.update({**times, "plan": as_record(self._plan), "warnings": said})
+        disk.put(partial(self._record.update, {**times, "plan": as_record(self._plan), "warnings": said}))
         names = {"run": self._record.run_id, "name": self._record.name, "attempt": number}
         self._screen.emit("plan", **names, **as_record(self._plan))
+
+    def _link_logs(self, node_ranks: Sequence[int]) -> None:
+        if not self._record.link(node_ranks):
+            latest = self._record.folder.parent / "latest"
+            self._say(f"launch: {latest} belongs to another user and still points to another run")
 
     # ---- the run ------------------------------------------------------------------------------------------------
 
@@ -372,6 +377,8 @@ class Attempt:
     async def _say_flight_recorder(self) -> None:
         """Print which files the ranks left for torchfrtrace, after a check: it runs code from these files."""
         assert self._plan is not None
+        if not await asyncio.to_thread(self._record.disk.wait):
+            return
         files = self._record.find_files(FLIGHT_RECORDER_PREFIX)
         unsafe = await asyncio.to_thread(find_unsafe, files)  # some seconds for files that were made to be slow
         hosts = {f"node_{node.node_rank}": node.host.name for node in self._plan.nodes}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 
 from launcher.diagnosis.stacks import FoldedStacks, Stack, fold, folded_lines, parse_stack, stack_lines
 from launcher.job.plan import LaunchPlan, NodePlan
@@ -108,12 +109,21 @@ class StackTaker:
         ]
         self._answers = {}
         folded = fold(_stack(*place) for place in found)
-        path = self._record.keep_text(f"stacks-{self._number}.txt", "".join(_full_text(*place) for place in found))
+        text = "".join(_full_text(*place) for place in found)
         first, *rest = folded_lines(folded)
-        for line in [f"launch: {first}", *rest, *([f"launch: full text in {path}"] if path else [])]:
+        for line in [f"launch: {first}", *rest]:
             self._session.say(line)
-        self._screen.emit("stacks", run=self._record.run_id, name=self._record.name, file=path, **_as_record(folded))
+        restart = f"restart_{self._record.attempt}-" if self._record.attempt else ""
+        name = f"stacks-{restart}{self._number}.txt"
+        self._record.disk.put(partial(self._keep, name, text, _as_record(folded)))
         return folded
+
+    def _keep(self, name: str, text: str, values: Mapping[str, object]) -> None:
+        """Write the full text beside the logs, and print where it is; called by the thread for their disk."""
+        path = self._record.keep_text(name, text)
+        if path is not None:
+            self._session.say(f"launch: full text in {path}")
+        self._screen.emit("stacks", run=self._record.run_id, name=self._record.name, file=path, **values)
 
 
 def _stack(node: NodePlan, local_rank: int, answer: Event | None) -> Stack:

@@ -14,6 +14,7 @@ from launcher.clock import boottime, iso_time, wall_clock
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, OnHang
+from launcher.output.disk_writer import DiskWriter, disk_stalled
 from launcher.output.run_folder import RunRecord
 from launcher.output.screen import Screen
 from launcher.output.style import Style
@@ -55,6 +56,7 @@ class Run:
         self._job = job
         self._lineup = Lineup(hosts, spares, options.min_nodes)
         self._incident_log = incident_log
+        self._home_disk = DiskWriter(_ignore, _ignore)  # of the incident log; nothing is lost but the memory
         self._open_transport = open_transport
         self._record = record
         self._screen = screen
@@ -75,7 +77,7 @@ class Run:
             try:
                 return await self._repeat()
             except LauncherError as error:
-                self._record.discard()
+                await self._discard_record()
                 run_id = None if self._options.is_dry else self._record.run_id  # a dry run has none
                 names = {"run": run_id, "name": self._record.name}
                 self._screen.emit("result", **names, exit_code=error.exit_code, error=error.message)
@@ -94,22 +96,22 @@ class Run:
                 result = Result(error.exit_code, wall_clock() - began_at, Census({}, {}), error=error.message)
                 self._say_refusal(error)
             if self._options.is_dry or (not self._endings and not result.ranks):
-                return self._return_unstarted(result)
+                return await self._return_unstarted(result)
             if result.exit_code == 0:
                 self._note_attempt(began_at, result, None, None, None)
-                return self._conclude(result, self._finished_words(result))
+                return await self._conclude(result, self._finished_words(result))
             ending = self._judge(result, refusal)
             self._endings.append(ending)
             decision = decide(self._endings, self._options.restarts)
             self._note_attempt(began_at, result, refusal, ending, decision)
             if isinstance(decision, Stop):
-                return self._conclude_failure(result, decision)
+                return await self._conclude_failure(result, decision)
             self._say_restart(result, decision)
             self._line_up(result, decision)
             try:
                 await self._pause(max(decision.pause_s, result.fence_s))
             except Interrupted as interruption:
-                return self._conclude_stop(result, interruption.number)
+                return await self._conclude_stop(result, interruption.number)
 
     # ---- one attempt --------------------------------------------------------------------------------------------
 
@@ -212,12 +214,13 @@ class Run:
                 "result": as_record(result),
             }
         )
-        self._record.update({"attempts": self._attempts})
+        self._record.disk.put(partial(self._record.update, {"attempts": list(self._attempts)}))
         if self._incident_log is not None:
             names = [host.name for host in self._lineup.hosts]
             incidents = find_incidents(result.cause, refusal, ending)
             at = wall_clock()
-            self._incident_log.note(self._record.run_id, at, {name: incidents.get(name) for name in names})
+            found = {name: incidents.get(name) for name in names}
+            self._home_disk.put(partial(self._incident_log.note, self._record.run_id, at, found))
 
     # ---- messages -----------------------------------------------------------------------------------------------
 
@@ -236,9 +239,13 @@ class Run:
         line = f"restarting{wait}{fence}: {decision.why} ({left})"
         self._say(f"launch: {'; '.join(filter(None, [census, line]))}", Style.STRONG)
 
-    def _return_unstarted(self, result: Result) -> Result:
+    async def _discard_record(self) -> None:
+        if await asyncio.to_thread(self._record.disk.close):
+            self._record.discard()
+
+    async def _return_unstarted(self, result: Result) -> Result:
         """Return how a dry run ended, or a run that a signal stopped before it was started."""
-        self._record.discard()
+        await self._discard_record()
         if result.interrupted_by is not None:
             # No rank was started; what a --setup may have left is printed.
             left = "nothing was started" if result.census.is_clean else report.census_words(result.census)
@@ -250,28 +257,31 @@ class Run:
         ranks = count(result.ranks, "rank")
         return f"finished in {self._duration()}{attempts}, {ranks} succeeded, {report.census_words(result.census)}"
 
-    def _conclude_failure(self, result: Result, decision: Stop) -> Result:
+    async def _conclude_failure(self, result: Result, decision: Stop) -> Result:
         number = result.interrupted_by
         if number is not None and result.cause is None:
-            return self._conclude_stop(result, number)
+            return await self._conclude_stop(result, number)
         if self._options.restarts and self._endings[-1].outcome is not Outcome.STOPPED:
             attempts = f" after {count(len(self._endings), 'attempt')} in {self._duration()}"
             self._say(f"launch: no restart{attempts if len(self._endings) > 1 else ''}: {decision.why}", Style.STRONG)
         words = filter(None, [report.census_words(result.census), f"exit code {result.exit_code}"])
-        return self._conclude(result, ", ".join(words))
+        return await self._conclude(result, ", ".join(words))
 
-    def _conclude_stop(self, result: Result, number: int) -> Result:
+    async def _conclude_stop(self, result: Result, number: int) -> Result:
         words = [f"stopped by {_who(number)} after {self._duration()}", report.census_words(result.census)]
         stopped = Result(EXIT_SIGNAL_BASE + number, result.seconds, result.census, interrupted_by=number)
-        return self._conclude(stopped, ", ".join(filter(None, words)))
+        return await self._conclude(stopped, ", ".join(filter(None, words)))
 
     def _duration(self) -> str:
         return duration(wall_clock() - self._began_at)
 
-    def _conclude(self, result: Result, words: str) -> Result:
+    async def _conclude(self, result: Result, words: str) -> Result:
         """Write the record, and then print how the run ended: the disk may be full."""
         values = {**as_record(result), "seconds": round(wall_clock() - self._began_at, 3)}
-        self._record.update({"ended_at": iso_time(wall_clock()), "result": values})
+        self._record.disk.put(partial(self._record.update, {"ended_at": iso_time(wall_clock()), "result": values}))
+        if not await asyncio.to_thread(self._record.disk.close):
+            self._record.complain(self._record.folder, disk_stalled())
+        await asyncio.to_thread(self._home_disk.close)
         gap = report.gap_words(self._record.write_error)
         is_calm = result.census.is_clean and not gap
         style = Style.FAILURE if not is_calm else Style.STRONG if result.exit_code else Style.TEXT
@@ -287,7 +297,7 @@ def _who(number: int) -> str:
     return {2: "you", 15: "SIGTERM", 1: "SIGHUP"}[number]
 
 
-def _ignore(text: str) -> None:
+def _ignore(*args: object) -> None:
     """Print nothing."""
 
 

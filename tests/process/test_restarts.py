@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -48,13 +49,15 @@ class Done:
 
 def run(
     folder: Path, script: str, *, restarts: int, transport: Transport | None = None, names: Sequence[str] = ("n1",),
-    spares: Sequence[str] = (), on_hang: OnHang = OnHang.TELL, **options: Any,
+    spares: Sequence[str] = (), prepare: Callable[[Path], object] = lambda folder: None,
+    job_values: Mapping[str, Any] | None = None, **options: Any,
 ) -> Done:  # fmt: skip
     screen = Screen()
     record = create_record(folder / "logs", datetime.now(), lambda path, error: None)
+    prepare(record.folder)
     program = Program(ProgramKind.COMMAND, "/bin/sh", ("-c", script))
     job = Job(program, nproc=2, cpu=True, stop_timeout_s=0.5, connect_timeout_s=DEADLINE_S, workdir=str(folder))
-    job = replace(job, on_hang=on_hang)
+    job = replace(job, **(job_values or {}))
     ways = transport or LocalTransport()
 
     async def execute() -> Result:
@@ -93,6 +96,24 @@ def test_the_log_goes_on_in_the_same_file_and_the_record_has_all_attempts(tmp_pa
     assert done.record["result"]["exit_code"] == 0
     ports = {attempt["master_port"] for attempt in (first, second)}
     assert len(ports) == 2
+
+
+def test_a_disk_that_hangs_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening a pipe that nobody reads hangs as a file does on a network file system that is away."""
+    monkeypatch.setattr("launcher.output.disk_writer.STALLED_S", 0.1)
+    monkeypatch.setattr("launcher.output.disk_writer.FAREWELL_S", 1.0)
+    script = "[ $LAUNCH_ATTEMPT = 1 ] && sleep 5; " + FAILS.format(codes="3")
+    pipes: list[Path] = []
+
+    def hang(folder: Path) -> None:
+        pipes.append(folder / "run.json.new")
+        os.mkfifo(pipes[0])
+
+    done = run(tmp_path, script, restarts=1, prepare=hang, job_values={"silence_s": 3.0})
+    assert done.result.exit_code == 0
+    assert done.words[-1].startswith("launch: finished in ")
+    assert done.words[-1].endswith("; the logs are incomplete: the disk does not respond")
+    pipes[0].read_text()  # responds again
 
 
 def test_the_same_failure_twice_ends_the_run(tmp_path: Path) -> None:
@@ -271,13 +292,13 @@ def test_before_its_third_line_no_run_hangs(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_run_that_hangs_comes_back(tmp_path: Path) -> None:
-    done = run(tmp_path, HANGS.format(hang_s=300), restarts=1, on_hang=OnHang.RESTART)
+    done = run(tmp_path, HANGS.format(hang_s=300), restarts=1, job_values={"on_hang": OnHang.RESTART})
     assert done.result.exit_code == 0
     assert ", 2 attempts (the run hung), " in done.words[-1]
 
 
 @pytest.mark.usefixtures("impatient")
 def test_a_hang_that_ends_the_run_is_not_followed_by_a_restart(tmp_path: Path) -> None:
-    done = run(tmp_path, HANGS.format(hang_s=300), restarts=1, on_hang=OnHang.END)
+    done = run(tmp_path, HANGS.format(hang_s=300), restarts=1, job_values={"on_hang": OnHang.END})
     assert done.result.exit_code == 124
     assert len(done.record["attempts"]) == 1
