@@ -17,7 +17,7 @@ from launcher.hosts.ranges import fold_names
 from launcher.output.display import Display, JsonDisplay, PrefixDisplay
 from launcher.output.folding import group, make_folds
 from launcher.output.lines import STDERR, STDOUT
-from launcher.output.node_log import DeferredLog, NodeOutput
+from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import RunRecord
 from launcher.output.style import Style, render
 from launcher.output.terminal import Terminal
@@ -34,27 +34,23 @@ class Console:
         is_folding: bool = False,
         is_patient: bool = False,
         is_quiet: bool = False,
-        is_mute: bool = False,
         as_json: bool = False,
         ranks: Collection[int] | None = None,
     ) -> None:
         names = [host.name for host in hosts]
         self._displays = {fd: _make_display(fd, names, as_json=as_json) for fd in (STDOUT, STDERR)}
         self._terminals = _open_terminals(math.inf if is_patient else None)
-        self._is_quiet = is_quiet or is_mute
-        self._is_mute = is_mute  # one of several runs, which the caller reports
+        self._is_quiet = is_quiet
         self._as_json = as_json
         self._ranks = ranks
         self._folds = make_folds(names) if is_folding else {}
-        self._shows_progress = sys.stderr.isatty() and not is_mute
+        self._shows_progress = sys.stderr.isatty()
         self._progress = ""
         self._said_disk = False
         self._filter: TracebackFilter | None = None  # only with logs, which keep what it hides
 
     def say(self, text: str, style: Style = Style.AS_IS) -> None:
         """Print a message of `launch` on stderr."""
-        if self._is_mute:
-            return
         self.progress("")
         with contextlib.suppress(OSError):  # stderr is not, or no longer, a terminal
             columns = os.get_terminal_size(STDERR).columns
@@ -100,7 +96,7 @@ class Console:
             self._filter = TracebackFilter(show)
             show = self._filter_output
         return [
-            NodeOutput(host.name, _open_log(record, index) if record else None, show, has_ranks=has_ranks)
+            NodeOutput(host.name, record.open_log(index) if record else None, show, has_ranks=has_ranks)
             for index, host in enumerate(hosts, first_node)
         ]
 
@@ -149,10 +145,6 @@ class Console:
         # The JSON object names the stream, and a reader needs all lines in one order.
         fd = STDOUT if self._as_json else stream
         self._terminals[fd].put(fd, self._displays[fd].render(host, rank, stream, lines, at))
-
-
-def _open_log(record: RunRecord, node_rank: int) -> DeferredLog:
-    return DeferredLog(record.log_path(node_rank), record.complain, record.files_path(node_rank), record.disk)
 
 
 def dated(event: str, **values: object) -> dict[str, object]:

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import click
@@ -26,6 +27,7 @@ from launcher.job.variables import is_secret, refuse_rank
 from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import RunRecord, create_record
 from launcher.runs.code_version import keep_code_version
+from launcher.runs.culprits import find_between_attempts
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.result import Result
 from launcher.runs.run import Opener, Run
@@ -77,9 +79,13 @@ async def execute_recorded(
     if run_options.progress_dir is None:
         run_options = replace(run_options, progress_dir=find_checkpoints(job, record.run_id))
     job = replace(job, env={**trainer_command(job), **job.env})
+    find_culprits = None
+    if job.program.needs_torch and run_options.share is None:
+        find_culprits = partial(find_between_attempts, job, open_transport, record.folder / "bisection", console)
     return await Run(
-        job, hosts, open_transport, record, console, run_options, spares=spares, incident_log=incident_log
-    ).execute()
+        job, hosts, open_transport, record, console, run_options, spares=spares, incident_log=incident_log,
+        find_culprits=find_culprits,
+    ).execute()  # fmt: skip
 
 
 def read_run_options(

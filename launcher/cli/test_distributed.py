@@ -98,7 +98,7 @@ def refuse_plot(path: Path | None, hosts: Sequence[Host]) -> None:
 def run_tests(test: CollectivesTest, hosts: Sequence[Host], open_transport: Opener, output: OutputOptions) -> int:
     """Run on all hosts, find those that fail, draw the measurements, and return the exit code of the run."""
     from launcher.cli import runner
-    from launcher.cli.bisection import find_culprits, is_to_bisect
+    from launcher.cli.bisection import is_to_bisect, print_culprits
 
     size = ["--max-size", str(test.max_size)] if test.max_size else []
     job = make_job(test, [host.name for host in hosts], *size)
@@ -106,7 +106,7 @@ def run_tests(test: CollectivesTest, hosts: Sequence[Host], open_transport: Open
     result, folder = runner.run_recorded(job, hosts, open_transport, output, run_options)
     if is_to_bisect(result) and len(hosts) > 1:
         make_part = partial(make_job, test)
-        find_culprits(make_part, hosts, open_transport, folder / "bisection", as_json=output.as_json)
+        print_culprits(make_part, hosts, open_transport, folder / "bisection", as_json=output.as_json)
     if test.plot is not None:
         draw(folder / "files" / "node_0" / "results.json", test.plot, len(hosts))
     return result.exit_code

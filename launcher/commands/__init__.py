@@ -5,7 +5,6 @@ In reading order:
     check         run every check, but no training, and show a table
     clean         list and stop what earlier runs left behind
     exec          run a plain command on every host
-    bisection     find the hosts that fail, alone or together, by halving
     plots         draw results of test-distributed as pictures
     demo_hosts    SSH hosts on loopback, for `launch demo`
 """

@@ -14,6 +14,7 @@ from typing import Any
 
 from launcher.errors import UsageError
 from launcher.output.disk_writer import DiskWriter, disk_stalled
+from launcher.output.node_log import DeferredLog
 from launcher.private_files import make_private, open_private
 
 Complaint = Callable[[Path, OSError], None]
@@ -65,6 +66,10 @@ class RunRecord:
     def log_path(self, node_rank: int) -> Path:
         """Return where a node's full log is."""
         return self.folder / f"node_{node_rank}.log"
+
+    def open_log(self, node_rank: int) -> DeferredLog:
+        """Return a node's log; its file is made when something is written."""
+        return DeferredLog(self.log_path(node_rank), self.complain, self.files_path(node_rank), self.disk)
 
     def keep_text(self, name: str, text: str) -> Path | None:
         """Write a text of `launch` beside the logs; return its path, or None after an error, which `complain` gets."""

@@ -1,4 +1,4 @@
-"""What a run needs of the screen; the console of `launch` has it."""
+"""What a run needs of the screen: the console of `launch` has it, and so has one that shows nothing."""
 
 from __future__ import annotations
 
@@ -38,3 +38,30 @@ class Screen(Protocol):
 
     def outputs(self, hosts: Sequence[Host], record: RunRecord, *, first_node: int = 0) -> list[NodeOutput]:
         """Return the destination of each host's output; first_node: the node rank of the first host."""
+
+
+class MuteScreen:
+    """Shows nothing, for one of many runs whose ends are told by whoever started them; the logs are kept."""
+
+    def say(self, text: str, style: Style = Style.AS_IS) -> None:
+        """Print nothing."""
+
+    def show(self, text: str) -> None:
+        """Print nothing."""
+
+    def withhold(self) -> None:
+        """Hide nothing."""
+
+    def release(self, sources: Collection[Source] | None = None, alike: Collection[Source] = ()) -> frozenset[Source]:
+        """Return that nothing was hidden."""
+        return frozenset()
+
+    def emit(self, event: str, **values: object) -> None:
+        """Print nothing."""
+
+    def progress(self, text: str) -> None:
+        """Show nothing."""
+
+    def outputs(self, hosts: Sequence[Host], record: RunRecord, *, first_node: int = 0) -> list[NodeOutput]:
+        """Return the logs of the hosts; first_node: the node rank of the first one."""
+        return [NodeOutput(host.name, record.open_log(rank), None) for rank, host in enumerate(hosts, first_node)]

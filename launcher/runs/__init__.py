@@ -6,6 +6,7 @@ In reading order:
     failures      what each rank and node did -> the failures, in order
     others        what happened to the ranks other than the one that is blamed
     verdict       all that nodes have reported -> whether the run has failed, and why
+    bisection     which groups of hosts to test to find those that fail, alone or together
     policy        what follows a failed attempt, and why
     report        the messages at the start and the end of a run
     early_exits   the message about ranks that succeed while others still run
@@ -21,4 +22,5 @@ In reading order:
     lineup        which hosts a run uses, and which spares wait
     outcomes      how an attempt ended -> what that means for what follows
     run           Run: attempts, until one succeeds or another would be pointless
+    culprits      the runs that test groups of hosts
 """

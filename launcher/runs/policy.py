@@ -1,16 +1,18 @@
 """What follows a failed attempt: another one, with which hosts and after which pause, or none, and why.
 
-Nothing here does I/O: `decide` takes what is known of the attempts so far, and returns a value. The rules are those of
+Nothing here does I/O: `decide` takes what is known of the attempts so far, and returns a value; `use_verdict` adds what
+a search for the host to blame has found. The rules are those of
 docs/decisions/0016-restarts.md; the table of tests/unit/runs/test_policy.py has a row for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from launcher.hosts.ranges import fold_names
+from launcher.runs.bisection import Verdict
 
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
@@ -64,6 +66,7 @@ class Restart:
     left: int  # restarts, this one not counted
     without: tuple[str, ...] = ()  # hosts that others replace, if there are any
     is_blamed: bool = False  # these hosts are; otherwise they are the ones where something was noticed first
+    is_unexplained: bool = False  # ranks waited for each other once more: a search may find the host to blame
 
 
 def decide(attempts: Sequence[Ending], restarts: int) -> Stop | Restart:
@@ -82,7 +85,20 @@ def decide(attempts: Sequence[Ending], restarts: int) -> Stop | Restart:
         left=left,
         without=last.suspects if last.outcome in _BLAMES_HOSTS or _is_repeated_wait(attempts) else (),
         is_blamed=last.outcome in _BLAMES_HOSTS,
+        is_unexplained=_is_repeated_wait(attempts),
     )
+
+
+def use_verdict(decision: Restart, verdict: Verdict, hosts: Collection[str]) -> Restart:
+    """Return the decision after a search among these hosts; what all of them have in common is blamed on none."""
+    guilty = {*verdict.alone, *(found.culprits[0] for found in verdict.together if len(found.culprits) == 1)}
+    if guilty and guilty < set(hosts):
+        return replace(decision, without=tuple(name for name in hosts if name in guilty), is_blamed=True)
+    if verdict.together and not guilty:  # without one of them, the others work
+        members = verdict.together[0].hosts
+        noticed = [name for name in decision.without if name in members]
+        return replace(decision, without=tuple(noticed or members)[:1])
+    return decision
 
 
 _BLAMES_HOSTS = (Outcome.HOST, Outcome.DISK, Outcome.IMPORT)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -20,11 +20,12 @@ from launcher.output.screen import Screen
 from launcher.output.style import Style
 from launcher.runs import report
 from launcher.runs.attempt import Attempt, Learned
+from launcher.runs.bisection import Verdict
 from launcher.runs.gpu_memory import FREED_S, LOOK_AGAIN_S, GpusInUseError
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.lineup import Lineup
 from launcher.runs.outcomes import find_incidents, judge_refusal, judge_result
-from launcher.runs.policy import MOST_PORTS, Ending, Outcome, Restart, Stop, decide
+from launcher.runs.policy import MOST_PORTS, Ending, Outcome, Restart, Stop, decide, use_verdict
 from launcher.runs.result import Result, as_record
 from launcher.runs.run_options import RunOptions
 from launcher.session.node_state import Census
@@ -35,7 +36,7 @@ from launcher.transports.base import Transport
 from launcher.wording import count, duration, span
 
 Opener = Callable[[Sequence[Host], Callable[[str], None]], Transport]  # takes hosts and `say`
-
+CulpritFinder = Callable[[Sequence[Host]], Awaitable[Verdict | None]]
 
 _LISTEN_S = 0.02  # to signals, at least: one may have come while the loop was busy
 
@@ -51,12 +52,17 @@ class Run:
     def __init__(
         self, job: Job, hosts: Sequence[Host], open_transport: Opener, record: RunRecord, screen: Screen,
         options: RunOptions, *, spares: Sequence[Host] = (), incident_log: IncidentLog | None = None,
+        find_culprits: CulpritFinder | None = None,
     ) -> None:  # fmt: skip
-        """incident_log: what went wrong with the hosts in earlier runs; None: nothing is remembered."""
+        """incident_log: what went wrong with the hosts in earlier runs; None: nothing is remembered.
+
+        find_culprits: tests which of these hosts are to blame, if nothing says so; None: nobody can.
+        """
         self._job = job
         self._lineup = Lineup(hosts, spares, options.min_nodes)
         self._incident_log = incident_log
         self._home_disk = DiskWriter(_ignore, _ignore)  # of the incident log; nothing is lost but the memory
+        self._find_culprits = find_culprits
         self._open_transport = open_transport
         self._record = record
         self._screen = screen
@@ -107,8 +113,11 @@ class Run:
             if isinstance(decision, Stop):
                 return await self._conclude_failure(result, decision)
             self._say_restart(result, decision)
-            self._line_up(result, decision)
             try:
+                if decision.is_unexplained:
+                    await self._pause(result.fence_s)
+                    decision = await self._search(decision)
+                self._line_up(result, decision)
                 await self._pause(max(decision.pause_s, result.fence_s))
             except Interrupted as interruption:
                 return await self._conclude_stop(result, interruption.number)
@@ -175,6 +184,21 @@ class Run:
         is_ended = ending.outcome is Outcome.HANG and self._job.on_hang is OnHang.END
         return replace(ending, outcome=Outcome.STOPPED) if is_ended else ending
 
+    async def _search(self, decision: Restart) -> Restart:
+        """Return the decision after a search for the hosts to blame; raise Interrupted for a signal."""
+        names = [host.name for host in self._lineup.hosts]
+        if self._find_culprits is None or len(names) < 2:
+            return decision
+        verdict = await self._find_culprits(self._lineup.hosts)
+        if verdict is None:
+            return decision
+        self._attempts[-1]["search"] = asdict(verdict)
+        self._write_attempts()
+        searched = use_verdict(decision, verdict, names)
+        if searched.is_blamed:
+            self._note_incidents(dict.fromkeys(searched.without, "failed test-distributed"))
+        return searched
+
     def _line_up(self, result: Result, decision: Restart) -> None:
         """Replace the hosts that the next attempt does without."""
         if result.ranks:
@@ -211,16 +235,23 @@ class Run:
                 "outcome": "succeeded" if ending is None else ending.outcome.value,
                 "progress": ending is not None and ending.has_progress,
                 "then": None if decision is None else decision.why,
+                "search": None,
                 "result": as_record(result),
             }
         )
-        self._record.disk.put(partial(self._record.update, {"attempts": list(self._attempts)}))
+        self._write_attempts()
+        incidents = find_incidents(result.cause, refusal, ending)
+        self._note_incidents({host.name: incidents.get(host.name) for host in self._lineup.hosts})
+
+    def _write_attempts(self) -> None:
+        attempts = [dict(attempt) for attempt in self._attempts]  # written later, by another thread
+        self._record.disk.put(partial(self._record.update, {"attempts": attempts}))
+
+    def _note_incidents(self, incidents: Mapping[str, str | None]) -> None:
+        """Remember for each host what went wrong with it, or that nothing did."""
         if self._incident_log is not None:
-            names = [host.name for host in self._lineup.hosts]
-            incidents = find_incidents(result.cause, refusal, ending)
-            at = wall_clock()
-            found = {name: incidents.get(name) for name in names}
-            self._home_disk.put(partial(self._incident_log.note, self._record.run_id, at, found))
+            note = partial(self._incident_log.note, self._record.run_id, wall_clock(), incidents)
+            self._home_disk.put(note)
 
     # ---- messages -----------------------------------------------------------------------------------------------
 

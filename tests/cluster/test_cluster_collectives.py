@@ -11,7 +11,7 @@ from cluster_launch import Launch
 from machines.cluster import Cluster
 from machines.patience import DEADLINE_S
 
-from launcher.cli.bisection import find_culprits
+from launcher.cli.bisection import print_culprits
 from launcher.hosts.hostfiles import parse_hosts
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.transports.ssh.fabric import FabricTransport
@@ -89,7 +89,7 @@ def search(launch: Launch, cluster: Cluster, capsys: pytest.CaptureFixture[str])
         hosts = parse_hosts("node[1-4]")
         folder = launch.folder / "bisection"
         settings = SshSettings(cluster.ssh_config)
-        find_culprits(make_job, hosts, lambda hosts, say: FabricTransport(settings), folder, as_json=False)
+        print_culprits(make_job, hosts, lambda hosts, say: FabricTransport(settings), folder, as_json=False)
         assert len(list(folder.glob("2*/run.json"))) >= 4, "the logs of the runs are kept"
         out, err = capsys.readouterr()
         first, *lines = err.splitlines()

@@ -18,11 +18,11 @@ from machines.processes import wait_until
 from node_process import STAND_IN
 
 from launcher.commands import check
-from launcher.commands.bisection import Together, Verdict
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.job.facts import NodeFacts
 from launcher.preflight.findings import Finding
+from launcher.runs.bisection import Together, Verdict
 from launcher.runs.inspection import Inspection
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "json.md").read_text("utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -20,8 +21,11 @@ from launcher.errors import HostFailure, HostFailureKind, UnreachableError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, OnHang, Program, ProgramKind
 from launcher.output.run_folder import create_record
+from launcher.runs.bisection import Group, Verdict
+from launcher.runs.culprits import find_culprits
+from launcher.runs.incident_log import IncidentLog
 from launcher.runs.result import Result
-from launcher.runs.run import Run
+from launcher.runs.run import CulpritFinder, Run
 from launcher.runs.run_options import RunOptions
 from launcher.transports.base import Channel, Transport, TransportError
 from launcher.transports.local import LocalTransport
@@ -50,7 +54,8 @@ class Done:
 def run(
     folder: Path, script: str, *, restarts: int, transport: Transport | None = None, names: Sequence[str] = ("n1",),
     spares: Sequence[str] = (), prepare: Callable[[Path], object] = lambda folder: None,
-    job_values: Mapping[str, Any] | None = None, **options: Any,
+    job_values: Mapping[str, Any] | None = None, incident_log: IncidentLog | None = None,
+    find_culprits: CulpritFinder | None = None, **options: Any,
 ) -> Done:  # fmt: skip
     screen = Screen()
     record = create_record(folder / "logs", datetime.now(), lambda path, error: None)
@@ -63,7 +68,10 @@ def run(
     async def execute() -> Result:
         run_options = RunOptions(with_checks=False, restarts=restarts, **options)
         hosts, waiting = ([Host(name) for name in some] for some in (names, spares))
-        run = Run(job, hosts, lambda hosts, say: ways, record, screen, run_options, spares=waiting)
+        run = Run(
+            job, hosts, lambda hosts, say: ways, record, screen, run_options, spares=waiting,
+            incident_log=incident_log, find_culprits=find_culprits,
+        )  # fmt: skip
         return await asyncio.wait_for(run.execute(), DEADLINE_S)
 
     return Done(asyncio.run(execute()), screen.words, record.folder)
@@ -265,7 +273,7 @@ def test_the_run_continues_on_fewer_hosts(tmp_path: Path) -> None:
 
 # ---- hangs ----------------------------------------------------------------------------------------------------------
 
-# Hangs in the first attempt, after three lines; says so before, since the end of the run is not to be waited for.
+# Hangs before the second attempt, after three lines; says so before, since the end of the run is not to be waited for.
 HANGS = "for each in 1 2 3; do echo line; done; [ $LAUNCH_ATTEMPT = 1 ] || sleep {hang_s}; echo on"
 
 
@@ -302,3 +310,32 @@ def test_a_hang_that_ends_the_run_is_not_followed_by_a_restart(tmp_path: Path) -
     done = run(tmp_path, HANGS.format(hang_s=300), restarts=1, job_values={"on_hang": OnHang.END})
     assert done.result.exit_code == 124
     assert len(done.record["attempts"]) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_after_two_hangs_the_host_to_blame_is_searched(tmp_path: Path) -> None:
+    """Every group with n3 fails its test, so the spare takes its place, and n3 is remembered."""
+    tested = []
+
+    def make_job(group: Group) -> Job:
+        words = ("-c", "for name; do [ $name != n3 ] || exit 1; done", "sh", *group)
+        return Job(Program(ProgramKind.COMMAND, "/bin/sh", words), nproc=1, cpu=True, connect_timeout_s=DEADLINE_S)
+
+    async def search(hosts: Sequence[Host]) -> Verdict:
+        folder = tmp_path / "bisection"
+        return await find_culprits(
+            make_job, hosts, lambda hosts, say: LocalTransport(), folder, lambda *test: tested.append(test)
+        )
+
+    script = HANGS.format(hang_s=300).replace("= 1", "= 2")
+    log = IncidentLog(tmp_path / "hosts.json")
+    done = run(
+        tmp_path, script, restarts=3, names=("n1", "n2", "n3"), spares=("n4",), incident_log=log, find_culprits=search,
+        job_values={"on_hang": OnHang.RESTART},
+    )  # fmt: skip
+    assert done.result.exit_code == 0
+    assert "launch: n4 takes the place of n3, on 3 hosts" in done.words
+    assert sorted(what for what, reason in tested if reason) == ["n3 alone"]
+    searches = [attempt["search"] for attempt in done.record["attempts"]]
+    assert searches == [None, {"alone": ["n3"], "together": [], "is_repeatable": True}, None]
+    assert list(log.describe(["n1", "n2", "n3", "n4"], time.time())) == ["n3"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.runs.policy import LONGEST_PAUSE_S, MOST_WAITS, Ending, Outcome, Restart, Stop, decide
+from launcher.runs.bisection import Together, Verdict
+from launcher.runs.policy import LONGEST_PAUSE_S, MOST_WAITS, Ending, Outcome, Restart, Stop, decide, use_verdict
 
 NAN = Ending(Outcome.ERROR, ("gpu2",), "ValueError in train.py:step", has_trained=True)
 KEY = Ending(Outcome.ERROR, ("gpu1",), "KeyError in data.py:read", has_trained=True)
@@ -68,13 +69,13 @@ def test_a_lost_port_needs_no_restarts() -> None:
         ),
         ([Ending(Outcome.DISK, ("gpu2",))], Restart("a disk of gpu2 is full", 0, 2, ("gpu2",), is_blamed=True)),
         ([LOST_RANK], Restart("ranks lost each other", 0, 2)),
-        ([LOST_RANK, HANG], Restart("the run hung", 5, 1)),
+        ([LOST_RANK, HANG], Restart("the run hung", 5, 1, is_unexplained=True)),
         ([ODD], Restart("the run hung", 0, 2)),  # the odd rank may be the one that works
         ([ODD, far(ODD)], Restart("the run hung", 5, 2)),  # it got further in between
         ([LOST_HOST, AWAY, AWAY], Restart("gpu4 failed", 10, 2, ("gpu4",), is_blamed=True)),  # a wait costs none
         ([LOST_HOST, REPLACED], Restart("gpu9 failed", 0, 2, ("gpu9",), is_blamed=True)),
         ([NAN, Ending(Outcome.ERROR, is_refused=True)], Restart("it could not start", 5, 1)),
-        ([ODD, ODD], Restart("the run hung", 5, 1, ("gpu3",))),
+        ([ODD, ODD], Restart("the run hung", 5, 1, ("gpu3",), is_unexplained=True)),
         ([Ending(Outcome.NETWORK)], Restart("the network of this machine failed", 5, 3)),
         ([PORT], Restart("another program took the port", 0, 3)),
         ([NAN, PORT], Restart("another program took the port", 0, 2)),
@@ -82,6 +83,25 @@ def test_a_lost_port_needs_no_restarts() -> None:
 )
 def test_another_attempt_follows(attempts: list[Ending], expected: Restart) -> None:
     assert decide(attempts, 3) == expected
+
+
+@pytest.mark.parametrize(
+    ("verdict", "without", "is_blamed"),
+    [
+        (Verdict(alone=("gpu1",)), ("gpu1",), True),
+        (Verdict(alone=("gpu4",), together=(Together(("gpu1", "gpu2"), ("gpu2",)),)), ("gpu2", "gpu4"), True),
+        (Verdict(alone=("gpu1", "gpu2", "gpu3", "gpu4")), ("gpu3",), False),  # what they have in common is to blame
+        (Verdict(together=(Together(("gpu1", "gpu2"), ("gpu1", "gpu2")),)), ("gpu1",), False),
+        (Verdict(together=(Together(("gpu2", "gpu3"), ("gpu2", "gpu3")),)), ("gpu3",), False),  # noticed there first
+        (Verdict(is_repeatable=False), ("gpu3",), False),
+        (Verdict(), ("gpu3",), False),
+    ],
+)
+def test_what_follows_a_search(verdict: Verdict, without: tuple[str, ...], is_blamed: bool) -> None:
+    decision = decide([ODD, ODD], 3)
+    assert isinstance(decision, Restart)
+    searched = use_verdict(decision, verdict, ["gpu1", "gpu2", "gpu3", "gpu4"])
+    assert (searched.without, searched.is_blamed) == (without, is_blamed)
 
 
 def test_a_run_that_makes_progress_goes_on_for_ever() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.commands.bisection import Search, Together, Verdict, minimize, search_culprits
+from launcher.runs.bisection import Search, Together, Verdict, minimize, search_culprits
 
 EIGHT = tuple(f"n{number}" for number in range(1, 9))
 

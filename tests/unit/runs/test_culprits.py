@@ -1,0 +1,76 @@
+"""The tests of groups of hosts: what is run when, what is said, what ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+from machines.patience import DEADLINE_S
+
+from launcher.diagnosis.cause import Cause
+from launcher.diagnosis.failure import Failure, FailureKind
+from launcher.runs import culprits
+from launcher.runs.bisection import Group, Together, Verdict
+from launcher.runs.culprits import describe_cause, search
+from launcher.session.signals import Interrupted
+
+
+@pytest.mark.parametrize(
+    ("traceback", "last_lines", "text"),
+    [
+        (("  File 'x'", "ValueError: no"), ("a", "b"), "n1 rank 3, exit code 1: ValueError: no"),
+        (
+            (),
+            ("a", "  all_reduce fp32 did not finish in 20 s "),
+            "n1 rank 3, exit code 1: all_reduce fp32 did not finish in 20 s",
+        ),
+        ((), (), "n1 rank 3, exit code 1"),
+    ],
+)
+def test_a_cause_in_one_line(traceback: tuple[str, ...], last_lines: tuple[str, ...], text: str) -> None:
+    failure = Failure("n1", 0, FailureKind.RANK, 0.0, rank=3, code=1)
+    assert describe_cause(Cause(failure, traceback, last_lines)) == text
+
+
+def test_runs_of_a_batch_go_side_by_side() -> None:
+    """The first three wait for each other, so one after the other would never end."""
+
+    told: list[tuple[str, str]] = []
+
+    async def find() -> Verdict:
+        begun: list[Group] = []
+        all_begun = asyncio.Event()
+
+        async def run_group(group: Group) -> str:
+            begun.append(group)
+            if len(begun) == 3:
+                all_begun.set()
+            await all_begun.wait()
+            return "a1 and a3 don't meet" if {"a1", "a3"} <= set(group) else ""
+
+        return await asyncio.wait_for(
+            search(["a1", "a2", "a3"], run_group, lambda *test: told.append(test)), DEADLINE_S
+        )
+
+    assert asyncio.run(find()) == Verdict((), (Together(("a1", "a3"), ("a1", "a3")),))
+    assert sorted(told[:3]) == [("a1 alone", ""), ("a2 alone", ""), ("a3 alone", "")]
+    assert told[3:] == [("a[2-3]", ""), ("a[1,3]", "a1 and a3 don't meet"), ("a[1-2]", "")]
+
+
+def test_a_signal_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that have begun end first; those that wait for a place don't begin."""
+    monkeypatch.setattr(culprits, "SIDE_BY_SIDE", 2)
+    begun: list[Group] = []
+
+    def unexpected(what: str, reason: str) -> None:
+        raise AssertionError(what)
+
+    async def run_group(group: Group) -> str:
+        begun.append(group)
+        raise Interrupted(signal.SIGINT)
+
+    with pytest.raises(Interrupted) as stop:
+        asyncio.run(search(["a", "b", "c", "d"], run_group, unexpected))
+    assert stop.value.number == signal.SIGINT
+    assert begun == [("a",)]
