@@ -191,6 +191,7 @@ class NodeFacts:
     route: Route | None = None
     checks: Checks | None = None  # if they were requested
     probes: Probes | None = None
+    sees_checkpoints: bool | None = None  # in the directory in which node 0 saves them
 
     @property
     def is_on_loopback(self) -> bool:

@@ -102,7 +102,10 @@ def _wait_for(supervisor: int) -> int:
 
 
 def _read_handover_log(fd: int) -> dict[str, Any]:
-    """Return the supervisor's notes: `processes`, and `mark`, `folder` and `stop_timeout_s` if PREPARE was served."""
+    """Return the supervisor's notes: `processes`, and `mark`, `folder` and `stop_timeout_s` if PREPARE was served.
+
+    `token` is the file that it may have put where the ranks save.
+    """
     import json
 
     os.set_blocking(fd, False)
@@ -127,6 +130,7 @@ def _read_handover_log(fd: int) -> dict[str, Any]:
 
 def _clean_up(nonce: str, handover_log: dict[str, Any], status: int, strangers: dict[int, int]) -> None:
     from launcher.node import messages
+    from launcher.node.facts import shared_directory
     from launcher.node.processes import ladder, workers
 
     ending = workers.describe_status(status)
@@ -145,6 +149,8 @@ def _clean_up(nonce: str, handover_log: dict[str, Any], status: int, strangers: 
                 owned.add_rank(entry["rank"], process)
         beat = messages.encode(messages.BEAT)
         left = ladder.take_steps(ladder.descend(owned, handover_log["stop_timeout_s"]), lambda: _say(nonce, beat))
+        if "token" in handover_log:
+            shared_directory.remove_token(handover_log["token"])
         if not left:  # otherwise `launch clean` needs it
             workers.remove_folder(handover_log["folder"])
     found = [[process.pid, process.name, process.state] for process in left]

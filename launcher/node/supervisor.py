@@ -166,6 +166,7 @@ class Supervisor:
             messages.PREPARE: self._prepare,
             messages.ROUTE: self._find_route,
             messages.PROBE: self._probe,
+            messages.SHARE: self._share,
             messages.ADOPT: self._adopt,
             messages.START: self._start,
             messages.STACKS: self._send_stacks,
@@ -229,6 +230,9 @@ class Supervisor:
 
     def _probe(self, header: dict[str, Any], _: bytes) -> None:
         self._inspection.probe(header)
+
+    def _share(self, header: dict[str, Any], _: bytes) -> None:
+        self._inspection.share(header, lambda path: self._handover_log.note(token=path))
 
     def _adopt(self, header: dict[str, Any], _: bytes) -> None:
         """Count the leftover processes of earlier runs as this run's, so that the next STOP stops them too.

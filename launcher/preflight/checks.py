@@ -46,5 +46,13 @@ def warn_of_incidents(hosts: Sequence[Host], incidents: Mapping[str, str]) -> li
     ]
 
 
+def warn_of_checkpoints(hosts: Sequence[Host], facts: Sequence[NodeFacts], folder: str) -> list[Finding]:
+    """Return a warning if hosts don't see what node 0 saves in `folder`: in its place, they couldn't resume."""
+    names = tuple(host.name for host, fact in zip(hosts, facts, strict=True) if fact.sees_checkpoints is False)
+    text = f"does not share {folder}, where the checkpoints are, with {hosts[0].name}" if names else ""
+    fix = "save to a file system that all hosts share, or copy the checkpoints before a restart needs them"
+    return [Finding(names, text, fix, WARNING)] if names else []
+
+
 def _nodes(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Node]:
     return [Node(job, host, fact) for host, fact in zip(hosts, facts, strict=True)]

@@ -117,8 +117,9 @@ class Attempt:
         job, session, share = self._job, self.session, self._options.share
         pythons = candidate_pythons(job, self._own_python)
         inspector = Inspector(
-            job, session, pythons, with_checks=self._options.with_checks, incidents=self._learned.incidents
-        )
+            job, session, pythons, with_checks=self._options.with_checks, incidents=self._learned.incidents,
+            checkpoints=self._shared_checkpoints(),
+        )  # fmt: skip
         inspection = await inspector.ask(has_master=not (share and share[1]))
         if inspection.failures:
             raise UnreachableError(list(inspection.failures))
@@ -139,6 +140,12 @@ class Attempt:
             refuse_unknown_ranks(self._plan, self._options.shown_ranks)
         self._verdict = Verdict(session, self._plan, self._outputs, share is None, wall_clock())
         self._say_plan(inspection, report.restart_words(self._options.restarts, spares))
+
+    def _shared_checkpoints(self) -> str | None:
+        """Return the directory of the checkpoints if another host may have to continue from them."""
+        may_move = self._spares or self._options.min_nodes is not None
+        is_first = not self._learned.attempts and not self._options.is_dry
+        return self._options.progress_dir if self._options.restarts and may_move and is_first else None
 
     def _check_gpus(self, inspection: Inspection) -> None:
         """Raise GpusInUseError unless the GPUs are as free as before the first attempt."""

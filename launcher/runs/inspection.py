@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from secrets import token_hex
 from typing import Any
 
 from launcher.clock import wall_clock
@@ -18,7 +19,7 @@ from launcher.job.facts import Link, NodeFacts, Probe, Probes
 from launcher.job.job import Job, ProgramKind
 from launcher.job.plan import master_address, settle_device
 from launcher.node import messages
-from launcher.preflight.checks import find_all, find_problems, warn_of_incidents
+from launcher.preflight.checks import find_all, find_problems, warn_of_checkpoints, warn_of_incidents
 from launcher.preflight.findings import PROBLEM, Finding, Severity
 from launcher.preflight.network import data_address, find_unreachable_master
 from launcher.session.node_state import NodeState
@@ -52,14 +53,15 @@ class Inspector:
 
     def __init__(
         self, job: Job, session: Session, pythons: Sequence[str], *, with_checks: bool,
-        incidents: Mapping[str, str] | None = None,
+        incidents: Mapping[str, str] | None = None, checkpoints: str | None = None,
     ) -> None:  # fmt: skip
-        """incidents: what went wrong with hosts in earlier runs."""
+        """incidents: what went wrong with hosts in earlier runs; checkpoints: a directory that all hosts must share."""
         self.job = job  # on CPUs, once it is known that the hosts leave no choice
         self._session = session
         self._pythons = pythons  # candidates for a Python with torch
         self._with_checks = with_checks
         self._incidents = incidents or {}
+        self._checkpoints = checkpoints
         self._began_at = wall_clock()
         self._facts: dict[int, NodeFacts] = {}  # by index, of the nodes that have answered so far
 
@@ -75,11 +77,14 @@ class Inspector:
                 await self._find_routes(master, has_master=has_master)
                 if self._with_checks and len(self._facts) > 1:
                     await self._probe(master)
+                    if self._checkpoints is not None:
+                        await self._share(self._checkpoints)
         find = find_all if self._with_checks else find_problems
         facts = list(self._facts.values())
         findings += find(self.job, self._hosts(), facts)
         if self._with_checks:
             findings += warn_of_incidents(self._hosts(), self._incidents)
+            findings += warn_of_checkpoints(self._hosts(), facts, self._checkpoints or "")
         failures = tuple(self._session.failures())
         return Inspection(tuple(self._hosts()), tuple(facts), tuple(findings), failures, wall_clock() - self._began_at)
 
@@ -140,6 +145,24 @@ class Inspector:
                 )
                 found = Probes(tried, state.probed["reverse_dns_s"], state.probed["own_address"])
                 self._facts[index] = replace(self._facts[index], probes=found)
+
+    async def _share(self, folder: str) -> None:
+        """Make node 0 put a file into the directory in which the ranks save, and all others look for it there."""
+        session, states = self._session, self._session.states
+        first, *others = [index for index, _ in self._states()] or [0]
+        question = {"folder": folder, "workdir": self.job.workdir, "name": f".launch-{token_hex(8)}"}
+        session.send(first, messages.SHARE, **question, up=None)
+        await session.pump(lambda: bool(states[first].shared or states[first].failure))
+        answer = states[first].shared
+        if answer is None or answer["up"] is None:
+            return
+        for index in others:
+            session.send(index, messages.SHARE, **question, up=answer["up"])
+        await session.pump(lambda: all(states[index].shared or states[index].failure for index in others))
+        for index in self._facts:
+            shared = states[index].shared
+            sees = shared["is_there"] if shared is not None else None
+            self._facts[index] = replace(self._facts[index], sees_checkpoints=sees)
 
     def _targets(self, master: str) -> dict[int, list[Probe]]:
         """Return the addresses that each node must try; a node without a route has a finding already."""

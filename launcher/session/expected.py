@@ -18,7 +18,7 @@ MAX_TEXT = 4096  # characters; no path is longer
 _MAX_DEPTH = 16
 _ANSWERS = {
     messages.PREPARE: messages.HELLO, messages.ROUTE: messages.ROUTED, messages.PROBE: messages.PROBED,
-    messages.LOOK: messages.SEEN,
+    messages.LOOK: messages.SEEN, messages.SHARE: messages.SHARED,
 }  # fmt: skip
 # What may come before the run's directory there is known.
 _BEFORE_HELLO = (messages.HELLO, messages.BEAT, messages.FAILED, messages.CENSUS)

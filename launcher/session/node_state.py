@@ -51,6 +51,7 @@ class NodeState:
     route: Route | None = None
     asked_at: float = 0.0  # for its route, wall-clock here
     probed: Mapping[str, Any] | None = None
+    shared: Mapping[str, Any] | None = None  # what it sees of the directory of the checkpoints
     started: set[int] = field(default_factory=set)
     exits: dict[int, Event] = field(default_factory=dict)
     ended: Event | None = None
@@ -123,6 +124,9 @@ class NodeState:
     def _take_probed(self, event: Event) -> None:
         self.probed = event.fields
 
+    def _take_shared(self, event: Event) -> None:
+        self.shared = event.fields
+
     def _take_started(self, event: Event) -> None:
         self.started.add(event.fields["local_rank"])
         self.stage = Stage.RUNNING_RANKS
@@ -164,6 +168,7 @@ _HANDLERS: Mapping[str, Callable[[NodeState, Event], None]] = {
     messages.FACTS: NodeState._take_facts,
     messages.ROUTED: NodeState._take_routed,
     messages.PROBED: NodeState._take_probed,
+    messages.SHARED: NodeState._take_shared,
     messages.STARTED: NodeState._take_started,
     messages.EXIT: NodeState._take_exit,
     messages.ENDED: NodeState._take_ended,

@@ -16,6 +16,7 @@ MAX_LOCAL_RANK = 4095
 MAX_AGE_S = 1e6
 MAX_CLOCK_S = 1e11  # seconds since 1970
 _MAX_KEEPERS = 2  # supervisor and guardian
+_MOST_LEVELS = 4096  # of a path
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")  # a name in the log directory, and no path
 
 _Test = Callable[[Any], bool]
@@ -100,6 +101,10 @@ def _is_flag_or_none(value: Any) -> bool:
     return value is None or isinstance(value, bool)
 
 
+def _is_level_or_none(value: Any) -> bool:
+    return value is None or (_is_count(value) and value <= _MOST_LEVELS)
+
+
 def _is_stream(value: Any) -> bool:
     return value in (1, 2)
 
@@ -151,6 +156,7 @@ _FORMS: Mapping[str, Mapping[str, _Test]] = {
                       "error": _is_text_or_none, "probe_port": _is_port_or_none, "clock": _is_clock},
     messages.PROBED: {"errors": _are_texts_or_none, "links": _are_links, "reverse_dns_s": _is_age_or_none,
                       "own_address": _is_text_or_none},
+    messages.SHARED: {"up": _is_level_or_none, "is_there": _is_flag_or_none},
     messages.STARTED: {"local_rank": _is_local_rank, "pid": _is_count},
     messages.OUTPUT: {"local_rank": _is_local_rank_or_none, "stream": _is_stream},
     messages.EXIT: {"local_rank": _is_local_rank, "age_s": _is_age, "oom": _is_certainty_or_none, **_ENDING},

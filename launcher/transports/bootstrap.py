@@ -32,7 +32,7 @@ _NODE_MODULES = (
     "clock", "fast_json", "guardian", "kernel_log", "loop", "messages", "send_queue", "signals", "supervisor",
     *(f"facts.{name}" for name in (
         "cpus", "gathering", "gpus", "inspection", "leftovers", "links", "machine", "network", "pythons", "saves",
-        "setup", "slurm", "visible_gpus", "xids",
+        "setup", "shared_directory", "slurm", "visible_gpus", "xids",
     )),
     *(f"processes.{name}" for name in (
         "faulthandler_stacks", "handover_log", "kills", "ladder", "owned", "proc", "py_spy", "ranks", "run_folders",

@@ -66,7 +66,7 @@ def run(
     ways = transport or LocalTransport()
 
     async def execute() -> Result:
-        run_options = RunOptions(with_checks=False, restarts=restarts, **options)
+        run_options = RunOptions(**{"with_checks": False, "restarts": restarts, **options})
         hosts, waiting = ([Host(name) for name in some] for some in (names, spares))
         run = Run(
             job, hosts, lambda hosts, say: ways, record, screen, run_options, spares=waiting,
@@ -269,6 +269,34 @@ def test_the_run_continues_on_fewer_hosts(tmp_path: Path) -> None:
     assert "launch: without n1, on 2 hosts; the global batch changes with the number of ranks" in done.words
     assert "0 of 4" in (done.folder / "node_0.log").read_text()
     assert done.record["attempts"][-1]["hosts"] == ["n2", "n3"]
+
+
+# ---- the checkpoints ------------------------------------------------------------------------------------------------
+
+
+class HomeTransport(LocalTransport):
+    """This machine, with another home directory."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__()
+        self._home = home
+        home.mkdir(exist_ok=True)
+
+    def open(self, host: Host, command: str, timeout_s: float) -> Channel:
+        return super().open(host, f"HOME={self._home}; export HOME; {command}", timeout_s)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_host_that_does_not_see_the_checkpoints_is_named(tmp_path: Path, is_shared: bool) -> None:
+    homes = {"n1": tmp_path / "home1", "n2": tmp_path / ("home1" if is_shared else "home2")}
+    done = run(
+        tmp_path, SHOW, restarts=1, names=("n1", "n2"), min_nodes=1, with_checks=True, progress_dir="~/saves",
+        transport=TransportByHost({name: HomeTransport(home) for name, home in homes.items()}),
+    )  # fmt: skip
+    assert done.result.exit_code == 0
+    text = "  n2: does not share ~/saves, where the checkpoints are, with n1; "
+    assert any(line.startswith(text) for line in done.words) is not is_shared
+    assert not [*tmp_path.glob("home*/.launch-*")]
 
 
 # ---- hangs ----------------------------------------------------------------------------------------------------------

@@ -17,5 +17,6 @@ In reading order:
     pythons         the search for a Python that has torch
     setup           --setup, --venv and --conda
     saves           whether the ranks have saved a checkpoint
+    shared_directory  whether a directory is the one that node 0 sees
     inspection      takes each question, and sends its answer
 """

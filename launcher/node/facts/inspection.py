@@ -1,5 +1,5 @@
-"""What the launcher asks: before a run facts, a Python with torch, the route to node 0 and whether its port is open,
-and when it has failed whether the ranks have saved.
+"""What the launcher asks: before a run facts, a Python with torch, the route to node 0, whether its port is open and
+whether all see the same checkpoints, and when it has failed whether the ranks have saved.
 
 Nothing here blocks the supervisor: what may block runs in a forked child, and the loop reads its answer with a timeout.
 A child that is killed, even in the middle of its answer, counts as one that gave none.
@@ -18,7 +18,7 @@ from launcher.node.processes import workers
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from socket import socket
-    from typing import Any, Callable
+    from typing import Any, Callable, NoReturn
 
     from launcher.node.facts.pythons import Search
     from launcher.node.facts.setup import AwaitExit, Setup
@@ -66,6 +66,7 @@ class Inspection:
         self._held_port: socket | None = None
         self._listeners: list[socket] = []
         self._answered: list[socket] = []
+        self._token_fd: int | None = None  # until it is closed, a child keeps a file where the ranks save
         self._is_over = False
 
     def gather_facts(self, wanted: dict[str, Any], env: dict[str, str], folder: str) -> None:
@@ -99,6 +100,7 @@ class Inspection:
     def cancel(self) -> None:
         """Start nothing more and send no more answers: the run is being stopped."""
         self._is_over = True
+        self._remove_token()
         if self._setup is not None:
             self._setup.cancel()
 
@@ -223,8 +225,17 @@ class Inspection:
         """
         from launcher.node.facts import network
 
+        self._ask_fork(lambda answer_fd: network.write_and_exit(answer_fd, find), on_found, timeout_s)
+
+    def _ask_fork(
+        self, answer_and_exit: Callable[[int], NoReturn], on_found: Callable[[dict[str, Any] | None], object],
+        timeout_s: float,
+    ) -> None:  # fmt: skip
+        """Do the same as `_ask_child` with a function that writes its answer itself, and may go on after that."""
+        from launcher.node.facts import network
+
         try:
-            child, answer_fd = _fork(find)
+            child, answer_fd = _fork(answer_and_exit)
         except OSError as error:
             on_found({"error": network.describe_error(error)})
             return
@@ -283,6 +294,45 @@ class Inspection:
             PROBE_TIMEOUT_S,
         )
 
+    def share(self, header: dict[str, Any], note_token: Callable[[str], object]) -> None:
+        """Answer a SHARE: node 0 puts a file into the directory until the run starts; the others look for it.
+
+        None in the answer: nothing is known. note_token: gets the path of the file.
+        """
+        from launcher.node.facts import shared_directory
+
+        folder = os.path.join(os.path.expanduser(header["workdir"] or "~"), os.path.expanduser(header["folder"]))
+        folder, name, up = os.path.normpath(folder), header["name"], header["up"]
+        unknown = {"up": None, "is_there": None}
+
+        def send(found: dict[str, Any] | None) -> None:
+            self._send_queue.send(messages.SHARED, **(found if found and "is_there" in found else unknown))
+
+        if up is not None:
+            self._ask_child(lambda: shared_directory.look_for_token(folder, up, name), send, LOOK_TIMEOUT_S)
+            return
+        life_read, life_write = os.pipe()
+        self._token_fd = life_write
+
+        def note(found: dict[str, Any] | None) -> None:
+            if found and "path" in found:
+                note_token(found.pop("path"))
+            send(found)
+
+        def hold(answer_fd: int) -> NoReturn:
+            os.close(life_write)
+            shared_directory.hold_token_and_exit(answer_fd, life_read, folder, name)
+
+        try:
+            self._ask_fork(hold, note, LOOK_TIMEOUT_S)
+        finally:
+            os.close(life_read)
+
+    def _remove_token(self) -> None:
+        if self._token_fd is not None:
+            os.close(self._token_fd)
+            self._token_fd = None
+
     def look_for_save(self, folder: str, since: float, least_s: float) -> None:
         """Answer a LOOK: whether a file in `folder` was last written after `since`, and at least `least_s` ago."""
         from launcher.node.facts import saves
@@ -297,7 +347,8 @@ class Inspection:
         )
 
     def stop_listening(self) -> None:
-        """Close the sockets that were open for probes; the master port stays held."""
+        """Close what was open for probes; the master port stays held."""
+        self._remove_token()
         for sock in self._listeners + self._answered:
             self._loop.forget(sock.fileno())
             sock.close()
@@ -310,15 +361,13 @@ class Inspection:
             self._held_port = None
 
 
-def _fork(find: Callable[[], dict[str, Any]]) -> tuple[workers.Child, int]:
-    """Start `find` in a child; return it and the descriptor from which its answer is read."""
-    from launcher.node.facts import network
-
+def _fork(answer_and_exit: Callable[[int], NoReturn]) -> tuple[workers.Child, int]:
+    """Start a child that writes its answer to a descriptor; return it and the one from which the answer is read."""
     answer_read, answer_write = os.pipe()
     try:
         pid = workers.fork()
         if pid == 0:
-            network.write_and_exit(answer_write, find)
+            answer_and_exit(answer_write)
     except OSError:
         os.close(answer_read)
         raise
