@@ -9,6 +9,7 @@ In reading order:
     failure                Failure: one thing that failed, and its role in the run
     cause                  Cause: the failure that a run is blamed on, from all of these
     failure_signature      what two failures must have in common to be the same one again
+    nccl_ras               the errors and warnings of NCCL's RAS
     stacks                 the Python stacks of running ranks, equal ones folded
     flight_recorder        whether a dump of NCCL's flight recorder is plain data
 

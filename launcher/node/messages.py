@@ -18,6 +18,7 @@ MAX_HEADER_BYTES = 4 << 20  # from a node; a header from the launcher may hold l
 MAX_PAYLOAD_BYTES = 64 << 20
 MAX_OUTPUT_BYTES = 1 << 18  # in one message
 MAX_STACK_BYTES = 1 << 20  # for one rank
+MAX_RAS_BYTES = 1 << 20
 MAX_FILES_BYTES = 32 << 20  # in all the files that one node's ranks may have copied to the launch host
 MAX_FILES = 1000
 
@@ -35,6 +36,7 @@ ADOPT = "adopt"
 START = "start"
 STACKS = "stacks"  # asks for the Python stack of every running rank
 LOOK = "look"  # asks whether the ranks have saved a checkpoint
+RAS = "ras"  # asks what NCCL's RAS knows of the run
 STOP = "stop"
 BEAT = "beat"  # both ways: a heartbeat
 
@@ -50,6 +52,7 @@ EXIT = "exit"
 ENDED = "ended"
 STACK = "stack"  # of one rank; its text is the payload
 SEEN = "seen"  # the answer to LOOK
+RAS_STATUS = "ras_status"  # its text is the payload
 CENSUS = "census"
 FILE = "file"  # one file that a rank left in the directory that LAUNCH_FILES names; sent after the census
 FAILED = "failed"

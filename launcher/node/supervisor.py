@@ -86,6 +86,7 @@ class Supervisor:
         self._env = dict(os.environ)
         self._cwd = "."  # of the ranks
         self._started_at = time.time()  # they were
+        self._ranks_env: dict[str, str] = {}  # what they got beside this process's environment
         self._reason: str | None = None  # why the run is being stopped, if the launcher did not ask for it
         self._steps: Ladder | None = None  # set once the run is being stopped
         self._step_timer: Timer | None = None
@@ -171,6 +172,7 @@ class Supervisor:
             messages.START: self._start,
             messages.STACKS: self._send_stacks,
             messages.LOOK: self._look,
+            messages.RAS: self._ask_ras,
             messages.STOP: self._stop,
         }
         for header, payload in self._decoder.feed(data):
@@ -244,6 +246,8 @@ class Supervisor:
         self._leftover_folders = header.get("folders", [])
 
     def _start(self, header: dict[str, Any], payload: bytes) -> None:
+        from launcher.node.facts import nccl_ras
+
         self._started_at = time.time()
         self._inspection.stop_listening()
         if payload:
@@ -252,6 +256,10 @@ class Supervisor:
                 file.write(payload)
         if header.get("with_stacks"):
             self._arm_stacks()
+        processes = header.get("processes") or [{}]
+        self._ranks_env = dict(header.get("env") or {}, **processes[0].get("env", {}))
+        if not header.get("is_short"):
+            nccl_ras.give_address(self._env, self._ranks_env)
         if header["cwd"] is not None:
             self._cwd = header["cwd"] = os.path.expanduser(header["cwd"])
         if header.get("processes"):
@@ -292,6 +300,9 @@ class Supervisor:
             number, ranks = header["number"], self._owned.ranks
             folder = "" if header.get("is_gentle") and self._stacks_folder else self._stacks_folder
             stacks.send_stacks(self._loop, self._send_queue, number, ranks, self._env, folder)
+
+    def _ask_ras(self, header: dict[str, Any], _: bytes) -> None:
+        self._inspection.ask_ras(dict(self._env, **self._ranks_env))
 
     def _look(self, header: dict[str, Any], _: bytes) -> None:
         folder = os.path.join(self._cwd, os.path.expanduser(header["folder"]))

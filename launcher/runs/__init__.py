@@ -12,6 +12,7 @@ In reading order:
     early_exits   the message about ranks that succeed while others still run
     code_version  the git commit of the user's code
     hangs         Ctrl-\\ and --hang-timeout: the stacks of all ranks
+    nccl_ras      what NCCL's RAS knows of a run that may hang
     hang_watch    whether no rank has printed for too long
     result        how an attempt ended, as a value and for run.json
     gpu_memory    whether the GPUs are as free as before the first attempt

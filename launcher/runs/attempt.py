@@ -39,6 +39,7 @@ from launcher.runs.gpu_memory import measure_use, refuse_unfreed
 from launcher.runs.hang_watch import HangWatch
 from launcher.runs.hangs import StackTaker
 from launcher.runs.inspection import Inspection, Inspector
+from launcher.runs.nccl_ras import NcclRas
 from launcher.runs.result import Result
 from launcher.runs.run_options import RunOptions
 from launcher.runs.verdict import Verdict
@@ -85,6 +86,7 @@ class Attempt:
         self._is_last_try = is_last_try
         self._spares = spares
         self._stacks = StackTaker(session, record, screen)
+        self._ras = NcclRas(session, record)
         self._plan: LaunchPlan | None = None
         self._began_at = self._started_at = wall_clock()
         self._hang: HangWatch | None = None
@@ -229,7 +231,7 @@ class Attempt:
         with (
             self._stacks.allowed(self._plan),
             EarlyExitNotice(session, self._plan).allowed(),
-            HangWatch(session, self._plan, self._outputs, self._stacks, self._job) as watch,
+            HangWatch(session, self._plan, self._outputs, self._stacks, self._ras, self._job) as watch,
         ):
             self._hang = watch
             await session.pump(

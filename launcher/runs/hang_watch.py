@@ -15,6 +15,7 @@ from launcher.job.plan import LaunchPlan
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.node_log import NodeOutput
 from launcher.runs.hangs import StackTaker
+from launcher.runs.nccl_ras import NcclRas
 from launcher.session.session import Session
 from launcher.wording import duration, span
 
@@ -24,19 +25,21 @@ _LOOK_S = 60.0  # while it is being learned
 
 
 class HangWatch:
-    """Watches whether any rank prints anything; if none does for too long, it takes the stacks.
+    """Watches whether any rank prints anything; if none does for too long, it takes the stacks, and asks NCCL.
 
     Then either `failure` says so, or the run continues, and the next silence counts again.
     """
 
     def __init__(
-        self, session: Session, plan: LaunchPlan, outputs: Sequence[NodeOutput], stacks: StackTaker, job: Job
-    ) -> None:
+        self, session: Session, plan: LaunchPlan, outputs: Sequence[NodeOutput], stacks: StackTaker, ras: NcclRas,
+        job: Job,
+    ) -> None:  # fmt: skip
         self.failure: Failure | None = None
         self._session = session
         self._plan = plan
         self._outputs = outputs
         self._stacks = stacks
+        self._ras = ras
         is_share = plan.nnodes > len(plan.nodes)  # of a run by hand: here, silence may be the rule
         self._timeout_s = math.inf if is_share and job.hang_timeout_s is None else job.hang_timeout_s
         self._is_only_told = job.on_hang is OnHang.TELL
@@ -58,6 +61,8 @@ class HangWatch:
             silent_s = self._limit_s()
             self._session.say(f"launch: no output for {_words(silent_s)}, taking the stacks of all ranks")
             folded = await self._stacks.take(is_announced=True, is_gentle=self._is_only_told)
+            if any(output.has_rhythm for output in self._outputs):  # while it starts, a question may end a rank
+                await self._ras.show()
             if self._heard_at() != heard_at:
                 self._session.say("launch: there is output again, so the run continues")
             elif self._is_only_told:

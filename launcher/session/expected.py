@@ -18,7 +18,7 @@ MAX_TEXT = 4096  # characters; no path is longer
 _MAX_DEPTH = 16
 _ANSWERS = {
     messages.PREPARE: messages.HELLO, messages.ROUTE: messages.ROUTED, messages.PROBE: messages.PROBED,
-    messages.LOOK: messages.SEEN, messages.SHARE: messages.SHARED,
+    messages.LOOK: messages.SEEN, messages.SHARE: messages.SHARED, messages.RAS: messages.RAS_STATUS,
 }  # fmt: skip
 # What may come before the run's directory there is known.
 _BEFORE_HELLO = (messages.HELLO, messages.BEAT, messages.FAILED, messages.CENSUS)
@@ -26,6 +26,7 @@ _GUARDIAN_SAYS = (messages.FAILED, messages.CENSUS, messages.BEAT)
 _MAX_SIZES = {
     messages.OUTPUT: messages.MAX_OUTPUT_BYTES,
     messages.STACK: messages.MAX_STACK_BYTES,
+    messages.RAS_STATUS: messages.MAX_RAS_BYTES,
     messages.FILE: messages.MAX_FILES_BYTES,
 }
 

@@ -164,6 +164,7 @@ _FORMS: Mapping[str, Mapping[str, _Test]] = {
     messages.CENSUS: {"left": _is_census, "reason": _is_text_or_none, "supervisor": _is_ending_or_none,
                       "files": _is_file_count_or_none, "folders": _are_pairs_of_texts_or_none},
     messages.SEEN: {"has_saved": _is_flag_or_none, "is_missing": _is_flag_or_none},
+    messages.RAS_STATUS: {},
     messages.STACK: {"number": _is_count, "local_rank": _is_local_rank, "pid": _is_count,
                      "source": _is_stack_source_or_none, "state": _is_stack_state_or_none, "wchan": _is_text_or_none,
                      "reason": _is_text_or_none, "size": _is_stack_size_or_none},

@@ -232,7 +232,7 @@ class Node:
             self.messages.append(header)
             if header["type"] == messages.OUTPUT:
                 self.output[header["local_rank"], header["stream"]] += payload
-            elif header["type"] == messages.STACK:
+            elif header["type"] in (messages.STACK, messages.RAS_STATUS):
                 header["text"] = payload.decode()
 
     def _read(self, timeout_s: float) -> bytes | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from machines import recorded_ras
 from machines.patience import DEADLINE_S
 from screen import Screen
 from transport_by_host import TransportByHost
@@ -318,6 +321,20 @@ def test_a_run_that_may_hang_continues(tmp_path: Path) -> None:
     assert done.result.exit_code == 0
     assert sum(line.endswith("taking the stacks of all ranks") for line in done.words) == 1
     assert any(line.startswith("launch: the run may hang") for line in done.words)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_nccl_is_asked_about_a_run_that_may_hang(tmp_path: Path) -> None:
+    """A recorded answer stands in for NCCL's RAS."""
+    words = [sys.executable, "-Ic", recorded_ras.STAND_IN, recorded_ras.MISMATCH]
+    script = f"[ $RANK = 1 ] && exec sleep 300; timeout 3 {shlex.join(words)}; [ $? = 124 ] && kill $(pgrep -P $PPID)"
+    done = run(tmp_path, script, restarts=0)
+    start = done.words.index("launch: NCCL (RAS) reports:")
+    assert done.words[start + 1 : start + 3] == [
+        "  #0-0 (27a079b828ff1a75) MISMATCH",
+        "    Communicator ranks have different collective operation counts",
+    ]
+    assert (done.folder / "nccl-ras-1.txt").read_text() == recorded_ras.MISMATCH
 
 
 @pytest.mark.usefixtures("impatient")

@@ -16,6 +16,7 @@ In reading order:
     gathering       all of these in one answer, from a child process
     pythons         the search for a Python that has torch
     setup           --setup, --venv and --conda
+    nccl_ras        what NCCL knows of a run that may hang
     saves           whether the ranks have saved a checkpoint
     shared_directory  whether a directory is the one that node 0 sees
     inspection      takes each question, and sends its answer

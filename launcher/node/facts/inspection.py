@@ -30,6 +30,7 @@ PROBE_TIMEOUT_S = 6.0  # for the child that tries the targets, which has shorter
 LOOK_UP_TIMEOUT_S = 8.0  # for node 0's name: a dead DNS server takes 5 s, and then the next one may respond
 MAX_ANSWERED = 64  # connections kept open: a prober closes its own at once, a stranger may not
 LOOK_TIMEOUT_S = 2.0  # the launcher waits a little longer before it stops a run that has failed
+RAS_TIMEOUT_S = 12.0
 HOLDER_TIMEOUT_S = 3.0  # a large machine has many descriptors to look at
 
 
@@ -231,7 +232,7 @@ class Inspection:
         self, answer_and_exit: Callable[[int], NoReturn], on_found: Callable[[dict[str, Any] | None], object],
         timeout_s: float,
     ) -> None:  # fmt: skip
-        """Do the same as `_ask_child` with a function that writes its answer itself, and may go on after that."""
+        """Do the same as `_ask_child` with a function that writes its answer itself, and may continue then."""
         from launcher.node.facts import network
 
         try:
@@ -344,6 +345,16 @@ class Inspection:
                 messages.SEEN, **(found if found and "has_saved" in found else silence)
             ),
             LOOK_TIMEOUT_S,
+        )
+
+    def ask_ras(self, env: dict[str, str]) -> None:
+        """Answer a RAS with what NCCL says; empty if nobody listens."""
+        from launcher.node.facts import nccl_ras
+
+        self._ask_child(
+            lambda: nccl_ras.ask(env),
+            lambda found: self._send_queue.send(messages.RAS_STATUS, (found or {}).get("text", "").encode()),
+            RAS_TIMEOUT_S,
         )
 
     def stop_listening(self) -> None:
