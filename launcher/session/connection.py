@@ -286,6 +286,9 @@ class Connection:
         events: list[Event] = []
         for header, payload in self._decoder.feed(data):
             if header["type"] == messages.OUTPUT:
+                if events:  # whoever has read what a rank printed may rely on its start being known
+                    self._on_events(events)
+                    events = []
                 self._output.feed(header["local_rank"], header["stream"], payload)
             elif header["type"] == messages.FILE:  # 32 MiB of a node would hold up the loop
                 self._on_events(events)  # the census, above all, must not wait for a local disk

@@ -24,6 +24,7 @@ FILES_PER_HOST = 8  # open at the same time: an ssh has five, while others log i
 OWN_FILES = 64
 
 INTERRUPT = "interrupt"
+CALL = "call"
 WAKE = "wake"
 BROKEN = "broken"
 
@@ -33,8 +34,8 @@ class ConnectionPool:
 
     `connections[i]` is the connection to host i. `reconnect` replaces it, so nobody should keep a connection across an
     await. `events` belongs to the event loop: other threads add theirs through `post`. The events of one connection are
-    queued in the order in which they came; between hosts only `at` gives an order. Events of kind INTERRUPT, WAKE and
-    BROKEN belong to no host, and their index is -1.
+    queued in the order in which they came; between hosts only `at` gives an order. Events of kind INTERRUPT, CALL, WAKE
+    and BROKEN belong to no host, and their index is -1.
 
     From `start` to `close` one task renews the leases and closes the connections to silent hosts. If it fails, BROKEN
     is queued: without it, every node would end the run.
@@ -77,6 +78,10 @@ class ConnectionPool:
     def interrupt(self, number: int) -> None:
         """Queue a signal that this process got, behind the events that came before it."""
         self.events.put_nowait(Event(-1, INTERRUPT, {"signal": number}, wall_clock()))
+
+    def call(self, action: Callable[[], object]) -> None:
+        """Queue a call, behind the events that came before it."""
+        self.events.put_nowait(Event(-1, CALL, {"action": action}, wall_clock()))
 
     def wake(self) -> None:
         """Wake waiters so that they recheck the state: something other than the nodes has changed."""

@@ -21,7 +21,7 @@ from launcher.node import messages
 from launcher.output.node_log import NodeOutput
 from launcher.session.connection import Event
 from launcher.session.node_state import Census, NodeState, Stage, make_census
-from launcher.session.pool import BROKEN, INTERRUPT, WAKE, ConnectionPool
+from launcher.session.pool import BROKEN, CALL, INTERRUPT, WAKE, ConnectionPool
 from launcher.session.signals import Action, Interrupted, catch_signals
 from launcher.session.terms import Terms
 from launcher.transports.base import Transport
@@ -70,14 +70,14 @@ class Session:
     def catch_signals(self, on_quit: Callable[[], object] | None = None) -> AbstractContextManager[None]:
         """Let `pump` raise Interrupted for a signal that comes while the block runs; Ctrl-Z is ignored.
 
-        on_quit: what Ctrl-\\ does; without it, Ctrl-\\ ends this process.
+        on_quit: what Ctrl-\\ does, in `pump`; without it, Ctrl-\\ ends this process.
         """
         # If Ctrl-Z suspended this process, every lease would run out.
         refusal = "launch: ignoring Ctrl-Z: if launch were suspended, the hosts would end the run"
         actions: dict[int, Action] = {number: partial(self._pool.interrupt, number) for number in SIGNALS}
         actions[signal.SIGTSTP] = partial(self.say, refusal)
         if on_quit is not None:
-            actions[signal.SIGQUIT] = on_quit
+            actions[signal.SIGQUIT] = partial(self._pool.call, on_quit)
         return catch_signals(actions)
 
     # ---- asking -------------------------------------------------------------------------------------------------
@@ -185,6 +185,9 @@ class Session:
     def _take(self, event: Event) -> None:
         if event.kind == INTERRUPT:
             raise Interrupted(event.fields["signal"])
+        if event.kind == CALL:
+            event.fields["action"]()
+            return
         if event.kind == BROKEN:
             raise event.fields["error"]
         if event.kind == WAKE or event.index >= len(self.states):  # of no node, or of a released one

@@ -75,7 +75,8 @@ def test_a_sigquit_that_comes_ignored_is_caught_all_the_same() -> None:
             with second.catch_signals(on_quit=lambda: heard.append("second")):
                 os.kill(os.getpid(), signal.SIGINT)
                 os.kill(os.getpid(), signal.SIGQUIT)
-                await first.pump(lambda: len(heard) == 2, time.monotonic() + 1)
+                assert await first.pump(lambda: len(heard) == 1, time.monotonic() + DEADLINE_S)
+                assert await second.pump(lambda: len(heard) == 2, time.monotonic() + DEADLINE_S)
             os.kill(os.getpid(), signal.SIGQUIT)
             return await first.pump(lambda: False, time.monotonic() + 0.1)
 
