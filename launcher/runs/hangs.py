@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
+from pathlib import Path
 
 from launcher.diagnosis.stacks import FoldedStacks, Stack, fold, folded_lines, parse_stack, stack_lines
 from launcher.job.plan import LaunchPlan, NodePlan
@@ -16,6 +16,7 @@ from launcher.session.connection import Event
 from launcher.session.session import Session
 from launcher.wording import count
 
+KEEP_S = 2.0  # for the file with the full text; its disk may hang
 ANSWER_S = 5.0  # a node needs up to 4 s where py-spy and then the rank itself are slow
 
 _Place = tuple[int, int]  # index of the node, local rank
@@ -92,14 +93,13 @@ class StackTaker:
         """Finish the request even if showing the answers fails: the next request, and HangWatch, wait for that."""
         assert self._result is not None  # somebody has asked
         self._timer = None
-        folded = None
         try:
-            folded = self._show()
+            self._show(self._result)
         except Exception as error:  # noqa: BLE001 - the run continues, whatever its stacks look like
             self._session.say(f"launch: can't show the stacks: {error!r}")
-        self._result.set_result(folded)
+            self._result.set_result(None)
 
-    def _show(self) -> FoldedStacks:
+    def _show(self, result: asyncio.Future[FoldedStacks | None]) -> None:
         assert self._plan is not None  # the timer runs while it is allowed
         living = self._living()
         found = [
@@ -115,15 +115,24 @@ class StackTaker:
             self._session.say(line)
         restart = f"restart_{self._record.attempt}-" if self._record.attempt else ""
         name = f"stacks-{restart}{self._number}.txt"
-        self._record.disk.put(partial(self._keep, name, text, _as_record(folded)))
-        return folded
+        loop = asyncio.get_running_loop()
 
-    def _keep(self, name: str, text: str, values: Mapping[str, object]) -> None:
-        """Write the full text beside the logs, and print where it is; called by the thread for their disk."""
-        path = self._record.keep_text(name, text)
-        if path is not None:
-            self._session.say(f"launch: full text in {path}")
-        self._screen.emit("stacks", run=self._record.run_id, name=self._record.name, file=path, **values)
+        def settle(path: Path | None) -> None:
+            if result.done():
+                return
+            result.set_result(folded)  # whoever waits for it continues behind these lines
+            if path is not None:
+                self._session.say(f"launch: full text in {path}")
+            names = {"run": self._record.run_id, "name": self._record.name}
+            self._screen.emit("stacks", **names, file=path, **_as_record(folded))
+
+        def keep() -> None:
+            path = self._record.keep_text(name, text)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the run has ended
+                loop.call_soon_threadsafe(settle, path)
+
+        self._record.disk.put(keep)
+        loop.call_later(KEEP_S, settle, None)
 
 
 def _stack(node: NodePlan, local_rank: int, answer: Event | None) -> Stack:
