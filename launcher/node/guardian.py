@@ -104,7 +104,7 @@ def _wait_for(supervisor: int) -> int:
 def _read_handover_log(fd: int) -> dict[str, Any]:
     """Return the supervisor's notes: `processes`, and `mark`, `folder` and `stop_timeout_s` if PREPARE was served.
 
-    `token` is the file that it may have put where the ranks save.
+    `token` is a file that it has put where the ranks save; None once it is removed.
     """
     import json
 
@@ -149,12 +149,12 @@ def _clean_up(nonce: str, handover_log: dict[str, Any], status: int, strangers: 
                 owned.add_rank(entry["rank"], process)
         beat = messages.encode(messages.BEAT)
         left = ladder.take_steps(ladder.descend(owned, handover_log["stop_timeout_s"]), lambda: _say(nonce, beat))
-        if "token" in handover_log:
-            shared_directory.remove_token(handover_log["token"])
         if not left:  # otherwise `launch clean` needs it
             workers.remove_folder(handover_log["folder"])
     found = [[process.pid, process.name, process.state] for process in left]
     _say(nonce, messages.encode(messages.CENSUS, left=found, supervisor=ending))
+    if handover_log.get("token"):  # last, since its file system may hang
+        shared_directory.remove_token(handover_log["token"])
 
 
 def _say(nonce: str, message: bytes) -> None:

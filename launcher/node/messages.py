@@ -32,6 +32,7 @@ PREPARE = "prepare"
 ROUTE = "route"
 PROBE = "probe"
 SHARE = "share"  # asks whether a directory is the one that node 0 sees
+SHARE_OVER = "share_over"  # all have answered
 ADOPT = "adopt"
 START = "start"
 STACKS = "stacks"  # asks for the Python stack of every running rank

@@ -168,6 +168,7 @@ class Supervisor:
             messages.ROUTE: self._find_route,
             messages.PROBE: self._probe,
             messages.SHARE: self._share,
+            messages.SHARE_OVER: self._end_share,
             messages.ADOPT: self._adopt,
             messages.START: self._start,
             messages.STACKS: self._send_stacks,
@@ -235,6 +236,9 @@ class Supervisor:
 
     def _share(self, header: dict[str, Any], _: bytes) -> None:
         self._inspection.share(header, lambda path: self._handover_log.note(token=path))
+
+    def _end_share(self, header: dict[str, Any], _: bytes) -> None:
+        self._inspection.end_share()
 
     def _adopt(self, header: dict[str, Any], _: bytes) -> None:
         """Count the leftover processes of earlier runs as this run's, so that the next STOP stops them too.

@@ -201,7 +201,7 @@ def _replace_link(path: Path, target: str) -> None:
         return  # it may be another user's
     if path.is_file() and not path.is_symlink():
         return  # somebody's own file, such as a log that other scripts wrote: the link is a convenience
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")  # several runs may do so at once
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(target)
     try:

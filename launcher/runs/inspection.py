@@ -159,6 +159,7 @@ class Inspector:
         for index in others:
             session.send(index, messages.SHARE, **question, up=answer["up"])
         await session.pump(lambda: all(states[index].shared or states[index].failure for index in others))
+        session.send(first, messages.SHARE_OVER)
         for index in self._facts:
             shared = states[index].shared
             sees = shared["is_there"] if shared is not None else None

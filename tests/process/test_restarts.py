@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from machines import recorded_ras
-from machines.patience import DEADLINE_S
+from machines.patience import DEADLINE_S, slowed
 from screen import Screen
 from transport_by_host import TransportByHost
 
@@ -113,14 +113,14 @@ def test_a_disk_that_hangs_ends_no_run(tmp_path: Path, monkeypatch: pytest.Monke
     """Opening a pipe that nobody reads hangs as a file does on a network file system that is away."""
     monkeypatch.setattr("launcher.output.disk_writer.STALLED_S", 0.1)
     monkeypatch.setattr("launcher.output.disk_writer.FAREWELL_S", 1.0)
-    script = "[ $LAUNCH_ATTEMPT = 1 ] && sleep 5; " + FAILS.format(codes="3")
+    script = f"[ $LAUNCH_ATTEMPT = 1 ] && sleep {slowed(5)}; " + FAILS.format(codes="3")
     pipes: list[Path] = []
 
     def hang(folder: Path) -> None:
         pipes.append(folder / "run.json.new")
         os.mkfifo(pipes[0])
 
-    done = run(tmp_path, script, restarts=1, prepare=hang, job_values={"silence_s": 3.0})
+    done = run(tmp_path, script, restarts=1, prepare=hang, job_values={"silence_s": slowed(3)})
     assert done.result.exit_code == 0
     assert done.words[-1].startswith("launch: finished in ")
     assert done.words[-1].endswith("; the logs are incomplete: the disk does not respond")

@@ -18,10 +18,11 @@ from launcher.node.processes import workers
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from socket import socket
-    from typing import Any, Callable, NoReturn
+    from typing import Any, Callable
 
     from launcher.node.facts.pythons import Search
     from launcher.node.facts.setup import AwaitExit, Setup
+    from launcher.node.facts.shared_directory import Token
     from launcher.node.loop import Loop
     from launcher.node.send_queue import SendQueue
 
@@ -67,7 +68,7 @@ class Inspection:
         self._held_port: socket | None = None
         self._listeners: list[socket] = []
         self._answered: list[socket] = []
-        self._token_fd: int | None = None  # until it is closed, a child keeps a file where the ranks save
+        self._token: Token | None = None  # a file where the ranks save
         self._is_over = False
 
     def gather_facts(self, wanted: dict[str, Any], env: dict[str, str], folder: str) -> None:
@@ -101,7 +102,7 @@ class Inspection:
     def cancel(self) -> None:
         """Start nothing more and send no more answers: the run is being stopped."""
         self._is_over = True
-        self._remove_token()
+        self.end_share()
         if self._setup is not None:
             self._setup.cancel()
 
@@ -226,17 +227,8 @@ class Inspection:
         """
         from launcher.node.facts import network
 
-        self._ask_fork(lambda answer_fd: network.write_and_exit(answer_fd, find), on_found, timeout_s)
-
-    def _ask_fork(
-        self, answer_and_exit: Callable[[int], NoReturn], on_found: Callable[[dict[str, Any] | None], object],
-        timeout_s: float,
-    ) -> None:  # fmt: skip
-        """Do the same as `_ask_child` with a function that writes its answer itself, and may continue then."""
-        from launcher.node.facts import network
-
         try:
-            child, answer_fd = _fork(answer_and_exit)
+            child, answer_fd = _fork(find)
         except OSError as error:
             on_found({"error": network.describe_error(error)})
             return
@@ -295,10 +287,10 @@ class Inspection:
             PROBE_TIMEOUT_S,
         )
 
-    def share(self, header: dict[str, Any], note_token: Callable[[str], object]) -> None:
-        """Answer a SHARE: node 0 puts a file into the directory until the run starts; the others look for it.
+    def share(self, header: dict[str, Any], note_token: Callable[[str | None], object]) -> None:
+        """Answer a SHARE: node 0 puts a file into the directory until `end_share`; the others look for it.
 
-        None in the answer: nothing is known. note_token: gets the path of the file.
+        None in the answer: nothing is known. note_token: gets the path of the file, and None once it is removed.
         """
         from launcher.node.facts import shared_directory
 
@@ -312,27 +304,26 @@ class Inspection:
         if up is not None:
             self._ask_child(lambda: shared_directory.look_for_token(folder, up, name), send, LOOK_TIMEOUT_S)
             return
-        life_read, life_write = os.pipe()
-        self._token_fd = life_write
 
         def note(found: dict[str, Any] | None) -> None:
             if found and "path" in found:
                 note_token(found.pop("path"))
             send(found)
 
-        def hold(answer_fd: int) -> NoReturn:
-            os.close(life_write)
-            shared_directory.hold_token_and_exit(answer_fd, life_read, folder, name)
-
+        token = shared_directory.Token(folder, name, lambda: note_token(None))
         try:
-            self._ask_fork(hold, note, LOOK_TIMEOUT_S)
-        finally:
-            os.close(life_read)
+            answer_fd = token.start()
+        except OSError:  # no more processes: the run itself will say so, or do without
+            send(None)
+            return
+        self._token = token
+        self._loop.read_all(answer_fd, lambda data: note(_read_answer(data)), LOOK_TIMEOUT_S, token.release)
 
-    def _remove_token(self) -> None:
-        if self._token_fd is not None:
-            os.close(self._token_fd)
-            self._token_fd = None
+    def end_share(self) -> None:
+        """Remove the file, if this node has put one."""
+        if self._token is not None:
+            self._token.remove()
+            self._token = None
 
     def look_for_save(self, folder: str, since: float, least_s: float) -> None:
         """Answer a LOOK: whether a file in `folder` was last written after `since`, and at least `least_s` ago."""
@@ -359,7 +350,7 @@ class Inspection:
 
     def stop_listening(self) -> None:
         """Close what was open for probes; the master port stays held."""
-        self._remove_token()
+        self.end_share()
         for sock in self._listeners + self._answered:
             self._loop.forget(sock.fileno())
             sock.close()
@@ -372,13 +363,15 @@ class Inspection:
             self._held_port = None
 
 
-def _fork(answer_and_exit: Callable[[int], NoReturn]) -> tuple[workers.Child, int]:
-    """Start a child that writes its answer to a descriptor; return it and the one from which the answer is read."""
+def _fork(find: Callable[[], dict[str, Any]]) -> tuple[workers.Child, int]:
+    """Start `find` in a child; return it and the descriptor from which its answer is read."""
+    from launcher.node.facts import network
+
     answer_read, answer_write = os.pipe()
     try:
         pid = workers.fork()
         if pid == 0:
-            answer_and_exit(answer_write)
+            network.write_and_exit(answer_write, find)
     except OSError:
         os.close(answer_read)
         raise

@@ -1,29 +1,66 @@
 """Whether hosts share a directory: node 0 puts an empty file into it, and the others look for that.
 
-The file is a child's, which removes it when its pipe ends: the run starts or is stopped, or the supervisor was killed.
-Then the guardian may kill that child first, so it removes the file as well.
+A child keeps the file, and removes it when its pipe ends: all have answered, or the supervisor was killed, be it with
+its guardian. If the supervisor alone was killed, its guardian may kill the child first; so it removes the file as well.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 
 from launcher.node import fast_json
+from launcher.node.processes import workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import Any, Callable, NoReturn
+
+REMOVE_S = 0.5  # removing takes a millisecond; a file system that hangs is not waited for
 
 
-def hold_token_and_exit(answer_fd: int, life_fd: int, folder: str, name: str) -> NoReturn:
-    """In a fork: put the file `name` into `folder`, or the first directory above it that exists; answer how far up.
+class Token:
+    """The file of node 0."""
 
-    It stays until `life_fd` is at its end.
-    """
+    def __init__(self, folder: str, name: str, on_removed: Callable[[], object]) -> None:
+        self._folder = folder
+        self._name = name
+        self._on_removed = on_removed
+        self._life_fd = self._done_fd = -1
+
+    def start(self) -> int:
+        """Start the child; return the descriptor of its answer, `path`, and `up`: how many levels above `folder`."""
+        answer_read, answer_write = os.pipe()
+        life_read, self._life_fd = os.pipe()
+        self._done_fd, done_write = os.pipe()
+        try:
+            if workers.fork(death_signal=0) == 0:
+                _hold_and_exit(answer_write, life_read, done_write, self._folder, self._name)
+        finally:
+            for fd in (answer_write, life_read, done_write):
+                os.close(fd)
+        return answer_read
+
+    def release(self) -> None:
+        """Let the child remove the file, as soon as it can."""
+        if self._life_fd >= 0:
+            os.close(self._life_fd)
+            self._life_fd = -1
+
+    def remove(self) -> None:
+        """Remove the file, and wait a moment for that: the child may be killed next."""
+        self.release()
+        if select.select([self._done_fd], [], [], REMOVE_S)[0]:
+            self._on_removed()
+        os.close(self._done_fd)
+
+
+def _hold_and_exit(answer_fd: int, life_fd: int, done_fd: int, folder: str, name: str) -> NoReturn:
+    """In a fork: make the file in `folder`, or in the first directory above it that exists, and keep it."""
     try:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the end of the pipe comes first, or at once
-        _close_others(answer_fd, life_fd)
+        _close_others(answer_fd, life_fd, done_fd)
         existing, up = find_existing(folder)
         path = os.path.join(existing, name)
         try:
@@ -38,7 +75,22 @@ def hold_token_and_exit(answer_fd: int, life_fd: int, folder: str, name: str) ->
         finally:
             remove_token(path)
     finally:
-        os._exit(0)
+        os._exit(0)  # which closes `done_fd`
+
+
+def look_for_token(folder: str, up: int, name: str) -> dict[str, Any]:
+    """Return the answer of another host: whether the file is there, so many levels above `folder`."""
+    for _ in range(up):
+        folder = os.path.dirname(folder)
+    return {"up": None, "is_there": os.path.lexists(os.path.join(folder, name))}
+
+
+def find_existing(folder: str) -> tuple[str, int]:
+    """Return the first directory that exists, from `folder` upward, and how many levels up it is."""
+    up = 0
+    while not os.path.isdir(folder) and os.path.dirname(folder) != folder:
+        folder, up = os.path.dirname(folder), up + 1
+    return folder, up
 
 
 def remove_token(path: str) -> None:
@@ -57,18 +109,3 @@ def _close_others(*kept: int) -> None:
                 os.close(int(name))
             except OSError:  # that of the listing itself
                 pass
-
-
-def look_for_token(folder: str, up: int, name: str) -> dict[str, Any]:
-    """Return the answer of another host: whether the file is there, so many levels above `folder`."""
-    for _ in range(up):
-        folder = os.path.dirname(folder)
-    return {"up": None, "is_there": os.path.lexists(os.path.join(folder, name))}
-
-
-def find_existing(folder: str) -> tuple[str, int]:
-    """Return the first directory that exists, from `folder` upward, and how many levels up it is."""
-    up = 0
-    while not os.path.isdir(folder) and os.path.dirname(folder) != folder:
-        folder, up = os.path.dirname(folder), up + 1
-    return folder, up
