@@ -17,7 +17,7 @@ from launcher.errors import EXIT_SIGNAL_BASE
 from launcher.hosts.host import Host
 from launcher.job.job import Job
 from launcher.runs.bisection import Group
-from launcher.runs.culprits import SHORT, find_culprits
+from launcher.runs.culprits import SHORT, NoVerdictError, Search
 from launcher.runs.result import Result
 from launcher.runs.run import Opener
 from launcher.session.signals import Interrupted
@@ -45,10 +45,13 @@ def print_culprits(
         return make_job(group, *SHORT)
 
     try:
-        verdict = asyncio.run(find_culprits(make_short, hosts, open_transport, folder, _tell_test))
+        verdict = asyncio.run(Search(make_short, hosts, open_transport, folder, _tell_test).find())
     except Interrupted as stop:
         tell("test-distributed: stopped, no verdict")
         raise click.exceptions.Exit(EXIT_SIGNAL_BASE + stop.number) from None
+    except NoVerdictError as error:
+        tell(f"test-distributed: no verdict: {error}")
+        return
     if as_json:
         click.echo(json.dumps(dated("verdict", **asdict(verdict))))
         return

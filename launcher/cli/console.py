@@ -14,6 +14,7 @@ from launcher.clock import iso_time, wall_clock
 from launcher.escapes import clean
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
+from launcher.output.disk_writer import StalledError
 from launcher.output.display import Display, JsonDisplay, PrefixDisplay
 from launcher.output.folding import group, make_folds
 from launcher.output.lines import STDERR, STDOUT
@@ -116,10 +117,13 @@ class Console:
         return self._filter.release(None if self._said_disk else sources, alike)
 
     def complain(self, path: Path, error: OSError) -> None:
-        """Report once that the launch host's disk fails; the run continues."""
-        if not self._said_disk:
+        """Report once that the launch host's disk fails, and each time that it does not respond; the run continues."""
+        if isinstance(error, StalledError):
+            text = f"the disk of {path} does not respond; the run continues, and what is to be written waits in memory"
+            self.say(f"launch: {text}", Style.STRONG)
+        elif not self._said_disk:
             self._said_disk = True
-            text = f"can't write {path}: {error.strerror}; the run continues, but its logs may have gaps"
+            text = f"can't write {path}: {error.strerror}; the run continues, but its logs will have gaps"
             self.say(f"launch: {text}", Style.STRONG)
 
     def close(self) -> None:

@@ -81,7 +81,9 @@ async def execute_recorded(
     job = replace(job, env={**trainer_command(job), **job.env})
     find_culprits = None
     if job.program.needs_torch and run_options.share is None:
-        find_culprits = partial(find_between_attempts, job, open_transport, record.folder / "bisection", console)
+        find_culprits = partial(
+            find_between_attempts, job, open_transport, record.folder / "bisection", console, run_options.with_checks
+        )
     return await Run(
         job, hosts, open_transport, record, console, run_options, spares=spares, incident_log=incident_log,
         find_culprits=find_culprits,

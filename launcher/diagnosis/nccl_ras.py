@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _MOST_LINES = 15
-_HEADING = re.compile(r"(?P<name>\S.*)\n=+\n", re.MULTILINE)
+_HEADING = re.compile(r"^(?P<name>\S.*)\n=+$", re.MULTILINE)
 _READ = ("Errors", "Warnings")
 
 

@@ -1,7 +1,7 @@
 """Write to the disk of the logs in a separate thread, so that one that is slow or hangs never stalls a run.
 
 A network file system may stop responding for minutes. The run then continues: its heartbeats and messages need no
-disk, and its output waits in memory, up to a bound.
+disk, and its output waits in memory, up to a bound that all hosts share.
 """
 
 from __future__ import annotations
@@ -15,12 +15,17 @@ from collections.abc import Callable
 from launcher.concurrency import start_thread
 
 QUEUE_BYTES = 8 << 20  # hours of what most runs print
+ENTRY_BYTES = 700  # of memory for each entry beside its content
 STALLED_S = 5.0  # for one write; a host counts as lost if nobody has read its messages for --silence, by default 15 s
-FAREWELL_S = 30.0  # at the end of a run: one write may be a large file of a rank
+FAREWELL_S = 60.0  # at the end of a run, for all that is queued; a disk that fails slowly would take days
+
+
+class StalledError(OSError):
+    """The disk does not respond; nothing is lost yet."""
 
 
 def disk_stalled() -> OSError:
-    """Return the error of a disk that does not respond."""
+    """Return the error of what was dropped, since the disk does not respond."""
     return OSError(errno.ETIMEDOUT, "the disk does not respond")
 
 
@@ -28,13 +33,13 @@ class DiskWriter:
     """Does what touches one disk, in a separate thread and in the order in which it was put."""
 
     def __init__(self, on_stall: Callable[[], object], on_failure: Callable[[Exception], object]) -> None:
-        """on_stall: called once, when the disk has not responded for too long; on_failure: gets what a work raised."""
+        """on_stall: called when the disk has not responded for too long; on_failure: gets what a work raised."""
         self._on_stall = on_stall
         self._on_failure = on_failure
         self._queue: deque[tuple[Callable[[], object], int]] = deque()
         self._queued_bytes = 0
         self._began_at: float | None = None  # monotonic: the work at hand; None: there is none
-        self._has_stalled = False
+        self._has_stalled = False  # since the queue was empty
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -51,26 +56,27 @@ class DiskWriter:
                 self._changed.wait(0.1)
             is_dropped = size > 0 and self._queued_bytes >= QUEUE_BYTES
             if not is_dropped:
-                self._queue.append((work, size))
-                self._queued_bytes += size
+                self._queue.append((work, size + ENTRY_BYTES))
+                self._queued_bytes += size + ENTRY_BYTES
                 self._changed.notify_all()
         self._say_stall()
         return not is_dropped
 
-    def wait(self) -> bool:
-        """Wait until all is written; return False if the disk has not responded for too long."""
+    def wait(self, limit_s: float | None = None, is_hurried: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until all is written; return False if that takes too long, or once the user is in a hurry."""
+        deadline = time.monotonic() + (FAREWELL_S if limit_s is None else limit_s)
         while True:
             with self._changed:
                 if not self._queue and self._began_at is None:
                     return True
-                if self._waited_s() >= FAREWELL_S:
+                if time.monotonic() >= deadline or is_hurried():
                     return False
                 self._changed.wait(0.1)
             self._say_stall()
 
-    def close(self) -> bool:
+    def close(self, is_hurried: Callable[[], bool] = lambda: False) -> bool:
         """Wait as `wait` does, and end the thread; what is put later is written by another one."""
-        if not self.wait():
+        if not self.wait(is_hurried=is_hurried):
             return False  # it still waits for the disk
         with self._changed:
             thread, self._thread = self._thread, None
@@ -93,6 +99,7 @@ class DiskWriter:
         while True:
             with self._changed:
                 while not self._queue:
+                    self._has_stalled = False
                     if self._thread is not threading.current_thread():
                         return
                     self._changed.wait()

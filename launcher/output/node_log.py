@@ -34,8 +34,11 @@ class NodeLog:
         self._complain = complain
         self._file: FileIO | None = None
 
-    def write(self, block: bytes | memoryview) -> bool:
-        """Append whole lines; return False if they are dropped since the disk does not respond."""
+    def write(self, block: bytes | memoryview, *, is_kept: bool = False) -> bool:
+        """Append whole lines; return False if they are dropped since the disk does not respond.
+
+        is_kept: they wait for the disk in any case.
+        """
         try:
             if self._file is None:
                 self._file = FileIO(self._path, "ab", opener=open_private)
@@ -77,9 +80,12 @@ class DeferredLog(NodeLog):
         super().__init__(path, complain, files)
         self._disk = disk
 
-    def write(self, block: bytes | memoryview) -> bool:
-        """Append whole lines; return False if they are dropped since the disk does not respond."""
-        return self._put(self._path, partial(super().write, block), len(block))
+    def write(self, block: bytes | memoryview, *, is_kept: bool = False) -> bool:
+        """Append whole lines; return False if they are dropped since the disk does not respond.
+
+        is_kept: they wait for the disk in any case.
+        """
+        return self._put(self._path, partial(super().write, block), 0 if is_kept else len(block))
 
     def keep_file(self, name: str, content: bytes) -> None:
         """Keep a file that a rank left on the node beside the log."""
@@ -169,7 +175,8 @@ class NodeOutput:
             if held and not ended_well and self._show is not None:
                 self._show(self._host, None, STDERR, held, self._held_at)
             if self._log is not None:
-                self._write_log([])
+                for note in self._missing_note():
+                    self._log.write(note, is_kept=True)
                 self._log.close()
 
     def keep_file(self, name: str, content: bytes) -> None:
@@ -195,6 +202,10 @@ class NodeOutput:
             prefix = self._prefixes[rank, stream, is_whole] = prefix_of(self._host, rank) + mark
         return prefix
 
+    def _missing_note(self) -> list[memoryview]:
+        text = f"---- {count(self._missing_lines, 'line')} missing here: the disk did not respond ----"
+        return [self._own_line(text)] if self._missing_lines else []
+
     def _own_line(self, text: str) -> memoryview:
         """Return a line of `launch` itself for the log."""
         return prefix_lines(self._stamp(self._clock()) + self._prefix(None, STDOUT), f"{text}\n".encode())
@@ -203,11 +214,10 @@ class NodeOutput:
         """Append blocks of whole lines to the log, and count those that its disk did not take."""
         if self._log is None:
             return
-        if self._missing_lines:
-            text = f"---- {count(self._missing_lines, 'line')} missing here: the disk did not respond ----"
-            if self._log.write(self._own_line(text)):
-                self._missing_lines = 0
-        if blocks and not self._log.write(blocks[0] if len(blocks) == 1 else b"".join(blocks)):
+        noted = [*self._missing_note(), *blocks]
+        if self._log.write(noted[0] if len(noted) == 1 else b"".join(noted)):
+            self._missing_lines = 0
+        else:
             self._missing_lines += sum(bytes(block).count(b"\n") for block in blocks)
 
     def _stamp(self, at: float) -> bytes:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
-from launcher.output.disk_writer import DiskWriter, disk_stalled
+from launcher.output.disk_writer import DiskWriter, StalledError
 from launcher.output.node_log import DeferredLog
 from launcher.private_files import make_private, open_private
 
@@ -40,7 +40,7 @@ class RunRecord:
         self.write_error: OSError | None = None  # the first one: something is missing in the logs
         self._complain = complain
         self.disk = DiskWriter(
-            lambda: complain(folder, disk_stalled()),  # nothing is lost yet
+            lambda: complain(folder, StalledError()),
             lambda error: self.complain(folder, OSError(errno.EIO, repr(error))),
         )
         self._content: dict[str, Any] = {"run_id": run_id, **(known or {})}

@@ -25,6 +25,7 @@ from launcher.job.plan import (
 from launcher.job.plan_record import as_dry_record, as_record
 from launcher.job.start_order import start_fields
 from launcher.node import messages
+from launcher.output.disk_writer import STALLED_S
 from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import RunRecord
 from launcher.output.screen import Screen
@@ -386,7 +387,7 @@ class Attempt:
     async def _say_flight_recorder(self) -> None:
         """Print which files the ranks left for torchfrtrace, after a check: it runs code from these files."""
         assert self._plan is not None
-        if not await asyncio.to_thread(self._record.disk.wait):
+        if not await asyncio.to_thread(self._record.disk.wait, STALLED_S):
             return
         files = self._record.find_files(FLIGHT_RECORDER_PREFIX)
         unsafe = await asyncio.to_thread(find_unsafe, files)  # some seconds for files that were made to be slow

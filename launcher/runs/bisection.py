@@ -33,6 +33,7 @@ class Verdict:
     alone: Group = ()
     together: tuple[Together, ...] = ()
     is_repeatable: bool = True
+    is_complete: bool = True  # otherwise the time was over before all was tested
 
     def lines(self) -> list[str]:
         """Return the verdict, one line for each finding."""
@@ -43,7 +44,9 @@ class Verdict:
             if len(found.culprits) == 1:
                 text += f"; without {found.culprits[0]}, the others pass"
             lines.append(text)
-        if not self.is_repeatable:
+        if not self.is_complete:
+            lines.append("the time for the search is over")
+        elif not self.is_repeatable:
             lines.append("all passed this time: the failure is intermittent")
         elif not lines:
             lines.append("nothing fails")

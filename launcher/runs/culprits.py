@@ -6,110 +6,167 @@ Each test is a run of its own, with its own connections and logs. Nothing of it 
 from __future__ import annotations
 
 import asyncio
+import math
+import signal
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
+from launcher.concurrency import call_in_thread
 from launcher.diagnosis.cause import Cause
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, PreflightError, UnreachableError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
-from launcher.job.job import COLLECTIVES_MODULE, Job, Program, ProgramKind
-from launcher.output.run_folder import create_record
+from launcher.job.job import COLLECTIVES_MODULE, Job, OnHang, Program, ProgramKind
+from launcher.output.run_folder import RunRecord, create_record
 from launcher.output.screen import MuteScreen, Screen
 from launcher.runs.bisection import Group, Verdict, search_culprits
+from launcher.runs.gpu_memory import GpusInUseError
 from launcher.runs.run import Opener, Run
 from launcher.runs.run_options import RunOptions
-from launcher.session.signals import Interrupted
+from launcher.session.session import SIGNALS
+from launcher.session.signals import Action, Interrupted, catch_signals
+from launcher.wording import span
 
 SIDE_BY_SIDE = 32  # concurrent runs; each has its own connections
 # By now torch is in every host's memory, so healthy hosts are quick.
 SHORT = ("--checks-only", "--timeout", "10")
 RENDEZVOUS_S = 15
+STOP_S = 2.0  # a test has nothing to save
 SEARCH_S = 600.0  # between two attempts: a run is to go on
+DISK_S = 10.0
 
 RunGroup = Callable[[Group], Awaitable[str]]
 OnTested = Callable[[str, str], object]
 
 
-async def find_culprits(
-    make_job: Callable[[Group], Job], hosts: Sequence[Host], open_transport: Opener, folder: Path, on_tested: OnTested
-) -> Verdict:
-    """Run on ever fewer hosts; raise Interrupted for a signal, once all these runs have ended.
+class NoVerdictError(Exception):
+    """The search has ended without a result, for a reason that no host is to blame for."""
 
-    on_tested: gets, for each run, which hosts it had and why it failed; empty if it passed.
+
+class Search:
+    """Runs on ever fewer hosts.
+
+    on_tested: gets, for each run, which hosts it had and why it failed; empty if it passed. Signals end the search once
+    the runs that have begun are over.
     """
-    by_name = {host.name: host for host in hosts}
 
-    async def run_group(group: Group) -> str:
+    def __init__(
+        self, make_job: Callable[[Group], Job], hosts: Sequence[Host], open_transport: Opener, folder: Path,
+        on_tested: OnTested, *, with_checks: bool = True, limit_s: float = math.inf,
+    ) -> None:  # fmt: skip
+        """limit_s: after it no further run begins."""
+        self._make_job = make_job
+        self._hosts = {host.name: host for host in hosts}
+        self._open_transport = open_transport
+        self._folder = folder
+        self._on_tested = on_tested
+        self._options = RunOptions(with_checks=with_checks)
+        self._deadline = time.monotonic() + limit_s
+
+    async def find(self) -> Verdict:
+        """Return what was found; raise Interrupted for a signal, and NoVerdictError."""
+        return await search(list(self._hosts), self._run_group, self._on_tested, self._deadline)
+
+    async def _run_group(self, group: Group) -> str:
         """Return why the group fails; empty if it passes."""
-        members = [by_name[name] for name in group]
-        job = replace(make_job(group), rendezvous_timeout_s=RENDEZVOUS_S)
+        members = [self._hosts[name] for name in group]
+        job = replace(self._make_job(group), rendezvous_timeout_s=RENDEZVOUS_S, stop_timeout_s=STOP_S)
         try:
-            record = create_record(folder, datetime.now(), lambda path, error: None)
-            result = await Run(job, members, open_transport, record, MuteScreen(), RunOptions()).execute()
-        except LauncherError as error:
+            record = await call_in_thread(self._create_record, DISK_S)
+            result = await Run(job, members, self._open_transport, record, MuteScreen(), self._options).execute()
+        except (UnreachableError, PreflightError, GpusInUseError) as error:
             return error.message.partition("\n")[0]
+        except asyncio.TimeoutError:
+            raise NoVerdictError(f"the disk of {self._folder} does not respond") from None
+        except (LauncherError, OSError, RuntimeError) as error:  # of this machine, such as no more threads
+            raise NoVerdictError(str(error).partition("\n")[0]) from None
         if result.interrupted_by is not None:
             raise Interrupted(result.interrupted_by)
+        if result.is_network:
+            raise NoVerdictError("the network of this machine failed")
         return describe_cause(result.cause) if result.cause else ""
 
-    return await search(list(by_name), run_group, on_tested)
+    def _create_record(self) -> RunRecord:
+        return create_record(self._folder, datetime.now(), lambda path, error: None)
 
 
-async def search(hosts: Sequence[str], run_group: RunGroup, on_tested: OnTested) -> Verdict:
-    """Make the runs that the search requests, those of a batch concurrently."""
+async def search(hosts: Sequence[str], run_group: RunGroup, on_tested: OnTested, deadline: float = math.inf) -> Verdict:
+    """Make the runs that the search requests, those of a batch concurrently; deadline: by time.monotonic()."""
     places = asyncio.Semaphore(SIDE_BY_SIDE)
-    stops: list[Interrupted] = []
+    ends: list[Exception] = []  # why no further run begins
+    failed: list[Group] = []
+
+    def interrupt(number: int) -> None:
+        ends.append(Interrupted(number))
 
     async def test(group: Group) -> bool:
         async with places:
-            if stops:
+            if not ends and time.monotonic() > deadline:
+                ends.append(TimeoutError())
+            if ends:
                 return False
             try:
                 reason = await run_group(group)
-            except Interrupted as stop:
-                stops.append(stop)
+            except (Interrupted, NoVerdictError) as end:
+                ends.append(end)
+            if ends:  # it may have failed for the same reason
                 return False
+        failed.extend([group] if reason else [])
         on_tested(f"{fold_names(group)} alone" if len(group) == 1 else fold_names(group), reason)
         return not reason
 
-    searching = search_culprits(hosts)
-    batch = next(searching)
-    while True:
-        passed = await asyncio.gather(*map(test, batch))
-        if stops:  # the whole batch has ended by now
-            raise stops[0]
-        try:
-            batch = searching.send(list(passed))
-        except StopIteration as end:
-            verdict: Verdict = end.value
-            return verdict
+    # Between two runs nobody else would hear them, and these two would suspend or end this process.
+    actions: dict[int, Action] = dict.fromkeys((signal.SIGTSTP, signal.SIGQUIT), _do_nothing)
+    actions |= {number: partial(interrupt, number) for number in SIGNALS}
+    with catch_signals(actions):
+        searching = search_culprits(hosts)
+        batch = next(searching)
+        while True:
+            passed = await asyncio.gather(*map(test, batch))
+            for end in ends:  # the whole batch has ended by now
+                if isinstance(end, TimeoutError):
+                    return Verdict(tuple(group[0] for group in failed if len(group) == 1), is_complete=False)
+                raise end
+            try:
+                batch = searching.send(list(passed))
+            except StopIteration as end:
+                verdict: Verdict = end.value
+                return verdict
 
 
 async def find_between_attempts(
-    job: Job, open_transport: Opener, folder: Path, screen: Screen, hosts: Sequence[Host]
+    job: Job, open_transport: Opener, folder: Path, screen: Screen, with_checks: bool, hosts: Sequence[Host]
 ) -> Verdict | None:
     """Search the hosts that make this job fail, with collectives in place of its program, and say what was found.
 
-    Return None if that takes too long; raise Interrupted for a signal.
+    Return None if nothing was; raise Interrupted for a signal.
     """
 
     def make_job(group: Group) -> Job:
         program = Program(ProgramKind.BUILTIN, COLLECTIVES_MODULE, ("--names", ",".join(group), *SHORT))
-        return replace(job, program=program, workdir=None, master_addr=None, master_port=None)
+        return replace(
+            job, program=program, workdir=None, master_addr=None, master_port=None, hang_timeout_s=math.inf,
+            on_hang=OnHang.TELL,
+        )  # fmt: skip
 
     def say_failure(what: str, reason: str) -> None:
         if reason:
             screen.say(f"  {what}: FAILED ({reason})")
 
-    screen.say(f"launch: nothing says which host is to blame: testing groups of them, logs in {folder}")
-    searching = find_culprits(make_job, hosts, open_transport, folder, say_failure)
+    screen.say(
+        f"launch: searching the host to blame with tests of groups of hosts, up to {span(SEARCH_S)}, logs in {folder}"
+    )
+    searching = Search(
+        make_job, hosts, open_transport, folder, say_failure, with_checks=with_checks, limit_s=SEARCH_S
+    )  # fmt: skip
     try:
-        verdict = await asyncio.wait_for(searching, SEARCH_S)
-    except asyncio.TimeoutError:
-        screen.say(f"launch: not found in {SEARCH_S / 60:g} min")
+        verdict = await searching.find()
+    except NoVerdictError as error:
+        screen.say(f"launch: the search has found nothing: {error}")
         return None
     for line in verdict.lines():
         screen.say(f"launch: {line}")
@@ -120,3 +177,7 @@ def describe_cause(cause: Cause) -> str:
     """Return the failure in one line: which process, how it ended, and the last line that it printed."""
     said = cause.traceback[-1:] or cause.last_lines[-1:]
     return ": ".join([f"{cause.failure.subject}, {cause.failure.ending}", *(line.strip() for line in said)])
+
+
+def _do_nothing() -> None:
+    """Answer a signal that would suspend or end this process."""

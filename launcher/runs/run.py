@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from launcher.clock import boottime, iso_time, wall_clock
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, OnHang
-from launcher.output.disk_writer import DiskWriter, disk_stalled
+from launcher.output.disk_writer import STALLED_S, DiskWriter, disk_stalled
 from launcher.output.run_folder import RunRecord
 from launcher.output.screen import Screen
 from launcher.output.style import Style
@@ -88,6 +89,9 @@ class Run:
                 names = {"run": run_id, "name": self._record.name}
                 self._screen.emit("result", **names, exit_code=error.exit_code, error=error.message)
                 raise
+            except Exception:
+                await self._close_disk()  # what was logged until then says most about a bug
+                raise
 
     async def _repeat(self) -> Result:
         while True:
@@ -113,12 +117,13 @@ class Run:
             if isinstance(decision, Stop):
                 return await self._conclude_failure(result, decision)
             self._say_restart(result, decision)
+            begins_at = boottime() + max(decision.pause_s, result.fence_s)
             try:
-                if decision.is_unexplained:
+                if self._searches(decision):
                     await self._pause(result.fence_s)
                     decision = await self._search(decision)
                 self._line_up(result, decision)
-                await self._pause(max(decision.pause_s, result.fence_s))
+                await self._pause(begins_at - boottime())
             except Interrupted as interruption:
                 return await self._conclude_stop(result, interruption.number)
 
@@ -184,11 +189,13 @@ class Run:
         is_ended = ending.outcome is Outcome.HANG and self._job.on_hang is OnHang.END
         return replace(ending, outcome=Outcome.STOPPED) if is_ended else ending
 
+    def _searches(self, decision: Restart) -> bool:
+        return decision.is_unexplained and self._find_culprits is not None and len(self._lineup.hosts) > 1
+
     async def _search(self, decision: Restart) -> Restart:
         """Return the decision after a search for the hosts to blame; raise Interrupted for a signal."""
+        assert self._find_culprits is not None  # `_searches` has looked
         names = [host.name for host in self._lineup.hosts]
-        if self._find_culprits is None or len(names) < 2:
-            return decision
         verdict = await self._find_culprits(self._lineup.hosts)
         if verdict is None:
             return decision
@@ -251,7 +258,8 @@ class Run:
         """Remember for each host what went wrong with it, or that nothing did."""
         if self._incident_log is not None:
             note = partial(self._incident_log.note, self._record.run_id, wall_clock(), incidents)
-            self._home_disk.put(note)
+            with contextlib.suppress(LauncherError):  # no thread is left; a run needs no memory
+                self._home_disk.put(note)
 
     # ---- messages -----------------------------------------------------------------------------------------------
 
@@ -263,16 +271,22 @@ class Run:
         if result.has_lost_port:  # said already, and it costs nothing
             return
         census = report.census_words(result.census)
-        wait_s = max(decision.pause_s, result.fence_s)
+        wait_s = 0.0 if self._searches(decision) else max(decision.pause_s, result.fence_s)
         wait = f" in {span(round(wait_s))}" if wait_s >= 1 else ""
         fence = f", when nothing can be alive any more on {', '.join(result.census.unasked)}" if result.fence_s else ""
         left = f"{decision.left} of {count(self._options.restarts, 'restart')} left"
-        line = f"restarting{wait}{fence}: {decision.why} ({left})"
+        search = " after a search for the host to blame" if self._searches(decision) else ""
+        line = f"restarting{wait}{fence}{search}: {decision.why} ({left})"
         self._say(f"launch: {'; '.join(filter(None, [census, line]))}", Style.STRONG)
 
     async def _discard_record(self) -> None:
-        if await asyncio.to_thread(self._record.disk.close):
+        if await self._close_disk():
             self._record.discard()
+
+    async def _close_disk(self) -> bool:
+        """Wait until all is written; return False if the disk does not respond, or the user does not wait for it."""
+        signals = self._signals.qsize()  # of which the user knows
+        return await asyncio.to_thread(self._record.disk.close, lambda: self._signals.qsize() > signals)
 
     async def _return_unstarted(self, result: Result) -> Result:
         """Return how a dry run ended, or a run that a signal stopped before it was started."""
@@ -310,9 +324,9 @@ class Run:
         """Write the record, and then print how the run ended: the disk may be full."""
         values = {**as_record(result), "seconds": round(wall_clock() - self._began_at, 3)}
         self._record.disk.put(partial(self._record.update, {"ended_at": iso_time(wall_clock()), "result": values}))
-        if not await asyncio.to_thread(self._record.disk.close):
+        if not await self._close_disk():
             self._record.complain(self._record.folder, disk_stalled())
-        await asyncio.to_thread(self._home_disk.close)
+        await asyncio.to_thread(self._home_disk.wait, STALLED_S)
         gap = report.gap_words(self._record.write_error)
         is_calm = result.census.is_clean and not gap
         style = Style.FAILURE if not is_calm else Style.STRONG if result.exit_code else Style.TEXT

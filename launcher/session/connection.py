@@ -45,7 +45,7 @@ class Event:
 
 
 class Output(Protocol):
-    """Takes a node's output and files; the node's reader thread calls it, so a slow disk delays only that node."""
+    """Takes a node's output and files; the node's reader thread calls it, and output waits there for a slow disk."""
 
     def feed(self, local_rank: int | None, stream: int, data: bytes) -> None:
         """Take a piece of a rank's output, or of torchrun's if `local_rank` is None."""

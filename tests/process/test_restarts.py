@@ -25,7 +25,7 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job, OnHang, Program, ProgramKind
 from launcher.output.run_folder import create_record
 from launcher.runs.bisection import Group, Verdict
-from launcher.runs.culprits import find_culprits
+from launcher.runs.culprits import Search
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.result import Result
 from launcher.runs.run import CulpritFinder, Run
@@ -368,9 +368,9 @@ def test_after_two_hangs_the_host_to_blame_is_searched(tmp_path: Path) -> None:
 
     async def search(hosts: Sequence[Host]) -> Verdict:
         folder = tmp_path / "bisection"
-        return await find_culprits(
+        return await Search(
             make_job, hosts, lambda hosts, say: LocalTransport(), folder, lambda *test: tested.append(test)
-        )
+        ).find()
 
     script = HANGS.format(hang_s=300).replace("= 1", "= 2")
     log = IncidentLog(tmp_path / "hosts.json")
@@ -382,5 +382,5 @@ def test_after_two_hangs_the_host_to_blame_is_searched(tmp_path: Path) -> None:
     assert "launch: n4 takes the place of n3, on 3 hosts" in done.words
     assert sorted(what for what, reason in tested if reason) == ["n3 alone"]
     searches = [attempt["search"] for attempt in done.record["attempts"]]
-    assert searches == [None, {"alone": ["n3"], "together": [], "is_repeatable": True}, None]
+    assert searches == [None, {"alone": ["n3"], "together": [], "is_repeatable": True, "is_complete": True}, None]
     assert list(log.describe(["n1", "n2", "n3", "n4"], time.time())) == ["n3"]

@@ -43,6 +43,11 @@ def test_the_complaints_of_an_answer(text: str, lines: list[str]) -> None:
     assert find_complaints(text) == lines
 
 
+def test_a_long_line_takes_no_time() -> None:
+    """Whoever listens on the port may answer anything, and the event loop reads it."""
+    assert not is_answer("x" * 1_000_000)
+
+
 def test_of_many_complaints_the_first_are_shown() -> None:
     lines = find_complaints(recorded_ras.MISMATCH + "".join(f"  Rank {rank} -- GPU 1\n" for rank in range(20)))
     assert lines[14:] == ["  Rank 8 -- GPU 1", "... 11 more lines"]

@@ -24,6 +24,7 @@ def _impatient(monkeypatch):
     monkeypatch.setattr(disk_writer, "STALLED_S", 0.05)
     monkeypatch.setattr(disk_writer, "FAREWELL_S", 0.2)
     monkeypatch.setattr(disk_writer, "QUEUE_BYTES", 1000)
+    monkeypatch.setattr(disk_writer, "ENTRY_BYTES", 0)
 
 
 def until_written(disk):
@@ -76,6 +77,28 @@ def test_a_disk_that_hangs_holds_up_nobody():
     healed.set()
     until_written(disk)
     assert (done, stalls) == (["log", "record"], [1])
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_a_disk_that_fails_slowly_delays_the_end_once(monkeypatch):
+    """Each work takes less than the limit, and all of them far more."""
+    heard = []
+    disk = DiskWriter(lambda: None, heard.append)
+    waits = threading.Event()
+
+    def fail():
+        waits.wait(0.1)
+        raise OSError("I/O error")
+
+    for _ in range(100):
+        disk.put(fail)
+    began_at = time.monotonic()
+    assert not disk.close()
+    assert not disk.close(is_hurried=lambda: True)
+    assert time.monotonic() - began_at < 5
+    waits.set()
+    until_written(disk)
+    assert len(heard) == 100
 
 
 @pytest.mark.usefixtures("_impatient")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import time
 
 import pytest
 from machines.patience import DEADLINE_S
@@ -12,7 +14,7 @@ from launcher.diagnosis.cause import Cause
 from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.runs import culprits
 from launcher.runs.bisection import Group, Together, Verdict
-from launcher.runs.culprits import describe_cause, search
+from launcher.runs.culprits import NoVerdictError, describe_cause, search
 from launcher.session.signals import Interrupted
 
 
@@ -74,3 +76,41 @@ def test_a_signal_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
         asyncio.run(search(["a", "b", "c", "d"], run_group, unexpected))
     assert stop.value.number == signal.SIGINT
     assert begun == [("a",)]
+
+
+def test_a_signal_during_a_test_that_fails_is_not_lost() -> None:
+    """The test itself may be over, and only being stopped: then its result doesn't say that there was a signal."""
+
+    def unexpected(what: str, reason: str) -> None:
+        raise AssertionError(what)
+
+    async def run_group(group: Group) -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.05)
+        return "failed"
+
+    with pytest.raises(Interrupted) as stop:
+        asyncio.run(search(["a", "b"], run_group, unexpected))
+    assert stop.value.number == signal.SIGTERM
+
+
+def test_after_its_time_the_search_says_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(culprits, "SIDE_BY_SIDE", 1)
+    told: list[str] = []
+
+    async def run_group(group: Group) -> str:
+        await asyncio.sleep(0.1)
+        return "failed"
+
+    searching = search(["a", "b"], run_group, lambda what, reason: told.append(what), time.monotonic() + 0.05)
+    verdict = asyncio.run(searching)
+    assert (verdict, told) == (Verdict(("a",), is_complete=False), ["a alone"])
+    assert verdict.lines() == ["a fails alone", "the time for the search is over"]
+
+
+def test_a_fault_of_this_machine_is_no_verdict() -> None:
+    async def run_group(group: Group) -> str:
+        raise NoVerdictError("no more threads")
+
+    with pytest.raises(NoVerdictError, match="no more threads"):
+        asyncio.run(search(["a", "b"], run_group, lambda what, reason: None))

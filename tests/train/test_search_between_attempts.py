@@ -1,0 +1,42 @@
+"""The search for the host to blame, with real collectives on this machine: all hosts are well, and it says so."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from machines.patience import DEADLINE_S
+
+from launcher.hosts.host import Host
+from launcher.job.job import Job, OnHang, Program, ProgramKind
+from launcher.output.screen import MuteScreen
+from launcher.output.style import Style
+from launcher.runs.bisection import Verdict
+from launcher.runs.culprits import find_between_attempts
+from launcher.transports.local import LocalTransport
+
+
+class Screen(MuteScreen):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def say(self, text: str, style: Style = Style.AS_IS) -> None:
+        self.words.append(text)
+
+
+def test_healthy_hosts_pass_whatever_the_job_is(tmp_path: Path) -> None:
+    """A test needs neither the job's directory, nor its port, and it may be silent for longer than the job."""
+    job = Job(
+        Program(ProgramKind.SCRIPT, "missing.py"), nproc=1, cpu=True, python=sys.executable, workdir="/nowhere",
+        master_addr="192.0.2.1", master_port=1, hang_timeout_s=0.1, on_hang=OnHang.END, stop_timeout_s=600,
+        connect_timeout_s=DEADLINE_S,
+    )  # fmt: skip
+    screen, hosts = Screen(), [Host("n1"), Host("n2")]
+    searching = find_between_attempts(job, lambda hosts, say: LocalTransport(), tmp_path, screen, False, hosts)
+    verdict = asyncio.run(asyncio.wait_for(searching, DEADLINE_S))
+    assert verdict == Verdict(is_repeatable=False), screen.words
+    assert screen.words[1:] == ["launch: all passed this time: the failure is intermittent"]
+    assert len([*tmp_path.glob("2*/run.json")]) == 3
