@@ -59,10 +59,17 @@ def test_where_nothing_can_be_written_nothing_is_known(pair: tuple[Node, Node]) 
     assert share(pair[0], "/proc/saves", None) == (None, None)
 
 
-@pytest.mark.parametrize("keepers", ["supervisor", "guardian", "both"])
+@pytest.mark.parametrize("keepers", ["supervisor", "guardian", "both", "supervisor beside a guardian that hangs"])
 def test_the_file_outlives_nobody(pair: tuple[Node, Node], tmp_path: Path, keepers: str) -> None:
     first, _ = pair
     assert share(first, tmp_path, None) == (0, True)
+    if keepers.endswith("hangs"):
+        first.guardian.send_signal(signal.SIGSTOP)
+        os.kill(first.supervisor, signal.SIGKILL)
+        first.wait_until(lambda: not (tmp_path / NAME).exists(), "the file is gone")
+        first.guardian.send_signal(signal.SIGCONT)
+        first.wait_until_gone()
+        return
     for name, pid in (("supervisor", first.supervisor), ("guardian", first.guardian.pid)):
         if keepers in (name, "both"):
             os.kill(pid, signal.SIGKILL)
