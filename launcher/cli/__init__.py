@@ -17,13 +17,22 @@ One file per command, and the modules that they share. In reading order:
     options             the options that several commands share, for click
     job_request         the options of a job and the words after them -> the Job
     prompts             ask for passwords and passphrases, once for all hosts
-    incident_log        where the launch host remembers what went wrong with which host
+    state_directory     where the launch host remembers hosts that failed and runs that were started
     run_origin          who typed what, and where, for run.json
+    logout              whether this system ends the processes of a user who logs out
+    detachment          --detach: out of the terminal
     runner              from a job and its hosts to a run on the console
     selection           which hosts, and which transport
     run                 launch SCRIPT
     singlenode          launch singlenode
     node                launch node
+    log_printer         the lines of a run's logs, on the terminal
+    run_end             how a run ended that another process controlled
+    ps                  launch ps
+    attach              launch attach
+    logs                launch logs
+    wait                launch wait
+    stop                launch stop
     check               launch check
     clean               launch clean
     exec                launch exec

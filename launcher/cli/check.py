@@ -34,8 +34,8 @@ def command(
     job, its hosts are the default.
     """
     from launcher.cli.console import Console
-    from launcher.cli.incident_log import open_incident_log
     from launcher.cli.runner import make_session, make_terms
+    from launcher.cli.state_directory import open_incident_log
     from launcher.commands import check
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.job.activation import candidate_pythons

@@ -12,6 +12,11 @@ COMMANDS = {
     "run": ("launcher.cli.run", "Run SCRIPT on every host under torchrun (the default)."),
     "singlenode": ("launcher.cli.singlenode", "Run SCRIPT on this machine only, without SSH."),
     "node": ("launcher.cli.node", "Run this machine's share of a run started by hand."),
+    "ps": ("launcher.cli.ps", "List the runs that were started on this machine."),
+    "attach": ("launcher.cli.attach", "Watch a run that was started in another terminal."),
+    "logs": ("launcher.cli.logs", "Print what a run has written."),
+    "wait": ("launcher.cli.wait", "Wait until a run has ended, and end like it."),
+    "stop": ("launcher.cli.stop", "End a run as Ctrl-C in its terminal would."),
     "check": ("launcher.cli.check", "Compare the hosts and find what would break a run."),
     "clean": ("launcher.cli.clean", "Stop and remove what your earlier runs left on the hosts."),
     "exec": ("launcher.cli.exec", "Run a plain command on every host."),
@@ -42,6 +47,26 @@ EXAMPLES = {
     "check": (
         "launch check --hosts node1,node2",
         "launch check --hosts node1,node2 --venv .venv train.py",
+    ),
+    "ps": (
+        "launch ps",
+        "launch ps --all --json",
+    ),
+    "attach": (
+        "launch attach",
+        "launch attach 20261120-091233",
+    ),
+    "logs": (
+        "launch logs -f",
+        "launch logs 20261120-091233 --rank 3 --since 10m",
+    ),
+    "wait": (
+        "launch wait",
+        "launch wait 20261120-091233",
+    ),
+    "stop": (
+        "launch stop",
+        "launch stop 20261120-091233 --now",
     ),
     "clean": (
         "launch clean --hosts node1,node2 --dry-run",

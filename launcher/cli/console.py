@@ -23,6 +23,7 @@ from launcher.output.run_folder import RunRecord
 from launcher.output.style import Style, render
 from launcher.output.terminal import Terminal
 from launcher.output.traceback_filter import Source, TracebackFilter
+from launcher.output.transcript import Transcript
 
 
 class Console:
@@ -48,10 +49,16 @@ class Console:
         self._shows_progress = sys.stderr.isatty()
         self._progress = ""
         self._said_disk = False
+        self._transcript: Transcript | None = None
+        self._is_detached = False
         self._filter: TracebackFilter | None = None  # only with logs, which keep what it hides
 
     def say(self, text: str, style: Style = Style.AS_IS) -> None:
         """Print a message of `launch` on stderr."""
+        if self._transcript is not None:
+            self._transcript.add(text)
+        if self._is_detached:
+            return
         self.progress("")
         with contextlib.suppress(OSError):  # stderr is not, or no longer, a terminal
             columns = os.get_terminal_size(STDERR).columns
@@ -67,7 +74,7 @@ class Console:
 
     def emit(self, event: str, **values: object) -> None:
         """Print one object on stdout, if --json was given."""
-        if self._as_json:
+        if self._as_json and not self._is_detached:
             self._terminals[STDOUT].say(json.dumps(dated(event, **values), default=str), STDOUT)
 
     def progress(self, text: str) -> None:
@@ -126,6 +133,17 @@ class Console:
             text = f"can't write {path}: {error.strerror}; the run continues, but its logs will have gaps"
             self.say(f"launch: {text}", Style.STRONG)
 
+    def transcribe(self, transcript: Transcript) -> None:
+        """Keep all messages of `launch` from now on."""
+        self._transcript = transcript
+
+    def detach(self) -> None:
+        """Write what is queued, and use the terminal no more: what follows is in the logs only."""
+        self.progress("")
+        self._is_detached = True
+        self._shows_progress = False
+        self.close()
+
     def close(self) -> None:
         """Write what is queued."""
         self.progress("")
@@ -140,7 +158,7 @@ class Console:
         return self._ranks is None or rank is None or rank in self._ranks
 
     def _show(self, host: str, rank: int | None, stream: int, lines: bytes, at: float) -> None:
-        if not self._is_shown(rank):
+        if self._is_detached or not self._is_shown(rank):
             return
         if self._folds:
             self._folds[host].add(lines)

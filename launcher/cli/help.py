@@ -20,10 +20,13 @@ _GROUPS = {
     "Environment": ("python", "venv", "conda", "setup", "env", "env_file"),
     "Network": ("master_addr", "master_port", "rdzv_timeout", "silence"),
     "Stopping and restarts": (
-        "stop_timeout", "hang_timeout", "on_hang", "stacks", "restarts", "progress_dir", "spares", "min_nodes",
+        "stop_timeout", "now", "hang_timeout", "on_hang", "stacks", "restarts", "progress_dir", "spares", "min_nodes",
     ),
     "Checks": ("dry_run", "check", "no_check", "max_size"),
-    "Output": ("quiet", "ranks", "as_json", "log_dir", "name", "note", "verbose", "fold", "target", "plot"),
+    "Output": (
+        "quiet", "ranks", "as_json", "log_dir", "name", "note", "verbose", "fold", "target", "plot",
+        "detach", "notify", "follow", "node", "rank", "attempt", "since", "all_runs",
+    ),
     "Slurm": (
         "nodes", "time", "partition", "mem", "cpus_per_task", "account", "qos", "constraint", "job_name", "directive",
         "requeue", "output", "submit",

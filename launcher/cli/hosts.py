@@ -65,7 +65,7 @@ def _ranked(hosts: Sequence[Host]) -> list[tuple[int | None, Host]]:
 
 
 def _forget(words: str) -> int:
-    from launcher.cli.incident_log import open_incident_log
+    from launcher.cli.state_directory import open_incident_log
     from launcher.hosts.hostfiles import parse_hosts
 
     names = [host.name for host in parse_hosts(words, "--forget")]

@@ -32,8 +32,12 @@ class CommandGroup(click.Group):
         command: click.Command = module.command
         return command
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Leave out --version and --help, so that all commands fit on a small terminal."""
+        self.format_commands(ctx, formatter)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands (options: launch help COMMAND)"):
+        with formatter.section("Commands (options: launch help COMMAND; version: launch --version)"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

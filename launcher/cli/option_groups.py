@@ -101,7 +101,7 @@ class RestartOptions:
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """What the console shows of a run, where its logs go, and its name and note."""
+    """What the console shows of a run, where its logs go, its name and note, and what happens without a console."""
 
     quiet: bool
     ranks: str | None  # the ranks whose output is shown, separated by commas; None: all
@@ -110,6 +110,8 @@ class OutputOptions:
     verbose: bool
     name: str | None = None
     note: str | None = None
+    detach: bool = False  # leave the terminal once all ranks run
+    notify: str | None = None  # a command for when the run ends or is started again
 
 
 def gather(command: Callable[..., int]) -> Callable[..., int]:

@@ -62,6 +62,7 @@ class _File(click.Path):
 
 
 FILE = _File(path_type=Path)
+AGO = _Duration(0)
 
 
 def _check_name(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
@@ -192,6 +193,10 @@ _SPARES = (
         help="Without a spare, continue on M hosts or more.  [default: all]",
     ),
 )  # fmt: skip
+_DETACHMENT = (
+    click.option("--detach", is_flag=True, help="Let the run continue without this terminal, once all its ranks run."),
+    click.option("--notify", metavar="CMD", help="Run CMD in a shell when the run ends or is started again."),
+)
 _OUTPUT = (
     click.option("-q", "--quiet", is_flag=True, help="Hide the ranks' output; it is still in the logs."),
     click.option("--ranks", metavar="LIST", help="Show only these ranks' output, such as 0,8.  [default: all]"),
@@ -231,3 +236,4 @@ activation_options = _group(*_ACTIVATION)
 check_options = _group(*_CHECKS)
 life_options = _group(*_LIFE)
 output_options = _group(*_OUTPUT)
+detach_options = _group(*_DETACHMENT)

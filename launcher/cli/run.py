@@ -9,7 +9,6 @@ from dataclasses import replace
 import click
 
 from launcher.cli.help import Command
-from launcher.cli.incident_log import open_incident_log
 from launcher.cli.job_request import read_job
 from launcher.cli.option_groups import (
     HostChoice,
@@ -23,6 +22,7 @@ from launcher.cli.option_sources import show_sources
 from launcher.cli.options import (
     check_options,
     config_option,
+    detach_options,
     hang_options,
     host_options,
     job_options,
@@ -32,6 +32,7 @@ from launcher.cli.options import (
     spare_options,
 )
 from launcher.cli.selection import choose_opener, choose_way, read_lineup, refuse_spares
+from launcher.cli.state_directory import open_incident_log
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.job import Job
@@ -48,6 +49,7 @@ from launcher.job.job import Job
 @spare_options
 @check_options
 @output_options
+@detach_options
 @click.option("--dry-run", is_flag=True, help="Print each host's command; contact no host.")
 @click.option("--check", is_flag=True, help="With --dry-run, query the hosts and print exact commands.")
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -15,22 +16,29 @@ import click
 
 from launcher.cli.command_table import DEFAULT_COMMAND
 from launcher.cli.console import Console
+from launcher.cli.detachment import Detachment, start_child
+from launcher.cli.error_lines import tell
 from launcher.cli.file_owners import refuse_strange_folder
+from launcher.cli.logout import warn_of_logout
 from launcher.cli.option_groups import OutputOptions, RestartOptions, Timeouts
 from launcher.cli.option_sources import is_chosen, is_on_command_line, typed_options
 from launcher.cli.run_origin import describe_origin, name_program
+from launcher.cli.state_directory import open_run_list
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, ProgramKind
 from launcher.job.plan import LaunchPlan, build_plan, placeholder_facts, refuse_unknown_ranks
 from launcher.job.variables import is_secret, refuse_rank
+from launcher.output.disk_writer import STALLED_S
 from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import RunRecord, create_record
 from launcher.runs.code_version import keep_code_version
 from launcher.runs.culprits import find_between_attempts
 from launcher.runs.incident_log import IncidentLog
+from launcher.runs.notification import Notifier
 from launcher.runs.result import Result
 from launcher.runs.run import Opener, Run
+from launcher.runs.run_list import Entry
 from launcher.runs.run_options import RunOptions
 from launcher.session.session import Session
 from launcher.session.terms import Terms, loader_pythons
@@ -58,22 +66,59 @@ def run_recorded(
     if run_options.shown_ranks is not None:
         refuse_unknown_ranks(plan_unasked(job, hosts, run_options.share), run_options.shown_ranks)
     spares = spares if run_options.restarts else ()
+    detachment = start_detached(output, run_options.restarts)  # before the console starts its threads
     console = make_console([*hosts, *spares], output)
     try:
         record = create_record(output.log_dir, datetime.now(), console.complain, describe_origin(output))
-        with keep_code_version(job, record):
-            running = execute_recorded(job, hosts, open_transport, record, console, run_options, spares, incident_log)
+        console.transcribe(record.transcript)
+        leave = partial(detachment.leave, console, record) if detachment is not None else None
+        with listed(record, is_needed=detachment is not None) as entry, keep_code_version(job, record):
+            running = _execute(
+                job, hosts, open_transport, record, console, run_options, spares, incident_log, leave, output.notify
+            )
             result = asyncio.run(running)
+            entry.end(result)
         return result, record.folder
     finally:
         console.close()
 
 
-async def execute_recorded(
+@contextlib.contextmanager
+def listed(record: RunRecord, *, is_needed: bool) -> Iterator[Entry]:
+    """List a run while the block runs, and afterwards if it has started; raise UsageError if it must be and can't."""
+    runs = open_run_list()
+    entry = runs.begin(record.run_id, record.name, record.folder)
+    try:
+        if is_needed and entry.error is not None:
+            record.discard()
+            text = f"--detach: can't list the run in {runs.base}: {entry.error.strerror}"
+            raise UsageError(text, "choose another directory with XDG_STATE_HOME")
+        yield entry
+    finally:
+        record.disk.wait(STALLED_S)  # for the last message, before others can see that the run has ended
+        entry.close(is_kept=record.has_begun)
+
+
+def start_detached(output: OutputOptions, restarts: int) -> Detachment | None:
+    """Return the way out of the terminal, in a child process; None without --detach."""
+    if not output.detach:
+        return None
+    if "SLURM_JOB_ID" in os.environ:
+        text = "--detach works only outside of Slurm jobs, which end with their script"
+        if is_on_command_line("detach"):
+            raise UsageError(text, "use launch sbatch --submit")
+        tell(f"launch: {text}; this run stays in its terminal")
+        return None
+    for line in warn_of_logout(os.environ, restarts):
+        tell(line)
+    return start_child()
+
+
+async def _execute(
     job: Job, hosts: Sequence[Host], open_transport: Opener, record: RunRecord, console: Console,
-    run_options: RunOptions, spares: Sequence[Host] = (), incident_log: IncidentLog | None = None,
+    run_options: RunOptions, spares: Sequence[Host], incident_log: IncidentLog | None,
+    leave: Callable[[], object] | None, notify: str | None,
 ) -> Result:  # fmt: skip
-    """Run the job with an existing record and console; several may run concurrently in one loop."""
     if job.program == DEFAULT_PROGRAM:
         console.say(f"launch: no script given; {describe_trainer(record.run_id, run_options)}")
     if run_options.progress_dir is None:
@@ -86,7 +131,8 @@ async def execute_recorded(
         )
     return await Run(
         job, hosts, open_transport, record, console, run_options, spares=spares, incident_log=incident_log,
-        find_culprits=find_culprits,
+        find_culprits=find_culprits, on_settled=leave,
+        notify=Notifier(notify, record.run_id, os.environ) if notify else None,
     ).execute()  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from launcher.cli.option_groups import JobRequest, OutputOptions, RestartOptions
 from launcher.cli.options import (
     check_options,
     config_option,
+    detach_options,
     hang_options,
     job_options,
     output_options,
@@ -27,6 +28,7 @@ from launcher.cli.selection import open_this_machine
 @restart_options
 @check_options
 @output_options
+@detach_options
 @click.option("--dry-run", is_flag=True, help="Print the command and start nothing.")
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
 @gather

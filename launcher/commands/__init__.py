@@ -2,6 +2,7 @@
 
 In reading order:
 
+    ps            what there is to say of each run
     check         run every check, but no training, and show a table
     clean         list and stop what earlier runs left behind
     exec          run a plain command on every host

@@ -12,6 +12,8 @@ In reading order:
     exit_race     torchrun's page of stack frames at the end of a successful run
     disk_writer   a thread that writes to the disk of the logs, so that a slow one never stalls a run
     node_log      all output of one node: its log, and what the screen gets
+    transcript    what `launch` itself says, in launch.log
+    log_reader    the logs of a run, while it runs or later
     folding       equal output of several hosts, shown once
     run_folder    logs/RUN: where it is, who may write it; `runs` has the keys of run.json
     screen        what a run needs of the screen

@@ -34,7 +34,8 @@ class PrefixDisplay:
     def render(self, host: str, rank: int | None, stream: int, lines: bytes, at: float) -> bytes:
         prefix = prefix_of(host, rank)
         if self._with_color:
-            prefix = b"\x1b[%dm%s\x1b[0m" % (self._colors[host], prefix)
+            color = self._colors.setdefault(host, _COLORS[len(self._colors) % len(_COLORS)])  # a spare comes later
+            prefix = b"\x1b[%dm%s\x1b[0m" % (color, prefix)
         if self._is_terminal:
             lines = clean(lines)
         return bytes(prefix_lines(prefix + b" ", lines))

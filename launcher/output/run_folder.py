@@ -15,6 +15,7 @@ from typing import Any
 from launcher.errors import UsageError
 from launcher.output.disk_writer import DiskWriter, StalledError
 from launcher.output.node_log import DeferredLog
+from launcher.output.transcript import Transcript
 from launcher.private_files import make_private, open_private
 
 Complaint = Callable[[Path, OSError], None]
@@ -43,6 +44,7 @@ class RunRecord:
             lambda: complain(folder, StalledError()),
             lambda error: self.complain(folder, OSError(errno.EIO, repr(error))),
         )
+        self.transcript = Transcript(self._open_log("launch.log", folder / "files"))
         self._content: dict[str, Any] = {"run_id": run_id, **(known or {})}
         self._lock = threading.Lock()
         self._is_written = False
@@ -69,7 +71,10 @@ class RunRecord:
 
     def open_log(self, node_rank: int) -> DeferredLog:
         """Return a node's log; its file is made when something is written."""
-        return DeferredLog(self.log_path(node_rank), self.complain, self.files_path(node_rank), self.disk)
+        return self._open_log(self.log_path(node_rank).name, self.files_path(node_rank))
+
+    def _open_log(self, name: str, files: Path) -> DeferredLog:
+        return DeferredLog(self.folder / name, self.complain, files, self.disk)
 
     def keep_text(self, name: str, text: str) -> Path | None:
         """Write a text of `launch` beside the logs; return its path, or None after an error, which `complain` gets."""
@@ -93,6 +98,11 @@ class RunRecord:
     def _files(self) -> Path:
         files = self.folder / "files"
         return files / f"restart_{self.attempt}" if self.attempt else files
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the run was started, so that its directory stays."""
+        return self.transcript.has_begun
 
     def update(self, values: Mapping[str, Any]) -> None:
         """Add values to run.json and write it; a write error is passed to `complain`, and the run continues."""

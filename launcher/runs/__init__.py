@@ -10,6 +10,7 @@ In reading order:
     policy        what follows a failed attempt, and why
     report        the messages at the start and the end of a run
     early_exits   the message about ranks that succeed while others still run
+    settled       whether all ranks have run for a while
     code_version  the git commit of the user's code
     hangs         Ctrl-\\ and --hang-timeout: the stacks of all ranks
     nccl_ras      what NCCL's RAS knows of a run that may hang
@@ -21,7 +22,9 @@ In reading order:
     attempt       Attempt: inspect, plan, start, watch, stop, report
     incident_log  what went wrong with which host in the last runs
     lineup        which hosts a run uses, and which spares wait
+    run_list      which runs were started on this machine, and whether they still run
     outcomes      how an attempt ended -> what that means for what follows
     run           Run: attempts, until one succeeds or another would be pointless
     culprits      the runs that test groups of hosts
+    notification  --notify: a command of the user's, when a run ends or is started again
 """

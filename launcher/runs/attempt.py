@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -43,6 +43,7 @@ from launcher.runs.inspection import Inspection, Inspector
 from launcher.runs.nccl_ras import NcclRas
 from launcher.runs.result import Result
 from launcher.runs.run_options import RunOptions
+from launcher.runs.settled import SettledNotice
 from launcher.runs.verdict import Verdict
 from launcher.session.node_state import Census
 from launcher.session.session import Session
@@ -70,8 +71,11 @@ class Attempt:
     def __init__(
         self, job: Job, session: Session, outputs: list[NodeOutput], record: RunRecord, *,
         screen: Screen, own_python: str, options: RunOptions, learned: Learned, is_last_try: bool, spares: int = 0,
+        on_settled: Callable[[], object] | None = None,
     ) -> None:  # fmt: skip
         """spares: how many of the session's hosts, the last ones, are only checked.
+
+        on_settled: called once all ranks have run for a while.
 
         learned: from earlier attempts, and extended here; is_last_try: a lost port ends the run.
         """
@@ -86,6 +90,7 @@ class Attempt:
         self._learned = learned
         self._is_last_try = is_last_try
         self._spares = spares
+        self._on_settled = on_settled
         self._stacks = StackTaker(session, record, screen)
         self._ras = NcclRas(session, record)
         self._plan: LaunchPlan | None = None
@@ -197,6 +202,7 @@ class Attempt:
         if self._options.is_verbose:
             self._say_details()
         disk = self._record.disk
+        self._record.transcript.begin()
         disk.put(partial(self._link_logs, [node.node_rank for node in self._plan.nodes]))
         said = [warning.one_line for warning in warnings]
         times = {} if number else {"started_at": iso_time(wall_clock()), "utc_offset": utc_offset()}
@@ -232,6 +238,7 @@ class Attempt:
         with (
             self._stacks.allowed(self._plan),
             EarlyExitNotice(session, self._plan).allowed(),
+            SettledNotice(session, self._plan, self._on_settled).allowed(),
             HangWatch(session, self._plan, self._outputs, self._stacks, self._ras, self._job) as watch,
         ):
             self._hang = watch

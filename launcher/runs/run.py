@@ -53,17 +53,21 @@ class Run:
     def __init__(
         self, job: Job, hosts: Sequence[Host], open_transport: Opener, record: RunRecord, screen: Screen,
         options: RunOptions, *, spares: Sequence[Host] = (), incident_log: IncidentLog | None = None,
-        find_culprits: CulpritFinder | None = None,
+        find_culprits: CulpritFinder | None = None, on_settled: Callable[[], object] | None = None,
+        notify: Callable[[str, Result], object] | None = None,
     ) -> None:  # fmt: skip
         """incident_log: what went wrong with the hosts in earlier runs; None: nothing is remembered.
 
-        find_culprits: tests which of these hosts are to blame, if nothing says so; None: nobody can.
+        find_culprits: tests which of these hosts are to blame, if nothing says so; None: nobody can. on_settled: called
+        once all ranks have run for a while. notify: gets `restart` or `end`, and how the attempt or the run ended.
         """
         self._job = job
         self._lineup = Lineup(hosts, spares, options.min_nodes)
         self._incident_log = incident_log
         self._home_disk = DiskWriter(_ignore, _ignore)  # of the incident log; nothing is lost but the memory
         self._find_culprits = find_culprits
+        self._on_settled = on_settled
+        self._notify = notify
         self._open_transport = open_transport
         self._record = record
         self._screen = screen
@@ -118,6 +122,8 @@ class Run:
                 return await self._conclude_failure(result, decision)
             self._say_restart(result, decision)
             begins_at = boottime() + max(decision.pause_s, result.fence_s)
+            if self._notify is not None and not result.has_lost_port:
+                self._notify("restart", result)
             try:
                 if self._searches(decision):
                     await self._pause(result.fence_s)
@@ -170,8 +176,14 @@ class Run:
         return Attempt(
             job, session, outputs, self._record,
             screen=self._screen, own_python=sys.executable, options=self._options, learned=self._learned,
-            is_last_try=len(ports) == MOST_PORTS and all(ports), spares=len(spares),
+            is_last_try=len(ports) == MOST_PORTS and all(ports), spares=len(spares), on_settled=self._settle,
         )  # fmt: skip
+
+    def _settle(self) -> None:
+        """Tell once that all ranks have run for a while."""
+        on_settled, self._on_settled = self._on_settled, None
+        if on_settled is not None:
+            on_settled()
 
     @property
     def _number(self) -> int:
@@ -335,6 +347,8 @@ class Run:
             self._say(line, Style.FAILURE)
         names = {"run": self._record.run_id, "name": self._record.name, "attempts": len(self._attempts)}
         self._screen.emit("result", **names, **values)
+        if self._notify is not None:
+            await asyncio.to_thread(self._notify, "end", result)
         return result
 
 

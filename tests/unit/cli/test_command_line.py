@@ -201,10 +201,14 @@ MISPLACED = [
     ("--hosts a hosts", "'hosts' is a command", "write it first: launch hosts ..."),
     ("--hosts a --nproc 1 --cpu -- demo", "'demo' is a command", "write it first: launch demo ..."),
     ("run --hosts a node", "'node' is a command", "write it first: launch node ..."),
-    ("--hosts a pss", "no file or command 'pss'", "see launch --help for the commands"),
-    ("--hosts a --dry-run pss", "no file or command 'pss'", "see launch --help for the commands"),
+    ("--hosts a pss", "no file or command 'pss'; did you mean 'ps'?", "see launch --help for the commands"),
+    ("--hosts a --dry-run pss", "no file or command 'pss'; did you mean 'ps'?", "see launch --help for the commands"),
     ("--hosts a exce -- x", "no file or command 'exce'; did you mean 'exec'?", "see launch --help for the commands"),
-    ("singlenode --nproc 1 --cpu pss", "no file or command 'pss'", "see launch --help for the commands"),
+    (
+        "singlenode --nproc 1 --cpu pss",
+        "no file or command 'pss'; did you mean 'ps'?",
+        "see launch --help for the commands",
+    ),
 ]
 
 
@@ -259,7 +263,9 @@ def test_help_lists_every_command(launch):
     assert launch("--help") == launch("-h")
     code, out, err = launch("--help")
     assert (code, err) == (0, "")
-    section = out.partition("Commands (options: launch help COMMAND):\n")[2].partition("\n\n")[0]
+    section = out.partition("Commands (options: launch help COMMAND; version: launch --version):\n")[2].partition(
+        "\n\n"
+    )[0]
     assert section.splitlines() == [f"  {name:<12}{text}" for name, (_, text) in cli.COMMANDS.items()]
     for name in cli.COMMANDS:
         code, out, err = launch(f"{name} --help")

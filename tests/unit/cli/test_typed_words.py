@@ -141,7 +141,6 @@ WRONG = [
      "run it as a command on every rank: launch ... --no-python zsh zsh_it"),
     ("--hosts a ./compiled", "./compiled is a program, but launch runs SCRIPT with Python",
      "run it as a command on every rank: launch ... --no-python ./compiled"),
-    ("logs", "logs is a directory, not a script", COMMANDS),
     ("--hosts a ./logs", "./logs is a directory, not a script", COMMANDS),
     ("singlenode --nproc 1 --cpu logs", "logs is a directory, not a script", COMMANDS),
     ("--hosts a -m train.py", "-m takes a module, but train.py is a file",
@@ -159,8 +158,7 @@ WRONG = [
     ("--hosts a -- --steps 20", "'--steps' is taken for the script: options of launch must come before '--'",
      "launch ... --steps 20; for the built-in trainer: launch ... -m launcher.trainer --steps 20"),
     # guesses
-    ("attach", "no file or command 'attach'", COMMANDS),
-    ("--hosts a --detach train.py", "no option '--detach'", f"{OPTIONS}; {OF_TRAINER}"),
+    ("attahc", "no file or command 'attahc'; did you mean 'attach'?", COMMANDS),
     ("--hots a train.py", "no option '--hots'; did you mean '--hosts'?", OPTIONS),
     ("-hosts a train.py", "no option '-hosts'; did you mean '--hosts'?", OPTIONS),
     ("-H a train.py", "no option '-H'; did you mean '--hosts'?", OPTIONS),

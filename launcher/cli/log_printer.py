@@ -1,0 +1,89 @@
+"""Print the lines of a run's logs: unchanged, as the screen of the run shows them, or byte for byte."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+
+from launcher.clock import wall_clock
+from launcher.escapes import clean
+from launcher.output.display import PrefixDisplay
+from launcher.output.lines import STDERR, STDOUT
+from launcher.output.log_reader import LogLine, RunLogs
+from launcher.runs.run_list import ListedRun
+
+LOOK_S = 0.2
+
+
+class LogPrinter:
+    """Writes lines to stdout and stderr; a closed pipe, as behind `| head`, raises BrokenPipeError."""
+
+    def __init__(self) -> None:
+        self._streams = {STDOUT: sys.stdout.buffer, STDERR: sys.stderr.buffer}
+        self._are_terminals = {fd: os.isatty(fd) for fd in self._streams}
+        self._last_fd = STDOUT
+
+    def print(self, line: LogLine) -> None:
+        """Write a line as it stands in its log."""
+        self._write(STDOUT, line.raw + b"\n")
+
+    def flush(self) -> None:
+        """Write what is still in memory."""
+        for stream in self._streams.values():
+            stream.flush()
+
+    def _write(self, fd: int, data: bytes) -> None:
+        if fd != self._last_fd:  # both may lead to the same terminal
+            self._streams[self._last_fd].flush()
+            self._last_fd = fd
+        self._streams[fd].write(clean(data) if self._are_terminals[fd] else data)
+
+
+class ExactPrinter(LogPrinter):
+    """Writes what a rank wrote, to the stream to which it wrote."""
+
+    def print(self, line: LogLine) -> None:
+        """Write the bytes of a line, without a newline if it had none."""
+        self._write(STDERR if line.is_stderr else STDOUT, line.content)
+
+
+class ScreenPrinter(LogPrinter):
+    """Shows a run as it would have been shown on the terminal where it was started."""
+
+    def __init__(self, hosts: Iterable[str]) -> None:
+        super().__init__()
+        names, with_color = list(dict.fromkeys(hosts)), not os.environ.get("NO_COLOR")
+        self._displays = {
+            fd: PrefixDisplay(names, is_terminal=is_terminal, with_color=with_color and is_terminal)
+            for fd, is_terminal in self._are_terminals.items()
+        }
+
+    def print(self, line: LogLine) -> None:
+        """Write a line with its prefix, or a message of `launch` as it is."""
+        fd = STDERR if line.is_stderr else STDOUT
+        shown = line.text.strip(b"\r") + b"\n"  # of the states of a progress bar
+        if line.host is not None:
+            shown = self._displays[fd].render(line.host, line.rank, fd, shown, wall_clock())
+        self._write(fd, shown)
+
+
+def find_hosts(run: ListedRun) -> list[str]:
+    """Return all hosts that a run has used so far."""
+    plan = run.record.get("plan") or {}
+    names = [node.get("host") for node in plan.get("nodes", [])]
+    names += [host for attempt in run.record.get("attempts") or [] for host in attempt.get("hosts", [])]
+    return [name for name in names if isinstance(name, str)]
+
+
+def follow(logs: RunLogs, printer: LogPrinter, is_alive: Callable[[], bool]) -> None:
+    """Print what comes until the run has ended, and all that it has written by then."""
+    while True:
+        is_last = not is_alive()
+        for line in logs.read():
+            printer.print(line)
+        printer.flush()
+        if is_last:
+            return
+        time.sleep(LOOK_S)

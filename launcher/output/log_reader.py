@@ -1,0 +1,177 @@
+"""Read the logs of a run, while it runs or later: all of it in the order of time, or exactly what one rank wrote."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from heapq import merge
+from operator import attrgetter
+from pathlib import Path
+from typing import BinaryIO
+
+STAMP_BYTES = len("2026-11-20 09:12:33.123 ")
+TRANSCRIPT = "launch.log"
+_LINE = re.compile(rb"\[(?P<place>[^\]]*)\](?P<stderr>!?)(?P<piece>~?) (?P<text>.*)", re.DOTALL)
+_STAMP = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} ")
+_BORDER = re.compile(rb"---- restart (\d+) ----")
+_PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of a log, without the newline."""
+
+    stamp: str  # local time of the launch host; empty if the line has none
+    host: str | None  # None: a message of launch
+    rank: int | None  # None: not of a rank
+    is_stderr: bool
+    is_whole: bool  # it ended with a newline
+    text: bytes
+    attempt: int
+    raw: bytes  # the whole line, as it stands in the log
+
+    @property
+    def content(self) -> bytes:
+        """What was written: the text, and the newline if it had one."""
+        return self.text + b"\n" if self.is_whole else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which lines to read; None: all."""
+
+    node: int | None = None  # node rank
+    rank: int | None = None
+    attempt: int | None = None
+    since: str | None = None  # a stamp
+
+    def has(self, line: LogLine) -> bool:
+        """Tell whether this line is one of them."""
+        return (
+            (self.rank is None or line.rank == self.rank)
+            and (self.attempt is None or (line.attempt == self.attempt and line.host is not None))
+            and (self.since is None or line.stamp >= self.since)
+        )
+
+
+class LogFile:
+    """One log, read as far as it has been written: `read` returns what has come since."""
+
+    def __init__(
+        self, path: Path, hosts: Iterable[str], tail_bytes: int | None = None, since: str | None = None
+    ) -> None:
+        """hosts: those of the run; the name of one may have a colon in it, as an IPv6 address does.
+
+        tail_bytes: begin with the whole lines in so many bytes before the end; since: begin a little before this stamp.
+        None: begin with the first line.
+        """
+        self._path = path
+        self._is_transcript = path.name == TRANSCRIPT
+        self._hosts = frozenset(hosts)
+        self._tail_bytes = tail_bytes
+        self._since = since
+        self._file: BinaryIO | None = None
+        self._rest = b""
+        self._attempt = 0
+
+    def read(self) -> Iterator[LogLine]:
+        """Yield the lines that are complete by now."""
+        if self._file is None:
+            try:
+                self._file = self._path.open("rb")
+            except OSError:
+                return
+            if self._tail_bytes is not None:
+                self._file.seek(max(0, self._path.stat().st_size - self._tail_bytes))
+                if self._file.tell():
+                    self._file.readline()
+            elif self._since is not None:
+                _seek_stamp(self._file, self._path.stat().st_size, self._since.encode())
+        while data := self._file.read(_PIECE_BYTES):
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            yield from map(self._parse, lines)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _parse(self, line: bytes) -> LogLine:
+        stamp, text = "", line
+        if _STAMP.match(line):  # a traceback of `launch` itself has none
+            stamp, text = line[: STAMP_BYTES - 1].decode("ascii"), line[STAMP_BYTES:]
+        found = None if self._is_transcript else _LINE.fullmatch(text)
+        if found is None:
+            return LogLine(stamp, None, None, True, True, text, self._attempt, line)
+        host, rank = self._split(found["place"].decode("utf-8", "replace"))
+        border = _BORDER.fullmatch(found["text"]) if rank is None and not found["stderr"] else None
+        if border is not None:
+            self._attempt = int(border[1])
+        return LogLine(stamp, host, rank, bool(found["stderr"]), not found["piece"], found["text"], self._attempt, line)
+
+    def _split(self, place: str) -> tuple[str, int | None]:
+        host, colon, rank = place.rpartition(":")
+        is_rank = colon and rank.isdecimal() and place not in self._hosts
+        return (host, int(rank)) if is_rank else (place, None)
+
+
+class RunLogs:
+    """The logs of a run, merged by time."""
+
+    def __init__(self, folder: Path, hosts: Iterable[str], choice: Choice, tail_bytes: int | None = None) -> None:
+        """tail_bytes: begin so many bytes before the end of each log; None: with its first line."""
+        self._tail_bytes = tail_bytes
+        self._folder = folder
+        self._hosts = frozenset(hosts)
+        self._choice = choice
+        self._files: dict[Path, LogFile] = {}
+
+    def read(self) -> Iterator[LogLine]:
+        """Yield what has come since the last call, in the order of time."""
+        for path in self._find():
+            if path not in self._files:
+                since = self._choice.since if self._choice.attempt is None else None  # all borders must be seen
+                self._files[path] = LogFile(path, self._hosts, self._tail_bytes, since)
+        self._tail_bytes = None  # a log that appears later is read from its start
+        lines = merge(*(file.read() for file in self._files.values()), key=attrgetter("stamp"))
+        return filter(self._choice.has, lines)
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._files.values():
+            file.close()
+
+    def _find(self) -> list[Path]:
+        if self._choice.node is not None:
+            return [self._folder / f"node_{self._choice.node}.log"]
+        paths = sorted(self._folder.glob("node_*.log"))
+        return paths if self._choice.rank is not None else [self._folder / TRANSCRIPT, *paths]
+
+
+def _seek_stamp(file: BinaryIO, size: int, stamp: bytes) -> None:
+    """Go to the start of a line, at most a megabyte before the first one with this stamp: a log may have days."""
+    low, high = 0, size
+    while high - low > _PIECE_BYTES:
+        middle = (low + high) // 2
+        file.seek(middle)
+        file.readline()
+        line = file.readline(STAMP_BYTES)
+        if _STAMP.match(line) and line[: STAMP_BYTES - 1] < stamp:
+            low = middle
+        else:
+            high = middle
+    file.seek(low)
+    if low:
+        file.readline()
+
+
+def find_since(ago_s: float, utc_offset: str, now: datetime) -> str:
+    """Return the stamp of a time so many seconds ago; utc_offset: of the stamps, such as `+01:00`; now: in UTC."""
+    sign = -1 if utc_offset.startswith("-") else 1
+    hours, _, minutes = utc_offset.lstrip("+-").partition(":")
+    offset = sign * timedelta(hours=int(hours or 0), minutes=int(minutes or 0))
+    at = now + offset - timedelta(seconds=ago_s)
+    return f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03}"

@@ -1,0 +1,244 @@
+"""Runs that another process controls: list, watch, read, wait for and stop them; and one that outlives its terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from machines.patience import DEADLINE_S
+
+LAUNCH = str(Path(sys.executable).with_name("launch"))
+RUN = ("singlenode", "--nproc", "2", "--cpu", "--no-check", "--stop-timeout", "0.5", "--no-python", "sh", "-c")
+# Each rank writes bytes of all kinds, and then a line for as long as there is no file `go`.
+WRITES = r"""
+    printf 'rank %s\n\303\251 \377\r50%%\r100%%\nhalf' $RANK; printf 'error %s\n\r' $RANK >&2
+    while [ ! -e go ]; do sleep 0.1; done; printf ' and half\n'; exit ${CODE:-0}
+"""
+
+
+def wait_until(is_true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+class Machine:
+    """One user's runs: a folder, and a state directory of its own."""
+
+    def __init__(self, folder: Path, ends: ExitStack) -> None:
+        self.folder = folder
+        self._ends = ends
+
+    def start(self, script: str = WRITES, *, words: tuple[str, ...] = RUN, **how: object) -> subprocess.Popen[str]:
+        """Start a run in the background, and return once its ranks have written."""
+        process = subprocess.Popen(
+            [LAUNCH, *words, script], cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            **how,  # type: ignore[call-overload]
+        )  # fmt: skip
+        self._ends.callback(self._end, process)
+        wait_until(lambda: "rank 1" in self.call("logs").stdout)
+        return process
+
+    def call(self, *words: str, code: int | None = None) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [LAUNCH, *words], cwd=self.folder, capture_output=True, timeout=DEADLINE_S, check=False,
+            encoding="utf-8", errors="backslashreplace",
+        )  # fmt: skip
+        assert code is None or done.returncode == code, done.stdout + done.stderr
+        return done
+
+    @property
+    def runs(self) -> list[dict[str, object]]:
+        rows: list[dict[str, object]] = json.loads(self.call("ps", "--json", code=0).stdout)
+        return rows
+
+    def go(self) -> None:
+        (self.folder / "go").touch()
+
+    def _end(self, process: subprocess.Popen[str]) -> None:
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT)
+        process.communicate(timeout=DEADLINE_S)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    with ExitStack() as ends:
+        yield Machine(tmp_path, ends)
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_a_run_of_another_terminal(machine: Machine) -> None:
+    assert machine.call("ps", code=0).stderr == "launch: no run was started on this machine yet\n"
+    running = machine.start()
+    (row,) = machine.runs
+    assert (row["state"], row["exit_code"], row["pid"]) == ("running", None, running.pid)
+    table = machine.call("ps", code=0).stdout
+    assert re.search(r"running +\d+\.?\d* s +here +1 x 2 ", table), table
+    assert machine.call("logs", str(row["run"])[:12], "--since", "1h", code=0).stdout.count("] rank ") == 2
+
+    watching = subprocess.Popen([LAUNCH, "attach"], cwd=machine.folder, stdout=subprocess.PIPE)
+    waiting = subprocess.Popen([LAUNCH, "wait"], cwd=machine.folder, stderr=subprocess.PIPE, text=True)
+    machine.go()
+    assert (waiting.wait(DEADLINE_S), watching.wait(DEADLINE_S), running.wait(DEADLINE_S)) == (0, 0, 0)
+    assert watching.stdout is not None and waiting.stderr is not None
+    assert re.search(rb"\[\w+:1\] half and half", watching.stdout.read())
+    assert waiting.stderr.read().startswith("launch: finished in ")
+    (row,) = machine.runs
+    assert (row["state"], row["exit_code"], row["pid"]) == ("finished", 0, None)
+
+
+def test_logs_of_a_rank_are_what_it_wrote(machine: Machine) -> None:
+    running = machine.start()
+    following = subprocess.Popen(
+        [LAUNCH, "logs", "-f", "--rank", "1"], cwd=machine.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    machine.go()
+    out, err = following.communicate(timeout=DEADLINE_S)
+    written = b"rank 1\n\xc3\xa9 \xff\r50%\r100%\nhalf and half\n"
+    assert (digest(out), digest(err)) == (digest(written), digest(b"error 1\n\r"))
+    running.wait(DEADLINE_S)
+
+
+def test_a_run_that_fails(machine: Machine) -> None:
+    running = machine.start(f"CODE=7; {WRITES}")
+    machine.go()
+    waiting = machine.call("wait", code=7)
+    assert running.wait(DEADLINE_S) == 7
+    first, *_, last = waiting.stderr.splitlines()
+    assert first.startswith("launch: FAILED after ")
+    assert last == "launch: 0 processes left on 1 host, exit code 7"
+    assert re.search(r"failed \(7\) +.* \w+ rank [01]: ", machine.call("ps", code=0).stdout)
+    assert machine.call("attach", code=7).stderr.splitlines()[-1] == last
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_stop(machine: Machine, is_ignored: bool) -> None:
+    """Also a run that a script has started with `&`, which ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_ignored else None
+    try:
+        running = machine.start()
+    finally:
+        if is_ignored:
+            signal.signal(signal.SIGINT, before)
+    done = machine.call("stop", code=0)
+    who, code = ("SIGTERM", 143) if is_ignored else ("you", 130)
+    assert done.stderr.startswith(f"launch: stopped by {who} after ")
+    assert (running.wait(DEADLINE_S), machine.runs[0]["state"]) == (code, "stopped")
+    done = machine.call("stop", code=2)
+    assert done.stderr.splitlines()[0] == "launch: no run is running on this machine"
+
+
+def test_stop_is_typed_twice(machine: Machine) -> None:
+    """The ranks may still save: a second Ctrl-C would kill them."""
+    words = (*RUN[:5], "--stop-timeout", f"{DEADLINE_S}", *RUN[7:])
+    saves = "trap 'touch saving; while [ ! -e go ]; do sleep 0.1; done; echo saved; exit 0' TERM; "
+    running = machine.start(saves + WRITES.replace("! -e go", "! -e never"), words=words)
+    stops = []
+    for _ in range(2):
+        stops.append(subprocess.Popen([LAUNCH, "stop"], cwd=machine.folder, stderr=subprocess.PIPE, text=True))
+        wait_until((machine.folder / "saving").exists)
+        time.sleep(0.5)  # the second one would have sent its signal
+    machine.go()
+    first, second = (stop.communicate(timeout=DEADLINE_S)[1] for stop in stops)
+    assert "is being stopped already" in second
+    assert "is being stopped already" not in first
+    assert running.wait(DEADLINE_S) == 130
+    assert machine.call("logs").stdout.count("halfsaved\n") == 2
+
+
+def test_stop_now(machine: Machine) -> None:
+    """A rank that ignores SIGTERM gets no time to save."""
+    words = (*RUN[:5], "--stop-timeout", "600", *RUN[7:])
+    running = machine.start(f"trap '' TERM; {WRITES}", words=words)
+    machine.call("stop", "--now", code=0)
+    assert running.wait(DEADLINE_S) == 130
+
+
+def test_a_launch_that_was_killed(machine: Machine) -> None:
+    running = machine.start()
+    running.kill()
+    running.wait()
+    assert machine.runs[0]["state"] == "killed"
+    waiting = machine.call("wait", code=137)
+    assert waiting.stderr.splitlines()[-1].endswith("its launch was killed, and its hosts end it within --silence")
+
+
+def test_a_run_that_outlives_its_terminal(machine: Machine, tmp_path: Path) -> None:
+    """The terminal closes, which sends SIGHUP to what is left there; the run continues, and says how it ended."""
+    controller, terminal = pty.openpty()
+
+    def take_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+    note = "echo $LAUNCH_EVENT $LAUNCH_RUN $LAUNCH_EXIT_CODE >notified"
+    words = (RUN[0], "--detach", "--notify", note, *RUN[1:])
+    process = subprocess.Popen(
+        [LAUNCH, *words, f"CODE=3; {WRITES}"],
+        cwd=tmp_path,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        preexec_fn=take_terminal,
+    )
+    os.close(terminal)
+    said = b""
+    with suppress(OSError):  # everybody has left the terminal
+        while data := os.read(controller, 1 << 16):
+            said += data
+    os.close(controller)
+    assert process.wait(DEADLINE_S) == 0
+    assert b"continues without this terminal" in said
+    assert b"launch attach   watch it" in said
+    (row,) = machine.runs
+    assert row["state"] == "running"
+    machine.go()
+    assert machine.call("wait", code=3).stderr.startswith("launch: FAILED after ")
+    wait_until((tmp_path / "notified").exists)
+    assert (tmp_path / "notified").read_text() == f"end {row['run']} 3\n"
+
+
+def test_attach_shows_hosts_that_come_later(machine: Machine, tmp_path: Path) -> None:
+    """On a terminal, where each host has a color: a spare is none of the hosts at the start."""
+    running = machine.start()
+    controller, terminal = pty.openpty()
+    words = [LAUNCH, "attach"]
+    watching = subprocess.Popen(words, cwd=tmp_path, stdout=terminal, stderr=terminal, start_new_session=True)
+    os.close(terminal)
+    said = b""
+    while b"rank 1" not in said:
+        said += os.read(controller, 1 << 16)
+    with (tmp_path / "logs" / "latest" / "node_7.log").open("w") as log:
+        log.write("2026-11-20 09:12:33.123 [spare:7] here I am\n")
+    while b"here I am" not in said:
+        said += os.read(controller, 1 << 16)
+    machine.go()
+    with suppress(OSError):
+        while os.read(controller, 1 << 16):
+            pass
+    os.close(controller)
+    assert (watching.wait(DEADLINE_S), running.wait(DEADLINE_S)) == (0, 0)
+
+
+def test_a_detached_run_that_fails_at_once_is_told_here(machine: Machine, tmp_path: Path) -> None:
+    done = machine.call("singlenode", "--detach", *RUN[1:], "exit 9", code=9)
+    assert "launch: 0 processes left on 1 host, exit code 9" in done.stderr
+    assert machine.runs[0]["state"] == "failed"

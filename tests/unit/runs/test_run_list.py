@@ -1,0 +1,193 @@
+"""The list of runs: who lives is looked up, not remembered."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import UsageError
+from launcher.runs import run_list
+from launcher.runs.result import Result
+from launcher.runs.run_list import End, Entry, ListedRun, RunList
+from launcher.session.node_state import Census
+
+HOLDS = """
+    import sys, time
+    from pathlib import Path
+    from launcher.runs.run_list import RunList
+    entry = RunList(Path(sys.argv[1])).begin(sys.argv[2], None, Path(sys.argv[3]))
+    print(entry.error, flush=True)
+    time.sleep(300)
+"""
+
+
+def start(tmp_path: Path, run_id: str) -> subprocess.Popen[bytes]:
+    """Start a process that drives a run, and return it once the run is listed."""
+    folder = tmp_path / "logs" / run_id
+    folder.mkdir(parents=True)
+    words = [sys.executable, "-c", textwrap.dedent(HOLDS), str(tmp_path / "runs"), run_id, str(folder)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"None\n"
+    return process
+
+
+@contextmanager
+def held(runs: RunList, run_id: str, name: str | None, folder: Path, *, is_kept: bool = True) -> Iterator[Entry]:
+    """List a run of this process while the block runs."""
+    entry = runs.begin(run_id, name, folder)
+    assert entry.error is None
+    yield entry
+    entry.close(is_kept=is_kept)
+
+
+def end(process: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
+    process.send_signal(number)
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def states(runs: list[ListedRun]) -> list[tuple[str, bool | None]]:
+    return [(run.controller.run_id, run.is_alive) for run in runs]
+
+
+def test_a_run_lives_as_long_as_its_process(tmp_path: Path) -> None:
+    runs = RunList(tmp_path / "runs")
+    assert runs.read() == []
+    first, second = start(tmp_path, "20261120-091233"), start(tmp_path, "20261120-091235")
+    assert states(runs.read()) == [("20261120-091235", True), ("20261120-091233", True)]
+    assert runs.read()[0].controller.pid == second.pid
+    end(first)
+    assert states(runs.read()) == [("20261120-091235", True), ("20261120-091233", False)]
+    seen = runs.find("20261120-091235")
+    end(second)
+    assert (now := seen.look()) is not None
+    assert (now.is_alive, now.end) == (False, None), "it was killed"
+    assert (tmp_path / "runs" / "20261120-091233").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_run_that_never_started_is_not_listed(tmp_path: Path) -> None:
+    runs = RunList(tmp_path / "runs")
+    with held(runs, "20261120-091233", None, tmp_path / "logs", is_kept=False):
+        assert states(runs.read()) == [("20261120-091233", True)]
+    assert runs.read() == []
+    assert [*(tmp_path / "runs").iterdir()] == []
+
+
+def test_a_list_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    entry = RunList(tmp_path / "file" / "runs").begin("r", None, tmp_path)
+    assert isinstance(entry.error, NotADirectoryError)
+    entry.end(Result(0, 1.0, Census({}, {})))
+    entry.close(is_kept=True)
+
+
+@pytest.mark.parametrize(("word", "run_id"), [
+    (None, "20261121-100000"), ("20261120-091233", "20261120-091233"), ("20261120-1", "20261120-101010"),
+    ("base", "20261120-091233"),
+])  # fmt: skip
+def test_which_run_is_meant(tmp_path: Path, word: str | None, run_id: str) -> None:
+    runs = RunList(tmp_path / "runs")
+    for each, name in (("20261120-091233", "base"), ("20261120-101010", None), ("20261121-100000", None)):
+        with held(runs, each, name, tmp_path):
+            pass
+    assert runs.find(word).controller.run_id == run_id
+    with pytest.raises(UsageError, match="'20261120' means 2 runs"):
+        runs.find("20261120")
+
+
+def test_a_run_that_is_not_there(tmp_path: Path) -> None:
+    runs = RunList(tmp_path / "runs")
+    with pytest.raises(UsageError, match="no run was started"):
+        runs.find(None)
+    with held(runs, "r", None, tmp_path):
+        pass
+    with pytest.raises(UsageError, match="no run 'x'"):
+        runs.find("x")
+
+
+def test_two_runs_of_one_second_in_two_projects(tmp_path: Path) -> None:
+    """Each can be named, and the id that they share means the one that lives, unless both do."""
+    runs = RunList(tmp_path / "runs")
+    with held(runs, "20261120-091233", "a", tmp_path / "a"):
+        with held(runs, "20261120-091233", "b", tmp_path / "b"):
+            assert {run.id: run.folder.name for run in runs.read()} == {
+                "20261120-091233": "a", "20261120-091233.2": "b",
+            }  # fmt: skip
+            assert runs.find("20261120-091233.2").folder.name == "b"
+            assert runs.find("20261120-091233").folder.name == "a"
+            with held(runs, "other", "a", tmp_path / "c"), pytest.raises(UsageError, match="'a' means 2 runs"):
+                runs.find("a")
+        assert runs.find("a").folder.name == "a"
+
+
+def test_a_run_of_another_machine_is_not_known_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lock may be kept on that machine alone; how it ended is written for all."""
+    runs = RunList(tmp_path / "runs")
+    for run_id in ("ended", "killed"):
+        with held(runs, run_id, None, tmp_path) as entry:
+            if run_id == "ended":
+                entry.end(Result(3, 1.0, Census({}, {})))
+        path = tmp_path / "runs" / run_id / "controller.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "host": "elsewhere"}))
+    assert [runs.find("ended").is_alive, runs.find("killed").is_alive] == [False, None]
+
+
+def test_it_is_stopped_once(tmp_path: Path) -> None:
+    runs = RunList(tmp_path / "runs")
+    with held(runs, "r", None, tmp_path):
+        assert [runs.find("r").mark_stop(), runs.find("r").mark_stop()] == [False, True]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"run_id": 1}', "\0", '{"pid": "x"'])
+def test_a_damaged_entry_is_none(tmp_path: Path, text: str) -> None:
+    runs = RunList(tmp_path / "runs")
+    with held(runs, "r", None, tmp_path):
+        pass
+    (tmp_path / "runs" / "r" / "controller.json").write_text(text)
+    assert runs.read() == []
+
+
+def test_what_ended_long_ago_is_forgotten_and_its_logs_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = RunList(tmp_path / "runs")
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    with held(runs, "old", None, logs):
+        pass
+    with held(runs, "lives", None, logs):
+        monkeypatch.setattr(run_list, "KEPT_S", 0.0)
+        with held(runs, "newer", None, logs):
+            assert {run.controller.run_id for run in runs.read()} == {"lives", "newer"}
+    with held(runs, "new", None, logs), held(runs, "other", None, logs):
+        assert {run.controller.run_id for run in runs.read()} == {"new", "other"}
+    assert logs.is_dir()
+
+
+def test_how_a_run_ended(tmp_path: Path) -> None:
+    runs = RunList(tmp_path / "runs")
+    with held(runs, "r", None, tmp_path) as entry:
+        entry.end(Result(130, 1.0, Census({}, {}), interrupted_by=2))
+        assert runs.find("r").is_alive, "its process has not ended yet"
+    assert (runs.find("r").is_alive, runs.find("r").end) == (False, End(130, is_stopped=True))
+
+
+def test_the_signal_that_stops_it(tmp_path: Path) -> None:
+    runs = RunList(tmp_path / "runs")
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with held(runs, "r", None, tmp_path):
+            assert runs.find("r").controller.stop_signal == signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with held(runs, "s", None, tmp_path):
+        assert (runs.find("s").controller.stop_signal, runs.find("s").controller.pid) == (signal.SIGINT, os.getpid())
