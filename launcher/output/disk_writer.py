@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from launcher.concurrency import start_thread
 
-QUEUE_BYTES = 8 << 20  # hours of what most runs print
+QUEUE_BYTES = 4 << 20  # an hour of what most runs print
 ENTRY_BYTES = 700  # of memory for each entry beside its content
 STALLED_S = 5.0  # for one write; a host counts as lost if nobody has read its messages for --silence, by default 15 s
 FAREWELL_S = 60.0  # at the end of a run, for all that is queued; a disk that fails slowly would take days

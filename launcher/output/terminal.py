@@ -17,7 +17,7 @@ from launcher.concurrency import start_thread
 from launcher.escapes import clean
 from launcher.output.lines import STDERR, STDOUT
 
-QUEUE_BYTES = 8 << 20
+QUEUE_BYTES = 6 << 20
 _PATIENCE_S = 1.0
 _PIECE_BYTES = 64 << 10  # small enough to notice that the reader still reads
 _FAREWELL_S = 5.0
