@@ -157,9 +157,7 @@ async def find_between_attempts(
         if reason:
             screen.say(f"  {what}: FAILED ({reason})")
 
-    screen.say(
-        f"launch: searching the host to blame with tests of groups of hosts, up to {span(SEARCH_S)}, logs in {folder}"
-    )
+    screen.say(f"launch: searching for the host to blame: tests of groups, up to {span(SEARCH_S)}, logs in {folder}")
     searching = Search(
         make_job, hosts, open_transport, folder, say_failure, with_checks=with_checks, limit_s=SEARCH_S
     )  # fmt: skip
