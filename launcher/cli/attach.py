@@ -30,14 +30,15 @@ def command(*, run: str | None) -> int:
     from launcher.output.log_reader import Choice, RunLogs
 
     found = open_run_list().find(run)
-    printer = ScreenPrinter(find_hosts(found))
-    logs = RunLogs(found.folder, find_hosts(found), Choice(), _TAIL_BYTES)
+    hosts = find_hosts(found.read_record())
+    printer = ScreenPrinter(hosts)
+    logs = RunLogs(found.folder, hosts, Choice(), _TAIL_BYTES)
 
     def ask_for_stacks(*_: object) -> None:
-        if found.is_here and is_running(found):
-            os.kill(found.controller.pid, signal.SIGQUIT)
-        else:
+        if not found.is_here:
             tell(f"launch: only {found.controller.host} can ask for the stacks")
+        elif is_running(found):
+            os.kill(found.controller.pid, signal.SIGQUIT)
 
     signal.signal(signal.SIGQUIT, ask_for_stacks)
     try:

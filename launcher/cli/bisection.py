@@ -17,7 +17,7 @@ from launcher.errors import EXIT_SIGNAL_BASE
 from launcher.hosts.host import Host
 from launcher.job.job import Job
 from launcher.runs.bisection import Group
-from launcher.runs.culprits import SHORT, NoVerdictError, Search
+from launcher.runs.culprits import SHORT, CulpritSearch, NoVerdictError
 from launcher.runs.result import Result
 from launcher.runs.run import Opener
 from launcher.session.signals import Interrupted
@@ -45,7 +45,7 @@ def print_culprits(
         return make_job(group, *SHORT)
 
     try:
-        verdict = asyncio.run(Search(make_short, hosts, open_transport, folder, _tell_test).find())
+        verdict = asyncio.run(CulpritSearch(make_short, hosts, open_transport, folder, _tell_test).find())
     except Interrupted as stop:
         tell("test-distributed: stopped, no verdict")
         raise click.exceptions.Exit(EXIT_SIGNAL_BASE + stop.number) from None

@@ -13,11 +13,15 @@ import signal
 import click
 
 from launcher.cli.console import Console
+from launcher.cli.error_lines import tell
+from launcher.cli.logout import warn_of_logout
+from launcher.cli.option_groups import OutputOptions
+from launcher.cli.option_sources import is_on_command_line
 from launcher.concurrency import start_thread
-from launcher.errors import EXIT_SIGNAL_BASE, LauncherError
-from launcher.output.log_reader import TRANSCRIPT
+from launcher.errors import EXIT_SIGNAL_BASE, LauncherError, UsageError
 from launcher.output.run_folder import RunRecord
 from launcher.output.style import Style
+from launcher.output.transcript import TRANSCRIPT
 
 _KEYS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)  # the terminal sends them to the child as well
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
@@ -61,7 +65,22 @@ class Detachment:
             os.close(fd)
 
 
-def start_child() -> Detachment:
+def start_detached(output: OutputOptions, restarts: int) -> Detachment | None:
+    """Return the way out of the terminal, in a child process; None without --detach."""
+    if not output.detach:
+        return None
+    if "SLURM_JOB_ID" in os.environ:
+        text = "--detach works only outside of Slurm jobs, which end with their script"
+        if is_on_command_line("detach"):
+            raise UsageError(text, "use launch sbatch --submit")
+        tell(f"launch: {text}; this run stays in its terminal")
+        return None
+    for line in warn_of_logout(os.environ, restarts):
+        tell(line)
+    return _start_child()
+
+
+def _start_child() -> Detachment:
     """Return in a child process; the parent waits until that has left the terminal, and then exits.
 
     Must be called before this process starts a thread.

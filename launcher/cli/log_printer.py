@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from launcher.clock import wall_clock
 from launcher.escapes import clean
 from launcher.output.display import PrefixDisplay
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.log_reader import LogLine, RunLogs
-from launcher.runs.run_list import ListedRun
 
 LOOK_S = 0.2
 
@@ -69,11 +69,11 @@ class ScreenPrinter(LogPrinter):
         self._write(fd, shown)
 
 
-def find_hosts(run: ListedRun) -> list[str]:
-    """Return all hosts that a run has used so far."""
-    plan = run.record.get("plan") or {}
+def find_hosts(record: Mapping[str, Any]) -> list[str]:
+    """Return all hosts that a run has used so far; record: its run.json."""
+    plan = record.get("plan") or {}
     names = [node.get("host") for node in plan.get("nodes", [])]
-    names += [host for attempt in run.record.get("attempts") or [] for host in attempt.get("hosts", [])]
+    names += [host for attempt in record.get("attempts") or [] for host in attempt.get("hosts", [])]
     return [name for name in names if isinstance(name, str)]
 
 

@@ -36,9 +36,10 @@ def command(
     found = open_run_list().find(run)
     if not found.folder.is_dir():
         raise UsageError(f"the logs in {found.folder} were removed", "see launch ps for other runs")
-    offset = str(found.record.get("utc_offset") or "+00:00")
+    record = found.read_record()
+    offset = str(record.get("utc_offset") or "+00:00")
     stamp = None if since is None else find_since(since, offset, datetime.now(timezone.utc))
-    logs = RunLogs(found.folder, log_printer.find_hosts(found), Choice(node, rank, attempt, stamp))
+    logs = RunLogs(found.folder, log_printer.find_hosts(record), Choice(node, rank, attempt, stamp))
     printer = log_printer.LogPrinter() if rank is None else log_printer.ExactPrinter()
     try:
         log_printer.follow(logs, printer, lambda: follow and is_running(found))

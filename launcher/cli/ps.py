@@ -60,7 +60,9 @@ def _print_table(runs: list[ListedRun]) -> None:
     for run in runs:
         name = f"{run.id} ({run.controller.name})" if run.controller.name else run.id
         where = "here" if run.is_here else run.controller.host
-        last = one_line(find_last_line(run), 200)
-        table.add_row(name, describe_state(run), describe_age(run, time.time()), where, describe_size(run), last)
+        record = run.read_record()
+        state, age = describe_state(run, record), describe_age(run, time.time())
+        last = one_line(find_last_line(run, record), 200)
+        table.add_row(name, state, age, where, describe_size(record), last)
     # A file or a pipe has no width, so no line is cut there.
     Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000).print(table)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from launcher.cli.error_lines import tell
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, UsageError
-from launcher.output.log_reader import TRANSCRIPT, LogFile
+from launcher.output.log_reader import LogFile
+from launcher.output.transcript import TRANSCRIPT
 from launcher.runs.run_list import ListedRun
 
 _SIGKILL = 9

@@ -16,10 +16,8 @@ import click
 
 from launcher.cli.command_table import DEFAULT_COMMAND
 from launcher.cli.console import Console
-from launcher.cli.detachment import Detachment, start_child
-from launcher.cli.error_lines import tell
+from launcher.cli.detachment import start_detached
 from launcher.cli.file_owners import refuse_strange_folder
-from launcher.cli.logout import warn_of_logout
 from launcher.cli.option_groups import OutputOptions, RestartOptions, Timeouts
 from launcher.cli.option_sources import is_chosen, is_on_command_line, typed_options
 from launcher.cli.run_origin import describe_origin, name_program
@@ -97,21 +95,6 @@ def listed(record: RunRecord, *, is_needed: bool) -> Iterator[Entry]:
     finally:
         record.disk.wait(STALLED_S)  # for the last message, before others can see that the run has ended
         entry.close(is_kept=record.has_begun)
-
-
-def start_detached(output: OutputOptions, restarts: int) -> Detachment | None:
-    """Return the way out of the terminal, in a child process; None without --detach."""
-    if not output.detach:
-        return None
-    if "SLURM_JOB_ID" in os.environ:
-        text = "--detach works only outside of Slurm jobs, which end with their script"
-        if is_on_command_line("detach"):
-            raise UsageError(text, "use launch sbatch --submit")
-        tell(f"launch: {text}; this run stays in its terminal")
-        return None
-    for line in warn_of_logout(os.environ, restarts):
-        tell(line)
-    return start_child()
 
 
 async def _execute(

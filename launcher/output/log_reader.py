@@ -11,11 +11,13 @@ from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO
 
+from launcher.output.node_log import RESTART_BORDER
+from launcher.output.transcript import TRANSCRIPT
+
 STAMP_BYTES = len("2026-11-20 09:12:33.123 ")
-TRANSCRIPT = "launch.log"
 _LINE = re.compile(rb"\[(?P<place>[^\]]*)\](?P<stderr>!?)(?P<piece>~?) (?P<text>.*)", re.DOTALL)
 _STAMP = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} ")
-_BORDER = re.compile(rb"---- restart (\d+) ----")
+_BORDER = re.compile(RESTART_BORDER.format(r"(\d+)").encode())
 _PIECE_BYTES = 1 << 20
 
 

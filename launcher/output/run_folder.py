@@ -15,7 +15,7 @@ from typing import Any
 from launcher.errors import UsageError
 from launcher.output.disk_writer import DiskWriter, StalledError
 from launcher.output.node_log import DeferredLog
-from launcher.output.transcript import Transcript
+from launcher.output.transcript import TRANSCRIPT, Transcript
 from launcher.private_files import make_private, open_private
 
 Complaint = Callable[[Path, OSError], None]
@@ -44,7 +44,7 @@ class RunRecord:
             lambda: complain(folder, StalledError()),
             lambda error: self.complain(folder, OSError(errno.EIO, repr(error))),
         )
-        self.transcript = Transcript(self._open_log("launch.log", folder / "files"))
+        self.transcript = Transcript(self._open_log(TRANSCRIPT, folder / "files"))
         self._content: dict[str, Any] = {"run_id": run_id, **(known or {})}
         self._lock = threading.Lock()
         self._is_written = False
@@ -75,6 +75,11 @@ class RunRecord:
 
     def _open_log(self, name: str, files: Path) -> DeferredLog:
         return DeferredLog(self.folder / name, self.complain, files, self.disk)
+
+    def name_text(self, kind: str, number: int) -> str:
+        """Return the name of a text: `stacks-1.txt`, or `stacks-restart_2-1.txt` for that of a restart."""
+        restart = f"restart_{self.attempt}-" if self.attempt else ""
+        return f"{kind}-{restart}{number}.txt"
 
     def keep_text(self, name: str, text: str) -> Path | None:
         """Write a text of `launch` beside the logs; return its path, or None after an error, which `complain` gets."""

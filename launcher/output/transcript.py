@@ -8,6 +8,8 @@ from launcher.clock import local_time, wall_clock
 from launcher.escapes import clean
 from launcher.output.node_log import NodeLog
 
+TRANSCRIPT = "launch.log"
+
 
 class Transcript:
     """The messages of `launch`, each line with its time; any thread may add one.

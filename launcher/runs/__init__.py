@@ -19,6 +19,7 @@ In reading order:
     gpu_memory    whether the GPUs are as free as before the first attempt
     fence         how long a host that can't be asked may still have living ranks
     run_options   the options of a run that belong to no job
+    learned       what a run has learned from its attempts so far
     attempt       Attempt: inspect, plan, start, watch, stop, report
     incident_log  what went wrong with which host in the last runs
     lineup        which hosts a run uses, and which spares wait

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from launcher.clock import iso_time, utc_offset, wall_clock
@@ -26,7 +25,7 @@ from launcher.job.plan_record import as_dry_record, as_record
 from launcher.job.start_order import start_fields
 from launcher.node import messages
 from launcher.output.disk_writer import STALLED_S
-from launcher.output.node_log import NodeOutput
+from launcher.output.node_log import RESTART_BORDER, NodeOutput
 from launcher.output.run_folder import RunRecord
 from launcher.output.screen import Screen
 from launcher.output.style import Style
@@ -40,10 +39,11 @@ from launcher.runs.gpu_memory import measure_use, refuse_unfreed
 from launcher.runs.hang_watch import HangWatch
 from launcher.runs.hangs import StackTaker
 from launcher.runs.inspection import Inspection, Inspector
+from launcher.runs.learned import Learned
 from launcher.runs.nccl_ras import NcclRas
 from launcher.runs.result import Result
 from launcher.runs.run_options import RunOptions
-from launcher.runs.settled import SettledNotice
+from launcher.runs.settled import call_when_settled
 from launcher.runs.verdict import Verdict
 from launcher.session.node_state import Census
 from launcher.session.session import Session
@@ -52,17 +52,6 @@ from launcher.transports import bootstrap
 from launcher.wording import count, duration
 
 LOOK_S = 2.5  # a node gives up on a hung file system after 2 s
-_PORT_TAKEN = ("port-number-taken", "port-taken")  # signatures
-
-
-@dataclass(slots=True)
-class Learned:
-    """What a run has learned from its attempts so far."""
-
-    attempts: int = 0  # before this one
-    warnings: set[str] = field(default_factory=set)  # that were printed
-    incidents: Mapping[str, str] = field(default_factory=dict)  # by host, of earlier runs
-    gpu_memory: dict[str, dict[int, int]] = field(default_factory=dict)  # in use before the first attempt there, in MiB
 
 
 class Attempt:
@@ -75,9 +64,8 @@ class Attempt:
     ) -> None:  # fmt: skip
         """spares: how many of the session's hosts, the last ones, are only checked.
 
-        on_settled: called once all ranks have run for a while.
-
-        learned: from earlier attempts, and extended here; is_last_try: a lost port ends the run.
+        learned: from earlier attempts, and extended here; is_last_try: a lost port ends the run; on_settled: called
+        once all ranks have run for a while.
         """
         self._job = job
         self.session = session
@@ -225,7 +213,7 @@ class Attempt:
         for index, (node, output) in enumerate(zip(self._plan.nodes, self._outputs, strict=True)):
             output.first_rank = node.first_rank
             if number:
-                output.note(f"---- restart {number} ----")
+                output.note(RESTART_BORDER.format(number))
             self.session.start_ranks(
                 index, archive, payload_name=ARCHIVE_NAME, imports_torch=bool(node.argv),
                 with_stacks=self._job.with_stacks, **start_fields(node, number),
@@ -238,7 +226,7 @@ class Attempt:
         with (
             self._stacks.allowed(self._plan),
             EarlyExitNotice(session, self._plan).allowed(),
-            SettledNotice(session, self._plan, self._on_settled).allowed(),
+            call_when_settled(session, self._plan, self._on_settled),
             HangWatch(session, self._plan, self._outputs, self._stacks, self._ras, self._job) as watch,
         ):
             self._hang = watch
@@ -290,13 +278,12 @@ class Attempt:
         return wall_clock() - self._began_at
 
     async def _finish(self, cause: Cause | None, interrupted_by: int | None = None) -> Result:
-        may_retry = interrupted_by is None and not self._is_last_try
-        if cause is not None and may_retry and self._has_lost_port(cause):
+        verdict = self._verdict if interrupted_by is None and not self._is_last_try else None
+        if cause is not None and verdict is not None and verdict.has_lost_port(cause, self._job):
             census = await self._end(timeout_s=0)
             self._screen.release()
-            self._say(
-                f"launch: port {self._plan_port()} of node 0 was taken before torchrun started; retrying on another"
-            )
+            port = verdict.plan.master_port
+            self._say(f"launch: port {port} of node 0 was taken before torchrun started; retrying on another")
             return self._make_result(census, cause, has_lost_port=True)
         if cause is not None:
             self._screen.withhold()
@@ -401,15 +388,3 @@ class Attempt:
         hosts = {f"node_{node.node_rank}": node.host.name for node in self._plan.nodes}
         for line in report.flight_recorder_lines(files, unsafe, hosts):
             self._say(line)
-
-    def _has_lost_port(self, cause: Cause) -> bool:
-        """Return whether the port that `launch` chose and held for torchrun was taken when torchrun came."""
-        failure = cause.failure
-        has_begun = any(state.started for state in self.session.states)
-        is_torchrun = failure.kind is FailureKind.TORCHRUN
-        is_ours = self._job.master_port is None and is_torchrun and failure.node_rank == 0
-        return is_ours and not has_begun and cause.explanation is not None and cause.explanation.name in _PORT_TAKEN
-
-    def _plan_port(self) -> int | str:
-        assert self._plan is not None  # something was started
-        return self._plan.master_port

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 
 from launcher.concurrency import call_in_thread
-from launcher.diagnosis.cause import Cause
 from launcher.errors import LauncherError, PreflightError, UnreachableError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
@@ -25,6 +24,7 @@ from launcher.output.run_folder import RunRecord, create_record
 from launcher.output.screen import MuteScreen, Screen
 from launcher.runs.bisection import Group, Verdict, search_culprits
 from launcher.runs.gpu_memory import GpusInUseError
+from launcher.runs.report import describe_cause
 from launcher.runs.run import Opener, Run
 from launcher.runs.run_options import RunOptions
 from launcher.session.session import SIGNALS
@@ -47,7 +47,7 @@ class NoVerdictError(Exception):
     """The search has ended without a result, for a reason that no host is to blame for."""
 
 
-class Search:
+class CulpritSearch:
     """Runs on ever fewer hosts.
 
     on_tested: gets, for each run, which hosts it had and why it failed; empty if it passed. Signals end the search once
@@ -158,23 +158,19 @@ async def find_between_attempts(
             screen.say(f"  {what}: FAILED ({reason})")
 
     screen.say(f"launch: searching for the host to blame: tests of groups, up to {span(SEARCH_S)}, logs in {folder}")
-    searching = Search(
+    searching = CulpritSearch(
         make_job, hosts, open_transport, folder, say_failure, with_checks=with_checks, limit_s=SEARCH_S
-    )  # fmt: skip
+    )
+    say_stop = partial(screen.say, "launch: stopping the tests")
     try:
-        verdict = await searching.find()
+        with catch_signals(dict.fromkeys(SIGNALS, say_stop)):
+            verdict = await searching.find()
     except NoVerdictError as error:
         screen.say(f"launch: the search has found nothing: {error}")
         return None
     for line in verdict.lines():
         screen.say(f"launch: {line}")
     return verdict
-
-
-def describe_cause(cause: Cause) -> str:
-    """Return the failure in one line: which process, how it ended, and the last line that it printed."""
-    said = cause.traceback[-1:] or cause.last_lines[-1:]
-    return ": ".join([f"{cause.failure.subject}, {cause.failure.ending}", *(line.strip() for line in said)])
 
 
 def _do_nothing() -> None:

@@ -61,7 +61,8 @@ class HangWatch:
             silent_s = self._limit_s()
             self._session.say(f"launch: no output for {_words(silent_s)}, taking the stacks of all ranks")
             folded = await self._stacks.take(is_announced=True, is_gentle=self._is_only_told)
-            if any(output.has_rhythm for output in self._outputs):  # while it starts, a question may end a rank
+            is_started = any(output.has_rhythm for output in self._outputs)  # before, a question may end a rank
+            if is_started and self._heard_at() == heard_at:
                 await self._ras.show()
             if self._heard_at() != heard_at:
                 self._session.say("launch: there is output again, so the run continues")

@@ -113,8 +113,7 @@ class StackTaker:
         first, *rest = folded_lines(folded)
         for line in [f"launch: {first}", *rest]:
             self._session.say(line)
-        restart = f"restart_{self._record.attempt}-" if self._record.attempt else ""
-        name = f"stacks-{restart}{self._number}.txt"
+        name = self._record.name_text("stacks", self._number)
         loop = asyncio.get_running_loop()
 
         def settle(path: Path | None) -> None:

@@ -49,6 +49,5 @@ class NcclRas:
         for line in [f"launch: NCCL (RAS) {found}", *(f"  {line}" for line in complaints)]:
             self._session.say(line)
         self._number += 1
-        restart = f"restart_{self._record.attempt}-" if self._record.attempt else ""
-        name = f"nccl-ras-{restart}{self._number}.txt"
+        name = self._record.name_text("nccl-ras", self._number)
         self._record.disk.put(partial(self._record.keep_text, name, text))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from launcher.concurrency import start_thread
 from launcher.errors import LauncherError
-from launcher.runs.culprits import describe_cause
+from launcher.runs.report import describe_cause
 from launcher.runs.result import Result
 
 LONGEST_S = 60.0

@@ -126,6 +126,12 @@ def refusal_lines(error: LauncherError, number: int) -> list[str]:
     ]
 
 
+def describe_cause(cause: Cause) -> str:
+    """Return the failure in one line: which process, how it ended, and the last line that it printed."""
+    said = cause.traceback[-1:] or cause.last_lines[-1:]
+    return ": ".join([f"{cause.failure.subject}, {cause.failure.ending}", *(line.strip() for line in said)])
+
+
 def gap_words(write_error: OSError | None) -> str:
     """Return why the logs are incomplete, to append to the last line of a run; empty if they are complete."""
     return f"; the logs are incomplete: {write_error.strerror}" if write_error is not None else ""

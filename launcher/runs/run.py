@@ -20,10 +20,11 @@ from launcher.output.run_folder import RunRecord
 from launcher.output.screen import Screen
 from launcher.output.style import Style
 from launcher.runs import report
-from launcher.runs.attempt import Attempt, Learned
+from launcher.runs.attempt import Attempt
 from launcher.runs.bisection import Verdict
 from launcher.runs.gpu_memory import FREED_S, LOOK_AGAIN_S, GpusInUseError
 from launcher.runs.incident_log import IncidentLog
+from launcher.runs.learned import Learned
 from launcher.runs.lineup import Lineup
 from launcher.runs.outcomes import find_incidents, judge_refusal, judge_result
 from launcher.runs.policy import MOST_PORTS, Ending, Outcome, Restart, Stop, decide, use_verdict

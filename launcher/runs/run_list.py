@@ -57,7 +57,6 @@ class ListedRun:
     controller: Controller
     is_alive: bool | None  # None: only the machine that controls it can tell
     end: End | None  # None: it lives, or its controller was killed
-    record: dict[str, Any]  # its run.json; empty before the start of its ranks, and if its logs were removed
 
     @property
     def id(self) -> str:
@@ -73,6 +72,14 @@ class ListedRun:
     def is_here(self) -> bool:
         """Whether its process is one of this machine or container: several may share a home directory."""
         return (self.controller.host, self.controller.pid_namespace) == _find_machine()
+
+    def read_record(self) -> dict[str, Any]:
+        """Return its run.json; empty before the start of its ranks, and if its logs were removed."""
+        try:
+            found = json.loads((self.folder / "run.json").read_text("utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def look(self) -> ListedRun | None:
         """Return what is true of it now; None: it was never started, and is listed no more."""
@@ -200,8 +207,7 @@ def _find_stop_signal() -> int:
 def _read_run(place: Path) -> ListedRun | None:
     try:
         controller = Controller(**json.loads((place / _CONTROLLER).read_text("utf-8")))
-        end = _read_end(place / _END)
-        run = ListedRun(place, controller, False, end, _read_record(Path(controller.folder)))
+        run = ListedRun(place, controller, False, _read_end(place / _END))
         return replace(run, is_alive=_find_life(run))
     except (OSError, ValueError, TypeError):  # it is being made, or is none of ours
         return None
@@ -244,12 +250,3 @@ def _read_end(path: Path) -> End | None:
         return End(**json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-
-
-def _read_record(folder: Path) -> dict[str, Any]:
-    """Return the run.json of a directory of logs; empty if there is none that can be read."""
-    try:
-        found = json.loads((folder / "run.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

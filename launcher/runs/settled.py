@@ -14,26 +14,19 @@ from launcher.session.session import Session
 SETTLED_S = 10.0
 
 
-class SettledNotice:
-    """Waits until every rank of the plan has started, and then for a while."""
+@contextlib.contextmanager
+def call_when_settled(session: Session, plan: LaunchPlan, on_settled: Callable[[], object] | None) -> Iterator[None]:
+    """Call `on_settled`, if there is one, once every rank of the plan has started and the block still runs later."""
+    timers: list[asyncio.TimerHandle] = []
 
-    def __init__(self, session: Session, plan: LaunchPlan, on_settled: Callable[[], object] | None) -> None:
-        self._session = session
-        self._plan = plan
-        self._on_settled = on_settled
-        self._timer: asyncio.TimerHandle | None = None
+    def take_started(event: Event) -> None:
+        numbers = [len(state.started) for state in session.states]
+        if on_settled is not None and numbers == [node.nproc for node in plan.nodes]:
+            timers.append(asyncio.get_running_loop().call_later(SETTLED_S, on_settled))
 
-    @contextlib.contextmanager
-    def allowed(self) -> Iterator[None]:
-        """Watch while the block runs; after it the ranks are being stopped."""
-        try:
-            with self._session.subscribe(messages.STARTED, self._take_started):
-                yield
-        finally:
-            if self._timer is not None:
-                self._timer.cancel()
-
-    def _take_started(self, event: Event) -> None:
-        numbers = [len(state.started) for state in self._session.states]
-        if self._on_settled is not None and numbers == [node.nproc for node in self._plan.nodes]:
-            self._timer = asyncio.get_running_loop().call_later(SETTLED_S, self._on_settled)
+    try:
+        with session.subscribe(messages.STARTED, take_started):
+            yield
+    finally:
+        for timer in timers:
+            timer.cancel()

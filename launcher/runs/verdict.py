@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from launcher.clock import wall_clock
 from launcher.diagnosis.cause import Cause, find_cause
-from launcher.diagnosis.failure import Failure
+from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.diagnosis.tracebacks import extract_traceback
+from launcher.job.job import Job
 from launcher.job.plan import LaunchPlan
 from launcher.node import messages
 from launcher.output.node_log import NodeOutput
@@ -19,6 +20,7 @@ from launcher.session.node_state import Census
 from launcher.session.session import Session
 
 _EARLY_S = 60.0
+_PORT_TAKEN = ("port-number-taken", "port-taken")  # signatures
 
 
 @dataclass(slots=True)
@@ -52,6 +54,13 @@ class Verdict:
             state.ended is not None or len(state.exits) == node.nproc
             for node, state in zip(self.plan.nodes, self.session.states, strict=True)
         )
+
+    def has_lost_port(self, cause: Cause, job: Job) -> bool:
+        """Return whether the port that `launch` chose and held for torchrun was taken when torchrun came."""
+        failure, known = cause.failure, cause.explanation
+        is_ours = job.master_port is None and failure.kind is FailureKind.TORCHRUN and failure.node_rank == 0
+        has_begun = any(state.started for state in self.session.states)
+        return is_ours and not has_begun and known is not None and known.name in _PORT_TAKEN
 
     def cause(self, *, hang: Failure | None = None, told: Failure | None = None) -> Cause | None:
         """Return why the run failed, or None if it did not.

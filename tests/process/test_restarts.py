@@ -25,7 +25,7 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job, OnHang, Program, ProgramKind
 from launcher.output.run_folder import create_record
 from launcher.runs.bisection import Group, Verdict
-from launcher.runs.culprits import Search
+from launcher.runs.culprits import CulpritSearch
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.result import Result
 from launcher.runs.run import CulpritFinder, Run
@@ -368,7 +368,7 @@ def test_after_two_hangs_the_host_to_blame_is_searched(tmp_path: Path) -> None:
 
     async def search(hosts: Sequence[Host]) -> Verdict:
         folder = tmp_path / "bisection"
-        return await Search(
+        return await CulpritSearch(
             make_job, hosts, lambda hosts, say: LocalTransport(), folder, lambda *test: tested.append(test)
         ).find()
 

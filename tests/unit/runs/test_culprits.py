@@ -14,7 +14,8 @@ from launcher.diagnosis.cause import Cause
 from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.runs import culprits
 from launcher.runs.bisection import Group, Together, Verdict
-from launcher.runs.culprits import NoVerdictError, describe_cause, search
+from launcher.runs.culprits import NoVerdictError, search
+from launcher.runs.report import describe_cause
 from launcher.session.signals import Interrupted
 
 

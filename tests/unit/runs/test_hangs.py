@@ -22,7 +22,13 @@ def make_taker(said, keep_text=lambda name, text: name):
         send_to_all=lambda *_, **__: None,
         subscribe=lambda *_: nullcontext(),
     )
-    record = Fake(run_id="r", name=None, attempt=0, keep_text=keep_text, disk=Fake(put=lambda work: work()))
+    record = Fake(
+        run_id="r",
+        name=None,
+        name_text=lambda kind, number: f"{kind}-{number}.txt",
+        keep_text=keep_text,
+        disk=Fake(put=lambda work: work()),
+    )
     nodes = [Fake(host=Fake(name=f"node{rank + 1}"), first_rank=rank, cwd="/") for rank in (0, 1)]
     return StackTaker(session, record, Fake(emit=lambda *_, **__: None)), Fake(nodes=nodes)
 
