@@ -6,17 +6,25 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from machines.patience import DEADLINE_S
 
 from launcher.diagnosis.cause import Cause
 from launcher.diagnosis.failure import Failure, FailureKind
+from launcher.errors import HostFailure, HostFailureKind, UnreachableError
+from launcher.hosts.host import Host
+from launcher.job.job import Job, Program, ProgramKind
+from launcher.output.screen import MuteScreen
+from launcher.output.style import Style
 from launcher.runs import culprits
 from launcher.runs.bisection import Group, Together, Verdict
-from launcher.runs.culprits import NoVerdictError, search
+from launcher.runs.culprits import NoVerdictError, find_between_attempts, search
 from launcher.runs.report import describe_cause
 from launcher.session.signals import Interrupted
+from launcher.transports.base import Transport
 
 
 @pytest.mark.parametrize(
@@ -115,3 +123,20 @@ def test_a_fault_of_this_machine_is_no_verdict() -> None:
 
     with pytest.raises(NoVerdictError, match="no more threads"):
         asyncio.run(search(["a", "b"], run_group, lambda what, reason: None))
+
+
+def test_ctrl_c_between_two_attempts_is_answered_at_once(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    class Screen(MuteScreen):
+        def say(self, text: str, style: Style = Style.AS_IS) -> None:
+            said.append(text)
+
+    def interrupt(hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise UnreachableError([HostFailure(hosts[0].name, HostFailureKind.TIMED_OUT, "no answer")])
+
+    job, hosts = Job(Program(ProgramKind.SCRIPT, "train.py"), nproc=1, cpu=True), [Host("a"), Host("b")]
+    with pytest.raises(Interrupted):
+        asyncio.run(find_between_attempts(job, interrupt, tmp_path, Screen(), True, hosts))
+    assert "launch: stopping the tests" in said
