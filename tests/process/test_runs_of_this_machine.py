@@ -151,15 +151,18 @@ def test_stop_is_typed_twice(machine: Machine) -> None:
     words = (*RUN[:5], "--stop-timeout", f"{DEADLINE_S}", *RUN[7:])
     saves = "trap 'touch saving; while [ ! -e go ]; do sleep 0.1; done; echo saved; exit 0' TERM; "
     running = machine.start(saves + WRITES.replace("! -e go", "! -e never"), words=words)
-    stops = []
-    for _ in range(2):
-        stops.append(subprocess.Popen([LAUNCH, "stop"], cwd=machine.folder, stderr=subprocess.PIPE, text=True))
-        wait_until((machine.folder / "saving").exists)
-        time.sleep(0.5)  # the second one would have sent its signal
+
+    def stop() -> subprocess.Popen[str]:
+        return subprocess.Popen([LAUNCH, "stop"], cwd=machine.folder, stderr=subprocess.PIPE, text=True)
+
+    first = stop()
+    wait_until((machine.folder / "saving").exists)
+    second = stop()
+    assert second.stderr and "is being stopped already" in second.stderr.readline()
+    time.sleep(0.5)  # it would have sent its signal
     machine.go()
-    first, second = (stop.communicate(timeout=DEADLINE_S)[1] for stop in stops)
-    assert "is being stopped already" in second
-    assert "is being stopped already" not in first
+    assert "is being stopped already" not in first.communicate(timeout=DEADLINE_S)[1]
+    second.communicate(timeout=DEADLINE_S)
     assert running.wait(DEADLINE_S) == 130
     assert machine.call("logs").stdout.count("halfsaved\n") == 2
 
