@@ -17,4 +17,5 @@ In reading order:
     supervisor    the process that serves the launcher, and stops the run when its lease expires
     guardian      the process that starts the supervisor, waits for it, and cleans up if it dies
     relays/       the processes that carry a guardian's streams under srun and pdsh; sent separately
+    agents/       the process that starts guardians for a controller which can't log in; sent separately
 """

@@ -58,6 +58,27 @@ CENSUS = "census"
 FILE = "file"  # one file that a rank left in the directory that LAUNCH_FILES names; sent after the census
 FAILED = "failed"
 
+# Who starts an agent -> agent, on its stdin; and one answer, on its stdout.
+PLANT = "plant"
+DIALLED = "dialled"
+REFUSED = "refused"
+
+# controller -> agent
+WELCOME = "welcome"
+GONE = "gone"  # it isn't needed any more; final
+GO = "go"
+OPEN = "open"
+DATA = "data"
+TOOK = "took"  # both ways: how many bytes of a channel were read, so that more may be sent
+SHUT = "shut"
+END = "end"
+
+# agent -> controller, besides HELLO, EXIT and BEAT
+OUT = "out"
+ERR = "err"
+
+AGENT_WINDOW_BYTES = 1 << 20  # of a channel's input, and of its output, that may be in transit
+AGENT_TOOK_BYTES = 1 << 18  # reported together
 
 # Why no GPUs were found, if the node was probably built without any.
 NO_GPU_TOOL = "neither nvidia-smi nor rocm-smi found"

@@ -8,5 +8,6 @@ In reading order:
     bootstrap          command lines that load the node's code on hosts that have nothing but Python
     ssh/               one SSH connection for each host: fabric, the system's ssh
     relayed/           one process on the launch host for all hosts: srun, pdsh
+    agents/            a controller that can't log in: a program on each host dials it
     registry           every transport by its name, and which one is the default
 """

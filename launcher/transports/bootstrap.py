@@ -41,6 +41,11 @@ _NODE_MODULES = (
 )  # fmt: skip
 _LOCK = threading.Lock()
 _PACKAGES = ("launcher", "launcher.node", "launcher.node.facts", "launcher.node.processes")
+_AGENT_PACKAGES = ("launcher", "launcher.node", "launcher.node.agents", "launcher.node.relays")
+_AGENT_MODULES = (
+    "clock", "fast_json", "messages", "signals", "relays.relayed_process",
+    *(f"agents.{name}" for name in ("agent", "children", "controller_link", "dials", "lifecycle")),
+)  # fmt: skip
 _RELAY_MODULES = ("relays.relayed_process", "relays.relay")
 _RELAY_PACKAGES = ("launcher", "launcher.node", "launcher.node.relays")
 
@@ -73,8 +78,8 @@ class Importer:
         code = modules[module.__name__]
         exec(compile(code, module.__name__, "exec") if isinstance(code, str) else code, module.__dict__)
 sys.meta_path.insert(0, Importer)
-from launcher.node import guardian
-guardian.main({nonce!r})
+from {package} import {program}
+{program}.main({nonce!r})
 """
 
 
@@ -194,24 +199,37 @@ def _source_of(module: str) -> str:
 
 def node_code(nonce: str, magic: str) -> bytes:
     """Return what to send on stdin after the marker; magic: the host's bytecode number in hex, "" for any Python."""
+    return _program_code("launcher.node", "guardian", _PACKAGES, _NODE_MODULES, nonce, magic)
+
+
+def agent_code(nonce: str, magic: str) -> bytes:
+    """Return what `node_code` returns, for an agent; its first message (messages.PLANT) is to be sent after it."""
+    return _program_code("launcher.node.agents", "agent", _AGENT_PACKAGES, _AGENT_MODULES, nonce, magic)
+
+
+def _program_code(
+    package: str, program: str, packages: tuple[str, ...], names: tuple[str, ...], nonce: str, magic: str
+) -> bytes:
+    """Return an importer of these modules of launcher.node, which calls `main` of the module `program`, and them."""
     with _LOCK:  # hosts connect in threads, and the modules are compiled once for all
-        modules = _compiled_modules() if magic == MAGIC_NUMBER.hex() else _plain_modules()
-    importer = _IMPORTER.format(size=len(modules), packages=_PACKAGES, nonce=nonce)
+        pack = _compiled_modules if magic == MAGIC_NUMBER.hex() else _plain_modules
+        modules = pack(packages, names)
+    importer = _IMPORTER.format(size=len(modules), packages=packages, package=package, program=program, nonce=nonce)
     return f"exec({importer!r})\n".encode() + modules
 
 
 @functools.cache
-def _plain_modules() -> bytes:
-    sources = {f"launcher.node.{name}": _source_of(name) for name in _NODE_MODULES}
-    return zlib.compress(marshal.dumps(dict.fromkeys(_PACKAGES, "") | sources, 2))
+def _plain_modules(packages: tuple[str, ...], names: tuple[str, ...]) -> bytes:
+    sources = {f"launcher.node.{name}": _source_of(name) for name in names}
+    return zlib.compress(marshal.dumps(dict.fromkeys(packages, "") | sources, 2))
 
 
 @functools.cache
-def _compiled_modules() -> bytes:
+def _compiled_modules(packages: tuple[str, ...], names: tuple[str, ...]) -> bytes:
     """Return the modules as code objects, which saves a Python of `launch`'s minor version 12 ms of compiling."""
-    code = {f"launcher.node.{name}": _code_of(f"launcher.node.{name}") for name in _NODE_MODULES}
-    packages = {name: compile("", name, "exec") for name in _PACKAGES}
-    return zlib.compress(marshal.dumps(packages | code))
+    code = {f"launcher.node.{name}": _code_of(f"launcher.node.{name}") for name in names}
+    empty = {name: compile("", name, "exec") for name in packages}
+    return zlib.compress(marshal.dumps(empty | code))
 
 
 def _code_of(name: str) -> CodeType:

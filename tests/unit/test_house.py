@@ -36,6 +36,7 @@ RANK_LEVELS = {name: level for level, names in enumerate(RANK_FLOORS) for name i
 LIBRARIES = {
     "fabric": {"transports", "commands"},
     "paramiko": {"transports", "commands"},
+    "cryptography": {"transports", "commands"},
     "torch": {"distributed", "collectives", "trainer"},
     "click": {"cli"},
     "rich": {"cli"},

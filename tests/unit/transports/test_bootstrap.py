@@ -16,7 +16,15 @@ from pathlib import Path
 import pytest
 
 from launcher.transports import bootstrap
-from launcher.transports.bootstrap import MARKER, input_line, loader_command, node_code, relay_line, trainer_archive
+from launcher.transports.bootstrap import (
+    MARKER,
+    agent_code,
+    input_line,
+    loader_command,
+    node_code,
+    relay_line,
+    trainer_archive,
+)
 
 NONCE = "0123456789abcdef"
 MARKER_LINE = f"{MARKER} {NONCE} {MAGIC_NUMBER.hex()}\n".encode()
@@ -102,21 +110,32 @@ print({NONCE!r} in line.decode(), str(len(modules)) in head)
 
 
 @pytest.mark.parametrize(("magic", "kind"), [(MAGIC_NUMBER.hex(), "code"), ("610d0d0a", "str"), ("", "str")])
-def test_the_code_goes_compiled_to_a_python_like_ours_and_as_text_to_others(magic, kind):
-    sent = node_code(NONCE, magic)
+@pytest.mark.parametrize(
+    ("make_code", "packages", "own_modules"),
+    [
+        (node_code, bootstrap._PACKAGES, bootstrap._NODE_MODULES),
+        (agent_code, bootstrap._AGENT_PACKAGES, bootstrap._AGENT_MODULES),
+    ],
+)
+def test_the_code_goes_compiled_to_a_python_like_ours_and_as_text_to_others(
+    make_code, packages, own_modules, magic, kind
+):
+    sent = make_code(NONCE, magic)
     done = subprocess.run([sys.executable, "-ISc", PROBE], input=sent, capture_output=True, check=True)
     *modules, last = done.stdout.decode().splitlines()
-    names = sorted([*bootstrap._PACKAGES, *(f"launcher.node.{name}" for name in bootstrap._NODE_MODULES)])
+    names = sorted([*packages, *(f"launcher.node.{name}" for name in own_modules)])
     assert modules == [f"{name} {kind}" for name in names]
     assert last == "True True"
-    assert sent == node_code(NONCE, magic)
+    assert sent == make_code(NONCE, magic)
 
 
 def test_every_module_of_the_node_is_sent():
     folder = Path(str(bootstrap.resources.files("launcher.node")))
     there = {path.relative_to(folder).with_suffix("").as_posix().replace("/", ".") for path in folder.rglob("*.py")}
     there = {name for name in there if not name.endswith("__init__") and not name.startswith("relays.")}
-    assert set(bootstrap._NODE_MODULES) == there  # the relays' go by themselves
+    agents = {name for name in there if name.startswith("agents.")}
+    assert set(bootstrap._NODE_MODULES) == there - agents  # the relays' go by themselves
+    assert {name for name in bootstrap._AGENT_MODULES if name.startswith("agents.")} == agents
 
 
 def test_equal_code_gives_an_equal_archive():

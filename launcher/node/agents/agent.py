@@ -1,0 +1,252 @@
+"""The agent: starts processes on this node for a controller elsewhere, and carries their streams over TLS.
+
+It is started by the loader, and its first message comes on stdin. Messages are those of launcher.node.messages:
+
+    stdin              plant {run, index, token, addresses, fingerprint, silence_s, redial_s, connect_timeout_s}
+    stdout             dialled {address} or refused {why}, once; both with the nonce of the loader
+    to controller      hello {run, index, token, boot_id, dial}    out, err {channel} + bytes    exit {channel, code}
+                       took {channel, bytes}    beat
+    from controller    welcome    gone    go    open {channel, attempt, command}    data {channel} + bytes
+                       took {channel, bytes}    shut {channel}    beat    end
+
+Before `go` it ends with its login, since nothing was started. At `go` it leaves the login: its own process exits with
+0, and a fork with a session of its own continues. From then on it depends on the controller alone.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from functools import partial
+
+from launcher.node import clock, messages, signals
+from launcher.node.agents.children import Children
+from launcher.node.agents.controller_link import ControllerLink
+from launcher.node.agents.dials import Dial, Dials
+from launcher.node.agents.lifecycle import Lifecycle
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Iterator, NoReturn, Optional, Tuple
+
+    Wanted = Tuple[int, int, Callable[[], object]]
+
+_STDIN, _STDOUT = 0, 1
+_READ_BYTES = 64 << 10
+
+
+class Agent:
+    """One loop around the login, the connection to the controller and the processes of this node.
+
+    While there is no connection, no process has pipes: whatever was started through a lost one was hung up, and ends
+    by itself. The agent exits only when no process that it has started is left.
+    """
+
+    def __init__(self, nonce: str, plant: dict[str, Any]) -> None:
+        """Begin to catch signals; plant: the first message."""
+        self._nonce = nonce
+        self._plant = plant
+        self._silence_s: float = plant["silence_s"]
+        self._lifecycle = Lifecycle(plant["connect_timeout_s"], plant["redial_s"], clock.boottime())
+        addresses = [(str(host), int(port)) for host, port in plant["addresses"]]
+        self._dials = Dials(addresses, plant["fingerprint"])
+        self._children = Children(dict(os.environ), self._send)
+        self._link: Optional[ControllerLink] = None
+        self._has_answered = False
+        self._wake_read, wake_write = os.pipe()
+        for fd in (self._wake_read, wake_write):
+            os.set_blocking(fd, False)
+        signals.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        # A handler, unlike SIG_IGN, is not inherited by what is started here; it does nothing about the end of a login.
+        for number in (signals.SIGCHLD, signals.SIGHUP):
+            signals.signal(number, lambda number, frame: None)
+
+    def run(self) -> int:
+        """Serve until the agent may exit; return its exit code."""
+        self._check_time()
+        while not self._is_done():
+            poll, callbacks = select.poll(), {}
+            for fd, events, callback in self._wanted():
+                poll.register(fd, events)
+                callbacks[fd] = callback
+            ready = poll.poll(self._wait_ms())
+            # First, since what waits in the socket may have come before this machine or process was suspended.
+            self._check_time()
+            for fd, _ in ready:
+                callbacks[fd]()
+            self._flush()
+        self._answer(messages.REFUSED, why=self._dials.describe_faults())
+        return self._lifecycle.exit_code or 0
+
+    def _is_done(self) -> bool:
+        is_flushed = self._link is None or self._link.is_flushed
+        return self._lifecycle.exit_code is not None and not self._children and is_flushed
+
+    def _wanted(self) -> Iterator[Wanted]:
+        """Yield each descriptor to wait for now, with its events and callback."""
+        yield self._wake_read, select.POLLIN, self._take_signals
+        if not self._lifecycle.has_started and self._lifecycle.exit_code is None:
+            yield _STDIN, select.POLLIN, self._read_login
+        for dial in self._dials.pending:
+            yield dial.fileno(), dial.events, partial(self._advance, dial)
+        if self._link is not None:
+            yield self._link.fileno(), self._link.events(), partial(self._serve, self._link)
+            yield from self._children.wanted(is_full=self._link.is_full)
+
+    def _wait_ms(self) -> Optional[int]:
+        times = [dial.deadline for dial in self._dials.pending]
+        wake_at = self._lifecycle.wake_at()
+        if wake_at is not None:
+            times.append(wake_at)
+        if self._link is not None:
+            times.append(self._link.heard_at + self._silence_s)
+        return max(0, int((min(times) - clock.boottime()) * 1000) + 1) if times else None
+
+    def _check_time(self) -> None:
+        now = clock.boottime()
+        if self._link is not None and now - self._link.heard_at >= self._silence_s:
+            self._lose_link("no heartbeat for %g s" % self._silence_s)
+        self._dials.expire(now)
+        self._lifecycle.check_time(now)
+        if self._lifecycle.dial_at is not None and now >= self._lifecycle.dial_at:
+            self._lifecycle.begin_dial()
+            self._dials.begin(now)
+        self._end_dial(now)
+
+    # ---- the login ------------------------------------------------------------------------------------------------
+
+    def _read_login(self) -> None:
+        try:
+            data = os.read(_STDIN, _READ_BYTES)
+        except OSError:
+            data = b""
+        if not data and not self._lifecycle.has_started:
+            self._lifecycle.end(1)
+
+    def _answer(self, kind: str, **fields: Any) -> None:
+        """Tell the launch host how dialing went, once; it may be gone."""
+        if not self._has_answered:
+            self._has_answered = True
+            try:
+                os.write(_STDOUT, messages.encode(kind, nonce=self._nonce, **fields))
+            except OSError:
+                pass
+
+    def _leave_login(self) -> None:
+        """Let the process that the login knows exit with 0, and continue in a session of its own."""
+        try:
+            if os.fork():
+                os._exit(0)
+        except OSError:  # no process is left, so nothing could be started either
+            self._lifecycle.end(1)
+            return
+        os.setsid()
+        os.chdir("/")
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in range(3):
+            os.dup2(null, fd)
+        os.close(null)
+        self._lifecycle.start()
+
+    # ---- the connection -------------------------------------------------------------------------------------------
+
+    def _advance(self, dial: Dial) -> None:
+        connected = self._dials.advance(dial)
+        if connected is not None:
+            self._link = ControllerLink(connected, dial.name)
+            fields = {name: self._plant[name] for name in ("run", "index", "token")}
+            self._send(messages.HELLO, boot_id=clock.boot_id(), dial=self._lifecycle.dials, **fields)
+        self._end_dial(clock.boottime())
+
+    def _end_dial(self, now: float) -> None:
+        """Plan the next dial once every address has failed."""
+        is_dialing = self._lifecycle.dial_at is None and self._link is None
+        if is_dialing and not self._dials.pending:
+            self._lifecycle.fail_dial(now)
+        if self._lifecycle.exit_code is not None:
+            self._dials.close()
+
+    def _serve(self, link: ControllerLink) -> None:
+        if link is not self._link:  # it was lost a moment ago
+            return
+        for header, payload in link.receive():
+            self._obey(link, header, payload)
+        if link.is_lost:
+            self._lose_link("it closed the connection")
+
+    def _flush(self) -> None:
+        if self._link is not None:
+            self._link.flush()
+            if self._link.is_lost:
+                self._lose_link("it closed the connection")
+
+    def _send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
+        if self._link is not None:
+            self._link.send(kind, payload, **fields)
+
+    def _lose_link(self, why: str) -> None:
+        """Hang up whatever was started through the connection, and plan the next dial."""
+        assert self._link is not None  # the callers look
+        link, self._link = self._link, None
+        link.close()
+        self._children.lose_all()
+        if link.is_welcome:
+            self._lifecycle.disconnect(clock.boottime())
+        else:
+            self._dials.note_fault(link.name, why)
+            self._lifecycle.fail_dial(clock.boottime())
+
+    def _obey(self, link: ControllerLink, header: dict[str, Any], payload: bytes) -> None:
+        kind = header["type"]
+        if kind == messages.BEAT:
+            link.send(messages.BEAT)  # the answer is this side's heartbeat: one wake-up does for both
+        elif kind == messages.DATA:
+            self._children.add_input(header["channel"], payload)
+        elif kind == messages.TOOK:
+            self._children.note_taken(header["channel"], header["bytes"])
+        elif kind == messages.OPEN:
+            self._open(header["channel"], header["attempt"], header["command"])
+        elif kind == messages.SHUT:
+            self._children.shut(header["channel"])
+        elif kind == messages.WELCOME:
+            link.is_welcome = True
+            self._lifecycle.connect()
+            self._answer(messages.DIALLED, address=link.name)
+        elif kind == messages.GO and not self._lifecycle.has_started:
+            self._leave_login()
+        elif kind == messages.GONE:
+            self._answer(messages.REFUSED, why="GONE")
+            self._lifecycle.end(1)
+        elif kind == messages.END:
+            self._lifecycle.end(0)
+            self._children.shut_all()
+
+    # ---- the processes --------------------------------------------------------------------------------------------
+
+    def _open(self, channel: int, attempt: int, command: str) -> None:
+        why = self._lifecycle.refuse(attempt)
+        if why is None:
+            self._children.open(channel, command)
+        else:
+            self._children.refuse(channel, why)
+
+    def _take_signals(self) -> None:
+        os.read(self._wake_read, 4096)
+        self._children.reap()
+
+
+def _read_plant() -> Optional[dict[str, Any]]:
+    """Return the first message on stdin, or None if stdin ends before."""
+    decoder = messages.Decoder()
+    while True:
+        data = os.read(_STDIN, _READ_BYTES)
+        if not data:
+            return None
+        for header, _ in decoder.feed(data):
+            return header
+
+
+def main(nonce: str) -> NoReturn:
+    """Serve the controller that the first message names; never returns."""
+    plant = _read_plant()
+    os._exit(1 if plant is None else Agent(nonce, plant).run())

@@ -1,0 +1,150 @@
+"""The processes that an agent has started, and the bytes between them and the controller."""
+
+from __future__ import annotations
+
+import os
+import select
+from functools import partial
+
+from launcher.node import messages
+from launcher.node.relays.relayed_process import RelayedProcess
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Iterator, Tuple
+
+    Wanted = Tuple[int, int, Callable[[], object]]
+
+READ_BYTES = 64 << 10
+REFUSED_EXIT_CODE = 126
+
+
+class Children:
+    """All processes of an agent: by channel those of the current connection, and those of earlier ones.
+
+    Each channel that was opened ends in one EXIT, after all of its output. The processes of a connection that is lost
+    have no pipes any more; they are only reaped, and nothing is sent about them.
+
+    Both directions of a channel have a window, `messages.AGENT_WINDOW_BYTES`. Output beyond it stays in the process's
+    pipe. Input beyond it stays with the controller, which hears what the process has taken: so memory is bounded while
+    the connection is always read, and neither heartbeats nor other channels wait for a process that doesn't read.
+    """
+
+    def __init__(self, env: dict[str, str], send: Callable[..., object]) -> None:
+        """env: of all processes; send: called with type, payload and fields of a message for the controller."""
+        self._env = env
+        self._send = send
+        self._running: dict[int, RelayedProcess] = {}
+        self._untold_bytes: dict[int, int] = {}  # input that was taken, and that the controller wasn't told of yet
+        self._lost: list[RelayedProcess] = []
+
+    def __len__(self) -> int:
+        return len(self._running) + len(self._lost)
+
+    def wanted(self, *, is_full: bool) -> Iterator[Wanted]:
+        """Yield each descriptor to wait for, its events and its callback; is_full: read no output now."""
+        for channel, child in self._running.items():
+            if child.backlog:
+                yield child.stdin, select.POLLOUT, partial(self._feed, channel)
+            if not is_full and child.untaken_bytes < messages.AGENT_WINDOW_BYTES:
+                for fd in child.streams:
+                    yield fd, select.POLLIN, partial(self._read, channel, fd)
+
+    # ---- what the controller asks for -----------------------------------------------------------------------------
+
+    def open(self, channel: int, command: str) -> None:
+        """Start a process."""
+        try:
+            self._running[channel] = RelayedProcess(command, self._env)
+            self._untold_bytes[channel] = 0
+        except OSError as error:  # no process is left, or no descriptor
+            self.refuse(channel, error.strerror or repr(error))
+
+    def refuse(self, channel: int, why: str) -> None:
+        """Answer that no process was started."""
+        self._send(messages.ERR, ("launch: %s\n" % why).encode("utf-8", "replace"), channel=channel)
+        self._send(messages.EXIT, channel=channel, code=REFUSED_EXIT_CODE)
+
+    def add_input(self, channel: int, data: bytes) -> None:
+        """Pass bytes to a process, unless it has exited."""
+        child = self._running.get(channel)
+        if child is not None and child.stdin >= 0:
+            child.backlog += data
+            self._feed(channel)
+
+    def note_taken(self, channel: int, size_bytes: int) -> None:
+        """Note how much more output of a process the controller has taken."""
+        child = self._running.get(channel)
+        if child is not None:
+            child.untaken_bytes -= size_bytes
+
+    def shut(self, channel: int) -> None:
+        """Close the pipes of a process; its EXIT still follows."""
+        child = self._running.get(channel)
+        if child is not None:
+            child.hang_up()
+            self._settle(channel)
+
+    def shut_all(self) -> None:
+        """Close the pipes of all processes; each EXIT still follows."""
+        for channel in list(self._running):
+            self.shut(channel)
+
+    def lose_all(self) -> None:
+        """Close the pipes of all processes, whose connection is lost."""
+        for child in self._running.values():
+            child.hang_up()
+            if child.exit_code is None:
+                self._lost.append(child)
+        self._running.clear()
+        self._untold_bytes.clear()
+
+    # ---- what the processes do ------------------------------------------------------------------------------------
+
+    def reap(self) -> None:
+        """Take note of the processes that have exited."""
+        for channel, child in list(self._running.items()):
+            if _has_exited(child):
+                self._settle(channel)
+        self._lost = [child for child in self._lost if not _has_exited(child)]
+
+    def _feed(self, channel: int) -> None:
+        child = self._running.get(channel)
+        if child is None or not child.backlog:  # it was shut a moment ago
+            return
+        before = len(child.backlog)
+        child.feed()
+        untold = self._untold_bytes[channel] + before - len(child.backlog)
+        if untold >= messages.AGENT_TOOK_BYTES:
+            self._send(messages.TOOK, channel=channel, bytes=untold)
+            untold = 0
+        self._untold_bytes[channel] = untold
+
+    def _read(self, channel: int, fd: int) -> None:
+        child = self._running.get(channel)
+        if child is None or fd not in child.streams:  # it was shut a moment ago
+            return
+        data = os.read(fd, READ_BYTES)
+        if data:
+            child.untaken_bytes += len(data)
+            self._send(child.streams[fd].decode(), data, channel=channel)
+        else:
+            os.close(fd)
+            del child.streams[fd]
+            self._settle(channel)
+
+    def _settle(self, channel: int) -> None:
+        """Send the exit of a process once it has exited and all of its output was sent."""
+        child = self._running[channel]
+        if child.exit_code is not None and not child.streams:
+            child.hang_up()
+            del self._running[channel], self._untold_bytes[channel]
+            self._send(messages.EXIT, channel=channel, code=child.exit_code)
+
+
+def _has_exited(child: RelayedProcess) -> bool:
+    if child.exit_code is None:
+        pid, status = os.waitpid(child.pid, os.WNOHANG)
+        if pid:
+            child.exit_code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+    return child.exit_code is not None

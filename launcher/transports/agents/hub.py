@@ -1,0 +1,226 @@
+"""All agents of a run: the port that they dial, which of them are connected, and what all of them are told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import itertools
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from launcher.concurrency import start_task, start_thread
+from launcher.errors import HostFailureKind, LauncherError
+from launcher.node import messages
+from launcher.transports.agents.credentials import Credentials, make_server_context
+from launcher.transports.agents.doorway import Doorway, open_port
+from launcher.transports.agents.link import AgentLink, Header
+from launcher.transports.agents.transport import AgentTransport
+
+BEATS_PER_SILENCE = 2.5  # two may be lost
+LEAVE_S = 10.0  # for agents to leave, once their processes have ended
+
+
+class Hub:
+    """The controller's end of all agents, from `listen` to `close`.
+
+    One thread runs an event loop with all connections, and never waits for a caller: what a channel holds is bounded by
+    its window. The public methods may be called in any other thread. `_changed` guards `_links` and `_given_up`, and is
+    notified of every change; `_links` holds at most one link for each agent, one that was admitted and isn't lost.
+
+    If the loop fails, which it should not, all connections are lost and the hub is as good as closed.
+    """
+
+    def __init__(
+        self, run_id: str, names: Sequence[str], credentials: Credentials, *, silence_s: float,
+        on_change: Callable[[], object],
+    ) -> None:  # fmt: skip
+        """names: of the hosts, by the index of their agent; on_change: called in the hub's thread, must not block."""
+        self._run_id = run_id
+        self._indexes = {name: index for index, name in enumerate(names)}
+        self._names = tuple(names)
+        self._credentials = credentials
+        self._silence_s = silence_s
+        self._on_change = on_change
+        self._changed = threading.Condition()
+        self._links: dict[int, AgentLink] = {}
+        self._given_up: set[int] = set()
+        self._has_started = False
+        self._is_closing = False
+        self._attempts = itertools.count(1)
+        self._numbers = itertools.count(1)
+        self._doorway: Doorway | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._end = asyncio.Event()
+        self._left = asyncio.Event()
+        self._leave_s = LEAVE_S
+
+    # ---- in any thread --------------------------------------------------------------------------------------------
+
+    def listen(self) -> int:
+        """Listen on all addresses of this machine; return the port.
+
+        Raise LauncherError if this machine has no port or thread left.
+        """
+        context = make_server_context(self._credentials)
+        try:
+            listener = open_port()
+        except OSError as error:
+            raise LauncherError(f"this machine can't listen on a port: {error.strerror}") from None
+        is_serving = threading.Event()
+        try:
+            self._thread = start_thread(lambda: self._run(listener, context, is_serving), "agents", self._break)
+        except LauncherError:
+            listener.close()
+            raise
+        port: int = listener.getsockname()[1]
+        is_serving.wait()
+        return port
+
+    @property
+    def refused(self) -> int:
+        """Return how many connections were not an agent's of this run."""
+        return self._doorway.refused if self._doorway is not None else 0
+
+    def missing(self) -> list[str]:
+        """Return the hosts whose agent is not connected now."""
+        with self._changed:
+            return [name for name, index in self._indexes.items() if index not in self._links]
+
+    def wait_for_all(self, timeout_s: float) -> list[str]:
+        """Block until all agents are connected; return the hosts whose agent is not connected in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._links) == len(self._names) or self._is_closing, timeout_s)
+        return self.missing()
+
+    def go(self) -> None:
+        """Tell all agents, also those that connect later, that processes may be started."""
+        self._call(self._go)
+
+    def give_up(self, name: str) -> None:
+        """End the agent of a host for good, also if it connects later."""
+        self._call(lambda: self._give_up(self._indexes[name]))
+
+    def open_transport(self) -> AgentTransport:
+        """Begin a new attempt: agents that have heard of it start nothing for an earlier one any more."""
+        return AgentTransport(next(self._attempts), self._find_link, lambda: next(self._numbers))
+
+    def close(self, leave_s: float = LEAVE_S) -> None:
+        """End all agents, wait at most `leave_s` for them to leave, and close the port; call it again at any time."""
+        with self._changed:
+            self._is_closing = True
+            self._leave_s = leave_s
+            self._changed.notify_all()
+        self._call(self._begin_end)
+        if self._thread is not None:
+            self._thread.join()
+
+    def _find_link(self, name: str, timeout_s: float) -> AgentLink | None:
+        index = self._indexes[name]
+        with self._changed:
+            self._changed.wait_for(lambda: index in self._links or self._is_closing, timeout_s)
+            return self._links.get(index)
+
+    def _call(self, action: Callable[[], object]) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(action)
+
+    # ---- in the hub's thread --------------------------------------------------------------------------------------
+
+    def _run(self, listener: socket.socket, context: ssl.SSLContext, is_serving: threading.Event) -> None:
+        try:
+            asyncio.run(self._serve(listener, context, is_serving))
+        finally:
+            listener.close()
+            is_serving.set()
+
+    async def _serve(self, listener: socket.socket, context: ssl.SSLContext, is_serving: threading.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        # What asyncio reports here is the failure of a connection, perhaps a stranger's; `connection_lost` follows.
+        self._loop.set_exception_handler(lambda loop, context: None)
+        doorway = self._doorway = Doorway(listener, context, lambda: AgentLink(self._admit, self._lose))
+        tasks = [self._start(doorway.accept()), self._start(self._beat())]
+        is_serving.set()
+        try:
+            await self._end.wait()
+            for link in self._links.values():
+                link.send(messages.END)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._wait_for_leaving(), self._leave_s)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            await doorway.close()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return start_task(work, self._break)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._silence_s / BEATS_PER_SILENCE)
+            for link in self._links.values():
+                link.send(messages.BEAT)
+
+    async def _wait_for_leaving(self) -> None:
+        while self._links:
+            self._left.clear()
+            await self._left.wait()
+
+    def _admit(self, link: AgentLink, hello: Header) -> bool:
+        """Return whether a connection is that of an agent of this run; register it, or end the agent for good."""
+        index, token = hello["index"], str(hello["token"]).encode("utf-8", "replace")
+        if hello["run"] != self._run_id or index >= len(self._names):
+            return False
+        if not hmac.compare_digest(token, self._credentials.tokens[index].encode()):
+            return False
+        if self._is_closing or index in self._given_up:
+            link.send_last(messages.GONE)
+            return True
+        older = self._links.get(index)
+        if older is not None:
+            older.drop(HostFailureKind.CONNECTION, "its agent has connected again")
+        link.admit(self._names[index], index, self._silence_s)
+        link.send(messages.WELCOME)
+        if self._has_started:
+            link.send(messages.GO)
+        with self._changed:
+            self._links[index] = link
+            self._changed.notify_all()
+        self._on_change()
+        return True
+
+    def _lose(self, link: AgentLink) -> None:
+        with self._changed:
+            if self._links.get(link.index) is link:
+                del self._links[link.index]
+            self._changed.notify_all()
+        self._left.set()
+        self._on_change()
+
+    def _go(self) -> None:
+        self._has_started = True
+        for link in self._links.values():
+            link.send(messages.GO)
+
+    def _give_up(self, index: int) -> None:
+        self._given_up.add(index)
+        link = self._links.get(index)
+        if link is not None:
+            link.send_last(messages.GONE)
+
+    def _begin_end(self) -> None:
+        self._end.set()
+
+    def _break(self, error: object) -> None:
+        """End everything, without waiting: the hub can't be trusted any more."""
+        with self._changed:
+            self._is_closing = True
+            self._leave_s = 0.0
+            self._changed.notify_all()
+        self._call(self._begin_end)
