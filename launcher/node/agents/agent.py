@@ -109,9 +109,10 @@ class Agent:
         self._dials.expire(now)
         self._lifecycle.check_time(now)
         if self._lifecycle.dial_at is not None and now >= self._lifecycle.dial_at:
-            self._lifecycle.begin_dial()
+            self._lifecycle.begin_dial(now)
             self._dials.begin(now)
-        self._end_dial(now)
+        if self._lifecycle.exit_code is not None:
+            self._dials.close()
 
     # ---- the login ------------------------------------------------------------------------------------------------
 
@@ -156,15 +157,7 @@ class Agent:
             self._link = ControllerLink(connected, dial.name)
             fields = {name: self._plant[name] for name in ("run", "index", "token")}
             self._send(messages.HELLO, boot_id=clock.boot_id(), dial=self._lifecycle.dials, **fields)
-        self._end_dial(clock.boottime())
-
-    def _end_dial(self, now: float) -> None:
-        """Plan the next dial once every address has failed."""
-        is_dialing = self._lifecycle.dial_at is None and self._link is None
-        if is_dialing and not self._dials.pending:
-            self._lifecycle.fail_dial(now)
-        if self._lifecycle.exit_code is not None:
-            self._dials.close()
+            self._lifecycle.stop_dialing()
 
     def _serve(self, link: ControllerLink) -> None:
         if link is not self._link:  # it was lost a moment ago
@@ -194,7 +187,7 @@ class Agent:
             self._lifecycle.disconnect(clock.boottime())
         else:
             self._dials.note_fault(link.name, why)
-            self._lifecycle.fail_dial(clock.boottime())
+            self._lifecycle.plan_dial(clock.boottime())
 
     def _obey(self, link: ControllerLink, header: dict[str, Any], payload: bytes) -> None:
         kind = header["type"]

@@ -41,8 +41,11 @@ class Dials:
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
 
     def begin(self, now: float) -> None:
-        """Begin to connect to every address; now: as for `expire`."""
+        """Begin to connect to every address with which that isn't in progress; now: as for `expire`."""
+        names = {dial.name for dial in self.pending}
         for host, port in self._addresses:
+            if _name(host, port) in names:
+                continue
             try:
                 self.pending.append(Dial(host, port, now))
             except OSError as error:
@@ -73,13 +76,12 @@ class Dials:
 
     def describe_faults(self) -> str:
         """Return what went wrong at each address, in one line."""
-        faults = {dial.name: "no answer" for dial in self.pending}
-        faults.update(self._faults)
-        return "; ".join("%s: %s" % fault for fault in faults.items()) or "no address"
+        return "; ".join("%s: %s" % fault for fault in self._faults.items()) or "no address"
 
     def close(self) -> None:
         """Drop all connections that are being made."""
         for dial in self.pending:
+            self._faults.setdefault(dial.name, "no answer")
             dial.close()
         self.pending.clear()
 

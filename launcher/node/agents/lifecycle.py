@@ -22,26 +22,30 @@ class Lifecycle:
         self.has_started = False  # GO has come
         self.exit_code: Optional[int] = None
         self.dials = 0
-        self.dial_at: Optional[float] = now  # None while it dials, is connected, or ends
+        self.dial_at: Optional[float] = now  # None while it is connected, or ends
         self._redial_s = redial_s
         self._give_up_at: Optional[float] = now + connect_timeout_s
-        self._failures = 0  # since it was last connected
+        self._pauses = 0  # since it was last connected
         self._attempt = 0  # the highest that was seen
 
-    def begin_dial(self) -> None:
-        """Note that all addresses are being tried; `connect` or `fail_dial` follows."""
+    def begin_dial(self, now: float) -> None:
+        """Note that all addresses are being tried. The next dial follows even if some of them don't respond."""
         self.dials += 1
-        self.dial_at = None
+        self.plan_dial(now)
 
-    def fail_dial(self, now: float) -> None:
-        """Plan the next dial, after a pause."""
+    def plan_dial(self, now: float) -> None:
+        """Plan the next dial, after a pause that grows."""
         if self.exit_code is None:
-            self._failures += 1
-            self.dial_at = now + min(self._failures * MIN_PAUSE_S, MAX_PAUSE_S)
+            self._pauses += 1
+            self.dial_at = now + min(self._pauses * MIN_PAUSE_S, MAX_PAUSE_S)
+
+    def stop_dialing(self) -> None:
+        """Note that the controller was found, which may still refuse this agent."""
+        self.dial_at = None
 
     def connect(self) -> None:
         """Note that the controller has accepted this agent."""
-        self._failures = 0
+        self._pauses = 0
         self._give_up_at = None
 
     def disconnect(self, now: float) -> None:
@@ -50,7 +54,7 @@ class Lifecycle:
             self.end(1)
         elif self.exit_code is None:
             self._give_up_at = now + self._redial_s
-            self.fail_dial(now)
+            self.plan_dial(now)
 
     def start(self) -> None:
         """Note GO: from now on processes may be started."""

@@ -98,7 +98,7 @@ class Hub:
         return self.missing()
 
     def go(self) -> None:
-        """Tell all agents, also those that connect later, that processes may be started."""
+        """Let all agents start processes, also those that connect later."""
         self._call(self._go)
 
     def give_up(self, name: str) -> None:

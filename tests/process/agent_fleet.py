@@ -1,0 +1,211 @@
+"""A hub in the test, agents in processes of their own that are planted as over SSH, and a wire that can be cut."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from machines.patience import DEADLINE_S, NEVER_S
+from node_process import is_alive, wait_until
+
+from launcher.hosts.host import Host
+from launcher.node import messages
+from launcher.transports import bootstrap
+from launcher.transports.agents.credentials import Credentials, make_credentials
+from launcher.transports.agents.hub import Hub
+from launcher.transports.base import STDERR, STDOUT, Channel
+from launcher.transports.local import LocalTransport
+
+MARK = "AGENT_TEST_MARK"
+RUN = "20261120-091233"
+Addresses = Sequence[tuple[str, int]]
+
+
+class Planted:
+    """An agent as the launch host sees it: the channel over which it was started."""
+
+    def __init__(self, host: Host, order: dict[str, Any], python: str) -> None:
+        self._nonce = secrets.token_hex(8)
+        self.channel = LocalTransport().open(host, bootstrap.loader_command(python, self._nonce), DEADLINE_S)
+        marker = self._read_line().split()
+        assert marker[:2] == [bootstrap.MARKER.encode(), self._nonce.encode()]
+        self.channel.write(bootstrap.agent_code(self._nonce, marker[2].decode()))
+        self.channel.write(messages.encode(messages.PLANT, **order))
+
+    def read_answer(self) -> dict[str, Any]:
+        """Return what it says to the launch host, without what every answer has."""
+        ((header, _),) = messages.Decoder().feed(self._read_line())
+        assert header.pop("nonce") == self._nonce
+        return header
+
+    def wait_for_end(self) -> int | None:
+        """Return the exit code of what the login has started: 0 also at GO, when the agent leaves it."""
+        assert read_all(self.channel) == {STDOUT: b"", STDERR: b""}
+        return self.channel.exit_code()
+
+    def _read_line(self) -> bytes:
+        text = b""
+        while not text.endswith(b"\n"):
+            stream, data = self.channel.read()
+            assert stream == STDOUT, (stream, data, text)
+            text += data
+        return text
+
+
+class Fleet:
+    """One hub, and agents for some of its hosts."""
+
+    def __init__(self, *names: str, silence_s: float = NEVER_S) -> None:
+        self.mark = secrets.token_hex(8)
+        self.credentials = make_credentials(len(names))
+        self.names = names
+        self.changes = 0
+        self._silence_s = silence_s
+        self.planted: list[Planted] = []
+        self.hub = Hub(RUN, names, self.credentials, silence_s=silence_s, on_change=self._count)
+        self.port = self.hub.listen()
+
+    def _count(self) -> None:
+        self.changes += 1
+
+    def plant(
+        self, name: str, addresses: Addresses = (), *, credentials: Credentials | None = None,
+        python: str = sys.executable, **fields: Any,
+    ) -> Planted:  # fmt: skip
+        """Start an agent; fields: of its first message, instead of those that are right."""
+        index = self.names.index(name)
+        order = {
+            "run": RUN,
+            "index": index,
+            "token": self.credentials.tokens[index],
+            "addresses": list(addresses) or [("127.0.0.1", self.port)],
+            "fingerprint": (credentials or self.credentials).fingerprint,
+            "silence_s": self._silence_s,
+            "redial_s": NEVER_S,
+            "connect_timeout_s": NEVER_S,
+        }
+        os.environ[MARK] = self.mark
+        try:
+            self.planted.append(Planted(Host(name), {**order, **fields}, python))
+        finally:
+            del os.environ[MARK]
+        return self.planted[-1]
+
+    def start(self) -> None:
+        """Plant all agents, and let them leave their logins."""
+        planted = [self.plant(name) for name in self.names]
+        assert {one.read_answer()["type"] for one in planted} == {"dialled"}
+        assert self.hub.wait_for_all(DEADLINE_S) == []
+        self.hub.go()
+        assert [one.wait_for_end() for one in planted] == [0] * len(planted)
+
+    def pids(self) -> list[int]:
+        """Return the living agents, and all that they have started."""
+        wanted = f"{MARK}={self.mark}".encode()
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if wanted in (path / "environ").read_bytes().split(b"\0") and is_alive(int(path.name)):
+                    found.append(int(path.name))
+        return found
+
+    def close(self) -> None:
+        """Close the hub and all logins; then nothing may be left."""
+        self.hub.close(DEADLINE_S)
+        for planted in self.planted:
+            planted.channel.close()
+        try:
+            wait_until(lambda: not self.pids())
+        finally:
+            for pid in self.pids():
+                os.kill(pid, signal.SIGKILL)
+            for planted in self.planted:
+                planted.channel._process.wait()
+                read_all(planted.channel)
+
+
+def read_all(channel: Channel) -> dict[int, bytes]:
+    """Read to the end, which fails where the connection breaks."""
+    streams = {STDOUT: b"", STDERR: b""}
+    while True:
+        stream, data = channel.read()
+        if not stream:
+            return streams
+        streams[stream] += data
+
+
+def read_line(channel: Channel) -> bytes:
+    text = b""
+    while not text.endswith(b"\n"):
+        stream, data = channel.read()
+        assert stream == STDOUT, (stream, data)
+        text += data
+    return text
+
+
+class Wire:
+    """A way to the hub that can be cut, as a network can."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._wake_read, self._wake_write = os.pipe()
+        self._thread = threading.Thread(target=self._carry)
+        self._thread.start()
+
+    def cut(self) -> None:
+        """Break every connection; new ones are carried again."""
+        for pair in self._pairs:
+            for end in pair:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        os.write(self._wake_write, b"x")
+        self._thread.join()
+        for end in (self._listener, *(end for pair in self._pairs for end in pair)):
+            end.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _carry(self) -> None:
+        others: dict[socket.socket, socket.socket] = {}
+        while True:
+            ready, _, _ = select.select([self._wake_read, self._listener, *others], [], [])
+            if self._wake_read in ready:
+                return
+            for end in ready:
+                if end is self._listener:
+                    pair = (self._listener.accept()[0], socket.create_connection(("127.0.0.1", self._target)))
+                    self._pairs.append(pair)
+                    others.update([pair, pair[::-1]])
+                elif end in others:
+                    self._pass(end, others)
+
+    @staticmethod
+    def _pass(end: socket.socket, others: dict[socket.socket, socket.socket]) -> None:
+        try:
+            data = end.recv(1 << 16)
+            others[end].sendall(data)
+        except OSError:
+            data = b""
+        if not data:
+            other = others.pop(end)
+            others.pop(other, None)
+            for one in (end, other):
+                with contextlib.suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+
+
+MakeFleet = Callable[..., Fleet]

@@ -1,0 +1,498 @@
+"""Agents and the hub that they dial: bytes, strangers, and the end of each of the two."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import socket
+import ssl
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from agent_fleet import RUN, Fleet, MakeFleet, Wire, read_all, read_line
+from machines.patience import DEADLINE_S, NEVER_S, slowed
+from node_process import WAITS, find_marked, is_alive, shell, wait_until
+
+from launcher.errors import HostFailureKind
+from launcher.hosts.host import Host
+from launcher.node import messages
+from launcher.output.node_log import NodeOutput
+from launcher.session.session import Session
+from launcher.session.terms import Terms
+from launcher.transports.agents import doorway
+from launcher.transports.agents.credentials import make_credentials, make_server_context
+from launcher.transports.agents.transport import AgentTransport
+from launcher.transports.base import STDERR, STDOUT, Channel, TransportError
+
+A, B = Host("n1"), Host("n2")
+
+
+@pytest.fixture
+def make_fleet() -> Iterator[MakeFleet]:
+    """Make hubs with agents; each must leave nothing."""
+    with ExitStack() as ends:
+
+        def make(*names: str, silence_s: float = NEVER_S) -> Fleet:
+            fleet = Fleet(*(names or ("n1",)), silence_s=silence_s)
+            ends.callback(fleet.close)
+            return fleet
+
+        yield make
+    assert "agents" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.fixture
+def fleet(make_fleet: MakeFleet) -> Fleet:
+    """Return a hub whose two agents may start processes."""
+    fleet = make_fleet("n1", "n2")
+    fleet.start()
+    return fleet
+
+
+def run(transport: AgentTransport, host: Host, command: str) -> tuple[dict[int, bytes], int | None]:
+    channel = transport.open(host, command, DEADLINE_S)
+    streams = read_all(channel)
+    channel.close()
+    return streams, channel.exit_code()
+
+
+def fail_of(channel: Channel) -> tuple[HostFailureKind, str]:
+    with pytest.raises(TransportError) as caught:
+        read_all(channel)
+    assert channel.exit_code() is None
+    return caught.value.failure.kind, caught.value.failure.text
+
+
+# ---- bytes
+
+
+def test_bytes_come_back_as_they_were(make_fleet: MakeFleet, any_python: str) -> None:
+    fleet, data = make_fleet(), os.urandom(5_000_000)
+    planted = fleet.plant("n1", python=any_python)
+    assert planted.read_answer() == {"type": "dialled", "address": f"127.0.0.1 port {fleet.port}"}
+    fleet.hub.go()
+    channel = fleet.hub.open_transport().open(A, f"head -c {len(data)} | tee /dev/stderr", DEADLINE_S)
+    writer = threading.Thread(target=channel.write, args=(data,))
+    writer.start()
+    streams = read_all(channel)
+    writer.join()
+    assert channel.exit_code() == 0
+    assert streams[STDOUT] == data
+    assert streams[STDERR] == data
+
+
+@pytest.mark.parametrize(("command", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("no-such", 127)])
+def test_exit_codes(fleet: Fleet, command: str, code: int) -> None:
+    assert run(fleet.hub.open_transport(), A, command)[1] == code
+
+
+def test_a_process_that_is_not_read_or_does_not_read_stops_no_other(fleet: Fleet, tmp_path: Path) -> None:
+    transport, size = fleet.hub.open_transport(), 20_000_000
+    flood = transport.open(A, f"head -c {size} /dev/zero", DEADLINE_S)
+    data = os.urandom(4_000_000)
+    deaf = transport.open(A, f"read go <{tmp_path}/go; head -c {len(data)} | sha256sum", DEADLINE_S)
+    os.mkfifo(tmp_path / "go")
+    writer = threading.Thread(target=deaf.write, args=(data,))
+    writer.start()
+    for _ in range(10):
+        assert run(transport, A, "echo on")[0][STDOUT] == b"on\n"
+        assert run(transport, B, "echo on")[0][STDOUT] == b"on\n"
+    assert len(flood._pending[STDOUT]) <= messages.AGENT_WINDOW_BYTES + (64 << 10)
+    assert writer.is_alive(), "it waits for the process, which has taken a window at most"
+    (tmp_path / "go").write_text("go\n")
+    assert read_all(deaf)[STDOUT].split()[0].decode() == hashlib.sha256(data).hexdigest()
+    writer.join()
+    assert len(read_all(flood)[STDOUT]) == size
+
+
+def test_close_wakes_who_writes_and_the_process_sees_the_end(fleet: Fleet) -> None:
+    channel = fleet.hub.open_transport().open(A, "echo $$; exec sleep 300 <&-", DEADLINE_S)
+    pid = int(read_line(channel))
+    ended = threading.Event()
+    cat = fleet.hub.open_transport().open(A, "echo $$; read line; echo end", DEADLINE_S)
+    reader = int(read_line(cat))
+
+    def write() -> None:
+        channel.write(bytes(3_000_000))
+        ended.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    channel.close()
+    assert ended.wait(DEADLINE_S)
+    cat.close()
+    wait_until(lambda: not is_alive(reader))
+    assert is_alive(pid), "a process that heeds neither pipe nor signal ends by itself"
+    os.kill(pid, signal.SIGKILL)
+    writer.join()
+
+
+def test_a_session_over_agents(fleet: Fleet) -> None:
+    """A supervisor is started, runs a rank, and says what is left, as over every transport."""
+    outputs = [NodeOutput(name, None, None) for name in fleet.names]
+    terms = Terms(RUN, {}, [sys.executable], NEVER_S, 1, DEADLINE_S)
+
+    async def play() -> None:
+        session = Session([A, B], fleet.hub.open_transport(), outputs, terms, say=print, progress=print)
+        session.open()
+        rank = {"rank": 0, "argv": shell(WAITS), "env": {}}
+        session.send_to_all(messages.START, processes=[rank], cwd=None)
+        assert await session.pump(lambda: all(state.started for state in session.states))
+        assert find_marked(f"{session._mark}.0")
+        assert (await session.stop_all(0)).is_clean
+        assert [state.census is not None for state in session.states] == [True, True]
+        assert not find_marked(f"{session._mark}.0")
+
+    asyncio.run(play())
+
+
+# ---- strangers
+
+
+def make_client(port: int) -> ssl.SSLSocket:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context.wrap_socket(socket.create_connection(("127.0.0.1", port)))
+
+
+def read_to_end(sock: socket.socket) -> bytes:
+    text = b""
+    try:
+        while data := sock.recv(4096):
+            text += data
+    except OSError:  # it was reset
+        pass
+    return text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"token": "0" * 64},
+        {"token": "\udc80"},
+        {"token": None},
+        {"index": 1},
+        {"index": 7},
+        {"index": -1},
+        {"index": True},
+        {"index": "0"},
+        {"run": "another"},
+        {"type": "out"},
+        {"more": "x" * 4096},
+    ],
+)
+def test_a_hello_of_nobody(make_fleet: MakeFleet, change: dict[str, object]) -> None:
+    fleet = make_fleet("n1", "n2")
+    hello = {"type": "hello", "run": RUN, "index": 0, "token": fleet.credentials.tokens[0], "dial": 1, **change}
+    with make_client(fleet.port) as sock:
+        sock.sendall(messages.encode(**{"kind" if name == "type" else name: value for name, value in hello.items()}))
+        assert read_to_end(sock) == b""
+    wait_until(lambda: fleet.hub.refused == 1)
+    assert fleet.hub.missing() == ["n1", "n2"]
+    assert fleet.changes == 0
+
+
+def test_strangers_harm_nobody(
+    make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doorway, "MOST_STRANGERS", 8)
+    monkeypatch.setattr(doorway, "ROOM_S", 0.05)
+    fleet = make_fleet()
+    silent = [socket.create_connection(("127.0.0.1", fleet.port)) for _ in range(40)]
+    fleet.start()
+    holds = fleet.hub.open_transport().open(A, "cat", DEADLINE_S)
+    for text in (b"GET / HTTP/1.0\r\n\r\n", os.urandom(100_000), b""):
+        with socket.create_connection(("127.0.0.1", fleet.port)) as sock:
+            try:
+                sock.sendall(text)
+                sock.shutdown(socket.SHUT_WR)
+                read_to_end(sock)
+            except OSError:  # it was reset
+                pass
+    with make_client(fleet.port) as sock:
+        sock.sendall(b"not JSON\n")
+        assert read_to_end(sock) == b""
+    with make_client(fleet.port) as sock:
+        try:
+            for _ in range(100):
+                sock.sendall(bytes(1 << 16))
+        except OSError:
+            pass
+    wait_until(lambda: fleet.hub.refused >= 40 - 8 + 5)
+    for sock in silent:
+        sock.close()
+    wait_until(lambda: fleet.hub.refused == 40 + 5)
+    holds.write(b"on\n")
+    assert read_line(holds) == b"on\n"
+    assert fleet.hub.missing() == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_impostor_gets_no_token(make_fleet: MakeFleet) -> None:
+    """Nor does it keep the agent from the controller."""
+    fleet, heard = make_fleet(), list[bytes]()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        context = make_server_context(make_credentials(1))
+
+        def answer() -> None:
+            sock, _ = listener.accept()
+            with context.wrap_socket(sock, server_side=True) as secured:
+                heard.append(read_to_end(secured))
+
+        impostor = threading.Thread(target=answer)
+        impostor.start()
+        port = listener.getsockname()[1]
+        planted = fleet.plant("n1", [("127.0.0.1", port)], connect_timeout_s=slowed(1))
+        assert planted.read_answer() == {
+            "type": "refused",
+            "why": f"127.0.0.1 port {port}: certificate does not fit",
+        }
+        assert planted.wait_for_end() == 1
+        impostor.join()
+    assert heard == [b""]
+
+
+def test_one_address_that_works_is_enough(make_fleet: MakeFleet) -> None:
+    fleet, other = make_fleet(), make_fleet()
+    with socket.create_server(("127.0.0.1", 0)) as hangs, socket.create_server(("127.0.0.1", 0)) as closed:
+        closed_port = closed.getsockname()[1]
+        closed.close()
+        ports = [hangs.getsockname()[1], closed_port, other.port, fleet.port]
+        addresses = [("::1", fleet.port), *(("127.0.0.1", port) for port in ports[:3])]
+        planted = fleet.plant(
+            "n1", addresses if socket.has_dualstack_ipv6() else [("127.0.0.1", port) for port in ports]
+        )
+        assert planted.read_answer()["type"] == "dialled"
+    assert fleet.hub.wait_for_all(DEADLINE_S) == []
+
+
+def test_no_address_that_works(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet()
+    with socket.create_server(("127.0.0.1", 0)) as hangs, socket.create_server(("127.0.0.1", 0)) as closed:
+        hanging, refusing = hangs.getsockname()[1], closed.getsockname()[1]
+        closed.close()
+        addresses = [("127.0.0.1", hanging), ("127.0.0.1", refusing), ("n1.invalid", 1)]
+        planted = fleet.plant("n1", addresses, connect_timeout_s=slowed(0.3))
+        why = planted.read_answer()["why"].split("; ")
+        assert f"127.0.0.1 port {hanging}: no answer" in why
+        assert f"127.0.0.1 port {refusing}: connection refused" in why
+        assert any(line.startswith("n1.invalid port 1: ") for line in why)
+        assert planted.wait_for_end() == 1
+    assert fleet.hub.missing() == ["n1"]
+
+
+# ---- before GO
+
+
+def test_before_go_nothing_is_started_and_the_login_ends_it(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet()
+    planted = fleet.plant("n1")
+    assert planted.read_answer()["type"] == "dialled"
+    transport = fleet.hub.open_transport()
+    assert run(transport, A, "echo on") == (
+        {STDOUT: b"", STDERR: b"launch: the controller has not said GO\n"},
+        126,
+    )
+    assert len(fleet.pids()) == 1
+    planted.channel.close()
+    wait_until(lambda: fleet.hub.missing() == ["n1"])
+    wait_until(lambda: not fleet.pids())
+    with pytest.raises(TransportError) as caught:
+        transport.open(A, "echo on", 0.01)
+    failure = caught.value.failure
+    assert (failure.kind, failure.text) == (
+        HostFailureKind.TIMED_OUT,
+        "its agent is not connected (waited 0.01 s)",
+    )
+
+
+def test_before_go_the_loss_of_the_connection_ends_it(wire: Callable[[int], Wire], make_fleet: MakeFleet) -> None:
+    fleet = make_fleet()
+    way = wire(fleet.port)
+    planted = fleet.plant("n1", [("127.0.0.1", way.port)])
+    assert planted.read_answer()["type"] == "dialled"
+    way.cut()
+    assert planted.wait_for_end() == 1
+
+
+def test_an_agent_that_was_given_up_is_gone(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet("n1", "n2")
+    early = fleet.plant("n1")
+    assert early.read_answer()["type"] == "dialled"
+    for name in fleet.names:
+        fleet.hub.give_up(name)
+    assert early.wait_for_end() == 1
+    late = fleet.plant("n2")
+    assert late.read_answer() == {"type": "refused", "why": "GONE"}
+    assert late.wait_for_end() == 1
+    assert fleet.hub.wait_for_all(0.01) == ["n1", "n2"]
+    assert fleet.hub.refused == 0
+
+
+# ---- the end of one side
+
+
+@pytest.fixture
+def wire() -> Iterator[Callable[[int], Wire]]:
+    with ExitStack() as ends:
+
+        def make(port: int) -> Wire:
+            made = Wire(port)
+            ends.callback(made.close)
+            return made
+
+        yield make
+
+
+def test_after_go_the_login_may_end(fleet: Fleet) -> None:
+    channel = fleet.hub.open_transport().open(A, "echo $PPID; cat", DEADLINE_S)
+    pid = int(read_line(channel))
+    assert os.getsid(pid) == os.getpgid(pid) != os.getsid(0)
+    assert {str(Path(f"/proc/{pid}/fd/{number}").readlink()) for number in range(3)} == {os.devnull}
+    assert str(Path(f"/proc/{pid}/cwd").readlink()) == "/"
+    for planted in fleet.planted:
+        planted.channel.close()
+    os.kill(pid, signal.SIGHUP)
+    channel.write(b"on\n")
+    assert read_line(channel) == b"on\n"
+
+
+def test_an_agent_that_is_killed_loses_its_host_alone(fleet: Fleet) -> None:
+    transport = fleet.hub.open_transport()
+    lost = transport.open(A, "echo $PPID; cat", DEADLINE_S)
+    other = transport.open(B, "cat", DEADLINE_S)
+    os.kill(int(read_line(lost)), signal.SIGKILL)
+    assert fail_of(lost) == (HostFailureKind.CONNECTION, "the connection to its agent was lost")
+    with pytest.raises(BrokenPipeError):
+        lost.write(b"x")
+    lost.close()
+    assert fleet.hub.missing() == ["n1"]
+    other.write(b"on\n")
+    assert read_line(other) == b"on\n"
+
+
+def test_an_agent_whose_connection_is_cut_hangs_up_and_comes_back(
+    wire: Callable[[int], Wire], make_fleet: MakeFleet
+) -> None:
+    fleet = make_fleet()
+    way = wire(fleet.port)
+    planted = fleet.plant("n1", [("127.0.0.1", way.port)])
+    fleet.hub.wait_for_all(DEADLINE_S)
+    fleet.hub.go()
+    assert planted.read_answer()["type"] == "dialled"
+    assert planted.wait_for_end() == 0
+    first = fleet.hub.open_transport()
+    channel = first.open(A, "echo $PPID; echo $$; cat; sleep 300", DEADLINE_S)
+    text = read_line(channel)
+    while text.count(b"\n") < 2:
+        text += read_line(channel)
+    agent, child = map(int, text.split())
+    held = first.open(A, "cat; echo end", DEADLINE_S)
+    way.cut()
+    assert fail_of(channel)[1] == fail_of(held)[1] == "the connection to its agent was lost"
+    second = fleet.hub.open_transport()
+    streams, code = run(second, A, "echo $PPID")
+    assert (int(streams[STDOUT]), code) == (agent, 0)
+    assert is_alive(child), "it ends by itself: the agent has only closed its pipes"
+    os.killpg(child, signal.SIGKILL)
+    assert run(first, A, "echo on") == (
+        {STDOUT: b"", STDERR: b"launch: attempt 1 is over, attempt 2 has begun\n"},
+        126,
+    )
+    wait_until(lambda: fleet.pids() == [agent])
+
+
+def test_an_agent_that_may_not_come_back_ends(wire: Callable[[int], Wire], make_fleet: MakeFleet) -> None:
+    fleet = make_fleet()
+    way = wire(fleet.port)
+    fleet.plant("n1", [("127.0.0.1", way.port)], redial_s=0)
+    fleet.hub.wait_for_all(DEADLINE_S)
+    fleet.hub.go()
+    channel = fleet.hub.open_transport().open(A, "echo $$; cat", DEADLINE_S)
+    read_line(channel)
+    way.cut()
+    wait_until(lambda: not fleet.pids())
+
+
+def test_an_agent_that_comes_again_replaces_the_older_one(fleet: Fleet) -> None:
+    older = fleet.hub.open_transport().open(A, "cat", DEADLINE_S)
+    fleet.plant("n1", redial_s=0)
+    assert fail_of(older) == (HostFailureKind.CONNECTION, "its agent has connected again")
+    wait_until(lambda: len(fleet.pids()) == 2)  # the older one came again too, and the other one may not
+    assert fleet.hub.wait_for_all(DEADLINE_S) == []
+
+
+def test_a_frozen_agent_is_dropped_and_hangs_up_when_it_thaws(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(silence_s=slowed(0.6))
+    fleet.start()
+    channel = fleet.hub.open_transport().open(A, "echo $PPID $$; cat", DEADLINE_S)
+    agent, child = map(int, read_line(channel).split())
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        kind, text = fail_of(channel)
+        assert kind is HostFailureKind.SILENT
+        assert text.startswith("no heartbeat from its agent for ")
+        assert fleet.hub.missing() == ["n1"]
+        assert is_alive(child)
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    wait_until(lambda: not is_alive(child))
+    assert fleet.hub.wait_for_all(DEADLINE_S) == []
+
+
+def test_heartbeats_keep_the_connection(make_fleet: MakeFleet) -> None:
+    silence_s = slowed(0.6)
+    fleet = make_fleet(silence_s=silence_s)
+    fleet.start()
+    channel = fleet.hub.open_transport().open(A, f"sleep {2 * silence_s}; echo on", DEADLINE_S)
+    assert read_line(channel) == b"on\n"
+    assert fleet.changes == 1
+
+
+def test_a_controller_that_is_gone_is_waited_for_until_it_is_too_late(make_fleet: MakeFleet) -> None:
+    """Its port is closed, and silence is enough too: nothing tells that end of file from a cut network."""
+    fleet = make_fleet()
+    planted = fleet.plant("n1", redial_s=slowed(0.3))
+    fleet.hub.wait_for_all(DEADLINE_S)
+    fleet.hub.go()
+    planted.read_answer()
+    planted.wait_for_end()
+    (agent,) = fleet.pids()
+    os.kill(agent, signal.SIGSTOP)
+    fleet.hub.close(leave_s=0)
+    os.kill(agent, signal.SIGCONT)
+    wait_until(lambda: not fleet.pids())
+
+
+def list_sockets() -> list[str]:
+    """Return the sockets and event loops of this process."""
+    paths = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return sorted(str(path) for path in paths if str(path).startswith(("socket:", "anon_inode:")))
+
+
+def test_the_end_waits_for_what_runs_and_leaves_nothing(make_fleet: MakeFleet, tmp_path: Path) -> None:
+    before = list_sockets()
+    names = set(Path(tempfile.gettempdir()).glob("launch-*"))
+    fleet = make_fleet()
+    fleet.start()
+    channel = fleet.hub.open_transport().open(A, f"echo on; cat; sleep 0.1; touch {tmp_path}/done", DEADLINE_S)
+    assert read_line(channel) == b"on\n"
+    with socket.create_connection(("127.0.0.1", fleet.port)):
+        fleet.hub.close(DEADLINE_S)
+    assert (tmp_path / "done").exists()
+    assert read_all(channel) == {STDOUT: b"", STDERR: b""}
+    assert channel.exit_code() == 0
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", fleet.port))
+    assert fleet.hub.missing() == ["n1"]
+    fleet.hub.close()
+    fleet.close()
+    assert list_sockets() == before
+    assert set(Path(tempfile.gettempdir()).glob("launch-*")) == names
