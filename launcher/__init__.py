@@ -4,6 +4,7 @@ On the launch host, from the lowest layer up; each package's docstring says what
 
     escapes          foreign text, made safe for a terminal
     private_files    files that may hold secrets
+    open_files       how many files this process may have open
     clock            seconds that include suspend, and a time of day that never steps back
     wording          numbers, times and lists as text
     errors           the errors, with their exit codes

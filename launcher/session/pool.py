@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 from launcher.clock import boottime, wall_clock
 from launcher.concurrency import start_task
 from launcher.hosts.host import Host
+from launcher.open_files import allow_open_files
 from launcher.session.connection import Connection, Event, Output
 from launcher.session.terms import Terms
 from launcher.transports.base import Transport
@@ -61,7 +61,7 @@ class ConnectionPool:
 
     def start(self, first_messages: Sequence[bytes]) -> None:
         """Connect to all hosts at once; each posts READY or LOST."""
-        _allow_open_files(OWN_FILES + FILES_PER_HOST * len(self.connections))
+        allow_open_files(OWN_FILES + FILES_PER_HOST * len(self.connections))
         for connection, first_message in zip(self.connections, first_messages, strict=True):
             connection.start(self._window, first_message)
         self._lease_task = self.watch(self._keep_leases())
@@ -141,12 +141,3 @@ class ConnectionPool:
             stood_s = awake_s if connection.sleeps_along else gap_s
             if stood_s > self._terms.silence_s and connection.is_ready and not connection.is_over:
                 connection.admit_standstill(stood_s)
-
-
-def _allow_open_files(count: int) -> None:
-    """Raise this process's limit of open files if it is lower and may be raised: a shell on a Mac starts with 256."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # macOS has limits beside the hard one; what fails says so
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

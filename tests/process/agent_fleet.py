@@ -160,6 +160,7 @@ class Wire:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._is_stalled = self._is_closed = False
         self._wake_read, self._wake_write = os.pipe()
         self._thread = threading.Thread(target=self._carry)
         self._thread.start()
@@ -171,7 +172,18 @@ class Wire:
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
 
+    def stall(self) -> None:
+        """Carry nothing any more, not even the end of a connection, and take no new one."""
+        self._is_stalled = True
+        os.write(self._wake_write, b"x")
+
+    def resume(self) -> None:
+        """Carry on with what waits."""
+        self._is_stalled = False
+        os.write(self._wake_write, b"x")
+
     def close(self) -> None:
+        self._is_closed = True
         os.write(self._wake_write, b"x")
         self._thread.join()
         for end in (self._listener, *(end for pair in self._pairs for end in pair)):
@@ -181,10 +193,12 @@ class Wire:
 
     def _carry(self) -> None:
         others: dict[socket.socket, socket.socket] = {}
-        while True:
-            ready, _, _ = select.select([self._wake_read, self._listener, *others], [], [])
+        while not self._is_closed:
+            ends = [] if self._is_stalled else [self._listener, *others]
+            ready, _, _ = select.select([self._wake_read, *ends], [], [])
             if self._wake_read in ready:
-                return
+                os.read(self._wake_read, 1)
+                continue
             for end in ready:
                 if end is self._listener:
                     pair = (self._listener.accept()[0], socket.create_connection(("127.0.0.1", self._target)))

@@ -447,6 +447,21 @@ def test_a_frozen_agent_is_dropped_and_hangs_up_when_it_thaws(make_fleet: MakeFl
     assert fleet.hub.wait_for_all(DEADLINE_S) == []
 
 
+def test_silence_ends_the_connection_on_both_sides(wire: Callable[[int], Wire], make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(silence_s=slowed(0.6))
+    way = wire(fleet.port)
+    fleet.plant("n1", [("127.0.0.1", way.port)])
+    fleet.hub.wait_for_all(DEADLINE_S)
+    fleet.hub.go()
+    channel = fleet.hub.open_transport().open(A, "echo $$; cat", DEADLINE_S)
+    child = int(read_line(channel))
+    way.stall()
+    assert fail_of(channel)[0] is HostFailureKind.SILENT
+    wait_until(lambda: not is_alive(child))
+    way.resume()
+    assert fleet.hub.wait_for_all(DEADLINE_S) == []
+
+
 def test_heartbeats_keep_the_connection(make_fleet: MakeFleet) -> None:
     silence_s = slowed(0.6)
     fleet = make_fleet(silence_s=silence_s)

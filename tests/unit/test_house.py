@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 # The floors of launcher/, from the ground up: a room imports from the floors below its own, and what it is built of
 # itself. Inside a room the list in its `__init__` is the order: a module imports what stands above it there.
 FLOORS = (
-    "escapes private_files clock wording",
+    "escapes private_files open_files clock wording",
     "errors",
     "concurrency hosts",
     "job diagnosis output",

@@ -15,12 +15,14 @@ from typing import Any
 from launcher.concurrency import start_task, start_thread
 from launcher.errors import HostFailureKind, LauncherError
 from launcher.node import messages
+from launcher.open_files import allow_open_files
 from launcher.transports.agents.credentials import Credentials, make_server_context
-from launcher.transports.agents.doorway import Doorway, open_port
+from launcher.transports.agents.doorway import MOST_STRANGERS, Doorway, open_port
 from launcher.transports.agents.link import AgentLink, Header
 from launcher.transports.agents.transport import AgentTransport
 
 BEATS_PER_SILENCE = 2.5  # two may be lost
+OWN_FILES = 64
 LEAVE_S = 10.0  # for agents to leave, once their processes have ended
 
 
@@ -67,6 +69,7 @@ class Hub:
         Raise LauncherError if this machine has no port or thread left.
         """
         context = make_server_context(self._credentials)
+        allow_open_files(OWN_FILES + MOST_STRANGERS + len(self._names))
         try:
             listener = open_port()
         except OSError as error:

@@ -1,6 +1,7 @@
-"""The streams of one process that a relay has started: queues between a connection's threads and the step's.
+"""The streams of one process that a relay or an agent has started: queues between a connection's threads and others.
 
-A step is one srun or pdsh, with the relays that it runs.
+For a relay the others are those of a step, which is one srun or pdsh with the relays that it runs. For an agent
+(launcher/transports/agents) they are the thread of the hub, and "the step" below is the agent's link.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class RelayChannel:
     """The streams of one process under the relay of its node; a Channel of launcher.transports.base.
 
     The step's threads add what arrives, and its reader may be slow. Memory stays bounded: a relay under srun has a
-    window, and if it sends more than `most_bytes`, its channel ends; under pdsh the step waits in `await_room`.
+    window, as an agent has, and if it sends more than `most_bytes`, its channel ends; under pdsh the step waits in
+    `await_room`.
     """
 
     def __init__(self, host: str, number: int, link: RelayLink, most_bytes: float = math.inf) -> None:
