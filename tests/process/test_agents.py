@@ -88,7 +88,7 @@ def test_bytes_come_back_as_they_were(make_fleet: MakeFleet, any_python: str) ->
     assert streams[STDERR] == data
 
 
-@pytest.mark.parametrize(("command", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("no-such", 127)])
+@pytest.mark.parametrize(("command", "code"), [("exit 7", 7), ("kill -9 $$", 137), ("no-such", 127)])
 def test_exit_codes(fleet: Fleet, command: str, code: int) -> None:
     assert run(fleet.hub.open_transport(), A, command)[1] == code
 
@@ -249,7 +249,7 @@ def test_an_impostor_gets_no_token(make_fleet: MakeFleet) -> None:
         impostor = threading.Thread(target=answer)
         impostor.start()
         port = listener.getsockname()[1]
-        planted = fleet.plant("n1", [("127.0.0.1", port)], connect_timeout_s=slowed(1))
+        planted = fleet.plant("n1", [("127.0.0.1", port)], connect_timeout_s=slowed(0.5))
         assert planted.read_answer() == {
             "type": "refused",
             "why": f"127.0.0.1 port {port}: certificate does not fit",
@@ -376,6 +376,7 @@ def test_an_agent_that_is_killed_loses_its_host_alone(fleet: Fleet) -> None:
     assert fleet.hub.missing() == ["n1"]
     other.write(b"on\n")
     assert read_line(other) == b"on\n"
+    fleet.hub.close(leave_s=0.1)  # it doesn't come back
 
 
 def test_an_agent_whose_connection_is_cut_hangs_up_and_comes_back(
@@ -419,12 +420,29 @@ def test_an_agent_that_may_not_come_back_ends(wire: Callable[[int], Wire], make_
     read_line(channel)
     way.cut()
     wait_until(lambda: not fleet.pids())
+    fleet.hub.close(leave_s=0)
+
+
+def test_an_agent_that_was_cut_off_hears_of_the_end(wire: Callable[[int], Wire], make_fleet: MakeFleet) -> None:
+    fleet = make_fleet()
+    way = wire(fleet.port)
+    fleet.plant("n1", [("127.0.0.1", way.port)])
+    fleet.hub.wait_for_all(DEADLINE_S)
+    fleet.hub.go()
+    channel = fleet.hub.open_transport().open(A, "echo $$; cat", DEADLINE_S)
+    read_line(channel)
+    way.cut()
+    fail_of(channel)
+    fleet.hub.close(DEADLINE_S)
+    wait_until(lambda: not fleet.pids())
 
 
 def test_an_agent_that_comes_again_replaces_the_older_one(fleet: Fleet) -> None:
     older = fleet.hub.open_transport().open(A, "cat", DEADLINE_S)
-    fleet.plant("n1", redial_s=0)
+    newer = fleet.plant("n1", redial_s=0)
     assert fail_of(older) == (HostFailureKind.CONNECTION, "its agent has connected again")
+    assert newer.read_answer()["type"] == "dialled"
+    assert newer.wait_for_end() == 0
     wait_until(lambda: len(fleet.pids()) == 2)  # the older one came again too, and the other one may not
     assert fleet.hub.wait_for_all(DEADLINE_S) == []
 
@@ -472,7 +490,7 @@ def test_heartbeats_keep_the_connection(make_fleet: MakeFleet) -> None:
 
 
 def test_a_controller_that_is_gone_is_waited_for_until_it_is_too_late(make_fleet: MakeFleet) -> None:
-    """Its port is closed, and silence is enough too: nothing tells that end of file from a cut network."""
+    """For an agent, the end of its controller is a connection that is lost, and a port that refuses."""
     fleet = make_fleet()
     planted = fleet.plant("n1", redial_s=slowed(0.3))
     fleet.hub.wait_for_all(DEADLINE_S)

@@ -23,6 +23,7 @@ from launcher.transports.agents.transport import AgentTransport
 
 BEATS_PER_SILENCE = 2.5  # two may be lost
 OWN_FILES = 64
+RETURN_S = 6.0  # for agents that were cut off to dial again, which they do every 5 s, and to hear that it is over
 LEAVE_S = 10.0  # for agents to leave, once their processes have ended
 
 
@@ -50,6 +51,7 @@ class Hub:
         self._changed = threading.Condition()
         self._links: dict[int, AgentLink] = {}
         self._given_up: set[int] = set()
+        self._absent: set[int] = set()  # agents that were cut off, and may dial again
         self._has_started = False
         self._is_closing = False
         self._attempts = itertools.count(1)
@@ -113,7 +115,11 @@ class Hub:
         return AgentTransport(next(self._attempts), self._find_link, lambda: next(self._numbers))
 
     def close(self, leave_s: float = LEAVE_S) -> None:
-        """End all agents, wait at most `leave_s` for them to leave, and close the port; call it again at any time."""
+        """End all agents, wait at most `leave_s` for them to leave, and close the port; call it again at any time.
+
+        An agent that was cut off gets some seconds to come back: otherwise it would dial until its time is over. One
+        whose host is dead costs these seconds too.
+        """
         with self._changed:
             self._is_closing = True
             self._leave_s = leave_s
@@ -153,8 +159,9 @@ class Hub:
             await self._end.wait()
             for link in self._links.values():
                 link.send(messages.END)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._wait_for_leaving(), self._leave_s)
+            return_s = min(RETURN_S, self._leave_s)
+            await self._wait_while(lambda: bool(self._links or self._absent), return_s)
+            await self._wait_while(lambda: bool(self._links), self._leave_s - return_s)
         finally:
             for task in tasks:
                 task.cancel()
@@ -170,10 +177,14 @@ class Hub:
             for link in self._links.values():
                 link.send(messages.BEAT)
 
-    async def _wait_for_leaving(self) -> None:
-        while self._links:
-            self._left.clear()
-            await self._left.wait()
+    async def _wait_while(self, is_waiting: Callable[[], bool], timeout_s: float) -> None:
+        async def wait() -> None:
+            while is_waiting():
+                self._left.clear()
+                await self._left.wait()
+
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(wait(), timeout_s)
 
     def _admit(self, link: AgentLink, hello: Header) -> bool:
         """Return whether a connection is that of an agent of this run; register it, or end the agent for good."""
@@ -182,12 +193,14 @@ class Hub:
             return False
         if not hmac.compare_digest(token, self._credentials.tokens[index].encode()):
             return False
-        if self._is_closing or index in self._given_up:
-            link.send_last(messages.GONE)
-            return True
         older = self._links.get(index)
         if older is not None:
             older.drop(HostFailureKind.CONNECTION, "its agent has connected again")
+        self._absent.discard(index)
+        if self._is_closing or index in self._given_up:
+            link.send_last(messages.GONE)
+            self._left.set()
+            return True
         link.admit(self._names[index], index, self._silence_s)
         link.send(messages.WELCOME)
         if self._has_started:
@@ -203,6 +216,9 @@ class Hub:
             if self._links.get(link.index) is link:
                 del self._links[link.index]
             self._changed.notify_all()
+        # Before GO an agent ends with its connection; one that was told to end does so too.
+        if self._has_started and not self._end.is_set() and link.index not in self._given_up:
+            self._absent.add(link.index)
         self._left.set()
         self._on_change()
 
