@@ -145,7 +145,7 @@ def test_a_session_over_agents(fleet: Fleet) -> None:
         rank = {"rank": 0, "argv": shell(WAITS), "env": {}}
         session.send_to_all(messages.START, processes=[rank], cwd=None)
         assert await session.pump(lambda: all(state.started for state in session.states))
-        assert find_marked(f"{session._mark}.0")
+        wait_until(lambda: find_marked(f"{session._mark}.0"))  # once it has become its program
         assert (await session.stop_all(0)).is_clean
         assert [state.census is not None for state in session.states] == [True, True]
         assert not find_marked(f"{session._mark}.0")
@@ -233,6 +233,35 @@ def test_strangers_harm_nobody(
     assert read_line(holds) == b"on\n"
     assert fleet.hub.missing() == []
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (b"garbage\n", "its agent sent an invalid message: MalformedMessage("),
+        (b'{"type":"exit","channel":-1,"code":0}\n', "its agent sent an invalid message: MalformedMessage("),
+        (b'{"type":"exit","channel":1}\n', "its agent sent an invalid message: KeyError('code')"),
+        (messages.encode("beat", b"x"), "its agent sent an invalid message: MalformedMessage("),
+        (messages.encode("out", bytes(1 << 16), channel=1) * 70, "it sent more than its window allows"),
+        (messages.encode("out", b"x", channel=7) + messages.encode("exit", channel=1, code=3), ""),
+    ],
+)
+def test_an_agent_that_misbehaves(make_fleet: MakeFleet, message: bytes, text: str) -> None:
+    fleet = make_fleet()
+    hello = {"run": RUN, "index": 0, "token": fleet.credentials.tokens[0], "dial": 1, "boot_id": None}
+    with make_client(fleet.port) as sock:
+        sock.sendall(messages.encode("hello", **hello))
+        assert sock.recv(4096) == messages.encode("welcome")
+        channel = fleet.hub.open_transport().open(A, "cat", DEADLINE_S)
+        assert sock.recv(4096) == messages.encode("open", channel=1, attempt=1, command="cat")
+        sock.sendall(message)
+        if not text:  # what belongs to no channel is dropped
+            assert (read_all(channel), channel.exit_code()) == ({STDOUT: b"", STDERR: b""}, 3)
+            return
+        wait_until(lambda: channel.is_over)  # a reader would take output in time
+        kind, said = fail_of(channel)
+    assert kind is HostFailureKind.PROTOCOL
+    assert said.startswith(text)
 
 
 def test_an_impostor_gets_no_token(make_fleet: MakeFleet) -> None:

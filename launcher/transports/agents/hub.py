@@ -31,8 +31,9 @@ class Hub:
     """The controller's end of all agents, from `listen` to `close`.
 
     One thread runs an event loop with all connections, and never waits for a caller: what a channel holds is bounded by
-    its window. The public methods may be called in any other thread. `_changed` guards `_links` and `_given_up`, and is
-    notified of every change; `_links` holds at most one link for each agent, one that was admitted and isn't lost.
+    its window. The public methods may be called in any other thread. `_changed` guards `_links`, and is notified of
+    every change; `_links` holds at most one link for each agent, one that was admitted and isn't lost. Only the hub's
+    thread uses `_given_up` and `_absent`.
 
     If the loop fails, which it should not, all connections are lost and the hub is as good as closed.
     """
@@ -196,11 +197,12 @@ class Hub:
         older = self._links.get(index)
         if older is not None:
             older.drop(HostFailureKind.CONNECTION, "its agent has connected again")
-        self._absent.discard(index)
         if self._is_closing or index in self._given_up:
             link.send_last(messages.GONE)
-            self._left.set()
+            # Only then has it heard that: an earlier end of the connection could overtake the message.
+            link.closed.add_done_callback(lambda _: self._forget(index))
             return True
+        self._absent.discard(index)
         link.admit(self._names[index], index, self._silence_s)
         link.send(messages.WELCOME)
         if self._has_started:
@@ -221,6 +223,10 @@ class Hub:
             self._absent.add(link.index)
         self._left.set()
         self._on_change()
+
+    def _forget(self, index: int) -> None:
+        self._absent.discard(index)
+        self._left.set()
 
     def _go(self) -> None:
         self._has_started = True
