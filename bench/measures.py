@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bench.detached import detached
 from bench.ends import ends
 from bench.farm import Farm, farm
 from bench.includes import includes
@@ -164,6 +165,7 @@ MEASURES: dict[str, tuple[Callable[[], list[Row]], tuple[str, ...]]] = {
     "checks": (checks, ("sshd",)),
     "ends": (ends, ("sshd",)),
     "restarts": (restarts, ("sshd",)),
+    "detached": (detached, ("sshd",)),
     "flood": (flood, ("sshd", "ssh", "pdsh")),
     "idle": (idle, ("sshd",)),
     "many-hosts": (many_hosts, ("sshd", "ssh", "pdsh")),

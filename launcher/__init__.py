@@ -19,6 +19,7 @@ On the launch host, from the lowest layer up; each package's docstring says what
     session/         the protocol with the supervisors of all nodes
     runs/            a run from start to report
     commands/        every command besides a run
+    controller/      the controller of a run on another machine, and what is asked of it
     cli/             the command line
 
 What the ranks run doesn't depend on any of that:

@@ -26,6 +26,24 @@ def make_private(folder: Path, base: Path, *, exist_ok: bool = False) -> None:
     folder.mkdir(mode=0o700, exist_ok=exist_ok)
 
 
+def write_private(path: Path, text: str) -> None:
+    """Write a text; an argument that isn't valid text holds lone surrogates, which as `\\udce9` are JSON again."""
+    with open(path, "w", encoding="utf-8", errors="backslashreplace", opener=open_private) as file:
+        file.write(text)
+
+
+def replace_private(path: Path, text: str) -> None:
+    """Write a text so that whoever reads the file gets the old text or the new one."""
+    fresh = path.with_name(path.name + ".new")
+    try:
+        write_private(fresh, text)
+        fresh.replace(path)
+    except OSError:
+        with suppress(OSError):
+            fresh.unlink()  # a full disk leaves it empty
+        raise
+
+
 @contextmanager
 def lock_directory(path: str) -> Iterator[tuple[int, ...]]:
     """Keep systemd-tmpfiles, which removes files in /tmp that are ten days old, out of a directory.

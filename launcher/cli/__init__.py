@@ -8,7 +8,6 @@ One file per command, and the modules that they share. In reading order:
     nameless_user       a user id without a name, as in some containers
     file_owners         who else can write a file that was found, not named
     defaults            launcher.toml: where the value of an option comes from
-    console             what the user sees: messages, output, progress
     help                the options in groups and the examples, for --help
     option_sources      which of two values counts, and where it came from
     trailing_options    options of `launch` that were typed after the script
@@ -17,22 +16,23 @@ One file per command, and the modules that they share. In reading order:
     options             the options that several commands share, for click
     job_request         the options of a job and the words after them -> the Job
     prompts             ask for passwords and passphrases, once for all hosts
-    state_directory     where the launch host remembers hosts that failed and runs that were started
+    state_directory     what this machine remembers: hosts that failed, and runs that were started
     run_origin          who typed what, and where, for run.json
-    logout              whether this system ends the processes of a user who logs out
     detachment          --detach: out of the terminal
     runner              from a job and its hosts to a run on the console
     selection           which hosts, and which transport
+    planting            --detach: a controller and agents on the hosts
     run                 launch SCRIPT
     singlenode          launch singlenode
     node                launch node
-    log_printer         the lines of a run's logs, on the terminal
-    run_end             how a run ended that another process controlled
+    run_place           the run that a command names, here or elsewhere
+    run_rows            what there is to say of each run, asked where it is controlled
     ps                  launch ps
     attach              launch attach
     logs                launch logs
     wait                launch wait
     stop                launch stop
+    fetch               launch fetch
     check               launch check
     clean               launch clean
     exec                launch exec

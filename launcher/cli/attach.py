@@ -1,53 +1,59 @@
-"""launch attach: watch a run that is controlled by another process of this machine."""
+"""launch attach: watch a run that is controlled by another process, here or on another machine."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections import deque
+from pathlib import Path
 
 import click
 
 from launcher.cli.help import Command
 from launcher.cli.option_groups import gather
-
-_LAST_LINES = 20
-_TAIL_BYTES = 1 << 16
+from launcher.cli.run_place import RemoteRun, RunPlace, controller_options
+from launcher.errors import LauncherError
+from launcher.runs.run_list import ListedRun
 
 
 @click.command("attach", cls=Command)
 @click.argument("run", metavar="[RUN]", required=False)
+@controller_options
 @gather
-def command(*, run: str | None) -> int:
+def command(*, run: str | None, place: RunPlace) -> int:
     """Show the last lines of RUN and what follows, until it ends.  [default: the newest run]
 
     Ctrl-C leaves, and the run continues; Ctrl-\\ shows the Python stacks of its ranks. The exit code is the run's.
     """
     from launcher.cli.error_lines import tell
-    from launcher.cli.log_printer import ScreenPrinter, find_hosts, follow
-    from launcher.cli.run_end import conclude, is_running
-    from launcher.cli.state_directory import open_run_list
-    from launcher.output.log_reader import Choice, RunLogs
+    from launcher.cli.run_place import answer, fetch, find_run
+    from launcher.commands.attach import attach
+    from launcher.controller import requests
+    from launcher.output.view import look_here
 
-    found = open_run_list().find(run)
-    hosts = find_hosts(found.read_record())
-    printer = ScreenPrinter(hosts)
-    logs = RunLogs(found.folder, hosts, Choice(), _TAIL_BYTES)
-
-    def ask_for_stacks(*_: object) -> None:
-        if not found.is_here:
-            tell(f"launch: only {found.controller.host} can ask for the stacks")
-        elif is_running(found):
-            os.kill(found.controller.pid, signal.SIGQUIT)
-
-    signal.signal(signal.SIGQUIT, ask_for_stacks)
+    found = find_run(run, place)
+    signal.signal(signal.SIGQUIT, lambda *_: _ask_for_stacks(found))
     try:
-        for line in deque(logs.read(), _LAST_LINES):
-            printer.print(line)
-        printer.flush()
-        follow(logs, printer, lambda: is_running(found))
+        code = answer(found, lambda run: attach(run, look_here(os.environ), tell), requests.Attach)
     except KeyboardInterrupt:
-        printer.flush()
         tell(f"launch: left; run {found.id} continues (launch attach, launch stop)")
         return 0
-    return conclude(found, prints=False)
+    if isinstance(found, RemoteRun):
+        try:
+            fetch(found, Path("logs"))
+        except LauncherError as error:
+            tell(f"launch: {error.message}; fix: launch fetch --log-dir DIR")
+    return code
+
+
+def _ask_for_stacks(run: ListedRun | RemoteRun) -> None:
+    from launcher.cli.error_lines import tell
+    from launcher.cli.run_place import ask
+    from launcher.controller import requests
+    from launcher.runs.run_end import is_running
+
+    if isinstance(run, RemoteRun):
+        ask(run.way, requests.Stacks(run.id))
+    elif not run.is_here:
+        tell(f"launch: only {run.controller.host} can ask for the stacks")
+    elif is_running(run):
+        os.kill(run.controller.pid, signal.SIGQUIT)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import click
 
-from launcher.cli.console import dated
 from launcher.cli.error_lines import tell
 from launcher.diagnosis.failure import FailureKind
 from launcher.errors import EXIT_SIGNAL_BASE
 from launcher.hosts.host import Host
 from launcher.job.job import Job
+from launcher.output.console import dated
 from launcher.runs.bisection import Group
 from launcher.runs.culprits import SHORT, CulpritSearch, NoVerdictError
 from launcher.runs.result import Result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sys
 import time
@@ -33,19 +34,20 @@ def command(
     With SCRIPT, also compare its presence and contents. The exit code is 0 if nothing would break a run. In a Slurm
     job, its hosts are the default.
     """
-    from launcher.cli.console import Console
     from launcher.cli.runner import make_session, make_terms
     from launcher.cli.state_directory import open_incident_log
     from launcher.commands import check
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.job.activation import candidate_pythons
+    from launcher.output.console import Console
+    from launcher.output.view import look_here
     from launcher.runs.inspection import Inspection
     from launcher.session.signals import Interrupted
 
     hosts = read_hosts(choice)
     job = read_job(request, words, hosts)
     open_transport = choose_opener(transport, hosts, env=job.env, python=job.python, silence_s=job.silence_s)
-    console = Console(hosts, as_json=as_json, is_patient=True)
+    console = Console(hosts, look_here(os.environ), as_json=as_json, is_patient=True)
 
     async def ask() -> Inspection:
         run_id = time.strftime("check-%Y%m%d-%H%M%S")

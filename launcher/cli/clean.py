@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,8 @@ from launcher.cli.options import config_option, host_options, life_options, reac
 from launcher.cli.selection import choose_opener, read_hosts
 
 if TYPE_CHECKING:
-    from launcher.cli.console import Console
     from launcher.commands.clean import Cleaning
+    from launcher.output.console import Console
 
 
 @click.command("clean", cls=Command)
@@ -37,15 +38,16 @@ def command(
     Jobs that a run submitted (sbatch, at) aren't part of it and are kept.
     In a Slurm job, its hosts are the default.
     """
-    from launcher.cli.console import Console
     from launcher.cli.runner import make_session, read_terms
     from launcher.commands.clean import clean
     from launcher.errors import EXIT_SIGNAL_BASE
+    from launcher.output.console import Console
+    from launcher.output.view import look_here
     from launcher.session.signals import Interrupted
 
     hosts = read_hosts(choice)
     open_transport = choose_opener(transport, hosts, env={}, python=python, silence_s=timeouts.silence_s)
-    console = Console(hosts, is_patient=True)
+    console = Console(hosts, look_here(os.environ), is_patient=True)
 
     async def execute() -> Cleaning:
         terms = read_terms(timeouts, time.strftime("clean-%Y%m%d-%H%M%S"), python)

@@ -17,6 +17,7 @@ COMMANDS = {
     "logs": ("launcher.cli.logs", "Print what a run has written."),
     "wait": ("launcher.cli.wait", "Wait until a run has ended, and end like it."),
     "stop": ("launcher.cli.stop", "End a run as Ctrl-C in its terminal would."),
+    "fetch": ("launcher.cli.fetch", "Copy the logs of a run from the host that controls it."),
     "check": ("launcher.cli.check", "Compare the hosts and find what would break a run."),
     "clean": ("launcher.cli.clean", "Stop and remove what your earlier runs left on the hosts."),
     "exec": ("launcher.cli.exec", "Run a plain command on every host."),
@@ -67,6 +68,10 @@ EXAMPLES = {
     "stop": (
         "launch stop",
         "launch stop 20261120-091233 --now",
+    ),
+    "fetch": (
+        "launch fetch",
+        "launch fetch 20261120-091233 --controller gpu1",
     ),
     "clean": (
         "launch clean --hosts node1,node2 --dry-run",

@@ -30,8 +30,8 @@ _KEYS = (
     "python", "setup", "venv", "conda", "env", "env_file", "legacy", "master_addr", "master_port", "rdzv_timeout",
     "transport", "ssh_config", "accept_new_host_keys", "ask_password", "connect_timeout", "silence", "stop_timeout",
     "stacks", "hang_timeout", "on_hang", "restarts", "progress_dir", "spares", "min_nodes", "no_check", "quiet",
-    "ranks", "log_dir", "detach", "notify", "nodes", "time", "partition", "mem", "cpus_per_task", "account", "qos",
-    "constraint", "requeue",
+    "ranks", "log_dir", "detach", "controller", "notify", "nodes", "time", "partition", "mem", "cpus_per_task",
+    "account", "qos", "constraint", "requeue",
 )  # fmt: skip
 # These name what is run, influence it (LD_PRELOAD, PYTHONPATH), or weaken whom the run trusts with a password, with
 # its ranks' connections or with an unknown host key. `hosts` isn't one of them: each host must prove itself by its key.

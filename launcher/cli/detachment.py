@@ -12,20 +12,20 @@ import signal
 
 import click
 
-from launcher.cli.console import Console
 from launcher.cli.error_lines import tell
-from launcher.cli.logout import warn_of_logout
 from launcher.cli.option_groups import OutputOptions
 from launcher.cli.option_sources import is_on_command_line
 from launcher.concurrency import start_thread
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError, UsageError
+from launcher.output.console import Console
 from launcher.output.run_folder import RunRecord
 from launcher.output.style import Style
-from launcher.output.transcript import TRANSCRIPT
+from launcher.output.transcript import redirect_streams
+from launcher.runs.logout import warn_of_logout
 
 _KEYS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)  # the terminal sends them to the child as well
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
-_HINTS = {"launch attach": "watch it", "launch stop": "end it", "launch wait": "wait for it, and get its exit code"}
+HINTS = {"launch attach": "watch it", "launch stop": "end it", "launch wait": "wait for it, and get its exit code"}
 
 
 class Detachment:
@@ -37,7 +37,7 @@ class Detachment:
     def leave(self, console: Console, record: RunRecord) -> None:
         """Use the terminal no more, and let the parent end, once what was said is written: Ctrl-S delays that."""
         console.say(f"launch: all ranks run; run {record.run_id} continues without this terminal", Style.STRONG)
-        for command, purpose in _HINTS.items():
+        for command, purpose in HINTS.items():
             console.say(f"  {command:<15} {purpose}")
         console.emit("detached", run=record.run_id, name=record.name, logs=record.folder)
 
@@ -50,18 +50,14 @@ class Detachment:
             stay(error)
 
     def _leave(self, console: Console, record: RunRecord) -> None:
-        null = os.open(os.devnull, os.O_RDWR)
-        try:  # for the traceback of a bug
-            log = os.open(record.folder / TRANSCRIPT, os.O_WRONLY | os.O_APPEND)
-        except OSError:
-            log = null
         console.detach()
         os.setsid()  # the end of the terminal sends SIGHUP to its sessions only
-        for fd, target in ((0, null), (1, null), (2, log)):
-            os.dup2(target, fd)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        redirect_streams(record.folder)
         with contextlib.suppress(OSError):
             os.write(self._parent_fd, b"1")
-        for fd in {null, log, self._parent_fd}:
+        for fd in (null, self._parent_fd):
             os.close(fd)
 
 

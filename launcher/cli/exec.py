@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,9 +19,9 @@ from launcher.cli.trailing_options import refuse_trailing
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
-    from launcher.cli.console import Console
     from launcher.commands.exec import Execution
     from launcher.hosts.host import Host
+    from launcher.output.console import Console
     from launcher.runs.run import Opener
     from launcher.session.terms import Terms
 
@@ -52,12 +53,12 @@ def command(
     The exit code is the first nonzero one in host order, or 69 if no command failed but a host was unreachable or lost.
     In a Slurm job, its hosts are the default.
     """
-    import os
     from datetime import datetime
 
-    from launcher.cli.console import Console
     from launcher.cli.runner import read_terms
     from launcher.commands.exec import command_argv
+    from launcher.output.console import Console
+    from launcher.output.view import look_here
 
     if not words:
         raise UsageError("no command given", "write it after --: launch exec --hosts a,b -- uptime")
@@ -66,7 +67,8 @@ def command(
     hosts = read_hosts(choice)
     refuse_trailing()
     open_transport = choose_opener(transport, hosts, env={}, python=python, silence_s=timeouts.silence_s)
-    console = Console(hosts, as_json=as_json, is_folding=fold, is_patient=True)  # there are no logs to look into
+    view = look_here(os.environ)
+    console = Console(hosts, view, as_json=as_json, is_folding=fold, is_patient=True)  # no logs are kept
     is_told = _tell_input(console)
     try:
         terms = read_terms(timeouts, datetime.now().strftime(f"exec-%Y%m%d-%H%M%S-{os.getpid()}"), python)
@@ -109,7 +111,6 @@ def _tell_input(console: Console) -> bool:
 def has_input() -> bool:
     """Tell whether a file or a pipe on stdin holds something; a terminal, /dev/null and an idle pipe do not."""
     import fcntl
-    import os
     import stat
     import termios
 

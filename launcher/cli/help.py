@@ -25,7 +25,7 @@ _GROUPS = {
     "Checks": ("dry_run", "check", "no_check", "max_size"),
     "Output": (
         "quiet", "ranks", "as_json", "log_dir", "name", "note", "verbose", "fold", "target", "plot",
-        "detach", "notify", "follow", "node", "rank", "attempt", "since", "all_runs",
+        "detach", "controller", "notify", "follow", "node", "rank", "attempt", "since", "all_runs",
     ),
     "Slurm": (
         "nodes", "time", "partition", "mem", "cpus_per_task", "account", "qos", "constraint", "job_name", "directive",

@@ -44,8 +44,8 @@ class CommandGroup(click.Group):
         write_examples("launch", formatter)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        formatter.write_usage(ctx.command_path, "[OPTIONS] SCRIPT [ARGS]...")
-        formatter.write_usage(ctx.command_path, "COMMAND [OPTIONS] ...", prefix="       ")
+        path = ctx.command_path
+        formatter.write_usage(path, f"[OPTIONS] SCRIPT [ARGS]...  or  {path} COMMAND [OPTIONS] ...")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = ("--help", "-h", "--version")

@@ -111,6 +111,7 @@ class OutputOptions:
     name: str | None = None
     note: str | None = None
     detach: bool = False  # leave the terminal once all ranks run
+    controller: str | None = None  # the host that then controls the run; "here": this machine; None: one of the hosts
     notify: str | None = None  # a command for when the run ends or is started again
 
 

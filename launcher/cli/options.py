@@ -237,3 +237,7 @@ check_options = _group(*_CHECKS)
 life_options = _group(*_LIFE)
 output_options = _group(*_OUTPUT)
 detach_options = _group(*_DETACHMENT)
+controller_option = click.option(
+    "--controller", metavar="HOST|here",
+    help="With --detach, let HOST control the run, or this machine.  [default: the last spare, or node 0]",
+)  # fmt: skip

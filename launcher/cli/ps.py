@@ -1,68 +1,98 @@
-"""launch ps: the runs that were started on this machine."""
+"""launch ps: the runs that were started on this machine, or those that hosts control."""
 
 from __future__ import annotations
 
 import json
+import socket
 import sys
-import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from launcher.cli.help import Command
 from launcher.cli.option_groups import gather
+from launcher.cli.options import FILE
 
 if TYPE_CHECKING:
-    from launcher.runs.run_list import ListedRun
+    from launcher.cli.run_rows import Row
 
 _SHOWN = 20
+_LEAST_COLUMNS = 10  # for the last line
 
 
 @click.command("ps", cls=Command)
 @click.option("-a", "--all", "all_runs", is_flag=True, help="List all runs, also those that ended long ago.")
+@click.option("--hosts", metavar="LIST", help="List the runs that these hosts control, wherever they were started.")
+@click.option("--ssh-config", metavar="FILE", type=FILE, help="With --hosts, read FILE instead of ~/.ssh/config.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list to stdout.")
 @gather
-def command(*, all_runs: bool, as_json: bool) -> int:
+def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, as_json: bool) -> int:
     """List the runs that were started on this machine, the newest first.
 
-    The state is looked up: a run whose launch was killed is told from one that runs.
+    The state is looked up, also on the hosts that control runs: a run whose launch was killed is told from one that
+    runs.
     """
-    from launcher.cli.state_directory import open_run_list
-    from launcher.commands.ps import as_row
+    from launcher.cli.run_rows import read_rows, read_rows_of
 
-    runs = open_run_list().read()
-    newest = runs if all_runs else runs[:_SHOWN]
-    shown = [run for run in runs if run in newest or run.is_alive]
+    rows, unreached = read_rows() if hosts is None else read_rows_of(hosts, ssh_config)
+    shown = [row for index, row in enumerate(rows) if all_runs or index < _SHOWN or row["exit_code"] is None]
     if as_json:
-        click.echo(json.dumps([as_row(run, time.time()) for run in shown], indent=2))
-        return 0
-    if not runs:
-        click.echo("launch: no run was started on this machine yet", err=True)
-        return 0
-    _print_table(shown)
-    if len(runs) > len(shown):
-        click.echo(f"launch: {len(runs) - len(shown)} older ones: launch ps --all", err=True)
+        click.echo(json.dumps(shown, indent=2))
+    elif rows:
+        _print_table(shown)
+    else:
+        where = "on this machine" if hosts is None else f"by {hosts}"
+        click.echo(f"launch: no run was {'started' if hosts is None else 'controlled'} {where} yet", err=True)
+    for line in unreached:
+        click.echo(line, err=True)
+    if len(rows) > len(shown) and not as_json:
+        click.echo(f"launch: {len(rows) - len(shown)} older ones: launch ps --all", err=True)
     return 0
 
 
-def _print_table(runs: list[ListedRun]) -> None:
+def _print_table(rows: list[Row]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    from launcher.commands.ps import describe_age, describe_size, describe_state, find_last_line
     from launcher.escapes import one_line
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("run", "state", "age", "where", "nodes"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("last line", no_wrap=True, overflow="ellipsis")
-    for run in runs:
-        name = f"{run.id} ({run.controller.name})" if run.controller.name else run.id
-        where = "here" if run.is_here else run.controller.host
-        record = run.read_record()
-        state, age = describe_state(run, record), describe_age(run, time.time())
-        last = one_line(find_last_line(run, record), 200)
-        table.add_row(name, state, age, where, describe_size(record), last)
     # A file or a pipe has no width, so no line is cut there.
-    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000).print(table)
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000)
+    heads = ("run", "name", "state", "age", "where", "nodes")
+    describers = (_describe_state, _describe_age, _describe_place, _describe_size)
+    cells = [(row["run"], row["name"] or "", *(describe(row) for describe in describers)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for head, width in zip(heads, widths, strict=True):  # these are typed again, so they are never cut
+        table.add_column(head, no_wrap=True, min_width=width)
+    room = console.width - sum(width + 1 for width in widths)
+    table.add_column("last line", no_wrap=True, overflow="ellipsis", max_width=max(room, _LEAST_COLUMNS))
+    for row, own in zip(rows, cells, strict=True):
+        table.add_row(*own, one_line(row["last_line"], 200))
+    console.print(table)
+
+
+def _describe_place(row: dict[str, Any]) -> str:
+    return "here" if row["controller"] == socket.gethostname() else str(row["controller"])
+
+
+def _describe_state(row: dict[str, Any]) -> str:
+    """Return the state with its number: `running (restart 1)`, `failed (1)`."""
+    if row["restarts"]:
+        return f"{row['state']} (restart {row['restarts']})"
+    return f"failed ({row['exit_code']})" if row["state"] == "failed" else str(row["state"])
+
+
+def _describe_age(row: dict[str, Any]) -> str:
+    from launcher.wording import count, duration
+
+    seconds = row["age_s"]
+    return count(round(seconds / 86400), "day") if seconds >= 2 * 86400 else duration(round(seconds))
+
+
+def _describe_size(row: dict[str, Any]) -> str:
+    """Return `2 x 8` for two hosts with eight ranks each; `-` before its ranks started."""
+    sizes = row["nodes"]
+    return f"{len(sizes)} x {'+'.join(str(size) for size in dict.fromkeys(sizes))}" if sizes else "-"

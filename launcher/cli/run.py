@@ -22,6 +22,7 @@ from launcher.cli.option_sources import show_sources
 from launcher.cli.options import (
     check_options,
     config_option,
+    controller_option,
     detach_options,
     hang_options,
     host_options,
@@ -31,7 +32,7 @@ from launcher.cli.options import (
     restart_options,
     spare_options,
 )
-from launcher.cli.selection import choose_opener, choose_way, read_lineup, refuse_spares
+from launcher.cli.selection import choose_controller, choose_opener, choose_way, read_lineup, refuse_spares
 from launcher.cli.state_directory import open_incident_log
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
@@ -50,6 +51,7 @@ from launcher.job.job import Job
 @check_options
 @output_options
 @detach_options
+@controller_option
 @click.option("--dry-run", is_flag=True, help="Print each host's command; contact no host.")
 @click.option("--check", is_flag=True, help="With --dry-run, query the hosts and print exact commands.")
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
@@ -71,8 +73,8 @@ def command(
     refuse_spares(job, hosts, spares, restarts)
     if output.verbose:
         show_sources()
+    chosen, _ = choose_way(transport, (*hosts, *spares), job.env)
     if dry_run and not check:
-        choose_way(transport, (*hosts, *spares), job.env)
         code = print_dry_run(job, hosts, output)
         if spares and not output.as_json:
             click.echo(f"# {'spare' if len(spares) == 1 else 'spares'}: {fold_names(host.name for host in spares)}")
@@ -86,15 +88,20 @@ def command(
 
     run_options = read_run_options(output, with_checks=not no_check, restarts=restarts)
     run_options = replace(run_options, is_dry=dry_run)
+    controller = choose_controller(output, chosen, hosts, spares)
+    if controller is not None and not dry_run:
+        from launcher.cli.planting import run_planted
+
+        return run_planted(job, hosts, spares, controller, open_transport, output, run_options, transport)
     return run_job(job, hosts, open_transport, output, run_options, spares, incident_log)
 
 
 def print_dry_run(job: Job, hosts: Sequence[Host], output: OutputOptions, share: tuple[int, int] | None = None) -> int:
     """Print each node's command, with named placeholders for values that only the nodes know."""
-    from launcher.cli.console import dated
     from launcher.cli.runner import plan_unasked, read_ranks
     from launcher.job.plan import refuse_unknown_ranks
     from launcher.job.plan_record import as_dry_record
+    from launcher.output.console import dated
     from launcher.runs.report import plan_lines
 
     plan = plan_unasked(job, hosts, share)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -15,7 +14,6 @@ from pathlib import Path
 import click
 
 from launcher.cli.command_table import DEFAULT_COMMAND
-from launcher.cli.console import Console
 from launcher.cli.detachment import start_detached
 from launcher.cli.file_owners import refuse_strange_folder
 from launcher.cli.option_groups import OutputOptions, RestartOptions, Timeouts
@@ -24,19 +22,18 @@ from launcher.cli.run_origin import describe_origin, name_program
 from launcher.cli.state_directory import open_run_list
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
-from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, ProgramKind
+from launcher.job.job import TRAINER_MODULE, Job, ProgramKind
 from launcher.job.plan import LaunchPlan, build_plan, placeholder_facts, refuse_unknown_ranks
 from launcher.job.variables import is_secret, refuse_rank
-from launcher.output.disk_writer import STALLED_S
+from launcher.output.console import Console
 from launcher.output.node_log import NodeOutput
-from launcher.output.run_folder import RunRecord, create_record
+from launcher.output.run_folder import create_record
+from launcher.output.view import look_here
 from launcher.runs.code_version import keep_code_version
-from launcher.runs.culprits import find_between_attempts
+from launcher.runs.execution import execute_job, listed
 from launcher.runs.incident_log import IncidentLog
-from launcher.runs.notification import Notifier
 from launcher.runs.result import Result
-from launcher.runs.run import Opener, Run
-from launcher.runs.run_list import Entry
+from launcher.runs.run import Opener
 from launcher.runs.run_options import RunOptions
 from launcher.session.session import Session
 from launcher.session.terms import Terms, loader_pythons
@@ -70,53 +67,17 @@ def run_recorded(
         record = create_record(output.log_dir, datetime.now(), console.complain, describe_origin(output))
         console.transcribe(record.transcript)
         leave = partial(detachment.leave, console, record) if detachment is not None else None
-        with listed(record, is_needed=detachment is not None) as entry, keep_code_version(job, record):
-            running = _execute(
-                job, hosts, open_transport, record, console, run_options, spares, incident_log, leave, output.notify
-            )
+        is_needed = detachment is not None
+        with listed(open_run_list(), record, is_needed=is_needed) as entry, keep_code_version(job, record):
+            running = execute_job(
+                with_trainer_command(job), hosts, open_transport, record, console, run_options, variables=os.environ,
+                spares=spares, incident_log=incident_log, on_settled=leave, notify=output.notify,
+            )  # fmt: skip
             result = asyncio.run(running)
             entry.end(result)
         return result, record.folder
     finally:
         console.close()
-
-
-@contextlib.contextmanager
-def listed(record: RunRecord, *, is_needed: bool) -> Iterator[Entry]:
-    """List a run while the block runs, and afterwards if it has started; raise UsageError if it must be and can't."""
-    runs = open_run_list()
-    entry = runs.begin(record.run_id, record.name, record.folder)
-    try:
-        if is_needed and entry.error is not None:
-            record.discard()
-            text = f"--detach: can't list the run in {runs.base}: {entry.error.strerror}"
-            raise UsageError(text, "choose another directory with XDG_STATE_HOME")
-        yield entry
-    finally:
-        record.disk.wait(STALLED_S)  # for the last message, before others can see that the run has ended
-        entry.close(is_kept=record.has_begun)
-
-
-async def _execute(
-    job: Job, hosts: Sequence[Host], open_transport: Opener, record: RunRecord, console: Console,
-    run_options: RunOptions, spares: Sequence[Host], incident_log: IncidentLog | None,
-    leave: Callable[[], object] | None, notify: str | None,
-) -> Result:  # fmt: skip
-    if job.program == DEFAULT_PROGRAM:
-        console.say(f"launch: no script given; {describe_trainer(record.run_id, run_options)}")
-    if run_options.progress_dir is None:
-        run_options = replace(run_options, progress_dir=find_checkpoints(job, record.run_id))
-    job = replace(job, env={**trainer_command(job), **job.env})
-    find_culprits = None
-    if job.program.needs_torch and run_options.share is None:
-        find_culprits = partial(
-            find_between_attempts, job, open_transport, record.folder / "bisection", console, run_options.with_checks
-        )
-    return await Run(
-        job, hosts, open_transport, record, console, run_options, spares=spares, incident_log=incident_log,
-        find_culprits=find_culprits, on_settled=leave,
-        notify=Notifier(notify, record.run_id, os.environ) if notify else None,
-    ).execute()  # fmt: skip
 
 
 def read_run_options(
@@ -137,34 +98,9 @@ def plan_unasked(job: Job, hosts: Sequence[Host], share: tuple[int, int] | None 
     return build_plan(job, hosts, [placeholder_facts(job, host) for host in hosts], share)
 
 
-def describe_trainer(run_id: str, run_options: RunOptions) -> str:
-    """Describe the directory in which the built-in trainer saves by default; its rank 0 chooses it."""
-    if run_options.share is not None and run_options.share[1] > 0:
-        return "the built-in trainer writes on node 0"
-    if _is_requeued():
-        return "the built-in trainer writes where this job wrote before"
-    return f"the built-in trainer writes to outputs/{run_id}"
-
-
-def _is_requeued() -> bool:
-    """Return whether Slurm has started this job before: the built-in trainer then continues in that directory."""
-    return os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
-
-
-def find_checkpoints(job: Job, run_id: str) -> str | None:
-    """Return the directory in which the built-in trainer saves; None for other programs, and if a file names it."""
-    if (job.program.kind, job.program.target) != (ProgramKind.BUILTIN, TRAINER_MODULE):
-        return None
-    if _is_requeued():
-        return None
-    args = job.program.args
-    for word, following in zip(args, [*args[1:], ""], strict=False):
-        option, equals, value = word.partition("=")
-        if option.replace("_", "-") == "--save-dir":
-            return f"{value if equals else following}/checkpoints"
-        if option == "--config":
-            return None
-    return f"outputs/{run_id}/checkpoints"
+def with_trainer_command(job: Job) -> Job:
+    """Return the job with the variable that tells the built-in trainer the command that starts it again."""
+    return replace(job, env={**trainer_command(job), **job.env})
 
 
 def trainer_command(job: Job) -> dict[str, str]:
@@ -179,7 +115,8 @@ def trainer_command(job: Job) -> dict[str, str]:
 
 def make_console(hosts: Sequence[Host], output: OutputOptions) -> Console:
     """Return the console that the output options describe."""
-    return Console(hosts, is_quiet=output.quiet, as_json=output.as_json, ranks=read_ranks(output.ranks))
+    view = look_here(os.environ)
+    return Console(hosts, view, is_quiet=output.quiet, as_json=output.as_json, ranks=read_ranks(output.ranks))
 
 
 def read_ranks(text: str | None) -> frozenset[int] | None:

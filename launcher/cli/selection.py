@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.error_lines import tell
-from launcher.cli.option_groups import HostChoice, RestartOptions, TransportOptions
+from launcher.cli.option_groups import HostChoice, OutputOptions, RestartOptions, TransportOptions
 from launcher.cli.option_sources import (
     CHOICE_OF_HOSTS,
     is_chosen,
@@ -24,7 +24,7 @@ from launcher.cli.prompts import ask_secrets
 from launcher.errors import UsageError
 from launcher.hosts.host import Host, part_spares, select_hosts
 from launcher.hosts.hostfiles import parse_hosts, read_hostfile
-from launcher.hosts.ranges import fold_names
+from launcher.hosts.ranges import fold_names, name_key
 from launcher.job.job import Job
 from launcher.job.slurm_allocation import Allocation, read_allocation, refuse_tasks
 from launcher.job.variables import is_secret, refuse_rank
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from launcher.runs.run import Opener
     from launcher.transports.base import Transport
 
+HERE = "here"  # of --controller: this machine
 _NAME_HOSTS = ("hosts", "hostfile")
 
 
@@ -118,6 +119,31 @@ def choose_way(
         fix = f"leave it out: {chosen.prompting_program} asks on the terminal, for each host"
         raise UsageError("--ask-password works only with --transport fabric", fix)
     return chosen, allocation
+
+
+def choose_controller(
+    output: OutputOptions, chosen: TransportEntry, hosts: Sequence[Host], spares: Sequence[Host]
+) -> Host | None:
+    """Return the host that is to control the run: by default the last spare, or else node 0; None: this machine.
+
+    Raise UsageError if this way to the hosts needs this machine.
+    """
+    if not output.detach:
+        if is_on_command_line("controller"):
+            raise UsageError("--controller works only with --detach", "add --detach, or omit it")
+        return None
+    if output.controller == HERE or chosen.needs_allocation:
+        return None
+    if chosen.shows_variables:
+        text = f"--transport {chosen.name}: the controller's secrets would appear in command lines on the hosts"
+        raise UsageError(f"--detach: {text}", "add --controller here, or use --transport fabric")
+    if output.controller is None:
+        return (*hosts, *spares)[-1] if spares else hosts[0]
+    named = parse_hosts(output.controller, "--controller")
+    if len(named) != 1:
+        raise UsageError(f"--controller names {len(named)} hosts", "name one of them")
+    known = {name_key(host.name): host for host in (*hosts, *spares)}
+    return known.get(name_key(named[0].name), named[0])
 
 
 def choose_opener(

@@ -1,26 +1,30 @@
-"""Where `launch` keeps what it remembers on the launch host: which hosts failed, and which runs were started."""
+"""What `launch` remembers on this machine: which hosts failed, and which runs were started."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.run_list import RunList
+from launcher.runs.state_directory import find_state
 
-
-def find_state() -> Path:
-    """Return the directory below XDG_STATE_HOME, by default ~/.local/state (XDG Base Directory 0.8)."""
-    base = os.environ.get("XDG_STATE_HOME", "")
-    state = Path(base) if base.startswith("/") else Path.home() / ".local" / "state"  # a relative one is invalid
-    return state / "launch"
+if TYPE_CHECKING:
+    from launcher.controller.planted_runs import PlantedRuns
 
 
 def open_incident_log() -> IncidentLog:
     """Return what is remembered of hosts."""
-    return IncidentLog(find_state() / "hosts.json")
+    return IncidentLog(find_state(os.environ) / "hosts.json")
 
 
 def open_run_list() -> RunList:
     """Return the list of runs."""
-    return RunList(find_state() / "runs")
+    return RunList(find_state(os.environ) / "runs")
+
+
+def open_planted_runs() -> PlantedRuns:
+    """Return the list of the runs that other machines control."""
+    from launcher.controller.planted_runs import PlantedRuns
+
+    return PlantedRuns(find_state(os.environ) / "planted")

@@ -3,6 +3,10 @@
 In reading order:
 
     ps            what there is to say of each run
+    logs          print what a run has written
+    attach        show a run until it ends
+    wait          wait until a run has ended
+    stop          end a run as Ctrl-C would
     check         run every check, but no training, and show a table
     clean         list and stop what earlier runs left behind
     exec          run a plain command on every host

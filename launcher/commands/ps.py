@@ -8,39 +8,44 @@ from typing import Any
 
 from launcher.output.log_reader import LogFile
 from launcher.runs.run_list import ListedRun
-from launcher.wording import count, duration
 
 _TAIL_BYTES = 8192
 _MOST_TEXT = 200
 
 Record = dict[str, Any]  # the run.json of a run
+Row = dict[str, Any]  # the values of one run for --json
+
+
+def as_row(run: ListedRun, now: float) -> Row:
+    """Return the values of one run; now: wall-clock seconds."""
+    record = run.read_record()
+    attempts = record.get("attempts") or []
+    return {
+        "run": run.id,
+        "name": run.controller.name,
+        "state": describe_state(run, record),
+        "exit_code": None if run.is_alive or run.end is None else run.end.exit_code,
+        "attempts": len(attempts),
+        "restarts": sum(attempt.get("outcome") != "port" for attempt in attempts) if run.is_alive else None,
+        "age_s": round(max(0.0, now - run.controller.began_at), 1),
+        "nodes": [node.get("nproc") for node in (record.get("plan") or {}).get("nodes", [])],
+        "launch_host": record.get("launch_host", run.controller.host),
+        "controller": run.controller.host,
+        "pid": run.controller.pid if run.is_alive else None,
+        "logs": run.controller.folder,
+        "last_line": find_last_line(run, record),
+    }
 
 
 def describe_state(run: ListedRun, record: Record) -> str:
-    """Return `starting`, `running (restart 1)`, `finished`, `failed (1)`, `stopped`, `killed` or `unknown`."""
+    """Return `starting`, `running`, `finished`, `failed`, `stopped`, `killed` or `unknown`."""
     if run.is_alive:
-        restarts = sum(attempt.get("outcome") != "port" for attempt in record.get("attempts") or [])
-        return "starting" if not record else f"running (restart {restarts})" if restarts else "running"
+        return "running" if record else "starting"
     if run.end is None:
         return "unknown" if run.is_alive is None else "killed"
     if run.end.is_stopped:
         return "stopped"
-    return "finished" if run.end.exit_code == 0 else f"failed ({run.end.exit_code})"
-
-
-def describe_age(run: ListedRun, now: float) -> str:
-    """Return how long ago it began; now: wall-clock seconds."""
-    seconds = max(0.0, now - run.controller.began_at)
-    if seconds >= 2 * 86400:
-        return count(round(seconds / 86400), "day")
-    return duration(round(seconds))
-
-
-def describe_size(record: Record) -> str:
-    """Return `2 x 8` for two hosts with eight ranks each; `-` before its ranks started."""
-    sizes = [node.get("nproc") for node in (record.get("plan") or {}).get("nodes", [])]
-    each = "+".join(str(size) for size in dict.fromkeys(sizes))
-    return f"{len(sizes)} x {each}" if sizes else "-"
+    return "finished" if run.end.exit_code == 0 else "failed"
 
 
 def find_last_line(run: ListedRun, record: Record) -> str:
@@ -68,20 +73,3 @@ def _read_tail(path: Path, hosts: list[str]) -> list[str]:
         f"[{line.host}{'' if line.rank is None else f':{line.rank}'}] {line.text.decode('utf-8', 'replace')}"
         for line in lines
     ]
-
-
-def as_row(run: ListedRun, now: float) -> dict[str, Any]:
-    """Return the values of one run for --json."""
-    record = run.read_record()
-    return {
-        "run": run.id,
-        "name": run.controller.name,
-        "state": describe_state(run, record).partition(" ")[0],
-        "exit_code": None if run.is_alive or run.end is None else run.end.exit_code,
-        "attempts": len(record.get("attempts") or []),
-        "age_s": round(max(0.0, now - run.controller.began_at), 1),
-        "launch_host": run.controller.host,
-        "pid": run.controller.pid if run.is_alive else None,
-        "logs": run.controller.folder,
-        "last_line": find_last_line(run, record),
-    }

@@ -578,7 +578,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "hung-up",
         r"got signal: 1\b|Received 1 death signal|closing signal SIGHUP",
         "the terminal or SSH session that it ran in was closed",
-        "run `launch` with `--detach`, on a machine that stays on",
+        "run `launch` with `--detach`",
         says="`got signal: 1`, `Received 1 death signal`",
     ),
     # printed by successful runs too

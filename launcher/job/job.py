@@ -70,6 +70,7 @@ class Job:
     workdir: str | None = None  # on the nodes; None: their home
     python: str | None = None
     activation: Activation = field(default_factory=Activation)
+    own_python: str | None = None  # that runs `launch` where it was typed; None: the one that runs this process
     active_env: str | None = None  # the directory of the environment that is active where `launch` was typed
     reach: tuple[str, ...] = ()  # options that choose the same hosts, SSH and Python for another command
     env: Mapping[str, str] = field(default_factory=dict)

@@ -16,6 +16,7 @@ In reading order:
     facts/        the answers to what the launcher asks before a run
     supervisor    the process that serves the launcher, and stops the run when its lease expires
     guardian      the process that starts the supervisor, waits for it, and cleans up if it dies
+    arrival       the launcher's own code on a host, for the controller of a run; sent separately
     relays/       the processes that carry a guardian's streams under srun and pdsh; sent separately
     agents/       the process that starts guardians for a controller which can't log in; sent separately
 """

@@ -77,6 +77,13 @@ END = "end"
 OUT = "out"
 ERR = "err"
 
+# launch host -> controller, besides GO
+SIGNAL = "signal"  # that the user has sent with the keyboard
+
+# controller -> launch host
+LISTENING = "listening"  # for its agents
+GATHERED = "gathered"  # all that have come, and which are missing
+
 AGENT_WINDOW_BYTES = 1 << 20  # of a channel's input, and of its output, that may be in transit
 AGENT_TOOK_BYTES = 1 << 18  # reported together
 

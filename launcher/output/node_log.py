@@ -14,6 +14,7 @@ from io import FileIO
 from pathlib import Path
 
 from launcher.clock import local_time, wall_clock
+from launcher.output.disk_space import DiskSpace
 from launcher.output.disk_writer import DiskWriter, disk_stalled
 from launcher.output.display import prefix_lines, prefix_of
 from launcher.output.exit_race import ExitRace
@@ -75,17 +76,24 @@ class NodeLog:
 
 
 class DeferredLog(NodeLog):
-    """A log whose disk has a thread of its own; what a disk that hangs can't take is dropped."""
+    """A log whose disk has a thread of its own; what a disk that hangs, or is almost full, can't take is dropped."""
 
-    def __init__(self, path: Path, complain: Callable[[Path, OSError], None], files: Path, disk: DiskWriter) -> None:
+    def __init__(
+        self, path: Path, complain: Callable[[Path, OSError], None], files: Path, disk: DiskWriter, space: DiskSpace
+    ) -> None:
+        """space: how much of the disk must stay free."""
         super().__init__(path, complain, files)
         self._disk = disk
+        self._space = space
 
     def write(self, block: bytes | memoryview, *, is_kept: bool = False) -> bool:
-        """Append whole lines; return False if they are dropped since the disk does not respond.
+        """Append whole lines; return False if they are dropped since the disk does not respond, or is almost full.
 
         is_kept: they wait for the disk in any case.
         """
+        if not is_kept and not self._space.has_room():
+            self._complain(self._path, self._space.describe())
+            return False
         return self._put(self._path, partial(super().write, block), 0 if is_kept else len(block))
 
     def keep_file(self, name: str, content: bytes) -> None:
@@ -204,7 +212,7 @@ class NodeOutput:
         return prefix
 
     def _missing_note(self) -> list[memoryview]:
-        text = f"---- {count(self._missing_lines, 'line')} missing here: the disk did not respond ----"
+        text = f"---- {count(self._missing_lines, 'line')} missing here: the disk did not take them ----"
         return [self._own_line(text)] if self._missing_lines else []
 
     def _own_line(self, text: str) -> memoryview:

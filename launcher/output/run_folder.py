@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
+from launcher.output.disk_space import DiskSpace
 from launcher.output.disk_writer import DiskWriter, StalledError
 from launcher.output.node_log import DeferredLog
 from launcher.output.transcript import TRANSCRIPT, Transcript
-from launcher.private_files import make_private, open_private
+from launcher.private_files import make_private, replace_private, write_private
 
 Complaint = Callable[[Path, OSError], None]
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -32,8 +33,9 @@ class RunRecord:
 
     def __init__(
         self, folder: Path, run_id: str, complain: Complaint, known: Mapping[str, Any] | None = None, *,
-        has_made_base: bool = False,
+        has_made_base: bool = False, least_free_bytes: int = 0,
     ) -> None:  # fmt: skip
+        """least_free_bytes: while less is free on the disk, the ranks' output is not written."""
         self.folder = folder
         self._has_made_base = has_made_base  # the directory above it
         self.run_id = run_id
@@ -44,6 +46,7 @@ class RunRecord:
             lambda: complain(folder, StalledError()),
             lambda error: self.complain(folder, OSError(errno.EIO, repr(error))),
         )
+        self._space = DiskSpace(folder, least_free_bytes, self.disk)
         self.transcript = Transcript(self._open_log(TRANSCRIPT, folder / "files"))
         self._content: dict[str, Any] = {"run_id": run_id, **(known or {})}
         self._lock = threading.Lock()
@@ -74,7 +77,7 @@ class RunRecord:
         return self._open_log(self.log_path(node_rank).name, self.files_path(node_rank))
 
     def _open_log(self, name: str, files: Path) -> DeferredLog:
-        return DeferredLog(self.folder / name, self.complain, files, self.disk)
+        return DeferredLog(self.folder / name, self.complain, files, self.disk, self._space)
 
     def name_text(self, kind: str, number: int) -> str:
         """Return the name of a text: `stacks-1.txt`, or `stacks-restart_2-1.txt` for that of a restart."""
@@ -85,7 +88,7 @@ class RunRecord:
         """Write a text of `launch` beside the logs; return its path, or None after an error, which `complain` gets."""
         path = self.folder / name
         try:
-            _write_text(path, text)
+            write_private(path, text)
         except OSError as error:
             self.complain(path, error)
             return None
@@ -126,7 +129,7 @@ class RunRecord:
             return
         text = json.dumps(self._content, indent=2, ensure_ascii=False, default=str) + "\n"
         try:
-            _replace_file(self.folder / "run.json", text)
+            replace_private(self.folder / "run.json", text)
         except OSError as error:
             self.complain(self.folder / "run.json", error)
 
@@ -161,10 +164,13 @@ class RunRecord:
         return True
 
 
-def create_record(base: Path, now: datetime, complain: Complaint, known: Mapping[str, Any] | None = None) -> RunRecord:
+def create_record(
+    base: Path, now: datetime, complain: Complaint, known: Mapping[str, Any] | None = None, *, least_free_bytes: int = 0
+) -> RunRecord:
     """Create the directory of a new run, named by the time of its start; raise UsageError if that fails.
 
-    known: the first values of run.json; `name` among them is the run's name.
+    known: the first values of run.json; `name` among them is the run's name. least_free_bytes: what the ranks' output
+    leaves free on the disk.
 
     Only the user can read it, since ranks may print secrets. Several users may share `base`, so the umask applies to
     that one. A full disk raises nothing: the run continues without its logs.
@@ -173,7 +179,9 @@ def create_record(base: Path, now: datetime, complain: Complaint, known: Mapping
     is_new = not os.path.lexists(base)
     for number in range(1, 100):
         run_id = stamp if number == 1 else f"{stamp}-{number}"
-        record = RunRecord(base / run_id, run_id, complain, known, has_made_base=is_new)
+        record = RunRecord(
+            base / run_id, run_id, complain, known, has_made_base=is_new, least_free_bytes=least_free_bytes
+        )
         try:
             make_private(base / run_id, base)
         except OSError as error:
@@ -185,23 +193,6 @@ def create_record(base: Path, now: datetime, complain: Complaint, known: Mapping
             record.complain(base / run_id, error)
         return record
     raise UsageError(f"{base / stamp}: 99 runs started in one second")
-
-
-def _replace_file(path: Path, text: str) -> None:
-    fresh = path.with_name(path.name + ".new")
-    try:
-        _write_text(fresh, text)
-        fresh.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            fresh.unlink()  # a full disk leaves it empty
-        raise
-
-
-def _write_text(path: Path, text: str) -> None:
-    # An argument that isn't valid text holds lone surrogates; as `\\udce9` they are JSON again.
-    with open(path, "w", encoding="utf-8", errors="backslashreplace", opener=open_private) as file:
-        file.write(text)
 
 
 def _is_of_another(path: Path) -> bool:

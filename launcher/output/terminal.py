@@ -122,7 +122,7 @@ class Terminal:
         view = memoryview(block)
         try:
             while view and fd not in self._closed_fds:
-                view = view[_write_some(fd, view) :]
+                view = view[write_some(fd, view) :]
                 self._moved_at = time.monotonic()
         except OSError as error:
             # The pager was quit, the terminal closed, or the disk is full; the run continues.
@@ -132,7 +132,8 @@ class Terminal:
                 self._write(STDERR, text.encode())
 
 
-def _write_some(fd: int, view: memoryview) -> int:
+def write_some(fd: int, view: memoryview) -> int:
+    """Write what a descriptor takes now, and return how many bytes; raise OSError if it was closed."""
     try:
         return os.write(fd, view[:_PIECE_BYTES])
     except BlockingIOError:  # another program has made the terminal non-blocking

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from pathlib import Path
 
 from launcher.clock import local_time, wall_clock
 from launcher.escapes import clean
+from launcher.output.lines import STDERR, STDOUT
 from launcher.output.node_log import NodeLog
 
 TRANSCRIPT = "launch.log"
+
+
+def redirect_streams(folder: Path) -> None:
+    """Let this process's stdout lead nowhere, and stderr to launch.log in the directory, for the traceback of a bug."""
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        log = os.open(folder / TRANSCRIPT, os.O_WRONLY | os.O_APPEND)
+    except OSError:
+        log = null
+    for fd, target in ((STDOUT, null), (STDERR, log)):
+        os.dup2(target, fd)
+    for fd in {null, log}:
+        os.close(fd)
 
 
 class Transcript:

@@ -23,9 +23,13 @@ In reading order:
     attempt       Attempt: inspect, plan, start, watch, stop, report
     incident_log  what went wrong with which host in the last runs
     lineup        which hosts a run uses, and which spares wait
+    state_directory  where a machine remembers hosts that failed and runs that were started
     run_list      which runs were started on this machine, and whether they still run
+    run_end       how a run ended that another process controlled
     outcomes      how an attempt ended -> what that means for what follows
     run           Run: attempts, until one succeeds or another would be pointless
     culprits      the runs that test groups of hosts
     notification  --notify: a command of the user's, when a run ends or is started again
+    logout        what a logout takes from a run that continues
+    execution     run a job to its end, whoever drives it
 """

@@ -50,6 +50,21 @@ def keep_code_version(job: Job, record: RunRecord) -> Iterator[None]:
         git.stop()
 
 
+def ask_code_version(job: Job) -> dict[str, object] | None:
+    """Return commit and state of the code on this machine, if git answers within a second."""
+    folder = find_code(job)
+    if folder is None:
+        return None
+    git, found = Git(folder), []
+    try:
+        thread = start_thread(lambda: found.append(git.version()), "git", lambda error: None)
+    except LauncherError:
+        return None
+    thread.join(FAREWELL_S)
+    git.stop()
+    return found[0] if found else None
+
+
 def find_code(job: Job) -> Path | None:
     """Return the directory of the program that the ranks run; None for the built-in trainer, or without a workdir."""
     if job.program.kind is ProgramKind.BUILTIN or job.workdir is None:

@@ -176,8 +176,9 @@ class Run:
         ports = [ending.outcome is Outcome.PORT for ending in self._endings[-MOST_PORTS:]]
         return Attempt(
             job, session, outputs, self._record,
-            screen=self._screen, own_python=sys.executable, options=self._options, learned=self._learned,
-            is_last_try=len(ports) == MOST_PORTS and all(ports), spares=len(spares), on_settled=self._settle,
+            screen=self._screen, own_python=job.own_python or sys.executable, options=self._options,
+            learned=self._learned, is_last_try=len(ports) == MOST_PORTS and all(ports), spares=len(spares),
+            on_settled=self._settle,
         )  # fmt: skip
 
     def _settle(self) -> None:

@@ -15,16 +15,19 @@ import shutil
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from launcher.errors import UsageError
-from launcher.private_files import make_private, open_private
+from launcher.clock import boot_id
+from launcher.errors import LauncherError, UsageError
+from launcher.private_files import make_private, open_private, replace_private
 from launcher.runs.result import Result
 
-KEPT_S = 30 * 86400.0  # entries of runs that have ended; their logs stay
-_CONTROLLER, _END, _LOCK, _STOP = "controller.json", "end.json", "lock", "stop"
+KEPT_S = 30 * 86400.0  # entries of runs that have ended
+KEPT_BYTES = 2_000_000_000  # of all logs that a list owns
+_CONTROLLER, _END, _LOCK, _STOP, _AGENTS = "controller.json", "end.json", "lock", "stop", "agents.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ class Controller:
     pid: int
     stop_signal: int  # that it doesn't ignore
     began_at: float  # wall-clock seconds
+    machine_id: str = ""  # see machine-id(5)
+    boot_id: str = ""  # of the kernel: it differs between machines, and after each start of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,9 @@ class ListedRun:
     @property
     def is_here(self) -> bool:
         """Whether its process is one of this machine or container: several may share a home directory."""
-        return (self.controller.host, self.controller.pid_namespace) == _find_machine()
+        host, pid_namespace, _, boot = _find_machine()
+        controller = self.controller
+        return (controller.host, controller.pid_namespace, controller.boot_id) == (host, pid_namespace, boot)
 
     def read_record(self) -> dict[str, Any]:
         """Return its run.json; empty before the start of its ranks, and if its logs were removed."""
@@ -81,11 +88,26 @@ class ListedRun:
             return {}
         return found if isinstance(found, dict) else {}
 
+    def find_hosts(self) -> list[str]:
+        """Return all hosts that the run has used so far, as its run.json says."""
+        record = self.read_record()
+        names = [node.get("host") for node in (record.get("plan") or {}).get("nodes", [])]
+        names += [host for attempt in record.get("attempts") or [] for host in attempt.get("hosts", [])]
+        return [name for name in names if isinstance(name, str)]
+
     def look(self) -> ListedRun | None:
         """Return what is true of it now; None: it was never started, and is listed no more."""
         if not self.place.exists():
             return None
         return _read_run(self.place) or self  # a file system that fails for a moment says nothing
+
+    def read_missing(self) -> list[str]:
+        """Return the hosts whose agent is not connected to the controller now."""
+        try:
+            found = json.loads((self.place / _AGENTS).read_text("utf-8"))
+        except (OSError, ValueError):
+            return []
+        return [name for name in found if isinstance(name, str)]
 
     def mark_stop(self) -> bool:
         """Write down that it is being stopped; return whether that was written before."""
@@ -111,6 +133,12 @@ class Entry:
             with contextlib.suppress(OSError):  # a full disk: then it seems to have been killed
                 (self._place / _END).write_text(json.dumps(asdict(end)), "utf-8")
 
+    def note_missing(self, hosts: Sequence[str]) -> None:
+        """Write down which hosts' agents are not connected."""
+        if self._place is not None:
+            with contextlib.suppress(OSError):
+                replace_private(self._place / _AGENTS, json.dumps(hosts))
+
     def close(self, *, is_kept: bool) -> None:
         """Release the lock; is_kept: the run was started, so it stays in the list."""
         if self._place is not None and not is_kept:
@@ -122,17 +150,22 @@ class Entry:
 class RunList:
     """The list in one directory, which the user's other machines may share."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, logs: Path | None = None) -> None:
+        """logs: the directory of the logs that are removed with their runs; None: all logs stay."""
         self.base = base
+        self._logs = logs
 
     def begin(self, run_id: str, name: str | None, folder: Path) -> Entry:
         """List a run of this process; a run needs no list, so an unwritable directory is no error."""
+        host, pid_namespace, machine_id, boot = _find_machine()
         controller = Controller(
-            run_id, name, str(folder.absolute()), *_find_machine(), os.getpid(), _find_stop_signal(), time.time()
-        )
-        try:
+            run_id, name, str(folder.absolute()), host, pid_namespace, os.getpid(), _find_stop_signal(), time.time(),
+            machine_id, boot,
+        )  # fmt: skip
+        with contextlib.suppress(LauncherError):
             self._prune()
-            place = self._make_place(run_id)
+        try:
+            place = make_run_place(self.base, run_id)
             lock = open(place / _LOCK, "w", opener=open_private)  # noqa: SIM115 - until the end of the run
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -152,9 +185,9 @@ class RunList:
         Of several with this name, the one that lives is meant, or else the newest. Raise UsageError if there is none.
         """
         runs = self.read()
-        if not runs:
-            raise UsageError("no run was started on this machine yet", "start one, or ask where it was started")
         if word is None:
+            if not runs:
+                raise UsageError("no run was started on this machine yet", "start one, or ask where it was started")
             return runs[0]
         exact = [run for run in runs if word == run.id]
         named = [run for run in runs if word in (run.controller.run_id, run.controller.name)]
@@ -167,36 +200,55 @@ class RunList:
             raise UsageError(f"no run {word!r}", "see launch ps for the runs of this machine")
         return (living or found)[0]
 
-    def _make_place(self, run_id: str) -> Path:
-        """Make a directory for a run; another one may have begun in the same second, with other logs."""
-        for number in range(1, 100):
-            place = self.base / (run_id if number == 1 else f"{run_id}.{number}")
-            with contextlib.suppress(FileExistsError):
-                make_private(place, self.base)
-                return place
-        raise FileExistsError(run_id)
-
     def _prune(self) -> None:
-        """Forget runs that ended long ago."""
-        for place in self._places():
+        """Forget runs that ended long ago, and the oldest ones beyond KEPT_BYTES of logs."""
+        total = 0
+        for run in self.read():
+            is_owned = run.folder.parent == self._logs
+            total += _measure(run.folder) if is_owned else 0
             with contextlib.suppress(FileNotFoundError):  # another run has just removed it
-                is_old = time.time() - place.stat().st_mtime > KEPT_S  # since its end was written
-                if is_old and _is_locked(place / _LOCK) is False:
-                    shutil.rmtree(place, ignore_errors=True)
+                is_old = time.time() - run.place.stat().st_mtime > KEPT_S  # since its end was written
+                if run.is_alive is False and (is_old or (is_owned and total > KEPT_BYTES)):
+                    for folder in (run.folder, run.place) if is_owned else (run.place,):
+                        shutil.rmtree(folder, ignore_errors=True)
 
     def _places(self) -> list[Path]:
         try:
             return [*self.base.iterdir()]
-        except OSError:
+        except FileNotFoundError:
             return []
+        except OSError as error:  # such as a network file system that does not respond: nothing is known then
+            raise LauncherError(f"can't read the list of runs in {self.base}: {error.strerror}") from None
 
 
-def _find_machine() -> tuple[str, str]:
-    """Return the name of this machine, and its PID namespace; empty where the system has none."""
-    try:
-        return socket.gethostname(), str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return socket.gethostname(), ""
+def make_run_place(base: Path, run_id: str) -> Path:
+    """Make a directory for a run; another one may have begun in the same second, with other logs."""
+    make_private(base, base.parent.parent, exist_ok=True)  # XDG_STATE_HOME itself follows the umask
+    for number in range(1, 100):
+        place = base / (run_id if number == 1 else f"{run_id}.{number}")
+        with contextlib.suppress(FileExistsError):
+            place.mkdir(mode=0o700)
+            return place
+    raise FileExistsError(run_id)
+
+
+def _measure(folder: Path) -> int:
+    """Return how many bytes the files below a directory have."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.lstat().st_size
+    return total
+
+
+def _find_machine() -> tuple[str, str, str, str]:
+    """Return name, PID namespace, machine id and boot id of this machine; each is empty where the system has none."""
+    namespace = machine_id = ""
+    with contextlib.suppress(OSError):
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    with contextlib.suppress(OSError, ValueError):
+        machine_id = Path("/etc/machine-id").read_text("ascii").strip()
+    return socket.gethostname(), namespace, machine_id, boot_id() or ""
 
 
 def _find_stop_signal() -> int:
@@ -218,9 +270,12 @@ def _find_life(run: ListedRun) -> bool | None:
     is_locked = _is_locked(run.place / _LOCK)
     if is_locked or run.end is not None:
         return bool(is_locked)
-    if not run.is_here:  # many network file systems keep the locks of each machine apart
-        return None
-    return _has_process(run.controller.pid) if is_locked is None else False
+    host, _, machine_id, boot = _find_machine()
+    controller = run.controller
+    if controller.boot_id == boot and (boot or controller.host == host):  # one kernel has all locks
+        return _has_process(controller.pid) if is_locked is None else False
+    # Many network file systems keep the locks of each machine apart.
+    return False if (controller.host, controller.machine_id) == (host, machine_id) else None  # it was started again
 
 
 def _has_process(pid: int) -> bool:

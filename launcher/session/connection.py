@@ -23,12 +23,10 @@ from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.session.expected import ExpectedMessages, UnaskedMessage
 from launcher.session.terms import Terms
-from launcher.transports import bootstrap
+from launcher.transports import bootstrap, loader
 from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
 
-MARKER_TIMEOUT_S = 10.0
 MAX_WAITING_BEATS = 3
-NOISE_BYTES = 64 << 10
 
 LOST = "lost"
 READY = "ready"
@@ -136,13 +134,10 @@ class Connection:
     def check_time(self) -> None:
         """Hang up if the login shell prints no marker in time, or the node sends no heartbeat."""
         checked_at = time.monotonic()
-        marker_timeout_s = max(MARKER_TIMEOUT_S, self._terms.connect_timeout_s)
+        marker_timeout_s = max(loader.MARKER_TIMEOUT_S, self._terms.connect_timeout_s)
         if not self.is_ready and self._opened_at is not None and checked_at - self._opened_at > marker_timeout_s:
-            self.give_up(
-                HostFailureKind.SHELL,
-                f"its login shell waits for input (no answer in {marker_timeout_s:g} s)",
-                "let its rc files prompt only in interactive shells; if they are slow, raise --connect-timeout",
-            )
+            failure = loader.describe_silence(self.host.name, marker_timeout_s)
+            self.give_up(failure.kind, failure.text, failure.fix)
         elif self.is_ready and not self._is_busy and checked_at - self.heard_at > self._terms.silence_s:
             self.give_up(HostFailureKind.SILENT, f"no heartbeat for {self._terms.silence_s:g} s")
 
@@ -209,7 +204,7 @@ class Connection:
             self._opened_at = time.monotonic()
             if self._transport.is_terse:  # and no login shell could eat it
                 self._send_code("", first_message)
-            found = self._await_marker()
+            found = loader.await_marker(self._channel, self._nonce, self.host.name, self._read_stderr, self._keep_noise)
             if found is not None and not self._is_closed:
                 magic, rest = found
                 if not self._transport.is_terse:
@@ -234,41 +229,11 @@ class Connection:
         self._channel.write(bootstrap.node_code(self._nonce, magic))
         self._channel.write(first_message)  # a separate write: srun sends equal ends of writes once
 
-    def _await_marker(self) -> tuple[str, bytes] | None:
-        assert self._channel is not None  # it was opened just now
-        marker = f"{bootstrap.MARKER} {self._nonce} ".encode()
-        text = b""
-        while True:
-            stream, data = self._channel.read()
-            if not stream:
-                return None
-            if stream != STDOUT:
-                self._read_stderr(data)
-                continue
-            text += data
-            start = text.find(marker)
-            end = text.find(b"\n", start)
-            if start >= 0 and end >= 0:
-                self._keep_noise(text[:start])
-                return text[start + len(marker) : end].decode("ascii", "replace"), text[end + 1 :]
-            if len(text) > NOISE_BYTES:
-                self._keep_noise(text)
-                said = "its login shell never stops printing"
-                raise TransportError(HostFailure(self.host.name, HostFailureKind.SHELL, said, "check its rc files"))
-
     def _no_marker(self) -> HostFailure:
         if self._is_closed and not self._has_orders:
             return HostFailure(self.host.name, HostFailureKind.CLOSED, "launch stopped before it was reached")
         code = self._channel.exit_code() if self._channel is not None else None
-        if code == bootstrap.NO_PYTHON_EXIT_CODE:
-            return bootstrap.no_python(self.host.name, self._terms.pythons)
-        if code == bootstrap.NOT_LINUX_EXIT_CODE:
-            return bootstrap.not_linux(self.host.name)
-        if code is None:
-            said = f"the connection was lost immediately{self._last_noise()}"
-            return HostFailure(self.host.name, HostFailureKind.SHELL, said)
-        text = "killed by a signal" if code == KILLED else f"exit code {code}"
-        return HostFailure(self.host.name, HostFailureKind.SHELL, f"its login shell ended ({text}){self._last_noise()}")
+        return loader.describe_end(self.host.name, code, self._terms.pythons, self._last_line())
 
     def _read_to_end(self) -> None:
         assert self._channel is not None  # it answered
@@ -318,17 +283,16 @@ class Connection:
                         self._post(report["type"], report)
             elif line:
                 noise.append(line + b"\n")
-        if len(self._rest) > NOISE_BYTES:
+        if len(self._rest) > loader.NOISE_BYTES:
             noise.append(self._rest)
             self._rest = b""
         self._keep_noise(b"".join(noise))
 
     def _keep_noise(self, data: bytes) -> None:
-        self.noise = (self.noise + data)[-NOISE_BYTES:]
+        self.noise = (self.noise + data)[-loader.NOISE_BYTES :]
 
-    def _last_noise(self) -> str:
-        lines = (self.noise + self._rest).decode("utf-8", "replace").strip().splitlines()
-        return f": {lines[-1][:200]}" if lines else ""
+    def _last_line(self) -> str:
+        return loader.last_line(self.noise + self._rest)
 
     def _report_end(self) -> None:
         """Post LOST with the reason why the channel has ended; after a census it no longer counts as a failure."""
@@ -337,12 +301,12 @@ class Connection:
             self._lose(self._failure)
         elif code is None:
             self._lose(HostFailure(self.host.name, HostFailureKind.CONNECTION, "the connection was lost"))
-        elif messages.NO_WORD in self._last_noise():  # it ended before this side noticed the gap
-            silence = self._last_noise().rpartition(messages.NO_WORD)[2]
+        elif messages.NO_WORD in self._last_line():  # it ended before this side noticed the gap
+            silence = self._last_line().rpartition(messages.NO_WORD)[2]
             text = f"this machine was suspended for over{silence}, so the hosts stopped the run"
             self._lose(HostFailure(self.host.name, HostFailureKind.STANDSTILL, text))
         else:
-            ended = f"its helper exited with code {code}{self._last_noise()}"
+            ended = ": ".join(filter(None, [f"its helper exited with code {code}", self._last_line()]))
             text = "its parent process was killed" if code >= KILLED else ended
             self._lose(HostFailure(self.host.name, HostFailureKind.SUPERVISOR, text))
 

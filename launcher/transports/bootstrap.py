@@ -241,6 +241,13 @@ def _code_of(name: str) -> CodeType:
     return code
 
 
+def arrival_code(name: str, files: int, bytes_in_all: int, size: int) -> bytes:
+    """Return what to send on stdin after the marker, to start the launcher's own code (see launcher.node.arrival)."""
+    start = f"main({name!r}, {files}, {bytes_in_all}, {size})"
+    code = f"{_source_of('arrival')}\n{start}\nfrom launcher.controller import program\nprogram.main(os.environ)\n"
+    return f"exec({code!r})\n".encode()
+
+
 def trainer_archive() -> bytes:
     """Return the built-in programs (`launcher.trainer`, `launcher.collectives`) as a zip that Python can run.
 

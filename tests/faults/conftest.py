@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fault_launch import FaultLaunch
 from machines.cluster import TOOL_PATH
-from machines.slurm import Slurm, find_obstacle
+from machines.slurm import LOGIN, Slurm, find_obstacle
 from ways import Way
 
 
@@ -28,7 +28,10 @@ def launch(slurm: Slurm, tmp_path: Path, way: Way) -> FaultLaunch:
     """Return what starts launchers on `login`, in a directory that the nodes see too."""
     if way.program and shutil.which(way.program, path=TOOL_PATH) is None:
         pytest.skip(f"no {way.program}: apt-get install {way.program}")
-    return FaultLaunch(slurm, tmp_path, way)
+    launch = FaultLaunch(slurm, tmp_path, way)
+    if way.controller != LOGIN:  # it remembers which hosts failed in other tests
+        shutil.rmtree(launch.logs.parent, ignore_errors=True)
+    return launch
 
 
 @pytest.fixture(autouse=True)

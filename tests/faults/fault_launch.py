@@ -13,7 +13,7 @@ from typing import IO
 
 from machines.cluster import Host
 from machines.patience import NEVER_S, slowed
-from machines.processes import CENSUS_POLL_S, Process, wait_until
+from machines.processes import CENSUS_POLL_S, Process, read_name, wait_until
 from machines.runs import Done, Running, shell
 from machines.slurm import LOGIN, Slurm
 from ways import Way
@@ -40,7 +40,8 @@ _BARE = "sleep 300 "  # the only sign of a child without environment
 # Runs the command line: waits before it while a file `early` exists, and after it while a file `held` exists.
 _TYPIST = 'while [ -e early ]; do sleep 0.02; done; "$@"; code=$?; while [ -e held ]; do sleep 0.02; done; exit $code'
 _LOADER = "~launch"  # in the command line of every guardian and supervisor
-_NOT_OURS = r"\[|launch: hosts of Slurm job \d+: "
+_REMOTE = ("launch", "launch-agent")  # a controller and its agents
+_NOT_OURS = r"\[|launch: hosts of Slurm job \d+: |launch: run RUN is controlled from |launch: the logs are on node1; "
 
 
 def ranks(default: str = OBEYS, **others: str) -> list[str]:
@@ -78,7 +79,7 @@ class FaultLaunch:
                 "launch", *self.way.words(self.slurm), *TIMES, "--cpu", "--nproc", str(self.nproc), *words,
                 cwd=self.folder, stdin=subprocess.DEVNULL, stdout=stdout or out_file, stderr=err_file,
             )  # fmt: skip
-        self.started.append(Running(process, self.folder, number, self.slurm.cluster))
+        self.started.append(Running(process, self.folder, number, self.slurm.cluster, self.logs))
         return self.started[-1]
 
     def start_ready(self, *words: str) -> Running:
@@ -86,6 +87,13 @@ class FaultLaunch:
         running = self.start(*words)
         running.wait_for(r"\] ready \d$", RANKS)
         return running
+
+    @property
+    def logs(self) -> Path:
+        """Where the controller keeps the logs of runs."""
+        if self.way.controller == LOGIN:
+            return self.folder / "logs"
+        return self.slurm.folder / self.way.controller / "home" / ".local" / "state" / "launch" / "logs"
 
     # ---- where it runs ----------------------------------------------------------------------------------------------
 
@@ -134,7 +142,7 @@ class FaultLaunch:
         found = {
             process.pid: process
             for process in self.last.processes()
-            if _LOADER in process.command and not process.is_ours
+            if _LOADER in process.command and not process.is_ours and read_name(process.pid) not in _REMOTE
         }
         guardian = next(process for process in found.values() if process.parent not in found)
         supervisor = next(process for process in found.values() if process.parent == guardian.pid)
@@ -176,8 +184,8 @@ class FaultLaunch:
         """Wait until no rank, guardian or supervisor is left, whatever has become of the launcher."""
 
         def left() -> list[Process]:
-            keepers = [p for host in self.hosts for p in host.processes() if _LOADER in p.command]
-            return self.ranks() + keepers
+            found = [process for host in self.hosts for process in host.processes() if _LOADER in process.command]
+            return self.ranks() + [process for process in found if read_name(process.pid) not in _REMOTE]
 
         assert wait_until(lambda: not left(), poll_s=CENSUS_POLL_S), left()
 
@@ -203,5 +211,6 @@ class FaultLaunch:
 
 
 def said(done: Done) -> list[str]:
-    """Return the launcher's own messages, without the line that names the Slurm job whose hosts it uses."""
-    return [line for line in done.words if not re.match(_NOT_OURS, line)]
+    """Return the launcher's own messages, without the line that says whose hosts it uses, or who controls the run."""
+    lines = (re.sub(r"\S+/launch/logs/RUN", "logs/RUN", line) for line in done.words)
+    return [line for line in lines if not re.match(_NOT_OURS, line)]

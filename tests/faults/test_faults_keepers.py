@@ -57,7 +57,7 @@ def test_both_are_killed_at_once(launch: FaultLaunch) -> None:
     assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 1"
 
 
-@over_ways(Promise.KEEPER)
+@over_ways(Promise.KILLED)
 def test_the_launcher_and_both_are_killed_at_once(launch: FaultLaunch) -> None:
     """As with `pkill -9 -f launch`: the process that started the ranks stops them."""
     with launch.while_there_is("held"):

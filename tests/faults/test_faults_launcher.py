@@ -27,7 +27,6 @@ LONG_STOP = ("--stop-timeout", f"{NEVER_S:g}")
     {
         "SIGINT": (signal.SIGINT, "you"),
         "SIGTERM": (signal.SIGTERM, "SIGTERM"),
-        "SIGHUP": (signal.SIGHUP, "SIGHUP"),
     },
 )
 def test_a_signal_lets_the_ranks_save(launch: FaultLaunch, number: signal.Signals, who: str) -> None:
@@ -43,6 +42,11 @@ def test_a_signal_lets_the_ranks_save(launch: FaultLaunch, number: signal.Signal
         f"[{launch.name(rank)}] saved {rank}" for rank in range(4)
     ]
     assert done.record["result"]["interrupted_by"] == number
+
+
+@over_ways(Promise.HANGUP)
+def test_the_end_of_the_terminal_lets_the_ranks_save(launch: FaultLaunch) -> None:
+    test_a_signal_lets_the_ranks_save(launch, signal.SIGHUP, "SIGHUP")
 
 
 @over_ways(Promise.SIGNAL)

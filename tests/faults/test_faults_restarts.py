@@ -44,7 +44,7 @@ def test_both_helpers_are_killed_and_the_run_comes_back(launch: FaultLaunch) -> 
     comes_back(launch.finish(running), launch)
 
 
-@over_ways(Promise.RESTART)
+@over_ways(Promise.KILLED)
 def test_launch_is_killed_between_two_attempts(launch: FaultLaunch) -> None:
     """The second failure is another one, so a pause of 5 s follows, in which nothing runs anywhere."""
     running = launch.start_ready("--restarts", "9", *ranks(f"{AT_GO}; exit $((7 + LAUNCH_ATTEMPT))"))

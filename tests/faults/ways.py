@@ -21,7 +21,8 @@ class Promise(enum.Enum):
 
     RANK = "a rank fails or is killed: the rank is named, and the other ranks are stopped"
     KEEPER = "one helper on a host is killed, or both: the host is named, and all ranks are stopped"
-    SIGNAL = "Ctrl-C, SIGTERM or SIGHUP: ranks get time to save; a second Ctrl-C kills them at once"
+    SIGNAL = "Ctrl-C or SIGTERM: ranks get time to save; a second Ctrl-C kills them at once"
+    HANGUP = "SIGHUP, at the end of the terminal: ranks get time to save"
     KILLED = "`launch` is killed: the hosts stop the run"
     FROZEN = "`launch` or its machine is suspended: the hosts stop the run after `--silence`"
     SILENT = "a helper hangs: its host is named after `--silence` and cleaned up"
@@ -56,6 +57,7 @@ class Way:
     before: tuple[str, ...] = ()  # what is typed in front of `launch`
     program: str = ""  # what must be there for it, and is a package of Debian's
     may_leave_folder: bool = False  # on a host that thaws, where Slurm kills all that it finds
+    controller: str = LOGIN  # the host that keeps the logs
 
 
 # ---- what is typed --------------------------------------------------------------------------------------------------
@@ -126,9 +128,19 @@ WAYS = (
         before=("salloc", "--quiet", f"--nodes={len(NODES)}"), may_leave_folder=True,
     ),
     Way("local", (LOGIN,), lambda slurm: ("singlenode",)),
+    Way(
+        "detached", NODES, lambda slurm: (*_by_ssh("fabric")(slurm), "--detach"), never_there=_SILENT_PORT,
+        controller=NODES[0],
+    ),
 )  # fmt: skip
 
 GAPS: Mapping[str, Mapping[Promise, str]] = {
+    "detached": {
+        Promise.HANGUP: "the run continues",
+        Promise.KILLED: "the run continues",
+        Promise.FROZEN: "the run continues",
+        Promise.BROKEN: "the host is named and stops its ranks; it is checked only if a restart follows",
+    },
     "pdsh": {
         Promise.FROZEN: "only if the machine is; if `launch` alone is, no host detects it and the run continues",
         Promise.SECRET: "refused: they would appear in command lines",

@@ -75,6 +75,7 @@ class Running:
     folder: Path
     number: int
     cluster: Cluster
+    logs: Path | None = None  # of all runs; None: logs in the directory where it was started
 
     @property
     def stdout(self) -> str:
@@ -109,7 +110,8 @@ class Running:
     def wait(self) -> Done:
         """Wait until the launcher exits, whatever still runs then."""
         assert wait_until(lambda: self.process.poll() is not None), f"not ended in time: {self}"
-        return Done(self.process.returncode, self.stdout, self.stderr, self.folder / "logs" / "latest")
+        logs = self.logs or self.folder / "logs"
+        return Done(self.process.returncode, self.stdout, self.stderr, logs / "latest")
 
     def __str__(self) -> str:
         return f"\n--- stdout\n{self.stdout[-3000:]}\n--- stderr\n{self.stderr[-3000:]}"

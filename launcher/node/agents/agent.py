@@ -107,6 +107,8 @@ class Agent:
         if self._link is not None and now - self._link.heard_at >= self._silence_s:
             self._lose_link("no heartbeat for %g s" % self._silence_s)
         self._dials.expire(now)
+        if self._dials.is_refused():
+            self._lifecycle.end(1)
         self._lifecycle.check_time(now)
         if self._lifecycle.dial_at is not None and now >= self._lifecycle.dial_at:
             self._lifecycle.begin_dial(now)
@@ -241,5 +243,7 @@ def _read_plant() -> Optional[dict[str, Any]]:
 
 def main(nonce: str) -> NoReturn:
     """Serve the controller that the first message names; never returns."""
+    with open("/proc/self/comm", "w") as file:  # what ps and top show
+        file.write("launch-agent")
     plant = _read_plant()
     os._exit(1 if plant is None else Agent(nonce, plant).run())

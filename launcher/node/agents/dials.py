@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Optional
 
 DIAL_S = 10.0  # for one address
+MOST_REFUSALS = 3  # in a row, by an address that was connected: the controller's port never moves, so it has ended
 _MISFIT = "certificate does not fit"
 
 
@@ -32,6 +33,8 @@ class Dials:
     def __init__(self, addresses: list[tuple[str, int]], fingerprint: str) -> None:
         """addresses: numeric ones with their ports, since a resolver may hang; fingerprint: SHA-256 in hex."""
         self.pending: list[Dial] = []
+        self._known = ""  # the address that was connected last
+        self._refusals = 0  # by that address, since then
         self._faults: dict[str, str] = {}  # by address: what went wrong there last
         self._addresses = addresses
         self._fingerprint = fingerprint
@@ -61,6 +64,7 @@ class Dials:
             self._fail(dial, str(error))
             return None
         if connected is not None:
+            self._known, self._refusals = dial.name, 0
             self.pending.remove(dial)
             self.close()
         return connected
@@ -73,6 +77,12 @@ class Dials:
     def note_fault(self, name: str, why: str) -> None:
         """Remember why an address could not be used."""
         self._faults[name] = why
+        if name == self._known:
+            self._refusals = self._refusals + 1 if why == os.strerror(errno.ECONNREFUSED) else 0
+
+    def is_refused(self) -> bool:
+        """Tell whether nobody listens any more where the controller was."""
+        return self._refusals >= MOST_REFUSALS
 
     def describe_faults(self) -> str:
         """Return what went wrong at each address, in one line."""

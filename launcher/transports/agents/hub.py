@@ -33,7 +33,7 @@ class Hub:
     One thread runs an event loop with all connections, and never waits for a caller: what a channel holds is bounded by
     its window. The public methods may be called in any other thread. `_changed` guards `_links`, and is notified of
     every change; `_links` holds at most one link for each agent, one that was admitted and isn't lost. Only the hub's
-    thread uses `_given_up` and `_absent`.
+    thread uses `_absent`.
 
     If the loop fails, which it should not, all connections are lost and the hub is as good as closed.
     """
@@ -51,7 +51,6 @@ class Hub:
         self._on_change = on_change
         self._changed = threading.Condition()
         self._links: dict[int, AgentLink] = {}
-        self._given_up: set[int] = set()
         self._absent: set[int] = set()  # agents that were cut off, and may dial again
         self._has_started = False
         self._is_closing = False
@@ -106,10 +105,6 @@ class Hub:
     def go(self) -> None:
         """Let all agents start processes, also those that connect later."""
         self._call(self._go)
-
-    def give_up(self, name: str) -> None:
-        """End the agent of a host for good, also if it connects later."""
-        self._call(lambda: self._give_up(self._indexes[name]))
 
     def open_transport(self) -> AgentTransport:
         """Begin a new attempt: agents that have heard of it start nothing for an earlier one any more."""
@@ -197,7 +192,7 @@ class Hub:
         older = self._links.get(index)
         if older is not None:
             older.drop(HostFailureKind.CONNECTION, "its agent has connected again")
-        if self._is_closing or index in self._given_up:
+        if self._is_closing:
             link.send_last(messages.GONE)
             # Only then has it heard that: an earlier end of the connection could overtake the message.
             link.closed.add_done_callback(lambda _: self._forget(index))
@@ -219,7 +214,7 @@ class Hub:
                 del self._links[link.index]
             self._changed.notify_all()
         # Before GO an agent ends with its connection; one that was told to end does so too.
-        if self._has_started and not self._end.is_set() and link.index not in self._given_up:
+        if self._has_started and not self._end.is_set():
             self._absent.add(link.index)
         self._left.set()
         self._on_change()
@@ -232,12 +227,6 @@ class Hub:
         self._has_started = True
         for link in self._links.values():
             link.send(messages.GO)
-
-    def _give_up(self, index: int) -> None:
-        self._given_up.add(index)
-        link = self._links.get(index)
-        if link is not None:
-            link.send_last(messages.GONE)
 
     def _begin_end(self) -> None:
         self._end.set()

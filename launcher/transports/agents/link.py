@@ -84,7 +84,7 @@ class AgentLink(asyncio.Protocol):
             return
         due_at = self._heard_at + silence_s
         if self._loop.time() >= due_at:
-            self.drop(HostFailureKind.SILENT, f"no heartbeat from its agent for {silence_s:g} s")
+            self.drop(HostFailureKind.SILENT, f"no heartbeat for {silence_s:g} s")
         else:
             self._loop.call_at(due_at, self.check_silence, silence_s)
 

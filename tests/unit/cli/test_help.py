@@ -18,8 +18,7 @@ from launcher.errors import EXIT_USAGE
 Launch = Callable[..., tuple[int, str, str]]
 
 TOP = """\
-Usage: launch [OPTIONS] SCRIPT [ARGS]...
-       launch COMMAND [OPTIONS] ...
+Usage: launch [OPTIONS] SCRIPT [ARGS]...  or  launch COMMAND [OPTIONS] ...
 
   Start PyTorch training on several machines over SSH, without a scheduler.
 
@@ -32,6 +31,7 @@ Commands (options: launch help COMMAND; version: launch --version):
   logs        Print what a run has written.
   wait        Wait until a run has ended, and end like it.
   stop        End a run as Ctrl-C in its terminal would.
+  fetch       Copy the logs of a run from the host that controls it.
   check       Compare the hosts and find what would break a run.
   clean       Stop and remove what your earlier runs left on the hosts.
   exec        Run a plain command on every host.
@@ -44,7 +44,7 @@ Examples:
   launch singlenode --gpus 4 train.py
 """
 
-WITHOUT_DEFAULTS = ("ps", "attach", "logs", "wait", "stop")  # launcher.toml has no defaults for them
+WITHOUT_DEFAULTS = ("ps", "attach", "logs", "wait", "stop", "fetch")  # launcher.toml has no defaults for them
 
 EXEC = """\
 Usage: launch exec [OPTIONS] -- CMD...

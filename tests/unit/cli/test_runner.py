@@ -12,8 +12,9 @@ import pytest
 from launcher.cli.command_table import COMMANDS
 from launcher.cli.option_groups import OutputOptions
 from launcher.cli.run_origin import describe_origin
-from launcher.cli.runner import describe_trainer, find_checkpoints, trainer_command
+from launcher.cli.runner import trainer_command
 from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, Program, ProgramKind
+from launcher.runs.execution import describe_trainer, find_checkpoints
 from launcher.runs.run_options import RunOptions
 
 TRAINER = Job(program=DEFAULT_PROGRAM)
@@ -77,21 +78,16 @@ def test_it_is_told_no_secret_and_other_programs_are_told_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "restarts", "place"),
+    ("share", "is_requeued", "place"),
     [
-        (None, None, "to outputs/20261120-091233"),
-        ((2, 0), "0", "to outputs/20261120-091233"),
-        ((2, 1), None, "on node 0"),
-        (None, "1", "where this job wrote before"),
+        (None, False, "to outputs/20261120-091233"),
+        ((2, 0), False, "to outputs/20261120-091233"),
+        ((2, 1), False, "on node 0"),
+        (None, True, "where this job wrote before"),
     ],
 )
-def test_where_the_trainer_writes(
-    share: tuple[int, int] | None, restarts: str | None, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
-    if restarts is not None:
-        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
-    said = describe_trainer("20261120-091233", RunOptions(share=share))
+def test_where_the_trainer_writes(share: tuple[int, int] | None, is_requeued: bool, place: str) -> None:
+    said = describe_trainer("20261120-091233", RunOptions(share=share), is_requeued=is_requeued)
     assert said == f"the built-in trainer writes {place}"
 
 

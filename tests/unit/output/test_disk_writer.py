@@ -10,6 +10,7 @@ import pytest
 from machines.patience import DEADLINE_S
 
 from launcher.output import disk_writer
+from launcher.output.disk_space import DiskSpace
 from launcher.output.disk_writer import DiskWriter
 from launcher.output.lines import STDOUT
 from launcher.output.node_log import DeferredLog, NodeOutput
@@ -105,7 +106,13 @@ def test_a_disk_that_fails_slowly_delays_the_end_once(monkeypatch):
 def test_a_log_says_how_many_lines_are_missing(tmp_path):
     heard, healed = [], threading.Event()
     disk = DiskWriter(lambda: None, unexpected)
-    log = DeferredLog(tmp_path / "node_0.log", lambda path, error: heard.append(error.strerror), tmp_path, disk)
+    log = DeferredLog(
+        tmp_path / "node_0.log",
+        lambda path, error: heard.append(error.strerror),
+        tmp_path,
+        disk,
+        DiskSpace(tmp_path, 0, disk),
+    )
     output = NodeOutput("gpu1", log, None)
     output.feed(0, STDOUT, b"kept\n")
     assert disk.wait()
@@ -118,6 +125,6 @@ def test_a_log_says_how_many_lines_are_missing(tmp_path):
     output.finish()
     assert disk.close()
     lines = [line[line.index("[") :] for line in (tmp_path / "node_0.log").read_text().splitlines()]
-    missing = "[gpu1] ---- 3 lines missing here: the disk did not respond ----"
+    missing = "[gpu1] ---- 3 lines missing here: the disk did not take them ----"
     assert lines == ["[gpu1:0] kept", missing, "[gpu1:0] back"]
     assert set(heard) == {"the disk does not respond"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -11,15 +12,16 @@ from pathlib import Path
 import pytest
 from machines.patience import DEADLINE_S
 
-from launcher.cli.console import Console
 from launcher.hosts.host import Host
 from launcher.output import disk_writer
+from launcher.output.console import Console
 from launcher.output.run_folder import RunRecord, create_record
+from launcher.output.view import look_here
 
 
 @pytest.fixture
 def console() -> Console:
-    return Console([Host("n1")], is_quiet=True)
+    return Console([Host("n1")], look_here(os.environ), is_quiet=True)
 
 
 def make_record(folder: Path, console: Console) -> RunRecord:

@@ -87,7 +87,7 @@ def test_a_run_that_never_started_is_not_listed(tmp_path: Path) -> None:
 def test_a_list_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     entry = RunList(tmp_path / "file" / "runs").begin("r", None, tmp_path)
-    assert isinstance(entry.error, NotADirectoryError)
+    assert entry.error is not None and entry.error.strerror
     entry.end(Result(0, 1.0, Census({}, {})))
     entry.close(is_kept=True)
 
@@ -131,7 +131,15 @@ def test_two_runs_of_one_second_in_two_projects(tmp_path: Path) -> None:
         assert runs.find("a").folder.name == "a"
 
 
-def test_a_run_of_another_machine_is_not_known_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("changes", "is_alive"), [
+    ({"host": "elsewhere", "boot_id": "another"}, None),
+    ({"boot_id": "another"}, False),  # this machine was started again
+    ({"machine_id": "another", "boot_id": "another"}, None),  # it has the same name
+    ({"host": "another container"}, False),
+])  # fmt: skip
+def test_a_run_of_another_machine_is_not_known_here(
+    tmp_path: Path, changes: dict[str, str], is_alive: bool | None
+) -> None:
     """Its lock may be kept on that machine alone; how it ended is written for all."""
     runs = RunList(tmp_path / "runs")
     for run_id in ("ended", "killed"):
@@ -139,8 +147,8 @@ def test_a_run_of_another_machine_is_not_known_here(tmp_path: Path, monkeypatch:
             if run_id == "ended":
                 entry.end(Result(3, 1.0, Census({}, {})))
         path = tmp_path / "runs" / run_id / "controller.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "host": "elsewhere"}))
-    assert [runs.find("ended").is_alive, runs.find("killed").is_alive] == [False, None]
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    assert [runs.find("ended").is_alive, runs.find("killed").is_alive] == [False, is_alive]
 
 
 def test_it_is_stopped_once(tmp_path: Path) -> None:
@@ -191,3 +199,21 @@ def test_the_signal_that_stops_it(tmp_path: Path) -> None:
         signal.signal(signal.SIGINT, before)
     with held(runs, "s", None, tmp_path):
         assert (runs.find("s").controller.stop_signal, runs.find("s").controller.pid) == (signal.SIGINT, os.getpid())
+
+
+def test_logs_that_a_list_owns_go_with_their_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest ones first, once there is too much of them; never those of a run that lives, or logs elsewhere."""
+    runs = RunList(tmp_path / "runs", tmp_path / "logs")
+    folders = {name: tmp_path / "logs" / name for name in ("a", "b", "c")} | {"mine": tmp_path / "mine"}
+    entries = {}
+    for name, folder in folders.items():
+        folder.mkdir(parents=True)
+        (folder / "node_0.log").write_bytes(bytes(1000))
+        entries[name] = runs.begin(name, None, folder)
+        if name != "b":
+            entries[name].end(Result(0, 1.0, Census({}, {})))
+            entries[name].close(is_kept=True)
+    monkeypatch.setattr(run_list, "KEPT_BYTES", 1500)
+    runs.begin("d", None, tmp_path / "logs" / "d")
+    assert {name for name, folder in folders.items() if folder.exists()} == {"mine", "b", "c"}
+    assert {run.id for run in runs.read()} == {"mine", "b", "c", "d"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.logout import warn_of_logout
+from launcher.runs.logout import warn_of_logout, warn_of_lost_memory
 
 AGENT = {"SSH_CONNECTION": "192.0.2.7 50000 192.0.2.1 22", "SSH_AUTH_SOCK": "/tmp/agent"}
 
@@ -34,3 +34,15 @@ def test_a_system_that_ends_processes(
     assert any("loginctl enable-linger" in line for line in warn_of_logout({}, 0)) is is_told
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert warn_of_logout({}, 0) == [], "logind spares root"
+
+
+@pytest.mark.parametrize(
+    ("answer", "uid", "is_told"), [("b true", 65534, True), ("b false", 65534, False), ("b true", 0, False)]
+)
+def test_a_system_that_removes_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, uid: int, is_told: bool
+) -> None:
+    (tmp_path / "busctl").write_text(f"#!/bin/sh\necho '{answer}'\n")
+    (tmp_path / "busctl").chmod(0o755)
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert any("(RemoveIPC)" in line for line in warn_of_lost_memory("gpu1")) is is_told

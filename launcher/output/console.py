@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -24,6 +21,7 @@ from launcher.output.style import Style, render
 from launcher.output.terminal import Terminal
 from launcher.output.traceback_filter import Source, TracebackFilter
 from launcher.output.transcript import Transcript
+from launcher.output.view import View
 
 
 class Console:
@@ -32,6 +30,7 @@ class Console:
     def __init__(
         self,
         hosts: Sequence[Host],
+        view: View,
         *,
         is_folding: bool = False,
         is_patient: bool = False,
@@ -40,13 +39,14 @@ class Console:
         ranks: Collection[int] | None = None,
     ) -> None:
         names = [host.name for host in hosts]
-        self._displays = {fd: _make_display(fd, names, as_json=as_json) for fd in (STDOUT, STDERR)}
-        self._terminals = _open_terminals(math.inf if is_patient else None)
+        self._view = view
+        self._displays = {fd: _make_display(fd, names, view, as_json=as_json) for fd in (STDOUT, STDERR)}
+        self._terminals = _open_terminals(view, math.inf if is_patient else None)
         self._is_quiet = is_quiet
         self._as_json = as_json
         self._ranks = ranks
         self._folds = make_folds(names) if is_folding else {}
-        self._shows_progress = sys.stderr.isatty()
+        self._shows_progress = STDERR in view.terminals
         self._progress = ""
         self._said_disk = False
         self._transcript: Transcript | None = None
@@ -60,9 +60,9 @@ class Console:
         if self._is_detached:
             return
         self.progress("")
-        with contextlib.suppress(OSError):  # stderr is not, or no longer, a terminal
-            columns = os.get_terminal_size(STDERR).columns
-            text = render(text, style, columns, with_color=_wants_color(STDERR))
+        columns = self._view.find_columns()
+        if columns is not None:
+            text = render(text, style, columns, with_color=self._view.has_color(STDERR))
         self._terminals[STDERR].say(text, STDERR)
 
     def show(self, text: str) -> None:
@@ -88,7 +88,7 @@ class Console:
         """Show identical output of several hosts once."""
         groups = group(self._folds)
         for each in groups:
-            shown = clean(each.text) if os.isatty(STDOUT) else each.text
+            shown = clean(each.text) if STDOUT in self._view.terminals else each.text
             self._terminals[STDOUT].put(STDOUT, f"---- {fold_names(each.hosts)} ----\n".encode() + shown)
         cut = [host for each in groups if each.left_out for host in each.hosts]
         if cut:
@@ -174,24 +174,19 @@ def dated(event: str, **values: object) -> dict[str, object]:
     return {"event": event, "time": iso_time(wall_clock()), **values}
 
 
-def _make_display(fd: int, names: Sequence[str], *, as_json: bool) -> Display:
+def _make_display(fd: int, names: Sequence[str], view: View, *, as_json: bool) -> Display:
     """Return the display of one stream: stdout may be a file that a program reads while stderr is a terminal."""
     if as_json:
         return JsonDisplay()
-    return PrefixDisplay(names, is_terminal=os.isatty(fd), with_color=_wants_color(fd))
+    return PrefixDisplay(names, is_terminal=fd in view.terminals, with_color=view.has_color(fd))
 
 
-def _wants_color(fd: int) -> bool:
-    """Tell whether a stream is a terminal and NO_COLOR is unset (https://no-color.org)."""
-    return os.isatty(fd) and not os.environ.get("NO_COLOR")
-
-
-def _open_terminals(patience_s: float | None) -> dict[int, Terminal]:
+def _open_terminals(view: View, patience_s: float | None) -> dict[int, Terminal]:
     """Return one thread for stdout and stderr if they are the same file, to keep their order; otherwise one for each.
 
     So a pager that isn't read blocks only its own stream, and the other one reports it.
     """
-    shared = Terminal(is_terminal=os.isatty(STDOUT), patience_s=patience_s)
-    if os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR)):
+    shared = Terminal(is_terminal=STDOUT in view.terminals, patience_s=patience_s)
+    if view.is_one_file:
         return {STDOUT: shared, STDERR: shared}
-    return {STDOUT: shared, STDERR: Terminal(is_terminal=os.isatty(STDERR), patience_s=patience_s)}
+    return {STDOUT: shared, STDERR: Terminal(is_terminal=STDERR in view.terminals, patience_s=patience_s)}

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from launcher.clock import wall_clock
 from launcher.escapes import clean
 from launcher.output.display import PrefixDisplay
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.log_reader import LogLine, RunLogs
+from launcher.output.view import View
 
 LOOK_S = 0.2
 
@@ -20,9 +19,9 @@ LOOK_S = 0.2
 class LogPrinter:
     """Writes lines to stdout and stderr; a closed pipe, as behind `| head`, raises BrokenPipeError."""
 
-    def __init__(self) -> None:
+    def __init__(self, view: View) -> None:
         self._streams = {STDOUT: sys.stdout.buffer, STDERR: sys.stderr.buffer}
-        self._are_terminals = {fd: os.isatty(fd) for fd in self._streams}
+        self._view = view
         self._last_fd = STDOUT
 
     def print(self, line: LogLine) -> None:
@@ -38,7 +37,7 @@ class LogPrinter:
         if fd != self._last_fd:  # both may lead to the same terminal
             self._streams[self._last_fd].flush()
             self._last_fd = fd
-        self._streams[fd].write(clean(data) if self._are_terminals[fd] else data)
+        self._streams[fd].write(clean(data) if fd in self._view.terminals else data)
 
 
 class ExactPrinter(LogPrinter):
@@ -52,12 +51,12 @@ class ExactPrinter(LogPrinter):
 class ScreenPrinter(LogPrinter):
     """Shows a run as it would have been shown on the terminal where it was started."""
 
-    def __init__(self, hosts: Iterable[str]) -> None:
-        super().__init__()
-        names, with_color = list(dict.fromkeys(hosts)), not os.environ.get("NO_COLOR")
+    def __init__(self, view: View, hosts: Iterable[str]) -> None:
+        super().__init__(view)
+        names = list(dict.fromkeys(hosts))
         self._displays = {
-            fd: PrefixDisplay(names, is_terminal=is_terminal, with_color=with_color and is_terminal)
-            for fd, is_terminal in self._are_terminals.items()
+            fd: PrefixDisplay(names, is_terminal=fd in view.terminals, with_color=view.has_color(fd))
+            for fd in self._streams
         }
 
     def print(self, line: LogLine) -> None:
@@ -67,14 +66,6 @@ class ScreenPrinter(LogPrinter):
         if line.host is not None:
             shown = self._displays[fd].render(line.host, line.rank, fd, shown, wall_clock())
         self._write(fd, shown)
-
-
-def find_hosts(record: Mapping[str, Any]) -> list[str]:
-    """Return all hosts that a run has used so far; record: its run.json."""
-    plan = record.get("plan") or {}
-    names = [node.get("host") for node in plan.get("nodes", [])]
-    names += [host for attempt in record.get("attempts") or [] for host in attempt.get("hosts", [])]
-    return [name for name in names if isinstance(name, str)]
 
 
 def follow(logs: RunLogs, printer: LogPrinter, is_alive: Callable[[], bool]) -> None:

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
-import struct
-import termios
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
-from launcher.cli.error_lines import show_error
 from launcher.errors import HostFailure, HostFailureKind, LauncherError, PreflightError, UnreachableError, UsageError
+from launcher.output.lines import STDERR
+from launcher.output.notice import describe_error, tell
+from launcher.output.view import View
 
 Show = Callable[[LauncherError], str]
 LONG = "/scratch/projects/an-old-project/checkpoints/2026"
 
 
 @pytest.fixture
-def show(monkeypatch: pytest.MonkeyPatch) -> Iterator[Show]:
+def show(capsys: pytest.CaptureFixture[str]) -> Show:
     """Return a function that gives the screen of an error on a terminal."""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    with os.fdopen(slave, "w") as terminal:
 
-        def call(error: LauncherError) -> str:
-            with monkeypatch.context() as patch:
-                patch.setattr("sys.stderr", terminal)
-                show_error(error)
-            return os.read(master, 1 << 16).decode().replace("\r\n", "\n")
+    def call(error: LauncherError) -> str:
+        tell(describe_error(error), View(frozenset({STDERR}), is_one_file=False, with_color=False, columns=80))
+        return capsys.readouterr().err
 
-        yield call
-    os.close(master)
+    return call
 
 
 def test_hosts_that_cannot_be_reached(show: Show) -> None:
@@ -84,5 +75,6 @@ def test_a_fix(show: Show, fix: str, shown: str) -> None:
 
 
 def test_a_file_gets_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    show_error(UsageError("w " * 60, "h " * 60))
+    view = View(frozenset(), is_one_file=False, with_color=False, columns=None)
+    tell(describe_error(UsageError("w " * 60, "h " * 60)), view)
     assert capsys.readouterr().err == f"launch: {'w ' * 60}\n  fix: {'h ' * 60}\n"

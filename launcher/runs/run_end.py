@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.cli.error_lines import tell
+from collections.abc import Callable
+
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, UsageError
 from launcher.output.log_reader import LogFile
 from launcher.output.transcript import TRANSCRIPT
@@ -20,7 +21,7 @@ def is_running(run: ListedRun) -> bool:
     return now is not None and bool(now.is_alive)
 
 
-def conclude(run: ListedRun, *, prints: bool) -> int:
+def conclude(run: ListedRun, tell: Callable[[str], None], *, prints: bool) -> int:
     """Return the exit code of a run that has ended; prints: also its last messages."""
     now = run.look()
     if now is None:
@@ -30,14 +31,14 @@ def conclude(run: ListedRun, *, prints: bool) -> int:
         tell(f"launch: run {now.id} has no result: its launch was killed, and its hosts end it within --silence")
         return EXIT_SIGNAL_BASE + _SIGKILL
     if prints:
-        _print_end(now)
+        for line in _find_end(now):
+            tell(line)
     return now.end.exit_code
 
 
-def _print_end(run: ListedRun) -> None:
-    """Print the block about the failure, or the last message of a run that succeeded or was stopped."""
+def _find_end(run: ListedRun) -> list[str]:
+    """Return the block about the failure, or the last message of a run that succeeded or was stopped."""
     lines = [line.text.decode("utf-8", "replace") for line in LogFile(run.folder / TRANSCRIPT, ()).read()]
     has_failed = run.end is not None and run.end.exit_code != 0 and not run.end.is_stopped
     begins = [index for index, line in enumerate(lines) if line.startswith("launch: ") and "FAILED after " in line]
-    for line in lines[begins[-1] :] if has_failed and begins else lines[-1:]:
-        tell(line)
+    return lines[begins[-1] :] if has_failed and begins else lines[-1:]

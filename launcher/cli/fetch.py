@@ -1,0 +1,32 @@
+"""launch fetch: take the logs of a run that another machine controls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from launcher.cli.help import Command
+from launcher.cli.option_groups import gather
+from launcher.cli.options import FILE
+from launcher.cli.run_place import RunPlace, controller_options
+
+
+@click.command("fetch", cls=Command)
+@click.argument("run", metavar="[RUN]", required=False)
+@click.option("--log-dir", metavar="DIR", type=FILE, default=Path("logs"), show_default=True, help="Where to put them.")
+@controller_options
+@gather
+def command(*, run: str | None, log_dir: Path, place: RunPlace) -> int:
+    """Copy the logs of RUN, run.json and the files of its ranks from the host that controls it to DIR/RUN.
+
+    What is there already is replaced.  [default: the newest run]
+    """
+    from launcher.cli.error_lines import tell
+    from launcher.cli.run_place import RemoteRun, fetch, find_run
+
+    found = find_run(run, place)
+    if isinstance(found, RemoteRun):
+        return fetch(found, log_dir)
+    tell(f"launch: the logs of run {found.id} are on this machine, in {found.folder}")
+    return 0

@@ -1,0 +1,143 @@
+"""--detach onto another machine: start a controller and agents there, and leave once all ranks run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from launcher.cli.detachment import HINTS
+from launcher.cli.error_lines import tell, tell_lost
+from launcher.cli.option_groups import OutputOptions, TransportOptions
+from launcher.cli.run_origin import describe_origin
+from launcher.cli.runner import make_console, with_trainer_command
+from launcher.cli.state_directory import open_planted_runs
+from launcher.clock import wall_clock
+from launcher.controller import requests
+from launcher.controller.planted_runs import PlantedRun, Way
+from launcher.controller.planting import Planting
+from launcher.controller.remote_launcher import RemoteLauncher
+from launcher.errors import EXIT_PREFLIGHT, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, UsageError
+from launcher.hosts.host import Host
+from launcher.hosts.ranges import fold_names
+from launcher.job.job import Job
+from launcher.output.console import dated
+from launcher.output.view import look_here
+from launcher.runs.code_version import ask_code_version
+from launcher.runs.run import Opener
+from launcher.runs.run_options import RunOptions
+from launcher.session.terms import loader_pythons
+from launcher.transports.agents.credentials import make_credentials
+from launcher.transports.base import Transport, TransportError
+
+_STOPPED = (EXIT_SIGNAL_BASE + signal.SIGINT, EXIT_SIGNAL_BASE + signal.SIGTERM)
+_LOGOUT_S = 1.0  # systemd-logind ends processes as soon as the session has closed
+
+
+def run_planted(
+    job: Job, hosts: Sequence[Host], spares: Sequence[Host], controller: Host, open_transport: Opener,
+    output: OutputOptions, options: RunOptions, reach: TransportOptions,
+) -> int:  # fmt: skip
+    """Run the job under a controller on another machine; return once it has ended, or needs no terminal."""
+    spares = tuple(spares) if options.restarts else ()
+    everyone = (*hosts, *spares)
+    transport = open_transport(tuple({host.name: host for host in (controller, *everyone)}.values()), tell)
+    request = requests.Control(
+        replace(with_trainer_command(job), own_python=sys.executable), tuple(hosts), spares, options,
+        {**describe_origin(output), "git": ask_code_version(job)}, make_credentials(len(everyone)),
+        output.quiet, output.as_json, output.notify,
+    )  # fmt: skip
+    planting = Planting(controller, request, transport, loader_pythons(job.python), look_here(os.environ))
+    try:
+        run_id = _gather(planting, everyone, output)
+        way = Way(
+            controller.name, controller.user, controller.port, transport.name,
+            str(reach.ssh_config.absolute()) if reach.ssh_config else None, job.python,
+        )  # fmt: skip
+        planted = _remember(run_id, output, way)
+        if not output.as_json:
+            tell(f"launch: run {planted.id} is controlled from {controller.name}, and its logs are kept there")
+        code = _attach(planting, planted)
+    finally:
+        planting.close()
+    if planting.was_refused:
+        open_planted_runs().discard(planted)
+    elif code not in (None, 0, EXIT_UNREACHABLE, *_STOPPED):
+        tell(f"launch: the logs are on {controller.name}; fix: copy them with launch fetch")
+    if code is not None:
+        return code
+    return _leave(planted, controller, open_transport((controller,), _say_nothing), job, output)
+
+
+def _gather(planting: Planting, hosts: Sequence[Host], output: OutputOptions) -> str:
+    console = make_console(hosts, replace(output, as_json=False))
+    try:
+        return planting.gather(console.progress)
+    except KeyboardInterrupt:
+        console.say("launch: stopped by you; nothing was started")
+        raise
+    finally:
+        console.close()
+
+
+def _remember(run_id: str, output: OutputOptions, way: Way) -> PlantedRun:
+    try:
+        return open_planted_runs().add(PlantedRun(run_id, output.name, wall_clock(), way))
+    except OSError as error:
+        text = f"--detach: can't remember the run on this machine: {error.filename}: {error.strerror}"
+        raise UsageError(text, "choose another directory with XDG_STATE_HOME") from None
+
+
+def _attach(planting: Planting, run: PlantedRun) -> int | None:
+    try:
+        return planting.attach()
+    except TransportError as error:
+        tell_lost(error.failure)
+        return EXIT_UNREACHABLE
+
+
+def _leave(run: PlantedRun, controller: Host, transport: Transport, job: Job, output: OutputOptions) -> int:
+    """Look whether controller and agents have survived the end of the logins that started them."""
+    try:
+        time.sleep(_LOGOUT_S)
+        pythons = loader_pythons(job.python)
+        found = _look(run.run_id, RemoteLauncher(transport, controller, pythons, job.connect_timeout_s))
+    except TransportError as error:
+        tell_lost(error.failure)
+        return EXIT_UNREACHABLE
+    except KeyboardInterrupt:
+        tell(f"launch: run {run.id} continues on {controller.name}; whether it needs this terminal was not seen")
+        return EXIT_SIGNAL_BASE + signal.SIGINT
+    ended = [] if found.get("is_alive") else [controller.name]
+    ended += [name for name in found.get("missing", ()) if name not in ended]
+    if ended:
+        tell(f"launch: {fold_names(ended)} ended the processes of run {run.id} when its login ended")
+        tell("  fix: loginctl enable-linger there, or use --controller here")
+        return EXIT_PREFLIGHT
+    if output.as_json:
+        print(json.dumps(dated("detached", run=run.id, name=output.name, controller=controller.name)), flush=True)
+        return 0
+    tell(f"launch: all ranks run; run {run.id} continues without this terminal")
+    for command, purpose in {**HINTS, "launch fetch": "copy its logs to this machine"}.items():
+        tell(f"  {command:<15} {purpose}")
+    return 0
+
+
+def _look(run_id: str, launcher: RemoteLauncher) -> dict[str, Any]:
+    try:
+        launcher.ask(requests.Look(run_id), look_here(os.environ))
+        found = json.loads(launcher.read_output() or b"{}")
+    except ValueError:
+        found = None
+    finally:
+        launcher.close()
+    return found if isinstance(found, dict) else {}
+
+
+def _say_nothing(text: str) -> None:
+    """Print nothing: it was said when the first connection was made."""

@@ -1,0 +1,181 @@
+"""Find the run that a command names, here or where it is controlled, and carry the command out there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.cli.error_lines import tell, tell_lost
+from launcher.cli.state_directory import open_planted_runs, open_run_list
+from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, UsageError
+from launcher.runs.run_list import ListedRun
+
+if TYPE_CHECKING:
+    from launcher.controller.planted_runs import PlantedRun, Way
+    from launcher.controller.remote_launcher import RemoteLauncher
+    from launcher.controller.requests import Request
+
+CONNECT_TIMEOUT_S = 10.0
+
+_OPTIONS = (
+    click.option(
+        "--controller", metavar="HOST", help="The host that controls the run.  [default: as launch ps shows it]"
+    ),
+    click.option(
+        "--ssh-config", metavar="FILE", type=Path, help="With --controller, read FILE instead of ~/.ssh/config."
+    ),
+)
+
+
+def controller_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options that name where a run is controlled."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """Where a run is controlled, as the user says."""
+
+    controller: str | None = None  # None: as launch remembers it
+    ssh_config: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRun:
+    """A run that is controlled from another machine."""
+
+    id: str  # its run id there
+    way: Way
+
+
+def find_run(word: str | None, place: RunPlace) -> ListedRun | RemoteRun:
+    """Return the run with this id or name, or the only one whose id begins so; None: the newest one.
+
+    place: for runs that were started elsewhere. Raise UsageError if there is none.
+    """
+    if place.controller is not None:
+        return _find_there(word, place)
+    planted, listed = read_runs()
+    if word is None:
+        is_elsewhere = planted and (not listed or planted[0].began_at > listed[0].controller.began_at)
+        return RemoteRun(planted[0].run_id, planted[0].way) if is_elsewhere else open_run_list().find(None)
+    exact = [run for run in planted if word == run.id]
+    named = [run for run in planted if word in (run.run_id, run.name)]
+    begun = [run for run in planted if run.id.startswith(word)]
+    found = exact or named or begun
+    if not found:
+        return open_run_list().find(word)
+    if len(found) > 1 and found is begun:
+        raise UsageError(f"{word!r} means {len(found)} runs", "name one by its id, as launch ps shows it")
+    return RemoteRun(found[0].run_id, found[0].way)
+
+
+def read_runs() -> tuple[list[PlantedRun], list[ListedRun]]:
+    """Return the runs of this machine that another one controls, and all others, each list with the newest first.
+
+    A home directory that all hosts share lists some of them twice.
+    """
+    listed = open_run_list().read()
+    here = {run.controller.run_id for run in listed if run.is_here}
+    planted = [run for run in open_planted_runs().read() if run.run_id not in here]
+    elsewhere = {run.run_id for run in planted}
+    return planted, [run for run in listed if run.controller.run_id not in elsewhere]
+
+
+def read_ways(hosts: str, source: str, ssh_config: Path | None) -> list[Way]:
+    """Return the ways to these hosts; source: the option that names them."""
+    from launcher.controller.planted_runs import Way
+    from launcher.hosts.hostfiles import parse_hosts
+
+    config = str(ssh_config.absolute()) if ssh_config is not None else None
+    return [Way(host.name, host.user, host.port, ssh_config=config) for host in parse_hosts(hosts, source, "port")]
+
+
+def _find_there(word: str | None, place: RunPlace) -> RemoteRun:
+    """Return the run on the host that the user names."""
+    from launcher.controller import requests
+    from launcher.output.view import look_here
+
+    assert place.controller is not None  # the caller looked
+    ways = read_ways(place.controller, "--controller", place.ssh_config)
+    if len(ways) != 1:
+        raise UsageError(f"--controller names {len(ways)} hosts", "name the one that controls the run")
+    with asking(ways[0]) as launcher:
+        launcher.ask(requests.Find(word), look_here(os.environ))
+        found = launcher.read_output().decode("utf-8", "replace").strip()
+    if launcher.exit_code:
+        raise click.exceptions.Exit(launcher.exit_code)  # it has said why
+    return RemoteRun(found, ways[0])
+
+
+def ask(way: Way, request: Request) -> int:
+    """Carry out a request where the way leads, with its output here; return its exit code."""
+    from launcher.output.view import look_here
+
+    with asking(way) as launcher:
+        launcher.ask(request, look_here(os.environ))
+        return launcher.copy_output() or 0
+
+
+@contextlib.contextmanager
+def asking(way: Way) -> Iterator[RemoteLauncher]:
+    """Yield this package's code, running where the way leads; exit with 69 if it can't be reached, or is lost."""
+    from launcher.transports.base import TransportError
+
+    try:
+        launcher = connect(way)
+        try:
+            yield launcher
+        finally:
+            launcher.close()
+    except TransportError as error:
+        tell_lost(error.failure)
+        raise click.exceptions.Exit(EXIT_UNREACHABLE) from None
+
+
+def connect(way: Way) -> RemoteLauncher:
+    """Return this package's code, running where the way leads; raise TransportError."""
+    return prepare(way)()
+
+
+def prepare(way: Way) -> Callable[[], RemoteLauncher]:
+    """Return what connects, which any thread may do; this may ask for a password."""
+    from launcher.cli.option_groups import TransportOptions
+    from launcher.cli.selection import choose_opener
+    from launcher.controller.remote_launcher import RemoteLauncher
+    from launcher.session.terms import loader_pythons
+
+    options = TransportOptions(transport=way.transport, ssh_config=Path(way.ssh_config) if way.ssh_config else None)
+    hosts = [way.host]
+    open_transport = choose_opener(options, hosts, env={}, python=way.python, silence_s=0.0)
+    transport = open_transport(hosts, lambda text: None)
+    return lambda: RemoteLauncher(transport, way.host, loader_pythons(way.python), CONNECT_TIMEOUT_S)
+
+
+def answer(found: ListedRun | RemoteRun, here: Callable[[ListedRun], int], there: Callable[[str], Request]) -> int:
+    """Carry out a command for a run of this machine, or ask for it where the run is controlled."""
+    return here(found) if isinstance(found, ListedRun) else ask(found.way, there(found.id))
+
+
+def fetch(found: RemoteRun, log_dir: Path) -> int:
+    """Copy the logs of a run below `log_dir`; return the exit code."""
+    from launcher.controller import requests
+    from launcher.controller.fetching import take_logs
+    from launcher.output.view import look_here
+
+    with asking(found.way) as launcher:
+        launcher.ask(requests.Fetch(found.id), look_here(os.environ))
+        folder, said = take_logs(launcher.pieces(), found.way.name, found.id, log_dir)
+    if folder is None:
+        tell(said.rstrip("\n") or f"launch: {found.way.name} sent no logs")
+        return EXIT_FAILED
+    tell(f"launch: copied the logs to {folder}")
+    return 0

@@ -1,0 +1,54 @@
+"""launch stop: end a run as Ctrl-C in its terminal would."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable
+
+from launcher.errors import UsageError
+from launcher.output.log_printer import LOOK_S
+from launcher.runs.run_end import conclude, is_running
+from launcher.runs.run_list import ListedRun, RunList
+
+_AGAIN_S = 0.5
+
+
+def find_living(runs: RunList, word: str | None) -> ListedRun:
+    """Return the run to stop; raise UsageError unless there is exactly one that lives, on this machine."""
+    found = runs.find(word) if word is not None else _find_only(runs)
+    if found.is_alive is False:
+        raise UsageError(f"run {found.id} has ended", "see launch ps for those that run")
+    if not found.is_here:
+        raise UsageError(f"run {found.id} is controlled by {found.controller.host}", "run launch stop there")
+    return found
+
+
+def _find_only(runs: RunList) -> ListedRun:
+    living = [each for each in runs.read() if each.is_alive]
+    if len(living) != 1:
+        what = f"{len(living)} runs are running" if living else "no run is running"
+        raise UsageError(f"{what} on this machine", "name one of launch ps" if living else "see launch ps")
+    return living[0]
+
+
+def stop(run: ListedRun, tell: Callable[[str], None], *, is_now: bool) -> int:
+    """Send the signals of Ctrl-C, once, or twice for `is_now`, wait until the run has ended, and print how.
+
+    A second one kills the ranks, so none is sent if this was asked before without `is_now`.
+    """
+    is_asked = run.mark_stop()
+    if is_asked and not is_now:
+        tell(f"launch: run {run.id} is being stopped already (--now kills its ranks)")
+    signals = (0 if is_asked else 1) + is_now
+    sent_at = -math.inf
+    while is_running(run):
+        if signals and time.monotonic() - sent_at > _AGAIN_S:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(run.controller.pid, run.controller.stop_signal)
+            signals, sent_at = signals - 1, time.monotonic()
+        time.sleep(LOOK_S)
+    conclude(run, tell, prints=True)
+    return 0

@@ -1,0 +1,148 @@
+"""Control a run on this host, for a launch host that may leave.
+
+Until the launch host says `go`, nothing is started, and its end ends this process. From then on this is a `launch` like
+any other, which shows its output there for as long as it can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any, NoReturn
+
+from launcher.concurrency import start_thread
+from launcher.controller.requests import LEFT, Control, LastLine, find_patience
+from launcher.errors import EXIT_FAILED
+from launcher.node import messages
+from launcher.node.facts import network
+from launcher.output.console import Console
+from launcher.output.lines import STDOUT
+from launcher.output.run_folder import RunRecord, create_record
+from launcher.output.transcript import redirect_streams
+from launcher.output.view import View
+from launcher.private_files import make_private
+from launcher.runs.execution import execute_job, listed
+from launcher.runs.incident_log import IncidentLog
+from launcher.runs.logout import warn_of_lost_memory
+from launcher.runs.run_list import Entry, RunList
+from launcher.runs.state_directory import find_state
+from launcher.transports.agents.hub import LEAVE_S, Hub
+
+_READ_BYTES = 4096
+_END_S = 1.0  # for an agent to end that is connected
+LEAST_FREE_BYTES = 1_000_000_000  # others need the disk of the home directories as well
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGTSTP)
+
+
+def control(request: Control, view: View, last_line: LastLine, variables: Mapping[str, str]) -> int:
+    """Control the run to its end; return its exit code, or raise LauncherError if it can't start."""
+    for number in (signal.SIGQUIT, signal.SIGTSTP):  # until the run itself listens to them
+        signal.signal(number, lambda number, frame: None)
+    hosts = [*request.hosts, *request.spares]
+    console = Console(
+        hosts, view, is_quiet=request.is_quiet, as_json=request.as_json, ranks=request.options.shown_ranks
+    )
+    state = find_state(variables)
+    make_private(state / "logs", state.parent, exist_ok=True)
+    record = create_record(
+        state / "logs", datetime.now(), console.complain, request.known, least_free_bytes=LEAST_FREE_BYTES
+    )
+    is_changed = threading.Event()
+    hub = Hub(
+        record.run_id, [host.name for host in hosts], request.credentials, silence_s=request.job.silence_s,
+        on_change=is_changed.set,
+    )  # fmt: skip
+    inbox = Inbox(partial(_give_up, record, hub))
+    try:
+        addresses = [address for _, address in network.list_addresses()]
+        _send(messages.LISTENING, run=record.run_id, host=socket.gethostname(), addresses=addresses, port=hub.listen())
+        inbox.start()
+        _send(messages.GATHERED, missing=hub.wait_for_all(find_patience(request.job)))
+        inbox.wait_for_go()
+    except BrokenPipeError:  # the launch host has hung up
+        _give_up(record, hub)
+    try:
+        hub.go()
+        console.transcribe(record.transcript)
+        leave = partial(_leave, console, record, last_line)
+        with listed(RunList(state / "runs", state / "logs"), record, is_needed=True) as entry:
+            start_thread(partial(_note_agents, entry, hub, is_changed), "agents", lambda error: None)
+            for line in warn_of_lost_memory(socket.gethostname()):
+                console.say(line)
+            running = execute_job(
+                request.job, request.hosts, lambda hosts, say: hub.open_transport(), record, console, request.options,
+                variables=variables, spares=request.spares, incident_log=IncidentLog(state / "hosts.json"),
+                on_settled=leave, notify=request.notify,
+            )  # fmt: skip
+            result = asyncio.run(running)
+            entry.end(result)
+        return result.exit_code
+    finally:
+        if not record.has_begun:
+            record.discard()
+        console.close()
+        # Without restarts, an agent that was cut off has ended by itself.
+        hub.close(LEAVE_S if request.options.restarts else _END_S)
+
+
+class Inbox:
+    """What the launch host sends: `go`, and the signals that its user sends with the keyboard."""
+
+    def __init__(self, on_early_end: Callable[[], object]) -> None:
+        """on_early_end: called, in a thread, if the launch host hangs up before `go`."""
+        self._on_early_end = on_early_end
+        self._may_go = threading.Event()
+
+    def start(self) -> None:
+        """Read stdin in a thread of its own."""
+        start_thread(self._read, "inbox", lambda error: None)
+
+    def wait_for_go(self) -> None:
+        """Wait until the run may start."""
+        self._may_go.wait()
+
+    def _read(self) -> None:
+        decoder = messages.Decoder()
+        while data := os.read(0, _READ_BYTES):
+            for header, _ in decoder.feed(data):
+                if header["type"] == messages.GO:
+                    self._may_go.set()
+                elif header["type"] == messages.SIGNAL and self._may_go.is_set() and header["number"] in _SIGNALS:
+                    os.kill(os.getpid(), header["number"])
+        if not self._may_go.is_set():
+            self._on_early_end()
+
+
+def _give_up(record: RunRecord, hub: Hub) -> NoReturn:
+    record.discard()
+    hub.close()
+    os._exit(EXIT_FAILED)
+
+
+def _leave(console: Console, record: RunRecord, last_line: LastLine) -> None:
+    """Leave the streams of the launch host, once what was said is written."""
+    start_thread(partial(_leave_streams, console, record, last_line), "leave", lambda error: None)
+
+
+def _leave_streams(console: Console, record: RunRecord, last_line: LastLine) -> None:
+    console.detach()
+    last_line.write(LEFT)
+    redirect_streams(record.folder)
+
+
+def _note_agents(entry: Entry, hub: Hub, is_changed: threading.Event) -> None:
+    """Write down which agents are missing, whenever that changes."""
+    while True:
+        entry.note_missing(hub.missing())
+        is_changed.wait()
+        is_changed.clear()
+
+
+def _send(kind: str, **fields: Any) -> None:
+    os.write(STDOUT, messages.encode(kind, **fields))

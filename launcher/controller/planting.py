@@ -1,0 +1,271 @@
+"""Start a controller on one host and an agent on every host, and watch until the run can do without this terminal.
+
+Until the controller gets `go` nothing is started, and whatever ends this process ends them. From then on the run is the
+controller's, and this process only shows its output and passes on what is typed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from launcher.concurrency import start_thread
+from launcher.controller.remote_launcher import RemoteLauncher
+from launcher.controller.requests import Control, find_patience
+from launcher.errors import HostFailure, HostFailureKind, LauncherError, UnreachableError
+from launcher.hosts.host import Host
+from launcher.hosts.ranges import fold_names
+from launcher.node import messages
+from launcher.open_files import allow_open_files
+from launcher.output.lines import STDERR
+from launcher.output.view import View
+from launcher.session.pool import CONNECT_WINDOW, FILES_PER_HOST, OWN_FILES
+from launcher.transports import bootstrap
+from launcher.transports.base import Channel, Transport, TransportError
+from launcher.transports.loader import open_python
+
+MARGIN_S = 5.0  # for the answer of a controller that waits for an agent in vain
+REDIAL_S = 600.0  # an agent tries for so long to reach its controller again, if the run may be restarted
+
+_FAILED, _DIALLED, _GATHERED, _SIGNAL, _OVER = "failed", "dialled", "gathered", "signal", "over"
+
+
+class Planting:
+    """The controller and the agents of one run, until the run is under way."""
+
+    def __init__(
+        self, controller: Host, request: Control, transport: Transport, pythons: Sequence[str], view: View
+    ) -> None:
+        self.run_id = ""
+        self._controller = controller
+        self._request = request
+        self._transport = transport
+        self._pythons = pythons
+        self._view = view
+        self._hosts = (*request.hosts, *request.spares)
+        self._events: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+        self._is_listening = threading.Event()
+        self._listening: Mapping[str, Any] = {}
+        self._channels: list[Channel] = []
+        self._launcher: RemoteLauncher | None = None
+        self._window = threading.Semaphore(CONNECT_WINDOW)
+
+    def gather(self, progress: Callable[[str], object]) -> str:
+        """Start all of them, and return the id of the run once every agent has reached the controller.
+
+        Raise UnreachableError for hosts that can't take part. progress: gets what is waited for.
+        """
+        allow_open_files(OWN_FILES + FILES_PER_HOST * len(self._hosts))
+        start_thread(self._serve_controller, "controller", partial(self._fail, self._controller))
+        for index, host in enumerate(self._hosts):
+            start_thread(partial(self._serve_agent, index, host), f"agent {host.name}", partial(self._fail, host))
+        waiting = {host.name for host in self._hosts}
+        deadline = time.monotonic() + find_patience(self._request.job) + MARGIN_S
+        failures: list[HostFailure] = []
+        is_gathered = False
+        while not is_gathered and not failures:
+            progress(f"connecting to {fold_names(sorted(waiting)) if waiting else self._controller.name}")
+            try:
+                kind, value = self._events.get(timeout=max(0.1, deadline - time.monotonic()))
+            except Empty:
+                late = sorted(waiting) or [self._controller.name]
+                raise UnreachableError([_late(name) for name in late]) from None
+            if kind == _DIALLED:
+                waiting.discard(value)
+            elif kind == _FAILED:
+                failures = [value, *self._collect_failures()]
+            elif kind == _GATHERED:
+                is_gathered = True
+                os.write(STDERR, value)  # such as a disk that is full
+        if failures:
+            raise UnreachableError(failures)
+        return self.run_id
+
+    def attach(self) -> int | None:
+        """Let the run start; show its output until it ends, or until all ranks have run for a while.
+
+        Return the exit code of a run that has ended, and None for one that continues. Raise TransportError if the
+        connection to the controller was lost: the run may continue.
+        """
+        assert self._launcher is not None  # all are gathered
+        self._launcher.send(messages.GO)
+        with self._passing_signals():
+            return self._watch()
+
+    @contextlib.contextmanager
+    def _passing_signals(self) -> Iterator[None]:
+        """Pass on the signals of the keyboard while the block runs."""
+        numbers = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTERM)
+        before = {number: signal.signal(number, self._take_signal) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _take_signal(self, number: int, _: object) -> None:
+        self._events.put((_SIGNAL, number))
+
+    def _watch(self) -> int | None:
+        assert self._launcher is not None  # all are gathered
+        start_thread(self._copy_output, "output", partial(self._fail, self._controller))
+        while True:
+            kind, value = self._events.get()
+            if kind == _SIGNAL:
+                self._launcher.send(messages.SIGNAL, number=value)
+            elif kind == _OVER:
+                code: int | None = value
+                return code
+            elif kind == _FAILED:
+                raise TransportError(value)
+
+    @property
+    def was_refused(self) -> bool:
+        """Whether the run has ended before its ranks were started."""
+        return self._launcher is not None and self._launcher.was_refused
+
+    def close(self) -> None:
+        """Hang up everywhere."""
+        if self._launcher is not None:
+            self._launcher.close()
+        for channel in self._channels:
+            with contextlib.suppress(Exception):  # a connection that is broken already
+                channel.close()
+
+    # ---- in the controller's thread -----------------------------------------------------------------------------
+
+    def _serve_controller(self) -> None:
+        timeout_s = self._request.job.connect_timeout_s
+        try:
+            launcher = RemoteLauncher(self._transport, self._controller, self._pythons, timeout_s)
+            self._launcher = launcher
+            launcher.ask(self._request, self._view)
+            self._read_answers(launcher)
+        except TransportError as error:
+            self._events.put((_FAILED, error.failure))
+
+    def _read_answers(self, launcher: RemoteLauncher) -> None:
+        """Read until all agents are there; what comes after `go` is output."""
+        decoder, said = messages.Decoder(), b""
+        for stream, data in launcher.pieces():
+            if stream == STDERR:
+                said += data
+                continue
+            for header, _ in decoder.feed(data):
+                if header["type"] == messages.LISTENING:
+                    self.run_id = header["run"]
+                    self._listening = header
+                    self._is_listening.set()
+                elif header["type"] == messages.GATHERED:
+                    for name in header["missing"]:
+                        self._events.put((_FAILED, _late(name)))
+                    if not header["missing"]:
+                        self._events.put((_GATHERED, said))
+                    return
+        text, _, fix = said.decode("utf-8", "replace").strip().removeprefix("launch: ").partition("\n  fix: ")
+        raise TransportError(HostFailure(self._controller.name, HostFailureKind.SUPERVISOR, text, fix))
+
+    def _copy_output(self) -> None:
+        assert self._launcher is not None  # it was started
+        try:
+            self._events.put((_OVER, self._launcher.copy_output(_tell_closed)))
+        except TransportError as error:
+            self._events.put((_FAILED, error.failure))
+
+    # ---- in the thread of each agent ----------------------------------------------------------------------------
+
+    def _serve_agent(self, index: int, host: Host) -> None:
+        job = self._request.job
+        try:
+            with self._window:
+                python = open_python(self._transport, host, self._pythons, job.connect_timeout_s)
+            self._channels.append(python.channel)
+            python.channel.write(bootstrap.agent_code(python.nonce, python.magic))
+            self._is_listening.wait()
+            python.channel.write(messages.encode(messages.PLANT, **self._describe(index, host)))
+            self._read_agent(python.channel, host)
+        except TransportError as error:
+            self._events.put((_FAILED, error.failure))
+
+    def _describe(self, index: int, host: Host) -> dict[str, Any]:
+        credentials, job = self._request.credentials, self._request.job
+        return {
+            "run": self.run_id, "index": index, "token": credentials.tokens[index],
+            "addresses": [[address, self._listening["port"]] for address in self._find_addresses(host)],
+            "fingerprint": credentials.fingerprint, "silence_s": job.silence_s,
+            "redial_s": REDIAL_S if self._request.options.restarts else 0.0,
+            "connect_timeout_s": job.connect_timeout_s,
+        }  # fmt: skip
+
+    def _find_addresses(self, host: Host) -> list[str]:
+        """Return the controller's addresses as this host may see them."""
+        is_same = (host.name, host.user, host.port) == (
+            self._controller.name, self._controller.user, self._controller.port
+        )  # fmt: skip
+        found = [self._controller.address] if self._controller.address else []
+        found += [each for each in self._listening["addresses"] if is_same or not _is_local(each)]
+        return list(dict.fromkeys(found))
+
+    def _read_agent(self, channel: Channel, host: Host) -> None:
+        decoder, errors = messages.Decoder(), b""
+        while True:
+            stream, data = channel.read()
+            if not stream:
+                break
+            if stream == STDERR:
+                errors = (errors + data)[-4096:]
+                continue
+            for header, _ in decoder.feed(data):
+                if header["type"] == messages.DIALLED:
+                    self._events.put((_DIALLED, host.name))
+                    return  # from now on the controller sees whether it lives
+                if header["type"] == messages.REFUSED:
+                    text = f"it can't reach {self._controller.name}: {header['why']}"
+                    fix = f"let the hosts connect to {self._controller.name}, or use --controller here"
+                    raise TransportError(HostFailure(host.name, HostFailureKind.NO_ROUTE, text, fix))
+        lines = errors.decode("utf-8", "replace").strip().splitlines()
+        text = f"its agent has ended{f': {lines[-1]}' if lines else ''}"
+        raise TransportError(HostFailure(host.name, HostFailureKind.SUPERVISOR, text))
+
+    # ---- failures -----------------------------------------------------------------------------------------------
+
+    def _fail(self, host: Host, error: Exception) -> None:
+        """Turn an exception of a thread into a HostFailure."""
+        if isinstance(error, LauncherError):
+            failure = HostFailure(host.name, HostFailureKind.CONFIGURATION, error.message, error.fix)
+        else:
+            failure = HostFailure(host.name, HostFailureKind.CONNECTION, f"the connection was lost: {error!r}")
+        self._events.put((_FAILED, failure))
+
+    def _collect_failures(self) -> list[HostFailure]:
+        """Return the failures of other hosts that come right after the first one."""
+        found, deadline = [], time.monotonic() + 1.0
+        with contextlib.suppress(Empty):
+            while True:
+                kind, value = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+                if kind == _FAILED:
+                    found.append(value)
+        return found
+
+
+def _tell_closed(error: OSError) -> None:
+    with contextlib.suppress(OSError):
+        text = f"launch: can't write its output any more ({error.strerror}); the run continues\n"
+        os.write(STDERR, text.encode())
+
+
+def _late(name: str) -> HostFailure:
+    text = "its agent has not reached the controller in time"
+    return HostFailure(name, HostFailureKind.TIMED_OUT, text, "raise --connect-timeout, or use --controller here")
+
+
+def _is_local(address: str) -> bool:
+    """Tell whether only the machine that has this address can use it."""
+    return address.startswith(("127.", "fe80:")) or address == "::1"

@@ -1,0 +1,121 @@
+"""The remote launcher's side: do what the launch host asks, on this host.
+
+Its output is what `launch` would print here; the launch host copies it to its own streams.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import signal
+import sys
+import tarfile
+import time
+import traceback
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from launcher.commands.attach import attach
+from launcher.commands.logs import print_logs
+from launcher.commands.ps import as_row
+from launcher.commands.stop import find_living, stop
+from launcher.commands.wait import wait
+from launcher.concurrency import start_thread
+from launcher.controller import requests
+from launcher.controller.control import control
+from launcher.controller.requests import LastLine, Order
+from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageError
+from launcher.output.notice import describe_error, tell
+from launcher.runs.run_end import is_running
+from launcher.runs.run_list import ListedRun, RunList
+from launcher.runs.state_directory import find_state
+
+_READ_BYTES = 4096
+
+
+def main(variables: Mapping[str, str]) -> NoReturn:
+    """Read one order from stdin, carry it out, and exit; variables: the environment of this process."""
+    order = requests.decode(_take(int.from_bytes(_take(requests.LENGTH_BYTES), "big")))
+    last_line, ending = LastLine(order.mark), ""
+    try:
+        if isinstance(order.request, requests.Control):
+            code = control(order.request, order.view, last_line, variables)
+        else:
+            start_thread(_end_with_the_login, "login", lambda error: None)
+            code = _answer(order, RunList(find_state(variables) / "runs"))
+        sys.stdout.flush()
+    except LauncherError as error:
+        tell(describe_error(error), order.view)
+        code, ending = error.exit_code, f" {requests.REFUSED}"
+    except KeyboardInterrupt:  # the run has not begun to listen to signals
+        tell("launch: stopped by you; nothing was started", order.view)
+        code, ending = EXIT_SIGNAL_BASE + signal.SIGINT, f" {requests.REFUSED}"
+    except BrokenPipeError:  # the launch host has hung up
+        code = EXIT_FAILED
+    except Exception:  # noqa: BLE001 - whoever reads the output must learn that it ends
+        traceback.print_exc()
+        code = EXIT_FAILED
+    last_line.write(f"{code}{ending}")
+    os._exit(code)
+
+
+def _take(size: int) -> bytes:
+    """Read so many bytes, and none of those behind them."""
+    data = b""
+    while len(data) < size:
+        piece = os.read(0, size - len(data))
+        if not piece:
+            os._exit(EXIT_FAILED)
+        data += piece
+    return data
+
+
+def _end_with_the_login() -> None:
+    while os.read(0, _READ_BYTES):
+        pass
+    os._exit(EXIT_SIGNAL_BASE + signal.SIGHUP)
+
+
+def _answer(order: Order, runs: RunList) -> int:
+    request, view = order.request, order.view
+    say = partial(tell, view=view)
+    match request:
+        case requests.List():
+            print(json.dumps([as_row(run, time.time()) for run in runs.read()]))
+        case requests.Find():
+            print(runs.find(request.word).id)
+        case requests.Attach():
+            return attach(runs.find(request.run), view, say)
+        case requests.Logs():
+            return print_logs(runs.find(request.run), request.which, view)
+        case requests.Wait():
+            return wait(runs.find(request.run), say)
+        case requests.End():
+            return stop(find_living(runs, request.run), say, is_now=request.is_now)
+        case requests.Stacks():
+            found = find_living(runs, request.run)
+            os.kill(found.controller.pid, signal.SIGQUIT)
+        case requests.Fetch():
+            _send_logs(runs.find(request.run))
+        case requests.Look():
+            found = runs.find(request.run)
+            print(json.dumps({"is_alive": is_running(found), "missing": found.read_missing()}))
+    return 0
+
+
+def _send_logs(run: ListedRun) -> None:
+    if not Path(run.folder).is_dir():
+        raise UsageError(f"the logs in {run.folder} were removed", "see launch ps for other runs")
+    with (
+        gzip.GzipFile(fileobj=sys.stdout.buffer, mode="wb", compresslevel=1) as stream,
+        tarfile.open(fileobj=stream, mode="w|") as archive,
+    ):
+        for path in [run.folder, *sorted(run.folder.rglob("*"))]:
+            if path.suffix != ".new" and not path.is_symlink():
+                with contextlib.suppress(FileNotFoundError):  # of a run that is still writing
+                    name = Path(run.id, path.relative_to(run.folder))
+                    archive.add(path, arcname=name, recursive=False)

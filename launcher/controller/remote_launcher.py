@@ -1,0 +1,189 @@
+"""Run this package's own code on a host, and copy its output to this process's streams."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from launcher.concurrency import start_thread
+from launcher.controller import requests
+from launcher.controller.requests import Order, Request
+from launcher.controller.travelling_code import pack_code
+from launcher.errors import HostFailure, HostFailureKind
+from launcher.hosts.host import Host
+from launcher.node import messages
+from launcher.output.lines import STDERR, STDOUT
+from launcher.output.terminal import write_some
+from launcher.output.view import View, look_from_afar
+from launcher.transports import bootstrap
+from launcher.transports.base import Transport, TransportError
+from launcher.transports.loader import open_python
+
+BEAT_S = 5.0
+_OLDEST = "3.10"
+_MOST_ANSWER_BYTES = 4096
+
+
+class RemoteLauncher:
+    """A process of this package on a host. Its stdin takes messages; its exit code is that of what was asked."""
+
+    def __init__(self, transport: Transport, host: Host, pythons: Sequence[str], timeout_s: float) -> None:
+        """Connect and send the code, unless the host has it; raise TransportError."""
+        self.host = host
+        python = open_python(transport, host, pythons, timeout_s)
+        self.channel = python.channel
+        self.exit_code: int | None = None  # once all output was read; None: it has left its streams, and continues
+        self.was_refused = False  # what it was asked to run never started
+        self._mark = f"~{python.nonce} ".encode()
+        self._cuts = {fd: LineCut(self._mark) for fd in (STDOUT, STDERR)}
+        self._unread = python.rest
+        self._is_closed = threading.Event()
+        self._errors = bytearray()
+        try:
+            self._send_code()
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, request: Request, view: View) -> None:
+        """Send the request; view: of this process's streams."""
+        self.channel.write(requests.encode(Order(request, look_from_afar(view), self._mark)))
+        start_thread(self._beat, f"beat {self.host.name}", lambda error: None)
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Send a message to what was asked for."""
+        with contextlib.suppress(OSError):  # whoever reads its output learns that it has gone
+            self.channel.write(messages.encode(kind, **fields))
+
+    def _read(self) -> tuple[int, bytes]:
+        if self._unread:
+            data, self._unread = self._unread, b""
+            return STDOUT, data
+        return self.channel.read()
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the output that was not read yet, as pairs of stream and bytes.
+
+        Raise TransportError if it ends before its last line.
+        """
+        while not all(cut.word for cut in self._cuts.values()):
+            stream, data = self._read()
+            if not stream:
+                raise TransportError(self._describe_end())
+            data = self._cuts[stream].take(data)
+            if data:
+                yield stream, data
+        word = self._cuts[STDERR].word
+        if word != requests.LEFT:
+            code, _, ending = word.partition(" ")
+            self.exit_code, self.was_refused = int(code), ending == requests.REFUSED
+
+    def copy_output(self, on_closed: Callable[[OSError], object] | None = None) -> int | None:
+        """Copy all output; return the exit code, or None if the process has left its streams and continues.
+
+        Raise TransportError if it was killed, or the connection lost, and OSError if a stream of this process was
+        closed. on_closed: called with that error instead, and the rest for this stream is dropped.
+        """
+        closed: set[int] = set()
+        for stream, data in self.pieces():
+            error = _try_to_write(stream, data) if stream not in closed else None
+            if error is not None:
+                if on_closed is None:
+                    raise error
+                closed.add(stream)
+                on_closed(error)
+        return self.exit_code
+
+    def read_output(self) -> bytes:
+        """Return all that it writes to stdout; errors are copied to stderr."""
+        output = b""
+        for stream, data in self.pieces():
+            if stream == STDOUT:
+                output += data
+            else:
+                _try_to_write(stream, data)
+        return output
+
+    def _beat(self) -> None:
+        """Send something now and then: what isn't acknowledged shows that the connection is lost."""
+        while not self._is_closed.wait(BEAT_S):
+            self.send(messages.BEAT)
+
+    def _describe_end(self) -> HostFailure:
+        code = self.channel.exit_code()
+        text = "the connection was lost" if code is None else f"launch was killed there (exit code {code})"
+        return HostFailure(self.host.name, HostFailureKind.CONNECTION, text)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._is_closed.set()
+        with contextlib.suppress(Exception):  # a connection that is broken already
+            self.channel.close()
+
+    def _send_code(self) -> None:
+        code = pack_code()
+        self.channel.write(bootstrap.arrival_code(code.name, code.files, code.bytes_in_all, len(code.archive)))
+        word, text = self._read_answer()
+        if word == "missing":
+            self.channel.write(code.archive)
+            word, text = self._read_answer()
+        if word == "old":
+            text = f"its Python is {text}, and the controller of a run needs {_OLDEST} or newer"
+            fix = "name a newer one with --python PATH, another host with --controller HOST, or --controller here"
+            raise TransportError(HostFailure(self.host.name, HostFailureKind.NO_PYTHON, text, fix))
+        if word != "present":
+            raise TransportError(HostFailure(self.host.name, HostFailureKind.SUPERVISOR, text or "no answer"))
+
+    def _read_answer(self) -> tuple[str, str]:
+        """Return the word and the text of an answer."""
+        data = b""
+        while b"\n" not in data and len(data) < _MOST_ANSWER_BYTES:
+            stream, piece = self._read()
+            if not stream:
+                text = bytes(self._errors).decode("utf-8", "replace").strip().splitlines()
+                raise TransportError(
+                    HostFailure(self.host.name, HostFailureKind.SUPERVISOR, text[-1] if text else "no answer")
+                )
+            if stream == STDOUT:
+                data += piece
+            else:
+                self._errors += piece[:_MOST_ANSWER_BYTES]
+        line, _, self._unread = data.partition(b"\n")
+        word, _, said = line.decode("utf-8", "replace").partition(" ")
+        return word, said.strip()
+
+
+class LineCut:
+    """Takes the last line out of a stream, which begins with a mark, and may come in pieces; `word` is its rest."""
+
+    def __init__(self, mark: bytes) -> None:
+        self._mark = mark
+        self._held = b""
+        self.word = ""
+
+    def take(self, data: bytes) -> bytes:
+        """Return what is certainly before the mark."""
+        data = self._held + data
+        before, mark, rest = data.partition(self._mark)
+        if mark:
+            line, newline, _ = rest.partition(b"\n")
+            self._held = b"" if newline else mark + rest
+            self.word = line.decode("ascii", "replace") if newline else ""
+            return before
+        sizes = range(min(len(self._mark) - 1, len(data)), -1, -1)
+        end = next(len(data) - size for size in sizes if self._mark.startswith(data[len(data) - size :]))
+        self._held = data[end:]
+        return data[:end]
+
+
+def _try_to_write(fd: int, data: bytes) -> OSError | None:
+    """Write all of it; return the error if the stream was closed."""
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[write_some(fd, view) :]
+    except OSError as error:
+        return error
+    return None

@@ -1,0 +1,146 @@
+"""What a remote launcher can be asked, as values that travel as a pickle: both sides run the same code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.commands.logs import LogsRequest
+from launcher.hosts.host import Host
+from launcher.job.job import Job
+from launcher.output.lines import STDERR, STDOUT
+from launcher.output.view import View
+from launcher.runs.run_options import RunOptions
+from launcher.transports.agents.credentials import Credentials
+
+LENGTH_BYTES = 8
+GATHERING_S = 20.0
+LEFT = "left"
+REFUSED = "refused"  # after the exit code of a run that never started
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Control a run, from its checks to its end."""
+
+    job: Job
+    hosts: tuple[Host, ...]
+    spares: tuple[Host, ...]
+    options: RunOptions
+    known: Mapping[str, Any]  # the first values of run.json
+    credentials: Credentials
+    is_quiet: bool = False
+    as_json: bool = False
+    notify: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class List:
+    """Print the rows of all runs as a JSON list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """Print the id of the run that this word means; None: the newest one."""
+
+    word: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Show a run until it ends."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """Print what a run has written."""
+
+    run: str
+    which: LogsRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Wait until a run has ended."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Stop a run."""
+
+    run: str
+    is_now: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """Ask for the stacks of a run's ranks."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Write the directory of a run's logs to stdout, as a tar archive whose first directory is the run's id."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Tell whether a controller that this login has not started lives, and which agents it misses, as JSON."""
+
+    run: str
+
+
+Request = Control | List | Find | Attach | Logs | Wait | End | Stacks | Fetch | Look
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A request with what it takes to answer it."""
+
+    request: Request
+    view: View  # where the answer is shown
+    mark: bytes  # begins the last line of both streams: the exit code and REFUSED, or LEFT if they are left before
+
+
+def find_patience(job: Job) -> float:
+    """Return for how many seconds the controller waits for its agents, which the launch host starts meanwhile."""
+    return 2 * job.connect_timeout_s + GATHERING_S
+
+
+def encode(order: Order) -> bytes:
+    """Return an order as bytes, with its length before it."""
+    data = pickle.dumps(order, protocol=4)
+    return len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+def decode(data: bytes) -> Order:
+    """Return the order in these bytes, which come from the launcher that sent this code."""
+    order = pickle.loads(data)
+    assert isinstance(order, Order)
+    return order
+
+
+class LastLine:
+    """The last line of both streams of this process, which is written once; nobody may read it any more."""
+
+    def __init__(self, mark: bytes) -> None:
+        self._mark = mark
+        self._is_written = False
+
+    def write(self, word: str) -> None:
+        """Write the word behind the mark, unless a last line was written."""
+        was_written, self._is_written = self._is_written, True
+        for fd in () if was_written else (STDOUT, STDERR):
+            with contextlib.suppress(OSError):
+                os.write(fd, self._mark + word.encode() + b"\n")

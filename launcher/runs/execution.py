@@ -1,0 +1,91 @@
+"""Run a job to its end, whoever drives it: a terminal's `launch`, one that has left its terminal, or a controller."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from launcher.errors import UsageError
+from launcher.hosts.host import Host
+from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, ProgramKind
+from launcher.output.disk_writer import STALLED_S
+from launcher.output.run_folder import RunRecord
+from launcher.output.screen import Screen
+from launcher.runs.culprits import find_between_attempts
+from launcher.runs.incident_log import IncidentLog
+from launcher.runs.notification import Notifier
+from launcher.runs.result import Result
+from launcher.runs.run import Opener, Run
+from launcher.runs.run_list import Entry, RunList
+from launcher.runs.run_options import RunOptions
+
+
+async def execute_job(
+    job: Job, hosts: Sequence[Host], open_transport: Opener, record: RunRecord, screen: Screen, options: RunOptions, *,
+    variables: Mapping[str, str], spares: Sequence[Host] = (), incident_log: IncidentLog | None = None,
+    on_settled: Callable[[], object] | None = None, notify: str | None = None,
+) -> Result:  # fmt: skip
+    """Run the job to its end; raise LauncherError if it can't start.
+
+    variables: the environment of this process; notify: the command of --notify.
+    """
+    is_requeued = variables.get("SLURM_RESTART_COUNT", "0") != "0"
+    if job.program == DEFAULT_PROGRAM:
+        place = describe_trainer(record.run_id, options, is_requeued=is_requeued)
+        screen.say(f"launch: no script given; {place}")
+    if options.progress_dir is None and not is_requeued:
+        options = replace(options, progress_dir=find_checkpoints(job, record.run_id))
+    find_culprits = None
+    if job.program.needs_torch and options.share is None:
+        find_culprits = partial(
+            find_between_attempts, job, open_transport, record.folder / "bisection", screen, options.with_checks
+        )
+    return await Run(
+        job, hosts, open_transport, record, screen, options, spares=spares, incident_log=incident_log,
+        find_culprits=find_culprits, on_settled=on_settled,
+        notify=Notifier(notify, record.run_id, variables) if notify else None,
+    ).execute()  # fmt: skip
+
+
+@contextlib.contextmanager
+def listed(runs: RunList, record: RunRecord, *, is_needed: bool) -> Iterator[Entry]:
+    """List a run while the block runs, and afterwards if it has started; raise UsageError if it must be and can't."""
+    entry = runs.begin(record.run_id, record.name, record.folder)
+    try:
+        if is_needed and entry.error is not None:
+            record.discard()
+            text = f"--detach: can't list the run in {runs.base} on {socket.gethostname()}: {entry.error.strerror}"
+            raise UsageError(text, "free space there, or choose another directory there with XDG_STATE_HOME")
+        yield entry
+    finally:
+        record.disk.wait(STALLED_S)  # for the last message, before others can see that the run has ended
+        entry.close(is_kept=record.has_begun)
+
+
+def describe_trainer(run_id: str, options: RunOptions, *, is_requeued: bool) -> str:
+    """Describe the directory in which the built-in trainer saves by default; its rank 0 chooses it.
+
+    is_requeued: Slurm has started this job before, so that the trainer continues in the directory of that time.
+    """
+    if options.share is not None and options.share[1] > 0:
+        return "the built-in trainer writes on node 0"
+    if is_requeued:
+        return "the built-in trainer writes where this job wrote before"
+    return f"the built-in trainer writes to outputs/{run_id}"
+
+
+def find_checkpoints(job: Job, run_id: str) -> str | None:
+    """Return the directory in which the built-in trainer saves; None for other programs, and if a file names it."""
+    if (job.program.kind, job.program.target) != (ProgramKind.BUILTIN, TRAINER_MODULE):
+        return None
+    args = job.program.args
+    for word, following in zip(args, [*args[1:], ""], strict=False):
+        option, equals, value = word.partition("=")
+        if option.replace("_", "-") == "--save-dir":
+            return f"{value if equals else following}/checkpoints"
+        if option == "--config":
+            return None
+    return f"outputs/{run_id}/checkpoints"

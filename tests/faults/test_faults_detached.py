@@ -1,0 +1,185 @@
+"""A run that node1 controls continues without the terminal where it was started, and ends with its controller."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+from typing import Any
+
+import pytest
+from fault_launch import AT_GO, OF_EVERY_KIND, READY, FaultLaunch, ranks, said, short_silence
+from machines.cluster import Host
+from machines.processes import CENSUS_POLL_S, Process, read_name, wait_until
+from machines.slurm import LOGIN
+from ways import WAYS
+
+pytestmark = pytest.mark.parametrize("way", [way for way in WAYS if way.name == "detached"], ids=["detached"])
+
+# Each rank writes bytes of all kinds, and then a line for as long as there is no file `go`.
+WRITES = rf"""{READY}; printf '\303\251 \377\r50%%\r100%%\n'; printf 'oops\n' >&2
+    until [ -e go ]; do echo $((n += 1)); sleep 0.1; done; printf end"""
+
+
+def ask(launch: FaultLaunch, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a command on the launch host, and check how it ends."""
+    done = launch.slurm.run("launch", *words, cwd=launch.folder)
+    assert done.returncode == code, (done.stdout, done.stderr)
+    return done
+
+
+def find_run(launch: FaultLaunch) -> dict[str, Any]:
+    """Return what `launch ps` says of the run."""
+    (row,) = (row for row in json.loads(ask(launch, "ps", "--json").stdout) if row["run"] in launch.started[-1].stderr)
+    return dict(row)
+
+
+def find_process(host: Host, name: str) -> Process:
+    (found,) = (process for process in host.processes() if read_name(process.pid) == name)
+    return found
+
+
+def test_the_terminal_is_killed(launch: FaultLaunch) -> None:
+    """What a rank wrote comes back byte for byte, with the output of before and after."""
+    running = launch.start_ready(*ranks(WRITES))
+    launch.launcher().kill()
+    running.wait()
+    assert find_run(launch)["state"] == "running"
+    running.go()
+    waited = ask(launch, "wait")
+    assert re.search(r"^launch: finished in .*, 4 ranks succeeded, 0 processes left on 2 hosts$", waited.stderr, re.M)
+    reading = launch.slurm.start("launch", "logs", "--rank", "3", cwd=launch.folder, stdout=subprocess.PIPE)
+    assert reading.stdout is not None
+    lines = reading.stdout.read().split(b"\n")
+    numbers = lines[2:-1]
+    assert lines[:2] + lines[-1:] == [b"ready 3", b"\xc3\xa9 \xff\r50%\r100%", b"end"]
+    assert numbers == [b"%d" % number for number in range(1, len(numbers) + 1)]
+    launch.wait_until_clean()
+
+
+def test_all_commands_without_the_terminal(launch: FaultLaunch) -> None:
+    """Also in `launch logs` and `launch fetch`: the bytes are those on the host that controls the run."""
+    running = launch.start(*ranks(WRITES))
+    done = running.wait()
+    assert done.exit_code == 0, str(done)
+    assert said(done)[2:] == [
+        "launch: all ranks run; run RUN continues without this terminal",
+        "  launch attach   watch it",
+        "  launch stop     end it",
+        "  launch wait     wait for it, and get its exit code",
+        "  launch fetch    copy its logs to this machine",
+    ]
+    row = find_run(launch)
+    assert (row["state"], row["controller"], row["nodes"]) == ("running", "node1", [2, 2])
+    # No file of this user's tells `launch ps` about it, so that it could be typed on another machine.
+    words = ("env", "XDG_STATE_HOME=/nowhere", "launch", "ps", "--json", "--hosts", "node1")
+    config = ("--ssh-config", str(launch.slurm.cluster.ssh_config))
+    elsewhere = json.loads(launch.slurm.run(*words, *config, cwd=launch.folder).stdout)
+    assert [each["run"] for each in elsewhere] == [row["run"]]
+    watching = launch.slurm.start("launch", "attach", cwd=launch.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert watching.stdout is not None
+    assert any(re.match(rb"\[node2:3\] \d+$", line) for line in watching.stdout)
+    stopped = ask(launch, "stop")
+    assert re.match(r"launch: stopped by you after .*, 0 processes left on 2 hosts$", stopped.stderr)
+    assert watching.wait() == 130
+    assert ask(launch, "wait", code=130).stderr == stopped.stderr
+    assert find_run(launch)["state"] == "stopped"
+    ask(launch, "fetch")
+    for node in range(2):
+        (copy, log) = (base / row["run"] / f"node_{node}.log" for base in (launch.folder / "logs", launch.logs))
+        assert hashlib.sha256(copy.read_bytes()).digest() == hashlib.sha256(log.read_bytes()).digest()
+    launch.wait_until_clean()
+
+
+def test_the_controller_is_killed(launch: FaultLaunch) -> None:
+    """Its hosts end the run, and it is told from one that ended."""
+    running = launch.start_ready("--restarts", "1", *ranks(**OF_EVERY_KIND))
+    find_process(launch.hosts[0], "launch").kill()
+    done = running.wait()
+    launch.wait_until_clean()
+    assert done.exit_code == 69, str(done)
+    assert "launch was killed there" in done.stderr
+    assert find_run(launch)["state"] == "killed"
+    assert "its launch was killed" in ask(launch, "wait", code=137).stderr
+
+
+def test_the_host_of_the_controller_loses_power(launch: FaultLaunch) -> None:
+    """Everything ends on the other hosts, and nobody says how the run is doing before its host is back."""
+    launch.start_ready(*short_silence(), *ranks(**OF_EVERY_KIND))
+    launch.hosts[0].power_off()
+    assert wait_until(lambda: not launch.last.processes(), poll_s=CENSUS_POLL_S), launch.last.processes()
+    row = find_run(launch)
+    assert (row["state"], row["last_line"]) == ("unknown", "node1 doesn't answer")
+    launch.launcher().kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_agent_is_killed_or_frozen(launch: FaultLaunch, number: signal.Signals) -> None:
+    running = launch.start_ready(*short_silence(), *ranks())
+    agent = find_process(launch.last, "launch-agent")
+    os.kill(agent.pid, number)
+    done = running.wait()
+    assert done.exit_code == 69, str(done)
+    assert re.match(r"launch: lost node2 \(.*\), stopping the run on 2 hosts", said(done)[2]), str(done)
+    os.kill(agent.pid, signal.SIGCONT) if number == signal.SIGSTOP else None
+    launch.wait_until_clean()
+
+
+def test_the_cable_of_the_terminal_is_out(launch: FaultLaunch) -> None:
+    """The run does not notice, and the terminal shows all that was written meanwhile."""
+    count = f"{READY}; until [ -e go ]; do echo $((n += 1)); sleep 0.05; done"
+    running = launch.start_ready(*short_silence(), *ranks(r0=count, r3=count))
+    login = launch.slurm.cluster[LOGIN]
+    login.cut()
+    log = launch.logs / "latest" / "node_1.log"
+    size = log.stat().st_size
+    assert wait_until(lambda: log.stat().st_size > size + 2000), "more than --silence"
+    login.plug()
+    running.go()
+    launch.launcher()
+    os.kill(launch.launcher().pid, signal.SIGINT)
+    done = launch.finish(running)
+    found = [line for line in done.lines if re.fullmatch(r"\[node2:3\] \d+", line)]
+    assert found == [f"[node2:3] {number}" for number in range(1, len(found) + 1)]
+
+
+def test_a_login_that_takes_its_processes_with_it(launch: FaultLaunch) -> None:
+    """As with KillUserProcesses: a second login finds that an agent is gone."""
+
+    def take() -> None:
+        agent = find_process(launch.last, "launch-agent")
+        wait_until(lambda: sum(read_name(pid).startswith("sshd") for pid in launch.last.pids()) == 1)
+        agent.kill()
+
+    running = launch.start_ready(*ranks())
+    taker = threading.Thread(target=take)
+    taker.start()
+    done = running.wait()
+    taker.join()
+    assert done.exit_code == 70, str(done)
+    assert re.match(r"launch: node\S+ ended the processes of run RUN when its login ended", said(done)[-2]), str(done)
+    launch.wait_until_clean()
+
+
+@pytest.mark.parametrize("words", [("--controller", "node9"), ("--transport", "pdsh")])
+def test_a_controller_that_can_t_be(launch: FaultLaunch, words: tuple[str, ...]) -> None:
+    done = launch.start(*words, *ranks()).wait()
+    assert done.exit_code in {2, 69}
+    assert not launch.ranks()
+    text = "the name node9 is not known" if "node9" in words else "the controller's secrets would appear in command"
+    assert text in done.stderr
+
+
+def test_ctrl_c_before_anything_runs(launch: FaultLaunch) -> None:
+    slow = "setup() { :; }; sleep 300"
+    running = launch.start("--setup", slow, *ranks(AT_GO))
+    running.wait_for("is controlled from node1")
+    os.kill(launch.launcher().pid, signal.SIGINT)
+    done = running.wait()
+    assert done.exit_code == 130, str(done)
+    launch.wait_until_clean()
+    assert not list(launch.logs.glob("2*")), "a run that never started leaves no logs"

@@ -1,0 +1,124 @@
+"""This package's own code on another host: what travels, where it is kept, and which hosts can't run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from machines.processes import wait_until
+
+from launcher.controller import requests
+from launcher.controller.remote_launcher import RemoteLauncher
+from launcher.controller.travelling_code import pack_code
+from launcher.hosts.host import Host
+from launcher.output.view import View
+from launcher.runs.run_list import RunList
+from launcher.runs.state_directory import find_state
+from launcher.transports.base import TransportError
+from launcher.transports.local import LocalTransport
+
+TIMEOUT_S = 10.0
+VIEW = View(frozenset(), is_one_file=False, with_color=False, columns=None)
+
+# Imports every module but those that only the ranks, or the nodes, need.
+IMPORTS = """
+import importlib, pathlib, sys
+RANKS = ("launcher.distributed", "launcher.trainer", "launcher.collectives", "launcher.node.")
+sys.path.insert(0, sys.argv[1])
+for path in sorted(pathlib.Path(sys.argv[1]).rglob("*.py")):
+    name = ".".join(path.relative_to(sys.argv[1]).with_suffix("").parts).removesuffix(".__init__")
+    if name != "launcher.__main__" and not name.startswith(RANKS):
+        importlib.import_module(name)
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return where the code is kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "launch" / "code"
+
+
+def open_list() -> RunList:
+    return RunList(find_state(os.environ) / "runs")
+
+
+def start(python: str = sys.executable) -> RemoteLauncher:
+    return RemoteLauncher(LocalTransport(), Host("here"), [python], TIMEOUT_S)
+
+
+def ask(request: requests.Request) -> tuple[bytes, int | None]:
+    launcher = start()
+    launcher.ask(request, VIEW)
+    output = launcher.read_output()
+    launcher.close()
+    return output, launcher.exit_code
+
+
+def test_what_travels_needs_the_standard_library_only(tmp_path: Path) -> None:
+    zipfile.ZipFile(BytesIO(pack_code().archive)).extractall(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", IMPORTS, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_code_is_sent_once_and_again_if_a_file_is_missing(cache: Path) -> None:
+    for _ in range(2):
+        assert ask(requests.List()) == (b"[]\n", 0)
+        (folder,) = cache.iterdir()
+        (folder / "launcher" / "errors.py").unlink()
+    assert (cache.stat().st_mode & 0o777, folder.stat().st_mode & 0o777) == (0o700, 0o700)
+
+
+def test_a_request_that_fails_says_why(capfd: pytest.CaptureFixture[str]) -> None:
+    assert ask(requests.Wait("1")) == (b"", 2)
+    assert capfd.readouterr().err.splitlines()[0] == "launch: no run '1'"
+
+
+def test_it_ends_with_its_login(tmp_path: Path) -> None:
+    """Nobody waits for a run on a host when nobody reads the answer."""
+    entry = open_list().begin("20261120-091233", None, tmp_path)
+    launcher = start()
+    launcher.ask(requests.Wait("20261120-091233"), VIEW)
+    launcher.close()
+    assert wait_until(lambda: launcher.channel.exit_code() == 128 + signal.SIGHUP)
+    entry.close(is_kept=False)
+
+
+def test_a_cache_that_can_t_be_written(cache: Path) -> None:
+    cache.parent.parent.joinpath("launch").touch()
+    with pytest.raises(TransportError) as raised:
+        start()
+    assert raised.value.failure.text.startswith(f"can't write {cache}/")
+
+
+def test_a_python_that_is_too_old(any_python: str) -> None:
+    """It may run the ranks."""
+    if any_python == sys.executable:
+        start(any_python).close()
+        return
+    with pytest.raises(TransportError) as raised:
+        start(any_python)
+    failure = raised.value.failure
+    assert failure.text == "its Python is 3.8, and the controller of a run needs 3.10 or newer"
+    assert failure.fix.endswith("or --controller here")
+
+
+def test_rows_of_this_machine(tmp_path: Path) -> None:
+    entry = open_list().begin("20261120-091233", "base", tmp_path)
+    (row,) = json.loads(ask(requests.List())[0])
+    assert (row["run"], row["name"], row["state"], row["logs"]) == (
+        "20261120-091233",
+        "base",
+        "starting",
+        str(tmp_path),
+    )
+    entry.close(is_kept=False)
