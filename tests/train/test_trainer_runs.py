@@ -158,7 +158,9 @@ def test_torchrun_runs_the_zip_where_there_is_no_launcher(starter: Any, tmp_path
     assert (tmp_path / "out" / "model.pt").exists()
 
 
-ENDLESS = ["-m", "launcher.trainer", "--epochs", "1000", "--steps-per-epoch", "0", "--save-dir", "out"]
+# A small model, whose epochs still take many steps.
+SMALL = ["--layers", "1", "--dim", "16", "--context", "8", "--log-every", "5"]
+ENDLESS = ["-m", "launcher.trainer", "--epochs", "1000", "--steps-per-epoch", "0", *SMALL, "--save-dir", "out"]
 
 
 # The trainer, whose loader processes don't look for their rank by themselves, as those of torch do after 5 s.
@@ -181,24 +183,24 @@ def saved_step(folder: Path) -> int:
 def test_sigterm_to_all_saves_and_ends_all_with_143(starter: Any, tmp_path: Path) -> None:
     """As Slurm sends it, to the loader processes as well; one of the two ranks gets it later."""
     ranks = starter.start_ranks(2, lambda rank: ["-c", BLIND_LOADERS, *ENDLESS[2:], "--workers", "1"])
-    ranks[0].wait_for("step 20 ")
+    ranks[0].wait_for("step 5 ")
     for rank in reversed(ranks):
         os.killpg(rank.process.pid, signal.SIGTERM)
     assert [rank.wait() for rank in ranks] == [143, 143], ranks[1].stderr
     assert [rank.stderr for rank in ranks] == ["", ""]
     step = saved_step(tmp_path)
-    assert step >= 20
+    assert step >= 5
+    typed = f"--epochs 1000 --steps-per-epoch 0 {' '.join(SMALL)} --workers 1"
     assert ranks[0].stdout.splitlines()[-2:] == [
         f"SIGTERM: step {step} saved in out/checkpoints/step_{step}",
-        "to continue: torchrun ... -m launcher.trainer --epochs 1000 --steps-per-epoch 0 --workers 1 "
-        "--save-dir out --resume",
+        f"to continue: torchrun ... -m launcher.trainer {typed} --save-dir out --resume",
     ]
     assert wait_until(lambda: all(rank.is_empty() for rank in ranks))
 
 
 def test_sigterm_to_one_rank_of_a_sharded_model_saves_all_of_it(starter: Any, tmp_path: Path) -> None:
     ranks = starter.start_ranks(2, lambda rank: [*ENDLESS, "--parallel", "fsdp"])
-    ranks[0].wait_for("step 20 ")
+    ranks[0].wait_for("step 5 ")
     ranks[1].process.send_signal(signal.SIGTERM)
     assert [rank.wait() for rank in ranks] == [143, 143], ranks[1].stderr
     assert [rank.stderr for rank in ranks] == ["", ""]
@@ -212,7 +214,7 @@ def test_sigterm_to_one_rank_of_a_sharded_model_saves_all_of_it(starter: Any, tm
     [
         ([], r"SIGTERM: step (\d+) saved in out/checkpoints/step_\1"),
         (
-            ["--parallel", "fsdp", "--save-every", "20"],
+            ["--parallel", "fsdp", "--save-every", "5"],
             r"SIGTERM: step \d+ not saved: a rank exited with its part of the model; "
             r"newest checkpoint: out/checkpoints/step_\d+",
         ),
@@ -220,7 +222,7 @@ def test_sigterm_to_one_rank_of_a_sharded_model_saves_all_of_it(starter: Any, tm
 )
 def test_rank_0_saves_what_it_can_when_a_peer_is_gone(starter: Any, options: list[str], line: str) -> None:
     ranks = starter.start_ranks(2, lambda rank: [*ENDLESS, *options])
-    ranks[0].wait_for("step 40 ")
+    ranks[0].wait_for("step 10 ")
     ranks[1].process.send_signal(signal.SIGSTOP)  # no vote is held any more
     ranks[0].process.send_signal(signal.SIGTERM)
     ranks[1].process.kill()
