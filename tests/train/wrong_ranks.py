@@ -1,19 +1,19 @@
-"""Run under the tests of the collectives: ranks that get wrong results, or that do not come.
+"""Run under the tests of the collectives: ranks that get wrong results, and then one that does not come.
 
-`corrupt`: every collective of rank 1 does its work, and then one element is another one.
-`stall`: rank 1 does not come to the second step, and rank 0 must end by itself.
+Every collective of rank 1 does its work, and then one element is another one.
+At the end rank 1 does not come to the last step, and rank 0 must end by itself.
 """
 
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import all_reduce, barrier
 
 from launcher import distributed
 from launcher.collectives import checks
@@ -43,23 +43,21 @@ def check_corrupted(world: distributed.World) -> None:
     checks.shift = corrupt(checks.shift, world, 1)
     dist.barrier = lambda: None
     checks.run_checks(world, Watch(world, timeout_s=120))
-    print(compare_gradients(world, wrap=lambda model: model))  # nobody averages the gradients
+    print(compare_gradients(world, wrap=lambda model: model), flush=True)  # nobody averages the gradients
 
 
 def stall(world: distributed.World) -> None:
     watch = Watch(world, timeout_s=120)
     with watch.step("all_gather"):
-        dist.barrier()
+        barrier()
     watch._timeout_s = 1
     if world.rank == 1:
         print("stalled", flush=True)
         signal.pause()
     with watch.step("all_reduce fp32"):
-        dist.all_reduce(torch.zeros(1))
+        all_reduce(torch.zeros(1))
 
 
 world = distributed.init("gloo", timeout_s=120)
-if sys.argv[1] == "stall":
-    stall(world)
 check_corrupted(world)
-distributed.leave(0)
+stall(world)
