@@ -94,9 +94,9 @@ def test_it_is_the_installed_one_and_can_t_be_written(installed: Run, environmen
 
 
 def test_test_distributed(installed: Run, tmp_path: Path) -> None:
-    done = installed("test-distributed", "2", "--cpu", "--max-size", "1")
+    done = installed("test-distributed", "1", "--cpu")
     assert done.returncode == 0, done
-    assert "all 14 checks passed with 2 ranks on 1 host" in done.stdout
+    assert "12 of 14 checks passed, 2 skipped with 1 rank on 1 host" in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "logs"]
 
 
