@@ -248,8 +248,8 @@ def test_a_master_port_that_is_taken(launch: Launch) -> None:
     ]
 
 
-def test_interfaces_that_are_named_wrongly(launch: Launch, train: str) -> None:
-    done = launch.start("--cpu", "--nproc", "1", "--env", "GLOO_SOCKET_IFNAME=data1", train).finish()
+def test_interfaces_that_are_named_wrongly(launch: Launch) -> None:
+    done = launch.start("--nproc", "1", "--env", "GLOO_SOCKET_IFNAME=data1", *ECHO).finish()
     assert done.exit_code == 70
     assert done.words == [
         REFUSED,
@@ -309,17 +309,18 @@ def test_a_slow_resolver_is_found_and_given_up_early(launch: Launch, cluster: Cl
 
 
 def test_a_script_that_differs(launch: Launch, cluster: Cluster, train: str) -> None:
+    """Without torchrun, whose imports on all hosts would take most of the time."""
     other = "print('other')\n"
     cluster["node2"].replace_file(str(launch.folder / train), other)
     usual = hashlib.sha256((launch.folder / train).read_bytes()).hexdigest()[:6]
-    done = launch.start("--nproc", "1", "--cpu", train).finish()
+    done = launch.start("--legacy", "--nproc", "1", "--cpu", train).finish()
     assert done.exit_code == 70
     assert done.words == [
         REFUSED,
         f"  node2: the script's hash is {hashlib.sha256(other.encode()).hexdigest()[:6]}, the others {usual}",
         "    fix: copy the same script to all hosts",
     ]
-    done = launch.start("--no-check", "--nproc", "1", "--cpu", train).finish()
+    done = launch.start("--legacy", "--no-check", "--nproc", "1", "--cpu", train).finish()
     assert sorted(done.lines) == ["[node1:0] started", "[node2:1] other", "[node3:2] started"]
 
 
