@@ -11,8 +11,8 @@ import pytest
 from launching import Launch, every_transport, shell
 
 BURST_LINE = "0123456789" * 9 + "012345678"  # 100 bytes with its newline
-BURST_LINES = 1_000_000
-BURST_MEMORY_KIB = 150 << 10
+BURST_LINES = 400_000
+BURST_MEMORY_KIB = 85 << 10  # a launcher has up to 55 MiB by itself, and queues of some MiB
 
 NASTY = [
     "", " ", "a b", "'", '"', "\\", "$HOME", "$$", "${X}", "$(touch x)", "`id`", ";", "&&", "|", "*", "~", "!", "#",
@@ -169,11 +169,11 @@ def test_lines_of_every_kind(launch: Launch, script: str, screen: list[str], log
 
 
 @every_transport
-def test_100_mb_in_one_burst(launch: Launch) -> None:
+def test_40_mb_in_one_burst(launch: Launch) -> None:
     script = f'[ "$RANK" = 2 ] || exit 0; yes {BURST_LINE} | head -n {BURST_LINES}'
     done = launch.run(*shell(script))
     expected = f"[node2:2] {BURST_LINE}\n" * BURST_LINES
-    is_whole = [done.stdout == expected, done.log(1) == expected]  # pytest would compare 110 MB line by line
+    is_whole = [done.stdout == expected, done.log(1) == expected]  # pytest would compare 44 MB line by line
     for path in launch.folder.rglob("*"):
         if path.is_file():
             os.truncate(path, 0)  # pytest keeps the folders of three sessions
