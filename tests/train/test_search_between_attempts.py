@@ -28,11 +28,14 @@ class Screen(MuteScreen):
 
 
 def test_healthy_hosts_pass_whatever_the_job_is(tmp_path: Path) -> None:
-    """A test needs neither the job's directory, nor its port, and it may be silent for longer than the job."""
+    """A test needs neither the job's directory, nor its port, and it may be silent for longer than the job.
+
+    Without torchrun, whose imports would take most of the time.
+    """
     job = Job(
         Program(ProgramKind.SCRIPT, "missing.py"), nproc=1, cpu=True, python=sys.executable, workdir="/nowhere",
         master_addr="192.0.2.1", master_port=1, hang_timeout_s=0.1, on_hang=OnHang.END, stop_timeout_s=600,
-        connect_timeout_s=DEADLINE_S,
+        connect_timeout_s=DEADLINE_S, legacy=True,
     )  # fmt: skip
     screen, hosts = Screen(), [Host("n1"), Host("n2")]
     searching = find_between_attempts(job, lambda hosts, say: LocalTransport(), tmp_path, screen, False, hosts)
