@@ -1,4 +1,6 @@
-"""python -m bench soak [--runs N] [--seed S]: one run on 4 hosts that is made to fail N times, in random ways.
+"""python -m bench soak [--runs N] [--seed S] [--detach]: one run on 4 hosts that is made to fail N times, at random.
+
+With --detach, the first host controls the run, and the others are reached through agents.
 
 After each fault the run must come back, and at the end nothing of it may be left. The launcher's memory, threads and
 descriptors must not grow. The faults follow from the seed, but not their exact times.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import random
 import re
@@ -28,15 +31,20 @@ SILENCE_S = 2.0
 MOST_GROWTH_MIB = 8.0
 _SAMPLES = 10  # at the start and at the end
 
-# `launch` with pauses that don't grow: hundreds of failures in a row would take hours.
-_DRIVER = """\
+# `launch`, and what of it travels to a controller, with pauses that don't grow: hundreds of failures would take hours.
+_DRIVER = r"""\
+import re
+from launcher.controller import travelling_code
 from launcher.runs import policy
 policy.FIRST_PAUSE_S = policy.LONGEST_PAUSE_S = 0.05
+find_files = travelling_code._find_files
+pauses = re.compile(rb"^((?:FIRST|LONGEST)_PAUSE_S) = .*", re.MULTILINE)
+travelling_code._find_files = lambda: ((name, pauses.sub(rb"\1 = 0.05", text)) for name, text in find_files())
 from launcher.cli.main import main
 main()
 """
 _SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-# Above a rank: the shim, the supervisor, the guardian, and the sshd of the login.
+# Above a rank: the shim, the supervisor, the guardian, and the sshd of the login, or the agent.
 _SUPERVISOR, _GUARDIAN, _SESSION = 2, 3, 4
 
 
@@ -45,35 +53,39 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench soak")
     parser.add_argument("--runs", type=int, default=200, help="number of faults")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--detach", action="store_true")
     options = parser.parse_args(words)
     with farm(HOSTS) as hosts, tempfile.TemporaryDirectory(prefix="bench-soak-") as folder:
-        soak = Soak(hosts, Path(folder), random.Random(options.seed))
-        return soak.run(options.runs)
+        kind = DetachedSoak if options.detach else Soak
+        return kind(hosts, Path(folder), random.Random(options.seed)).run(options.runs)
 
 
 class Soak:
     """One launcher, the faults that it meets, and what it costs after each."""
 
+    words: tuple[str, ...] = ()
+
     def __init__(self, hosts: Farm, folder: Path, chance: random.Random) -> None:
-        self._folder = folder
+        self._logs = folder / "logs"
+        self._environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
         self._chance = chance
         self._errors = folder / "stderr"
         self._output = folder / "stdout"
         self._samples: list[tuple[float, int, int]] = []  # MiB, threads, descriptors
         self._last_signal: int | None = None
         argv = ["--ssh-config", hosts.ssh_config, "--hosts", ",".join(hosts.names), "--no-python", "--nproc", "1"]
+        argv += [*self.words]
         argv += ["--silence", f"{SILENCE_S:g}", "--stop-timeout", "0.5", "--restarts", "1000000", "--workdir", "/"]
-        argv += ["--log-dir", folder / "logs", "sh", "-c", "echo ready $LAUNCH_ATTEMPT; exec sleep 600"]
+        argv += ["--log-dir", self._logs, "sh", "-c", "echo ready $LAUNCH_ATTEMPT; exec sleep 600"]
         with self._errors.open("wb") as errors, self._output.open("wb") as output:
             self._launch = subprocess.Popen(
-                [sys.executable, "-c", _DRIVER, *argv], stdin=subprocess.DEVNULL, stdout=output, stderr=errors
-            )
+                [sys.executable, "-c", _DRIVER, *argv], stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
+                env=self._environment,
+            )  # fmt: skip
 
     def run(self, faults: int) -> int:
         """Cause the faults one after the other; return the exit code."""
-        kinds: list[Callable[[], str]] = [
-            self._end_rank, self._kill_supervisor, self._kill_guardian, self._kill_both, self._cut, self._freeze,
-        ]  # fmt: skip
+        kinds = self._find_kinds()
         number = 0
         for fault in range(faults):
             number = self._await_attempt(number)
@@ -82,8 +94,7 @@ class Soak:
             print(f"soak: {fault + 1} of {faults}: attempt {number}: {said}", flush=True)
             number += 1
         self._await_attempt(number)
-        self._launch.send_signal(signal.SIGINT)
-        code = self._launch.wait(PATIENCE_S)
+        code = self._stop()
         complaints = [*self._find_left(), *self._find_growth()]
         if code != 128 + signal.SIGINT:
             complaints.append(f"exit code {code}")
@@ -91,22 +102,41 @@ class Soak:
             print(f"soak: {line}")
         return 1 if complaints else 0
 
+    # ---- what differs for a run that a host controls ----------------------------------------------------------------
+
+    def _find_kinds(self) -> list[Callable[[], str]]:
+        return [self._end_rank, self._kill_supervisor, self._kill_guardian, self._kill_both, self._cut, self._freeze]
+
+    def _read_output(self) -> str:
+        return self._output.read_text()
+
+    def _find_pid(self) -> int:
+        return self._launch.pid
+
+    def _is_over(self) -> bool:
+        return self._launch.poll() is not None
+
+    def _stop(self) -> int:
+        self._launch.send_signal(signal.SIGINT)
+        return self._launch.wait(PATIENCE_S)
+
     # ---- the run ------------------------------------------------------------------------------------------------
 
     def _await_attempt(self, least: int) -> int:
         """Wait until all ranks of an attempt with this number or a higher one are ready; return its number."""
         deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline and self._launch.poll() is None:
-            found = [int(each) for each in re.findall(r"ready (\d+)", self._output.read_text())]
+        while time.monotonic() < deadline and not self._is_over():
+            found = [int(each) for each in re.findall(r"ready (\d+)", self._read_output())]
             if found and max(found) >= least and found.count(max(found)) == HOSTS:
                 return max(found)
             time.sleep(0.05)
         raise SystemExit(f"soak: the run did not come back:\n{self._errors.read_text()[-3000:]}")
 
     def _measure(self) -> tuple[float, int, int]:
-        status = Path(f"/proc/{self._launch.pid}/status").read_text()
+        pid = self._find_pid()
+        status = Path(f"/proc/{pid}/status").read_text()
         memory, threads = (int(re.findall(rf"{name}:\s+(\d+)", status)[0]) for name in ("VmRSS", "Threads"))
-        return memory / 1024, threads, len(list(Path(f"/proc/{self._launch.pid}/fd").iterdir()))
+        return memory / 1024, threads, len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
     # ---- faults -------------------------------------------------------------------------------------------------
 
@@ -153,7 +183,7 @@ class Soak:
 
     @property
     def _run_id(self) -> str:
-        return (self._folder / "logs" / "latest").readlink().name
+        return (self._logs / "latest").readlink().name
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
@@ -178,6 +208,39 @@ class Soak:
         complaints = [f"memory has grown by {memory} MiB"] if memory > MOST_GROWTH_MIB else []
         complaints += [f"{threads:g} threads more"] if threads > 0 else []
         return complaints + ([f"{descriptors:g} descriptors more"] if descriptors > 0 else [])
+
+
+class DetachedSoak(Soak):
+    """A controller on the first host. An agent that is killed can't come back, so none is."""
+
+    words = ("--detach",)
+
+    def __init__(self, hosts: Farm, folder: Path, chance: random.Random) -> None:
+        super().__init__(hosts, folder, chance)
+        self._logs = hosts.ssh_config.parent / ".local" / "state" / "launch" / "logs"
+        if self._launch.wait(PATIENCE_S):
+            raise SystemExit(self._errors.read_text())
+
+    def _find_kinds(self) -> list[Callable[[], str]]:
+        return [self._end_rank, self._kill_supervisor, self._kill_guardian, self._kill_both, self._freeze]
+
+    def _read_output(self) -> str:
+        return "".join(path.read_text() for path in (self._logs / "latest").glob("node_*.log"))
+
+    def _find_pid(self) -> int:
+        (row,) = json.loads(self._ask("ps", "--json").stdout)
+        return int(row["pid"])
+
+    def _is_over(self) -> bool:
+        return not self._ours() and not list(self._logs.glob("latest"))
+
+    def _stop(self) -> int:
+        self._ask("stop")
+        return self._ask("wait").returncode
+
+    def _ask(self, *words: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-c", _DRIVER, *words]
+        return subprocess.run(argv, env=self._environment, capture_output=True, text=True, check=False)
 
 
 def _all() -> Iterator[int]:

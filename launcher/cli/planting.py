@@ -71,7 +71,7 @@ def run_planted(
         tell(f"launch: the logs are on {controller.name}; fix: copy them with launch fetch")
     if code is not None:
         return code
-    return _leave(planted, controller, open_transport((controller,), _say_nothing), job, output)
+    return _leave(planted, controller, everyone, open_transport((controller,), _say_nothing), job, output)
 
 
 def _gather(planting: Planting, hosts: Sequence[Host], output: OutputOptions) -> str:
@@ -101,7 +101,9 @@ def _attach(planting: Planting, run: PlantedRun) -> int | None:
         return EXIT_UNREACHABLE
 
 
-def _leave(run: PlantedRun, controller: Host, transport: Transport, job: Job, output: OutputOptions) -> int:
+def _leave(
+    run: PlantedRun, controller: Host, hosts: Sequence[Host], transport: Transport, job: Job, output: OutputOptions
+) -> int:
     """Look whether controller and agents have survived the end of the logins that started them."""
     try:
         time.sleep(_LOGOUT_S)
@@ -114,7 +116,7 @@ def _leave(run: PlantedRun, controller: Host, transport: Transport, job: Job, ou
         tell(f"launch: run {run.id} continues on {controller.name}; whether it needs this terminal was not seen")
         return EXIT_SIGNAL_BASE + signal.SIGINT
     ended = [] if found.get("is_alive") else [controller.name]
-    ended += [name for name in found.get("missing", ()) if name not in ended]
+    ended += [host.name for host in hosts if host.name in found.get("missing", ()) and host.name not in ended]
     if ended:
         tell(f"launch: {fold_names(ended)} ended the processes of run {run.id} when its login ended")
         tell("  fix: loginctl enable-linger there, or use --controller here")

@@ -13,11 +13,13 @@ import click
 from launcher.cli.help import Command
 from launcher.cli.option_groups import gather
 from launcher.cli.options import FILE
+from launcher.escapes import one_line
 
 if TYPE_CHECKING:
     from launcher.cli.run_rows import Row
 
 _SHOWN = 20
+_MOST_CELL = 60
 _LEAST_COLUMNS = 10  # for the last line
 
 
@@ -56,13 +58,10 @@ def _print_table(rows: list[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from launcher.escapes import one_line
-
     # A file or a pipe has no width, so no line is cut there.
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000)
     heads = ("run", "name", "state", "age", "where", "nodes")
-    describers = (_describe_state, _describe_age, _describe_place, _describe_size)
-    cells = [(row["run"], row["name"] or "", *(describe(row) for describe in describers)) for row in rows]
+    cells = [_describe(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     for head, width in zip(heads, widths, strict=True):  # these are typed again, so they are never cut
@@ -72,6 +71,12 @@ def _print_table(rows: list[Row]) -> None:
     for row, own in zip(rows, cells, strict=True):
         table.add_row(*own, one_line(row["last_line"], 200))
     console.print(table)
+
+
+def _describe(row: Row) -> list[str]:
+    """Return the cells of a row but the last one; a host may have sent it."""
+    own = (row["run"], row["name"] or "", _describe_state(row), _describe_age(row), _describe_place(row))
+    return [one_line(cell, _MOST_CELL) for cell in (*own, _describe_size(row))]
 
 
 def _describe_place(row: dict[str, Any]) -> str:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.error_lines import tell, tell_lost
+from launcher.cli.options import FILE
 from launcher.cli.state_directory import open_planted_runs, open_run_list
-from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, UsageError
-from launcher.runs.run_list import ListedRun
+from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, LauncherError, UsageError
+from launcher.hosts.ranges import shown
+from launcher.runs.run_list import ListedRun, is_run_id
 
 if TYPE_CHECKING:
     from launcher.controller.planted_runs import PlantedRun, Way
@@ -28,7 +30,7 @@ _OPTIONS = (
         "--controller", metavar="HOST", help="The host that controls the run.  [default: as launch ps shows it]"
     ),
     click.option(
-        "--ssh-config", metavar="FILE", type=Path, help="With --controller, read FILE instead of ~/.ssh/config."
+        "--ssh-config", metavar="FILE", type=FILE, help="With --controller, read FILE instead of ~/.ssh/config."
     ),
 )
 
@@ -65,8 +67,9 @@ def find_run(word: str | None, place: RunPlace) -> ListedRun | RemoteRun:
         return _find_there(word, place)
     planted, listed = read_runs()
     if word is None:
-        is_elsewhere = planted and (not listed or planted[0].began_at > listed[0].controller.began_at)
-        return RemoteRun(planted[0].run_id, planted[0].way) if is_elsewhere else open_run_list().find(None)
+        if planted and (not listed or planted[0].began_at > listed[0].controller.began_at):
+            return RemoteRun(planted[0].run_id, planted[0].way)
+        return listed[0] if listed else open_run_list().find(None)
     exact = [run for run in planted if word == run.id]
     named = [run for run in planted if word in (run.run_id, run.name)]
     begun = [run for run in planted if run.id.startswith(word)]
@@ -113,6 +116,8 @@ def _find_there(word: str | None, place: RunPlace) -> RemoteRun:
         found = launcher.read_output().decode("utf-8", "replace").strip()
     if launcher.exit_code:
         raise click.exceptions.Exit(launcher.exit_code)  # it has said why
+    if not is_run_id(found):
+        raise LauncherError(f"{ways[0].name} answered with {shown(found)}, which is no run id")
     return RemoteRun(found, ways[0])
 
 

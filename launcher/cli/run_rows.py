@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.run_place import prepare, read_runs, read_ways
@@ -16,11 +17,16 @@ from launcher.commands.ps import as_row
 from launcher.concurrency import start_thread
 from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.hosts.unreachable import failure_lines
+from launcher.runs.run_list import is_run_id
 
 if TYPE_CHECKING:
     from launcher.controller.planted_runs import PlantedRun, Way
 
 Row = dict[str, Any]  # the values of one run for --json
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "run": (str,), "name": (str, NoneType), "state": (str,), "exit_code": (int, NoneType), "restarts": (int, NoneType),
+    "age_s": (int, float), "nodes": (list,), "controller": (str,), "last_line": (str,),
+}  # fmt: skip
 _Rows = tuple[list[Row], list[str]]  # the newest first, and lines about hosts that don't answer
 
 
@@ -95,7 +101,7 @@ def _asker(way: Way, answers: SimpleQueue[tuple[Way, list[Row] | HostFailure]]) 
         try:
             launcher = connect()
             launcher.ask(requests.List(), look_here(os.environ))
-            answer = _read_rows(launcher.read_output())
+            answer = read_answer(launcher.read_output())
             launcher.close()
         except TransportError as error:
             answer = error.failure
@@ -108,6 +114,12 @@ def _asker(way: Way, answers: SimpleQueue[tuple[Way, list[Row] | HostFailure]]) 
     return ask
 
 
-def _read_rows(data: bytes) -> list[dict[str, Any]]:
-    found: Sequence[object] = json.loads(data or b"[]")
-    return [row for row in found if isinstance(row, dict)]
+def read_answer(data: bytes) -> list[Row]:
+    """Return the rows in what a host has answered, without those that can't be rows; raise ValueError for no JSON."""
+    found = json.loads(data or b"[]")
+    rows = found if isinstance(found, list) else []
+    return [row for row in rows if isinstance(row, dict) and _is_row(row)]
+
+
+def _is_row(row: Row) -> bool:
+    return is_run_id(str(row.get("run"))) and all(isinstance(row.get(key), kinds) for key, kinds in _KINDS.items())

@@ -132,14 +132,14 @@ def choose_controller(
         if is_on_command_line("controller"):
             raise UsageError("--controller works only with --detach", "add --detach, or omit it")
         return None
-    if output.controller == HERE or chosen.needs_allocation:
+    if output.controller == HERE or "SLURM_JOB_ID" in os.environ:  # there, nothing outlives the job
         return None
     if chosen.shows_variables:
         text = f"--transport {chosen.name}: the controller's secrets would appear in command lines on the hosts"
         raise UsageError(f"--detach: {text}", "add --controller here, or use --transport fabric")
     if output.controller is None:
         return (*hosts, *spares)[-1] if spares else hosts[0]
-    named = parse_hosts(output.controller, "--controller")
+    named = parse_hosts(output.controller, "--controller", "port")
     if len(named) != 1:
         raise UsageError(f"--controller names {len(named)} hosts", "name one of them")
     known = {name_key(host.name): host for host in (*hosts, *spares)}

@@ -21,11 +21,12 @@ from launcher.controller.remote_launcher import RemoteLauncher
 from launcher.controller.requests import Control, find_patience
 from launcher.errors import HostFailure, HostFailureKind, LauncherError, UnreachableError
 from launcher.hosts.host import Host
-from launcher.hosts.ranges import fold_names
+from launcher.hosts.ranges import fold_names, shown
 from launcher.node import messages
 from launcher.open_files import allow_open_files
 from launcher.output.lines import STDERR
 from launcher.output.view import View
+from launcher.runs.run_list import is_run_id
 from launcher.session.pool import CONNECT_WINDOW, FILES_PER_HOST, OWN_FILES
 from launcher.transports import bootstrap
 from launcher.transports.base import Channel, Transport, TransportError
@@ -160,7 +161,7 @@ class Planting:
                 continue
             for header, _ in decoder.feed(data):
                 if header["type"] == messages.LISTENING:
-                    self.run_id = header["run"]
+                    self.run_id = _check_id(header["run"], self._controller.name)
                     self._listening = header
                     self._is_listening.set()
                 elif header["type"] == messages.GATHERED:
@@ -259,6 +260,13 @@ def _tell_closed(error: OSError) -> None:
     with contextlib.suppress(OSError):
         text = f"launch: can't write its output any more ({error.strerror}); the run continues\n"
         os.write(STDERR, text.encode())
+
+
+def _check_id(run_id: object, host: str) -> str:
+    """Return the id of the run; raise TransportError if it could not be the name of a directory here."""
+    if not isinstance(run_id, str) or not is_run_id(run_id):
+        raise TransportError(HostFailure(host, HostFailureKind.PROTOCOL, f"{shown(str(run_id))} is no run id"))
+    return run_id
 
 
 def _late(name: str) -> HostFailure:

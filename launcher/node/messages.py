@@ -21,6 +21,7 @@ MAX_STACK_BYTES = 1 << 20  # for one rank
 MAX_RAS_BYTES = 1 << 20
 MAX_FILES_BYTES = 32 << 20  # in all the files that one node's ranks may have copied to the launch host
 MAX_FILES = 1000
+BEATS_PER_SILENCE = 2.5  # heartbeats in the time after which the other side counts as dead: two may be lost
 
 # A candidate for a Python with torch: the one that the login shell finds.
 LOGIN_SHELL = "login shell"

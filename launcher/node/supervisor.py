@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     Handler = Callable[[Dict[str, Any], bytes], None]
     Ladder = Generator[float, None, List[proc.Process]]
 
-BEATS_PER_SILENCE = 2.5  # two may be lost
 COALESCE_S = 0.002  # how long a writer's small pieces collect in its pipe, so that a flood takes few messages
 
 
@@ -140,10 +139,12 @@ class Supervisor:
             self._end_run("%s %g s" % (messages.NO_WORD, self._silence_s))
         else:
             # The loop's timers stop while this machine is suspended, so check more than once per lease.
-            self._lease_timer = self._loop.call_later(min(left, self._silence_s / BEATS_PER_SILENCE), self._check_lease)
+            self._lease_timer = self._loop.call_later(
+                min(left, self._silence_s / messages.BEATS_PER_SILENCE), self._check_lease
+            )
 
     def _beat(self) -> None:
-        period = self._silence_s / BEATS_PER_SILENCE
+        period = self._silence_s / messages.BEATS_PER_SILENCE
         if time.monotonic() - self._send_queue.sent_at >= period * 0.9:
             self._send_queue.send(messages.BEAT)
         self._loop.call_later(period, self._beat)

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -27,6 +28,7 @@ from launcher.runs.result import Result
 
 KEPT_S = 30 * 86400.0  # entries of runs that have ended
 KEPT_BYTES = 2_000_000_000  # of all logs that a list owns
+_RUN_ID = re.compile(r"\d{8}-\d{6}(-\d{1,2})?(\.\d{1,2})?")
 _CONTROLLER, _END, _LOCK, _STOP, _AGENTS = "controller.json", "end.json", "lock", "stop", "agents.json"
 
 
@@ -219,6 +221,11 @@ class RunList:
             return []
         except OSError as error:  # such as a network file system that does not respond: nothing is known then
             raise LauncherError(f"can't read the list of runs in {self.base}: {error.strerror}") from None
+
+
+def is_run_id(text: str) -> bool:
+    """Tell whether a text from another machine can be a run's id, and so the name of a directory."""
+    return _RUN_ID.fullmatch(text) is not None
 
 
 def make_run_place(base: Path, run_id: str) -> Path:

@@ -13,13 +13,13 @@ from typing import Any
 from launcher.clock import boottime, wall_clock
 from launcher.concurrency import start_task
 from launcher.hosts.host import Host
+from launcher.node import messages
 from launcher.open_files import allow_open_files
 from launcher.session.connection import Connection, Event, Output
 from launcher.session.terms import Terms
 from launcher.transports.base import Transport
 
 CONNECT_WINDOW = 64  # one GIL serves all key exchanges, and sshd's banner time-out is 15 s
-BEATS_PER_SILENCE = 2.5  # two may be lost
 FILES_PER_HOST = 8  # open at the same time: an ssh has five, while others log in
 OWN_FILES = 64
 
@@ -125,7 +125,7 @@ class ConnectionPool:
                 connection.heard_at = min(awake_at, connection.heard_at + awake_s - wait_s)
             is_time_to_beat = looked_at >= beat_at
             if is_time_to_beat:
-                beat_at = looked_at + self._terms.silence_s / BEATS_PER_SILENCE
+                beat_at = looked_at + self._terms.silence_s / messages.BEATS_PER_SILENCE
             for connection in self.connections:
                 if not connection.is_over:
                     connection.check_time()

@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 import pytest
-from fault_launch import AT_GO, OF_EVERY_KIND, READY, FaultLaunch, ranks, said, short_silence
+from fault_launch import AT_GO, OF_EVERY_KIND, READY, FaultLaunch, ranks, said, short_connect, short_silence
 from machines.cluster import Host
 from machines.processes import CENSUS_POLL_S, Process, read_name, wait_until
 from machines.slurm import LOGIN
@@ -183,3 +183,13 @@ def test_ctrl_c_before_anything_runs(launch: FaultLaunch) -> None:
     assert done.exit_code == 130, str(done)
     launch.wait_until_clean()
     assert not list(launch.logs.glob("2*")), "a run that never started leaves no logs"
+
+
+def test_a_host_that_can_t_reach_the_controller(launch: FaultLaunch) -> None:
+    """A firewall between the hosts is found before anything is started."""
+    launch.last.refuse_peer(launch.hosts[0])
+    done = launch.start(*short_connect(), *ranks()).wait()
+    assert (done.exit_code, done.stdout) == (69, ""), str(done)
+    assert re.search(r"^  node2: it can't reach node1: \S+ port \d+: no route to host", done.stderr, re.MULTILINE)
+    assert "    fix: let the hosts connect to node1, or use --controller here\n" in done.stderr
+    launch.wait_until_clean()

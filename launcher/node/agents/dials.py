@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 DIAL_S = 10.0  # for one address
 MOST_REFUSALS = 3  # in a row, by an address that was connected: the controller's port never moves, so it has ended
 _MISFIT = "certificate does not fit"
+_REFUSED = "connection refused"
 
 
 class DialFailed(Exception):
@@ -78,7 +79,7 @@ class Dials:
         """Remember why an address could not be used."""
         self._faults[name] = why
         if name == self._known:
-            self._refusals = self._refusals + 1 if why == os.strerror(errno.ECONNREFUSED) else 0
+            self._refusals = self._refusals + 1 if why == _REFUSED else 0
 
     def is_refused(self) -> bool:
         """Tell whether nobody listens any more where the controller was."""

@@ -21,7 +21,6 @@ from launcher.transports.agents.doorway import MOST_STRANGERS, Doorway, open_por
 from launcher.transports.agents.link import AgentLink, Header
 from launcher.transports.agents.transport import AgentTransport
 
-BEATS_PER_SILENCE = 2.5  # two may be lost
 OWN_FILES = 64
 RETURN_S = 6.0  # for agents that were cut off to dial again, which they do every 5 s, and to hear that it is over
 LEAVE_S = 10.0  # for agents to leave, once their processes have ended
@@ -169,7 +168,7 @@ class Hub:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self._silence_s / BEATS_PER_SILENCE)
+            await asyncio.sleep(self._silence_s / messages.BEATS_PER_SILENCE)
             for link in self._links.values():
                 link.send(messages.BEAT)
 

@@ -1,0 +1,69 @@
+"""Which host controls a detached run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from launcher.cli.option_groups import OutputOptions
+from launcher.cli.selection import choose_controller
+from launcher.errors import UsageError
+from launcher.hosts.host import Host
+from launcher.transports.registry import FABRIC, TRANSPORTS
+
+HOSTS = (Host("gpu1", user="ann", port=2222), Host("gpu2"))
+SPARES = (Host("gpu3", is_spare=True), Host("gpu4", is_spare=True))
+
+
+@pytest.fixture(autouse=True)
+def _a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+
+
+def choose(
+    controller: str | None = None, *, spares: tuple[Host, ...] = (), transport: str = "fabric", detach: bool = True
+) -> Host | None:
+    output = OutputOptions(
+        quiet=False,
+        ranks=None,
+        as_json=False,
+        log_dir=Path("logs"),
+        verbose=False,
+        detach=detach,
+        controller=controller,
+    )
+    with click.Context(click.Command("run")):
+        return choose_controller(output, TRANSPORTS[transport], HOSTS, spares)
+
+
+def test_the_last_spare_or_else_node_0() -> None:
+    assert choose() == HOSTS[0]
+    assert choose(spares=SPARES) == SPARES[1]
+
+
+def test_a_host_of_the_run_is_reached_as_the_run_reaches_it() -> None:
+    assert choose("GPU1") == HOSTS[0]
+    assert choose("head:22", transport=FABRIC.name) == Host("head", port=22, source="--controller")
+
+
+@pytest.mark.parametrize(("controller", "detach"), [("here", True), (None, False)])
+def test_this_machine(controller: str | None, detach: bool) -> None:
+    assert choose(controller, detach=detach) is None
+
+
+def test_nothing_outlives_a_slurm_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert choose() is None
+
+
+@pytest.mark.parametrize(("controller", "transport", "text"), [
+    ("gpu1,gpu2", "fabric", "--controller names 2 hosts"),
+    (None, "pdsh", "--detach: --transport pdsh: the controller's secrets would appear in command lines"),
+])  # fmt: skip
+def test_what_is_refused(controller: str | None, transport: str, text: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        choose(controller, transport=transport)
+    assert raised.value.message.startswith(text)
+    assert choose("here", transport=transport) is None

@@ -1,0 +1,41 @@
+"""Rows about runs that other hosts have sent: only what can be a row is shown."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from launcher.cli.run_rows import may_live, read_answer
+
+ROW: dict[str, Any] = {
+    "run": "20261120-091233", "name": None, "state": "running", "exit_code": None, "attempts": 0, "restarts": 0,
+    "age_s": 1.5, "nodes": [8, 8], "launch_host": "laptop", "controller": "gpu1", "pid": 7, "logs": "/l",
+    "last_line": "step 1",
+}  # fmt: skip
+
+
+def test_rows_of_a_host_that_tells_the_truth() -> None:
+    assert read_answer(json.dumps([ROW, {**ROW, "name": "base", "exit_code": 3}]).encode())[0] == ROW
+    assert [read_answer(data) for data in (b"", b"{}", b"7")] == [[], [], []]
+
+
+@pytest.mark.parametrize("change", [
+    {"run": "../../etc"}, {"run": 3}, {"name": ["a"]}, {"age_s": "old"}, {"nodes": None}, {"last_line": None},
+    {"exit_code": "0"}, {"state": {}},
+])  # fmt: skip
+def test_what_can_t_be_a_row_is_left_out(change: dict[str, object]) -> None:
+    assert read_answer(json.dumps([{**ROW, **change}, ROW, 7]).encode()) == [ROW]
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"[" * 10, b"text"])
+def test_an_answer_that_is_no_json(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        read_answer(data)
+
+
+def test_which_runs_may_live() -> None:
+    living = [state for state in ("starting", "running", "unknown", "finished", "failed", "killed", "stopped")
+              if may_live({**ROW, "state": state})]  # fmt: skip
+    assert living == ["starting", "running", "unknown"]
