@@ -21,6 +21,7 @@ from launcher.runs.run_list import is_run_id
 
 if TYPE_CHECKING:
     from launcher.controller.planted_runs import PlantedRun, Way
+    from launcher.controller.remote_launcher import RemoteLauncher
 
 Row = dict[str, Any]  # the values of one run for --json
 _KINDS: Mapping[str, tuple[type, ...]] = {
@@ -90,28 +91,33 @@ def _ask_all(ways: dict[Way, None]) -> tuple[dict[Way, list[Row]], list[str]]:
 
 
 def _asker(way: Way, answers: SimpleQueue[tuple[Way, list[Row] | HostFailure]]) -> Callable[[], object]:
-    connect = prepare(way)
+    try:
+        connect = prepare(way)
+    except LauncherError as error:  # such as an ssh_config that was removed since
+        failure = HostFailure(way.name, HostFailureKind.CONFIGURATION, error.message, error.fix)
+        return lambda: answers.put((way, failure))
+    return lambda: answers.put((way, _ask(way, connect)))
 
-    def ask() -> None:
-        from launcher.controller import requests
-        from launcher.output.view import look_here
-        from launcher.transports.base import TransportError
 
-        answer: list[Row] | HostFailure
+def _ask(way: Way, connect: Callable[[], RemoteLauncher]) -> list[Row] | HostFailure:
+    """Return what a host answers, or why it doesn't: whoever waits must get something."""
+    from launcher.controller import requests
+    from launcher.output.view import look_here
+    from launcher.transports.base import TransportError
+
+    try:
+        launcher = connect()
         try:
-            launcher = connect()
             launcher.ask(requests.List(), look_here(os.environ))
-            answer = read_answer(launcher.read_output())
+            return read_answer(launcher.read_output())
+        finally:
             launcher.close()
-        except TransportError as error:
-            answer = error.failure
-        except LauncherError as error:
-            answer = HostFailure(way.name, HostFailureKind.CONFIGURATION, error.message, error.fix)
-        except Exception as error:  # noqa: BLE001 - whoever waits for the answer must get one
-            answer = HostFailure(way.name, HostFailureKind.CONNECTION, f"the connection was lost: {error!r}")
-        answers.put((way, answer))
-
-    return ask
+    except TransportError as error:
+        return error.failure
+    except LauncherError as error:
+        return HostFailure(way.name, HostFailureKind.CONFIGURATION, error.message, error.fix)
+    except Exception as error:  # noqa: BLE001 - it becomes a value, whatever it is
+        return HostFailure(way.name, HostFailureKind.CONNECTION, f"the connection was lost: {error!r}")
 
 
 def read_answer(data: bytes) -> list[Row]:

@@ -63,7 +63,7 @@ def _unpack(plain: gzip.GzipFile, run_id: str, fresh: Path) -> None:
 
 
 def _replace(folder: Path, fresh: Path) -> None:
-    """Put a directory instead of another one, or of a link."""
+    """Let a directory replace another one, or a link."""
     if folder.is_symlink():
         folder.unlink()
     elif folder.exists():
