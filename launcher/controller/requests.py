@@ -18,7 +18,7 @@ from launcher.runs.run_options import RunOptions
 from launcher.transports.agents.credentials import Credentials
 
 LENGTH_BYTES = 8
-GATHERING_S = 20.0
+GATHERING_S = 20.0  # for agents to dial, beyond the time for the connections of the launch host
 LEFT = "left"
 REFUSED = "refused"  # after the exit code of a run that never started
 
@@ -50,58 +50,48 @@ class Find:
     word: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Attach:
+@dataclass(frozen=True)
+class OfRun:
+    """A request about one run."""
+
+    run: str  # its id
+
+
+class Attach(OfRun):
     """Show a run until it ends."""
 
-    run: str
+
+class Wait(OfRun):
+    """Wait until a run has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Logs:
+class Stacks(OfRun):
+    """Ask for the stacks of a run's ranks."""
+
+
+class Fetch(OfRun):
+    """Write the directory of a run's logs to stdout, as a tar archive whose first directory is the run's id."""
+
+
+class Look(OfRun):
+    """Tell whether a controller that this login has not started lives, and which agents it misses, as JSON."""
+
+
+@dataclass(frozen=True)
+class Logs(OfRun):
     """Print what a run has written."""
 
-    run: str
     which: LogsRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Wait until a run has ended."""
-
-    run: str
-
-
-@dataclass(frozen=True, slots=True)
-class End:
+@dataclass(frozen=True)
+class End(OfRun):
     """Stop a run."""
 
-    run: str
     is_now: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Stacks:
-    """Ask for the stacks of a run's ranks."""
-
-    run: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Write the directory of a run's logs to stdout, as a tar archive whose first directory is the run's id."""
-
-    run: str
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Tell whether a controller that this login has not started lives, and which agents it misses, as JSON."""
-
-    run: str
-
-
-Request = Control | List | Find | Attach | Logs | Wait | End | Stacks | Fetch | Look
+Request = Control | List | Find | OfRun
 
 
 @dataclass(frozen=True, slots=True)

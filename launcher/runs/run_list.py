@@ -28,6 +28,7 @@ from launcher.runs.result import Result
 
 KEPT_S = 30 * 86400.0  # entries of runs that have ended
 KEPT_BYTES = 2_000_000_000  # of all logs that a list owns
+MACHINE_ID = Path("/etc/machine-id")  # see machine-id(5); containers often have none
 _RUN_ID = re.compile(r"\d{8}-\d{6}(-\d{1,2})?(\.\d{1,2})?")
 _CONTROLLER, _END, _LOCK, _STOP, _AGENTS = "controller.json", "end.json", "lock", "stop", "agents.json"
 
@@ -254,7 +255,7 @@ def _find_machine() -> tuple[str, str, str, str]:
     with contextlib.suppress(OSError):
         namespace = str(Path("/proc/self/ns/pid").readlink())
     with contextlib.suppress(OSError, ValueError):
-        machine_id = Path("/etc/machine-id").read_text("ascii").strip()
+        machine_id = MACHINE_ID.read_text("ascii").strip()
     return socket.gethostname(), namespace, machine_id, boot_id() or ""
 
 
@@ -281,8 +282,9 @@ def _find_life(run: ListedRun) -> bool | None:
     controller = run.controller
     if controller.boot_id == boot and (boot or controller.host == host):  # one kernel has all locks
         return _has_process(controller.pid) if is_locked is None else False
-    # Many network file systems keep the locks of each machine apart.
-    return False if (controller.host, controller.machine_id) == (host, machine_id) else None  # it was started again
+    # Many network file systems keep the locks of each machine apart. This one, if it is the same, was started again.
+    is_same = machine_id and (controller.host, controller.machine_id) == (host, machine_id)
+    return False if is_same else None
 
 
 def _has_process(pid: int) -> bool:

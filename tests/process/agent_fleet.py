@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from machines.channels import read_all
 from machines.patience import DEADLINE_S, NEVER_S
 from node_process import is_alive, wait_until
 
@@ -22,7 +23,7 @@ from launcher.node import messages
 from launcher.transports import bootstrap
 from launcher.transports.agents.credentials import Credentials, make_credentials
 from launcher.transports.agents.hub import Hub
-from launcher.transports.base import STDERR, STDOUT, Channel
+from launcher.transports.base import STDERR, STDOUT
 from launcher.transports.local import LocalTransport
 
 MARK = "AGENT_TEST_MARK"
@@ -131,25 +132,6 @@ class Fleet:
             for planted in self.planted:
                 planted.channel._process.wait()
                 read_all(planted.channel)
-
-
-def read_all(channel: Channel) -> dict[int, bytes]:
-    """Read to the end, which fails where the connection breaks."""
-    streams = {STDOUT: b"", STDERR: b""}
-    while True:
-        stream, data = channel.read()
-        if not stream:
-            return streams
-        streams[stream] += data
-
-
-def read_line(channel: Channel) -> bytes:
-    text = b""
-    while not text.endswith(b"\n"):
-        stream, data = channel.read()
-        assert stream == STDOUT, (stream, data)
-        text += data
-    return text
 
 
 class Wire:

@@ -16,7 +16,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from agent_fleet import RUN, Fleet, MakeFleet, Wire, read_all, read_line
+from agent_fleet import RUN, Fleet, MakeFleet, Wire
+from machines.channels import read_all, read_line
 from machines.patience import DEADLINE_S, NEVER_S, slowed
 from node_process import WAITS, find_marked, is_alive, shell, wait_until
 
@@ -190,7 +191,7 @@ def read_to_end(sock: socket.socket) -> bytes:
 )
 def test_a_hello_of_nobody(make_fleet: MakeFleet, change: dict[str, object]) -> None:
     fleet = make_fleet("n1", "n2")
-    hello = {"type": "hello", "run": RUN, "index": 0, "token": fleet.credentials.tokens[0], "dial": 1, **change}
+    hello = {"type": "hello", "run": RUN, "index": 0, "token": fleet.credentials.tokens[0], **change}
     with make_client(fleet.port) as sock:
         sock.sendall(messages.encode(**{"kind" if name == "type" else name: value for name, value in hello.items()}))
         assert read_to_end(sock) == b""
@@ -248,7 +249,7 @@ def test_strangers_harm_nobody(
 )
 def test_an_agent_that_misbehaves(make_fleet: MakeFleet, message: bytes, text: str) -> None:
     fleet = make_fleet()
-    hello = {"run": RUN, "index": 0, "token": fleet.credentials.tokens[0], "dial": 1, "boot_id": None}
+    hello = {"run": RUN, "index": 0, "token": fleet.credentials.tokens[0]}
     with make_client(fleet.port) as sock:
         sock.sendall(messages.encode("hello", **hello))
         assert sock.recv(4096) == messages.encode("welcome")

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines.channels import read_all, read_line
 from machines.patience import DEADLINE_S, slowed
 from node_process import is_alive, wait_until
 
@@ -78,25 +79,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     finally:
         for pid in running.pids():
             os.kill(pid, signal.SIGKILL)
-
-
-def read_all(channel: Channel) -> dict[int, bytes]:
-    """Read to the end, which fails where the way breaks."""
-    streams = {STDOUT: b"", STDERR: b""}
-    while True:
-        stream, data = channel.read()
-        if not stream:
-            return streams
-        streams[stream] += data
-
-
-def read_line(channel: Channel) -> bytes:
-    text = b""
-    while not text.endswith(b"\n"):
-        stream, data = channel.read()
-        assert stream == STDOUT, (stream, data)
-        text += data
-    return text
 
 
 def run(transport: SrunTransport, host: Host, command: str, data: bytes = b"") -> tuple[dict[int, bytes], int | None]:

@@ -4,7 +4,7 @@ It is started by the loader, and its first message comes on stdin. Messages are 
 
     stdin              plant {run, index, token, addresses, fingerprint, silence_s, redial_s, connect_timeout_s}
     stdout             dialled {address} or refused {why}, once; both with the nonce of the loader
-    to controller      hello {run, index, token, boot_id, dial}    out, err {channel} + bytes    exit {channel, code}
+    to controller      hello {run, index, token}    out, err {channel} + bytes    exit {channel, code}
                        took {channel, bytes}    beat
     from controller    welcome    gone    go    open {channel, attempt, command}    data {channel} + bytes
                        took {channel, bytes}    shut {channel}    beat    end
@@ -158,7 +158,7 @@ class Agent:
         if connected is not None:
             self._link = ControllerLink(connected, dial.name)
             fields = {name: self._plant[name] for name in ("run", "index", "token")}
-            self._send(messages.HELLO, boot_id=clock.boot_id(), dial=self._lifecycle.dials, **fields)
+            self._send(messages.HELLO, **fields)
             self._lifecycle.stop_dialing()
 
     def _serve(self, link: ControllerLink) -> None:

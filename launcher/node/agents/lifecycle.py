@@ -21,7 +21,6 @@ class Lifecycle:
         """connect_timeout_s: for the first connection; redial_s: for each later one, 0 to never dial again."""
         self.has_started = False  # GO has come
         self.exit_code: Optional[int] = None
-        self.dials = 0
         self.dial_at: Optional[float] = now  # None while it is connected, or ends
         self._redial_s = redial_s
         self._give_up_at: Optional[float] = now + connect_timeout_s
@@ -30,7 +29,6 @@ class Lifecycle:
 
     def begin_dial(self, now: float) -> None:
         """Note that all addresses are being tried. The next dial follows even if some of them don't respond."""
-        self.dials += 1
         self.plan_dial(now)
 
     def plan_dial(self, now: float) -> None:

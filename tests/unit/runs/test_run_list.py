@@ -136,11 +136,14 @@ def test_two_runs_of_one_second_in_two_projects(tmp_path: Path) -> None:
     ({"boot_id": "another"}, False),  # this machine was started again
     ({"machine_id": "another", "boot_id": "another"}, None),  # it has the same name
     ({"host": "another container"}, False),
+    ({"machine_id": "", "boot_id": "another"}, None),
 ])  # fmt: skip
 def test_a_run_of_another_machine_is_not_known_here(
-    tmp_path: Path, changes: dict[str, str], is_alive: bool | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], is_alive: bool | None
 ) -> None:
     """Its lock may be kept on that machine alone; how it ended is written for all."""
+    monkeypatch.setattr(run_list, "MACHINE_ID", tmp_path / "machine-id")
+    (tmp_path / "machine-id").write_text("0123\n")
     runs = RunList(tmp_path / "runs")
     for run_id in ("ended", "killed"):
         with held(runs, run_id, None, tmp_path) as entry:
