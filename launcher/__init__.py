@@ -17,6 +17,7 @@ On the launch host, from the lowest layer up; each package's docstring says what
     preflight/       facts of all nodes -> findings
     transports/      bytes to and from one process on one host
     session/         the protocol with the supervisors of all nodes
+    sync/            the code of a run, from here to every node
     runs/            a run from start to report
     commands/        every command besides a run
     controller/      the controller of a run on another machine, and what is asked of it

@@ -14,6 +14,7 @@ In reading order:
     kernel_log    the kernel's log, record by record
     processes/    how processes are started, watched, counted and stopped
     facts/        the answers to what the launcher asks before a run
+    trees/        the code of a run: files by their hash, and a directory of copies for each run
     supervisor    the process that serves the launcher, and stops the run when its lease expires
     guardian      the process that starts the supervisor, waits for it, and cleans up if it dies
     arrival       the launcher's own code on a host, for the controller of a run; sent separately

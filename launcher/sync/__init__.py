@@ -1,0 +1,4 @@
+"""The code of a run, from this machine to every node: which files go, what is sent, and the proof that all are equal.
+
+In reading order:
+"""
