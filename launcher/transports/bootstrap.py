@@ -38,9 +38,10 @@ _NODE_MODULES = (
         "faulthandler_stacks", "handover_log", "kills", "ladder", "owned", "proc", "py_spy", "ranks", "run_folders",
         "run_owner", "shim", "stacks", "torchrun", "workers",
     )),
+    "trees.listing",
 )  # fmt: skip
 _LOCK = threading.Lock()
-_PACKAGES = ("launcher", "launcher.node", "launcher.node.facts", "launcher.node.processes")
+_PACKAGES = ("launcher", "launcher.node", "launcher.node.facts", "launcher.node.processes", "launcher.node.trees")
 _AGENT_PACKAGES = ("launcher", "launcher.node", "launcher.node.agents", "launcher.node.relays")
 _AGENT_MODULES = (
     "clock", "fast_json", "messages", "signals", "relays.relayed_process",

@@ -54,9 +54,7 @@ def decode(data: bytes) -> list[Entry]:
     import json
 
     found = json.loads(data.decode("ascii"))
-    if not isinstance(found, list):
-        raise ValueError("not a list")
-    entries = [_read_entry(each) for each in found]
+    entries = [_read_entry(each) for each in (found if isinstance(found, list) else [found])]
     if len({entry.path for entry in entries}) < len(entries):
         raise ValueError("a path is there twice")
     return entries
