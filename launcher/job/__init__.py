@@ -4,6 +4,7 @@ Everything here is a pure function of its arguments: it starts no process, and r
 
 In reading order:
 
+    tree                the code that is sent, and where it lies on a host
     job                 Job: what the user asked for
     facts               what a node reports about itself, as typed values
     variables           what the ranks get in their environment, and what is never forwarded

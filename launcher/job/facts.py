@@ -191,6 +191,8 @@ class NodeFacts:
     route: Route | None = None
     checks: Checks | None = None  # if they were requested
     probes: Probes | None = None
+    tree: str | None = None  # the root of the code that launch has sent
+    python_path: str = ""  # PYTHONPATH before that; known only if code was sent
     sees_checkpoints: bool | None = None  # in the directory in which node 0 saves them
 
     @property

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from launcher.job.tree import Tree
+
 TRAINER_MODULE = "launcher.trainer"
 COLLECTIVES_MODULE = "launcher.collectives"
 
@@ -68,6 +70,7 @@ class Job:
     may_use_cpus: bool = False  # if no host has GPUs; False: that is an error
     gpus: int | None = None  # the value of --gpus, if it was a number
     workdir: str | None = None  # on the nodes; None: their home
+    tree: Tree | None = None  # the code that is sent; its directory on a node is then the working directory
     python: str | None = None
     activation: Activation = field(default_factory=Activation)
     own_python: str | None = None  # that runs `launch` where it was typed; None: the one that runs this process

@@ -51,6 +51,7 @@ class NodePlan:
     processes: tuple[RankProcess, ...] = ()
     by_hand: str = ""  # the same as a shell command line to run on that node
     gpus: tuple[int, ...] = ()  # by local rank
+    python_path: str | None = None  # of the ranks; None: as it is there
 
     def gpu_of(self, local_rank: int) -> int | None:
         """Return the GPU that a local rank is meant to use."""
@@ -169,11 +170,18 @@ def _port(job: Job, master: NodeFacts) -> int | str:
 
 def _plan_node(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFacts) -> NodePlan:
     cwd = job.workdir if job.workdir is not None and fact.workdir_found else fact.home
+    python_path = None
+    if job.tree is not None and fact.tree is not None:
+        cwd = job.tree.directory(fact.tree)
+        python_path = job.tree.python_path(fact.tree, fact.python_path)
     env = _node_env(job, world, node_rank, host, fact)
     command = _rank_command(job.program, fact)
     has_gpus = job.program.needs_torch and not job.cpu
     gpus = tuple(gpu.index for gpu in visible_gpus(host, fact)) if has_gpus else ()
-    node = NodePlan(host, node_rank, world.first_rank(node_rank), world.sizes[node_rank], cwd, env, gpus=gpus)
+    node = NodePlan(
+        host, node_rank, world.first_rank(node_rank), world.sizes[node_rank], cwd, env, gpus=gpus,
+        python_path=python_path,
+    )  # fmt: skip
     if not job.uses_torchrun:
         processes = _rank_processes(world, node_rank, command, env)
         # torch.distributed.launch knows one size for all nodes.
@@ -188,7 +196,7 @@ def _plan_node(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFa
     return replace(
         node,
         argv=(str(fact.python), *TORCHRUN, *options, *log_dir, "--no-python", "--", *wrapped),
-        by_hand=" && ".join([*_before(job, fact, cwd), _line(_shown(job, env, fact), by_hand)]),
+        by_hand=" && ".join([*_before(job, fact, cwd), _line(_shown(job, env, fact, node), by_hand)]),
     )
 
 
@@ -303,7 +311,7 @@ def _rank_processes(
 
 
 def _processes_by_hand(job: Job, world: _World, node: NodePlan, fact: NodeFacts) -> str:
-    lines = [_line(_shown(job, process.env, fact), process.argv) for process in node.processes]
+    lines = [_line(_shown(job, process.env, fact, node), process.argv) for process in node.processes]
     if not lines:
         return f"# one process per GPU of {fact.hostname}: --dry-run --check counts them"
     if not all(world.sizes):
@@ -331,20 +339,21 @@ def _legacy_by_hand(job: Job, world: _World, node: NodePlan, fact: NodeFacts) ->
         "--use_env",
         *_by_hand_program(job.program),
     )  # fmt: skip
-    return " && ".join([*_before(job, fact, node.cwd), _line(_shown(job, {**node.env, **missing}, fact), argv)])
+    return " && ".join([*_before(job, fact, node.cwd), _line(_shown(job, {**node.env, **missing}, fact, node), argv)])
 
 
 def _before(job: Job, fact: NodeFacts, cwd: str) -> list[str]:
     return [f"cd {quote_path(cwd)}", *setup_by_hand(job, fact)]
 
 
-def _shown(job: Job, env: Mapping[str, str], fact: NodeFacts) -> dict[str, str]:
+def _shown(job: Job, env: Mapping[str, str], fact: NodeFacts, node: NodePlan) -> dict[str, str]:
     """Return the environment for a command line to paste.
 
     It omits what points into a run's directory, which doesn't exist by hand, and what a setup has replaced.
     """
     kept = {name: value for name, value in job.env.items() if name in job.named_env or name not in fact.setup_names}
-    return kept | {name: value for name, value in env.items() if not value.startswith(f"{fact.folder}/")}
+    path = {"PYTHONPATH": node.python_path} if node.python_path else {}
+    return kept | path | {name: value for name, value in env.items() if not value.startswith(f"{fact.folder}/")}
 
 
 def _line(env: Mapping[str, str], argv: Sequence[str]) -> str:
@@ -360,6 +369,7 @@ def placeholder_facts(job: Job, host: Host) -> NodeFacts:
         cpu_count=None,
         home=f"<home on {name}>",
         ssh_address=f"<address of {name}>",
+        tree=f"<code on {name}>" if job.tree is not None else None,
         python=job.python or ("python" if job.activation.has_python else f"<python with torch on {name}>"),
         route=Route(
             interface=f"<interface of {name}>",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.job.job import Program
+from launcher.job.job import Job, Program
 from launcher.job.plan import LaunchPlan
 from launcher.job.variables import HIDDEN, hide_secrets, is_secret
 
@@ -48,6 +48,21 @@ def as_dry_record(plan: LaunchPlan) -> dict[str, object]:
             }
             for node in plan.nodes
         ],
+    }
+
+
+def code_record(job: Job) -> dict[str, object] | None:
+    """Return which code was sent as JSON values; None if none was."""
+    tree = job.tree
+    if tree is None:
+        return None
+    return {
+        "hash": tree.hash,
+        "root": tree.root,
+        "files": tree.files,
+        "bytes": tree.bytes_in_all,
+        "links": {link.name: link.target for link in tree.links},
+        "left_out": tree.left_out,
     }
 
 

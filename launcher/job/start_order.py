@@ -14,6 +14,7 @@ def start_fields(node: NodePlan, attempt: int = 0) -> dict[str, Any]:
         "torchrun_args": node.argv[1 + len(TORCHRUN) :],
         "env": {**node.env, **own},
         "cwd": node.cwd,
+        "python_path": node.python_path,
         "local_ranks": list(range(node.nproc)),
         "processes": [
             {"rank": process.local_rank, "argv": process.argv,

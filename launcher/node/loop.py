@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 4 << 20  # as long as a message may be (messages.MAX_HEADER_BYTES)
 WRITABLE = select.POLLOUT
-_READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
+READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
 
 
 class Loop:
@@ -33,7 +33,7 @@ class Loop:
         self._callbacks: dict[int, Callable[[], object]] = {}
         self._timers: list[Timer] = []
 
-    def watch(self, fd: int, callback: Callable[[], object], events: int = _READABLE) -> None:
+    def watch(self, fd: int, callback: Callable[[], object], events: int = READABLE) -> None:
         """Call `callback()` whenever `fd` is ready; this replaces an earlier callback of `fd`."""
         self._poll.register(fd, events)
         self._callbacks[fd] = callback

@@ -34,6 +34,9 @@ ROUTE = "route"
 PROBE = "probe"
 SHARE = "share"  # asks whether a directory is the one that node 0 sees
 SHARE_OVER = "share_over"  # all have answered
+LISTING = "listing"  # of the code of a run, compressed as its payload
+PIECE = "piece"  # of files of that code
+PLACE = "place"  # no more pieces will come: fill the run's directory
 ADOPT = "adopt"
 START = "start"
 STACKS = "stacks"  # asks for the Python stack of every running rank
@@ -48,6 +51,9 @@ FACTS = "facts"
 ROUTED = "routed"
 PROBED = "probed"
 SHARED = "shared"
+WANTED = "wanted"  # what of the code is missing: its listing, or files, as one bit of the payload for each entry
+PLACED = "placed"  # the code is in the run's directory
+UNPLACED = "unplaced"  # it can't be
 STARTED = "started"
 OUTPUT = "output"
 EXIT = "exit"
@@ -70,7 +76,8 @@ GONE = "gone"  # it isn't needed any more; final
 GO = "go"
 OPEN = "open"
 DATA = "data"
-TOOK = "took"  # both ways: how many bytes of a channel were read, so that more may be sent
+# Both ways: how many bytes of a channel were read, so that more may be sent. A supervisor says it of each PIECE.
+TOOK = "took"
 SHUT = "shut"
 END = "end"
 
@@ -85,6 +92,9 @@ SIGNAL = "signal"  # that the user has sent with the keyboard
 LISTENING = "listening"  # for its agents
 GATHERED = "gathered"  # all that have come, and which are missing
 
+PIECE_BYTES = 1 << 20  # of files, before compression
+TREE_WINDOW_BYTES = 4 << 20  # of pieces that may be in transit to one node
+MAX_WANTED_BYTES = 1 << 20  # a bit for each file of a tree
 AGENT_WINDOW_BYTES = 1 << 20  # of a channel's input, and of its output, that may be in transit
 AGENT_TOOK_BYTES = 1 << 18  # reported together
 

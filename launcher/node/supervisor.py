@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Generator, List
 
     from launcher.node.loop import Timer
+    from launcher.node.trees.keeper import TreeKeeper
 
     Handler = Callable[[Dict[str, Any], bytes], None]
     Ladder = Generator[float, None, List[proc.Process]]
@@ -70,6 +71,8 @@ class Supervisor:
         self._inspection = Inspection(
             self._loop, self._send_queue, self._ranks.set_torchrun, self._ranks.await_exit, keepers_fds[0]
         )
+        self._tree: TreeKeeper | None = None  # if launch sends the code
+        self._workdir: str | None = None  # in that code
         self._silence_s = 15.0
         self._hears_beats = True  # otherwise only the end of stdin shows that the launcher is gone
         self._stop_timeout_s = 15.0
@@ -170,6 +173,9 @@ class Supervisor:
             messages.PROBE: self._probe,
             messages.SHARE: self._share,
             messages.SHARE_OVER: self._end_share,
+            messages.LISTING: self._take_code,
+            messages.PIECE: self._take_code,
+            messages.PLACE: self._take_code,
             messages.ADOPT: self._adopt,
             messages.START: self._start,
             messages.STACKS: self._send_stacks,
@@ -226,8 +232,29 @@ class Supervisor:
             sleeps_along=sleeps_along,
             keepers=[[keeper.pid, keeper.started] for keeper in map(proc.read_process, self._keepers) if keeper],
         )
-        if header.get("facts"):
+        if header.get("tree"):
+            self._keep_tree(header)
+        elif header.get("facts"):
             self._inspection.gather_facts(header, self._env, self._folder)
+
+    def _keep_tree(self, header: dict[str, Any]) -> None:
+        """Let the code be put in its place; the facts are gathered there."""
+        from launcher.node.trees import keeper
+
+        def enter(root: str) -> None:
+            self._workdir = os.path.join(root, header["tree"]["sub"])
+            if header.get("facts") and self._steps is None:
+                assert self._folder is not None  # made before
+                self._inspection.gather_facts(dict(header, workdir=self._workdir), self._env, self._folder)
+
+        self._tree = keeper.TreeKeeper(self._loop, self._send_queue, enter)
+        self._tree.start(header["tree"], header["run"], self._env)
+        if header.get("facts") and not header.get("setup"):
+            self._inspection.search_python(header, self._env)
+
+    def _take_code(self, header: dict[str, Any], payload: bytes) -> None:
+        if self._tree is not None:
+            self._tree.forward(header, payload)
 
     def _find_route(self, header: dict[str, Any], _: bytes) -> None:
         self._inspection.find_route(header)
@@ -236,6 +263,7 @@ class Supervisor:
         self._inspection.probe(header)
 
     def _share(self, header: dict[str, Any], _: bytes) -> None:
+        header = dict(header, workdir=self._workdir or header["workdir"])
         self._inspection.share(header, lambda path: self._handover_log.note(token=path))
 
     def _end_share(self, header: dict[str, Any], _: bytes) -> None:
@@ -259,6 +287,8 @@ class Supervisor:
             assert self._folder is not None  # PREPARE comes first
             with open(os.path.join(self._folder, header["payload_name"]), "wb") as file:
                 file.write(payload)
+        if header.get("python_path"):
+            self._env["PYTHONPATH"] = header["python_path"]  # what is armed puts its own directory before it
         if header.get("with_stacks"):
             self._arm_stacks()
         processes = header.get("processes") or [{}]

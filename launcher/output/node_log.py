@@ -23,6 +23,7 @@ from launcher.private_files import make_private, open_private
 from launcher.wording import count
 
 RHYTHM_LINES = 3
+CODE_BORDER = "---- code {} ----"  # the same, if launch has sent the code
 RESTART_BORDER = "---- restart {} ----"  # a line of `launch` itself, in the log of each host
 
 

@@ -48,6 +48,8 @@ def _check_torchrun(node: Node) -> _Found:
 
 def _check_folder(node: Node) -> _Found:
     job = node.job
+    if job.tree is not None:  # launch has looked at what it sends
+        return
     if not node.fact.workdir_found and job.program.kind is not ProgramKind.BUILTIN:
         yield (
             f"the working directory {job.workdir} doesn't exist",

@@ -21,11 +21,11 @@ from launcher.job.plan import (
     build_plan,
     refuse_unknown_ranks,
 )
-from launcher.job.plan_record import as_dry_record, as_record
+from launcher.job.plan_record import as_dry_record, as_record, code_record
 from launcher.job.start_order import start_fields
 from launcher.node import messages
 from launcher.output.disk_writer import STALLED_S
-from launcher.output.node_log import RESTART_BORDER, NodeOutput
+from launcher.output.node_log import CODE_BORDER, RESTART_BORDER, NodeOutput
 from launcher.output.run_folder import RunRecord
 from launcher.output.screen import Screen
 from launcher.output.style import Style
@@ -48,6 +48,9 @@ from launcher.runs.verdict import Verdict
 from launcher.session.node_state import Census
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
+from launcher.sync.contents import Contents
+from launcher.sync.delivery import Delivered
+from launcher.sync.words import code_line
 from launcher.transports import bootstrap
 from launcher.wording import count, duration
 
@@ -60,9 +63,9 @@ class Attempt:
     def __init__(
         self, job: Job, session: Session, outputs: list[NodeOutput], record: RunRecord, *,
         screen: Screen, own_python: str, options: RunOptions, learned: Learned, is_last_try: bool, spares: int = 0,
-        on_settled: Callable[[], object] | None = None,
+        on_settled: Callable[[], object] | None = None, contents: Contents | None = None,
     ) -> None:  # fmt: skip
-        """spares: how many of the session's hosts, the last ones, are only checked.
+        """spares: how many of the session's hosts, the last ones, are only checked; contents: of the job's tree.
 
         learned: from earlier attempts, and extended here; is_last_try: a lost port ends the run; on_settled: called
         once all ranks have run for a while.
@@ -79,6 +82,7 @@ class Attempt:
         self._is_last_try = is_last_try
         self._spares = spares
         self._on_settled = on_settled
+        self._contents = contents
         self._stacks = StackTaker(session, record, screen)
         self._ras = NcclRas(session, record)
         self._plan: LaunchPlan | None = None
@@ -114,9 +118,10 @@ class Attempt:
         pythons = candidate_pythons(job, self._own_python)
         inspector = Inspector(
             job, session, pythons, with_checks=self._options.with_checks, incidents=self._learned.incidents,
-            checkpoints=self._shared_checkpoints(),
+            checkpoints=self._shared_checkpoints(), contents=self._contents,
         )  # fmt: skip
         inspection = await inspector.ask(has_master=not (share and share[1]))
+        self._say_code(inspector.delivered)
         if inspection.failures:
             raise UnreachableError(list(inspection.failures))
         self._check_gpus(inspection)
@@ -136,6 +141,12 @@ class Attempt:
             refuse_unknown_ranks(self._plan, self._options.shown_ranks)
         self._verdict = Verdict(session, self._plan, self._outputs, share is None, wall_clock())
         self._say_plan(inspection, report.restart_words(self._options.restarts, spares))
+
+    def _say_code(self, delivered: Delivered | None) -> None:
+        """Print what was sent; in a later attempt only if something was."""
+        tree = self._job.tree
+        if tree is not None and delivered is not None and not (self._learned.attempts and delivered.is_nothing):
+            self._say(f"launch: {code_line(tree, delivered.files, delivered.sent_bytes)}", Style.TEXT)
 
     def _shared_checkpoints(self) -> str | None:
         """Return the directory of the checkpoints if another host may have to continue from them."""
@@ -171,12 +182,14 @@ class Attempt:
         assert self._plan is not None
         number = self._learned.attempts
         on_cpu = self._job.cpu or not any(fact.gpus for fact in inspection.facts)
+        code = self._job.tree.name if self._job.tree is not None else None
         if self._options.is_dry:  # a run that never starts has no name
             plan_line = f"dry run of {report.plan_size(self._plan, on_cpu=on_cpu)}{restarts}"
         elif number:
             plan_line = f"restart {number}: {report.plan_size(self._plan, on_cpu=on_cpu)}"
         else:
-            plan_line = report.plan_line(self._plan, self._record.title, self._record.folder, on_cpu=on_cpu) + restarts
+            plan_line = report.plan_line(self._plan, self._record.title, self._record.folder, on_cpu=on_cpu, code=code)
+            plan_line += restarts
         self._say(f"launch: {plan_line}", Style.TEXT)
         seconds = duration(self._seconds())
         warnings = inspection.of(WARNING)
@@ -194,7 +207,12 @@ class Attempt:
         disk.put(partial(self._link_logs, [node.node_rank for node in self._plan.nodes]))
         said = [warning.one_line for warning in warnings]
         times = {} if number else {"started_at": iso_time(wall_clock()), "utc_offset": utc_offset()}
-        disk.put(partial(self._record.update, {**times, "plan": as_record(self._plan), "warnings": said}))
+        disk.put(
+            partial(
+                self._record.update,
+                {**times, "plan": as_record(self._plan), "code": code_record(self._job), "warnings": said},
+            )
+        )
         names = {"run": self._record.run_id, "name": self._record.name, "attempt": number}
         self._screen.emit("plan", **names, **as_record(self._plan))
 
@@ -212,6 +230,8 @@ class Attempt:
         self._started_at = wall_clock()
         for index, (node, output) in enumerate(zip(self._plan.nodes, self._outputs, strict=True)):
             output.first_rank = node.first_rank
+            if self._job.tree is not None and not number:
+                output.note(CODE_BORDER.format(self._job.tree.hash))
             if number:
                 output.note(RESTART_BORDER.format(number))
             self.session.start_ranks(

@@ -21,6 +21,7 @@ from launcher.runs.result import Result
 from launcher.runs.run import Opener, Run
 from launcher.runs.run_list import Entry, RunList
 from launcher.runs.run_options import RunOptions
+from launcher.sync.contents import Contents
 
 
 async def execute_job(
@@ -47,6 +48,7 @@ async def execute_job(
         job, hosts, open_transport, record, screen, options, spares=spares, incident_log=incident_log,
         find_culprits=find_culprits, on_settled=on_settled,
         notify=Notifier(notify, record.run_id, variables) if notify else None,
+        contents=Contents(job.tree.root, variables) if job.tree is not None else None,
     ).execute()  # fmt: skip
 
 

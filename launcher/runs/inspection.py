@@ -24,6 +24,8 @@ from launcher.preflight.findings import PROBLEM, Finding, Severity
 from launcher.preflight.network import data_address, find_unreachable_master
 from launcher.session.node_state import NodeState
 from launcher.session.session import Session
+from launcher.sync.contents import Contents
+from launcher.sync.delivery import Delivered, Delivery, tree_fields
 
 _MANY = 32  # nodes whose route to node 0 is measured; half of what it keeps open (inspection.MAX_ANSWERED there)
 
@@ -53,9 +55,14 @@ class Inspector:
 
     def __init__(
         self, job: Job, session: Session, pythons: Sequence[str], *, with_checks: bool,
-        incidents: Mapping[str, str] | None = None, checkpoints: str | None = None,
+        incidents: Mapping[str, str] | None = None, checkpoints: str | None = None, contents: Contents | None = None,
     ) -> None:  # fmt: skip
-        """incidents: what went wrong with hosts in earlier runs; checkpoints: a directory that all hosts must share."""
+        """incidents: what went wrong with hosts in earlier runs; checkpoints: a directory that all hosts must share.
+
+        contents: of the job's tree; None: it isn't sent.
+        """
+        self.delivered: Delivered | None = None
+        self._contents = contents
         self.job = job  # on CPUs, once it is known that the hosts leave no choice
         self._session = session
         self._pythons = pythons  # candidates for a Python with torch
@@ -83,6 +90,7 @@ class Inspector:
         facts = list(self._facts.values())
         findings += find(self.job, self._hosts(), facts)
         if self._with_checks:
+            findings += self.delivered.findings if self.delivered else ()
             findings += warn_of_incidents(self._hosts(), self._incidents)
             findings += warn_of_checkpoints(self._hosts(), facts, self._checkpoints or "")
         failures = tuple(self._session.failures())
@@ -103,13 +111,20 @@ class Inspector:
             "facts": True, "gpus": job.wants_gpus, "pythons": list(self._pythons), "workdir": job.workdir,
             "script": script, "checks": self._with_checks, "setup": setup_order(job), "legacy": job.legacy,
         }  # fmt: skip
-        session.open(**wanted)
+        if job.tree is None or self._contents is None:
+            session.open(**wanted)
+        else:
+            session.open(**wanted, tree=tree_fields(job.tree))
+            self.delivered = await Delivery(session, job.tree, self._contents).deliver()
         await session.pump(lambda: all(state.facts or state.failure for state in session.states))
         self._facts = {
             index: state.facts
             for index, state in enumerate(session.states)
             if state.facts is not None and state.failure is None
         }
+        for index, path in (self.delivered.paths if self.delivered else {}).items():
+            if index in self._facts:
+                self._facts[index] = replace(self._facts[index], tree=path)
         self.job = settle_device(job, list(self._facts.values()))
 
     async def _find_routes(self, master: str, *, has_master: bool) -> None:
@@ -150,7 +165,7 @@ class Inspector:
         """Make node 0 put a file into the directory in which the ranks save, and all others look for it there."""
         session, states = self._session, self._session.states
         first, *others = [index for index, _ in self._states()] or [0]
-        question = {"folder": folder, "workdir": self.job.workdir, "name": f".launch-{token_hex(8)}"}
+        question: dict[str, Any] = {"folder": folder, "workdir": self.job.workdir, "name": f".launch-{token_hex(8)}"}
         session.send(first, messages.SHARE, **question, up=None)
         await session.pump(lambda: bool(states[first].shared or states[first].failure))
         answer = states[first].shared

@@ -34,9 +34,12 @@ _MAX_ERROR = 300
 _MAX_FRAME_LINES = 5
 
 
-def plan_line(plan: LaunchPlan, run: str, folder: Path, *, on_cpu: bool) -> str:
-    """Return `2 hosts x 8 GPUs = 16 ranks, run 20261120-091233, logs in logs/20261120-091233`."""
-    return f"{plan_size(plan, on_cpu=on_cpu)}, run {run}, logs in {folder}"
+def plan_line(plan: LaunchPlan, run: str, folder: Path, *, on_cpu: bool, code: str | None = None) -> str:
+    """Return `2 hosts x 8 GPUs = 16 ranks, run 20261120-091233, logs in logs/20261120-091233`.
+
+    code: the name of the code that was sent, which follows the ranks.
+    """
+    return f"{plan_size(plan, on_cpu=on_cpu)}, {f'code {code}, ' if code else ''}run {run}, logs in {folder}"
 
 
 def restart_words(restarts: int, spares: Sequence[str]) -> str:

@@ -34,6 +34,7 @@ from launcher.session.node_state import Census
 from launcher.session.session import SIGNALS, Session
 from launcher.session.signals import Action, Interrupted, catch_signals
 from launcher.session.terms import Terms, loader_pythons
+from launcher.sync.contents import Contents
 from launcher.transports.base import Transport
 from launcher.wording import count, duration, span
 
@@ -55,12 +56,13 @@ class Run:
         self, job: Job, hosts: Sequence[Host], open_transport: Opener, record: RunRecord, screen: Screen,
         options: RunOptions, *, spares: Sequence[Host] = (), incident_log: IncidentLog | None = None,
         find_culprits: CulpritFinder | None = None, on_settled: Callable[[], object] | None = None,
-        notify: Callable[[str, Result], object] | None = None,
+        notify: Callable[[str, Result], object] | None = None, contents: Contents | None = None,
     ) -> None:  # fmt: skip
         """incident_log: what went wrong with the hosts in earlier runs; None: nothing is remembered.
 
         find_culprits: tests which of these hosts are to blame, if nothing says so; None: nobody can. on_settled: called
         once all ranks have run for a while. notify: gets `restart` or `end`, and how the attempt or the run ended.
+        contents: of the job's tree, if it has one.
         """
         self._job = job
         self._lineup = Lineup(hosts, spares, options.min_nodes)
@@ -68,6 +70,7 @@ class Run:
         self._home_disk = DiskWriter(_ignore, _ignore)  # of the incident log; nothing is lost but the memory
         self._find_culprits = find_culprits
         self._on_settled = on_settled
+        self._contents = contents
         self._notify = notify
         self._open_transport = open_transport
         self._record = record
@@ -178,7 +181,7 @@ class Run:
             job, session, outputs, self._record,
             screen=self._screen, own_python=job.own_python or sys.executable, options=self._options,
             learned=self._learned, is_last_try=len(ports) == MOST_PORTS and all(ports), spares=len(spares),
-            on_settled=self._settle,
+            on_settled=self._settle, contents=self._contents,
         )  # fmt: skip
 
     def _settle(self) -> None:

@@ -259,7 +259,7 @@ class Connection:
                 self._on_events(events)  # the census, above all, must not wait for a local disk
                 events = []
                 self._output.keep_file(header["name"], payload)
-            elif header["type"] in (messages.STACK, messages.RAS_STATUS):
+            elif header["type"] in (messages.STACK, messages.RAS_STATUS, messages.WANTED):
                 events.append(Event(self.index, header["type"], {**header, "content": payload}, wall_clock()))
             elif header["type"] != messages.BEAT:
                 self.sleeps_along = self.sleeps_along or header.get("sleeps_along") is True

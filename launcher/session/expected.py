@@ -18,12 +18,15 @@ MAX_TEXT = 4096  # characters; no path is longer
 _MAX_DEPTH = 16
 _ANSWERS = {
     messages.PREPARE: messages.HELLO, messages.ROUTE: messages.ROUTED, messages.PROBE: messages.PROBED,
+    messages.LISTING: messages.WANTED, messages.PIECE: messages.TOOK,
     messages.LOOK: messages.SEEN, messages.SHARE: messages.SHARED, messages.RAS: messages.RAS_STATUS,
 }  # fmt: skip
+_OF_TREE = (messages.WANTED, messages.PLACED, messages.UNPLACED)  # the answers to a `tree` in PREPARE
 # What may come before the run's directory there is known.
 _BEFORE_HELLO = (messages.HELLO, messages.BEAT, messages.FAILED, messages.CENSUS)
 _GUARDIAN_SAYS = (messages.FAILED, messages.CENSUS, messages.BEAT)
 _MAX_SIZES = {
+    messages.WANTED: messages.MAX_WANTED_BYTES,
     messages.OUTPUT: messages.MAX_OUTPUT_BYTES,
     messages.STACK: messages.MAX_STACK_BYTES,
     messages.RAS_STATUS: messages.MAX_RAS_BYTES,
@@ -80,8 +83,11 @@ class ExpectedMessages:
         self._asked[messages.FAILED] += 1
         if kind in _ANSWERS:
             self._asked[_ANSWERS[kind]] += 1
-        if kind == messages.PREPARE and header.get("facts"):
-            self._asked[messages.FACTS] += 1
+        if kind == messages.PREPARE:
+            self._asked[messages.FACTS] += bool(header.get("facts"))
+            self._asked.update(_OF_TREE if header.get("tree") else ())
+        elif kind == messages.PLACE:  # a file may turn out to be damaged, and is then wanted again
+            self._asked[messages.WANTED] += 1
         elif kind == messages.PROBE:
             self._targets = len(header["targets"])
         elif kind == messages.START:

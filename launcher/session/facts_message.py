@@ -70,6 +70,7 @@ def read_facts(message: Mapping[str, Any], folder: str) -> NodeFacts:
             cuda_version=_text_or_none(search.get("cuda")),
             hip_version=_text_or_none(search.get("hip")),
             nccl_version=_text_or_none(search.get("nccl")),
+            python_path=_text_or_none(message.get("python_path")) or "",
             numpy_version=_text_or_none(search.get("numpy")),
             pythons_tried=tuple((str(path), str(why)) for path, why in _list(search.get("tried", []), "Pythons")),
             checks=_read_checks(message["checks"]) if "checks" in message else None,

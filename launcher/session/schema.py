@@ -16,6 +16,7 @@ MAX_LOCAL_RANK = 4095
 MAX_AGE_S = 1e6
 MAX_CLOCK_S = 1e11  # seconds since 1970
 _MAX_KEEPERS = 2  # supervisor and guardian
+_MOST_NAMES = 20  # of files of the code
 _MOST_LEVELS = 4096  # of a path
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")  # a name in the log directory, and no path
 
@@ -48,6 +49,10 @@ def _is_clock(value: Any) -> bool:
 
 def _are_texts_or_none(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_text_or_none, value))
+
+
+def _are_few_texts(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= _MOST_NAMES and all(map(_is_text, value))
 
 
 def _are_links(value: Any) -> bool:
@@ -95,6 +100,10 @@ def _is_local_rank(value: Any) -> bool:
 
 def _is_local_rank_or_none(value: Any) -> bool:
     return value is None or _is_local_rank(value)
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
 
 
 def _is_flag_or_none(value: Any) -> bool:
@@ -157,6 +166,11 @@ _FORMS: Mapping[str, Mapping[str, _Test]] = {
     messages.PROBED: {"errors": _are_texts_or_none, "links": _are_links, "reverse_dns_s": _is_age_or_none,
                       "own_address": _is_text_or_none},
     messages.SHARED: {"up": _is_level_or_none, "is_there": _is_flag_or_none},
+    messages.WANTED: {"group": _is_text, "needs_listing": _is_flag},
+    messages.TOOK: {},
+    messages.PLACED: {"path": _is_text, "hash": _is_text,
+                      **dict.fromkeys(("wrong", "extras", "repaired", "empty"), _are_few_texts)},
+    messages.UNPLACED: {"text": _is_text},
     messages.STARTED: {"local_rank": _is_local_rank, "pid": _is_count},
     messages.OUTPUT: {"local_rank": _is_local_rank_or_none, "stream": _is_stream},
     messages.EXIT: {"local_rank": _is_local_rank, "age_s": _is_age, "oom": _is_certainty_or_none, **_ENDING},

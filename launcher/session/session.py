@@ -59,6 +59,7 @@ class Session:
         self.states = [NodeState(host.name) for host in hosts]
         self._mark = f"{terms.run_id}.{secrets.token_hex(4)}"
         self.say = say
+        self.doing = ""  # shown as progress once all hosts have responded
         self._listeners: list[tuple[str, Listener]] = []  # each with the kind of events that it wants
         self._progress = progress
         self._transport = transport
@@ -105,9 +106,9 @@ class Session:
             **wanted,
         )
 
-    def send(self, index: int, kind: str, **fields: Any) -> None:
+    def send(self, index: int, kind: str, payload: bytes = b"", **fields: Any) -> None:
         """Queue a message to one node; drop it if the connection has ended."""
-        self._pool.connections[index].send(kind, **fields)
+        self._pool.connections[index].send(kind, payload, **fields)
 
     def send_to_all(self, kind: str, **fields: Any) -> None:
         """Queue the same message to every node."""
@@ -204,7 +205,7 @@ class Session:
         if waiting:
             self._progress(f"{len(self.states) - len(waiting)} of {len(self.states)} hosts have responded")
         else:
-            self._progress("")
+            self._progress(self.doing)
 
     def _notice(self) -> None:
         """Print which nodes have shown nothing yet, and what they are doing; each stage of a node once.

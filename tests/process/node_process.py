@@ -234,6 +234,8 @@ class Node:
                 self.output[header["local_rank"], header["stream"]] += payload
             elif header["type"] in (messages.STACK, messages.RAS_STATUS):
                 header["text"] = payload.decode()
+            elif header["type"] == messages.WANTED:
+                header["content"] = payload
 
     def _read(self, timeout_s: float) -> bytes | None:
         """Return the next piece, b"" at the end of file and None where nothing comes."""

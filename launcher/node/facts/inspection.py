@@ -55,6 +55,7 @@ class Inspection:
         keepers_fd: passed to the process that imports torchrun; closes when guardian and supervisor are gone.
         """
         self.search: Search | None = None
+        self._is_searching = False
         self._loop = loop
         self._send_queue = send_queue
         self._keepers_fd = keepers_fd
@@ -86,7 +87,7 @@ class Inspection:
         # With a hung file system or GPU driver, the child stays in state D and can't even be killed.
         self._loop.read_all(facts_read, self._keep_facts, FACTS_TIMEOUT_S)
         if not wanted.get("setup"):
-            self._search_python(wanted["pythons"], wanted, env)
+            self.search_python(wanted, env)
             return
         from launcher.node.facts import setup
 
@@ -98,6 +99,13 @@ class Inspection:
 
         self._setup = setup.Setup(self._loop, self._await_exit, folder, env, wanted, go_on)
         self._setup.run_next()
+
+    def search_python(self, wanted: dict[str, Any], env: dict[str, str]) -> None:
+        """Begin the search for a Python with torch, if it has not begun; a setup isn't waited for."""
+        if not self._is_searching:
+            self._is_searching = True
+            self._env = env
+            self._search_python(wanted["pythons"], wanted, env)
 
     def cancel(self) -> None:
         """Start nothing more and send no more answers: the run is being stopped."""
@@ -149,8 +157,9 @@ class Inspection:
             # Take the environment that the ranks will have: the login's, then the setup's, then --env.
             visible = visible_gpus.find_visible(self._facts.get("gpus", []), self._env)
             self._send_queue.send(
-                messages.FACTS, **dict(self._facts, visible=visible, search=self._python, setup=self._made)
-            )
+                messages.FACTS, visible=visible, search=self._python, setup=self._made,
+                python_path=self._env.get("PYTHONPATH"), **self._facts,
+            )  # fmt: skip
 
     # ---- the network --------------------------------------------------------------------------------------------
 

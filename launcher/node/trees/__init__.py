@@ -3,4 +3,9 @@
 In reading order:
 
     listing    which files a tree has, as it is sent and hashed; the launcher imports it too
+    store      files by the hash of their content; the launcher imports it too
+    proof      whether a directory holds exactly the files of a listing
+    folders    the directories of runs
+    worker     the process that puts the code in its place
+    keeper     the supervisor's end of that process
 """

@@ -1,0 +1,56 @@
+"""The code of a run, if `launch` sends it: which files, under which hash, and how they lie on the hosts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NAME_CHARACTERS = 7  # of a hash, in messages
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A symbolic link in the run's directory, to a directory of the host that isn't sent."""
+
+    name: str  # below the root of the tree
+    target: str  # absolute, or from the host's `~`
+    may_make: bool  # or it is an error if the target is missing
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The files of one directory, as they were when `launch` began."""
+
+    root: str  # the directory on the launch host
+    listing: bytes  # of launcher.node.trees.listing
+    hash: str  # of the listing; it names the tree
+    files: int
+    bytes_in_all: int
+    inside: str = ""  # the working directory of the ranks, below the root
+    links: tuple[Link, ...] = ()
+    live: tuple[str, ...] = ()  # the same directory as users have it, here and on the hosts
+    has_src: bool = False  # a directory src, where packages may be
+    left_out: str = ""  # what wasn't sent, in words
+
+    @property
+    def name(self) -> str:
+        """The beginning of the hash, as messages show it."""
+        return self.hash[:NAME_CHARACTERS]
+
+    def directory(self, root: str) -> str:
+        """Return the working directory of a host whose tree has this root."""
+        return f"{root}/{self.inside}" if self.inside else root
+
+    def python_path(self, root: str, found: str) -> str:
+        """Return PYTHONPATH for a host, with the tree first: an editable install of the live directory comes after it.
+
+        root: of the tree there; found: what PYTHONPATH is there, whose entries in the live directory become those of
+        the tree.
+        """
+        own = [root, *([f"{root}/src"] if self.has_src else [])]
+        return ":".join(dict.fromkeys([*own, *(self._move(entry, root) for entry in found.split(":") if entry)]))
+
+    def _move(self, path: str, root: str) -> str:
+        for live in self.live:
+            if path == live or path.startswith(f"{live}/"):
+                return root + path[len(live) :]
+        return path

@@ -1,0 +1,146 @@
+"""Whether the directory of a run holds exactly the files of its listing: each is opened and hashed again."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+
+from launcher.node.trees import listing
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Iterable, Iterator
+
+    from launcher.node.trees.listing import Entry
+
+PIECE_BYTES = 1 << 20
+BYTECODE = "__pycache__"
+_WALK_S = 0.3  # a run may have written millions of files
+
+
+def find_wrong(root: str, entries: Iterable[Entry]) -> list[Entry]:
+    """Return the entries whose file or link is missing below `root`, or differs."""
+    import hashlib
+
+    folders: dict[str, bool] = {"": _is_folder(root)}
+
+    def has_folder(path: str) -> bool:
+        """Tell whether a directory is none that a link leads to."""
+        if path not in folders:
+            folders[path] = has_folder(path.rpartition("/")[0]) and _is_folder(os.path.join(root, path))
+        return folders[path]
+
+    wrong = []
+    for entry in entries:
+        path = "%s/%s" % (root, entry.path)
+        if not has_folder(entry.path.rpartition("/")[0]):
+            wrong.append(entry)
+        elif entry.kind == listing.LINK:
+            if not _is_link(path, entry.content):
+                wrong.append(entry)
+        elif not _is_file(path, entry, hashlib.sha256):
+            wrong.append(entry)
+    return wrong
+
+
+def _is_folder(path: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _is_link(path: str, target: str) -> bool:
+    try:
+        return os.readlink(path) == target
+    except OSError:
+        return False
+
+
+def _is_file(path: str, entry: Entry, make_hash: Callable[[], Any]) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # nothing waits for a FIFO of that name
+    except OSError:
+        return False
+    try:
+        found = os.fstat(fd)
+        is_program = bool(found.st_mode & stat.S_IXUSR)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
+            return False
+        if is_program != (entry.kind == listing.PROGRAM):
+            return False
+        digest, left = make_hash(), entry.size
+        while left > 0:
+            data = os.read(fd, min(left, PIECE_BYTES))
+            if not data:
+                return False
+            digest.update(data)
+            left -= len(data)
+        return bool(digest.hexdigest() == entry.content)
+    except OSError:  # a damaged disk
+        return False
+    finally:
+        os.close(fd)
+
+
+def find_extras(root: str, entries: Iterable[Entry], links: Iterable[str]) -> list[str]:
+    """Return what is below `root` and neither in the listing nor a link of the run; of a directory its name alone.
+
+    Directories of bytecode are not counted.
+    """
+    known = {entry.path for entry in entries}.union(links)
+    folders = {folder for path in known for folder in _above(path)}
+    extras: list[str] = []
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(os.path.join(root, folder)) as found:
+                names = [(folder + "/" + each.name if folder else each.name, each) for each in found]
+        except OSError:
+            continue
+        for path, each in names:
+            if path in known:
+                continue
+            if not each.is_dir(follow_symlinks=False):
+                extras.append(path)
+            elif path in folders:
+                waiting.append(path)
+            elif each.name != BYTECODE:
+                extras.append(path + "/")
+    return sorted(extras)
+
+
+def find_extra_code(root: str, extras: Iterable[str], most: int) -> list[str]:
+    """Return the .py files among what is not in the listing; they could be imported instead of what was sent."""
+    found: list[str] = []
+    for path in extras:
+        if path.endswith(".py"):
+            found.append(path)
+        elif path.endswith("/"):
+            found += _walk_code(root, path, most - len(found))
+        if len(found) >= most:
+            break
+    return found[:most]
+
+
+def _walk_code(root: str, folder: str, most: int) -> list[str]:
+    found: list[str] = []
+    deadline = time.monotonic() + _WALK_S
+    for base, _, names in os.walk(os.path.join(root, folder)):
+        found += [os.path.relpath(os.path.join(base, name), root) for name in names if name.endswith(".py")]
+        if len(found) >= most or time.monotonic() > deadline:
+            break
+    return found
+
+
+def list_folders(entries: Iterable[Entry]) -> list[str]:
+    """Return the directories of a listing, each after the one above it."""
+    return sorted({folder for entry in entries for folder in _above(entry.path)})
+
+
+def _above(path: str) -> Iterator[str]:
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path

@@ -1,0 +1,204 @@
+"""Where the code is kept on this node: files by the hash of their content, below the user's cache directory.
+
+A file appears there whole, by one rename, so any number of processes may add and use files at once, also on several
+nodes that share the directory. A file may still be damaged later; whoever copies it looks at the copy.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Mapping
+
+    from launcher.node.trees.listing import Entry
+
+PIECE_BYTES = 1 << 20
+KEPT_S = 30 * 86400.0
+_UNFINISHED_S = 86400.0
+_FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file, until one of them is written
+_LOCAL = "/var/tmp/launch-%d"  # of the user; on most systems for 30 days, which is long enough
+# File systems of other machines: Python would look there for each module, on all nodes at once.
+_REMOTE = {
+    "9p", "afs", "beegfs", "beegfs_nodev", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "orangefs",
+    "panfs", "pvfs2", "smb3", "smbfs", "wekafs",
+}  # fmt: skip
+_REMOTE_FUSE = ("fuse.ceph", "fuse.gluster", "fuse.juicefs", "fuse.s3fs", "fuse.sshfs", "fuse.gcsfuse", "fuse.weka")
+
+
+def find_base(env: Mapping[str, str]) -> str:
+    """Return the directory for code: in the cache directory, or on a local disk if that is on another machine's."""
+    chosen = env.get("XDG_CACHE_HOME", "")
+    if chosen.startswith("/"):
+        return os.path.join(chosen, "launch")
+    base = os.path.join(os.path.expanduser("~"), ".cache", "launch")
+    local = _LOCAL % os.geteuid()
+    return local if is_remote(base) and not is_remote(local) and _make_own(local) else base
+
+
+def is_remote(path: str) -> bool:
+    """Tell whether a path is on a file system of another machine."""
+    path = os.path.realpath(path)
+    found, kind = "", ""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            rows = [line.split(" ") for line in file]
+    except OSError:
+        return False
+    for row in rows:
+        place = row[4].replace("\\040", " ")
+        if len(place) >= len(found) and (path + "/").startswith(place.rstrip("/") + "/"):
+            found, kind = place, row[row.index("-") + 1]
+    return kind in _REMOTE or kind.startswith(_REMOTE_FUSE)
+
+
+def _make_own(path: str) -> bool:
+    """Make a directory that is this user's alone; return False if another one may write there."""
+    try:
+        os.makedirs(path, 0o700, exist_ok=True)
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
+class Store:
+    """The files that are kept by their hash."""
+
+    def __init__(self, base: str) -> None:
+        """base: from `find_base`; nothing is made there before `make`."""
+        self.base = base
+        self.trees = os.path.join(base, "trees")
+        self._content = os.path.join(base, "content")
+        self._arriving = os.path.join(base, "arriving")
+        self._clones = True  # whether the disk can share blocks
+
+    def make(self) -> None:
+        """Make the directories; raise OSError if that fails."""
+        for folder in (self.trees, self._content, self._arriving):
+            os.makedirs(folder, 0o700, exist_ok=True)
+
+    def path_of(self, content: str) -> str:
+        """Return where the file with this hash is kept."""
+        return os.path.join(self._content, content[:2], content[2:])
+
+    def has(self, entry: Entry) -> bool:
+        """Tell whether a file is here, by its size; its content is looked at when it is used."""
+        try:
+            return os.stat(self.path_of(entry.content)).st_size == entry.size
+        except OSError:
+            return False
+
+    def drop(self, content: str) -> None:
+        """Remove a file whose content is not what its name says."""
+        try:
+            os.unlink(self.path_of(content))
+        except OSError:
+            pass
+
+    def receive(self, content: str) -> Arrival:
+        """Begin a file that comes in pieces."""
+        return Arrival(os.path.join(self._arriving, os.urandom(8).hex()), self.path_of(content), content)
+
+    def read(self, content: str, most_bytes: int) -> bytes:
+        """Return a whole file; raise OSError if it isn't here, or is larger."""
+        with open(self.path_of(content), "rb") as file:
+            data = file.read(most_bytes + 1)
+        if len(data) > most_bytes:
+            raise OSError("%s has over %d bytes" % (self.path_of(content), most_bytes))
+        return data
+
+    def prune(self, kept_s: float = KEPT_S) -> None:
+        """Remove what nothing was copied from for long, and what never arrived whole."""
+        now = time.time()
+        groups = [each.path for each in os.scandir(self.base) if each.name.startswith("group-")]
+        for path in (*groups, *(each.path for each in os.scandir(self._arriving))):
+            _remove_older(path, now - min(kept_s, _UNFINISHED_S))
+        for folder in list(os.scandir(self._content)):
+            for each in list(os.scandir(folder.path)):
+                _remove_older(each.path, now - kept_s)
+
+    def copy(self, entry: Entry, path: str, mode: int) -> None:
+        """Make a file of its own with this content; raise FileNotFoundError if it isn't here.
+
+        A hard link would save the copy, but root may write through it into every other tree.
+        """
+        source = os.open(self.path_of(entry.content), os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            os.utime(source)  # it is in use
+            target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+            try:
+                if not (entry.size > PIECE_BYTES and self._clone(source, target)):
+                    while os.sendfile(target, source, None, PIECE_BYTES):
+                        pass
+            finally:
+                os.close(target)
+        finally:
+            os.close(source)
+
+    def _clone(self, source: int, target: int) -> bool:
+        import fcntl
+
+        try:
+            if self._clones:
+                fcntl.ioctl(target, _FICLONE, source)
+        except OSError:
+            self._clones = False
+        return self._clones
+
+
+def _remove_older(path: str, limit: float) -> None:
+    try:
+        if os.stat(path).st_mtime < limit:
+            os.unlink(path)
+    except OSError:  # another process was faster
+        pass
+
+
+class Arrival:
+    """A file that comes in pieces, and is kept only if its hash is the one that was announced."""
+
+    def __init__(self, part: str, path: str, content: str) -> None:
+        import hashlib
+
+        self._part = part
+        self._path = path
+        self._content = content
+        self._hash = hashlib.sha256()
+        self._fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append a piece; raise OSError, after which nothing of the file is left."""
+        self._hash.update(data)
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError:
+            self.abandon()
+            raise
+
+    def finish(self) -> bool:
+        """Keep the file under its name, and return True; a file with another hash is removed."""
+        if self._hash.hexdigest() != self._content:
+            self.abandon()
+            return False
+        try:
+            os.close(self._fd)  # a network file system may say only now that it is full
+            try:
+                os.rename(self._part, self._path)
+            except FileNotFoundError:
+                os.makedirs(os.path.dirname(self._path), 0o700, exist_ok=True)
+                os.rename(self._part, self._path)
+        except OSError:
+            os.unlink(self._part)
+            raise
+        return True
+
+    def abandon(self) -> None:
+        """Remove what has come."""
+        os.close(self._fd)
+        os.unlink(self._part)

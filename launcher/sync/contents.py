@@ -1,0 +1,60 @@
+"""The contents of a tree's files, from the directory that was listed, or from what this machine keeps by hash."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from launcher.errors import UsageError
+from launcher.escapes import one_line
+from launcher.node.messages import PIECE_BYTES
+from launcher.node.trees.listing import Entry
+from launcher.node.trees.store import Store, find_base
+
+CHANGED_FIX = "start again when nothing writes to it, or leave it out with .launchignore"
+_MOST_CHARACTERS = 200  # of a path in a message
+
+
+class Contents:
+    """Opens the file of an entry, if a file with its hash is anywhere on this machine."""
+
+    def __init__(self, root: str, variables: Mapping[str, str]) -> None:
+        """root: the directory that was listed; variables: of this process; they tell where this machine keeps code."""
+        self._root = Path(root)
+        self._store = Store(find_base(variables))
+
+    def open(self, entry: Entry) -> BinaryIO:
+        """Return the file; raise UsageError if it has changed since it was listed."""
+        for path in (self._root / entry.path, Path(self._store.path_of(entry.content))):
+            file = _open_regular(path)
+            if file is None:
+                continue
+            if _has_hash(file, entry):
+                file.seek(0)
+                return file
+            file.close()
+        raise UsageError(f"{one_line(entry.path, _MOST_CHARACTERS)} has changed since launch listed it", CHANGED_FIX)
+
+
+def _open_regular(path: Path) -> BinaryIO | None:
+    with contextlib.suppress(OSError):
+        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
+    return None
+
+
+def _has_hash(file: BinaryIO, entry: Entry) -> bool:
+    digest, left = hashlib.sha256(), entry.size
+    try:
+        while left > 0:
+            data = file.read(min(left, PIECE_BYTES))
+            if not data:
+                return False
+            digest.update(data)
+            left -= len(data)
+        return not file.read(1) and digest.hexdigest() == entry.content
+    except OSError:
+        return False

@@ -1,0 +1,337 @@
+"""The code of a run on a node: what it asks for, what it keeps, the directory that it fills, and its proof."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from machines.patience import NEVER_S
+from node_process import WAITS, Message, Node, Nodes, shell
+
+from launcher.node import messages
+from launcher.node.trees import listing
+from launcher.node.trees.listing import Entry
+
+FILES = {"train.py": b"print(1)\n", "pkg/model.py": b"SIZE = 3\n", "pkg/copy.py": b"SIZE = 3\n", "empty": b""}
+
+
+class Code:
+    """Files as a launcher lists and sends them."""
+
+    def __init__(self, files: Mapping[str, bytes], *, programs: tuple[str, ...] = (), links: Mapping[str, str] = {}):
+        self.files = dict(files)
+        self.entries = [
+            Entry(path, listing.PROGRAM if path in programs else listing.FILE, len(data), hash_of(data))
+            for path, data in files.items()
+        ] + [Entry(path, listing.LINK, 0, target) for path, target in links.items()]
+        self.entries.sort(key=lambda entry: entry.path)
+        self.listing = listing.encode(self.entries)
+        self.hash = listing.hash_listing(self.listing)
+
+    def fields(self, **fields: Any) -> dict[str, Any]:
+        return {"hash": self.hash, "name": "proj", "sub": "", "links": [], "group": os.urandom(4).hex(),
+                "is_check": False, **fields}  # fmt: skip
+
+    def wanted(self, request: Message) -> list[str]:
+        bits = request["content"]
+        return [entry.path for place, entry in enumerate(self.entries) if bits and bits[place // 8] >> place % 8 & 1]
+
+
+def hash_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class Talk:
+    """A launcher's part of the conversation with one node."""
+
+    def __init__(self, node: Node, code: Code, **fields: Any) -> None:
+        self.node = node
+        self.code = code
+        self._requests = 0
+        node.prepare(tree=code.fields(**fields), silence_s=NEVER_S)
+
+    def request(self) -> Message:
+        """Return the next WANTED."""
+        self._requests += 1
+        self.node.wait_until(lambda: len(self.node.find(messages.WANTED)) >= self._requests, "wanted")
+        return self.node.find(messages.WANTED)[self._requests - 1]
+
+    def ask(self) -> list[str]:
+        """Return which files are wanted; send the listing before that if it is."""
+        request = self.request()
+        if request["needs_listing"]:
+            self.node.send(messages.LISTING, zlib.compress(self.code.listing))
+            request = self.request()
+        return self.code.wanted(request)
+
+    def send(self, *paths: str, damage: bytes = b"") -> None:
+        for path in paths:
+            index = next(place for place, entry in enumerate(self.code.entries) if entry.path == path)
+            data = damage or self.code.files[path]
+            self.node.send(messages.PIECE, data, parts=[[index, 0, self.code.entries[index].size]], is_packed=False)
+
+    def place(self, **fields: Any) -> Message:
+        self.node.send(messages.PLACE, **{"is_writer": True, **fields})
+        self.node.wait_until(lambda: self.node.find(messages.PLACED) or self.node.find(messages.UNPLACED), "an answer")
+        return (self.node.find(messages.PLACED) or self.node.find(messages.UNPLACED))[0]
+
+    def deliver(self) -> Path:
+        """Send all that is wanted; return where the code is."""
+        self.send(*self.ask())
+        answer = self.place()
+        assert (answer["type"], answer["hash"], answer["wrong"]) == (messages.PLACED, self.code.hash, []), answer
+        return Path(answer["path"])
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def start(nodes: Nodes, cache: Path) -> Any:
+    """Start a node that keeps code in the cache directory of the test."""
+    return lambda run="test": nodes.start(env={"XDG_CACHE_HOME": str(cache)}, mark=f"{run}.{os.urandom(4).hex()}")
+
+
+def read(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    }
+
+
+def test_a_node_asks_for_each_content_once_and_fills_the_directory(start: Any, cache: Path) -> None:
+    code = Code({**FILES, "run.sh": b"#!/bin/sh\n"}, programs=("run.sh",), links={"pkg/again": "../train.py"})
+    talk = Talk(start(), code)
+    assert talk.ask() == ["empty", "pkg/copy.py", "run.sh", "train.py"]
+    talk.send("empty", "pkg/copy.py", "run.sh", "train.py")
+    answer = talk.place()
+    root = Path(answer["path"])
+    assert root == cache / "launch" / "trees" / f"test-{code.hash[:7]}" / "proj"
+    assert answer | {"path": ""} == {
+        "type": "placed", "path": "", "hash": code.hash, "wrong": [], "extras": [], "repaired": [], "empty": [],
+    }  # fmt: skip
+    assert read(root) == code.files
+    assert [path.name for path in root.rglob("*") if path.is_file() and path.stat().st_mode & 0o100] == ["run.sh"]
+    assert (root / "pkg/again").readlink() == Path("../train.py")
+    assert all(path.stat().st_nlink == 1 for path in root.rglob("*") if path.is_file())
+    assert len(talk.node.find(messages.TOOK)) == 4
+    assert talk.node.stop() == []
+
+
+def test_the_next_run_takes_over_what_an_ended_one_has_left_unchanged(start: Any, cache: Path) -> None:
+    first = start()
+    before = Talk(first, Code(FILES)).deliver()
+    (before / "pkg" / "__pycache__").mkdir()
+    (before / "pkg" / "__pycache__" / "model.pyc").write_bytes(b"of a file with equal time and size")
+    inodes = {path: (before / path).stat().st_ino for path in FILES}
+
+    first.stop()
+    first.wait_until_gone()
+    code = Code({"train.py": b"print(2)\n", "pkg/model.py": b"SIZE = 3\n", "empty": b""})
+    talk = Talk(start("next"), code)
+    assert talk.ask() == ["train.py"]
+    talk.send("train.py")
+    root = Path(talk.place()["path"])
+    assert read(root) == code.files, "files of the run before are gone, and so is bytecode"
+    assert (root / "pkg/model.py").stat().st_ino == inodes["pkg/model.py"]
+    assert len(list((cache / "launch" / "trees").iterdir())) == 1
+
+
+def test_a_living_run_and_one_that_wrote_into_its_directory_keep_it(start: Any) -> None:
+    living = start()
+    kept = [Talk(living, Code(FILES)).deliver()]
+    wrote = start("wrote")
+    kept.append(Talk(wrote, Code(FILES)).deliver())
+    (kept[1] / "pkg" / "result.json").write_text("42")
+    wrote.stop()
+    wrote.wait_until_gone()
+    for number in range(4):  # more than are kept
+        node = start(f"next{number}")
+        root = Talk(node, Code({**FILES, "number": b"%d" % number})).deliver()
+        assert root not in kept
+        if number:
+            (root / "checkpoint").write_text("3")
+        if number == 3:
+            node.wait_until(lambda: not (kept[1] / "train.py").exists(), "what was sent is removed")
+        node.stop()
+        node.wait_until_gone()
+    assert read(kept[0]) == FILES
+    assert (kept[1] / "pkg" / "result.json").read_text() == "42"
+
+
+def test_what_is_damaged_is_asked_for_again_and_told(start: Any, cache: Path) -> None:
+    code = Code(FILES)
+    node = start()
+    root = Talk(node, code).deliver()
+    (root / "train.py").write_bytes(b"print(7)\n")
+    (root / "pkg" / "model.py").unlink()
+    (root / "pkg" / "model.py").symlink_to("/etc/hostname")
+    (root / "pkg" / "extra.py").write_text("")
+    node.stop()
+    node.wait_until_gone()
+    for path in (cache / "launch" / "content").rglob("*"):
+        if path.is_file() and path.read_bytes() == FILES["train.py"]:
+            path.write_bytes(b"print(8)\n")  # as long as it was
+
+    talk = Talk(start(), code)  # the next attempt of the same run
+    assert talk.ask() == []
+    talk.node.send(messages.PLACE, is_writer=True)
+    assert code.wanted(talk.request()) == ["train.py"]
+    talk.send("train.py")
+    answer = talk.place()
+    assert answer["path"] == str(root)
+    assert (answer["repaired"], answer["extras"], answer["wrong"]) == (
+        ["pkg/model.py", "train.py"], ["pkg/extra.py"], [],
+    )  # fmt: skip
+    assert {path: data for path, data in read(root).items() if path in FILES} == FILES
+
+
+def test_a_file_that_comes_with_another_content_is_never_kept(start: Any, cache: Path) -> None:
+    code = Code(FILES)
+    talk = Talk(start(), code)
+    assert talk.ask()
+    talk.send("empty", "pkg/copy.py")
+    talk.send("train.py", damage=b"print(0)\n")
+    talk.node.send(messages.PLACE, is_writer=True)
+    assert code.wanted(talk.request()) == ["train.py"]
+    answer = talk.place()  # and it is not sent again
+    assert (answer["wrong"], answer["hash"] == code.hash) == (["train.py"], False)
+    kept = [path.read_bytes() for path in (cache / "launch" / "content").rglob("*") if path.is_file()]
+    assert b"print(0)\n" not in kept
+    assert not list((cache / "launch" / "arriving").iterdir())
+
+
+def test_a_node_that_is_cut_off_leaves_nothing_half_there(start: Any, cache: Path) -> None:
+    code = Code({**FILES, "large.bin": bytes(3 << 20)})
+    talk = Talk(start(), code)
+    assert "large.bin" in talk.ask()
+    index = [entry.path for entry in code.entries].index("large.bin")
+    talk.node.send(messages.PIECE, bytes(1 << 20), parts=[[index, 0, 1 << 20]], is_packed=False)
+    talk.node.wait_for(messages.TOOK)
+    talk.node.hang_up()
+    talk.node.wait_until_gone()
+    assert not list((cache / "launch" / "trees").iterdir())
+    assert not [path for path in (cache / "launch" / "content").rglob("*") if path.stat().st_size == 1 << 20]
+
+
+def test_of_nodes_that_share_their_cache_one_writes(start: Any) -> None:
+    code = Code(FILES)
+    group = code.fields()["group"]
+    talks = [Talk(start(), code, group=group) for _ in range(2)]
+    requests = [talk.request() for talk in talks]
+    assert requests[0]["group"] == requests[1]["group"]
+    assert Talk(start(), code).request()["group"] != requests[0]["group"], "of another delivery"
+    for talk in talks:
+        talk.node.send(messages.LISTING, zlib.compress(code.listing))
+        assert code.wanted(talk.request())
+    talks[0].send("empty", "pkg/copy.py", "train.py")
+    first = talks[0].place()
+    second = talks[1].place(is_writer=False)
+    assert first["hash"] == second["hash"] == code.hash
+    assert Path(second["path"]).name == "proj"
+
+
+def test_links_lead_outside_and_what_a_run_wrote_there_stays(start: Any, tmp_path: Path) -> None:
+    live, data = tmp_path / "live", tmp_path / "data"
+    data.mkdir()
+    (data / "corpus").write_text("")
+    links = [["outputs", str(live / "outputs"), True], ["data", str(data), False]]
+    talk = Talk(start(), Code(FILES), links=links, sub="runs/here")
+    root = talk.deliver()
+    assert talk.node.find(messages.PLACED)[0]["empty"] == ["outputs"]
+    assert (root / "runs/here").is_dir()
+    (root / "outputs" / "model.pt").write_text("")
+    assert [path.name for path in (live / "outputs").iterdir()] == ["model.pt"]
+    talk.node.stop()
+    talk.node.wait_until_gone()
+    again = Talk(start("again"), Code({"train.py": b""}), links=[["data", str(tmp_path / "missing"), False]])
+    again.send(*again.ask())
+    assert again.place()["text"] == f"--link data={tmp_path}/missing: there is no {tmp_path}/missing"
+    assert (live / "outputs" / "model.pt").exists() and (data / "corpus").exists()
+
+
+@pytest.mark.parametrize("path", ["../out", "/etc/x", "a//b", "a/./b", "nul\0"])
+def test_a_listing_with_a_place_outside_is_refused(start: Any, cache: Path, path: str) -> None:
+    code = Code({path: b"x"})
+    talk = Talk(start(), code)
+    talk.request()
+    talk.node.send(messages.LISTING, zlib.compress(code.listing))
+    answer = talk.node.wait_for(messages.UNPLACED)
+    assert answer["text"].startswith("it can't read what launch sent: not a path in a tree: ")
+    assert not list((cache / "launch" / "trees").iterdir())
+
+
+def test_names_with_newlines_and_without_utf8_arrive(start: Any) -> None:
+    code = Code({"a\nb.py": b"1", "caf\udce9.txt": b"2", "ünï": b"3"})
+    root = Talk(start(), code).deliver()
+    assert sorted(path.name for path in root.iterdir()) == sorted(code.files)
+
+
+def test_a_cache_that_can_t_be_written_is_named(start: Any, cache: Path) -> None:
+    cache.write_text("a file")
+    node = start()
+    node.prepare(tree=Code(FILES).fields())
+    text = node.wait_for(messages.UNPLACED)["text"]
+    assert text == f"can't keep the code in {cache}/launch: Not a directory"
+
+
+def test_the_worker_s_death_is_told(start: Any) -> None:
+    talk = Talk(start(), Code(FILES))
+    talk.request()
+    children = Path(f"/proc/{talk.node.supervisor}/task/{talk.node.supervisor}/children").read_text().split()
+    os.kill(int(children[0]), 9)
+    assert talk.node.wait_for(messages.UNPLACED)["text"] == "the process that takes the code was killed"
+
+
+def test_a_comparison_changes_nothing(start: Any, cache: Path) -> None:
+    check = Talk(start(), Code(FILES), is_check=True)
+    check.request()
+    check.node.send(messages.LISTING, zlib.compress(check.code.listing))
+    assert check.node.wait_for(messages.PLACED)["path"] == ""
+    node = start()
+    root = Talk(node, Code(FILES)).deliver()
+    (root / "train.py").write_text("changed")
+    second = start("other")
+    second.prepare(tree=Code(FILES).fields(is_check=True))
+    answer = second.wait_for(messages.PLACED)
+    assert (answer["path"], answer["wrong"]) == (str(root), ["train.py"])
+    assert (root / "train.py").read_text() == "changed"
+
+
+def test_ranks_run_in_the_tree_and_facts_are_of_there(start: Any) -> None:
+    node = start()
+    code = Code({"sub/train.py": b"import pkg; print(pkg.__file__)\n", "pkg/__init__.py": b""})
+    order = {"workdir": "/nowhere", "script": "train.py", "pythons": [], "gpus": False, "checks": False}
+    node.prepare(tree=code.fields(sub="sub"), facts=True, silence_s=NEVER_S, **order)
+    talk = Talk.__new__(Talk)
+    talk.node, talk.code, talk._requests = node, code, 0
+    root = talk.deliver()
+    facts = node.wait_for(messages.FACTS)
+    assert (facts["workdir_found"], facts["script_found"]) == (True, True)
+    node.start(["python3", "train.py"], cwd=str(root / "sub"), python_path=str(root))
+    node.wait_for_output(f"{root}/pkg/__init__.py")
+    assert node.wait_for_exits() == {0: (0, None)}
+
+
+def test_a_directory_of_a_living_run_is_locked(start: Any) -> None:
+    node = start()
+    root = Talk(node, Code(FILES)).deliver()
+    node.start_ready(shell(WAITS))
+    for path, flags in ((root.parent, os.O_RDONLY | os.O_DIRECTORY), (root.parent / "lock", os.O_RDWR)):
+        fd = os.open(path, flags)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(fd)
+    node.stop()
+    node.wait_until_gone()
+    shutil.rmtree(root)
