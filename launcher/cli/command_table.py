@@ -19,6 +19,7 @@ COMMANDS = {
     "stop": ("launcher.cli.stop", "End a run as Ctrl-C in its terminal would."),
     "fetch": ("launcher.cli.fetch", "Copy the logs of a run from the host that controls it."),
     "check": ("launcher.cli.check", "Compare the hosts and find what would break a run."),
+    "sync": ("launcher.cli.sync", "Send the code to every host, with proof, or compare it."),
     "clean": ("launcher.cli.clean", "Stop and remove what your earlier runs left on the hosts."),
     "exec": ("launcher.cli.exec", "Run a plain command on every host."),
     "hosts": ("launcher.cli.hosts", "Show the hosts as launch reads them."),
@@ -48,6 +49,10 @@ EXAMPLES = {
     "check": (
         "launch check --hosts node1,node2",
         "launch check --hosts node1,node2 --venv .venv train.py",
+    ),
+    "sync": (
+        "launch sync --hosts node1,node2",
+        "launch sync --hosts node1,node2 --check",
     ),
     "ps": (
         "launch ps",

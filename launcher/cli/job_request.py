@@ -65,14 +65,19 @@ def read_job(request: JobRequest, words: Sequence[str], hosts: Sequence[Host]) -
 
 
 def read_workdir(request: JobRequest, words: Sequence[str]) -> str:
-    """Return the working directory on the hosts; by default it has the path of the current one here.
+    """Return the working directory on the hosts; by default it has the path of the one here."""
+    return resolve_workdir(request.workdir) or str(local_workdir(words))
+
+
+def local_workdir(words: Sequence[str]) -> Path:
+    """Return where relative paths begin on this machine: the current directory.
 
     The script of a launcher.toml in a parent directory runs in that directory, as if `launch` had been typed there,
     since its arguments may be paths too.
     """
     file = find_source("script")
     is_above = file is not None and file.folder is not None and bool(_default_script(words))
-    return resolve_workdir(request.workdir) or str(file.folder if file and is_above else current_directory())
+    return file.folder if file and file.folder and is_above else current_directory()
 
 
 def resolve_workdir(path: str | None) -> str | None:

@@ -90,6 +90,15 @@ class JobRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncOptions:
+    """Whether the code is sent to the hosts, and what lies beside it there."""
+
+    sync: str | None = None  # the directory; "": the repository or directory that we are in; None: it isn't sent
+    sync_limit: int = 100_000_000  # bytes
+    link: tuple[str, ...] = ()  # each NAME=PATH
+
+
+@dataclass(frozen=True, slots=True)
 class RestartOptions:
     """Whether a failed run is started again, and what counts as its progress."""
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from launcher.cli.defaults import use_defaults
-from launcher.cli.option_groups import Timeouts
+from launcher.cli.option_groups import SyncOptions, Timeouts
 from launcher.escapes import one_line
 from launcher.hosts.ranges import shown
 from launcher.job.job import OnHang
@@ -20,6 +20,7 @@ from launcher.transports.registry import TRANSPORTS
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _WAIT = Timeouts()
+_SIZE_TEXT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kKMGT]?)B?")
 _TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)")
 
 
@@ -59,6 +60,27 @@ class _File(click.Path):
         if value == "":
             self.fail("needs a path, got ''", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class CodeFolder(click.ParamType):
+    """A directory that may be omitted: `help.Command` passes `--sync` without one as `--sync=`; a file, as true."""
+
+    name = "directory"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return ("" if value else None) if isinstance(value, bool) else str(value)
+
+
+class _Size(click.ParamType):
+    """A size such as `500MB` or `2GB`, converted to bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found = _SIZE_TEXT.fullmatch(str(value).strip())
+        if found is None:
+            self.fail(f"must be a size such as 500MB or 2GB, got {value!r}", param, ctx)
+        return int(float(found[1]) * 1000 ** ("", "K", "M", "G", "T").index(found[2].upper()))
 
 
 FILE = _File(path_type=Path)
@@ -193,6 +215,22 @@ _SPARES = (
         help="Without a spare, continue on M hosts or more.  [default: all]",
     ),
 )  # fmt: skip
+_LINKS = (
+    click.option(
+        "--sync-limit", metavar="SIZE", type=_Size(), default=SyncOptions().sync_limit,
+        help="Send up to SIZE, such as 500MB.  [default: 100MB]",
+    ),
+    click.option(
+        "--link", metavar="NAME=PATH", multiple=True, help="Link NAME in the code to a directory of the hosts."
+    ),
+)  # fmt: skip
+_SYNC = (
+    click.option(
+        "--sync", metavar="[DIR]", type=CodeFolder(),
+        help="Send the code in DIR and run it there.  [default DIR: the repository]",
+    ),
+    *_LINKS,
+)  # fmt: skip
 _DETACHMENT = (
     click.option("--detach", is_flag=True, help="Let the run continue without this terminal, once all its ranks run."),
     click.option("--notify", metavar="CMD", help="Run CMD in a shell when the run ends or is started again."),
@@ -232,6 +270,8 @@ job_options = _group(*_SIZE, *_PROGRAM, *_ACTIVATION, *_LIFE)
 hang_options = _group(*_HANGS)
 restart_options = _group(*_RESTARTS)
 spare_options = _group(*_SPARES)
+sync_options = _group(*_SYNC)
+link_options = _group(*_LINKS)
 activation_options = _group(*_ACTIVATION)
 check_options = _group(*_CHECKS)
 life_options = _group(*_LIFE)

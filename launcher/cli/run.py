@@ -9,12 +9,13 @@ from dataclasses import replace
 import click
 
 from launcher.cli.help import Command
-from launcher.cli.job_request import read_job
+from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
 from launcher.cli.option_groups import (
     HostChoice,
     JobRequest,
     OutputOptions,
     RestartOptions,
+    SyncOptions,
     TransportOptions,
     gather,
 )
@@ -31,9 +32,11 @@ from launcher.cli.options import (
     reach_options,
     restart_options,
     spare_options,
+    sync_options,
 )
 from launcher.cli.selection import choose_controller, choose_opener, choose_way, read_lineup, refuse_spares
 from launcher.cli.state_directory import open_incident_log
+from launcher.cli.tree_request import add_tree
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.job import Job
@@ -46,6 +49,7 @@ from launcher.job.job import Job
 @click.option("--master-addr", metavar="ADDR", help="Address of node 0.  [default: addr=, or the SSH address]")
 @reach_options
 @hang_options
+@sync_options
 @restart_options
 @spare_options
 @check_options
@@ -58,7 +62,7 @@ from launcher.job.job import Job
 @gather
 def command(
     *, words: tuple[str, ...], dry_run: bool, check: bool, no_check: bool, restarts: RestartOptions,
-    choice: HostChoice, request: JobRequest, transport: TransportOptions, output: OutputOptions,
+    choice: HostChoice, request: JobRequest, transport: TransportOptions, output: OutputOptions, sync: SyncOptions,
 ) -> int:  # fmt: skip
     """Run SCRIPT on every host under torchrun, one process per GPU.
 
@@ -70,6 +74,7 @@ def command(
     incident_log = open_incident_log()
     hosts, spares = read_lineup(choice, restarts, request.master_addr, incident_log)
     job = read_job(request, words, (*hosts, *spares))
+    job = add_tree(job, sync, resolve_workdir(request.workdir), local_workdir(words), output.log_dir)
     refuse_spares(job, hosts, spares, restarts)
     if output.verbose:
         show_sources()

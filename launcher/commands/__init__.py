@@ -7,6 +7,7 @@ In reading order:
     attach        show a run until it ends
     wait          wait until a run has ended
     stop          end a run as Ctrl-C would
+    sync          send the code to all hosts, or compare it
     check         run every check, but no training, and show a table
     clean         list and stop what earlier runs left behind
     exec          run a plain command on every host

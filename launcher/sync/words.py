@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from launcher.hosts.ranges import fold_names
 from launcher.job.tree import Tree
 from launcher.wording import count
 
@@ -29,6 +32,14 @@ def code_line(tree: Tree, files: int, sent_bytes: int) -> str:
     sent = f"{which}, {size_words(sent_bytes)} sent" if sent_bytes else "nothing sent"
     left_out = f"; left out: {tree.left_out}" if tree.left_out else ""
     return f"code {tree.name}: {count(tree.files, 'file')}, {size_words(tree.bytes_in_all)} ({sent}){left_out}"
+
+
+def place_lines(paths: Mapping[str, str]) -> list[str]:
+    """Return a line for each directory in which hosts have the code."""
+    hosts: dict[str, list[str]] = {}
+    for host, path in paths.items():
+        hosts.setdefault(path, []).append(host)
+    return [f"  {fold_names(names)}: {path}" for path, names in hosts.items()]
 
 
 def progress_words(done_bytes: int, size_bytes: int, hosts: int) -> str:

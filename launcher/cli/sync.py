@@ -1,0 +1,81 @@
+"""launch sync: send the code to all hosts without starting a run, or compare it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from launcher.cli.defaults import current_directory
+from launcher.cli.help import Command
+from launcher.cli.option_groups import HostChoice, SyncOptions, Timeouts, TransportOptions, gather
+from launcher.cli.options import config_option, host_options, life_options, link_options, reach_options
+from launcher.cli.selection import choose_opener, read_hosts
+
+
+@click.command("sync", cls=Command)
+@config_option
+@host_options
+@reach_options
+@link_options
+@life_options
+@click.option("--python", metavar="PATH", help="Python 3.8 or newer for launch's helper.  [default: python3]")
+@click.option("--env", metavar="K[=V]", multiple=True, help="Set a variable for launch's helper: XDG_CACHE_HOME=DIR.")
+@click.option("--check", is_flag=True, help="Send nothing; compare what was sent last with what is here.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+@click.argument("folder", metavar="[DIR]", required=False)
+@gather
+def command(
+    *, folder: str | None, check: bool, as_json: bool, python: str | None, env: tuple[str, ...], choice: HostChoice,
+    transport: TransportOptions, timeouts: Timeouts, options: SyncOptions,
+) -> int:  # fmt: skip
+    """Send the code in DIR to every host, and prove that all have the same.
+
+    Files that a host has already are not sent. DIR is the repository or directory that you are in by default. With
+    --check, the exit code is 0 if every host has what is here.
+    """
+    from launcher.cli.runner import make_session, read_terms
+    from launcher.cli.tree_request import read_tree
+    from launcher.commands.sync import sync
+    from launcher.errors import EXIT_SIGNAL_BASE, EXIT_UNREACHABLE
+    from launcher.hosts.unreachable import failure_lines
+    from launcher.job.variables import parse_settings
+    from launcher.output.console import Console
+    from launcher.output.view import look_here
+    from launcher.session.signals import Interrupted
+    from launcher.sync.contents import Contents
+    from launcher.sync.delivery import Delivered
+    from launcher.sync.words import code_line, place_lines
+
+    hosts = read_hosts(choice)
+    tree, _ = read_tree(replace(options, sync=folder or options.sync or ""), None, current_directory(), Path("logs"))
+    variables = parse_settings(env, os.environ)
+    opener = choose_opener(transport, hosts, env=variables, python=python, silence_s=timeouts.silence_s)
+    console = Console(hosts, look_here(os.environ), as_json=as_json, is_patient=True)
+    failures = []
+
+    async def execute() -> Delivered:
+        terms = replace(read_terms(timeouts, time.strftime("sync-%Y%m%d-%H%M%S"), python), env=variables)
+        session = make_session(terms, hosts, opener(hosts, console.say), console.outputs(hosts, None), console)
+        try:
+            return await sync(session, tree, Contents(tree.root, os.environ), is_check=check)
+        finally:
+            failures.extend(session.failures())
+
+    try:
+        delivered = asyncio.run(execute())
+        paths = {hosts[index].name: path for index, path in delivered.paths.items()}
+        console.emit("sync", hash=tree.hash, files=tree.files, bytes=tree.bytes_in_all, lacking=delivered.files,
+                     sent_bytes=delivered.sent_bytes, paths=paths)  # fmt: skip
+        console.say(f"launch: {code_line(tree, delivered.files, delivered.sent_bytes)}")
+        for line in [*place_lines(paths), *failure_lines(failures)]:
+            console.say(line)
+        return EXIT_UNREACHABLE if failures else 0
+    except Interrupted as interruption:
+        return EXIT_SIGNAL_BASE + interruption.number
+    finally:
+        console.close()

@@ -1,0 +1,121 @@
+"""Turn --sync and its companions into the tree of a job; every contradiction is a UsageError."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from launcher.cli.defaults import current_directory
+from launcher.cli.error_lines import tell
+from launcher.cli.option_groups import SyncOptions
+from launcher.cli.option_sources import is_on_command_line
+from launcher.errors import UsageError
+from launcher.hosts.ranges import shown
+from launcher.job.job import TRAINER_MODULE, Job, Program, ProgramKind
+from launcher.job.tree import Link, Tree
+from launcher.node.trees.listing import Entry
+
+_OUTPUTS = "outputs"  # where the built-in trainer writes
+_ONLY_WITH_SYNC = ("link", "sync_limit")
+
+
+def add_tree(job: Job, options: SyncOptions, workdir: str | None, place: Path, log_dir: Path) -> Job:
+    """Return the job with the code that --sync sends, if it was given; say what is doubtful about that code.
+
+    workdir: of --workdir; place: where the job's relative paths begin on this machine.
+    """
+    if options.sync is None:
+        for name in _ONLY_WITH_SYNC:
+            if is_on_command_line(name):
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option} works only with --sync", f"add --sync, or omit {option}")
+        return job
+    tree, entries = read_tree(options, workdir, place, log_dir)
+    inside = _find_inside(place, tree.root)
+    program = _move_program(job.program, place, tree.root, inside, entries, tree.left_out)
+    links = tree.links
+    if (program.kind, program.target) == (ProgramKind.BUILTIN, TRAINER_MODULE):
+        links = _add_outputs(tree, entries)
+    return replace(job, program=program, workdir=str(place), tree=replace(tree, inside=inside, links=links))
+
+
+def read_tree(
+    options: SyncOptions, workdir: str | None, place: Path, log_dir: Path
+) -> tuple[Tree, tuple[Entry, ...]]:
+    """Return the tree of the named directory, or of the repository or directory that `place` is in."""
+    from launcher.sync.selection import find_root, select
+    from launcher.sync.snapshot import take_snapshot
+    from launcher.sync.words import describe_left_out, refuse_large
+
+    root = current_directory() / options.sync if options.sync else find_root(place)
+    selection = select(root, staying=(current_directory() / log_dir,))
+    refuse_large(selection, options.sync_limit)
+    snapshot = take_snapshot(selection)
+    for warning in (*selection.warnings, *snapshot.warnings):
+        tell(f"launch: {warning}")
+    here = str(selection.root)
+    base = workdir or here
+    live = tuple(dict.fromkeys(path for path in (here, str(root), base) if not path.startswith("~")))
+    links = {name: Link(name, f"{base.rstrip('/')}/{name}", may_make=True) for name in selection.ignored_folders}
+    links |= {link.name: link for link in _read_links(options.link, snapshot.entries)}
+    tree = Tree(
+        here, snapshot.listing, snapshot.hash, snapshot.files, snapshot.bytes_in_all,
+        links=tuple(links.values()), live=live,
+        has_src=any(entry.path.startswith("src/") for entry in snapshot.entries),
+        left_out=describe_left_out(selection),
+    )  # fmt: skip
+    return tree, snapshot.entries
+
+
+def _read_links(texts: Sequence[str], entries: Sequence[Entry]) -> list[Link]:
+    """Return the links of --link."""
+    sent = {entry.path for entry in entries}
+    links = []
+    for text in texts:
+        name, equals, target = text.partition("=")
+        path = PurePosixPath(name)
+        if not (equals and target.startswith(("/", "~"))):
+            raise UsageError(f"--link: must be NAME=PATH with an absolute path, got {shown(text)}", "--link data=/mnt/data")
+        if path.is_absolute() or not path.parts or ".." in path.parts:
+            raise UsageError(f"--link: {shown(name)} must be a name in the directory that is sent", "--link data=/mnt/data")
+        name = str(path)
+        if any(each == name or each.startswith(f"{name}/") or name.startswith(f"{each}/") for each in sent):
+            text = f"--link: {shown(name)} is sent, so it can't be a link"
+            raise UsageError(text, "leave it out with .launchignore, or omit the link")
+        links.append(Link(name, target, may_make=False))
+    return links
+
+
+def _find_inside(place: Path, root: str) -> str:
+    """Return the working directory below the root; the root itself if the user is elsewhere."""
+    path = place.resolve()
+    return "" if path == Path(root) or not path.is_relative_to(root) else path.relative_to(root).as_posix()
+
+
+def _move_program(
+    program: Program, place: Path, root: str, inside: str, entries: Sequence[Entry], left_out: str
+) -> Program:
+    """Return the program with its script's path in the tree; raise UsageError if the script isn't sent."""
+    if program.kind is not ProgramKind.SCRIPT:
+        return program
+    script = place / program.target
+    path = Path(os.path.normpath(script.parent.resolve() / script.name))
+    if not path.is_relative_to(root):
+        fix = "name a directory that contains it: --sync=DIR"
+        raise UsageError(f"the script {shown(program.target)} is not in {root}, which --sync sends", fix)
+    name = path.relative_to(root).as_posix()
+    if not any(entry.path == name or entry.path.startswith(f"{name}/") for entry in entries):
+        reason = f"; left out: {left_out}" if left_out else ""
+        fix = f"re-include it with a line !{name} in .launchignore" if path.exists() else "correct its path"
+        raise UsageError(f"the script {shown(program.target)} isn't among the files that are sent{reason}", fix)
+    return replace(program, target=os.path.relpath(name, inside or "."))
+
+
+def _add_outputs(tree: Tree, entries: Sequence[Entry]) -> tuple[Link, ...]:
+    """Return the links with one for what the built-in trainer writes, unless that is sent or linked already."""
+    is_taken = any(entry.path.partition("/")[0] == _OUTPUTS for entry in entries)
+    if is_taken or any(link.name == _OUTPUTS for link in tree.links):
+        return tree.links
+    return (*tree.links, Link(_OUTPUTS, f"{tree.live[-1]}/{_OUTPUTS}", may_make=True))
