@@ -1,4 +1,12 @@
 """The code of a run, from this machine to every node: which files go, what is sent, and the proof that all are equal.
 
 In reading order:
+
+    names         how messages show the names of files, and which two would be one file on some disks
+    git           what git says about a directory: its repository, and the files there
+    launchignore  the lines of .launchignore, as git takes them
+    candidates    which files a repository, or a directory without one, has to send, and which it leaves out
+    links         which symbolic links lead to a place that is sent
+    left_out      how large the files and directories are that stay on this machine
+    selection     which files of a directory are sent
 """
