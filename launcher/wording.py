@@ -1,4 +1,4 @@
-"""Format numbers, lists and times for sentences, and guess what a mistyped word means. Pure."""
+"""Format numbers, lists, sizes and times for sentences, and guess what a mistyped word means. Pure."""
 
 from __future__ import annotations
 
@@ -75,6 +75,17 @@ def _count_slips(one: str, other: str) -> int:
             row.append(least)
         before, above = above, row
     return above[-1]
+
+
+def size(size_bytes: int) -> str:
+    """Return `999 bytes`, `14 kB`, `1.8 MB` or `41 GB`, in steps of 1000."""
+    if size_bytes < 1000:
+        return count(size_bytes, "byte")
+    number, units = size_bytes / 1000, ["kB", "MB", "GB", "TB"]
+    while number >= 999.5 and len(units) > 1:
+        number /= 1000
+        del units[0]
+    return f"{number:.1f} {units[0]}" if number < 9.95 else f"{number:.0f} {units[0]}"
 
 
 def duration(seconds: float) -> str:

@@ -8,6 +8,7 @@ One file per command, and the modules that they share. In reading order:
     nameless_user       a user id without a name, as in some containers
     file_owners         who else can write a file that was found, not named
     defaults            launcher.toml: where the value of an option comes from
+    code_folder         the value of --sync
     help                the options in groups and the examples, for --help
     option_sources      which of two values counts, and where it came from
     trailing_options    options of `launch` that were typed after the script
@@ -15,6 +16,7 @@ One file per command, and the modules that they share. In reading order:
     option_groups       what a command's options say -> frozen values
     options             the options that several commands share, for click
     job_request         the options of a job and the words after them -> the Job
+    tree_request        --sync: the code of a job
     prompts             ask for passwords and passphrases, once for all hosts
     state_directory     what this machine remembers: hosts that failed, and runs that were started
     run_origin          who typed what, and where, for run.json
@@ -34,6 +36,7 @@ One file per command, and the modules that they share. In reading order:
     stop                launch stop
     fetch               launch fetch
     check               launch check
+    sync                launch sync
     clean               launch clean
     exec                launch exec
     hosts               launch hosts

@@ -30,10 +30,7 @@ DEFAULT_COMMAND = "run"
 
 # What --help of a command, or of `launch` itself, shows at its end. A test plans or parses each of them.
 EXAMPLES = {
-    "launch": (
-        "launch --hosts node1,node2 --gpus 8 train.py --lr 3e-4",
-        "launch singlenode --gpus 4 train.py",
-    ),
+    "launch": ("launch --hosts node1,node2 --gpus 8 train.py --lr 3e-4",),
     "run": (
         "launch --hosts node1,node2 --gpus 8 train.py --lr 3e-4",
         "launch --hosts 'gpu[1-4]' --venv .venv --dry-run train.py",

@@ -31,22 +31,22 @@ _KEYS = (
     "transport", "ssh_config", "accept_new_host_keys", "ask_password", "connect_timeout", "silence", "stop_timeout",
     "stacks", "hang_timeout", "on_hang", "restarts", "progress_dir", "spares", "min_nodes", "no_check", "quiet",
     "ranks", "log_dir", "detach", "controller", "notify", "nodes", "time", "partition", "mem", "cpus_per_task",
-    "account", "qos", "constraint", "requeue",
+    "account", "qos", "constraint", "requeue", "sync", "sync_limit", "link",
 )  # fmt: skip
 # These name what is run, influence it (LD_PRELOAD, PYTHONPATH), or weaken whom the run trusts with a password, with
 # its ranks' connections or with an unknown host key. `hosts` isn't one of them: each host must prove itself by its key.
 RISKY = (
     "script", "workdir", "python", "setup", "venv", "conda", "env", "env_file", "transport", "ssh_config",
-    "accept_new_host_keys", "ask_password", "master_addr", "notify",
+    "accept_new_host_keys", "ask_password", "master_addr", "notify", "sync", "link",
 )  # fmt: skip
 _WHOLE = ("num_nodes", "nodes", "cpus_per_task", "gpus", "nproc", "master_port", "restarts", "spares", "min_nodes")
-_LISTS = ("hosts", "env", "env_file", "script")
+_LISTS = ("hosts", "env", "env_file", "script", "link")
 _NO_FILE = "--config /dev/null to use no file"
 _TABLE = re.compile(rb"^[ \t]*\[[ \t]*tool[ \t]*\.[ \t]*launcher[ \t]*[.\]]", re.MULTILINE)
 
 
 # Paths on the launch host and on the hosts; in a file of a parent directory they are relative to that directory.
-_LOCAL_PATHS = ("hostfile", "env_file", "ssh_config", "log_dir")
+_LOCAL_PATHS = ("hostfile", "env_file", "ssh_config", "log_dir", "sync")
 _HOST_PATHS = ("venv", "python", "conda")  # beside --workdir
 _META = "launcher.defaults"
 
@@ -140,7 +140,7 @@ def _move(defaults: Defaults, folder: Path) -> Defaults:
         return text if is_name or not text or text.startswith("~") else str(folder / text)
 
     def change(name: str, value: Any) -> Any:
-        if name not in names:
+        if name not in names or isinstance(value, bool):  # sync = true names no path
             return value
         return [move(name, text) for text in value] if isinstance(value, list) else move(name, str(value))
 
@@ -278,4 +278,4 @@ def _check(file: str, name: str, value: Any) -> Any:
     if not isinstance(value, str | int | float | bool):
         wanted = "a string or a list of strings" if name in _LISTS else "a single value"
         raise UsageError(f"{file}: {name} must be {wanted}, got {reprlib.repr(value)}")
-    return [value] if name in ("env", "env_file") else value
+    return [value] if name in ("env", "env_file", "link") else value

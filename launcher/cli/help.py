@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import click
 
+from launcher.cli.code_folder import settle_folders
 from launcher.cli.command_table import EXAMPLES
-from launcher.cli.options import CodeFolder
 
 # Options by their names; an option in no group is a general one.
 _GROUPS = {
@@ -46,25 +45,9 @@ class Command(click.Command):
     """A command that shows its options in groups and its examples, and keeps the words as they were typed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        args = self._settle_folders(args)
+        args = settle_folders(args, [each for each in self.params if isinstance(each, click.Option)])
         ctx.meta[TYPED_WORDS] = tuple(args)
         return super().parse_args(ctx, args)
-
-    def _settle_folders(self, args: list[str]) -> list[str]:
-        """Write `--sync train.py` as `--sync= train.py`, and `--sync lib` as `--sync=lib` if lib is a directory."""
-        flags = {flag: each for each in self.params if isinstance(each, click.Option) for flag in each.opts}
-        settled = list(args)
-        index = 0
-        while index < len(settled) and settled[index].startswith("-") and settled[index] != "--":
-            option = flags.get(settled[index])
-            if option is not None and isinstance(option.type, CodeFolder):
-                folder = settled[index + 1 : index + 2]
-                has_folder = bool(folder) and Path(folder[0]).is_dir()
-                settled[index : index + 1 + has_folder] = [f"{settled[index]}={folder[0] if has_folder else ''}"]
-            elif option is not None and not option.is_flag:
-                index += 1
-            index += 1
-        return settled
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, dict[str, tuple[str, str]]] = {name: {} for name in (*_GROUPS, _GENERAL)}

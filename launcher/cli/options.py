@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from launcher.cli.code_folder import CodeFolder
 from launcher.cli.defaults import use_defaults
 from launcher.cli.option_groups import SyncOptions, Timeouts
 from launcher.escapes import one_line
@@ -62,16 +63,7 @@ class _File(click.Path):
         return super().convert(value, param, ctx)
 
 
-class CodeFolder(click.ParamType):
-    """A directory that may be omitted: `help.Command` passes `--sync` without one as `--sync=`; a file, as true."""
-
-    name = "directory"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return ("" if value else None) if isinstance(value, bool) else str(value)
-
-
-class _Size(click.ParamType):
+class _Size(click.types.IntParamType):
     """A size such as `500MB` or `2GB`, converted to bytes."""
 
     name = "size"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -15,8 +15,8 @@ from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
 from launcher.job.job import TRAINER_MODULE, Job, Program, ProgramKind
 from launcher.job.tree import Link, Tree
-from launcher.node.trees.listing import Entry
 
+_EXAMPLE = "write it as --link data=/mnt/data"
 _OUTPUTS = "outputs"  # where the built-in trainer writes
 _ONLY_WITH_SYNC = ("link", "sync_limit")
 
@@ -32,19 +32,17 @@ def add_tree(job: Job, options: SyncOptions, workdir: str | None, place: Path, l
                 option = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{option} works only with --sync", f"add --sync, or omit {option}")
         return job
-    tree, entries = read_tree(options, workdir, place, log_dir)
+    tree, paths = read_tree(options, workdir, place, log_dir)
     inside = _find_inside(place, tree.root)
-    program = _move_program(job.program, place, tree.root, inside, entries, tree.left_out)
+    program = _move_program(job.program, place, tree.root, inside, paths, tree.left_out)
     links = tree.links
     if (program.kind, program.target) == (ProgramKind.BUILTIN, TRAINER_MODULE):
-        links = _add_outputs(tree, entries)
+        links = _add_outputs(tree, paths)
     return replace(job, program=program, workdir=str(place), tree=replace(tree, inside=inside, links=links))
 
 
-def read_tree(
-    options: SyncOptions, workdir: str | None, place: Path, log_dir: Path
-) -> tuple[Tree, tuple[Entry, ...]]:
-    """Return the tree of the named directory, or of the repository or directory that `place` is in."""
+def read_tree(options: SyncOptions, workdir: str | None, place: Path, log_dir: Path) -> tuple[Tree, frozenset[str]]:
+    """Return the tree of the named directory, or of the one that `place` belongs to, and the paths in it."""
     from launcher.sync.selection import find_root, select
     from launcher.sync.snapshot import take_snapshot
     from launcher.sync.words import describe_left_out, refuse_large
@@ -59,27 +57,31 @@ def read_tree(
     base = workdir or here
     live = tuple(dict.fromkeys(path for path in (here, str(root), base) if not path.startswith("~")))
     links = {name: Link(name, f"{base.rstrip('/')}/{name}", may_make=True) for name in selection.ignored_folders}
-    links |= {link.name: link for link in _read_links(options.link, snapshot.entries)}
+    paths = frozenset(entry.path for entry in snapshot.entries)
+    links |= {link.name: link for link in _read_links(options.link, paths)}
     tree = Tree(
         here, snapshot.listing, snapshot.hash, snapshot.files, snapshot.bytes_in_all,
         links=tuple(links.values()), live=live,
-        has_src=any(entry.path.startswith("src/") for entry in snapshot.entries),
+        has_src=any(path.startswith("src/") for path in paths),
         left_out=describe_left_out(selection),
     )  # fmt: skip
-    return tree, snapshot.entries
+    return tree, paths
 
 
-def _read_links(texts: Sequence[str], entries: Sequence[Entry]) -> list[Link]:
-    """Return the links of --link."""
-    sent = {entry.path for entry in entries}
+def _read_links(texts: Sequence[str], sent: Collection[str]) -> list[Link]:
+    """Return the links of --link; sent: the paths of the tree, in whose way a link may not be."""
     links = []
     for text in texts:
         name, equals, target = text.partition("=")
         path = PurePosixPath(name)
         if not (equals and target.startswith(("/", "~"))):
-            raise UsageError(f"--link: must be NAME=PATH with an absolute path, got {shown(text)}", "--link data=/mnt/data")
+            raise UsageError(
+                f"--link: must be NAME=PATH with an absolute path, got {shown(text)}", "--link data=/mnt/data"
+            )
         if path.is_absolute() or not path.parts or ".." in path.parts:
-            raise UsageError(f"--link: {shown(name)} must be a name in the directory that is sent", "--link data=/mnt/data")
+            raise UsageError(
+                f"--link: {shown(name)} must be a name in the directory that is sent", "--link data=/mnt/data"
+            )
         name = str(path)
         if any(each == name or each.startswith(f"{name}/") or name.startswith(f"{each}/") for each in sent):
             text = f"--link: {shown(name)} is sent, so it can't be a link"
@@ -95,7 +97,7 @@ def _find_inside(place: Path, root: str) -> str:
 
 
 def _move_program(
-    program: Program, place: Path, root: str, inside: str, entries: Sequence[Entry], left_out: str
+    program: Program, place: Path, root: str, inside: str, sent: Collection[str], left_out: str
 ) -> Program:
     """Return the program with its script's path in the tree; raise UsageError if the script isn't sent."""
     if program.kind is not ProgramKind.SCRIPT:
@@ -106,16 +108,16 @@ def _move_program(
         fix = "name a directory that contains it: --sync=DIR"
         raise UsageError(f"the script {shown(program.target)} is not in {root}, which --sync sends", fix)
     name = path.relative_to(root).as_posix()
-    if not any(entry.path == name or entry.path.startswith(f"{name}/") for entry in entries):
+    if name not in sent and not any(each.startswith(f"{name}/") for each in sent):
         reason = f"; left out: {left_out}" if left_out else ""
         fix = f"re-include it with a line !{name} in .launchignore" if path.exists() else "correct its path"
         raise UsageError(f"the script {shown(program.target)} isn't among the files that are sent{reason}", fix)
     return replace(program, target=os.path.relpath(name, inside or "."))
 
 
-def _add_outputs(tree: Tree, entries: Sequence[Entry]) -> tuple[Link, ...]:
+def _add_outputs(tree: Tree, sent: Collection[str]) -> tuple[Link, ...]:
     """Return the links with one for what the built-in trainer writes, unless that is sent or linked already."""
-    is_taken = any(entry.path.partition("/")[0] == _OUTPUTS for entry in entries)
+    is_taken = any(path.partition("/")[0] == _OUTPUTS for path in sent)
     if is_taken or any(link.name == _OUTPUTS for link in tree.links):
         return tree.links
     return (*tree.links, Link(_OUTPUTS, f"{tree.live[-1]}/{_OUTPUTS}", may_make=True))

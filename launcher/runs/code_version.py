@@ -21,13 +21,10 @@ from launcher.concurrency import start_thread
 from launcher.errors import LauncherError
 from launcher.job.job import Job, ProgramKind
 from launcher.output.run_folder import RunRecord
+from launcher.sync.git import COMMAND
 
 ANSWER_S = 5.0
 FAREWELL_S = 1.0
-# It writes nothing, not even the index, and starts no daemon.
-_GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
-# Set by a git that started `launch` through a hook or an alias: they name its repository, not the code's.
-_OTHER_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_PREFIX")
 
 
 @contextlib.contextmanager
@@ -102,8 +99,7 @@ class Git:
             _kill(self._process)
 
     def _ask(self, *words: str) -> bytes | None:
-        argv = ["env", *(word for name in _OTHER_REPOSITORY for word in ("-u", name))]
-        argv += [*_GIT, "-C", str(self._folder), *words]
+        argv = [*COMMAND, "-C", str(self._folder), *words]
         try:
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,

@@ -2,8 +2,16 @@
 
 In reading order:
 
-    words       how messages describe the code
-    contents    the contents of files, by their hash
-    pieces      what is missing, cut into pieces and compressed
-    delivery    send what is missing to all nodes of a session, and take their proof
+    names         how messages show the names of files, and which two would be one file on some disks
+    git           what git says about a directory: its repository, and the files there
+    launchignore  the lines of .launchignore, as git takes them
+    candidates    which files a repository, or a directory without one, has to send, and which it leaves out
+    links         which symbolic links lead to a place that is sent
+    left_out      how large the files and directories are that stay on this machine
+    selection     which files of a directory are sent
+    snapshot      the content of those files, by its hashes
+    words         the same in words, and the refusal of too much
+    contents      files by their hash, to send them
+    pieces        what is missing on the hosts, cut into pieces and compressed
+    delivery      send that to all nodes of a session, and take their proof
 """

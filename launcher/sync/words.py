@@ -1,26 +1,53 @@
-"""How messages describe the code of a run."""
+"""What is sent and what isn't, in words, and the refusal of too much. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from launcher.errors import UsageError
 from launcher.hosts.ranges import fold_names
 from launcher.job.tree import Tree
-from launcher.wording import count
+from launcher.sync.candidates import CACHE
+from launcher.sync.left_out import LeftOut
+from launcher.sync.names import shown
+from launcher.sync.selection import Selection
+from launcher.sync.snapshot import Snapshot
+from launcher.wording import count, size
 
 _BAR_CHARACTERS = 20
+_MOST_NAMES = 5
+_MOST_LARGE = 3
+_WORTH_SAYING_BYTES = 1_000_000
 
 
-def size_words(size_bytes: int) -> str:
-    """Return `812 bytes`, `14 kB`, `1.8 MB` or `41 GB`."""
-    if size_bytes < 1000:
-        return count(size_bytes, "byte")
-    size, unit = float(size_bytes), ""
-    for unit in ("kB", "MB", "GB", "TB"):  # noqa: B007 - the one that fits is used
-        size /= 1000
-        if size < 999.5:
-            break
-    return f"{size:.1f} {unit}" if size < 9.95 and unit != "kB" else f"{size:.0f} {unit}"
+def describe(snapshot: Snapshot) -> str:
+    """Return `212 files, 1.8 MB`."""
+    return f"{count(snapshot.files, 'file')}, {size(snapshot.bytes_in_all)}"
+
+
+def describe_left_out(selection: Selection) -> str:
+    """Return `data/ 41 GB, .venv/ (git-ignored); .env (secrets)`, the largest first; caches aren't worth a word."""
+    found = [each for each in selection.left_out if each.reason != CACHE]
+    ordered = sorted(found, key=lambda each: -(each.size_bytes or 0))
+    groups: dict[str, list[str]] = {}
+    for each in ordered[:_MOST_NAMES]:
+        groups.setdefault(each.reason, []).append(_describe_one(each))
+    texts = [f"{', '.join(names)} ({reason})" for reason, names in groups.items()]
+    more = len(ordered) - _MOST_NAMES
+    return "; ".join(texts) + (f" and {more} more" if more > 0 else "")
+
+
+def refuse_large(selection: Selection, limit_bytes: int) -> None:
+    """Raise UsageError if more than the limit would be sent, naming what is largest; nothing was read for that yet."""
+    total = sum(selection.sizes)
+    if total <= limit_bytes:
+        return
+    parts = sorted(_split(selection).items(), key=lambda item: (-item[1], item[0]))[:_MOST_LARGE]
+    named = ", ".join(f"{shown(name)} {size(bytes_in_all)}" for name, bytes_in_all in parts)
+    raise UsageError(
+        f"{shown(selection.root)} has {size(total)} to send, more than {size(limit_bytes)}: {named}",
+        "leave them out with .gitignore or .launchignore, or pass --sync-limit SIZE",
+    )
 
 
 def code_line(tree: Tree, files: int, sent_bytes: int) -> str:
@@ -29,9 +56,9 @@ def code_line(tree: Tree, files: int, sent_bytes: int) -> str:
     files: that some host lacked; sent_bytes: to all hosts together.
     """
     which = "all" if files >= tree.files else f"{files} changed"
-    sent = f"{which}, {size_words(sent_bytes)} sent" if sent_bytes else "nothing sent"
+    sent = f"{which}, {size(sent_bytes)} sent" if sent_bytes else "nothing sent"
     left_out = f"; left out: {tree.left_out}" if tree.left_out else ""
-    return f"code {tree.name}: {count(tree.files, 'file')}, {size_words(tree.bytes_in_all)} ({sent}){left_out}"
+    return f"code {tree.name}: {count(tree.files, 'file')}, {size(tree.bytes_in_all)} ({sent}){left_out}"
 
 
 def place_lines(paths: Mapping[str, str]) -> list[str]:
@@ -47,4 +74,27 @@ def progress_words(done_bytes: int, size_bytes: int, hosts: int) -> str:
     part = done_bytes / size_bytes if size_bytes else 1.0
     full = int(part * _BAR_CHARACTERS)
     bar = "#" * full + "." * (_BAR_CHARACTERS - full)
-    return f"[{bar}] {part:4.0%} of {size_words(size_bytes)} of code sent to {count(hosts, 'host')}"
+    return f"[{bar}] {part:4.0%} of {size(size_bytes)} of code sent to {count(hosts, 'host')}"
+
+
+def _describe_one(each: LeftOut) -> str:
+    if each.size_bytes is None or each.size_bytes < _WORTH_SAYING_BYTES:
+        return shown(each.name)
+    return f"{shown(each.name)} {'over ' if each.is_partial else ''}{size(each.size_bytes)}"
+
+
+def _split(selection: Selection) -> dict[str, int]:
+    """Return the bytes of each file and directory right below the root.
+
+    A directory most of whose bytes are in one file isn't there, but this file is.
+    """
+    folders: dict[str, list[tuple[int, str]]] = {}
+    for path, size_bytes in zip(selection.paths, selection.sizes, strict=True):
+        top, slash, _ = path.partition("/")
+        folders.setdefault(top + slash, []).append((size_bytes, path))
+    parts = {}
+    for name, files in folders.items():
+        (largest, path), in_all = max(files), sum(size_bytes for size_bytes, _ in files)
+        is_one = largest * 2 > in_all
+        parts[path if is_one else name] = largest if is_one else in_all
+    return parts

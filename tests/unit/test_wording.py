@@ -1,10 +1,10 @@
-"""Numbers, lists and times in words."""
+"""Numbers, lists, sizes and times in words."""
 
 from __future__ import annotations
 
 import pytest
 
-from launcher.wording import count, duration, fold_ranks, listed, nearest, span
+from launcher.wording import count, duration, fold_ranks, listed, nearest, size, span
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,27 @@ from launcher.wording import count, duration, fold_ranks, listed, nearest, span
 )
 def test_durations(seconds, words):
     assert duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "words"),
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (999, "999 bytes"),
+        (1000, "1.0 kB"),
+        (9_949, "9.9 kB"),
+        (9_950, "10 kB"),
+        (14_300, "14 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1.0 MB"),
+        (1_840_000, "1.8 MB"),
+        (41_000_000_000, "41 GB"),
+        (5 * 10**15, "5000 TB"),
+    ],
+)
+def test_sizes(size_bytes, words):
+    assert size(size_bytes) == words
 
 
 def test_counts():

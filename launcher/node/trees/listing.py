@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterable
+    from typing import Iterable, Iterator
 
 FILE = "-"
 PROGRAM = "x"  # a file that is executable
@@ -55,8 +55,11 @@ def decode(data: bytes) -> list[Entry]:
 
     found = json.loads(data.decode("ascii"))
     entries = [_read_entry(each) for each in (found if isinstance(found, list) else [found])]
-    if len({entry.path for entry in entries}) < len(entries):
+    paths = {entry.path for entry in entries}
+    if len(paths) < len(entries):
         raise ValueError("a path is there twice")
+    if any(parent in paths for path in paths for parent in _parents(path)):
+        raise ValueError("a path is a file and a directory")
     return entries
 
 
@@ -69,7 +72,7 @@ def hash_listing(data: bytes) -> str:
 
 def is_inside(path: str, target: str) -> bool:
     """Tell whether the link at `path` leads to a place in the tree, as far as its text says."""
-    if target.startswith("/") or not target:
+    if target.startswith("/") or not target or "\0" in target:
         return False
     depth = path.count("/")
     for name in target.split("/"):
@@ -95,3 +98,9 @@ def _read_entry(value: object) -> Entry:
 
 def _is_path(path: str) -> bool:
     return "\0" not in path and not {"", ".", ".."}.intersection(path.split("/"))
+
+
+def _parents(path: str) -> Iterator[str]:
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path

@@ -268,6 +268,7 @@ def test_every_option_that_runs_something_is_kept_to_home(launch: Launch, folder
         "master_port", "rdzv_timeout", "connect_timeout", "silence", "stop_timeout", "stacks", "hang_timeout",
         "on_hang", "restarts", "progress_dir", "spares", "min_nodes", "no_check", "quiet", "ranks", "log_dir", "detach",
         "controller", "nodes", "time", "partition", "mem", "cpus_per_task", "account", "qos", "constraint", "requeue",
+        "sync_limit",
     }  # fmt: skip
 
 

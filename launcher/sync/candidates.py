@@ -1,0 +1,202 @@
+"""Which files a directory has to send: git says so in a repository, and a list of defaults does elsewhere.
+
+Everything here is names; whether there is a file of that name on the disk is for `selection` to see.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from launcher.errors import UsageError
+from launcher.sync import launchignore
+from launcher.sync.git import Absence, Repository, find_repository, list_names
+from launcher.sync.launchignore import exclude_options, seen_from_above, seen_from_inside
+from launcher.sync.names import parents, shown
+
+IGNORED = "git-ignored"
+LAUNCHIGNORE = ".launchignore"
+CACHE = "cache"
+ENVIRONMENT = "virtual environment"
+SECRETS = "secrets"
+
+_CACHES = (
+    "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".tox", ".nox",
+    "node_modules", "*.egg-info",
+)  # fmt: skip
+_SECRETS = (".env", ".env.*")
+_VERSION_CONTROL = (".git", ".hg", ".svn")
+_GITLINK = "160000"  # the mode of a submodule
+_SKIPPED = "S"  # the tag of a file that a sparse checkout omits
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The names below one directory, with `/` between their parts.
+
+    names: files and links that may be sent; left_out: what is not sent, a directory with a slash at its end, and the
+    reason; sparse: files that a sparse checkout may omit; uninitialized: submodules without files; nested:
+    repositories that are no submodules.
+    """
+
+    names: set[str] = field(default_factory=set)
+    left_out: dict[str, str] = field(default_factory=dict)
+    sparse: set[str] = field(default_factory=set)
+    uninitialized: set[str] = field(default_factory=set)
+    nested: set[str] = field(default_factory=set)
+
+    def add_below(self, folder: str, other: Candidates) -> None:
+        """Add what was found in a directory below this one."""
+        self.left_out.update({f"{folder}/{name}": reason for name, reason in other.left_out.items()})
+        for mine, others in (
+            (self.names, other.names),
+            (self.sparse, other.sparse),
+            (self.uninitialized, other.uninitialized),
+            (self.nested, other.nested),
+        ):
+            mine.update(f"{folder}/{name}" for name in others)
+
+
+def find_candidates(root: Path, place: Repository | Absence) -> Candidates:
+    """List what the directory has to send, by the rules of the place where it is; raise UsageError."""
+    patterns = launchignore.read_patterns(root)
+    if isinstance(place, Repository):
+        return _list_repository(root, place, patterns)
+    if not patterns:
+        return _walk(root, is_complete=True)
+    if place is Absence.NO_GIT:
+        fix = f"install git on this machine, or remove {launchignore.NAME}"
+        raise UsageError(f"{shown(root / launchignore.NAME)} needs git, which is not installed", fix)
+    return _filter_without_repository(root, _walk(root, is_complete=False).left_out, patterns)
+
+
+def classify(name: str) -> str | None:
+    """Return why a file or directory is left out by its name alone; None for any other name."""
+    last = name.rstrip("/").rpartition("/")[2]
+    if name.endswith("/") and any(fnmatchcase(last, pattern) for pattern in _CACHES):
+        return CACHE
+    return SECRETS if any(fnmatchcase(last, pattern) for pattern in _SECRETS) else None
+
+
+# ---- in a repository ------------------------------------------------------------------------------------------------
+
+
+def _list_repository(folder: Path, place: Repository, patterns: Sequence[str]) -> Candidates:
+    """Ask git about a directory, and about each submodule in it: git doesn't list untracked files of submodules."""
+    found = Candidates()
+    excludes = exclude_options(seen_from_above(patterns, place.prefix))
+    omitted = set(list_names(folder, "ls-files", "-z", "-c", "-i", *excludes)) if excludes else set[str]()
+    found.left_out.update(dict.fromkeys(omitted, LAUNCHIGNORE))
+    submodules = []
+    for line in list_names(folder, "ls-files", "-z", "-s", "-t"):
+        facts, _, name = line.partition("\t")
+        if name in omitted:
+            continue
+        if f" {_GITLINK} " in facts:
+            submodules.append(name)
+            continue
+        found.names.add(name)
+        if facts.startswith(_SKIPPED):
+            found.sparse.add(name)
+    others = list_names(folder, "ls-files", "-z", "-o", "--exclude-standard", *excludes)
+    found.names.update(name for name in others if not name.endswith("/"))
+    found.nested.update(name.rstrip("/") for name in others if name.endswith("/"))
+    found.left_out.update(_list_ignored(folder, excludes))
+    for name in submodules:
+        _add_submodule(found, folder, name, patterns)
+    return found
+
+
+def _list_ignored(folder: Path, excludes: Sequence[str]) -> Mapping[str, str]:
+    """Return what isn't tracked and isn't sent, and why: the repository ignores it, or `.launchignore` does."""
+    command = ("ls-files", "-z", "-o", "-i", "--directory", "--exclude-standard")
+    own = set(list_names(folder, *command, is_complete=False))
+    names = list_names(folder, *command, *excludes, is_complete=False) if excludes else own
+    reasons = {}
+    for name in names:
+        is_own = name in own or any(f"{folder}/" in own for folder in parents(name.rstrip("/")))
+        reasons[name] = CACHE if classify(name) == CACHE else IGNORED if is_own else LAUNCHIGNORE
+    return reasons
+
+
+def _add_submodule(found: Candidates, folder: Path, name: str, patterns: Sequence[str]) -> None:
+    path = folder / name
+    place = find_repository(path) if os.path.lexists(path / ".git") else Absence.NO_REPOSITORY
+    if not isinstance(place, Repository) or place.prefix:  # an empty .git leads git to the repository above
+        found.uninitialized.add(name)
+    else:
+        found.add_below(name, _list_repository(path, place, seen_from_inside(patterns, name)))
+
+
+# ---- without a repository -------------------------------------------------------------------------------------------
+
+
+def _walk(root: Path, *, is_complete: bool) -> Candidates:
+    """Find all files of a directory, except version control, virtual environments, caches and secrets.
+
+    is_complete: whether it is an error if a directory can't be read.
+    """
+    found, waiting = Candidates(), [""]
+    while waiting:
+        below = waiting.pop()
+        for entry in _scan(root / below, is_complete=is_complete):
+            if entry.name in _VERSION_CONTROL:
+                continue
+            is_folder = entry.is_dir(follow_symlinks=False)
+            name = below + entry.name + ("/" if is_folder else "")
+            reason = ENVIRONMENT if is_folder and _is_environment(Path(entry.path)) else classify(name)
+            if reason is not None:
+                found.left_out[name] = reason
+            elif is_folder:
+                waiting.append(name)
+            else:
+                found.names.add(name)
+    return found
+
+
+def _scan(folder: Path, *, is_complete: bool) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or not is_complete:  # removed meanwhile
+            return []
+        fix = f"make it readable, or leave it out with {launchignore.NAME}"
+        raise UsageError(f"can't open the directory {shown(folder)}: {error.strerror}", fix) from None
+
+
+def _is_environment(folder: Path) -> bool:
+    return os.path.lexists(folder / "pyvenv.cfg") or os.path.lexists(folder / "conda-meta")
+
+
+def _filter_without_repository(root: Path, defaults: Mapping[str, str], patterns: Sequence[str]) -> Candidates:
+    """Ask git what the defaults and then `.launchignore` leave of a directory, with an empty repository elsewhere."""
+    first = [*_SECRETS, *(f"{name}/" for name in (*_CACHES, *_VERSION_CONTROL))]
+    first += [f"/{launchignore.quote_path(name)}" for name, reason in defaults.items() if reason == ENVIRONMENT]
+    with tempfile.TemporaryDirectory(prefix="launch-git-") as empty:
+        list_names(root, "init", "-q", "--bare", "--template=", empty)
+        found = _list_outside(root, Path(empty), (*first, *patterns))
+    for name in found.left_out:
+        found.left_out[name] = defaults.get(name) or classify(name) or LAUNCHIGNORE
+    for name in [name for name in found.left_out if name.rstrip("/").rpartition("/")[2] in _VERSION_CONTROL]:
+        del found.left_out[name]
+    return found
+
+
+def _list_outside(folder: Path, empty: Path, patterns: Sequence[str]) -> Candidates:
+    """List a directory and, as parts of it, the repositories below it."""
+    found = Candidates()
+    command = (f"--git-dir={empty}", f"--work-tree={folder}", "ls-files", "-z", "-o", *exclude_options(patterns))
+    for name in list_names(folder, *command):
+        if name.endswith("/"):
+            inside = seen_from_inside(patterns, name.rstrip("/"))
+            found.add_below(name.rstrip("/"), _list_outside(folder / name, empty, inside))
+        else:
+            found.names.add(name)
+    ignored = list_names(folder, *command, "-i", "--directory", is_complete=False)
+    found.left_out.update(dict.fromkeys(ignored, ""))
+    return found

@@ -1,0 +1,169 @@
+"""Which files of a directory are sent, and what stays on this machine, with the reasons.
+
+A file is sent if git tracks it or would let it be added, unless `.launchignore` says otherwise. Without a repository
+every file is, less the defaults of `candidates`. The contents are those on the disk, not those of a commit.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import UsageError
+from launcher.sync.candidates import ENVIRONMENT, IGNORED, Candidates, find_candidates
+from launcher.sync.git import Repository, find_repository
+from launcher.sync.left_out import LeftOut, gather, measure
+from launcher.sync.links import find_useful_links
+from launcher.sync.names import listed_names, parents, refuse_clashes, shown
+from launcher.wording import count
+
+STAYING = "logs"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The files and links below `root` that are sent, sorted, with `/` between names, and what isn't sent.
+
+    sizes: in bytes, one for each path, as they were a moment ago; 0 for a link.
+    left_out: what was ignored, for each topmost directory in which nothing is sent.
+    ignored_folders: the names of those right below the root that git ignores, or that are virtual environments; also
+    of links to directories. Caches are none of them.
+    warnings: each with its remedy, in one line.
+    """
+
+    root: Path
+    paths: tuple[str, ...]
+    sizes: tuple[int, ...]
+    left_out: tuple[LeftOut, ...]
+    ignored_folders: tuple[str, ...]
+    warnings: tuple[str, ...]
+    is_repository: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _OnDisk:
+    """The candidates that exist: sizes of files, targets of links, and what isn't there."""
+
+    sizes: Mapping[str, int]
+    links: Mapping[str, str]
+    missing: Set[str]
+
+
+def find_root(here: Path) -> Path:
+    """Return what is sent from this directory: the repository to which it belongs, or else the directory itself."""
+    place = find_repository(here)
+    return place.root if isinstance(place, Repository) else Path(os.path.realpath(here))
+
+
+def select(root: Path, *, staying: Sequence[Path] = ()) -> Selection:
+    """Choose the files of `root` that are sent, also if it is a directory of a larger repository.
+
+    staying: what isn't sent, with everything below it, such as the logs of the launcher; what contains the root is
+    disregarded. Raises UsageError if a directory can't be read, git fails, or two names would be one on some disks.
+    """
+    if not _is_folder(root):
+        raise UsageError(f"{shown(root)} is not a directory", "name the directory that contains the code")
+    root = Path(os.path.realpath(root))
+    place = find_repository(root)
+    found = find_candidates(root, place)
+    kept_back = _find_below(root, staying)
+    disk = _look(root, _without(found.names, kept_back))
+    useful = find_useful_links(disk.sizes.keys(), disk.links)
+    sizes = {**disk.sizes, **dict.fromkeys(useful, 0)}
+    paths = tuple(sorted(sizes))
+    refuse_clashes(paths)
+    left_out = _find_left_out(root, found, kept_back, paths)
+    useless = {path: target for path, target in disk.links.items() if path not in useful}
+    return Selection(
+        root, paths, tuple(sizes[path] for path in paths), left_out,
+        tuple(sorted(_find_ignored_folders(root, left_out))),
+        tuple(_find_warnings(found, kept_back, found.sparse & disk.missing, useless)),
+        isinstance(place, Repository),
+    )  # fmt: skip
+
+
+def _find_below(root: Path, folders: Iterable[Path]) -> set[str]:
+    """Return the names below the root that lead to these places, both as they are written and without links."""
+    ways = {
+        way
+        for folder in folders
+        for way in (Path(os.path.realpath(folder)), Path(os.path.realpath(folder.parent)) / folder.name)
+    }
+    return {way.relative_to(root).as_posix() for way in ways if root in way.parents}
+
+
+def _without(names: Iterable[str], kept_back: Set[str]) -> list[str]:
+    """Return the names that are neither kept back nor below a directory that is."""
+    bare = ((name, name.rstrip("/")) for name in names)
+    return [name for name, path in bare if path not in kept_back and kept_back.isdisjoint(parents(path))]
+
+
+def _look(root: Path, names: Iterable[str]) -> _OnDisk:
+    """Find out what the names are on the disk; a directory, or what is no file at all, is skipped."""
+    sizes: dict[str, int] = {}
+    links: dict[str, str] = {}
+    missing: set[str] = set()
+    real = {"": True}  # a tracked file below a link would be read from another place
+    for name in names:
+        try:
+            if not _is_real(root, name.rpartition("/")[0], real):
+                missing.add(name)
+                continue
+            found = os.lstat(f"{root}/{name}")
+            if stat.S_ISREG(found.st_mode):
+                sizes[name] = found.st_size
+            elif stat.S_ISLNK(found.st_mode):
+                links[name] = os.readlink(f"{root}/{name}")  # noqa: PTH115 - the text, not a path
+        except (FileNotFoundError, NotADirectoryError):
+            missing.add(name)
+        except OSError as error:
+            fix = "make it readable, or leave it out with .launchignore"
+            raise UsageError(f"{shown(root / name)} can't be read: {error.strerror}", fix) from None
+    return _OnDisk(sizes, links, missing)
+
+
+def _is_real(root: Path, folder: str, known: dict[str, bool]) -> bool:
+    """Tell whether a directory is there without a link on the way."""
+    if folder not in known:
+        above = folder.rpartition("/")[0]
+        known[folder] = _is_real(root, above, known) and stat.S_ISDIR(os.lstat(f"{root}/{folder}").st_mode)
+    return known[folder]
+
+
+def _find_left_out(root: Path, found: Candidates, kept_back: Set[str], sent: Sequence[str]) -> tuple[LeftOut, ...]:
+    reasons = {name: found.left_out[name] for name in _without(found.left_out, kept_back)}
+    for name in kept_back:
+        if os.path.lexists(root / name):
+            reasons[f"{name}/" if _is_folder(root / name) else name] = STAYING
+    return measure(root, gather(reasons, sent))
+
+
+def _find_ignored_folders(root: Path, left_out: Iterable[LeftOut]) -> Iterable[str]:
+    for each in left_out:
+        name = each.name.rstrip("/")
+        if each.reason in (IGNORED, ENVIRONMENT) and "/" not in name and _is_folder(root / name):
+            yield name
+
+
+def _find_warnings(found: Candidates, kept_back: Set[str], sparse: Set[str], links: Mapping[str, str]) -> Iterable[str]:
+    if names := _without(found.uninitialized, kept_back):
+        text = f"{count(len(names), 'submodule')} without files: {listed_names(names)}"
+        yield f"{text}; fix: git submodule update --init --recursive"
+    if names := _without(found.nested, kept_back):
+        what = "repository" if len(names) == 1 else "repositories"
+        text = f"not sent, as git doesn't list the files of a {what} in a repository: {listed_names(names)}"
+        yield f"{text}; fix: add it as a submodule, or remove its .git"
+    if sparse:
+        text = f"{count(len(sparse), 'file')} of a sparse checkout not sent: {listed_names(sparse)}"
+        yield f"{text}; fix: git sparse-checkout disable"
+    if links:
+        named = listed_names([f"{path} -> {target}" for path, target in links.items()])
+        text = f"{count(len(links), 'symbolic link')} not sent, because they lead to nothing that is sent: {named}"
+        yield f"{text}; fix: use absolute paths instead, and leave the links out with .launchignore"
+
+
+def _is_folder(path: Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112 - false where pathlib would raise: a link to what is unreadable

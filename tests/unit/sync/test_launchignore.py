@@ -1,0 +1,71 @@
+"""The lines of .launchignore: how they are read, and how they are written where git takes them from another place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import UsageError
+from launcher.sync.launchignore import read_patterns, seen_from_above, seen_from_inside
+
+
+def test_lines_are_read_as_git_reads_gitignore(tmp_path: Path) -> None:
+    assert read_patterns(tmp_path) == ()
+    text = b"\xef\xbb\xbf# comment\n\n   \n*.bin  \r\n!keep\\ \n\\#a\nb\\  \nc\\\\  \n b\ntab\t\n\xff\nd\\"
+    (tmp_path / ".launchignore").write_bytes(text)
+    assert read_patterns(tmp_path) == (
+        "*.bin", "!keep\\ ", "\\#a", "b\\ ", "c\\\\", " b", "tab\t", "\udcff", "d\\",
+    )  # fmt: skip
+    (tmp_path / ".launchignore").write_bytes("*.bin\n".encode("utf-16"))
+    with pytest.raises(UsageError, match="isn't a text") as raised:
+        read_patterns(tmp_path)
+    assert raised.value.fix == "save it as UTF-8"
+    (tmp_path / ".launchignore").unlink()
+    (tmp_path / ".launchignore").mkdir()
+    with pytest.raises(UsageError, match=r"\.launchignore can't be read: Is a directory"):
+        read_patterns(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "from_above"),
+    [
+        ("*.bin", "/a[/\\*b/**/*.bin"),
+        ("data/", "/a[/\\*b/**/data/"),
+        ("!keep", "!/a[/\\*b/**/keep"),
+        ("/data", "/a[/\\*b/data"),
+        ("x/data/", "/a[/\\*b/x/data/"),
+        ("!**/x", "!/a[/\\*b/**/x"),
+        ("\\!x", "/a[/\\*b/**/\\!x"),
+    ],
+)
+def test_patterns_of_a_directory_as_the_one_above_writes_them(pattern: str, from_above: str) -> None:
+    assert seen_from_above([pattern], "a[/*b") == (from_above.replace("a[", "a\\["),)
+    assert seen_from_above([pattern], "") == (pattern,)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "from_inside"),
+    [
+        ("*.bin", ["*.bin"]),
+        ("!data/", ["!data/"]),
+        ("/data", []),
+        ("/a/b", []),  # the directory itself
+        ("/a/b/", []),
+        ("/a/b/c", ["/c"]),
+        ("!a/b/c/", ["!/c/"]),
+        ("/a/c/c", []),
+        ("/?/[a-c]/x*y", ["/x*y"]),
+        ("/[!a]/b/x", []),
+        ("/[^a]/b/x", []),
+        ("/\\a/b/\\*", ["/\\*"]),
+        ("/\\*/b/x", []),
+        ("a/**", ["/**"]),
+        ("a/**/x", ["/**/x"]),
+        ("a/**/b/x", ["/**/b/x", "/x"]),
+        ("**/b/x", ["/**/b/x", "/x"]),
+        ("**/x/y", ["/**/x/y"]),
+    ],
+)
+def test_patterns_as_a_directory_inside_writes_them(pattern: str, from_inside: list[str]) -> None:
+    assert sorted(seen_from_inside([pattern], "a/b")) == sorted(from_inside)

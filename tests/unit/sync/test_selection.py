@@ -1,0 +1,430 @@
+"""Which files are sent: a real git, real directories."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from machines.repositories import make_repository, run_git, write_files
+
+from launcher.errors import UsageError
+from launcher.sync import left_out
+from launcher.sync.left_out import LeftOut
+from launcher.sync.selection import Selection, find_root, select
+
+NOBODY = 65534
+
+
+def reasons(selection: Selection) -> dict[str, str]:
+    return {each.name: each.reason for each in selection.left_out}
+
+
+def without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: str = "") -> None:
+    """Let `git` be missing, or a program of these lines."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "env").symlink_to(shutil.which("env") or "")
+    if stand_in:
+        (folder / "git").write_text(f"#!/bin/sh\n{stand_in}\n")
+        (folder / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+# ---- in a repository ------------------------------------------------------------------------------------------------
+
+
+def test_a_repository_sends_what_git_would_add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ignore = "data/\nout\n.env\n*.log\n__pycache__/\n.venv\n*.egg-info\nscratch\nnote\n"
+    names = ("train.py", "gone.py", "was_folder/x.py", "now_folder", "src/m.py", "forced.log")
+    root = make_repository(tmp_path / "r", *names[:-1], ignore=ignore)
+    write_files(root, "forced.log")
+    run_git(root, "add", "-f", "forced.log")
+    write_files(root, "data/a", "data/deep/b", "out/x", ".env", "src/x.log", "src/__pycache__/m.pyc", "p.egg-info/x")
+    write_files(root, ".venv/pyvenv.cfg", "new.py", "new/\nline", "b\udcff", "staged.py", ":(top)x", "*")
+    (root / "train.py").write_text("changed")
+    (root / "gone.py").unlink()
+    shutil.rmtree(root / "was_folder")
+    (root / "was_folder").symlink_to("src")  # git sees was_folder/x.py as deleted, whatever the link leads to
+    write_files(root, "src/x.py")
+    (root / "now_folder").unlink()
+    write_files(root, "now_folder/y")
+    (root / "scratch").symlink_to("/tmp")
+    (root / "note").symlink_to("/etc/hostname")
+    run_git(root, "add", "staged.py")
+    os.mkfifo(root / "fifo")
+    with socket.socket(socket.AF_UNIX) as server:
+        monkeypatch.chdir(root)
+        server.bind("socket")
+        monkeypatch.setenv("GIT_DIR", str(tmp_path / "other"))  # as a git hook sets it
+        monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+        found = select(root)
+    assert found.paths == (
+        "*", ".gitignore", ":(top)x", "b\udcff", "forced.log", "new.py", "new/\nline", "now_folder/y",
+        "src/m.py", "src/x.py", "staged.py", "train.py", "was_folder",
+    )  # fmt: skip
+    assert dict(zip(found.paths, found.sizes, strict=True))["train.py"] == len("changed")
+    assert found.root == root
+    assert found.is_repository
+    assert found.warnings == ()
+    assert found.left_out == (
+        LeftOut(".env", "git-ignored", 4),
+        LeftOut(".venv/", "git-ignored", len(".venv/pyvenv.cfg")),
+        LeftOut("data/", "git-ignored", len("data/a") + len("data/deep/b")),
+        LeftOut("note", "git-ignored", len("/etc/hostname")),
+        LeftOut("out/", "git-ignored", len("out/x")),
+        LeftOut("p.egg-info/", "cache"),
+        LeftOut("scratch", "git-ignored", len("/tmp")),
+        LeftOut("src/__pycache__/", "cache"),
+        LeftOut("src/x.log", "git-ignored", len("src/x.log")),
+    )
+    assert found.ignored_folders == (".venv", "data", "out", "scratch")
+
+
+def test_the_root_is_the_repository_to_which_the_directory_belongs(tmp_path: Path) -> None:
+    write_files(tmp_path, "plain/x")
+    root = make_repository(tmp_path / "r", "a/b/x.py", "c.py", ignore="private/\n")
+    write_files(root, "private/deep/y.py", "a/new/z.py")
+    assert find_root(root / "a/b") == find_root(root / "a/new") == root
+    assert find_root(tmp_path / "plain") == tmp_path / "plain"
+    # git lists nothing there: home directories are repositories of dotfiles that ignore everything else.
+    assert find_root(root / "private/deep") == root / "private/deep"
+    inside = select(root / "private/deep")
+    assert (inside.paths, inside.is_repository) == (("y.py",), False)
+    with pytest.raises(UsageError, match="missing is not a directory"):
+        select(root / "missing")
+
+
+def test_a_directory_of_a_repository_is_sent_alone(tmp_path: Path) -> None:
+    root = make_repository(tmp_path / "r", "sub[1]/a.py", "sub[1]/deep/b.py", "sub[1]/drop/c.py", "other.py")
+    (root / ".gitignore").write_text("*.log\n")
+    (root / ".launchignore").write_text("*.py\n")  # of the whole repository
+    write_files(root, "sub[1]/x.log", "sub[1]/new.py", "sub[1]/deep/drop/d.py")
+    (root / "sub[1]/.launchignore").write_text("/drop\nsub*\n!x.log\ndeep/b.py\n")
+    found = select(root / "sub[1]")
+    assert found.paths == (".launchignore", "a.py", "deep/drop/d.py", "new.py", "x.log")
+    assert reasons(found) == {"drop/": ".launchignore", "deep/b.py": ".launchignore"}
+    assert (found.root, found.is_repository) == (root / "sub[1]", True)
+
+
+def test_launchignore_has_the_last_word(tmp_path: Path) -> None:
+    names = ("a.py", "big/one", "big/two", "notes/x.md", "notes/keep.md", "w/deep/x.bin")
+    root = make_repository(tmp_path / "r", *names, ignore="data/\n*.so\n")
+    write_files(root, "data/a", "data/b.bin", "fast.so", "slow.so", "tmp.txt", ".gitignore.d/x")
+    (root / "w/.gitignore").write_text("!ext.so\n/gen/\n")
+    write_files(root, "w/ext.so", "w/gen/g.py")
+    lines = "# weights\n/big/\n!data/\n*.bin\n!fast.so\n*.md\n!keep.md\ntmp.txt  \next.so\n!/w/gen/\n"
+    (root / ".launchignore").write_text(lines)
+    found = select(root)
+    assert found.paths == (
+        ".gitignore", ".gitignore.d/x", ".launchignore", "a.py", "data/a", "fast.so", "notes/keep.md",
+        "w/.gitignore", "w/gen/g.py",
+    )  # fmt: skip
+    assert reasons(found) == {
+        "big/": ".launchignore",
+        "data/b.bin": "git-ignored",
+        "notes/x.md": ".launchignore",
+        "slow.so": "git-ignored",
+        "tmp.txt": ".launchignore",
+        "w/deep/": ".launchignore",
+        "w/ext.so": ".launchignore",
+    }
+    assert found.ignored_folders == ()
+    (root / ".launchignore").write_text("data/b\n.launchignore\n")  # and what git ignores stays so
+    assert reasons(select(root))["data/"] == "git-ignored"
+    assert ".launchignore" not in select(root).paths
+
+
+def test_submodules_are_sent_and_other_repositories_are_named(tmp_path: Path) -> None:
+    inner = make_repository(tmp_path / "inner", "i.py")
+    library = make_repository(tmp_path / "library", "l.py", "tests/t.py", "docs/d.md", ignore="*.o\ngen/\n")
+    run_git(library, "submodule", "-q", "add", str(inner), "inner")
+    run_git(library, "commit", "-q", "-m", "second")
+    root = make_repository(tmp_path / "r", "a.py", ignore="cloned/\n")
+    for name in ("third/lib", "empty", "refused"):
+        run_git(root, "submodule", "-q", "add", str(library), name)
+    run_git(root, "submodule", "-q", "update", "--init", "--recursive", "third/lib")
+    run_git(root, "submodule", "-q", "deinit", "-f", "empty")
+    write_files(root, "third/lib/new.py", "third/lib/x.o", "third/lib/gen/g.py", "third/lib/inner/new.py")
+    make_repository(root / "nested", "n.py")
+    make_repository(root / "cloned", "n.py")
+    (root / "third/.git").unlink(missing_ok=True)
+    (root / ".launchignore").write_text("/refused\n/third/*/tests\n*.md\n!/third/lib/gen/\nthird/lib/inner/i.py\n")
+    found = select(root)
+    assert found.paths == (
+        ".gitignore", ".gitmodules", ".launchignore", "a.py", "third/lib/.gitignore", "third/lib/.gitmodules",
+        "third/lib/gen/g.py", "third/lib/inner/new.py", "third/lib/l.py", "third/lib/new.py",
+    )  # fmt: skip
+    assert found.warnings == (
+        "1 submodule without files: empty; fix: git submodule update --init --recursive",
+        "not sent, as git doesn't list the files of a repository in a repository: nested; "
+        "fix: add it as a submodule, or remove its .git",
+    )
+    assert reasons(found) == {
+        "cloned/": "git-ignored",
+        "refused": ".launchignore",
+        "third/lib/docs/": ".launchignore",
+        "third/lib/inner/i.py": ".launchignore",
+        "third/lib/tests/": ".launchignore",
+        "third/lib/x.o": "git-ignored",
+    }
+    assert found.ignored_folders == ("cloned",)
+    (root / "empty/.git").mkdir()  # which git disregards: it would list the files of the repository above
+    assert select(root).warnings == found.warnings
+
+
+def test_files_that_a_sparse_checkout_omits_are_named(tmp_path: Path) -> None:
+    root = make_repository(tmp_path / "r", "a.py", "b/1", "b/2", "b/3", "b/4", "c")
+    run_git(root, "sparse-checkout", "set", "--no-cone", "/a.py")
+    write_files(root, "c")  # git still marks it, but it is there
+    found = select(root)
+    assert found.paths == ("a.py", "c")
+    assert found.warnings == (
+        "4 files of a sparse checkout not sent: b/1, b/2, b/3 and 1 more; fix: git sparse-checkout disable",
+    )
+
+
+def test_a_repository_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_repository(tmp_path / "r", "a.py")
+    if os.geteuid() == 0:
+        for path in (root, root / ".git"):
+            os.chown(path, NOBODY, NOBODY)
+    else:
+        monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    for ask in (find_root, select):
+        with pytest.raises(UsageError) as raised:
+            ask(root)
+        assert raised.value.message == f"git refuses {root}: it belongs to another user"
+        assert raised.value.fix == f"git config --global --add safe.directory {root}"
+
+
+def test_other_failures_of_git_are_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_repository(tmp_path / "r", "a.py")
+    with pytest.raises(UsageError) as raised:
+        find_root(root / ".git")
+    assert raised.value.message == (
+        f"{root}/.git: git rev-parse failed: fatal: this operation must be run in a work tree"
+    )
+    write_files(tmp_path, "broken/.git")
+    (tmp_path / "broken/.git").write_text("gitdir: /nowhere\n")  # as in a worktree whose repository has moved
+    with pytest.raises(UsageError, match="fatal: not a git repository: /nowhere"):
+        select(tmp_path / "broken")
+    (root / ".git/index").write_bytes(b"damaged")
+    with pytest.raises(UsageError, match="git ls-files failed: fatal: "):
+        select(root)
+    without_git(tmp_path, monkeypatch, "kill -9 $$")
+    with pytest.raises(UsageError, match="git rev-parse failed: exit code "):
+        select(root)
+
+
+# ---- without a repository -------------------------------------------------------------------------------------------
+
+PLAIN = ("a.py", "src/b.py", "src/deep/c", "data/x.bin", "venv.txt", "old.git/x", ".environment", "env/readme")
+DEFAULTS = {
+    ".env": "secrets",
+    ".env.local": "secrets",
+    "src/.env": "secrets",
+    "my-env/": "virtual environment",
+    "conda/": "virtual environment",
+    "src/__pycache__/": "cache",
+    ".mypy_cache/": "cache",
+    ".pytest_cache/": "cache",
+    ".ruff_cache/": "cache",
+    ".ipynb_checkpoints/": "cache",
+    ".tox/": "cache",
+    ".nox/": "cache",
+    "web/": "cache",
+    "p.egg-info/": "cache",
+}
+
+
+def write_plain(folder: Path) -> Path:
+    write_files(folder, *PLAIN, ".hg/x", "src/.svn/x", "my-env/pyvenv.cfg", "my-env/lib/x.py", "conda/lib/x")
+    write_files(folder, "conda/conda-meta/history", "web/node_modules/x/index.js", "src/.git")
+    write_files(folder, *(name for name, reason in DEFAULTS.items() if reason == "secrets"))
+    write_files(folder, *(f"{name}x" for name, reason in DEFAULTS.items() if reason == "cache" and name != "web/"))
+    return folder
+
+
+def test_a_directory_without_a_repository_is_sent_less_the_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_plain(tmp_path / "r")
+    with_git = select(root)
+    assert with_git.paths == tuple(sorted(PLAIN))
+    assert reasons(with_git) == DEFAULTS
+    assert with_git.ignored_folders == ("conda", "my-env")
+    assert not with_git.is_repository
+    without_git(tmp_path, monkeypatch)
+    assert select(root) == with_git
+    assert find_root(root) == root
+    (root / ".launchignore").write_text("*.bin\n")
+    with pytest.raises(UsageError) as raised:
+        select(root)
+    assert raised.value.message == f"{root}/.launchignore needs git, which is not installed"
+    assert raised.value.fix == "install git on this machine, or remove .launchignore"
+
+
+def test_a_mac_without_developer_tools_has_no_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(tmp_path, "r/a.py")
+    without_git(tmp_path, monkeypatch, "echo 'xcrun: error: invalid active developer path' >&2; exit 1")
+    assert select(tmp_path / "r").paths == ("a.py",)
+
+
+def test_launchignore_has_the_last_word_without_a_repository_too(tmp_path: Path) -> None:
+    root = write_plain(tmp_path / "r")
+    make_repository(root / "cloned", "n.py", "drop.py", ignore="*.log\n")
+    write_files(root, "cloned/x.log")
+    lines = "*.bin\n!/.env\n!my-env/\n!node_modules/\n/src/deep\n/cloned/drop.py\n"
+    (root / ".launchignore").write_text(lines)
+    found = select(root)
+    added = {
+        ".launchignore", ".env", "my-env/pyvenv.cfg", "my-env/lib/x.py", "web/node_modules/x/index.js",
+        "cloned/n.py", "cloned/x.log", "cloned/.gitignore",
+    }  # fmt: skip
+    assert set(found.paths) == {*PLAIN, *added} - {"data/x.bin", "src/deep/c"}
+    gone = {".env", "my-env/", "web/"}
+    assert reasons(found) == {name: reason for name, reason in DEFAULTS.items() if name not in gone} | {
+        "data/": ".launchignore",
+        "src/deep/": ".launchignore",
+        "cloned/drop.py": ".launchignore",
+    }
+    assert (found.warnings, found.is_repository) == ((), False)
+
+
+# ---- everywhere -----------------------------------------------------------------------------------------------------
+
+
+def test_what_stays_is_left_out_with_everything_below_it(tmp_path: Path) -> None:
+    root = make_repository(tmp_path / "r", "a.py", "logs/tracked", "logs2/x", "deep/logs/y", ignore="*.log\n")
+    write_files(root, "logs/run/new", "logs/x.log")
+    make_repository(root / "logs/nested", "n")
+    write_files(tmp_path, "elsewhere/")
+    (root / "linked").symlink_to(tmp_path / "elsewhere")
+    staying = [root / "logs", root / "deep/../linked", root / "missing", tmp_path / "elsewhere", root, tmp_path]
+    found = select(root, staying=staying)
+    assert found.paths == (".gitignore", "a.py", "deep/logs/y", "logs2/x")
+    assert reasons(found) == {"linked/": "logs", "logs/": "logs"}
+    assert (found.ignored_folders, found.warnings) == ((), ())
+    (tmp_path / "alias").symlink_to(root)
+    assert select(tmp_path / "alias", staying=[tmp_path / "alias/logs", root / "linked"]).paths == found.paths
+    assert "logs/tracked" in select(root).paths
+
+
+def test_links_are_sent_if_they_lead_to_what_is_sent(tmp_path: Path) -> None:
+    root = make_repository(tmp_path / "r", "a.py", "d/x", "d/e/y", ignore="data/\nignored.py\n")
+    write_files(root, "data/x", "ignored.py")
+    write_files(tmp_path, "outside")
+    links = {
+        "ok_file": "a.py",
+        "d/ok_up": "../a.py",
+        "ok_folder": "d/e",
+        "ok_through": "ok_folder/y",
+        "ok_root": "d/..",
+        "d/ok_chain": "../ok_through",
+        "ok_dot": "./d//e/.",
+        "only/links": "../a.py",
+        "to_links": "only/links",
+        "bad_absolute": str(root / "a.py"),
+        "bad_outside": "../outside",
+        "bad_back": "../r/a.py",
+        "bad_missing": "nothing",
+        "bad_ignored": "ignored.py",
+        "bad_data": "data/x",
+        "bad_git": ".git/config",
+        "bad_chain": "bad_outside",
+        "bad_after_chain": "bad_chain",
+        "bad_deep": "ok_root/../outside",
+        "bad_file": "a.py/../a.py",
+        "bad_cycle": "bad_cycle",
+        "bad\n\udcff": "nothing",
+    }
+    for name, target in links.items():
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).symlink_to(target)
+    found = select(root)
+    good = {name for name in links if "bad" not in name}
+    assert set(found.paths) == {".gitignore", "a.py", "d/x", "d/e/y", *good}
+    assert found.warnings == (
+        "13 symbolic links not sent, because they lead to nothing that is sent: "
+        f"'bad\\n\\udcff -> nothing', bad_absolute -> {root}/a.py, bad_after_chain -> bad_chain and 10 more; "
+        "fix: use absolute paths instead, and leave the links out with .launchignore",
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        ("a/Model.py", "a/model.py", "a/Model.py and a/model.py differ only in case"),
+        ("A/x", "a/y", "A and a differ only in case"),
+        ("b/\u00c9/x", "b/\u00e9/y", "b/\u00c9 and b/\u00e9 differ only in case"),
+        ("caf\u00e9", "cafe\u0301", "cafe\u0301 and caf\u00e9 differ only in the form of their letters"),
+        ("L", "l/x", "L and l differ only in case"),
+    ],
+)
+def test_two_names_that_are_one_on_some_disks_are_refused(tmp_path: Path, one: str, other: str, words: str) -> None:
+    write_files(tmp_path, f"r/{one}", f"r/{other}", "r/fine")
+    if len([*(tmp_path / "r").rglob("*")]) < 3:
+        pytest.skip("this disk keeps only one of the names; run the tests in a directory that keeps both")
+    with pytest.raises(UsageError, match="some disks keep only one") as raised:
+        select(tmp_path / "r")
+    assert raised.value.message.startswith(words)
+    (tmp_path / "r/.launchignore").write_text(f"/{other}\n")
+    assert len(select(tmp_path / "r").paths) == 3
+
+
+@pytest.fixture
+def folder_of_nobody() -> Iterator[Path]:
+    """Be a user whom permissions bind, in a directory of that user."""
+    folder = Path(tempfile.mkdtemp(prefix="launch-test-"))
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.chown(folder, NOBODY, NOBODY)
+        os.seteuid(NOBODY)
+    yield folder
+    if is_root:
+        os.seteuid(0)
+    shutil.rmtree(folder)
+
+
+def test_what_cannot_be_read_is_an_error_and_not_skipped(folder_of_nobody: Path) -> None:
+    root = make_repository(folder_of_nobody / "r", "tracked/x", ignore="ignored/\n")
+    write_files(root, "shut/x", "ignored/x")
+    (root / "ignored").chmod(0)
+    (root / "shut").chmod(0)
+    with pytest.raises(UsageError, match="git can't open the directory shut/: Permission denied") as raised:
+        select(root)
+    assert raised.value.fix == "leave it out with .gitignore or .launchignore, or make it readable"
+    (root / ".launchignore").write_text("shut\n")
+    assert select(root).paths == (".gitignore", ".launchignore", "tracked/x")
+    (root / "tracked").chmod(0o400)
+    with pytest.raises(UsageError, match="tracked/x can't be read: Permission denied"):
+        select(root)
+    shutil.rmtree(root / ".git")
+    (root / ".launchignore").unlink()
+    with pytest.raises(UsageError, match=r"can't open the directory .*: Permission denied"):
+        select(root)
+    write_files(root, "keep")
+    (root / ".launchignore").write_text("shut\n/tracked\n")
+    with pytest.raises(UsageError, match="git can't open the directory ignored/: Permission denied"):
+        select(root)
+    (root / ".launchignore").write_text("shut\n/tracked\nignored/\n")
+    assert select(root).paths == (".gitignore", ".launchignore", "keep")
+    for name in ("ignored", "shut", "tracked"):
+        (root / name).chmod(0o700)
+
+
+def test_sizes_are_counted_while_there_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_repository(tmp_path / "r", "a.py", ignore="data/\n*.log\n")
+    write_files(root, *(f"data/{number:04}" for number in range(200)), "x.log")
+    assert select(root).left_out == (LeftOut("data/", "git-ignored", 200 * 9), LeftOut("x.log", "git-ignored", 5))
+    monkeypatch.setattr(left_out, "MEASURE_S", 0.0)
+    assert select(root).left_out == (LeftOut("data/", "git-ignored"), LeftOut("x.log", "git-ignored", 5))
+    seen = iter(range(1_000_000))
+    monkeypatch.setattr(left_out.time, "monotonic", lambda: next(seen))
+    monkeypatch.setattr(left_out, "MEASURE_S", 100)
+    assert select(root).left_out[0] == LeftOut("data/", "git-ignored", 100 * 9, is_partial=True)

@@ -1,0 +1,168 @@
+"""The content of what is sent: each file as it was at one moment, whatever happens to it meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from machines.repositories import make_repository, write_files
+
+from launcher.errors import UsageError
+from launcher.node.trees import listing
+from launcher.node.trees.listing import FILE, LINK, PROGRAM, Entry
+from launcher.sync.left_out import LeftOut
+from launcher.sync.selection import Selection, select
+from launcher.sync.snapshot import take_snapshot
+from launcher.sync.words import describe, describe_left_out, refuse_large
+
+_read = os.read
+
+
+def hash_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_a_snapshot_lists_every_file_with_its_hash(tmp_path: Path) -> None:
+    root = make_repository(tmp_path / "r", "a.py", "run.sh", "d/b\udcff\n")
+    large = os.urandom(1 << 20) * 2 + b"end"
+    (root / "large").write_bytes(large)
+    (root / "empty").write_bytes(b"")
+    (root / "run.sh").chmod(0o744)
+    (root / "a.py").chmod(0o655)  # executable, but not for its owner
+    (root / "d/link").symlink_to("../a.py")
+    found = take_snapshot(select(root))
+    assert found.entries == (
+        Entry("a.py", FILE, 4, hash_of(b"a.py")),
+        Entry("d/b\udcff\n", FILE, 5, hash_of(b"d/b\xff\n")),
+        Entry("d/link", LINK, 0, "../a.py"),
+        Entry("empty", FILE, 0, hash_of(b"")),
+        Entry("large", FILE, len(large), hash_of(large)),
+        Entry("run.sh", PROGRAM, 6, hash_of(b"run.sh")),
+    )
+    assert found.listing == listing.encode(found.entries)
+    assert listing.decode(found.listing) == list(found.entries)
+    assert found.hash == listing.hash_listing(found.listing)
+    assert (found.root, found.bytes_in_all, found.files, found.warnings) == (root, len(large) + 15, 6, ())
+    assert describe(found) == "6 files, 2.1 MB"
+    (root / "a.py").chmod(0o755)
+    assert take_snapshot(select(root)).hash != found.hash
+
+
+def test_what_is_replaced_after_the_selection_does_no_harm(tmp_path: Path) -> None:
+    names = ("a", "gone", "now_fifo", "now_folder", "now_link_inside", "gone_folder/x", "linked/x")
+    root = make_repository(tmp_path / "r", *names)
+    (root / "link").symlink_to("a")
+    (root / "link_gone").symlink_to("a")
+    selection = select(root)
+    for name in ("gone", "now_fifo", "now_folder", "now_link_inside", "gone_folder/x", "link", "link_gone"):
+        (root / name).unlink()
+    os.mkfifo(root / "now_fifo")
+    (root / "now_folder").mkdir()
+    (root / "now_link_inside").symlink_to("a")
+    (root / "gone_folder").rmdir()
+    write_files(root, "gone_folder", "link")
+    assert [(entry.path, entry.kind) for entry in take_snapshot(selection).entries] == [
+        ("a", FILE), ("link", FILE), ("linked/x", FILE), ("now_link_inside", LINK),
+    ]  # fmt: skip
+    (root / "a").unlink()
+    (root / "a").symlink_to("/etc/passwd")
+    with pytest.raises(UsageError, match="/a changes while launch reads it"):
+        take_snapshot(selection)
+
+
+@pytest.mark.parametrize("change", ["longer", "shorter", "touched"])
+@pytest.mark.parametrize("times", [2, 3])
+def test_a_file_that_changes_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, times: int
+) -> None:
+    root = make_repository(tmp_path / "r", "a", "log.txt")
+    (root / "log.txt").write_bytes(b"x" * 100)
+    changes = iter(range(times))
+
+    def read_beside_a_writer(descriptor: int, size: int) -> bytes:
+        """Read while another program writes: the file is shorter just before, or another one a moment later."""
+        is_due = size > 50 and next(changes, None) is not None
+        if is_due and change == "shorter":
+            os.truncate(root / "log.txt", size - 9)
+        data = _read(descriptor, size)
+        if is_due and change == "longer":
+            (root / "log.txt").write_bytes(b"x" * (size + 9))
+        elif is_due and change == "touched":
+            before = os.fstat(descriptor)
+            os.utime(root / "log.txt", ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+        return data
+
+    selection = select(root)
+    monkeypatch.setattr(os, "read", read_beside_a_writer)
+    if times < 3:
+        now = take_snapshot(selection).entries[1]
+        assert (now.size, now.content) == (
+            (root / "log.txt").stat().st_size, hash_of((root / "log.txt").read_bytes()),
+        )  # fmt: skip
+    else:
+        with pytest.raises(UsageError) as raised:
+            take_snapshot(selection)
+        assert raised.value.message == f"{root}/log.txt changes while launch reads it"
+        assert raised.value.fix == "launch again when nothing writes to it, or leave it out with .launchignore"
+
+
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_repository(tmp_path / "r", "a", "b")
+    selection = select(root)
+
+    def fail(*args: object) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    if os.geteuid() != 0:
+        (root / "b").chmod(0)
+        with pytest.raises(UsageError, match="/b can't be read: Permission denied"):
+            take_snapshot(selection)
+    monkeypatch.setattr(os, "read", fail)
+    with pytest.raises(UsageError, match="/a can't be read: Input/output error") as raised:
+        take_snapshot(selection)
+    assert raised.value.fix == "make it readable, or leave it out with .launchignore"
+
+
+def test_pointers_of_git_lfs_are_named(tmp_path: Path) -> None:
+    root = make_repository(tmp_path / "r", "a.py")
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 9\n"
+    for name in "wxyz":
+        (root / name).write_bytes(pointer)
+    (root / "no_pointer").write_bytes(pointer + b"x" * 100)
+    found = take_snapshot(select(root))
+    assert found.warnings == (
+        "4 files of Git LFS sent as pointers, without their content: w, x, y and 1 more; fix: git lfs pull",
+    )
+    assert found.files == 6
+
+
+def selection_of(sizes: dict[str, int], *left_out: LeftOut) -> Selection:
+    return Selection(Path("/r"), tuple(sizes), tuple(sizes.values()), left_out, (), (), is_repository=True)
+
+
+def test_too_much_is_refused_by_what_is_largest() -> None:
+    sizes = {"data/a": 300, "data/b": 400, "data/c": 200, "d/e/w.bin": 800, "d/x": 1, "m": 100, "n": 50}
+    selection = selection_of({name: size * 1_000_000 for name, size in sizes.items()})
+    refuse_large(selection, 1_851_000_000)
+    with pytest.raises(UsageError) as raised:
+        refuse_large(selection, 1_850_999_999)
+    assert raised.value.message == ("/r has 1.9 GB to send, more than 1.9 GB: data/ 900 MB, d/e/w.bin 800 MB, m 100 MB")
+    assert raised.value.fix == "leave them out with .gitignore or .launchignore, or pass --sync-limit SIZE"
+
+
+def test_what_is_left_out_is_described_by_its_reasons() -> None:
+    few = (
+        LeftOut(".env", "secrets", 61),
+        LeftOut(".venv/", "git-ignored"),
+        LeftOut("data/", "git-ignored", 41_000_000_000),
+        LeftOut("src/__pycache__/", "cache"),
+    )
+    assert describe_left_out(selection_of({}, *few)) == "data/ 41 GB, .venv/ (git-ignored); .env (secrets)"
+    many = [LeftOut(f"f{number}", "git-ignored", number * 1_000_000) for number in range(11)]
+    partial = LeftOut("new\nline/", ".launchignore", 9_500_000, is_partial=True)
+    assert describe_left_out(selection_of({}, *many, partial)) == (
+        "f10 10 MB, f9 9.0 MB, f8 8.0 MB, f7 7.0 MB (git-ignored); 'new\\nline/' over 9.5 MB (.launchignore) and 7 more"
+    )
+    assert describe_left_out(selection_of({})) == ""
