@@ -7,14 +7,16 @@ import os
 import shutil
 import sys
 import time
+from pathlib import Path
 
 import click
 
 from launcher.cli.help import Command
-from launcher.cli.job_request import read_job
-from launcher.cli.option_groups import HostChoice, JobRequest, TransportOptions, gather
-from launcher.cli.options import config_option, host_options, job_options, reach_options
+from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
+from launcher.cli.option_groups import HostChoice, JobRequest, SyncOptions, TransportOptions, gather
+from launcher.cli.options import config_option, host_options, job_options, reach_options, sync_options
 from launcher.cli.selection import choose_opener, read_hosts
+from launcher.cli.tree_request import add_tree
 
 
 @click.command("check", cls=Command, context_settings={"allow_interspersed_args": False})
@@ -23,12 +25,14 @@ from launcher.cli.selection import choose_opener, read_hosts
 @job_options
 @click.option("--master-addr", metavar="ADDR", help="Address of node 0.  [default: addr=, or the SSH address]")
 @reach_options
+@sync_options
 @click.option("--json", "as_json", is_flag=True, help="Print all facts and findings as one JSON object.")
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
 @gather
 def command(
-    *, words: tuple[str, ...], as_json: bool, choice: HostChoice, request: JobRequest, transport: TransportOptions
-) -> int:
+    *, words: tuple[str, ...], as_json: bool, choice: HostChoice, request: JobRequest, transport: TransportOptions,
+    sync: SyncOptions,
+) -> int:  # fmt: skip
     """Check the hosts without starting a run: compare them and show how they differ.
 
     With SCRIPT, also compare its presence and contents. The exit code is 0 if nothing would break a run. In a Slurm
@@ -43,9 +47,11 @@ def command(
     from launcher.output.view import look_here
     from launcher.runs.inspection import Inspection
     from launcher.session.signals import Interrupted
+    from launcher.sync.contents import Contents
 
     hosts = read_hosts(choice)
     job = read_job(request, words, hosts)
+    job = add_tree(job, sync, resolve_workdir(request.workdir), local_workdir(words), Path("logs"))
     open_transport = choose_opener(transport, hosts, env=job.env, python=job.python, silence_s=job.silence_s)
     console = Console(hosts, look_here(os.environ), as_json=as_json, is_patient=True)
 
@@ -53,8 +59,9 @@ def command(
         run_id = time.strftime("check-%Y%m%d-%H%M%S")
         outputs = console.outputs(hosts, None)
         session = make_session(make_terms(job, run_id), hosts, open_transport(hosts, console.say), outputs, console)
+        contents = Contents(job.tree.root, os.environ) if job.tree is not None else None
         incidents = open_incident_log().describe([host.name for host in hosts], time.time())
-        return await check.check(job, session, candidate_pythons(job, sys.executable), incidents)
+        return await check.check(job, session, candidate_pythons(job, sys.executable), incidents, contents)
 
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     try:

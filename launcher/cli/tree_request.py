@@ -56,7 +56,10 @@ def read_tree(options: SyncOptions, workdir: str | None, place: Path, log_dir: P
     here = str(selection.root)
     base = workdir or here
     live = tuple(dict.fromkeys(path for path in (here, str(root), base) if not path.startswith("~")))
-    links = {name: Link(name, f"{base.rstrip('/')}/{name}", may_make=True) for name in selection.ignored_folders}
+    links = {
+        name: Link(name, f"{base.rstrip('/')}/{name}", may_make=True, is_filled=_is_data(selection.root / name))
+        for name in selection.ignored_folders
+    }
     paths = frozenset(entry.path for entry in snapshot.entries)
     links |= {link.name: link for link in _read_links(options.link, paths)}
     tree = Tree(
@@ -66,6 +69,12 @@ def read_tree(options: SyncOptions, workdir: str | None, place: Path, log_dir: P
         left_out=describe_left_out(selection),
     )  # fmt: skip
     return tree, paths
+
+
+def _is_data(folder: Path) -> bool:
+    """Tell whether the hosts may need what is in an ignored directory, which isn't sent."""
+    is_environment = (folder / "pyvenv.cfg").exists() or (folder / "conda-meta").exists()
+    return folder.name != _OUTPUTS and not is_environment and next(folder.iterdir(), None) is not None
 
 
 def _read_links(texts: Sequence[str], sent: Collection[str]) -> list[Link]:

@@ -15,6 +15,7 @@ from launcher.preflight.summary import common_traits
 from launcher.runs.inspection import Inspection, Inspector
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
+from launcher.sync.contents import Contents
 from launcher.wording import count, duration
 
 _WIDTH = 120  # if the output is no terminal
@@ -22,14 +23,17 @@ _TEXT_WIDTH = 70
 _ON_ALL = "on all"
 
 
-async def check(job: Job, session: Session, pythons: Sequence[str], incidents: Mapping[str, str]) -> Inspection:
+async def check(
+    job: Job, session: Session, pythons: Sequence[str], incidents: Mapping[str, str], contents: Contents | None = None
+) -> Inspection:
     """Inspect all hosts and disconnect; at a signal, report which have failed so far and raise Interrupted.
 
-    incidents: what went wrong with hosts in earlier runs.
+    incidents: what went wrong with hosts in earlier runs; contents: of the job's tree, if it has one.
     """
     with session.catch_signals():
         try:
-            return await Inspector(job, session, pythons, with_checks=True, incidents=incidents).ask()
+            inspector = Inspector(job, session, pythons, with_checks=True, incidents=incidents, contents=contents)
+            return await inspector.ask()
         except Interrupted:
             session.say_failures()
             raise

@@ -14,6 +14,7 @@ class Link:
     name: str  # below the root of the tree
     target: str  # absolute, or from the host's `~`
     may_make: bool  # or it is an error if the target is missing
+    is_filled: bool = False  # there are files in it on the launch host
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,7 +249,7 @@ class Delivery:
                 problems.append(Finding((name,), self._describe_difference(node.answer), _CACHE_FIX))
             else:
                 paths[index] = node.answer.fields["path"]
-                warnings += _find_warnings(name, node.answer)
+                warnings += self._find_warnings(name, node.answer)
         if problems:
             folded = fold(problems)
             names = dict.fromkeys(name for problem in folded for name in problem.hosts)
@@ -260,16 +260,20 @@ class Delivery:
         names = _name_some(answer.fields["wrong"])
         return f"its copy of {names} differs" if names else f"its code isn't {self._tree.name}"
 
-
-def _find_warnings(host: str, answer: Event) -> Iterator[Finding]:
-    fields = answer.fields
-    if fields["repaired"]:
-        names = _name_some(fields["repaired"])
-        yield Finding((host,), f"{names} had changed in the run's directory, and was sent again", "", WARNING)
-    if fields["extras"]:
-        names = _name_some(fields["extras"])
-        text = f"{names} was not sent, but is in the run's directory, where it can be imported"
-        yield Finding((host,), text, "", WARNING)
+    def _find_warnings(self, host: str, answer: Event) -> Iterator[Finding]:
+        fields = answer.fields
+        if fields["repaired"]:
+            text = f"{_name_some(fields['repaired'])} had changed in the run's directory, and was replaced"
+            yield Finding((host,), text, "", WARNING)
+        if fields["extras"]:
+            text = f"{_name_some(fields['extras'])} was not sent, but is in the run's directory and can be imported"
+            yield Finding((host,), text, "", WARNING)
+        for link in self._tree.links:
+            if link.is_filled and link.name in fields["empty"]:
+                fix = f"copy the files there, or link another directory: --link {link.name}=DIR"
+                yield Finding(
+                    (host,), f"{link.target} is empty; here {link.name}/ has files that aren't sent", fix, WARNING
+                )
 
 
 def _name_some(paths: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from launcher.job.tree import Tree
 from launcher.sync.candidates import CACHE
 from launcher.sync.left_out import LeftOut
 from launcher.sync.names import shown
-from launcher.sync.selection import Selection
+from launcher.sync.selection import STAYING, Selection
 from launcher.sync.snapshot import Snapshot
 from launcher.wording import count, size
 
@@ -26,8 +26,8 @@ def describe(snapshot: Snapshot) -> str:
 
 
 def describe_left_out(selection: Selection) -> str:
-    """Return `data/ 41 GB, .venv/ (git-ignored); .env (secrets)`, the largest first; caches aren't worth a word."""
-    found = [each for each in selection.left_out if each.reason != CACHE]
+    """Return `data/ 41 GB, .venv/ (git-ignored); .env (secrets)`, the largest first, without caches and logs."""
+    found = [each for each in selection.left_out if each.reason not in (CACHE, STAYING)]
     ordered = sorted(found, key=lambda each: -(each.size_bytes or 0))
     groups: dict[str, list[str]] = {}
     for each in ordered[:_MOST_NAMES]:

@@ -132,8 +132,8 @@ class Store:
             target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
             try:
                 if not (entry.size > PIECE_BYTES and self._clone(source, target)):
-                    while os.sendfile(target, source, None, PIECE_BYTES):
-                        pass
+                    while data := os.read(source, PIECE_BYTES):
+                        _write_all(target, data)
             finally:
                 os.close(target)
         finally:
@@ -148,6 +148,12 @@ class Store:
         except OSError:
             self._clones = False
         return self._clones
+
+
+def _write_all(fd: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 def _remove_older(path: str, limit: float) -> None:
@@ -173,10 +179,8 @@ class Arrival:
     def write(self, data: bytes | memoryview) -> None:
         """Append a piece; raise OSError, after which nothing of the file is left."""
         self._hash.update(data)
-        view = memoryview(data)
         try:
-            while view:
-                view = view[os.write(self._fd, view) :]
+            _write_all(self._fd, data)
         except OSError:
             self.abandon()
             raise
