@@ -53,6 +53,8 @@ def measure(root: Path, reasons: Mapping[str, str]) -> tuple[LeftOut, ...]:
 
 def _measure(path: Path, deadline: float) -> tuple[int | None, bool]:
     """Return the size of a file, or of all files below a directory, and whether there is more."""
+    if time.monotonic() > deadline:
+        return None, False
     try:
         found = path.lstat()
     except OSError:
