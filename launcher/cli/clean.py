@@ -16,7 +16,9 @@ from launcher.cli.selection import choose_opener, read_hosts
 
 if TYPE_CHECKING:
     from launcher.commands.clean import Cleaning
+    from launcher.commands.clean_code import CodeCleaning
     from launcher.output.console import Console
+    from launcher.session.session import Session
 
 
 @click.command("clean", cls=Command)
@@ -25,11 +27,13 @@ if TYPE_CHECKING:
 @reach_options
 @life_options
 @click.option("--python", metavar="PATH", help="Python 3.8 or newer for launch's helper.  [default: python3]")
+@click.option("--code", is_flag=True, help="Instead, remove the code that --sync has sent for runs that are over.")
 @click.option("--dry-run", is_flag=True, help="Only list what would be stopped and removed.")
 @gather
 def command(
-    *, python: str | None, dry_run: bool, choice: HostChoice, transport: TransportOptions, timeouts: Timeouts
-) -> int:
+    *, python: str | None, code: bool, dry_run: bool, choice: HostChoice, transport: TransportOptions,
+    timeouts: Timeouts,
+) -> int:  # fmt: skip
     """List, stop and remove what your earlier runs left on the hosts.
 
     Leftovers are processes of a run whose helper on the host is gone, and directories of runs that are over, for
@@ -40,7 +44,9 @@ def command(
     """
     from launcher.cli.runner import make_session, read_terms
     from launcher.commands.clean import clean
+    from launcher.commands.clean_code import clean_code, cleaning_lines
     from launcher.errors import EXIT_SIGNAL_BASE
+    from launcher.hosts.unreachable import failure_lines
     from launcher.output.console import Console
     from launcher.output.view import look_here
     from launcher.session.signals import Interrupted
@@ -49,12 +55,22 @@ def command(
     open_transport = choose_opener(transport, hosts, env={}, python=python, silence_s=timeouts.silence_s)
     console = Console(hosts, look_here(os.environ), is_patient=True)
 
-    async def execute() -> Cleaning:
+    def connect() -> Session:
         terms = read_terms(timeouts, time.strftime("clean-%Y%m%d-%H%M%S"), python)
-        session = make_session(terms, hosts, open_transport(hosts, console.say), console.outputs(hosts, None), console)
-        return await clean(session, console.say, is_dry=dry_run)
+        return make_session(terms, hosts, open_transport(hosts, console.say), console.outputs(hosts, None), console)
+
+    async def execute() -> Cleaning:
+        return await clean(connect(), console.say, is_dry=dry_run)
+
+    async def execute_on_code() -> CodeCleaning:
+        return await clean_code(connect(), is_dry=dry_run)
 
     try:
+        if code:
+            removed = asyncio.run(execute_on_code())
+            for line in [*cleaning_lines(removed, is_dry=dry_run), *failure_lines(removed.failures)]:
+                console.say(line)
+            return removed.exit_code
         done = asyncio.run(execute())
         _report(console, done, is_dry=dry_run)
         return done.exit_code

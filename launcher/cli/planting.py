@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,23 +16,27 @@ from launcher.cli.detachment import HINTS
 from launcher.cli.error_lines import tell, tell_lost
 from launcher.cli.option_groups import OutputOptions, TransportOptions
 from launcher.cli.run_origin import describe_origin
-from launcher.cli.runner import make_console, with_trainer_command
+from launcher.cli.runner import make_console, make_session, make_terms, with_trainer_command
 from launcher.cli.state_directory import open_planted_runs
 from launcher.clock import wall_clock
+from launcher.commands.sync import sync
 from launcher.controller import requests
 from launcher.controller.planted_runs import PlantedRun, Way
 from launcher.controller.planting import Planting
 from launcher.controller.remote_launcher import RemoteLauncher
-from launcher.errors import EXIT_PREFLIGHT, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, UsageError
+from launcher.errors import EXIT_PREFLIGHT, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, UnreachableError, UsageError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.job import Job
+from launcher.job.tree import Tree
 from launcher.output.console import dated
 from launcher.output.view import look_here
 from launcher.runs.code_version import ask_code_version
 from launcher.runs.run import Opener
 from launcher.runs.run_options import RunOptions
+from launcher.session.signals import Interrupted
 from launcher.session.terms import loader_pythons
+from launcher.sync.contents import Contents
 from launcher.transports.agents.credentials import make_credentials
 from launcher.transports.base import Transport, TransportError
 
@@ -52,6 +57,10 @@ def run_planted(
         {**describe_origin(output), "git": ask_code_version(job)}, make_credentials(len(everyone)),
         output.quiet, output.as_json, output.notify,
     )  # fmt: skip
+    if job.tree is not None:
+        stopped = _send_code(job, job.tree, controller, open_transport((controller,), _say_nothing), output)
+        if stopped:
+            return stopped
     planting = Planting(controller, request, transport, loader_pythons(job.python), look_here(os.environ))
     try:
         run_id = _gather(planting, everyone, output)
@@ -72,6 +81,29 @@ def run_planted(
     if code is not None:
         return code
     return _leave(planted, controller, everyone, open_transport((controller,), _say_nothing), job, output)
+
+
+def _send_code(job: Job, tree: Tree, controller: Host, transport: Transport, output: OutputOptions) -> int:
+    """Bring the code to the controller's host, from which all hosts get it; return the exit code of a signal, or 0."""
+    console = make_console([controller], replace(output, as_json=False))
+
+    async def execute() -> None:
+        terms = make_terms(job, time.strftime("sync-%Y%m%d-%H%M%S"))
+        session = make_session(terms, [controller], transport, console.outputs([controller], None), console)
+        try:
+            await sync(session, replace(tree, links=()), Contents(tree.root, os.environ), is_check=False)
+        finally:
+            if failures := session.failures():
+                raise UnreachableError(failures)
+
+    try:
+        asyncio.run(execute())
+        return 0
+    except Interrupted as interruption:
+        console.say("launch: stopped by you; nothing was started")
+        return EXIT_SIGNAL_BASE + interruption.number
+    finally:
+        console.close()
 
 
 def _gather(planting: Planting, hosts: Sequence[Host], output: OutputOptions) -> str:

@@ -10,6 +10,7 @@ In reading order:
     sync          send the code to all hosts, or compare it
     check         run every check, but no training, and show a table
     clean         list and stop what earlier runs left behind
+    clean_code    remove the code that runs have left
     exec          run a plain command on every host
     plots         draw results of test-distributed as pictures
     demo_hosts    SSH hosts on loopback, for `launch demo`

@@ -54,6 +54,7 @@ SHARED = "shared"
 WANTED = "wanted"  # what of the code is missing: its listing, or files, as one bit of the payload for each entry
 PLACED = "placed"  # the code is in the run's directory
 UNPLACED = "unplaced"  # it can't be
+PRUNED = "pruned"  # the code of runs that have ended was removed
 STARTED = "started"
 OUTPUT = "output"
 EXIT = "exit"

@@ -21,7 +21,7 @@ _ANSWERS = {
     messages.LISTING: messages.WANTED, messages.PIECE: messages.TOOK,
     messages.LOOK: messages.SEEN, messages.SHARE: messages.SHARED, messages.RAS: messages.RAS_STATUS,
 }  # fmt: skip
-_OF_TREE = (messages.WANTED, messages.PLACED, messages.UNPLACED)  # the answers to a `tree` in PREPARE
+_OF_TREE = (messages.WANTED, messages.PLACED, messages.UNPLACED, messages.PRUNED)  # the answers to a `tree` in PREPARE
 # What may come before the run's directory there is known.
 _BEFORE_HELLO = (messages.HELLO, messages.BEAT, messages.FAILED, messages.CENSUS)
 _GUARDIAN_SAYS = (messages.FAILED, messages.CENSUS, messages.BEAT)

@@ -68,6 +68,10 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 32
 
 
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+
+
 def _is_file_count_or_none(value: Any) -> bool:
     return value is None or (_is_count(value) and value <= messages.MAX_FILES)
 
@@ -171,6 +175,7 @@ _FORMS: Mapping[str, Mapping[str, _Test]] = {
     messages.PLACED: {"path": _is_text, "hash": _is_text,
                       **dict.fromkeys(("wrong", "extras", "repaired", "empty"), _are_few_texts)},
     messages.UNPLACED: {"text": _is_text},
+    messages.PRUNED: {"runs": _is_count, "bytes": _is_size, "left": _are_few_texts},
     messages.STARTED: {"local_rank": _is_local_rank, "pid": _is_count},
     messages.OUTPUT: {"local_rank": _is_local_rank_or_none, "stream": _is_stream},
     messages.EXIT: {"local_rank": _is_local_rank, "age_s": _is_age, "oom": _is_certainty_or_none, **_ENDING},

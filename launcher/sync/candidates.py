@@ -103,11 +103,25 @@ def _list_repository(folder: Path, place: Repository, patterns: Sequence[str]) -
         if facts.startswith(_SKIPPED):
             found.sparse.add(name)
     others = list_names(folder, "ls-files", "-z", "-o", "--exclude-standard", *excludes)
+    left_out = _find_untracked_defaults(others)
+    found.left_out.update(left_out)
+    others = [name for name in others if not any(f"{above}/" in left_out for above in parents(name.rstrip("/")))]
     found.names.update(name for name in others if not name.endswith("/"))
     found.nested.update(name.rstrip("/") for name in others if name.endswith("/"))
     found.left_out.update(_list_ignored(folder, excludes))
     for name in submodules:
         _add_submodule(found, folder, name, patterns)
+    return found
+
+
+def _find_untracked_defaults(names: Sequence[str]) -> dict[str, str]:
+    """Return the caches and virtual environments among untracked files: without a .gitignore git would send them."""
+    found = {}
+    for name in names:
+        above = list(parents(name.rstrip("/")))
+        found.update({f"{folder}/": CACHE for folder in above if classify(f"{folder}/") == CACHE})
+        if above and name.rpartition("/")[2] == "pyvenv.cfg":
+            found[f"{name.rpartition('/')[0]}/"] = ENVIRONMENT
     return found
 
 

@@ -271,9 +271,8 @@ class Delivery:
         for link in self._tree.links:
             if link.is_filled and link.name in fields["empty"]:
                 fix = f"copy the files there, or link another directory: --link {link.name}=DIR"
-                yield Finding(
-                    (host,), f"{link.target} is empty; here {link.name}/ has files that aren't sent", fix, WARNING
-                )
+                text = f"{link.target} is empty; here {link.name}/ has files, which aren't sent"
+                yield Finding((host,), text, fix, WARNING)
 
 
 def _name_some(paths: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.sync.candidates import ENVIRONMENT, IGNORED, Candidates, find_candidates
-from launcher.sync.git import Repository, find_repository
+from launcher.sync.git import Absence, Repository, find_repository
 from launcher.sync.left_out import LeftOut, gather, measure
 from launcher.sync.links import find_useful_links
 from launcher.sync.names import listed_names, parents, refuse_clashes, shown
@@ -68,6 +68,7 @@ def select(root: Path, *, staying: Sequence[Path] = ()) -> Selection:
         raise UsageError(f"{shown(root)} is not a directory", "name the directory that contains the code")
     root = Path(os.path.realpath(root))
     place = find_repository(root)
+    _refuse_everything(root, place)
     found = find_candidates(root, place)
     kept_back = _find_below(root, staying)
     disk = _look(root, _without(found.names, kept_back))
@@ -83,6 +84,22 @@ def select(root: Path, *, staying: Sequence[Path] = ()) -> Selection:
         tuple(_find_warnings(found, kept_back, found.sparse & disk.missing, useless)),
         isinstance(place, Repository),
     )  # fmt: skip
+
+
+def _refuse_everything(root: Path, place: Repository | Absence) -> None:
+    """Raise UsageError for a home directory, or all of the disk, that is no repository: nobody means to send that."""
+    if not isinstance(place, Repository) and (root == Path(root.anchor) or root == _find_home()):
+        raise UsageError(
+            f"{shown(root)} would be sent as a whole, since it is no git repository",
+            "cd to the directory of the code, or name it: --sync=DIR",
+        )
+
+
+def _find_home() -> Path | None:
+    try:
+        return Path.home().resolve()
+    except RuntimeError:  # a user id without a name
+        return None
 
 
 def _find_below(root: Path, folders: Iterable[Path]) -> set[str]:

@@ -184,28 +184,37 @@ def abandon(folder: Folder) -> None:
     folder.unlock()
 
 
-def prune(store: Store, *, kept: int = KEPT) -> tuple[int, list[str]]:
-    """Remove the files of runs that have ended, but for the newest; return for how many, and what is left of them.
-
-    What is left are the directories in which something is that was not sent.
-    """
-    removed, left = 0, []
-    by_name: dict[str, list[Folder]] = {}
+def find_ended(store: Store) -> list[Folder]:
+    """Return the directories of runs that have ended and have something to remove, locked."""
+    found = []
     for folder in _find_folders(store, None):
+        if folder.lock(fcntl.LOCK_EX) and folder.read_entries():
+            found.append(folder)
+        else:
+            folder.unlock()
+    return found
+
+
+def prune(store: Store, *, kept: int = KEPT) -> list[str]:
+    """Remove the files of runs that have ended, but for the newest of each name.
+
+    Return the directories that are left, because something is in them that was not sent.
+    """
+    left = []
+    by_name: dict[str, list[Folder]] = {}
+    for folder in find_ended(store):
         by_name.setdefault(folder.name, []).append(folder)
-    for folders in by_name.values():
-        for folder in sorted(folders, key=_changed_at, reverse=True)[kept:]:
-            if folder.lock(fcntl.LOCK_EX):
-                is_gone, has_files = _remove_folder(folder)
-                removed += has_files
-                left += [] if is_gone else [folder.root]
+    for found in by_name.values():
+        for number, folder in enumerate(sorted(found, key=_changed_at, reverse=True)):
+            if number >= kept and not _remove_folder(folder):
+                left.append(folder.root)
             folder.unlock()
     _remove_unfinished(store)
-    return removed, left
+    return left
 
 
-def _remove_folder(folder: Folder) -> tuple[bool, bool]:
-    """Remove what was sent; return whether nothing is left, and whether there was something to remove."""
+def _remove_folder(folder: Folder) -> bool:
+    """Remove what was sent; return whether nothing is left."""
     entries = folder.read_entries()
     for name in folder.read_links():
         _remove_link(os.path.join(folder.root, name))
@@ -216,9 +225,9 @@ def _remove_folder(folder: Folder) -> tuple[bool, bool]:
         pass
     if os.path.lexists(folder.root):
         folder.write_listing(b"[]")
-        return False, bool(entries)
+        return False
     shutil.rmtree(folder.path, ignore_errors=True)
-    return True, True
+    return True
 
 
 def _remove_unfinished(store: Store) -> None:

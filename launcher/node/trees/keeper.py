@@ -42,7 +42,7 @@ class TreeKeeper:
         self._has_answered = False
 
     def start(self, wanted: Header, run: str, env: dict[str, str]) -> None:
-        """Start the process; `wanted`: the launcher's `tree`. Raise OSError if it can't be started."""
+        """Start the process; `wanted`: the launcher's `tree`, or `is_prune`. Raise OSError if it can't be started."""
         ours, theirs = socket.socketpair()
         try:
             if workers.fork() == 0:
@@ -98,7 +98,7 @@ class TreeKeeper:
         for header, payload in self._decoder.feed(data):
             fields = {name: value for name, value in header.items() if name not in ("type", "size")}
             self._send_queue.send(header["type"], payload, **fields)
-            if header["type"] in (messages.PLACED, messages.UNPLACED):
+            if header["type"] in (messages.PLACED, messages.UNPLACED, messages.PRUNED):
                 self._has_answered = True
             if header["type"] == messages.PLACED and header["path"] and not header["wrong"]:
                 self._on_placed(header["path"])

@@ -51,7 +51,10 @@ def work_and_exit(sock: socket.socket, wanted: Header, run: str, env: Mapping[st
         try:
             store = Store(find_base(env))
             store.make()
-            worker.work(store)
+            if wanted.get("is_prune"):
+                worker.prune(store, is_dry=wanted["is_dry"])
+            else:
+                worker.work(store)
         except OSError as error:
             place = error.filename or find_base(env)
             worker.say(messages.UNPLACED, text="can't keep the code in %s: %s" % (os.fsdecode(place), error.strerror))
@@ -100,6 +103,17 @@ class Worker:
         if is_writer:
             folders.prune(store)
             store.prune()
+
+    def prune(self, store: Store, *, is_dry: bool) -> None:
+        """Remove all code that no living run needs, and answer what was removed and what is left."""
+        found = folders.find_ended(store)
+        size = store.measure() + sum(entry.size for folder in found for entry in folder.read_entries())
+        for folder in found:
+            folder.unlock()
+        left = [] if is_dry else folders.prune(store, kept=0)
+        if not is_dry:
+            store.prune(0)
+        self.say(messages.PRUNED, runs=len(found), bytes=size, left=left[:MOST_NAMES])
 
     # ---- what is needed -----------------------------------------------------------------------------------------
 

@@ -438,3 +438,20 @@ def test_sizes_are_counted_while_there_is_time(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(left_out, "MEASURE_S", 100)
     files_first = (LeftOut("data/", "git-ignored", 98 * 9, is_partial=True), LeftOut("x.log", "git-ignored", 5))
     assert select(root).left_out == files_first
+
+
+def test_untracked_caches_and_environments_stay_without_a_gitignore(tmp_path: Path) -> None:
+    repository = make_repository(tmp_path / "code", "train.py")
+    write_files(repository, "pkg/__pycache__/a.pyc", "env/pyvenv.cfg", "env/lib/x.py", "pkg/a.py", ".env")
+    selection = select(repository)
+    assert selection.paths == (".env", "pkg/a.py", "train.py")
+    assert {(each.name, each.reason) for each in selection.left_out} == {
+        ("pkg/__pycache__/", "cache"), ("env/", "virtual environment"),
+    }  # fmt: skip
+
+
+def test_a_home_directory_is_not_sent_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "train.py").touch()
+    with pytest.raises(UsageError, match="would be sent as a whole, since it is no git repository"):
+        select(tmp_path)
