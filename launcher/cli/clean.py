@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -28,11 +29,12 @@ if TYPE_CHECKING:
 @life_options
 @click.option("--python", metavar="PATH", help="Python 3.8 or newer for launch's helper.  [default: python3]")
 @click.option("--code", is_flag=True, help="Instead, remove the code that --sync has sent for runs that are over.")
+@click.option("--env", metavar="K[=V]", multiple=True, help="With --code, where it is kept: XDG_CACHE_HOME=DIR.")
 @click.option("--dry-run", is_flag=True, help="Only list what would be stopped and removed.")
 @gather
 def command(
-    *, python: str | None, code: bool, dry_run: bool, choice: HostChoice, transport: TransportOptions,
-    timeouts: Timeouts,
+    *, python: str | None, code: bool, env: tuple[str, ...], dry_run: bool, choice: HostChoice,
+    transport: TransportOptions, timeouts: Timeouts,
 ) -> int:  # fmt: skip
     """List, stop and remove what your earlier runs left on the hosts.
 
@@ -47,6 +49,7 @@ def command(
     from launcher.commands.clean_code import clean_code, cleaning_lines
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.hosts.unreachable import failure_lines
+    from launcher.job.variables import parse_settings
     from launcher.output.console import Console
     from launcher.output.view import look_here
     from launcher.session.signals import Interrupted
@@ -57,6 +60,7 @@ def command(
 
     def connect() -> Session:
         terms = read_terms(timeouts, time.strftime("clean-%Y%m%d-%H%M%S"), python)
+        terms = replace(terms, env=parse_settings(env, os.environ))
         return make_session(terms, hosts, open_transport(hosts, console.say), console.outputs(hosts, None), console)
 
     async def execute() -> Cleaning:

@@ -31,6 +31,7 @@ from launcher.job.job import Job
 from launcher.job.tree import Tree
 from launcher.output.console import dated
 from launcher.output.view import look_here
+from launcher.preflight.findings import refuse_problems
 from launcher.runs.code_version import ask_code_version
 from launcher.runs.run import Opener
 from launcher.runs.run_options import RunOptions
@@ -91,10 +92,11 @@ def _send_code(job: Job, tree: Tree, controller: Host, transport: Transport, out
         terms = make_terms(job, time.strftime("sync-%Y%m%d-%H%M%S"))
         session = make_session(terms, [controller], transport, console.outputs([controller], None), console)
         try:
-            await sync(session, replace(tree, links=()), Contents(tree.root, os.environ), is_check=False)
+            sent = await sync(session, replace(tree, links=()), Contents(tree.root, os.environ), is_check=False)
         finally:
             if failures := session.failures():
                 raise UnreachableError(failures)
+        refuse_problems(sent.findings)
 
     try:
         asyncio.run(execute())

@@ -40,8 +40,8 @@ def command(
     """
     from launcher.cli.runner import make_session, read_terms
     from launcher.cli.tree_request import read_tree
-    from launcher.commands.sync import sync
-    from launcher.errors import EXIT_SIGNAL_BASE, EXIT_UNREACHABLE
+    from launcher.commands.sync import as_record, exit_code, sync
+    from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.hosts.unreachable import failure_lines
     from launcher.job.variables import parse_settings
     from launcher.output.console import Console
@@ -69,12 +69,13 @@ def command(
     try:
         delivered = asyncio.run(execute())
         paths = {hosts[index].name: path for index, path in delivered.paths.items()}
-        console.emit("sync", hash=tree.hash, files=tree.files, bytes=tree.bytes_in_all, lacking=delivered.files,
-                     sent_bytes=delivered.sent_bytes, paths=paths)  # fmt: skip
+        code = exit_code(delivered, failures)
+        console.emit("sync", exit_code=code, **as_record(tree, delivered), paths=paths)
         console.say(f"launch: {code_line(tree, delivered.files, delivered.sent_bytes)}")
-        for line in [*place_lines(paths), *failure_lines(failures)]:
+        found = [line for finding in delivered.findings for line in str(finding).splitlines()]
+        for line in [*place_lines(paths), *(f"  {line}" for line in found), *failure_lines(failures)]:
             console.say(line)
-        return EXIT_UNREACHABLE if failures else 0
+        return code
     except Interrupted as interruption:
         return EXIT_SIGNAL_BASE + interruption.number
     finally:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from launcher.errors import EXIT_PREFLIGHT, EXIT_UNREACHABLE, HostFailure
 from launcher.job.tree import Tree
+from launcher.preflight.findings import PROBLEM
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
 from launcher.sync.contents import Contents
@@ -10,16 +14,39 @@ from launcher.sync.delivery import Delivered, Delivery, tree_fields
 
 
 async def sync(session: Session, tree: Tree, contents: Contents, *, is_check: bool) -> Delivered:
-    """Send what is missing, or with `is_check` nothing; raise PreflightError if a host can't have the code, or differs.
+    """Send what is missing, or with `is_check` nothing.
 
     At a signal, report which hosts have failed so far, and raise Interrupted.
     """
     with session.catch_signals():
         try:
             session.open(tree=tree_fields(tree, is_check=is_check))
-            return await Delivery(session, tree, contents).deliver()
+            return await Delivery(session, tree, contents, is_check=is_check).deliver()
         except Interrupted:
             session.say_failures()
             raise
         finally:
             await session.stop_all(timeout_s=0)
+
+
+def exit_code(delivered: Delivered, failures: Sequence[HostFailure]) -> int:
+    """Return the exit code; a host that can't be reached takes precedence over one that has other code."""
+    if failures:
+        return EXIT_UNREACHABLE
+    return EXIT_PREFLIGHT if any(finding.severity is PROBLEM for finding in delivered.findings) else 0
+
+
+def as_record(tree: Tree, delivered: Delivered) -> dict[str, object]:
+    """Return what was sent as JSON values."""
+    return {
+        "hash": tree.hash,
+        "files": tree.files,
+        "bytes": tree.bytes_in_all,
+        "left_out": tree.left_out,
+        "files_sent": delivered.files,
+        "bytes_sent": delivered.sent_bytes,
+        "findings": [
+            {"severity": finding.severity.value, "hosts": finding.hosts, "text": finding.text, "fix": finding.fix}
+            for finding in delivered.findings
+        ],
+    }

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from launcher.errors import PreflightError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.facts import NodeFacts
@@ -68,6 +69,14 @@ def on_cpus(job: Job) -> str:
     """Return the remedy that runs the same job without GPUs; `test-distributed`, for example, has no --nproc."""
     options = "--cpu" if job.nproc and job.gpus is None else "--nproc N --cpu"
     return f"run on CPUs: LAUNCH_OPTS={options}" if job.in_script else f"run on CPUs: {options}"
+
+
+def refuse_problems(findings: Iterable[Finding]) -> None:
+    """Raise PreflightError if a finding would break the run."""
+    problems = [finding for finding in findings if finding.severity is PROBLEM]
+    if problems:
+        names = dict.fromkeys(name for problem in problems for name in problem.hosts)
+        raise PreflightError("\n".join(map(str, problems)), hosts=tuple(names))
 
 
 def fold(findings: Iterable[Finding]) -> list[Finding]:

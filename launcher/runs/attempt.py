@@ -11,7 +11,7 @@ from launcher.clock import iso_time, utc_offset, wall_clock
 from launcher.diagnosis.cause import SETTLE_S, Cause
 from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.diagnosis.flight_recorder import find_unsafe
-from launcher.errors import EXIT_SIGNAL_BASE, HostFailureKind, PreflightError, UnreachableError
+from launcher.errors import EXIT_SIGNAL_BASE, HostFailureKind, UnreachableError
 from launcher.job.activation import candidate_pythons
 from launcher.job.job import Job, ProgramKind
 from launcher.job.plan import (
@@ -30,7 +30,7 @@ from launcher.output.run_folder import RunRecord
 from launcher.output.screen import Screen
 from launcher.output.style import Style
 from launcher.output.traceback_filter import Source
-from launcher.preflight.findings import WARNING
+from launcher.preflight.findings import WARNING, refuse_problems
 from launcher.preflight.summary import summarize
 from launcher.runs import report
 from launcher.runs.early_exits import EarlyExitNotice
@@ -125,10 +125,7 @@ class Attempt:
         if inspection.failures:
             raise UnreachableError(list(inspection.failures))
         self._check_gpus(inspection)
-        problems = inspection.problems
-        if problems:
-            names = dict.fromkeys(name for problem in problems for name in problem.hosts)
-            raise PreflightError("\n".join(map(str, problems)), hosts=tuple(names))
+        refuse_problems(inspection.findings)
         if inspector.job != job:
             self._say(f"launch: {count(len(inspection.hosts), 'host')} without GPUs, so the run uses CPUs")
             self._job = inspector.job

@@ -90,9 +90,9 @@ class Inspector:
         facts = list(self._facts.values())
         findings += find(self.job, self._hosts(), facts)
         if self._with_checks:
-            findings += self.delivered.findings if self.delivered else ()
             findings += warn_of_incidents(self._hosts(), self._incidents)
             findings += warn_of_checkpoints(self._hosts(), facts, self._checkpoints or "")
+        findings += self.delivered.findings if self.delivered else ()
         failures = tuple(self._session.failures())
         return Inspection(tuple(self._hosts()), tuple(facts), tuple(findings), failures, wall_clock() - self._began_at)
 
@@ -116,7 +116,10 @@ class Inspector:
         else:
             session.open(**wanted, tree=tree_fields(job.tree))
             self.delivered = await Delivery(session, job.tree, self._contents).deliver()
-        await session.pump(lambda: all(state.facts or state.failure for state in session.states))
+        unplaced = set() if self.delivered is None else set(range(len(session.states))) - self.delivered.paths.keys()
+        await session.pump(
+            lambda: all(state.facts or state.failure or index in unplaced for index, state in enumerate(session.states))
+        )
         self._facts = {
             index: state.facts
             for index, state in enumerate(session.states)

@@ -174,7 +174,7 @@ _FORMS: Mapping[str, Mapping[str, _Test]] = {
     messages.TOOK: {},
     messages.PLACED: {"path": _is_text, "hash": _is_text,
                       **dict.fromkeys(("wrong", "extras", "repaired", "empty"), _are_few_texts)},
-    messages.UNPLACED: {"text": _is_text},
+    messages.UNPLACED: {"text": _is_text, "is_disk": _is_flag},
     messages.PRUNED: {"runs": _is_count, "bytes": _is_size, "left": _are_few_texts},
     messages.STARTED: {"local_rank": _is_local_rank, "pid": _is_count},
     messages.OUTPUT: {"local_rank": _is_local_rank_or_none, "stream": _is_stream},

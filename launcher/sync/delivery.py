@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.errors import PreflightError
 from launcher.job.tree import Tree
 from launcher.node import messages
 from launcher.node.trees import listing
@@ -25,7 +24,7 @@ from launcher.wording import listed
 _ROUNDS = 3  # of pieces: what was missing, what was damaged, and what was damaged on the way
 _MOST_NAMES = 3
 _CACHE_FIX = "free space there, or choose another directory there with --env XDG_CACHE_HOME=DIR"
-_EMPTY_PAYLOAD = b""
+_DISK_FIX = "look for a program that writes there, or for a damaged disk; launch clean --code removes it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class Delivered:
     paths: dict[int, str]  # the root of the tree by node
     files: int  # that some node lacked
     sent_bytes: int  # to all nodes together
-    findings: tuple[Finding, ...] = ()  # warnings
+    findings: tuple[Finding, ...] = ()  # problems of nodes that are not in `paths`, and warnings
 
     @property
     def is_nothing(self) -> bool:
@@ -67,19 +66,21 @@ def tree_fields(tree: Tree, *, is_check: bool = False) -> dict[str, Any]:
 class Delivery:
     """One delivery of a tree to the nodes of a session, which were opened with `tree_fields`."""
 
-    def __init__(self, session: Session, tree: Tree, contents: Contents) -> None:
+    def __init__(self, session: Session, tree: Tree, contents: Contents, *, is_check: bool = False) -> None:
+        """is_check: the nodes were asked only to compare what they have."""
         self._session = session
         self._tree = tree
         self._contents = contents
+        self._is_check = is_check
         self._entries: list[listing.Entry] = []  # read once a node lacks something
         self._nodes = [_Node() for _ in session.states]
         self._lacking: set[int] = set()
         self._sent_bytes = 0
 
     async def deliver(self) -> Delivered:
-        """Send what is missing until every node has the tree; raise PreflightError if one can't, or has another.
+        """Send what is missing until every node has the tree; a node that can't, or has another, is a finding.
 
-        A node that is lost has its failure in the session, as always.
+        A node that is lost has its failure in the session, as always. Raise UsageError if a file has changed here.
         """
         with self._listening():
             await self._settle()
@@ -134,7 +135,7 @@ class Delivery:
         ]
 
     async def _send_listing(self) -> None:
-        payload = _EMPTY_PAYLOAD
+        payload = b""
         for index in self._asking():
             node = self._nodes[index]
             if node.request is not None and node.request.fields["needs_listing"]:
@@ -232,33 +233,36 @@ class Delivery:
     # ---- the proof ----------------------------------------------------------------------------------------------
 
     def _conclude(self) -> Delivered:
-        """Return what was delivered; raise PreflightError unless every node that isn't lost has proved it."""
-        problems: list[Finding] = []
-        warnings: list[Finding] = []
+        """Return what was delivered, and which of the nodes that aren't lost have not proved it."""
+        findings: list[Finding] = []
         paths = {}
         for index, node in enumerate(self._nodes):
-            name = self._session.hosts[index].name
             if self._is_lost(index):
                 continue
-            if node.answer is None:
-                problems.append(Finding((name,), "no other host has filled the cache directory that it shares"))
-            elif node.answer.kind == messages.UNPLACED:
-                text = node.answer.fields["text"]
-                problems.append(Finding((name,), text, _CACHE_FIX if "can't keep" in text else ""))
-            elif node.answer.fields["hash"] != self._tree.hash:
-                problems.append(Finding((name,), self._describe_difference(node.answer), _CACHE_FIX))
-            else:
+            name = self._session.hosts[index].name
+            problem = self._find_problem(name, node.answer)
+            if problem is not None:
+                findings.append(problem)
+            elif node.answer is not None:
                 paths[index] = node.answer.fields["path"]
-                warnings += self._find_warnings(name, node.answer)
-        if problems:
-            folded = fold(problems)
-            names = dict.fromkeys(name for problem in folded for name in problem.hosts)
-            raise PreflightError("\n".join(map(str, folded)), hosts=tuple(names))
-        return Delivered(paths, len(self._lacking), self._sent_bytes, tuple(fold(warnings)))
+                findings += self._find_warnings(name, node.answer)
+        return Delivered(paths, len(self._lacking), self._sent_bytes, tuple(fold(findings)))
 
-    def _describe_difference(self, answer: Event) -> str:
-        names = _name_some(answer.fields["wrong"])
-        return f"its copy of {names} differs" if names else f"its code isn't {self._tree.name}"
+    def _find_problem(self, host: str, answer: Event | None) -> Finding | None:
+        if answer is None:
+            return Finding((host,), "no other host has filled the cache directory that it shares")
+        fields = answer.fields
+        if answer.kind == messages.UNPLACED:
+            return Finding((host,), fields["text"], _CACHE_FIX if fields["is_disk"] else "")
+        if fields["hash"] == self._tree.hash and fields["path"]:
+            return None
+        if self._is_check:
+            differs = f"{_name_some(fields['wrong'])} differs from what is here" if fields["wrong"] else ""
+            return Finding((host,), differs or "no code was sent there yet", "send it: launch sync")
+        names = _name_some(fields["wrong"])
+        return Finding(
+            (host,), f"its copy of {names} differs" if names else f"its code isn't {self._tree.name}", _DISK_FIX
+        )
 
     def _find_warnings(self, host: str, answer: Event) -> Iterator[Finding]:
         fields = answer.fields

@@ -111,4 +111,4 @@ class TreeKeeper:
         self._sock.close()
         self._sock = None
         if not self._has_answered:
-            self._send_queue.send(messages.UNPLACED, text="the process that takes the code was killed")
+            self._send_queue.send(messages.UNPLACED, text="the process that takes the code was killed", is_disk=False)

@@ -57,11 +57,11 @@ def work_and_exit(sock: socket.socket, wanted: Header, run: str, env: Mapping[st
                 worker.work(store)
         except OSError as error:
             place = error.filename or find_base(env)
-            worker.say(messages.UNPLACED, text="can't keep the code in %s: %s" % (os.fsdecode(place), error.strerror))
+            worker.give_up("can't keep the code in %s: %s" % (os.fsdecode(place), error.strerror), is_disk=True)
         except GivenUpError as error:
-            worker.say(messages.UNPLACED, text=str(error))
+            worker.give_up(str(error))
         except ValueError as error:
-            worker.say(messages.UNPLACED, text="it can't read what launch sent: %s" % error)
+            worker.give_up("it can't read what launch sent: %s" % error)
     finally:
         os._exit(0)
 
@@ -256,6 +256,10 @@ class Worker:
             self.say(messages.PLACED, path="", hash="", wrong=nothing, extras=nothing, repaired=nothing, empty=nothing)
             return
         self.say(messages.PLACED, **self._prove(place, entries, proof.find_wrong(place.root, entries)))
+
+    def give_up(self, text: str, *, is_disk: bool = False) -> None:
+        """Answer why the code isn't in its place; is_disk: more room, or another disk, would help."""
+        self.say(messages.UNPLACED, text=text, is_disk=is_disk)
 
     # ---- messages -----------------------------------------------------------------------------------------------
 
