@@ -21,6 +21,7 @@ MAX_STACK_BYTES = 1 << 20  # for one rank
 MAX_RAS_BYTES = 1 << 20
 MAX_FILES_BYTES = 32 << 20  # in all the files that one node's ranks may have copied to the launch host
 MAX_FILES = 1000
+MAX_CODE_FILES = 2000  # whose hashes a node sends
 BEATS_PER_SILENCE = 2.5  # heartbeats in the time after which the other side counts as dead: two may be lost
 
 # A candidate for a Python with torch: the one that the login shell finds.
@@ -34,6 +35,7 @@ ROUTE = "route"
 PROBE = "probe"
 SHARE = "share"  # asks whether a directory is the one that node 0 sees
 SHARE_OVER = "share_over"  # all have answered
+LIST_CODE = "list_code"  # asks for the hash of each Python file
 ADOPT = "adopt"
 START = "start"
 STACKS = "stacks"  # asks for the Python stack of every running rank
@@ -48,6 +50,7 @@ FACTS = "facts"
 ROUTED = "routed"
 PROBED = "probed"
 SHARED = "shared"
+CODE = "code"  # the answer to LIST_CODE
 STARTED = "started"
 OUTPUT = "output"
 EXIT = "exit"

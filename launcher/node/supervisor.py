@@ -170,6 +170,7 @@ class Supervisor:
             messages.PROBE: self._probe,
             messages.SHARE: self._share,
             messages.SHARE_OVER: self._end_share,
+            messages.LIST_CODE: self._list_code,
             messages.ADOPT: self._adopt,
             messages.START: self._start,
             messages.STACKS: self._send_stacks,
@@ -240,6 +241,9 @@ class Supervisor:
 
     def _end_share(self, header: dict[str, Any], _: bytes) -> None:
         self._inspection.end_share()
+
+    def _list_code(self, header: dict[str, Any], _: bytes) -> None:
+        self._inspection.list_code(header)
 
     def _adopt(self, header: dict[str, Any], _: bytes) -> None:
         """Count the leftover processes of earlier runs as this run's, so that the next STOP stops them too.

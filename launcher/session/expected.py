@@ -19,6 +19,7 @@ _MAX_DEPTH = 16
 _ANSWERS = {
     messages.PREPARE: messages.HELLO, messages.ROUTE: messages.ROUTED, messages.PROBE: messages.PROBED,
     messages.LOOK: messages.SEEN, messages.SHARE: messages.SHARED, messages.RAS: messages.RAS_STATUS,
+    messages.LIST_CODE: messages.CODE,
 }  # fmt: skip
 # What may come before the run's directory there is known.
 _BEFORE_HELLO = (messages.HELLO, messages.BEAT, messages.FAILED, messages.CENSUS)

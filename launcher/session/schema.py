@@ -123,6 +123,10 @@ def _are_pairs_of_texts_or_none(value: Any) -> bool:
     )
 
 
+def _are_code_files_or_none(value: Any) -> bool:
+    return _are_pairs_of_texts_or_none(value) and len(value or ()) <= messages.MAX_CODE_FILES
+
+
 def _is_file_name(value: Any) -> bool:
     return isinstance(value, str) and _FILE_NAME.fullmatch(value) is not None
 
@@ -157,6 +161,7 @@ _FORMS: Mapping[str, Mapping[str, _Test]] = {
     messages.PROBED: {"errors": _are_texts_or_none, "links": _are_links, "reverse_dns_s": _is_age_or_none,
                       "own_address": _is_text_or_none},
     messages.SHARED: {"up": _is_level_or_none, "is_there": _is_flag_or_none},
+    messages.CODE: {"files": _are_code_files_or_none},
     messages.STARTED: {"local_rank": _is_local_rank, "pid": _is_count},
     messages.OUTPUT: {"local_rank": _is_local_rank_or_none, "stream": _is_stream},
     messages.EXIT: {"local_rank": _is_local_rank, "age_s": _is_age, "oom": _is_certainty_or_none, **_ENDING},
