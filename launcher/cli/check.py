@@ -23,12 +23,16 @@ from launcher.cli.selection import choose_opener, read_hosts
 @job_options
 @click.option("--master-addr", metavar="ADDR", help="Address of node 0.  [default: addr=, or the SSH address]")
 @reach_options
+@click.option(
+    "--packages", "with_packages", is_flag=True, help="List the packages of each host's Python, different ones first."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print all facts and findings as one JSON object.")
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
 @gather
 def command(
-    *, words: tuple[str, ...], as_json: bool, choice: HostChoice, request: JobRequest, transport: TransportOptions
-) -> int:
+    *, words: tuple[str, ...], with_packages: bool, as_json: bool, choice: HostChoice, request: JobRequest,
+    transport: TransportOptions,
+) -> int:  # fmt: skip
     """Check the hosts without starting a run: compare them and show how they differ.
 
     With SCRIPT, also compare its presence and contents. The exit code is 0 if nothing would break a run. In a Slurm
@@ -62,7 +66,7 @@ def command(
         if as_json:
             console.emit("check", **check.as_record(job, inspection))
         else:
-            for line in check.table(job, inspection, columns):
+            for line in check.table(job, inspection, columns, with_packages=with_packages):
                 console.show(line)
         return check.exit_code(inspection)
     except Interrupted as interruption:
