@@ -26,12 +26,15 @@ from launcher.cli.tree_request import add_tree
 @click.option("--master-addr", metavar="ADDR", help="Address of node 0.  [default: addr=, or the SSH address]")
 @reach_options
 @sync_options
+@click.option(
+    "--packages", "with_packages", is_flag=True, help="List the packages of each host's Python, different ones first."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print all facts and findings as one JSON object.")
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
 @gather
 def command(
-    *, words: tuple[str, ...], as_json: bool, choice: HostChoice, request: JobRequest, transport: TransportOptions,
-    sync: SyncOptions,
+    *, words: tuple[str, ...], with_packages: bool, as_json: bool, choice: HostChoice, request: JobRequest,
+    transport: TransportOptions, sync: SyncOptions,
 ) -> int:  # fmt: skip
     """Check the hosts without starting a run: compare them and show how they differ.
 
@@ -69,7 +72,7 @@ def command(
         if as_json:
             console.emit("check", **check.as_record(job, inspection))
         else:
-            for line in check.table(job, inspection, columns):
+            for line in check.table(job, inspection, columns, with_packages=with_packages):
                 console.show(line)
         return check.exit_code(inspection)
     except Interrupted as interruption:

@@ -24,7 +24,7 @@ _GROUPS = {
     "Stopping and restarts": (
         "stop_timeout", "now", "hang_timeout", "on_hang", "stacks", "restarts", "progress_dir", "spares", "min_nodes",
     ),
-    "Checks": ("dry_run", "code", "check", "no_check", "max_size"),
+    "Checks": ("dry_run", "code", "check", "no_check", "with_packages", "max_size"),
     "Output": (
         "quiet", "ranks", "as_json", "log_dir", "name", "note", "verbose", "fold", "target", "plot",
         "detach", "controller", "notify", "follow", "node", "rank", "attempt", "since", "all_runs",

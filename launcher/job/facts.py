@@ -96,6 +96,8 @@ class Checks:
     open_files: int | None = None  # None: no limit
     disks: Mapping[str, int | None] = field(default_factory=dict)  # directory -> free MiB
     script_hash: str | None = None
+    code_hash: str | None = None  # over the other Python files beside and below the script
+    code_is_complete: bool = True  # whether all of these were read in time
     networks: tuple[Network, ...] = ()
     infiniband: tuple[str, ...] = ()
     xids: tuple[Xid, ...] = ()
@@ -187,12 +189,16 @@ class NodeFacts:
     hip_version: str | None = None
     nccl_version: str | None = None  # of pip's package; None also where NCCL is part of torch
     numpy_version: str | None = None  # if it is installed beside torch
+    packages: Mapping[str, str] | None = None  # normalized name -> `1.2.3` or `1.2.3 (editable, a1b2c3d)`
+    editables: Mapping[str, str] = field(default_factory=dict)  # the directories of editable packages, by name
+    packages_are_complete: bool = True  # whether all of these were listed in time
     pythons_tried: tuple[tuple[str, str], ...] = ()  # before it, each with the reason why it wasn't used
     route: Route | None = None
     checks: Checks | None = None  # if they were requested
     probes: Probes | None = None
     tree: str | None = None  # the root of the code that launch has sent
     python_path: str = ""  # PYTHONPATH before that; known only if code was sent
+    code_files: Mapping[str, str] | None = None  # path -> hash, if its code differs from another node's
     sees_checkpoints: bool | None = None  # in the directory in which node 0 saves them
 
     @property

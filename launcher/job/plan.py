@@ -173,7 +173,7 @@ def _plan_node(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFa
     python_path = None
     if job.tree is not None and fact.tree is not None:
         cwd = job.tree.directory(fact.tree)
-        python_path = job.tree.python_path(fact.tree, fact.python_path)
+        python_path = job.tree.python_path(fact.tree, fact.python_path, fact.editables.values())
     env = _node_env(job, world, node_rank, host, fact)
     command = _rank_command(job.program, fact)
     has_gpus = job.program.needs_torch and not job.cpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 NAME_CHARACTERS = 7  # of a hash, in messages
@@ -41,17 +42,21 @@ class Tree:
         """Return the working directory of a host whose tree has this root."""
         return f"{root}/{self.inside}" if self.inside else root
 
-    def python_path(self, root: str, found: str) -> str:
+    def python_path(self, root: str, found: str, editables: Iterable[str] = ()) -> str:
         """Return PYTHONPATH for a host, with the tree first: an editable install of the live directory comes after it.
 
-        root: of the tree there; found: what PYTHONPATH is there, whose entries in the live directory become those of
-        the tree.
+        root: of the tree there; found: what PYTHONPATH is there; editables: directories of editable packages. What of
+        these is in the live directory becomes the same place in the tree.
         """
         own = [root, *([f"{root}/src"] if self.has_src else [])]
-        return ":".join(dict.fromkeys([*own, *(self._move(entry, root) for entry in found.split(":") if entry)]))
+        packages = [moved for path in editables if (moved := self.move(path, root)) is not None]
+        own += [place for package in packages for place in (f"{package}/src", package)]
+        others = [self.move(entry, root) or entry for entry in found.split(":") if entry]
+        return ":".join(dict.fromkeys([*own, *others]))
 
-    def _move(self, path: str, root: str) -> str:
+    def move(self, path: str, root: str) -> str | None:
+        """Return the place in the tree for one in the live directory, or None for any other; root: of the tree."""
         for live in self.live:
             if path == live or path.startswith(f"{live}/"):
                 return root + path[len(live) :]
-        return path
+        return None

@@ -21,6 +21,7 @@ MAX_STACK_BYTES = 1 << 20  # for one rank
 MAX_RAS_BYTES = 1 << 20
 MAX_FILES_BYTES = 32 << 20  # in all the files that one node's ranks may have copied to the launch host
 MAX_FILES = 1000
+MAX_CODE_FILES = 2000  # whose hashes a node sends
 BEATS_PER_SILENCE = 2.5  # heartbeats in the time after which the other side counts as dead: two may be lost
 
 # A candidate for a Python with torch: the one that the login shell finds.
@@ -37,6 +38,7 @@ SHARE_OVER = "share_over"  # all have answered
 LISTING = "listing"  # of the code of a run, compressed as its payload
 PIECE = "piece"  # of files of that code
 PLACE = "place"  # no more pieces will come: fill the run's directory
+LIST_CODE = "list_code"  # asks for the hash of each Python file
 ADOPT = "adopt"
 START = "start"
 STACKS = "stacks"  # asks for the Python stack of every running rank
@@ -55,6 +57,7 @@ WANTED = "wanted"  # what of the code is missing: its listing, or files, as one 
 PLACED = "placed"  # the code is in the run's directory
 UNPLACED = "unplaced"  # it can't be
 PRUNED = "pruned"  # the code of runs that have ended was removed
+CODE = "code"  # the answer to LIST_CODE
 STARTED = "started"
 OUTPUT = "output"
 EXIT = "exit"

@@ -176,6 +176,7 @@ class Supervisor:
             messages.LISTING: self._take_code,
             messages.PIECE: self._take_code,
             messages.PLACE: self._take_code,
+            messages.LIST_CODE: self._list_code,
             messages.ADOPT: self._adopt,
             messages.START: self._start,
             messages.STACKS: self._send_stacks,
@@ -268,6 +269,9 @@ class Supervisor:
 
     def _end_share(self, header: dict[str, Any], _: bytes) -> None:
         self._inspection.end_share()
+
+    def _list_code(self, header: dict[str, Any], _: bytes) -> None:
+        self._inspection.list_code(header)
 
     def _adopt(self, header: dict[str, Any], _: bytes) -> None:
         """Count the leftover processes of earlier runs as this run's, so that the next STOP stops them too.

@@ -12,6 +12,8 @@ In reading order:
     network         whether the nodes reach each other
     links           hosts and pairs with unusual round trips or packet loss
     comparison      how nodes differ from each other: versions, GPUs, clocks, networks
+    packages        which installed packages differ
+    code            which Python files of the run differ
     checks          runs all of these
     summary         what all nodes have in common, in a few words
 """

@@ -79,9 +79,10 @@ def _list_values(values: Mapping[str, str], ordered: Sequence[str]) -> str:
 
 
 def _compare_releases(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """Compare the versions of torch and Python.
+    """Compare the versions of torch, Python and numpy.
 
     torch 2.12 can't communicate with 2.13; another patch release or build can, but may compute different numbers.
+    numpy 1 can't read what numpy 2 has pickled, and a wheel built for one of them may not import with the other.
     """
     apart = "install the same one everywhere: they can't train together"
     found = list(_compare(_Trait("torch ", lambda node: _release(_torch(node)), PROBLEM, apart), nodes))
@@ -90,6 +91,9 @@ def _compare_releases(nodes: Sequence[Node]) -> Iterator[Finding]:
     apart = "install the same one everywhere: pickles and wheels may be incompatible"
     found = list(_compare(_Trait("python ", lambda node: _release(_python(node)), WARNING, apart), nodes))
     yield from found or _compare(_Trait("python ", _python, NOTE, ""), nodes)
+    found = list(_compare(_Trait("numpy ", lambda node: _major(_numpy(node)), PROBLEM, apart), nodes))
+    found = found or list(_compare(_Trait("numpy ", lambda node: _release(_numpy(node)), WARNING, near), nodes))
+    yield from found or _compare(_Trait("numpy ", _numpy, NOTE, ""), nodes)
 
 
 def _torch(node: Node) -> str | None:
@@ -98,6 +102,14 @@ def _torch(node: Node) -> str | None:
 
 def _python(node: Node) -> str | None:
     return node.fact.python_version if node.job.program.needs_torch else None
+
+
+def _numpy(node: Node) -> str | None:
+    return (node.fact.packages or {}).get("numpy") or node.fact.numpy_version
+
+
+def _major(version: str | None) -> str | None:
+    return version and version.partition(".")[0]
 
 
 def _release(version: str | None) -> str | None:
@@ -130,11 +142,10 @@ _TRAITS = (
     _Trait("driver ", _of_gpus(lambda node: node.fact.gpus[0].driver), WARNING, "update it: NCCL may refuse to start"),
     _Trait("CUDA ", _of_gpus(lambda node: node.fact.cuda_version), WARNING, "install the same torch build everywhere"),
     _Trait(
-        "NCCL ", _of_gpus(lambda node: node.fact.nccl_version), WARNING,
-        "install the same one everywhere: all ranks need it",
+        "NCCL ", _of_gpus(lambda node: node.fact.nccl_version), PROBLEM,
+        "install the same one everywhere: NCCL refuses to start with different ones",
     ),
     _Trait("its Python is ", lambda node: node.fact.python, NOTE, ""),
-    _Trait("numpy ", lambda node: node.fact.numpy_version, NOTE, ""),
     _Trait(
         "", _of_gpus(_of_checks(lambda checks: "InfiniBand" if checks.infiniband else "no InfiniBand")), WARNING,
         "run ibstat there: NCCL falls back to TCP on all hosts",

@@ -1,4 +1,5 @@
-"""All that the nodes are asked before a run: facts, the route to node 0, and whether they reach each other.
+"""All that the nodes are asked before a run: facts, the route to node 0, whether they reach each other, and which files
+differ.
 
 It uses the connections that will start the job, while torchrun is imported there, so it costs no time.
 A host that fails is left out from then on; the answers of the others still count.
@@ -6,6 +7,7 @@ A host that fails is left out from then on; the answers of the others still coun
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from secrets import token_hex
@@ -19,6 +21,7 @@ from launcher.job.facts import Link, NodeFacts, Probe, Probes
 from launcher.job.job import Job, ProgramKind
 from launcher.job.plan import master_address, settle_device
 from launcher.node import messages
+from launcher.preflight import code
 from launcher.preflight.checks import find_all, find_problems, warn_of_checkpoints, warn_of_incidents
 from launcher.preflight.findings import PROBLEM, Finding, Severity
 from launcher.preflight.network import data_address, find_unreachable_master
@@ -84,6 +87,7 @@ class Inspector:
                 await self._find_routes(master, has_master=has_master)
                 if self._with_checks and len(self._facts) > 1:
                     await self._probe(master)
+                    await self._list_code()
                     if self._checkpoints is not None:
                         await self._share(self._checkpoints)
         find = find_all if self._with_checks else find_problems
@@ -110,15 +114,11 @@ class Inspector:
         wanted: dict[str, Any] = {
             "facts": True, "gpus": job.wants_gpus, "pythons": list(self._pythons), "workdir": job.workdir,
             "script": script, "checks": self._with_checks, "setup": setup_order(job), "legacy": job.legacy,
+            "packages": self._with_checks or job.tree is not None, "code": self._find_code(),
         }  # fmt: skip
-        if job.tree is None or self._contents is None:
-            session.open(**wanted)
-        else:
-            session.open(**wanted, tree=tree_fields(job.tree))
-            self.delivered = await Delivery(session, job.tree, self._contents).deliver()
-        unplaced = set() if self.delivered is None else set(range(len(session.states))) - self.delivered.paths.keys()
+        silent = await self._open(wanted)
         await session.pump(
-            lambda: all(state.facts or state.failure or index in unplaced for index, state in enumerate(session.states))
+            lambda: all(state.facts or state.failure or index in silent for index, state in enumerate(session.states))
         )
         self._facts = {
             index: state.facts
@@ -129,6 +129,16 @@ class Inspector:
             if index in self._facts:
                 self._facts[index] = replace(self._facts[index], tree=path)
         self.job = settle_device(job, list(self._facts.values()))
+
+    async def _open(self, wanted: Mapping[str, Any]) -> set[int]:
+        """Connect, and bring the code to all nodes if it is sent; return those that can't have it, and ask no more."""
+        tree = self.job.tree
+        if tree is None or self._contents is None:
+            self._session.open(**wanted)
+            return set()
+        self._session.open(**wanted, tree=tree_fields(tree))
+        self.delivered = await Delivery(self._session, tree, self._contents).deliver()
+        return set(range(len(self._session.states))) - self.delivered.paths.keys()
 
     async def _find_routes(self, master: str, *, has_master: bool) -> None:
         first = min(self._facts) if has_master else None
@@ -163,6 +173,29 @@ class Inspector:
                 )
                 found = Probes(tried, state.probed["reverse_dns_s"], state.probed["own_address"])
                 self._facts[index] = replace(self._facts[index], probes=found)
+
+    def _find_code(self) -> dict[str, str | None] | None:
+        """Return the directory whose Python files are compared, and the script in it; None: none are compared."""
+        program = self.job.program
+        is_compared = self._with_checks and self.job.tree is None and len(self._session.hosts) > 1
+        if is_compared and program.kind is ProgramKind.SCRIPT:
+            folder, name = posixpath.split(program.target)
+            return {"folder": folder, "script": name}
+        return {"folder": "", "script": None} if is_compared and program.kind is ProgramKind.MODULE else None
+
+    async def _list_code(self) -> None:
+        """Ask hosts whose code differs for the hash of each file."""
+        states = self._session.states
+        question: dict[str, Any] = {"workdir": self.job.workdir, "code": self._find_code()}
+        hashes = {index: fact.checks.code_hash for index, fact in self._facts.items() if fact.checks}
+        asked = code.choose_asked({index: found for index, found in hashes.items() if found is not None})
+        for index in asked:
+            self._session.send(index, messages.LIST_CODE, **question)
+        await self._session.pump(lambda: all(states[index].code or states[index].failure for index in asked))
+        for index in asked:
+            answer = states[index].code
+            if answer is not None and answer["files"] is not None:
+                self._facts[index] = replace(self._facts[index], code_files=dict(answer["files"]))
 
     async def _share(self, folder: str) -> None:
         """Make node 0 put a file into the directory in which the ranks save, and all others look for it there."""

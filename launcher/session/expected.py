@@ -20,6 +20,7 @@ _ANSWERS = {
     messages.PREPARE: messages.HELLO, messages.ROUTE: messages.ROUTED, messages.PROBE: messages.PROBED,
     messages.LISTING: messages.WANTED, messages.PIECE: messages.TOOK,
     messages.LOOK: messages.SEEN, messages.SHARE: messages.SHARED, messages.RAS: messages.RAS_STATUS,
+    messages.LIST_CODE: messages.CODE,
 }  # fmt: skip
 _OF_TREE = (messages.WANTED, messages.PLACED, messages.UNPLACED, messages.PRUNED)  # the answers to a `tree` in PREPARE
 # What may come before the run's directory there is known.

@@ -29,8 +29,9 @@ MOST_PROCESSES = 20_000  # of one kind on a node: more than most systems let a u
 MOST = {
     "addresses": 4096, "networks": 4096, "GPUs": 256, "processes on a GPU": MOST_PROCESSES, "Xids": 1024, "disks": 64,
     "InfiniBand ports": 256, "processes of runs": MOST_PROCESSES, "directories of runs": MOST_PROCESSES,
-    "Pythons": 64, "variables": 4096, "lines of its setup": 64,
+    "Pythons": 64, "variables": 4096, "lines of its setup": 64, "packages": 5000,
 }  # fmt: skip
+_MOST_LETTERS = 200  # of a package's name, or of its version
 _MAX_NUMBER = 1 << 64  # some limits of the kernel are almost that large; a float still holds it
 
 
@@ -72,6 +73,9 @@ def read_facts(message: Mapping[str, Any], folder: str) -> NodeFacts:
             nccl_version=_text_or_none(search.get("nccl")),
             python_path=_text_or_none(message.get("python_path")) or "",
             numpy_version=_text_or_none(search.get("numpy")),
+            packages=_read_packages(search.get("packages")),
+            editables=_read_editables(search.get("editables")),
+            packages_are_complete=bool(search.get("packages_are_complete", True)),
             pythons_tried=tuple((str(path), str(why)) for path, why in _list(search.get("tried", []), "Pythons")),
             checks=_read_checks(message["checks"]) if "checks" in message else None,
         )
@@ -118,6 +122,22 @@ def _read_setup_failure(value: Mapping[str, Any] | None) -> SetupFailure | None:
     )
 
 
+def _read_editables(editables: Mapping[str, Any] | None) -> Mapping[str, str]:
+    return {_short_text(name): str(path) for name, path in _list([*(editables or {}).items()], "packages")}
+
+
+def _read_packages(packages: Mapping[str, Any] | None) -> Mapping[str, str] | None:
+    if packages is None:
+        return None
+    return {_short_text(name): _short_text(version) for name, version in _list([*packages.items()], "packages")}
+
+
+def _short_text(value: object) -> str:
+    if not isinstance(value, str) or len(value) > _MOST_LETTERS:
+        raise TypeError(f"not a name or a version: {value!r:.80}")
+    return value
+
+
 def _read_checks(checks: Mapping[str, Any]) -> Checks:
     return Checks(
         **{
@@ -126,6 +146,8 @@ def _read_checks(checks: Mapping[str, Any]) -> Checks:
         },
         disks={str(path): _number_or_none(free) for path, free in _list([*checks["disks"].items()], "disks")},
         script_hash=_text_or_none(checks["script_hash"]),
+        code_hash=_text_or_none(checks.get("code_hash")),
+        code_is_complete=bool(checks.get("code_is_complete", True)),
         networks=tuple(
             Network(str(entry["interface"]), str(entry["network"]), _number_or_none(entry["speed_mbps"]))
             for entry in _list(checks["networks"], "networks")

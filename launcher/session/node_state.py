@@ -52,6 +52,7 @@ class NodeState:
     asked_at: float = 0.0  # for its route, wall-clock here
     probed: Mapping[str, Any] | None = None
     shared: Mapping[str, Any] | None = None  # what it sees of the directory of the checkpoints
+    code: Mapping[str, Any] | None = None  # hashes of its Python files
     started: set[int] = field(default_factory=set)
     exits: dict[int, Event] = field(default_factory=dict)
     ended: Event | None = None
@@ -127,6 +128,9 @@ class NodeState:
     def _take_shared(self, event: Event) -> None:
         self.shared = event.fields
 
+    def _take_code(self, event: Event) -> None:
+        self.code = event.fields
+
     def _take_started(self, event: Event) -> None:
         self.started.add(event.fields["local_rank"])
         self.stage = Stage.RUNNING_RANKS
@@ -169,6 +173,7 @@ _HANDLERS: Mapping[str, Callable[[NodeState, Event], None]] = {
     messages.ROUTED: NodeState._take_routed,
     messages.PROBED: NodeState._take_probed,
     messages.SHARED: NodeState._take_shared,
+    messages.CODE: NodeState._take_code,
     messages.STARTED: NodeState._take_started,
     messages.EXIT: NodeState._take_exit,
     messages.ENDED: NodeState._take_ended,

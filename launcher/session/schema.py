@@ -136,6 +136,10 @@ def _are_pairs_of_texts_or_none(value: Any) -> bool:
     )
 
 
+def _are_code_files_or_none(value: Any) -> bool:
+    return _are_pairs_of_texts_or_none(value) and len(value or ()) <= messages.MAX_CODE_FILES
+
+
 def _is_file_name(value: Any) -> bool:
     return isinstance(value, str) and _FILE_NAME.fullmatch(value) is not None
 
@@ -176,6 +180,7 @@ _FORMS: Mapping[str, Mapping[str, _Test]] = {
                       **dict.fromkeys(("wrong", "extras", "repaired", "empty"), _are_few_texts)},
     messages.UNPLACED: {"text": _is_text, "is_disk": _is_flag},
     messages.PRUNED: {"runs": _is_count, "bytes": _is_size, "left": _are_few_texts},
+    messages.CODE: {"files": _are_code_files_or_none},
     messages.STARTED: {"local_rank": _is_local_rank, "pid": _is_count},
     messages.OUTPUT: {"local_rank": _is_local_rank_or_none, "stream": _is_stream},
     messages.EXIT: {"local_rank": _is_local_rank, "age_s": _is_age, "oom": _is_certainty_or_none, **_ENDING},

@@ -31,8 +31,8 @@ NOT_LINUX_EXIT_CODE = 119
 _NODE_MODULES = (
     "clock", "fast_json", "guardian", "kernel_log", "loop", "messages", "send_queue", "signals", "supervisor",
     *(f"facts.{name}" for name in (
-        "cpus", "gathering", "gpus", "inspection", "leftovers", "links", "machine", "nccl_ras", "network", "pythons",
-        "saves", "setup", "shared_directory", "slurm", "visible_gpus", "xids",
+        "code", "cpus", "gathering", "gpus", "inspection", "leftovers", "links", "machine", "nccl_ras", "network",
+        "packages", "pythons", "saves", "setup", "shared_directory", "slurm", "visible_gpus", "xids",
     )),
     *(f"processes.{name}" for name in (
         "faulthandler_stacks", "handover_log", "kills", "ladder", "owned", "proc", "py_spy", "ranks", "run_folders",

@@ -324,6 +324,21 @@ def test_a_script_that_differs(launch: Launch, cluster: Cluster, train: str) -> 
     assert sorted(done.lines) == ["[node1:0] started", "[node2:1] other", "[node3:2] started"]
 
 
+def test_code_that_differs(launch: Launch, cluster: Cluster, train: str) -> None:
+    for name in ("model.py", "src/data.py", "src/loss.py"):
+        (launch.folder / name).parent.mkdir(exist_ok=True)
+        (launch.folder / name).write_text("usual = 1\n")
+    cluster["node2"].replace_file(str(launch.folder / "src" / "data.py"), "other = 2\n")
+    differs = "src/data.py differs from the others"
+    fix = "fix: copy the same code to all hosts, or pass --sync"
+    words = ("--cpu", "--nproc", "1", "--legacy", train)
+    done = launch.check(*words)
+    assert (done.exit_code, done.table[2:]) == (
+        0, [f"  node2   {differs}  {fix}", "nothing would break a run, 1 warning"],
+    )  # fmt: skip
+    assert warned(launch, *words) == [f"  node2: {differs}; {fix}"]
+
+
 def test_what_would_only_slow_a_run_is_a_line_of_it(launch: Launch, cluster: Cluster) -> None:
     for name in ("node1", "node3"):
         cluster[name].mount("/dev/shm", "-t", "tmpfs", "-o", "size=64m", "tmpfs")

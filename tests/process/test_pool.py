@@ -445,7 +445,7 @@ def test_a_node_that_says_nothing(fake: Callable[[str], str]) -> None:
 
 
 def test_noise_is_no_sign_of_life(fake: Callable[[str], str]) -> None:
-    program = fake(GIVES_MARKER + "exec yes >&2")
+    program = fake(GIVES_MARKER + "exec 3<&0; cat <&3 >/dev/null & exec yes >&2")  # a pipe doesn't hold all the code
     assert failure_of(program, silence_s=0.6) == ("silent", "no heartbeat for 0.6 s")
 
 

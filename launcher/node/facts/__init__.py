@@ -14,7 +14,9 @@ In reading order:
     machine         memory, limits, disks
     leftovers       processes of other runs
     gathering       all of these in one answer, from a child process
+    code            the Python files of the run, as hashes
     pythons         the search for a Python that has torch
+    packages        what is installed for it
     setup           --setup, --venv and --conda
     nccl_ras        what NCCL knows of a run that may hang
     saves           whether the ranks have saved a checkpoint

@@ -65,7 +65,9 @@ class Inspection:
         self._made: dict[str, Any] | None = None  # the setup's result, if one was requested
         self._env: dict[str, str] = {}
         self._facts: dict[str, Any] | None = None
-        self._python: dict[str, Any] | None = None
+        self._python: dict[str, Any] | None = None  # with its packages, if they were requested
+        self._code: dict[str, Any] | None = None  # a hash over the files of the run, if it was requested
+        self._wants_packages = False
         self._held_port: socket | None = None
         self._listeners: list[socket] = []
         self._answered: list[socket] = []
@@ -80,6 +82,8 @@ class Inspection:
         from launcher.node.facts import gathering
 
         self._env = env
+        self._wants_packages = wanted.get("packages", False)
+        self._sum_up_code(wanted)
         facts_read, facts_write = os.pipe()
         if workers.fork() == 0:
             gathering.write_facts_and_exit(facts_write, wanted)
@@ -145,17 +149,54 @@ class Inspection:
 
     def _keep_python(self, status: dict[str, Any] | None) -> None:
         assert self.search is not None  # it calls this
-        self._python = dict(status or {"python": None}, tried=self.search.tried)
+        python = dict(status or {"python": None}, tried=self.search.tried)
+        site = python.pop("site", [])
         if status and self.search.for_torchrun:
             self._on_python(self.search.child)
-        self._send_facts()
+        if not status or not self._wants_packages:
+            self._python = python
+            self._send_facts()
+            return
+        # Not in that Python: its import of torchrun would wait, which a run waits for.
+        from launcher.node.facts import packages
+
+        def keep(found: dict[str, Any] | None) -> None:
+            self._python = dict(python, **(found if found and "packages" in found else packages.UNKNOWN))
+            self._send_facts()
+
+        self._ask_child(lambda: packages.list_packages(site), keep, packages.TIMEOUT_S)
+
+    def _sum_up_code(self, wanted: dict[str, Any]) -> None:
+        """Start a child that hashes the files of the run: the walk of a hung file system must delay no other fact."""
+        if wanted.get("code") is None:
+            self._code = {}
+            return
+        from launcher.node.facts import code
+
+        def keep(found: dict[str, Any] | None) -> None:
+            self._code = found if found and "code_hash" in found else code.UNKNOWN
+            self._send_facts()
+
+        self._ask_child(lambda: code.sum_up(_find_code(wanted)), keep, code.TIMEOUT_S)
+
+    def list_code(self, header: dict[str, Any]) -> None:
+        """Answer a LIST_CODE with path and hash of each file; None: they could not all be read."""
+        from launcher.node.facts import code
+
+        self._ask_child(
+            lambda: code.list_files(_find_code(header)),
+            lambda found: self._send_queue.send(messages.CODE, files=(found or {}).get("files")),
+            code.TIMEOUT_S,
+        )
 
     def _send_facts(self) -> None:
-        if self._facts is not None and self._python is not None and not self._is_over:
+        if None not in (self._facts, self._python, self._code) and not self._is_over:
             from launcher.node.facts import visible_gpus
 
+            assert self._facts is not None and self._code is not None  # checked above
             # Take the environment that the ranks will have: the login's, then the setup's, then --env.
             visible = visible_gpus.find_visible(self._facts.get("gpus", []), self._env)
+            self._facts.get("checks", {}).update(self._code)
             self._send_queue.send(
                 messages.FACTS, visible=visible, search=self._python, setup=self._made,
                 python_path=self._env.get("PYTHONPATH"), **self._facts,
@@ -370,6 +411,12 @@ class Inspection:
         if self._held_port is not None:
             self._held_port.close()
             self._held_port = None
+
+
+def _find_code(wanted: dict[str, Any]) -> dict[str, Any]:
+    """Return the place of the run's code on this node; the launcher names it relative to the working directory."""
+    workdir = os.path.expanduser(wanted.get("workdir") or "~")
+    return dict(wanted["code"], folder=os.path.join(workdir, wanted["code"]["folder"]))
 
 
 def _fork(find: Callable[[], dict[str, Any]]) -> tuple[workers.Child, int]:

@@ -120,15 +120,21 @@ def clock(offset_s, error_s=0.01):
             [facts(), facts(cuda_version="12.6", nccl_version="2.27.3")],
             [
                 "warning: gpu2: CUDA 12.6, the others 13.0; fix: install the same torch build everywhere",
-                "warning: gpu2: NCCL 2.27.3, the others 2.28.9; "
-                "fix: install the same one everywhere: all ranks need it",
+                "problem: gpu2: NCCL 2.27.3, the others 2.28.9; "
+                "fix: install the same one everywhere: NCCL refuses to start with different ones",
             ],
         ),
         ([facts(), facts(python="/env/bin/python"), facts(python="/opt/bin/python")],
          ["note: gpu[1-3]: its Python is /usr/bin/python3 on gpu1, /env/bin/python on gpu2 and "
           "/opt/bin/python on gpu3"]),
+        # numpy
         ([facts(numpy_version="2.1.0"), facts(), facts(numpy_version="1.26.4")],
-         ["note: gpu3: numpy 1.26.4, the others 2.1.0"]),
+         ["problem: gpu3: numpy 1, the others 2; "
+          "fix: install the same one everywhere: pickles and wheels may be incompatible"]),
+        ([facts(numpy_version="2.1.0"), facts(numpy_version="2.3.1")],
+         [f"warning: gpu2: numpy 2.3, the others 2.1; fix: {NEAR}"]),
+        ([facts(packages={"numpy": "2.1.0"}), facts(numpy_version="2.1.3")],
+         ["note: gpu2: numpy 2.1.3, the others 2.1.0"]),
         ([facts(cpu_count=64), facts(cpu_count=32)], ["note: gpu2: 32 CPUs, the others 64 CPUs"]),
     ],
 )  # fmt: skip

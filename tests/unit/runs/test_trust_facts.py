@@ -34,7 +34,8 @@ GPU = {
 }  # fmt: skip
 CHECKS = {
     "memory_mib": 515000, "memory_free_mib": 480, "shm_mib": 64, "memlock_kib": 64, "open_files": 1024,
-    "disks": {"/data": 10}, "script_hash": "5f3a91", "infiniband": ["mlx5_0:1"],
+    "disks": {"/data": 10}, "script_hash": "5f3a91", "infiniband": ["mlx5_0:1"], "code_hash": "c0de",
+    "code_is_complete": True,
     "networks": [{"interface": "eth1", "network": "10.0.0.0/24", "speed_mbps": 1000}],
     "xids": [{"gpu": "0000:3b:00", "number": 79}],
     "runs": [{"pid": 7, "name": "python", "mark": "20261120-091233.ab12.0", "is_owned": False}],
@@ -46,7 +47,8 @@ MESSAGE: dict[str, Any] = {
     "ssh_address": "10.0.0.1", "addresses": [["lo", "127.0.0.1"], ["eth1", "10.0.0.1"]], "workdir_found": True,
     "script_found": True, "gpus": [GPU, GPU | {"index": 1}], "gpu_error": "ECC", "checks": CHECKS,
     "search": {"python": "/usr/bin/python3", "version": "3.11", "torch": "2.13.0", "cuda": "12.8", "hip": None,
-               "nccl": "2.27.5", "numpy": "2.3.1", "candidate": "python3", "tried": [["/opt/python", "not there"]]},
+               "nccl": "2.27.5", "numpy": "2.3.1", "candidate": "python3", "tried": [["/opt/python", "not there"]],
+               "packages": {"tqdm": "4.67.1"}, "packages_are_complete": True},
     "setup": {"failure": {"step": "--setup", "reason": "exit code 1", "lines": ["a", "b"]}, "names": ["A"],
               "conda": "/opt/conda"},
 }  # fmt: skip
@@ -209,6 +211,15 @@ def test_disks_that_no_machine_has_are_refused() -> None:
     disks = {f"/disk{number}": 1 for number in range(65)}
     with pytest.raises(LauncherError, match="it named 65 disks; at most 64 are accepted"):
         read_facts(put(MESSAGE, ("checks", "disks"), disks), "/tmp/x")
+
+
+def test_packages_that_no_machine_has_are_refused() -> None:
+    packages = {f"p{number}": "1" for number in range(MOST["packages"])}
+    lied = read(put(MESSAGE, ("search", "packages"), packages))
+    assert lied is not None
+    assert len(judge(Job(BUILTIN), lied)) < LINES
+    with pytest.raises(LauncherError, match="it named 5001 packages; at most 5000 are accepted"):
+        read_facts(put(MESSAGE, ("search", "packages"), packages | {"one": "more"}), "/tmp/x")
 
 
 @pytest.mark.parametrize("address", ["UNKNOWN", "evil.example.com", "10.0.0.1; id", ""])

@@ -70,6 +70,8 @@ MESSAGE = {
         "hip": None,
         "nccl": "2.27.5",
         "numpy": "2.3.1",
+        "packages": {"numpy": "2.3.1", "mine": "1.0 (editable, a1b2c3d)"},
+        "packages_are_complete": False,
         "candidate": "python3",
         "tried": [["/opt/python", "not there"]],
     },
@@ -110,12 +112,15 @@ def test_a_message_becomes_facts():
         cuda_version="12.8",
         nccl_version="2.27.5",
         numpy_version="2.3.1",
+        packages={"numpy": "2.3.1", "mine": "1.0 (editable, a1b2c3d)"},
+        packages_are_complete=False,
         pythons_tried=(("/opt/python", "not there"),),
     )
 
 
 def test_what_the_checks_ask_for():
-    checks = read_facts({**MESSAGE, "checks": CHECKS}, "/tmp/run").checks
+    code = {"code_hash": "c0de", "code_is_complete": False}
+    checks = read_facts({**MESSAGE, "checks": CHECKS | code}, "/tmp/run").checks
     assert checks == Checks(
         memory_mib=515000,
         memory_free_mib=480000,
@@ -124,6 +129,8 @@ def test_what_the_checks_ask_for():
         open_files=1024,
         disks={"/data": 100, "/tmp": None},
         script_hash="5f3a91",
+        code_hash="c0de",
+        code_is_complete=False,
         networks=(Network("eth1", "10.0.0.0/24", None),),
         infiniband=("mlx5_0:1",),
         xids=(Xid("0000:3b:00", 79),),
@@ -197,6 +204,10 @@ def test_a_message_without_a_fact_is_refused(name):
         ("ssh_address", 5),
         ("gpu_error", ["x"]),
         ("search", {"python": 5}),
+        ("search", {"packages": ["numpy"]}),
+        ("search", {"packages": {"numpy": 2}}),
+        ("search", {"packages": {"numpy": "2" * 201}}),
+        ("checks", {**CHECKS, "code_hash": 5}),
     ],
 )
 def test_a_malformed_message_is_refused(name, value):

@@ -1,0 +1,126 @@
+"""The packages of a Python on this node: names and versions, from the names of directories; nothing is imported.
+
+importlib.metadata would read a file of each package, and its import alone takes 20 ms.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+
+from launcher.node import fast_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MOST_PACKAGES = 5000
+MOST_S = 0.3  # on a file system that responds
+TIMEOUT_S = 1.0  # of the whole child: a file system may hang
+UNKNOWN: dict[str, Any] = {"packages": None, "editables": {}, "packages_are_complete": False}
+_MOST_LETTERS = 100  # of a name or a version; PyPI's longest name has 80
+_MOST_BYTES = 1 << 16  # of a small file
+_MOST_REFS_BYTES = 4 << 20
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")  # pip renames what it is removing to ~name
+_EGG_INFO = re.compile(r"(-py\d[^-]*)?\.egg-info$")
+_COMMIT = re.compile(r"[0-9a-f]{40,64}")
+
+
+def list_packages(paths: list[str]) -> dict[str, Any]:
+    """Return the version of each package by its normalized name, where editable ones are, and whether these are all.
+
+    paths: directories of sys.path, in its order; Python imports the first of two versions. A version ends with
+    ` (editable, a1b2c3d)` if the package is imported from a directory that is at this commit.
+    """
+    deadline = time.monotonic() + MOST_S
+    found: dict[str, str] = {}
+    editables: dict[str, str] = {}
+    for folder in dict.fromkeys(paths):
+        try:
+            entries = sorted(os.listdir(folder))
+        except OSError:
+            continue
+        for entry in entries:
+            name, version = _split(entry)
+            if name is None or name in found:
+                continue
+            if len(found) >= MOST_PACKAGES or time.monotonic() > deadline:
+                return {"packages": found, "editables": editables, "packages_are_complete": False}
+            source = _find_source(os.path.join(folder, entry)) if entry.endswith(".dist-info") else None
+            found[name] = version if source is None else "%s (%s)" % (version, _describe(source))
+            if source is not None:
+                editables[name] = source
+    return {"packages": found, "editables": editables, "packages_are_complete": True}
+
+
+def _split(entry: str) -> tuple[str | None, str]:
+    """Return the normalized name (PEP 503) and the version in `Name-1.2.dist-info` or `Name-1.2-py3.11.egg-info`."""
+    if entry.endswith(".dist-info"):
+        stem = entry[:-10]
+    elif entry.endswith(".egg-info"):
+        stem = _EGG_INFO.sub("", entry)
+    else:
+        return None, ""
+    name, _, version = stem.rpartition("-")
+    if not _NAME.fullmatch(name) or not version or len(stem) > _MOST_LETTERS:
+        return None, ""
+    return re.sub(r"[-_.]+", "-", name).lower(), version
+
+
+def _find_source(info: str) -> str | None:
+    """Return the directory from which an editable package is imported (PEP 610); None if it isn't editable."""
+    text = _read(os.path.join(info, "direct_url.json"))
+    try:
+        origin = fast_json.loads(text or "{}")
+        url = origin["url"] if origin["dir_info"]["editable"] is True else ""
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if not isinstance(url, str) or not url.startswith("file://"):
+        return None
+    path = "/" + url[len("file://") :].partition("/")[2]
+    if "%" in path:
+        from urllib.parse import unquote
+
+        path = unquote(path)
+    return path
+
+
+def _describe(source: str) -> str:
+    commit = find_commit(source)
+    return "editable, %s" % commit[:7] if commit else "editable"
+
+
+def find_commit(folder: str) -> str | None:
+    """Return the commit that is checked out in `folder`, or None; git itself would take longer, and may be missing."""
+    git = os.path.join(folder, ".git")
+    link = _read(git)  # a file in a worktree and in a submodule
+    if link.startswith("gitdir:"):
+        git = os.path.join(folder, link[len("gitdir:") :].strip())
+    head = _read(os.path.join(git, "HEAD")).strip()
+    if not head.startswith("ref:"):
+        return head if _COMMIT.fullmatch(head) else None
+    ref = head[len("ref:") :].strip()
+    common = os.path.join(git, _read(os.path.join(git, "commondir")).strip())  # of a worktree; else `git` itself
+    for place in (git, common):
+        commit = _read(os.path.join(place, ref)).strip()
+        if _COMMIT.fullmatch(commit):
+            return commit
+    packed = re.search(
+        r"^(\S+) %s$" % re.escape(ref), _read(os.path.join(common, "packed-refs"), _MOST_REFS_BYTES), re.M
+    )
+    return packed.group(1) if packed and _COMMIT.fullmatch(packed.group(1)) else None
+
+
+def _read(path: str, most: int = _MOST_BYTES) -> str:
+    """Return the beginning of a file, or an empty text; O_NONBLOCK: the opening of a FIFO would wait for a writer."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):  # a path with a null byte in it is a ValueError
+        return ""
+    try:
+        return os.read(fd, most).decode("utf-8", "replace")
+    except OSError:  # such as a directory
+        return ""
+    finally:
+        os.close(fd)

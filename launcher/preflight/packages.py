@@ -1,0 +1,130 @@
+"""Compare the packages that are installed for the Python of each node.
+
+What differs on one host is one finding, however many packages these are. torch, numpy and NCCL have findings of their
+own in `comparison`; here it only counts whether they are installed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from launcher.hosts.ranges import fold_names
+from launcher.preflight.findings import NOTE, WARNING, Finding, Node
+from launcher.wording import count
+
+# pip, setuptools and wheel install packages, and a virtual environment made by another tool or at another time has
+# others of them; ranks import none. What ranks need of the launcher comes from the launch host.
+_IGNORED = {"pip", "setuptools", "wheel", "ssh-torch-launcher"}
+_COMPARED = ("torch", "numpy")
+_NCCL = "nvidia-nccl-cu"
+_FEW = 3  # packages that are named
+_MAX_VALUES = 4
+_FIX = "make the environments equal, for example with --setup 'uv sync --locked'"
+
+_Versions = Mapping[str, str | None]  # by the host's name; None: not installed there
+
+
+def check(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """Yield which packages differ on which hosts, in one finding for each host, or for all if none is in the majority.
+
+    So of two hosts neither is blamed.
+    """
+    yield from _name_editables(nodes)
+    if len(nodes) < 2:
+        return
+    for node in nodes:
+        if not node.fact.packages_are_complete:
+            yield Finding((node.name,), "its packages are not compared: listing them took too long", "", NOTE)
+    known = [node for node in nodes if node.fact.packages is not None and node.fact.packages_are_complete]
+    if all(node.fact.packages == known[0].fact.packages for node in known):
+        return  # as usual, even on hundreds of hosts
+    apart: dict[str, list[str]] = {}
+    split: list[str] = []
+    for name, versions in _collect(known).items():
+        counted = _count(name, versions, known)
+        common, times = counted[0]
+        if len(counted) < 2 or name in _IGNORED:
+            continue
+        if times * 2 <= len(known):
+            split.append(f"{name} {list_versions(versions)}")
+            continue
+        others = "the others" if len(counted) == 2 else "most"
+        for host, version in versions.items():
+            if _key(name, version, known) != common:
+                apart.setdefault(host, []).append(_describe(name, version, common, others))
+    for host, words in apart.items():
+        yield _fold((host,), words, " from the others")
+    if split:
+        yield _fold(tuple(node.name for node in known), split, "")
+
+
+def list_versions(versions: _Versions) -> str:
+    """Return `0.8.1 on gpu[1-2], 0.8.0 on gpu3, missing on gpu4`; beyond four values, count the rest."""
+    hosts: dict[str | None, list[str]] = {}
+    for host, version in versions.items():
+        hosts.setdefault(version, []).append(host)
+    ordered = sorted(hosts, key=lambda version: (version is None, -len(hosts[version])))
+    words = [f"{version or 'missing'} on {fold_names(hosts[version])}" for version in ordered[:_MAX_VALUES]]
+    more = len(ordered) - _MAX_VALUES
+    return ", ".join([*words, count(more, "more value")] if more > 0 else words)
+
+
+def tabulate(nodes: Sequence[Node]) -> list[str]:
+    """Return a line for each package of any node, those that differ first, after a line that counts them."""
+    known = [node for node in nodes if node.fact.packages is not None]
+    if not known:
+        return ["no packages: no Python was looked for"]
+    every = _collect(known)
+    differing = [name for name, versions in every.items() if len(set(versions.values())) > 1]
+    width = max(map(len, every), default=0)
+    lines = [f"  {name:<{width}}  {list_versions(every[name])}" for name in differing]
+    lines += [f"  {name:<{width}}  {every[name][known[0].name]}" for name in every if name not in set(differing)]
+    heading = f"{count(len(every), 'package')} on {count(len(known), 'host')}"
+    heading += f", {len(differing)} not the same on all:" if differing else ":"
+    partial = [node.name for node in nodes if not node.fact.packages_are_complete]
+    more = [f"  not all could be listed in time on {fold_names(partial)}"] if partial else []
+    return [heading, *more, *lines]
+
+
+def _collect(nodes: Sequence[Node]) -> dict[str, _Versions]:
+    """Return the versions of each package on all nodes, by the package's name."""
+    names = sorted({name for node in nodes for name in node.fact.packages or ()})
+    return {name: {node.name: (node.fact.packages or {}).get(name) for node in nodes} for name in names}
+
+
+def _count(name: str, versions: _Versions, nodes: Sequence[Node]) -> list[tuple[str | None, int]]:
+    """Return what is compared of a package, the most frequent first."""
+    return Counter(_key(name, version, nodes) for version in versions.values()).most_common()
+
+
+def _key(name: str, version: str | None, nodes: Sequence[Node]) -> str | None:
+    """Return what is compared of a version: nothing but its presence if `comparison` has a finding for the rest."""
+    is_compared = name in _COMPARED or (name.startswith(_NCCL) and nodes[0].job.wants_gpus)
+    return "" if is_compared and version is not None else version
+
+
+def _describe(name: str, version: str | None, common: str | None, others: str) -> str:
+    if version is None:
+        return f"{name} missing"
+    if not common:
+        return f"{name} {version} (missing on {others})"
+    return f"{name} {version} ({others.removeprefix('the ')} {common})"
+
+
+def _name_editables(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """Yield the editable packages that are not in the code that is sent."""
+    for node in nodes:
+        tree, root = node.job.tree, node.fact.tree
+        if tree is not None and root is not None:
+            found = [f"{name} in {path}" for name, path in node.fact.editables.items() if tree.move(path, root) is None]
+            if found:
+                yield Finding((node.name,), f"editable packages that aren't sent: {', '.join(found)}", "", NOTE)
+
+
+def _fold(hosts: tuple[str, ...], words: Sequence[str], whom: str) -> Finding:
+    is_long = len(words) > _FEW
+    shown = [*words[: _FEW - 1], "..."] if is_long else words
+    differ = "differs" if len(words) == 1 else "differ"
+    text = f"{count(len(words), 'package')} {differ}{whom}: {', '.join(shown)}"
+    return Finding(hosts, text, _FIX + ("; launch check --packages lists all" if is_long else ""), WARNING)

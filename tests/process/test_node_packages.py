@@ -1,0 +1,180 @@
+"""The packages of the Python that is found on a node, and the hashes of the Python files beside its script."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from node_process import STAND_IN, Message, Node, Nodes
+
+from launcher.node import messages
+from launcher.session.facts_message import read_facts
+
+COMMIT = "a1b2c3d" + "0" * 33
+
+
+def install(site: Path, *names: str) -> None:
+    for name in names:
+        (site / name).mkdir(parents=True)
+
+
+def install_editable(site: Path, name: str, source: Path) -> None:
+    install(site, f"{name}-1.0.dist-info")
+    origin = {"url": source.as_uri(), "dir_info": {"editable": True}}
+    (site / f"{name}-1.0.dist-info" / "direct_url.json").write_text(json.dumps(origin))
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def find_packages(nodes: Nodes, tmp_path: Path, *sites: Path, **wanted: object) -> Message:
+    """Ask a node for the packages of a Python that has no others."""
+    write(tmp_path / "python", f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    (tmp_path / "python").chmod(0o700)
+    paths = ":".join(map(str, [STAND_IN, *sites]))
+    node = nodes.start()
+    asked = {"checks": True, "packages": True, "gpus": False, "legacy": True, **wanted}
+    node.prepare(facts=True, pythons=[str(tmp_path / "python")], env={"PYTHONPATH": paths}, **asked)
+    return node.wait_for(messages.FACTS)
+
+
+# ---- packages -------------------------------------------------------------------------------------------------------
+
+
+def test_packages_are_named_after_their_directories(nodes: Nodes, tmp_path: Path) -> None:
+    first, second = tmp_path / "a" / "site-packages", tmp_path / "b" / "dist-packages"
+    install(
+        first, "Foo.Bar__baz-1.2.dist-info", "typing_extensions-4.15.0.dist-info", "~umpy-2.0.dist-info", "foo_bar_baz",
+    )  # fmt: skip
+    install(second, "foo_bar_baz-9.dist-info", "PyYAML-6.0.1.egg-info", "six-1.16.0-py3.11.egg-info", "mine.egg-info")
+    install(tmp_path / "elsewhere", "other-1.0.dist-info")  # on the path, but nothing is installed there
+    facts = read_facts(find_packages(nodes, tmp_path, first, second, tmp_path / "elsewhere"), "")
+    assert facts.torch_version == "2.13.0+stand.in"
+    assert (facts.packages, facts.packages_are_complete) == (
+        {"foo-bar-baz": "1.2", "typing-extensions": "4.15.0", "pyyaml": "6.0.1", "six": "1.16.0"},
+        True,
+    )
+
+
+def test_an_editable_package_has_a_commit(nodes: Nodes, tmp_path: Path) -> None:
+    site = tmp_path / "site-packages"
+    sources = {name: tmp_path / f"my sources/{name}" for name in ("loose", "packed", "detached", "tree", "new", "bare")}
+    for name, source in sources.items():
+        write(source / ".git" / "HEAD" if name not in ("tree", "bare") else source / "x", "ref: refs/heads/main\n")
+        install_editable(site, name, source)
+    write(sources["loose"] / ".git" / "refs" / "heads" / "main", f"{COMMIT}\n")
+    packed = f"# pack-refs\n{'f' * 40} refs/heads/x\n{COMMIT} refs/heads/main\n"
+    write(sources["packed"] / ".git" / "packed-refs", packed)
+    write(sources["detached"] / ".git" / "HEAD", f"{COMMIT}\n")
+    write(sources["tree"] / ".git", "gitdir: ../loose/.git/worktrees/tree\n")
+    write(sources["loose"] / ".git" / "worktrees" / "tree" / "HEAD", "ref: refs/heads/main\n")
+    write(sources["loose"] / ".git" / "worktrees" / "tree" / "commondir", "../..\n")
+    install(site, "wrong-1.0.dist-info", "hung-1.0.dist-info")
+    write(site / "wrong-1.0.dist-info" / "direct_url.json", '["no object"]')
+    os.mkfifo(site / "hung-1.0.dist-info" / "direct_url.json")
+    known, unknown = "1.0 (editable, a1b2c3d)", "1.0 (editable)"
+    assert find_packages(nodes, tmp_path, site)["search"]["packages"] == {
+        **dict.fromkeys(("loose", "packed", "detached", "tree"), known),
+        **dict.fromkeys(("new", "bare"), unknown),
+        **dict.fromkeys(("wrong", "hung"), "1.0"),
+    }
+
+
+def test_a_commit_of_git_itself_is_found(nodes: Nodes, tmp_path: Path) -> None:
+    source, site = tmp_path / "source", tmp_path / "site-packages"
+    git = ["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", "init", "--quiet", str(source)], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message", "x"], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
+    install_editable(site, "mine", source)
+    packages = find_packages(nodes, tmp_path, site)["search"]["packages"]
+    assert packages == {"mine": f"1.0 (editable, {commit[:7]})"}
+
+
+def test_more_packages_than_any_python_has(nodes: Nodes, tmp_path: Path) -> None:
+    install(tmp_path / "site-packages", *(f"p{number}-1.dist-info" for number in range(5001)))
+    facts = read_facts(find_packages(nodes, tmp_path, tmp_path / "site-packages"), "")
+    assert facts.packages is not None
+    assert len(facts.packages) <= 5000
+    assert not facts.packages_are_complete
+
+
+def test_packages_are_listed_for_the_checks_only(nodes: Nodes, tmp_path: Path) -> None:
+    install(tmp_path / "site-packages", "foo-1.2.dist-info")
+    search = find_packages(nodes, tmp_path, tmp_path / "site-packages", checks=False, packages=False)["search"]
+    assert "packages" not in search
+    assert "site" not in search
+
+
+# ---- code -----------------------------------------------------------------------------------------------------------
+
+
+def ask_code(nodes: Nodes, workdir: Path, folder: str = "", script: str | None = "train.py") -> tuple[Node, Message]:
+    node = nodes.start()
+    code = {"folder": folder, "script": script}
+    node.prepare(facts=True, pythons=[], gpus=False, checks=True, workdir=str(workdir), code=code)
+    return node, node.wait_for(messages.FACTS)["checks"]
+
+
+def list_code(node: Node, workdir: Path, folder: str = "", script: str | None = "train.py") -> Any:
+    node.send(messages.LIST_CODE, workdir=str(workdir), code={"folder": folder, "script": script})
+    return node.wait_for(messages.CODE)["files"]
+
+
+def short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def test_what_a_run_may_import_is_hashed(nodes: Nodes, tmp_path: Path) -> None:
+    root = tmp_path / "repo" / "src"
+    for path in ("model.py", "lib/data.py", "lib/train.py", "läuft.py"):
+        write(root / path, path)
+    skipped = ("train.py", "notes.txt", ".hidden.py", ".git/hook.py", "__pycache__/a.py", "node_modules/a.py",
+               "lib/site-packages/a.py", "env/pyvenv.cfg", "env/a.py", "../outside.py")  # fmt: skip
+    for path in skipped:
+        write(root / path, path)
+    (root / "linked").symlink_to(tmp_path / "repo")
+    (root / "loop.py").symlink_to("loop.py")
+    (root / "link.py").symlink_to("notes.txt")
+    os.mkfifo(root / "fifo.py")
+    node, checks = ask_code(nodes, tmp_path, "repo/src")
+    assert checks["code_is_complete"] is True
+    found = ("lib/data.py", "lib/train.py", "läuft.py", "model.py")
+    assert list_code(node, tmp_path, "repo/src") == sorted(
+        [*([path, short_hash(path)] for path in found), ["link.py", short_hash("notes.txt")]]
+    )
+    write(root / "notes.txt", "other")
+    _, changed = ask_code(nodes, tmp_path, "repo/src")
+    write(root / "notes.txt", "notes.txt")
+    write(root / "train.py", "other")  # has a hash of its own
+    _, again = ask_code(nodes, tmp_path, str(root))
+    assert changed["code_hash"] != checks["code_hash"] == again["code_hash"]
+
+
+def test_more_files_than_are_compared(nodes: Nodes, tmp_path: Path) -> None:
+    (tmp_path / "many").mkdir()
+    for number in range(2001):
+        (tmp_path / "many" / f"{number}.py").touch()
+    node, checks = ask_code(nodes, tmp_path)
+    assert (checks["code_hash"], checks["code_is_complete"]) == (None, False)
+    assert list_code(node, tmp_path) is None
+
+
+def test_a_place_that_can_not_be_read(nodes: Nodes, tmp_path: Path) -> None:
+    _, checks = ask_code(nodes, tmp_path, "missing")
+    assert (checks["code_hash"], checks["code_is_complete"]) == (None, True)
+
+
+def test_code_that_is_not_asked_for_has_no_hash(nodes: Nodes, tmp_path: Path) -> None:
+    node = nodes.start()
+    node.prepare(facts=True, pythons=[], gpus=False, checks=True, workdir=str(tmp_path))
+    facts = read_facts(node.wait_for(messages.FACTS), "")
+    assert facts.checks is not None
+    assert (facts.checks.code_hash, facts.packages) == (None, None)
