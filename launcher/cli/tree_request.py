@@ -46,6 +46,7 @@ def read_tree(options: SyncOptions, workdir: str | None, place: Path, log_dir: P
     from launcher.sync.selection import find_root, select
     from launcher.sync.snapshot import take_snapshot
     from launcher.sync.words import describe_left_out, refuse_large
+    from launcher.transports.agents.credentials import make_certificate
 
     root = current_directory() / options.sync if options.sync else find_root(place)
     selection = select(root, staying=(current_directory() / log_dir,))
@@ -66,7 +67,7 @@ def read_tree(options: SyncOptions, workdir: str | None, place: Path, log_dir: P
         here, snapshot.listing, snapshot.hash, snapshot.files, snapshot.bytes_in_all,
         links=tuple(links.values()), live=live,
         has_src=any(path.startswith("src/") for path in paths),
-        left_out=describe_left_out(selection),
+        left_out=describe_left_out(selection), pem="".join(make_certificate()).encode(),
     )  # fmt: skip
     return tree, paths
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 NAME_CHARACTERS = 7  # of a hash, in messages
 
@@ -32,6 +32,7 @@ class Tree:
     live: tuple[str, ...] = ()  # the same directory as users have it, here and on the hosts
     has_src: bool = False  # a directory src, where packages may be
     left_out: str = ""  # what wasn't sent, in words
+    pem: bytes = field(default=b"", repr=False)  # certificate and key with which hosts pass the code on to each other
 
     @property
     def name(self) -> str:

@@ -175,6 +175,8 @@ class Supervisor:
             messages.SHARE_OVER: self._end_share,
             messages.LISTING: self._take_code,
             messages.PIECE: self._take_code,
+            messages.MEET: self._take_code,
+            messages.JOIN: self._take_code,
             messages.PLACE: self._take_code,
             messages.LIST_CODE: self._list_code,
             messages.ADOPT: self._adopt,

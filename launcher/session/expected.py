@@ -18,6 +18,7 @@ MAX_TEXT = 4096  # characters; no path is longer
 _MAX_DEPTH = 16
 _ANSWERS = {
     messages.PREPARE: messages.HELLO, messages.ROUTE: messages.ROUTED, messages.PROBE: messages.PROBED,
+    messages.MEET: messages.MET, messages.JOIN: messages.JOINED,
     messages.LISTING: messages.WANTED, messages.PIECE: messages.TOOK,
     messages.LOOK: messages.SEEN, messages.SHARE: messages.SHARED, messages.RAS: messages.RAS_STATUS,
     messages.LIST_CODE: messages.CODE,

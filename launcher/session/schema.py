@@ -51,6 +51,10 @@ def _are_texts_or_none(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_text_or_none, value))
 
 
+def _are_addresses(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= _MOST_NAMES and all(map(is_address, value))
+
+
 def _are_few_texts(value: Any) -> bool:
     return isinstance(value, list) and len(value) <= _MOST_NAMES and all(map(_is_text, value))
 
@@ -176,6 +180,8 @@ _FORMS: Mapping[str, Mapping[str, _Test]] = {
     messages.SHARED: {"up": _is_level_or_none, "is_there": _is_flag_or_none},
     messages.WANTED: {"group": _is_text, "needs_listing": _is_flag},
     messages.TOOK: {},
+    messages.MET: {"port": _is_port_or_none, "addresses": _are_addresses},
+    messages.JOINED: {"is_complete": _is_flag},
     messages.PLACED: {"path": _is_text, "hash": _is_text,
                       **dict.fromkeys(("wrong", "extras", "repaired", "empty"), _are_few_texts)},
     messages.UNPLACED: {"text": _is_text, "is_disk": _is_flag},

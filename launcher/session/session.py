@@ -68,6 +68,11 @@ class Session:
         self._noticed: set[tuple[int, Stage]] = set()  # what was printed about which node
         self._pool = ConnectionPool(hosts, transport, outputs, terms)
 
+    @property
+    def is_terse(self) -> bool:
+        """Whether each message to a node is expensive."""
+        return self._transport.is_terse
+
     def catch_signals(self, on_quit: Callable[[], object] | None = None) -> AbstractContextManager[None]:
         """Let `pump` raise Interrupted for a signal that comes while the block runs; Ctrl-Z is ignored.
 

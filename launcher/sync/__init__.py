@@ -13,5 +13,8 @@ In reading order:
     words         the same in words, and the refusal of too much
     contents      files by their hash, to send them
     pieces        what is missing on the hosts, cut into pieces and compressed
-    delivery      send that to all nodes of a session, and take their proof
+    answers       what the nodes have said
+    introduction  connect the nodes with each other, so that they pass pieces on
+    proofs        which nodes have the code, and what is wrong with the others
+    delivery      send what is missing to all nodes of a session, and take their proof
 """

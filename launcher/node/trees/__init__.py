@@ -4,6 +4,8 @@ In reading order:
 
     listing    which files a tree has, as it is sent and hashed; the launcher imports it too
     store      files by the hash of their content; the launcher imports it too
+    arrivals   files that come in pieces
+    peers      nodes that pass pieces on to each other
     proof      whether a directory holds exactly the files of a listing
     folders    the directories of runs
     worker     the process that puts the code in its place

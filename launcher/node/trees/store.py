@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 import time
 
 TYPE_CHECKING = False
@@ -99,9 +100,9 @@ class Store:
         except OSError:
             pass
 
-    def receive(self, content: str) -> Arrival:
-        """Begin a file that comes in pieces."""
-        return Arrival(os.path.join(self._arriving, os.urandom(8).hex()), self.path_of(content), content)
+    def receive(self, entry: Entry) -> Arrival:
+        """Begin a file that comes in parts."""
+        return Arrival(os.path.join(self._arriving, os.urandom(8).hex()), self.path_of(entry.content), entry)
 
     def read(self, content: str, most_bytes: int) -> bytes:
         """Return a whole file; raise OSError if it isn't here, or is larger."""
@@ -170,31 +171,31 @@ def _remove_older(path: str, limit: float) -> None:
 
 
 class Arrival:
-    """A file that comes in pieces, and is kept only if its hash is the one that was announced."""
+    """A file that comes in parts, in any order, and is kept only if its hash is the one that was announced."""
 
-    def __init__(self, part: str, path: str, content: str) -> None:
-        import hashlib
-
+    def __init__(self, part: str, path: str, entry: Entry) -> None:
         self._part = part
         self._path = path
-        self._content = content
-        self._hash = hashlib.sha256()
-        self._fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        self._entry = entry
+        self._left = entry.size
+        self._lock = threading.Lock()
+        self._fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
 
-    def write(self, data: bytes | memoryview) -> None:
-        """Append a piece; raise OSError, after which nothing of the file is left."""
-        self._hash.update(data)
-        try:
-            _write_all(self._fd, data)
-        except OSError:
-            self.abandon()
-            raise
+    def write(self, begin: int, data: bytes | memoryview) -> bool:
+        """Write the part that begins here; return whether the file is complete."""
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._fd, view, begin)
+            begin, view = begin + written, view[written:]
+        with self._lock:
+            self._left -= len(data)
+            return self._left <= 0
 
-    def finish(self) -> bool:
-        """Keep the file under its name, and return True; a file with another hash is removed."""
-        if self._hash.hexdigest() != self._content:
+    def finish(self) -> None:
+        """Keep the file under its name if it has the announced hash, or remove it."""
+        if not self._has_hash():
             self.abandon()
-            return False
+            return
         try:
             os.close(self._fd)  # a network file system may say only now that it is full
             try:
@@ -205,7 +206,15 @@ class Arrival:
         except OSError:
             os.unlink(self._part)
             raise
-        return True
+
+    def _has_hash(self) -> bool:
+        import hashlib
+
+        digest, place = hashlib.sha256(), 0
+        while data := os.pread(self._fd, PIECE_BYTES, place):
+            digest.update(data)
+            place += len(data)
+        return digest.hexdigest() == self._entry.content
 
     def abandon(self) -> None:
         """Remove what has come."""

@@ -20,6 +20,8 @@ import zlib
 
 from launcher.node import messages
 from launcher.node.trees import folders, listing, proof
+from launcher.node.trees.arrivals import Arrivals
+from launcher.node.trees.listing import Entry
 from launcher.node.trees.store import Store, find_base
 
 TYPE_CHECKING = False
@@ -27,8 +29,7 @@ if TYPE_CHECKING:
     from typing import Any, Dict, Mapping, NoReturn
 
     from launcher.node.trees.folders import Folder
-    from launcher.node.trees.listing import Entry
-    from launcher.node.trees.store import Arrival
+    from launcher.node.trees.peers import Peers
 
     Header = Dict[str, Any]
 
@@ -47,7 +48,7 @@ class GivenUpError(Exception):
 def work_and_exit(sock: socket.socket, wanted: Header, run: str, env: Mapping[str, str]) -> NoReturn:
     """In a fork: do the work, answer, and exit; `wanted`: the launcher's `tree`."""
     try:
-        worker = Worker(sock, wanted, run)
+        worker = Worker(sock, wanted, run, env)
         try:
             store = Store(find_base(env))
             store.make()
@@ -69,13 +70,13 @@ def work_and_exit(sock: socket.socket, wanted: Header, run: str, env: Mapping[st
 class Worker:
     """One conversation with the launcher about one tree."""
 
-    def __init__(self, sock: socket.socket, wanted: Header, run: str) -> None:
+    def __init__(self, sock: socket.socket, wanted: Header, run: str, env: Mapping[str, str]) -> None:
         self._sock = sock
         self._wanted = wanted
         self._run = run
         self._decoder = messages.Decoder(max_header_bytes=1 << 30)
         self._heard: list[tuple[Header, bytes]] = []
-        self._arrivals: dict[int, Arrival] = {}  # by the entry's place in the listing
+        self._env = env
 
     def work(self, store: Store) -> None:
         """Put the code in its place, answer, and remove what earlier runs have left."""
@@ -131,10 +132,11 @@ class Worker:
             if header["type"] != messages.LISTING:
                 raise ValueError("%s instead of a listing" % header["type"])
             data = zlib.decompress(payload)
-            arrival = store.receive(name)
-            arrival.write(data)
-            if not arrival.finish():
+            if listing.hash_listing(data) != name:
                 raise ValueError("a listing with another hash")
+            arrival = store.receive(Entry("listing", listing.FILE, len(data), name))
+            arrival.write(0, data)
+            arrival.finish()
         return listing.decode(data)
 
     def _take(self, store: Store, entries: list[Entry], needed: list[Entry], group: str) -> bool:
@@ -147,26 +149,40 @@ class Worker:
                 if not store.has(entry):
                     bits[index // 8] |= 1 << index % 8
         self.say(messages.WANTED, bytes(bits), group=group, needs_listing=False)
-        while True:
-            header, payload = self._hear()
-            if header["type"] == messages.PLACE:
-                for arrival in self._arrivals.values():
-                    arrival.abandon()
-                return bool(header["is_writer"])
-            self._take_piece(store, entries, header, payload)
-            self.say(messages.TOOK)
+        arrivals = Arrivals(store, entries)
+        peers: Peers | None = None
+        try:
+            while True:
+                header, payload = self._hear()
+                if header["type"] == messages.MEET:
+                    peers = self._meet(arrivals, header["number"], payload)
+                elif header["type"] == messages.JOIN:
+                    self.say(messages.JOINED, is_complete=peers is not None and peers.join(header["peers"]))
+                elif header["type"] == messages.PIECE:
+                    if peers is not None and header["is_for_all"]:
+                        peers.pass_on(messages.encode(messages.PIECE, payload, **_fields(header)))
+                    arrivals.take(header, payload)
+                    self.say(messages.TOOK)
+                else:
+                    if peers is not None and header["has_peers"]:
+                        peers.finish()
+                    arrivals.close()
+                    return bool(header["is_writer"])
+        finally:
+            if peers is not None:
+                peers.close()
 
-    def _take_piece(self, store: Store, entries: list[Entry], header: Header, payload: bytes) -> None:
-        """Take parts of files, each given by its place in the listing, and where the part begins and ends."""
-        data = memoryview(zlib.decompress(payload) if header["is_packed"] else payload)
-        for index, begin, end in header["parts"]:
-            entry = entries[index]
-            part, data = data[: end - begin], data[end - begin :]
-            if begin == 0:
-                self._arrivals[index] = store.receive(entry.content)
-            self._arrivals[index].write(part)
-            if end == entry.size:
-                self._arrivals.pop(index).finish()
+    def _meet(self, arrivals: Arrivals, number: int, pem: bytes) -> Peers | None:
+        """Open a port for the other nodes, and answer where it is; a port of 0 says that it is impossible."""
+        from launcher.node.trees import peers
+
+        try:
+            met = peers.Peers(number, pem, arrivals.take_safely)
+        except (OSError, ValueError, AttributeError):  # AttributeError: the C library has no memfd
+            self.say(messages.MET, port=0, addresses=[])
+            return None
+        self.say(messages.MET, port=met.port, addresses=peers.list_addresses(self._env))
+        return met
 
     # ---- its place ----------------------------------------------------------------------------------------------
 
@@ -331,6 +347,10 @@ def _await(place: Folder, entries: list[Entry]) -> list[Entry]:
     if os.path.isdir(place.path):
         place.lock(fcntl.LOCK_SH)
     return wrong
+
+
+def _fields(header: Header) -> Header:
+    return {name: value for name, value in header.items() if name not in ("type", "size")}
 
 
 def _key(entry: Entry) -> tuple[str, str, str]:

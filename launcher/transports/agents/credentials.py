@@ -32,6 +32,13 @@ def make_credentials(count: int) -> Credentials:
 
     The certificate is valid from 2000 to 9999, since the clocks of the hosts may be wrong.
     """
+    password = secrets.token_hex(32)
+    certificate, key = make_certificate(password)
+    return Credentials(certificate, key, password, tuple(secrets.token_hex(32) for _ in range(count)))
+
+
+def make_certificate(password: str | None = None) -> tuple[str, str]:
+    """Return a new certificate and its key, both as PEM, the key encrypted if there is a password."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -45,15 +52,10 @@ def make_credentials(count: int) -> Credentials:
         .not_valid_after(datetime.datetime(9999, 12, 31, 23, 59, 59))
         .sign(key, hashes.SHA256())
     )
-    password = secrets.token_hex(32)
-    encryption = serialization.BestAvailableEncryption(password.encode())
-    encrypted = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
-    return Credentials(
-        certificate.public_bytes(serialization.Encoding.PEM).decode(),
-        encrypted.decode(),
-        password,
-        tuple(secrets.token_hex(32) for _ in range(count)),
-    )
+    plain = serialization.NoEncryption()
+    encryption = plain if password is None else serialization.BestAvailableEncryption(password.encode())
+    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
+    return certificate.public_bytes(serialization.Encoding.PEM).decode(), private.decode()
 
 
 def make_server_context(credentials: Credentials) -> ssl.SSLContext:
