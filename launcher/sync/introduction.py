@@ -33,7 +33,10 @@ async def introduce(session: Session, answers: Answers, pem: bytes, indexes: Seq
         return False
     for index in indexes:
         session.send(index, messages.JOIN, peers=[peer for peer in peers if peer["number"] != index])
-    await answers.wait_for(indexes, lambda node: node.has_joined is not None)
+    joined = [answers[index] for index in indexes]
+    await answers.wait_for(
+        indexes, lambda node: node.has_joined is not None or any(each.has_joined is False for each in joined)
+    )
     return all(answers[index].has_joined and not answers.is_over(index) for index in indexes)
 
 

@@ -3,91 +3,18 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import shutil
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from machines.patience import NEVER_S
-from node_process import WAITS, Message, Node, Nodes, shell
+from node_code import FILES, Code, Talk
+from node_process import WAITS, Nodes, shell
 
 from launcher.node import messages
-from launcher.node.trees import listing
-from launcher.node.trees.listing import Entry
-
-FILES = {"train.py": b"print(1)\n", "pkg/model.py": b"SIZE = 3\n", "pkg/copy.py": b"SIZE = 3\n", "empty": b""}
-
-
-class Code:
-    """Files as a launcher lists and sends them."""
-
-    def __init__(self, files: Mapping[str, bytes], *, programs: tuple[str, ...] = (), links: Mapping[str, str] = {}):
-        self.files = dict(files)
-        self.entries = [
-            Entry(path, listing.PROGRAM if path in programs else listing.FILE, len(data), hash_of(data))
-            for path, data in files.items()
-        ] + [Entry(path, listing.LINK, 0, target) for path, target in links.items()]
-        self.entries.sort(key=lambda entry: entry.path)
-        self.listing = listing.encode(self.entries)
-        self.hash = listing.hash_listing(self.listing)
-
-    def fields(self, **fields: Any) -> dict[str, Any]:
-        return {"hash": self.hash, "name": "proj", "sub": "", "links": [], "group": os.urandom(4).hex(),
-                "is_check": False, **fields}  # fmt: skip
-
-    def wanted(self, request: Message) -> list[str]:
-        bits = request["content"]
-        return [entry.path for place, entry in enumerate(self.entries) if bits and bits[place // 8] >> place % 8 & 1]
-
-
-def hash_of(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-class Talk:
-    """A launcher's part of the conversation with one node."""
-
-    def __init__(self, node: Node, code: Code, **fields: Any) -> None:
-        self.node = node
-        self.code = code
-        self._requests = 0
-        node.prepare(tree=code.fields(**fields), silence_s=NEVER_S)
-
-    def request(self) -> Message:
-        """Return the next WANTED."""
-        self._requests += 1
-        self.node.wait_until(lambda: len(self.node.find(messages.WANTED)) >= self._requests, "wanted")
-        return self.node.find(messages.WANTED)[self._requests - 1]
-
-    def ask(self) -> list[str]:
-        """Return which files are wanted; send the listing before that if it is."""
-        request = self.request()
-        if request["needs_listing"]:
-            self.node.send(messages.LISTING, zlib.compress(self.code.listing))
-            request = self.request()
-        return self.code.wanted(request)
-
-    def send(self, *paths: str, damage: bytes = b"") -> None:
-        for path in paths:
-            index = next(place for place, entry in enumerate(self.code.entries) if entry.path == path)
-            data = damage or self.code.files[path]
-            self.node.send(messages.PIECE, data, parts=[[index, 0, self.code.entries[index].size]], is_packed=False)
-
-    def place(self, **fields: Any) -> Message:
-        self.node.send(messages.PLACE, **{"is_writer": True, **fields})
-        self.node.wait_until(lambda: self.node.find(messages.PLACED) or self.node.find(messages.UNPLACED), "an answer")
-        return (self.node.find(messages.PLACED) or self.node.find(messages.UNPLACED))[0]
-
-    def deliver(self) -> Path:
-        """Send all that is wanted; return where the code is."""
-        self.send(*self.ask())
-        answer = self.place()
-        assert (answer["type"], answer["hash"], answer["wrong"]) == (messages.PLACED, self.code.hash, []), answer
-        return Path(answer["path"])
 
 
 @pytest.fixture
@@ -185,7 +112,7 @@ def test_what_is_damaged_is_asked_for_again_and_told(start: Any, cache: Path) ->
 
     talk = Talk(start(), code)  # the next attempt of the same run
     assert talk.ask() == []
-    talk.node.send(messages.PLACE, is_writer=True)
+    talk.node.send(messages.PLACE, is_writer=True, has_peers=False)
     assert code.wanted(talk.request()) == ["train.py"]
     talk.send("train.py")
     answer = talk.place()
@@ -202,7 +129,7 @@ def test_a_file_that_comes_with_another_content_is_never_kept(start: Any, cache:
     assert talk.ask()
     talk.send("empty", "pkg/copy.py")
     talk.send("train.py", damage=b"print(0)\n")
-    talk.node.send(messages.PLACE, is_writer=True)
+    talk.node.send(messages.PLACE, is_writer=True, has_peers=False)
     assert code.wanted(talk.request()) == ["train.py"]
     answer = talk.place()  # and it is not sent again
     assert (answer["wrong"], answer["hash"] == code.hash) == (["train.py"], False)
@@ -216,7 +143,7 @@ def test_a_node_that_is_cut_off_leaves_nothing_half_there(start: Any, cache: Pat
     talk = Talk(start(), code)
     assert "large.bin" in talk.ask()
     index = [entry.path for entry in code.entries].index("large.bin")
-    talk.node.send(messages.PIECE, bytes(1 << 20), parts=[[index, 0, 1 << 20]], is_packed=False)
+    talk.node.send(messages.PIECE, bytes(1 << 20), parts=[[index, 0, 1 << 20]], is_packed=False, is_for_all=False)
     talk.node.wait_for(messages.TOOK)
     talk.node.hang_up()
     talk.node.wait_until_gone()

@@ -53,6 +53,7 @@ class Peers:
         self.port: int = self._listener.getsockname()[1]
         self._number = number
         self._names: set[int] = set()
+        self._dialling: list[int] = []  # a number for each address that is being tried
         self._lock = threading.Lock()
         self._strangers = 0
         self._senders: dict[int, _Sender] = {}
@@ -64,13 +65,21 @@ class Peers:
     def join(self, peers: list[dict[str, Any]]) -> bool:
         """Connect to all peers and wait until they have; return whether all of them are there."""
         self._names = {peer["number"] for peer in peers}
-        for peer in peers:
-            for address in peer["addresses"][:MOST_ADDRESSES]:
-                _start(self._dial, peer["number"], address, peer["port"])
+        ways = [
+            (peer["number"], address, peer["port"]) for peer in peers for address in peer["addresses"][:MOST_ADDRESSES]
+        ]
+        self._dialling = [number for number, _, _ in ways]
+        for way in ways:
+            _start(self._try, *way)
         deadline = time.monotonic() + JOIN_S
-        while time.monotonic() < deadline and not self._is_complete():
+        while time.monotonic() < deadline and not self._is_complete() and not self._is_hopeless():
             time.sleep(0.005)
         return self._is_complete()
+
+    def _is_hopeless(self) -> bool:
+        """Tell whether a peer has refused at all of its addresses."""
+        with self._lock:
+            return not self._names <= self._senders.keys() | set(self._dialling)
 
     def _is_complete(self) -> bool:
         with self._lock:
@@ -93,12 +102,19 @@ class Peers:
 
     def close(self) -> None:
         """Close everything."""
-        self._listener.close()
+        _close(self._listener)
         with self._lock:
             for sock in [*self._readers.values(), *(sender.sock for sender in self._senders.values())]:
                 _close(sock)
 
     # ---- to the others --------------------------------------------------------------------------------------------
+
+    def _try(self, number: int, address: str, port: int) -> None:
+        try:
+            self._dial(number, address, port)
+        finally:
+            with self._lock:
+                self._dialling.remove(number)
 
     def _dial(self, number: int, address: str, port: int) -> None:
         try:
