@@ -31,7 +31,7 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 PrintMotd no
 MaxStartups 100:30:200
-SetEnv HOME={folder}
+SetEnv HOME={folder} XDG_CACHE_HOME={folder}/cache/{address}
 """
 
 

@@ -20,6 +20,7 @@ from bench.ends import ends
 from bench.farm import Farm, farm
 from bench.includes import includes
 from bench.restarts import restarts
+from bench.sync import sync
 from bench.timing import Row, median, run
 from bench.training import scaling, trainer
 from bench.transports import transports
@@ -166,6 +167,7 @@ MEASURES: dict[str, tuple[Callable[[], list[Row]], tuple[str, ...]]] = {
     "ends": (ends, ("sshd",)),
     "restarts": (restarts, ("sshd",)),
     "detached": (detached, ("sshd",)),
+    "sync": (sync, ("sshd", "ssh", "git", "rsync")),
     "flood": (flood, ("sshd", "ssh", "pdsh")),
     "idle": (idle, ("sshd",)),
     "many-hosts": (many_hosts, ("sshd", "ssh", "pdsh")),
