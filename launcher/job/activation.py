@@ -16,7 +16,7 @@ from launcher.job.facts import NodeFacts
 from launcher.job.job import Job
 from launcher.node import messages
 
-SETUP_TIMEOUT_S = 60.0  # a cold network disk may take many seconds; what takes a minute is stuck
+SETUP_TIMEOUT_S = 900.0  # `uv sync` or pip may have to download torch and CUDA; every 20 s a line says who waits
 
 # Where installers put conda by default; PATH and CONDA_EXE come first.
 _CONDA_FOLDERS = tuple(

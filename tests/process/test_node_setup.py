@@ -24,7 +24,7 @@ from launcher.node import messages
 SHOW_ENVIRONMENT = python("import os; os.write(1, b'\\0'.join(b'='.join(item) for item in os.environb.items()))")
 LOGIN = {"SSH_CONNECTION": "10.0.0.9 50000 10.0.0.1 22"}
 SCRIPT = Program(ProgramKind.SCRIPT, "train.py")
-DONE = {"failure": None, "names": [], "python": None, "conda": None}
+DONE = {"has_venv": False, "failure": None, "names": [], "python": None, "conda": None}
 
 
 def ask(node: Node, *commands: str, env: Mapping[str, str] | None = None, **order: Any) -> Message:
@@ -475,3 +475,9 @@ def test_micromamba(nodes: Nodes, made_venv: Path, tmp_path: Path) -> None:
     facts = ask_for(node, conda="train")
     assert facts["setup"]["conda"] == str(program)
     assert facts["search"]["python"] == f"{tmp_path}/micromamba/envs/train/bin/python"
+
+
+def test_an_environment_that_the_setup_makes_counts_as_found(nodes: Nodes) -> None:
+    node = nodes.start()
+    facts = ask(node, "mkdir -p env/bin && ln -s /bin/sh env/bin/python", venv="env", workdir=str(node.home))
+    assert (facts["venv_found"], facts["setup"]["has_venv"]) == (True, True)

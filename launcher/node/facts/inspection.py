@@ -196,6 +196,8 @@ class Inspection:
             assert self._facts is not None and self._code is not None  # checked above
             # Take the environment that the ranks will have: the login's, then the setup's, then --env.
             visible = visible_gpus.find_visible(self._facts.get("gpus", []), self._env)
+            if self._made is not None and self._made.get("has_venv"):
+                self._facts["venv_found"] = True  # the setup has made it meanwhile
             self._facts.get("checks", {}).update(self._code)
             self._send_queue.send(
                 messages.FACTS, visible=visible, search=self._python, setup=self._made,

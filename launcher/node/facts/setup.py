@@ -218,4 +218,5 @@ class Setup:
             env["PATH"] = "%s/bin:%s" % (prefix, env.get("PATH", os.defpath))
             env.pop("PYTHONHOME", None)  # as the venv's activate script does
         python = "%s/bin/python" % prefix if prefix else None
-        self._on_done({"failure": None, "names": names, "python": python, "conda": conda})
+        has_venv = self._venv is not None and os.access("%s/bin/python" % self._venv, os.X_OK)
+        self._on_done({"failure": None, "names": names, "python": python, "conda": conda, "has_venv": has_venv})
