@@ -14,7 +14,7 @@ class CodeFolder(click.types.StringParamType):
     name = "directory"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return ("" if value else None) if isinstance(value, bool) else str(value)
+        return ("" if value else None) if isinstance(value, bool) or value is None else str(value)
 
 
 def settle_folders(args: list[str], options: list[click.Option]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from launcher.cli.code_folder import CodeFolder
 from launcher.cli.defaults import find_source
 from launcher.errors import UsageError
 from launcher.job.variables import is_secret
@@ -127,7 +128,12 @@ def _as_words(params: Mapping[str, Any], is_wanted: Callable[[str], bool]) -> li
         names = option.secondary_opts if option.secondary_opts and not values[0] else option.opts
         flag = max(names, key=len)
         for value in values:
-            words += [flag] if option.is_flag else [flag, _hide_secret(name, _typed(value))]
+            if option.is_flag:
+                words.append(flag)
+            elif isinstance(option.type, CodeFolder):  # as one word: the value may be omitted
+                words.append(f"{flag}={value}")
+            else:
+                words += [flag, _hide_secret(name, _typed(value))]
     return words
 
 

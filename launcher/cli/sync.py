@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from launcher.cli.code_folder import CodeFolder
 from launcher.cli.defaults import current_directory
 from launcher.cli.help import Command
 from launcher.cli.option_groups import HostChoice, SyncOptions, Timeouts, TransportOptions, gather
@@ -52,7 +53,8 @@ def command(
     from launcher.sync.words import code_line, place_lines
 
     hosts = read_hosts(choice)
-    tree, _ = read_tree(replace(options, sync=folder or options.sync or ""), None, current_directory(), Path("logs"))
+    folder = folder or CodeFolder().convert(click.get_current_context().lookup_default("sync"), None, None)
+    tree, _ = read_tree(replace(options, sync=folder or ""), None, current_directory(), Path("logs"))
     variables = parse_settings(env, os.environ)
     opener = choose_opener(transport, hosts, env=variables, python=python, silence_s=timeouts.silence_s)
     console = Console(hosts, look_here(os.environ), as_json=as_json, is_patient=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -33,11 +33,11 @@ def add_tree(job: Job, options: SyncOptions, workdir: str | None, place: Path, l
                 raise UsageError(f"{option} works only with --sync", f"add --sync, or omit {option}")
         return job
     tree, paths = read_tree(options, workdir, place, log_dir)
-    inside = _find_inside(place, tree.root)
+    inside = _find_inside(place, tree)
     program = _move_program(job.program, place, tree.root, inside, paths, tree.left_out)
     links = tree.links
     if (program.kind, program.target) == (ProgramKind.BUILTIN, TRAINER_MODULE):
-        links = _add_outputs(tree, paths)
+        links = _add_outputs(tree, paths, workdir or tree.root)
     return replace(job, program=program, workdir=str(place), tree=replace(tree, inside=inside, links=links))
 
 
@@ -62,7 +62,7 @@ def read_tree(options: SyncOptions, workdir: str | None, place: Path, log_dir: P
         for name in selection.ignored_folders
     }
     paths = frozenset(entry.path for entry in snapshot.entries)
-    links |= {link.name: link for link in _read_links(options.link, paths)}
+    links |= {link.name: link for link in _read_links(options.link, paths, links)}
     tree = Tree(
         here, snapshot.listing, snapshot.hash, snapshot.files, snapshot.bytes_in_all,
         links=tuple(links.values()), live=live,
@@ -74,36 +74,58 @@ def read_tree(options: SyncOptions, workdir: str | None, place: Path, log_dir: P
 
 def _is_data(folder: Path) -> bool:
     """Tell whether the hosts may need what is in an ignored directory, which isn't sent."""
-    is_environment = (folder / "pyvenv.cfg").exists() or (folder / "conda-meta").exists()
-    return folder.name != _OUTPUTS and not is_environment and next(folder.iterdir(), None) is not None
+    is_environment = any(os.path.lexists(folder / name) for name in ("pyvenv.cfg", "conda-meta"))
+    if folder.name == _OUTPUTS or is_environment:
+        return False
+    try:
+        with os.scandir(folder) as found:
+            return next(found, None) is not None
+    except OSError:  # another user's, and nobody can tell
+        return False
 
 
-def _read_links(texts: Sequence[str], sent: Collection[str]) -> list[Link]:
-    """Return the links of --link; sent: the paths of the tree, in whose way a link may not be."""
-    links = []
+def _read_links(texts: Sequence[str], sent: Collection[str], ignored: Iterable[str]) -> list[Link]:
+    """Return the links of --link; sent: the paths of the tree, in whose way a link may not be.
+
+    ignored: the names of the links that are made without an option. No link may be below another: it would be made in
+    the directory to which that one leads.
+    """
+    links: list[Link] = []
     for text in texts:
         name, equals, target = text.partition("=")
         path = PurePosixPath(name)
         if not (equals and target.startswith(("/", "~"))):
-            raise UsageError(
-                f"--link: must be NAME=PATH with an absolute path, got {shown(text)}", "--link data=/mnt/data"
-            )
+            raise UsageError(f"--link: must be NAME=PATH with an absolute path, got {shown(text)}", _EXAMPLE)
         if path.is_absolute() or not path.parts or ".." in path.parts:
-            raise UsageError(
-                f"--link: {shown(name)} must be a name in the directory that is sent", "--link data=/mnt/data"
-            )
+            raise UsageError(f"--link: {shown(name)} must be a name in the directory that is sent", _EXAMPLE)
         name = str(path)
         if any(each == name or each.startswith(f"{name}/") or name.startswith(f"{each}/") for each in sent):
             text = f"--link: {shown(name)} is sent, so it can't be a link"
             raise UsageError(text, "leave it out with .launchignore, or omit the link")
         links.append(Link(name, target, may_make=False))
+    names = {*ignored, *(link.name for link in links)}
+    for link in links:
+        for above in map(str, PurePosixPath(link.name).parents):
+            if above in names:
+                text = f"--link: {shown(link.name)} is below {shown(above)}, which is a link itself"
+                raise UsageError(text, f"omit it, or link the whole directory: --link {above}=PATH")
     return links
 
 
-def _find_inside(place: Path, root: str) -> str:
-    """Return the working directory below the root; the root itself if the user is elsewhere."""
+def _find_inside(place: Path, tree: Tree) -> str:
+    """Return the working directory below the root; the root itself if the user is elsewhere.
+
+    It can't be below a link: from there, a relative path leads to the live directory, so other code would run.
+    """
     path = place.resolve()
-    return "" if path == Path(root) or not path.is_relative_to(root) else path.relative_to(root).as_posix()
+    if path == Path(tree.root) or not path.is_relative_to(tree.root):
+        return ""
+    inside = path.relative_to(tree.root)
+    for link in tree.links:
+        if inside.is_relative_to(link.name):
+            text = f"the working directory {shown(str(inside))} isn't sent: the hosts have a link to {link.target}"
+            raise UsageError(text, f"cd to another directory of {tree.root}")
+    return inside.as_posix()
 
 
 def _move_program(
@@ -125,9 +147,12 @@ def _move_program(
     return replace(program, target=os.path.relpath(name, inside or "."))
 
 
-def _add_outputs(tree: Tree, sent: Collection[str]) -> tuple[Link, ...]:
-    """Return the links with one for what the built-in trainer writes, unless that is sent or linked already."""
+def _add_outputs(tree: Tree, sent: Collection[str], base: str) -> tuple[Link, ...]:
+    """Return the links with one for what the built-in trainer writes, unless that is sent or linked already.
+
+    base: the live directory, as the hosts have it.
+    """
     is_taken = any(path.partition("/")[0] == _OUTPUTS for path in sent)
     if is_taken or any(link.name == _OUTPUTS for link in tree.links):
         return tree.links
-    return (*tree.links, Link(_OUTPUTS, f"{tree.live[-1]}/{_OUTPUTS}", may_make=True))
+    return (*tree.links, Link(_OUTPUTS, f"{base.rstrip('/')}/{_OUTPUTS}", may_make=True))

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 NAME_CHARACTERS = 7  # of a hash, in messages
+_NAMES_IN_USE = ("listing", "links", "lock")  # launcher/node/trees/folders.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,17 @@ class Tree:
     def name(self) -> str:
         """The beginning of the hash, as messages show it."""
         return self.hash[:NAME_CHARACTERS]
+
+    @property
+    def folder_name(self) -> str:
+        """The name of the directory on the hosts: that of the directory here, as far as all that read it allow.
+
+        PYTHONPATH has colons between its directories, a host's message is one line of text, and a few names beside
+        the directory are in use.
+        """
+        name = self.root.rstrip("/").rpartition("/")[2] or "root"
+        plain = "".join(each if each.isprintable() and each != ":" else "_" for each in name)
+        return f"{plain}_" if plain in _NAMES_IN_USE else plain
 
     def directory(self, root: str) -> str:
         """Return the working directory of a host whose tree has this root."""

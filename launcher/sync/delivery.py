@@ -43,7 +43,7 @@ def tree_fields(tree: Tree, *, is_check: bool = False) -> dict[str, Any]:
     """Return what PREPARE tells a node about the tree."""
     return {
         "hash": tree.hash,
-        "name": tree.root.rstrip("/").rpartition("/")[2] or "root",
+        "name": tree.folder_name,
         "sub": tree.inside,
         "links": [[link.name, link.target, link.may_make] for link in tree.links],
         "group": secrets.token_hex(8),

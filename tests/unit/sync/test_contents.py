@@ -1,0 +1,118 @@
+"""The file of a hash: from the directory that was listed, else from what this machine keeps; never another content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import UsageError
+from launcher.node.trees.listing import FILE, PROGRAM, Entry
+from launcher.node.trees.store import Store, find_base
+from launcher.sync.contents import Contents
+
+FIX = "start again when nothing writes to it, or leave it out with .launchignore"
+
+
+def entry_of(path: str, data: bytes, kind: str = FILE) -> Entry:
+    return Entry(path, kind, len(data), hashlib.sha256(data).hexdigest())
+
+
+@pytest.fixture
+def variables(tmp_path: Path) -> dict[str, str]:
+    return {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "proj" / "sub").mkdir(parents=True)
+    return tmp_path / "proj"
+
+
+@pytest.fixture
+def contents(root: Path, variables: dict[str, str]) -> Contents:
+    return Contents(str(root), variables)
+
+
+def keep(variables: dict[str, str], data: bytes) -> Path:
+    """Put a file among those that this machine keeps."""
+    store = Store(find_base(variables))
+    store.make()
+    arrival = store.receive(hashlib.sha256(data).hexdigest())
+    arrival.write(data)
+    assert arrival.finish()
+    return Path(store.path_of(hashlib.sha256(data).hexdigest()))
+
+
+def read(contents: Contents, entry: Entry) -> bytes:
+    with contents.open(entry) as file:
+        return file.read()
+
+
+@pytest.mark.parametrize("data", [b"", b"x", bytes(1 << 20), os.urandom(1 << 20) + b"x"], ids=["0", "1", "1M", "1M+1"])
+@pytest.mark.parametrize("name", ["a.py", "sub/b c", "a\nb", "ü", "n\udcff", "-x"])
+def test_the_file_is_opened_at_its_beginning(root: Path, contents: Contents, data: bytes, name: str) -> None:
+    (root / name).write_bytes(data)
+    assert read(contents, entry_of(name, data, PROGRAM)) == data
+
+
+CHANGES = {
+    "another content": lambda path: path.write_bytes(b"new"),
+    "longer": lambda path: path.write_bytes(b"old+"),
+    "shorter": lambda path: path.write_bytes(b"ol"),
+    "gone": lambda path: path.unlink(),
+    "a directory": lambda path: (path.unlink(), path.mkdir()),
+    "a FIFO": lambda path: (path.unlink(), os.mkfifo(path)),
+    "a link": lambda path: (path.rename(path.with_name("moved")), path.symlink_to("moved")),
+    "its directory": lambda path: (path.unlink(), path.parent.rmdir(), path.parent.write_text("")),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_file_that_has_changed(
+    root: Path, contents: Contents, variables: dict[str, str], change: str, is_kept: bool
+) -> None:
+    """It is sent as it was listed if this machine keeps that, or not at all. A FIFO in its place delays nothing."""
+    entry = entry_of("sub/a.py", b"old")
+    (root / entry.path).write_bytes(b"old")
+    assert read(contents, entry) == b"old"
+    CHANGES[change](root / entry.path)
+    if is_kept:
+        keep(variables, b"old")
+        assert read(contents, entry) == b"old"
+        return
+    with pytest.raises(UsageError) as caught:
+        contents.open(entry)
+    assert (str(caught.value), caught.value.fix) == ("sub/a.py has changed since launch listed it", FIX)
+
+
+def test_what_is_kept_may_be_damaged_too(contents: Contents, variables: dict[str, str]) -> None:
+    keep(variables, b"old").write_bytes(b"new")
+    with pytest.raises(UsageError, match=r"^a\?b has changed since"):
+        contents.open(entry_of("a\nb", b"old"))
+
+
+def test_a_very_long_name_is_shortened(contents: Contents) -> None:
+    with pytest.raises(UsageError, match=rf"^{'x' * 200}\.\.\. has changed since"):
+        contents.open(entry_of("x" * 4000, b""))
+
+
+def test_no_descriptor_is_left_open(root: Path, contents: Contents) -> None:
+    (root / "a").write_bytes(b"new")
+    free = os.dup(0)
+    os.close(free)
+    for _ in range(3):
+        with pytest.raises(UsageError):
+            contents.open(entry_of("a", b"old"))
+    again = os.dup(0)
+    os.close(again)
+    assert again == free
+
+
+def test_a_root_that_isn_t_there_leaves_what_is_kept(variables: dict[str, str]) -> None:
+    """As for a controller on another host, to which the code was sent before."""
+    keep(variables, b"old")
+    assert read(Contents("/nowhere/at/all", variables), entry_of("a.py", b"old")) == b"old"
