@@ -133,6 +133,11 @@ def encode(kind: str, payload: bytes = b"", **fields: object) -> bytes:
     return fast_json.dumps(header).encode() + b"\n" + payload
 
 
+def fields_of(header: Header) -> Header:
+    """Return the fields of a message, to encode it again."""
+    return {name: value for name, value in header.items() if name not in ("type", "size")}
+
+
 class Decoder:
     """Splits a stream of bytes, which may arrive in pieces of any size, into messages."""
 

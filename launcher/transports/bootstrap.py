@@ -38,7 +38,9 @@ _NODE_MODULES = (
         "faulthandler_stacks", "handover_log", "kills", "ladder", "owned", "proc", "py_spy", "ranks", "run_folders",
         "run_owner", "shim", "stacks", "torchrun", "workers",
     )),
-    *(f"trees.{name}" for name in ("arrivals", "folders", "keeper", "listing", "peers", "proof", "store", "worker")),
+    *(f"trees.{name}" for name in (
+        "arrivals", "folders", "group", "intake", "keeper", "listing", "peers", "proof", "store", "worker",
+    )),
 )  # fmt: skip
 _LOCK = threading.Lock()
 _PACKAGES = ("launcher", "launcher.node", "launcher.node.facts", "launcher.node.processes", "launcher.node.trees")

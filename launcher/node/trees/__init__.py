@@ -6,8 +6,10 @@ In reading order:
     store      files by the hash of their content; the launcher imports it too
     arrivals   files that come in pieces
     peers      nodes that pass pieces on to each other
+    intake     ask for what is missing, and take it
     proof      whether a directory holds exactly the files of a listing
     folders    the directories of runs
+    group      nodes that share their cache directory
     worker     the process that puts the code in its place
     keeper     the supervisor's end of that process
 """

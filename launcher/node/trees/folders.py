@@ -64,12 +64,19 @@ class Folder:
             os.close(self.lock_fd)
             self.lock_fd = -1
 
-    def read_entries(self) -> list[Entry]:
-        """Return the listing; an empty one if there is none that can be read."""
+    def read_listing(self) -> bytes:
+        """Return the listing of what was put there; empty if there is none that can be read."""
         try:
             with open(os.path.join(self.path, _LISTING), "rb") as file:
-                return listing.decode(file.read())
-        except (OSError, ValueError):
+                return file.read()
+        except OSError:
+            return b""
+
+    def read_entries(self) -> list[Entry]:
+        """Return what was put there; nothing if its listing can't be read."""
+        try:
+            return listing.decode(self.read_listing())
+        except ValueError:
             return []
 
     def read_links(self) -> list[str]:
@@ -142,8 +149,8 @@ def open_folder(store: Store, run: str, tree: str, name: str) -> Folder:
     return Folder(os.path.join(store.trees, "%s-%s" % (run, tree[:7])), name)
 
 
-def begin(store: Store, name: str) -> tuple[Folder, list[Entry]]:
-    """Return a directory without a name, for `Folder.appear`, and the entries that are in it.
+def begin(store: Store, name: str) -> tuple[Folder, bytes]:
+    """Return a directory without a name, for `appear`, and the listing of what is in it.
 
     It is one of a run that has ended, if there is one in which nothing was written, or else a new one.
     """
@@ -155,11 +162,11 @@ def begin(store: Store, name: str) -> tuple[Folder, list[Entry]]:
         if proof.find_extras(old.root, entries, old.read_links()) or not _rename(old, _fresh_path(store)):
             old.unlock()
             continue
-        return old, entries
+        return old, old.read_listing()
     folder = Folder(_fresh_path(store), name)
     os.makedirs(folder.root, 0o700)
     folder.lock(fcntl.LOCK_EX)
-    return folder, []
+    return folder, b""
 
 
 def find_newest(store: Store, name: str) -> Folder | None:

@@ -58,8 +58,7 @@ class TreeKeeper:
 
     def forward(self, header: Header, payload: bytes) -> None:
         """Pass a message of the launcher on, as soon as the process takes it."""
-        fields = {name: value for name, value in header.items() if name not in ("type", "size")}
-        self._waiting += messages.encode(header["type"], payload, **fields)
+        self._waiting += messages.encode(header["type"], payload, **messages.fields_of(header))
         self._push()
 
     def _push(self) -> None:
@@ -96,8 +95,7 @@ class TreeKeeper:
                 os.set_inheritable(fd, False)
             self._locks += locks
         for header, payload in self._decoder.feed(data):
-            fields = {name: value for name, value in header.items() if name not in ("type", "size")}
-            self._send_queue.send(header["type"], payload, **fields)
+            self._send_queue.send(header["type"], payload, **messages.fields_of(header))
             if header["type"] in (messages.PLACED, messages.UNPLACED, messages.PRUNED):
                 self._has_answered = True
             if header["type"] == messages.PLACED and header["path"] and not header["wrong"]:

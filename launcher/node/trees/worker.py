@@ -1,9 +1,9 @@
-"""The process that puts the code of a run in its place: it finds what is missing, takes that, and proves the result.
+"""The process that puts the code of a run in its place: it takes what is missing, and proves the result.
 
 The supervisor forks it, and passes messages on between it and the launcher:
 
-    launcher -> node    tree, within PREPARE; listing; piece ...; place
-    node -> launcher    wanted; took ...; placed or unplaced
+    launcher -> node    tree, within PREPARE; listing; meet, join; piece ...; place
+    node -> launcher    wanted; met, joined; took ...; placed or unplaced
 
 A node may want something twice: before it has a directory, and when a file that it keeps turns out to be damaged. Of
 nodes that share their cache directory one writes, and the others look once it is done.
@@ -16,12 +16,11 @@ import fcntl
 import os
 import socket
 import time
-import zlib
 
 from launcher.node import messages
 from launcher.node.trees import folders, listing, proof
-from launcher.node.trees.arrivals import Arrivals
-from launcher.node.trees.listing import Entry
+from launcher.node.trees.group import LOOK_S, Group
+from launcher.node.trees.intake import Intake
 from launcher.node.trees.store import Store, find_base
 
 TYPE_CHECKING = False
@@ -29,14 +28,11 @@ if TYPE_CHECKING:
     from typing import Any, Dict, Mapping, NoReturn
 
     from launcher.node.trees.folders import Folder
-    from launcher.node.trees.peers import Peers
+    from launcher.node.trees.listing import Entry
 
     Header = Dict[str, Any]
 
-READ_BYTES = 1 << 18
 MOST_NAMES = 20  # of files, in an answer
-MOST_LISTING_BYTES = 512 << 20
-LOOK_S = 5.0  # for a network file system to show what another node has written
 _LOOK_AGAIN_S = 0.2
 _ROUNDS = 2
 
@@ -48,158 +44,98 @@ class GivenUpError(Exception):
 def work_and_exit(sock: socket.socket, wanted: Header, run: str, env: Mapping[str, str]) -> NoReturn:
     """In a fork: do the work, answer, and exit; `wanted`: the launcher's `tree`."""
     try:
-        worker = Worker(sock, wanted, run, env)
+        intake = Intake(sock, env)
         try:
             store = Store(find_base(env))
             store.make()
             if wanted.get("is_prune"):
-                worker.prune(store, is_dry=wanted["is_dry"])
+                _prune(intake, store, is_dry=wanted["is_dry"])
             else:
-                worker.work(store)
+                Worker(sock, intake, store, wanted, run).work()
         except OSError as error:
-            place = error.filename or find_base(env)
-            worker.give_up("can't keep the code in %s: %s" % (os.fsdecode(place), error.strerror), is_disk=True)
+            place = os.fsdecode(error.filename or find_base(env))
+            text = "can't keep the code in %s: %s" % (place, error.strerror)
+            intake.say(messages.UNPLACED, text=text, is_disk=True)
         except GivenUpError as error:
-            worker.give_up(str(error))
+            intake.say(messages.UNPLACED, text=str(error), is_disk=False)
         except ValueError as error:
-            worker.give_up("it can't read what launch sent: %s" % error)
+            intake.say(messages.UNPLACED, text="it can't read what launch sent: %s" % error, is_disk=False)
     finally:
         os._exit(0)
 
 
-class Worker:
-    """One conversation with the launcher about one tree."""
+def _prune(intake: Intake, store: Store, *, is_dry: bool) -> None:
+    """Remove all code that no living run needs, and answer what was removed and what is left."""
+    found = folders.find_ended(store)
+    size = store.measure() + sum(entry.size for folder in found for entry in folder.read_entries())
+    for folder in found:
+        folder.unlock()
+    left = [] if is_dry else folders.prune(store, kept=0)
+    if not is_dry:
+        store.prune(0)
+    intake.say(messages.PRUNED, runs=len(found), bytes=size, left=left[:MOST_NAMES])
 
-    def __init__(self, sock: socket.socket, wanted: Header, run: str, env: Mapping[str, str]) -> None:
+
+class Worker:
+    """Puts one tree in its place, and answers."""
+
+    def __init__(self, sock: socket.socket, intake: Intake, store: Store, wanted: Header, run: str) -> None:
         self._sock = sock
+        self._intake = intake
+        self._store = store
         self._wanted = wanted
         self._run = run
-        self._decoder = messages.Decoder(max_header_bytes=1 << 30)
-        self._heard: list[tuple[Header, bytes]] = []
-        self._env = env
+        self._listing = b""
+        self._entries: list[Entry] = []
 
-    def work(self, store: Store) -> None:
+    def work(self) -> None:
         """Put the code in its place, answer, and remove what earlier runs have left."""
-        group = _Group(store, self._wanted["group"])
+        group = Group(self._store, self._wanted["group"])
         try:
-            entries = self._read_entries(store, group.name)
+            self._listing = self._intake.read_listing(self._store, self._wanted["hash"], group.name)
+            self._entries = listing.decode(self._listing)
             if self._wanted["is_check"]:
-                self._compare(store, entries)
+                self._compare()
                 return
-            is_writer = self._take(store, entries, entries, group.name)
-            place = folders.open_folder(store, self._run, self._wanted["hash"], self._wanted["name"])
-            if not is_writer:
-                self._finish(place, entries, _await(place, entries), [])
-            elif _is_there(place):
-                changed = proof.find_wrong(place.root, entries)
-                wrong = self._mend(store, place, entries, changed)
-                place.remove_bytecode(entries)
-                self._link(place)
-                self._finish(place, entries, wrong, changed)
-            else:
-                place, wrong = self._fill(store, place, entries)
-                self._finish(place, entries, wrong, [])
+            is_writer = self._intake.take_files(self._store, self._entries, self._find_needed(), group.name)
+            self._place(is_writer=is_writer)
         finally:
             group.leave()
         if is_writer:
-            folders.prune(store)
-            store.prune()
+            folders.prune(self._store)
+            self._store.prune()
 
-    def prune(self, store: Store, *, is_dry: bool) -> None:
-        """Remove all code that no living run needs, and answer what was removed and what is left."""
-        found = folders.find_ended(store)
-        size = store.measure() + sum(entry.size for folder in found for entry in folder.read_entries())
-        for folder in found:
-            folder.unlock()
-        left = [] if is_dry else folders.prune(store, kept=0)
-        if not is_dry:
-            store.prune(0)
-        self.say(messages.PRUNED, runs=len(found), bytes=size, left=left[:MOST_NAMES])
+    def _find_needed(self) -> list[Entry]:
+        """Return what may have to be copied: nothing if the newest directory of this name was filled with the same."""
+        newest = folders.find_newest(self._store, self._wanted["name"])
+        return [] if newest is not None and newest.read_listing() == self._listing else self._entries
 
-    # ---- what is needed -----------------------------------------------------------------------------------------
+    def _place(self, *, is_writer: bool) -> None:
+        place = folders.open_folder(self._store, self._run, self._wanted["hash"], self._wanted["name"])
+        if not is_writer:
+            self._answer(place, self._await(place))
+        elif _is_there(place):
+            changed = proof.find_wrong(place.root, self._entries)
+            wrong = self._mend(place, changed)
+            place.remove_bytecode(self._entries)
+            self._link(place)
+            self._answer(place, wrong, changed)
+        else:
+            place, wrong = self._fill(place)
+            self._answer(place, wrong)
 
-    def _read_entries(self, store: Store, group: str) -> list[Entry]:
-        """Return the entries of the tree; its listing is kept by its hash as all files are."""
-        name = self._wanted["hash"]
-        try:
-            data = store.read(name, MOST_LISTING_BYTES)
-        except OSError:
-            data = b""
-        if listing.hash_listing(data) != name:
-            store.drop(name)
-            self.say(messages.WANTED, group=group, needs_listing=True)
-            header, payload = self._hear()
-            if header["type"] != messages.LISTING:
-                raise ValueError("%s instead of a listing" % header["type"])
-            data = zlib.decompress(payload)
-            if listing.hash_listing(data) != name:
-                raise ValueError("a listing with another hash")
-            arrival = store.receive(Entry("listing", listing.FILE, len(data), name))
-            arrival.write(0, data)
-            arrival.finish()
-        return listing.decode(data)
+    # ---- its directory ------------------------------------------------------------------------------------------
 
-    def _take(self, store: Store, entries: list[Entry], needed: list[Entry], group: str) -> bool:
-        """Ask for what is missing of `needed`, and take it; return whether this node is to write."""
-        contents = {entry.content for entry in needed if entry.kind != listing.LINK}
-        bits = bytearray((len(entries) + 7) // 8)
-        for index, entry in enumerate(entries):
-            if entry.content in contents:
-                contents.remove(entry.content)
-                if not store.has(entry):
-                    bits[index // 8] |= 1 << index % 8
-        self.say(messages.WANTED, bytes(bits), group=group, needs_listing=False)
-        arrivals = Arrivals(store, entries)
-        peers: Peers | None = None
-        try:
-            while True:
-                header, payload = self._hear()
-                if header["type"] == messages.MEET:
-                    peers = self._meet(arrivals, header["number"], payload)
-                elif header["type"] == messages.JOIN:
-                    self.say(messages.JOINED, is_complete=peers is not None and peers.join(header["peers"]))
-                elif header["type"] == messages.PIECE:
-                    if peers is not None and header["is_for_all"]:
-                        peers.pass_on(messages.encode(messages.PIECE, payload, **_fields(header)))
-                    arrivals.take(header, payload)
-                    self.say(messages.TOOK)
-                else:
-                    if peers is not None and header["has_peers"]:
-                        peers.finish()
-                    arrivals.close()
-                    return bool(header["is_writer"])
-        finally:
-            if peers is not None:
-                peers.close()
-
-    def _meet(self, arrivals: Arrivals, number: int, pem: bytes) -> Peers | None:
-        """Open a port for the other nodes, and answer where it is; a port of 0 says that it is impossible."""
-        from launcher.node.trees import peers
-
-        try:
-            met = peers.Peers(number, pem, arrivals.take_safely)
-        except (OSError, ValueError, AttributeError):  # AttributeError: the C library has no memfd
-            self.say(messages.MET, port=0, addresses=[])
-            return None
-        self.say(messages.MET, port=met.port, addresses=peers.list_addresses(self._env))
-        return met
-
-    # ---- its place ----------------------------------------------------------------------------------------------
-
-    def _fill(self, store: Store, place: Folder, entries: list[Entry]) -> tuple[Folder, list[Entry]]:
+    def _fill(self, place: Folder) -> tuple[Folder, list[Entry]]:
         """Fill a directory and give it this place; return it, and what is wrong in it.
 
         Each file is hashed once: what was there before, or what was written now.
         """
-        folder, there = folders.begin(store, self._wanted["name"])
+        folder, before = folders.begin(self._store, self._wanted["name"])
         try:
-            needed, kept = set(map(_key, entries)), set(map(_key, there))
-            folder.remove_bytecode(there)
-            folder.remove_files([entry for entry in there if _key(entry) not in needed])
-            wrong = [entry for entry in entries if _key(entry) not in kept]
-            wrong += proof.find_wrong(folder.root, [entry for entry in entries if _key(entry) in kept])
-            wrong = self._mend(store, folder, entries, wrong)
-            folder.write_listing(listing.encode(entries))
+            wrong = self._find_changed(folder, before)
+            wrong = self._mend(folder, wrong)
+            folder.write_listing(self._listing)
             self._link(folder)
             found = folders.appear(folder, place)
         except BaseException:
@@ -208,7 +144,19 @@ class Worker:
         found.lock(fcntl.LOCK_SH)
         return found, wrong
 
-    def _mend(self, store: Store, folder: Folder, entries: list[Entry], wrong: list[Entry]) -> list[Entry]:
+    def _find_changed(self, folder: Folder, before: bytes) -> list[Entry]:
+        """Remove what an earlier run had and this one hasn't; return what is to be written."""
+        if before == self._listing:
+            folder.remove_bytecode(self._entries)
+            return proof.find_wrong(folder.root, self._entries)
+        there = listing.decode(before) if before else []
+        folder.remove_bytecode(there)
+        needed, kept = set(map(_key, self._entries)), set(map(_key, there))
+        folder.remove_files([entry for entry in there if _key(entry) not in needed])
+        wrong = [entry for entry in self._entries if _key(entry) not in kept]
+        return wrong + proof.find_wrong(folder.root, [entry for entry in self._entries if _key(entry) in kept])
+
+    def _mend(self, folder: Folder, wrong: list[Entry]) -> list[Entry]:
         """Write what is wrong, and return what is wrong even then.
 
         What can't be copied was damaged where it is kept, or has gone from there; it is sent again.
@@ -216,10 +164,22 @@ class Worker:
         for round_ in range(_ROUNDS):
             if round_ and wrong:
                 for entry in wrong:
-                    store.drop(entry.content)
-                self._take(store, entries, wrong, "")
-            folder.put(store, wrong)
+                    self._store.drop(entry.content)
+                self._intake.take_files(self._store, self._entries, wrong)
+            folder.put(self._store, wrong)
             wrong = proof.find_wrong(folder.root, wrong)
+        return wrong
+
+    def _await(self, place: Folder) -> list[Entry]:
+        """Return what is wrong in a directory that another node has filled, once this one sees all that it can see."""
+        deadline = time.monotonic() + LOOK_S
+        while True:
+            wrong = proof.find_wrong(place.root, self._entries)
+            if not wrong or time.monotonic() > deadline:
+                break
+            time.sleep(_LOOK_AGAIN_S)
+        if os.path.isdir(place.path):
+            place.lock(fcntl.LOCK_SH)
         return wrong
 
     def _link(self, folder: Folder) -> None:
@@ -240,92 +200,50 @@ class Worker:
 
     # ---- the answer ---------------------------------------------------------------------------------------------
 
-    def _finish(self, place: Folder, entries: list[Entry], wrong: list[Entry], changed: list[Entry]) -> None:
+    def _answer(self, place: Folder, wrong: list[Entry], changed: list[Entry] | None = None) -> None:
         """Answer, and leave the lock of the directory to the supervisor; changed: what was mended there."""
-        answer = self._prove(place, entries, wrong)
-        answer["repaired"] = [entry.path for entry in changed if entry not in wrong][:MOST_NAMES]
+        answer = self._prove(place, wrong)
+        answer["repaired"] = [entry.path for entry in changed or () if entry not in wrong][:MOST_NAMES]
         made = [(name, os.path.expanduser(target)) for name, target, may_make in self._wanted["links"] if may_make]
         answer["empty"] = [name for name, target in made if _is_empty(target)][:MOST_NAMES]
         message = messages.encode(messages.PLACED, **answer)
-        held = [fd for fd in (place.lock_fd, os.open(place.path, os.O_RDONLY | os.O_DIRECTORY)) if fd >= 0]
-        fcntl.flock(held[-1], fcntl.LOCK_SH | fcntl.LOCK_NB)  # systemd-tmpfiles leaves a locked directory alone
-        self._sock.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", held))])
+        self._sock.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", _hold(place)))])
 
-    def _prove(self, place: Folder, entries: list[Entry], wrong: list[Entry]) -> Header:
+    def _prove(self, place: Folder, wrong: list[Entry]) -> Header:
+        """Return what the directory holds: all files were hashed, and these are wrong."""
         lacking = set(map(_key, wrong))
-        right = listing.hash_listing(listing.encode(entry for entry in entries if _key(entry) not in lacking))
-        extras = proof.find_extras(place.root, entries, [name for name, _, _ in self._wanted["links"]])
+        right = (
+            listing.encode(entry for entry in self._entries if _key(entry) not in lacking) if wrong else self._listing
+        )
+        extras = proof.find_extras(place.root, self._entries, [name for name, _, _ in self._wanted["links"]])
         return {
             "path": place.root,
-            "hash": right,
+            "hash": listing.hash_listing(right),
             "wrong": [entry.path for entry in wrong][:MOST_NAMES],
             "extras": proof.find_extra_code(place.root, extras, MOST_NAMES),
             "repaired": [],
             "empty": [],
         }
 
-    def _compare(self, store: Store, entries: list[Entry]) -> None:
+    def _compare(self) -> None:
         """Answer how the newest directory of this name differs from the listing; change nothing."""
-        place = folders.find_newest(store, self._wanted["name"])
+        place = folders.find_newest(self._store, self._wanted["name"])
         if place is None:
-            nothing: list[str] = []
-            self.say(messages.PLACED, path="", hash="", wrong=nothing, extras=nothing, repaired=nothing, empty=nothing)
-            return
-        self.say(messages.PLACED, **self._prove(place, entries, proof.find_wrong(place.root, entries)))
-
-    def give_up(self, text: str, *, is_disk: bool = False) -> None:
-        """Answer why the code isn't in its place; is_disk: more room, or another disk, would help."""
-        self.say(messages.UNPLACED, text=text, is_disk=is_disk)
-
-    # ---- messages -----------------------------------------------------------------------------------------------
-
-    def say(self, kind: str, payload: bytes = b"", **fields: object) -> None:
-        """Send a message; the supervisor passes it on."""
-        self._sock.sendall(messages.encode(kind, payload, **fields))
-
-    def _hear(self) -> tuple[Header, bytes]:
-        """Wait for the next message; exit if the supervisor is gone."""
-        while not self._heard:
-            data = self._sock.recv(READ_BYTES)
-            if not data:
-                os._exit(0)
-            self._heard += self._decoder.feed(data)
-        return self._heard.pop(0)
+            nothing: Header = dict.fromkeys(("wrong", "extras", "repaired", "empty"), [])
+            self._intake.say(messages.PLACED, path="", hash="", **nothing)
+        else:
+            wrong = proof.find_wrong(place.root, self._entries)
+            self._intake.say(messages.PLACED, **self._prove(place, wrong))
 
 
-class _Group:
-    """The nodes that share a cache directory: all of them read the same word in a file there."""
-
-    def __init__(self, store: Store, nonce: str) -> None:
-        self._path = os.path.join(store.base, "group-" + nonce)
-        self._is_mine = False
-        self.name = os.urandom(8).hex()
-        try:
-            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        except FileExistsError:
-            self.name = self._read() or self.name
-            return
-        os.write(fd, self.name.encode())
-        os.close(fd)
-        self._is_mine = True
-
-    def _read(self) -> str:
-        deadline = time.monotonic() + LOOK_S
-        while time.monotonic() < deadline:
-            try:
-                with open(self._path) as file:
-                    word = file.read(64)
-            except OSError:
-                return ""
-            if word:
-                return word
-            time.sleep(0.02)
-        return ""
-
-    def leave(self) -> None:
-        """Remove the file, if it is this node's; all others have read it by then."""
-        if self._is_mine:
-            os.unlink(self._path)
+def _hold(place: Folder) -> list[int]:
+    """Return descriptors whose locks show that a run needs the directory: to other runs, and to systemd-tmpfiles."""
+    folder_fd = os.open(place.path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # a file system without locks
+        pass
+    return [fd for fd in (place.lock_fd, folder_fd) if fd >= 0]
 
 
 def _is_there(place: Folder) -> bool:
@@ -334,23 +252,6 @@ def _is_there(place: Folder) -> bool:
         return True
     place.unlock()  # it was moved away meanwhile
     return False
-
-
-def _await(place: Folder, entries: list[Entry]) -> list[Entry]:
-    """Return what is wrong in a directory that another node has filled, once this one sees all that it can see."""
-    deadline = time.monotonic() + LOOK_S
-    while True:
-        wrong = proof.find_wrong(place.root, entries)
-        if not wrong or time.monotonic() > deadline:
-            break
-        time.sleep(_LOOK_AGAIN_S)
-    if os.path.isdir(place.path):
-        place.lock(fcntl.LOCK_SH)
-    return wrong
-
-
-def _fields(header: Header) -> Header:
-    return {name: value for name, value in header.items() if name not in ("type", "size")}
 
 
 def _key(entry: Entry) -> tuple[str, str, str]:

@@ -1,0 +1,122 @@
+"""Ask the launcher for what is missing, and take it: from the launcher, and from other nodes that pass it on."""
+
+from __future__ import annotations
+
+import os
+import socket
+import zlib
+
+from launcher.node import messages
+from launcher.node.trees import listing
+from launcher.node.trees.arrivals import Arrivals
+from launcher.node.trees.listing import Entry
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterable, Mapping
+
+    from launcher.node.trees.peers import Peers
+    from launcher.node.trees.store import Store
+
+    Header = Dict[str, Any]
+
+READ_BYTES = 1 << 18
+MOST_LISTING_BYTES = 512 << 20
+
+
+class Intake:
+    """One node's conversation with the launcher, which the supervisor passes on."""
+
+    def __init__(self, sock: socket.socket, env: Mapping[str, str]) -> None:
+        """env: of the login, which knows this node's address."""
+        self._sock = sock
+        self._env = env
+        self._decoder = messages.Decoder(max_header_bytes=1 << 30)
+        self._heard: list[tuple[Header, bytes]] = []
+
+    def say(self, kind: str, payload: bytes = b"", **fields: object) -> None:
+        """Send a message."""
+        self._sock.sendall(messages.encode(kind, payload, **fields))
+
+    def read_listing(self, store: Store, name: str, group: str) -> bytes:
+        """Return the listing with this hash; it is kept as all files are, and asked for if it isn't here."""
+        try:
+            data = store.read(name, MOST_LISTING_BYTES)
+        except OSError:
+            data = b""
+        if listing.hash_listing(data) == name:
+            return data
+        store.drop(name)
+        self.say(messages.WANTED, group=group, needs_listing=True)
+        header, payload = self._hear()
+        if header["type"] != messages.LISTING:
+            raise ValueError("%s instead of a listing" % header["type"])
+        data = zlib.decompress(payload)
+        if listing.hash_listing(data) != name:
+            raise ValueError("a listing with another hash")
+        arrival = store.receive(Entry("listing", listing.FILE, len(data), name))
+        arrival.write(0, data)
+        arrival.finish()
+        return data
+
+    def take_files(self, store: Store, entries: list[Entry], needed: Iterable[Entry], group: str = "") -> bool:
+        """Ask for what isn't here of `needed`, and take it; return whether this node is to write.
+
+        entries: all of the listing.
+        """
+        bits = _mark_missing(store, entries, {entry.content for entry in needed if entry.kind != listing.LINK})
+        self.say(messages.WANTED, bits, group=group, needs_listing=False)
+        arrivals = Arrivals(store, entries)
+        peers: Peers | None = None
+        try:
+            while True:
+                header, payload = self._hear()
+                if header["type"] == messages.MEET:
+                    peers = self._meet(arrivals, header["number"], payload)
+                elif header["type"] == messages.JOIN:
+                    self.say(messages.JOINED, is_complete=peers is not None and peers.join(header["peers"]))
+                elif header["type"] == messages.PIECE:
+                    if peers is not None and header["is_for_all"]:
+                        peers.pass_on(messages.encode(messages.PIECE, payload, **messages.fields_of(header)))
+                    arrivals.take(header, payload)
+                    self.say(messages.TOOK)
+                else:
+                    if peers is not None and header["has_peers"]:
+                        peers.finish()
+                    arrivals.close()
+                    return bool(header["is_writer"])
+        finally:
+            if peers is not None:
+                peers.close()
+
+    def _meet(self, arrivals: Arrivals, number: int, pem: bytes) -> Peers | None:
+        """Open a port for the other nodes, and answer where it is; a port of 0 says that it is impossible."""
+        from launcher.node.trees import peers
+
+        try:
+            met = peers.Peers(number, pem, arrivals.take_safely)
+        except (OSError, ValueError, AttributeError):  # AttributeError: the C library has no memfd
+            self.say(messages.MET, port=0, addresses=[])
+            return None
+        self.say(messages.MET, port=met.port, addresses=peers.list_addresses(self._env))
+        return met
+
+    def _hear(self) -> tuple[Header, bytes]:
+        """Wait for the next message; exit if the supervisor is gone."""
+        while not self._heard:
+            data = self._sock.recv(READ_BYTES)
+            if not data:
+                os._exit(0)
+            self._heard += self._decoder.feed(data)
+        return self._heard.pop(0)
+
+
+def _mark_missing(store: Store, entries: list[Entry], contents: set[str]) -> bytes:
+    """Return a bit for each entry, set for the first of those that lack the same content."""
+    bits = bytearray((len(entries) + 7) // 8)
+    for index, entry in enumerate(entries) if contents else ():
+        if entry.content in contents:
+            contents.remove(entry.content)
+            if not store.has(entry):
+                bits[index // 8] |= 1 << index % 8
+    return bytes(bits)
