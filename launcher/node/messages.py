@@ -102,6 +102,7 @@ GATHERED = "gathered"  # all that have come, and which are missing
 
 PIECE_BYTES = 1 << 20  # of files, before compression
 TREE_WINDOW_BYTES = 4 << 20  # of pieces that may be in transit to one node
+MOST_NAMES = 20  # of files of the code, in one answer
 MAX_WANTED_BYTES = 1 << 20  # a bit for each file of a tree
 AGENT_WINDOW_BYTES = 1 << 20  # of a channel's input, and of its output, that may be in transit
 AGENT_TOOK_BYTES = 1 << 18  # reported together

@@ -72,6 +72,8 @@ class Supervisor:
             self._loop, self._send_queue, self._ranks.set_torchrun, self._ranks.await_exit, keepers_fds[0]
         )
         self._tree: TreeKeeper | None = None  # if launch sends the code
+        self._root: str | None = None  # of that code
+        self._sent_names: set[str] = set()  # what is right below that root before the ranks start
         self._workdir: str | None = None  # in that code
         self._silence_s = 15.0
         self._hears_beats = True  # otherwise only the end of stdin shows that the launcher is gone
@@ -245,6 +247,7 @@ class Supervisor:
         from launcher.node.trees import keeper
 
         def enter(root: str) -> None:
+            self._root, self._sent_names = root, set(os.listdir(root))
             self._workdir = os.path.join(root, header["tree"]["sub"])
             if header.get("facts") and self._steps is None:
                 assert self._folder is not None  # made before
@@ -416,8 +419,18 @@ class Supervisor:
         for folder in (self._folder, self._lost_folder):
             if folder not in (None, kept):
                 workers.remove_folder(folder)
+        if self._root is not None:
+            cleaned["tree"], cleaned["written"] = self._root, self._find_written(self._root)
         found = [[process.pid, process.name, process.state] for process in left]
         self._send_queue.send(messages.CENSUS, left=found, reason=self._reason, files=len(files), **cleaned)
         for name, content in files:
             self._send_queue.send(messages.FILE, content, name=name)
         self._is_done = True
+
+    def _find_written(self, root: str) -> list[str]:
+        """Return what the ranks have written beside the code: the first names, directories with a slash."""
+        try:
+            names = sorted(set(os.listdir(root)) - self._sent_names - {"__pycache__"})
+        except OSError:
+            return []
+        return [name + "/" * os.path.isdir(os.path.join(root, name)) for name in names[: messages.MOST_NAMES]]

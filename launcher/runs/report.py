@@ -20,8 +20,9 @@ from launcher.preflight.findings import Finding
 from launcher.runs.others import Others
 from launcher.runs.policy import Ending, Outcome, describe
 from launcher.session.node_state import Census
-from launcher.wording import count, plural
+from launcher.wording import count, listed, plural
 
+_MOST_WRITTEN = 5  # names
 _MAX_LEFT = 10
 _MAX_WARNINGS = 8
 _MAX_UNSAFE_HOSTS = 8
@@ -149,6 +150,22 @@ def left_lines(census: Census) -> list[str]:
     ]
     more = len(lines) - _MAX_LEFT
     return lines[:_MAX_LEFT] + ([f"  and {more} more"] if more > 0 else [])
+
+
+def written_lines(census: Census) -> list[str]:
+    """Return what ranks have written beside the code that was sent, where the next run doesn't see it."""
+    hosts: dict[tuple[str, ...], list[str]] = {}
+    for host, found in census.written.items():
+        hosts.setdefault(found, []).append(host)
+    lines = []
+    for (root, *names), where in hosts.items():
+        more = len(names) - _MOST_WRITTEN
+        shown = listed([*names[:_MOST_WRITTEN], *([f"{more} more"] if more > 0 else [])])
+        lines.append(f"  {fold_names(where)}: the run wrote {shown} beside its code, in {root}")
+    example = next((name.rstrip("/") for _, *names in hosts for name in names if name.endswith("/")), None)
+    link = f"pass --link {example}=DIR, or " if example else ""
+    fix = f"    fix: {link}write to a directory elsewhere: the next run gets a new directory, without these"
+    return [*lines, fix] if lines else []
 
 
 def _survival(state: str) -> str:

@@ -350,6 +350,8 @@ class Run:
         self._say(f"launch: {words}{gap}", style)
         for line in report.left_lines(result.census):
             self._say(line, Style.FAILURE)
+        for line in report.written_lines(result.census):
+            self._say(line, Style.TEXT)
         names = {"run": self._record.run_id, "name": self._record.name, "attempts": len(self._attempts)}
         self._screen.emit("result", **names, **values)
         if self._notify is not None:

@@ -189,6 +189,7 @@ class Census:
 
     left: Mapping[str, Sequence[Sequence[Any]]]
     unasked: Mapping[str, int]  # host -> processes that may remain
+    written: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # host -> the root of the code, names in it
 
     @property
     def is_clean(self) -> bool:
@@ -198,10 +199,12 @@ class Census:
 
 def make_census(states: Iterable[NodeState]) -> Census:
     """Combine what all nodes reported at the end; a node on which nothing of the run may be is in neither half."""
-    left, unasked = {}, {}
+    left, unasked, written = {}, {}, {}
     for state in states:
         if state.census is not None:
             left[state.host] = list(state.census.get("left", ()))
+            if state.census.get("written"):
+                written[state.host] = (str(state.census["tree"]), *state.census["written"])
         elif state.may_run:
             unasked[state.host] = len(state.started) - len(state.exits)
-    return Census(left, unasked)
+    return Census(left, unasked, written)

@@ -16,7 +16,6 @@ MAX_LOCAL_RANK = 4095
 MAX_AGE_S = 1e6
 MAX_CLOCK_S = 1e11  # seconds since 1970
 _MAX_KEEPERS = 2  # supervisor and guardian
-_MOST_NAMES = 20  # of files of the code
 _MOST_LEVELS = 4096  # of a path
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")  # a name in the log directory, and no path
 
@@ -51,12 +50,16 @@ def _are_texts_or_none(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_text_or_none, value))
 
 
+def _are_few_texts_or_none(value: Any) -> bool:
+    return value is None or _are_few_texts(value)
+
+
 def _are_addresses(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= _MOST_NAMES and all(map(is_address, value))
+    return isinstance(value, list) and len(value) <= messages.MOST_NAMES and all(map(is_address, value))
 
 
 def _are_few_texts(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= _MOST_NAMES and all(map(_is_text, value))
+    return isinstance(value, list) and len(value) <= messages.MOST_NAMES and all(map(_is_text, value))
 
 
 def _are_links(value: Any) -> bool:
@@ -192,7 +195,8 @@ _FORMS: Mapping[str, Mapping[str, _Test]] = {
     messages.EXIT: {"local_rank": _is_local_rank, "age_s": _is_age, "oom": _is_certainty_or_none, **_ENDING},
     messages.ENDED: _ENDING,
     messages.CENSUS: {"left": _is_census, "reason": _is_text_or_none, "supervisor": _is_ending_or_none,
-                      "files": _is_file_count_or_none, "folders": _are_pairs_of_texts_or_none},
+                      "files": _is_file_count_or_none, "folders": _are_pairs_of_texts_or_none,
+                      "tree": _is_text_or_none, "written": _are_few_texts_or_none},
     messages.SEEN: {"has_saved": _is_flag_or_none, "is_missing": _is_flag_or_none},
     messages.RAS_STATUS: {},
     messages.STACK: {"number": _is_count, "local_rank": _is_local_rank, "pid": _is_count,

@@ -28,10 +28,10 @@ def code() -> Code:
 
 
 @pytest.fixture
-def talks(nodes: Nodes, tmp_path: Path, code: Code) -> list[Talk]:
+def talks(nodes: Nodes, tmp_path: Path, code: Code, any_python: str) -> list[Talk]:
     """Return three nodes that each lack all files, with a cache directory of their own."""
     caches = [{"XDG_CACHE_HOME": str(tmp_path / f"cache{number}")} for number in range(3)]
-    talks = [Talk(nodes.start(env=cache), code) for cache in caches]
+    talks = [Talk(nodes.start(env=cache, python=any_python), code) for cache in caches]
     for talk in talks:
         assert talk.ask() == NAMES
     return talks

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from machines.patience import NEVER_S
 from node_code import FILES, Code, Talk
-from node_process import WAITS, Nodes, shell
+from node_process import WAITS, Node, Nodes, shell
 
 from launcher.node import messages
 
@@ -25,7 +25,11 @@ def cache(tmp_path: Path) -> Path:
 @pytest.fixture
 def start(nodes: Nodes, cache: Path) -> Any:
     """Start a node that keeps code in the cache directory of the test."""
-    return lambda run="test": nodes.start(env={"XDG_CACHE_HOME": str(cache)}, mark=f"{run}.{os.urandom(4).hex()}")
+
+    def start_node(run: str = "test", **how: Any) -> Node:
+        return nodes.start(env={"XDG_CACHE_HOME": str(cache)}, mark=f"{run}.{os.urandom(4).hex()}", **how)
+
+    return start_node
 
 
 def read(folder: Path) -> dict[str, bytes]:
@@ -36,9 +40,9 @@ def read(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_node_asks_for_each_content_once_and_fills_the_directory(start: Any, cache: Path) -> None:
+def test_a_node_asks_for_each_content_once_and_fills_the_directory(start: Any, cache: Path, any_python: str) -> None:
     code = Code({**FILES, "run.sh": b"#!/bin/sh\n"}, programs=("run.sh",), links={"pkg/again": "../train.py"})
-    talk = Talk(start(), code)
+    talk = Talk(start(python=any_python), code)
     assert talk.ask() == ["empty", "pkg/copy.py", "run.sh", "train.py"]
     talk.send("empty", "pkg/copy.py", "run.sh", "train.py")
     answer = talk.place()
@@ -245,9 +249,14 @@ def test_ranks_run_in_the_tree_and_facts_are_of_there(start: Any) -> None:
     root = talk.deliver()
     facts = node.wait_for(messages.FACTS)
     assert (facts["workdir_found"], facts["script_found"]) == (True, True)
+    (root / "pkg/__pycache__").mkdir()
+    (root / "ckpt").mkdir()
     node.start(["python3", "train.py"], cwd=str(root / "sub"), python_path=str(root))
     node.wait_for_output(f"{root}/pkg/__init__.py")
     assert node.wait_for_exits() == {0: (0, None)}
+    node.stop()
+    census = node.wait_for(messages.CENSUS)
+    assert (census["tree"], census["written"]) == (str(root), ["ckpt/"])
 
 
 def test_a_directory_of_a_living_run_is_locked(start: Any) -> None:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     Header = Dict[str, Any]
 
-MOST_NAMES = 20  # of files, in an answer
 _LOOK_AGAIN_S = 0.2
 _ROUNDS = 2
 
@@ -73,7 +72,7 @@ def _prune(intake: Intake, store: Store, *, is_dry: bool) -> None:
     left = [] if is_dry else folders.prune(store, kept=0)
     if not is_dry:
         store.prune(0)
-    intake.say(messages.PRUNED, runs=len(found), bytes=size, left=left[:MOST_NAMES])
+    intake.say(messages.PRUNED, runs=len(found), bytes=size, left=left[: messages.MOST_NAMES])
 
 
 class Worker:
@@ -203,9 +202,9 @@ class Worker:
     def _answer(self, place: Folder, wrong: list[Entry], changed: list[Entry] | None = None) -> None:
         """Answer, and leave the lock of the directory to the supervisor; changed: what was mended there."""
         answer = self._prove(place, wrong)
-        answer["repaired"] = [entry.path for entry in changed or () if entry not in wrong][:MOST_NAMES]
+        answer["repaired"] = [entry.path for entry in changed or () if entry not in wrong][: messages.MOST_NAMES]
         made = [(name, os.path.expanduser(target)) for name, target, may_make in self._wanted["links"] if may_make]
-        answer["empty"] = [name for name, target in made if _is_empty(target)][:MOST_NAMES]
+        answer["empty"] = [name for name, target in made if _is_empty(target)][: messages.MOST_NAMES]
         message = messages.encode(messages.PLACED, **answer)
         self._sock.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", _hold(place)))])
 
@@ -219,8 +218,8 @@ class Worker:
         return {
             "path": place.root,
             "hash": listing.hash_listing(right),
-            "wrong": [entry.path for entry in wrong][:MOST_NAMES],
-            "extras": proof.find_extra_code(place.root, extras, MOST_NAMES),
+            "wrong": [entry.path for entry in wrong][: messages.MOST_NAMES],
+            "extras": proof.find_extra_code(place.root, extras, messages.MOST_NAMES),
             "repaired": [],
             "empty": [],
         }
@@ -229,7 +228,7 @@ class Worker:
         """Answer how the newest directory of this name differs from the listing; change nothing."""
         place = folders.find_newest(self._store, self._wanted["name"])
         if place is None:
-            nothing: Header = dict.fromkeys(("wrong", "extras", "repaired", "empty"), [])
+            nothing: Header = {key: [] for key in ("wrong", "extras", "repaired", "empty")}
             self._intake.say(messages.PLACED, path="", hash="", **nothing)
         else:
             wrong = proof.find_wrong(place.root, self._entries)

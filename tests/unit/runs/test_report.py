@@ -25,6 +25,7 @@ from launcher.runs.report import (
     others_lines,
     plan_line,
     warning_lines,
+    written_lines,
 )
 from launcher.session.node_state import Census
 
@@ -86,6 +87,17 @@ def test_each_process_that_can_not_be_ended_is_named():
     assert left_lines(Census({"gpu1": [LEFT], "gpu2": []}, {})) == [line]
     assert left_lines(Census({"gpu1": [LEFT] * 10}, {})) == [line] * 10
     assert left_lines(Census({"gpu1": [LEFT] * 12}, {})) == [line] * 10 + ["  and 2 more"]
+
+
+def test_what_a_run_wrote_beside_its_code() -> None:
+    names = ("/c/proj", "a/", "b.txt", "c", "d", "e", "f", "g")
+    written = {"gpu1": ("/c/proj", "log.txt"), "gpu2": names, "gpu3": names}
+    assert written_lines(Census({}, {}, written)) == [
+        "  gpu1: the run wrote log.txt beside its code, in /c/proj",
+        "  gpu[2-3]: the run wrote a/, b.txt, c, d, e and 2 more beside its code, in /c/proj",
+        "    fix: pass --link a=DIR, or write to a directory elsewhere: the next run gets a new directory, without these",
+    ]
+    assert written_lines(Census({}, {})) == []
 
 
 def texts(lines):
