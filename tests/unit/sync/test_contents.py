@@ -40,9 +40,9 @@ def keep(variables: dict[str, str], data: bytes) -> Path:
     """Put a file among those that this machine keeps."""
     store = Store(find_base(variables))
     store.make()
-    arrival = store.receive(hashlib.sha256(data).hexdigest())
-    arrival.write(data)
-    assert arrival.finish()
+    arrival = store.receive(Entry("kept", FILE, len(data), hashlib.sha256(data).hexdigest()))
+    assert arrival.write(0, data)
+    arrival.finish()
     return Path(store.path_of(hashlib.sha256(data).hexdigest()))
 
 
