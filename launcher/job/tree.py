@@ -33,7 +33,8 @@ class Tree:
     live: tuple[str, ...] = ()  # the same directory as users have it, here and on the hosts
     has_src: bool = False  # a directory src, where packages may be
     left_out: str = ""  # what wasn't sent, in words
-    pem: bytes = field(default=b"", repr=False, compare=False)  # certificate and key with which hosts pass the code on to each other
+    # Certificate and key with which hosts pass the code on to each other.
+    pem: bytes = field(default=b"", repr=False, compare=False)
 
     @property
     def name(self) -> str:

@@ -19,6 +19,7 @@ class Stage(Enum):
 
     CONNECTING = "connecting"
     STARTING_SUPERVISOR = "starting launch's helper"
+    TAKING_CODE = "taking the code"
     RUNNING_SETUP = "running its setup, then looking for a Python with torch, and for GPUs"
     GATHERING_FACTS = "looking for a Python with torch, and for GPUs"
     WAITING_FOR_OTHERS = "waiting for the other hosts"
@@ -42,6 +43,7 @@ class NodeState:
     host: str  # its name
     stage: Stage = Stage.CONNECTING
     has_setup: bool = False  # it runs one before it looks for a Python
+    has_code: bool = False  # it takes code before that
     failure: HostFailure | None = None
     has_orders: bool = False  # it may have its first message; known once all nodes are being stopped
     has_refused: bool = False  # it could not serve that message
@@ -110,7 +112,14 @@ class NodeState:
     def _take_hello(self, event: Event) -> None:
         self.folder = event.fields["folder"]
         self.keepers = event.fields["keepers"]
-        self.stage = Stage.RUNNING_SETUP if self.has_setup else Stage.GATHERING_FACTS
+        self.stage = Stage.TAKING_CODE if self.has_code else self._first_stage
+
+    def _take_placed(self, event: Event) -> None:
+        self.stage = self._first_stage
+
+    @property
+    def _first_stage(self) -> Stage:
+        return Stage.RUNNING_SETUP if self.has_setup else Stage.GATHERING_FACTS
 
     def _take_facts(self, event: Event) -> None:
         try:
@@ -169,6 +178,7 @@ _HANDLERS: Mapping[str, Callable[[NodeState, Event], None]] = {
     READY: NodeState._take_ready,
     LOST: NodeState._take_lost,
     messages.HELLO: NodeState._take_hello,
+    messages.PLACED: NodeState._take_placed,
     messages.FACTS: NodeState._take_facts,
     messages.ROUTED: NodeState._take_routed,
     messages.PROBED: NodeState._take_probed,

@@ -95,6 +95,7 @@ class Session:
         """
         for state in self.states:
             state.has_setup = wanted.get("setup") is not None
+            state.has_code = wanted.get("tree") is not None
         self._pool.start([self._prepare_message(index, **wanted) + order for index in range(len(self.hosts))])
 
     def _prepare_message(self, index: int, **wanted: Any) -> bytes:

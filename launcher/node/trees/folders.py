@@ -240,8 +240,8 @@ def _remove_folder(folder: Folder) -> bool:
 def _remove_unfinished(store: Store) -> None:
     """Remove directories that nobody finished, because a process was killed; nobody knew of them."""
     for entry in list(os.scandir(store.trees)):
-        if entry.name.startswith(_FRESH) and time.time() - entry.stat(follow_symlinks=False).st_mtime > UNFINISHED_S:
-            folder = Folder(entry.path, "")
+        folder = Folder(entry.path, "")
+        if entry.name.startswith(_FRESH) and time.time() - _changed_at(folder) > UNFINISHED_S:
             if folder.lock(fcntl.LOCK_EX):
                 shutil.rmtree(entry.path, ignore_errors=True)
             folder.unlock()
@@ -253,7 +253,10 @@ def _find_folders(store: Store, name: str | None) -> list[Folder]:
     for each in os.scandir(store.trees):
         if each.name.startswith(_FRESH):
             continue
-        inside = [inner.name for inner in os.scandir(each.path) if inner.is_dir(follow_symlinks=False)]
+        try:
+            inside = [inner.name for inner in os.scandir(each.path) if inner.is_dir(follow_symlinks=False)]
+        except OSError:  # another process has just taken it over, or removed it
+            continue
         found += [Folder(each.path, inner) for inner in inside if name in (None, inner)]
     return found
 
