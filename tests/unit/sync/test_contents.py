@@ -40,9 +40,9 @@ def keep(variables: dict[str, str], data: bytes) -> Path:
     """Put a file among those that this machine keeps."""
     store = Store(find_base(variables))
     store.make()
-    arrival = store.receive(hashlib.sha256(data).hexdigest())
-    arrival.write(data)
-    assert arrival.finish()
+    arrival = store.receive(entry_of("any", data))
+    assert arrival.write(0, data)
+    arrival.finish()
     return Path(store.path_of(hashlib.sha256(data).hexdigest()))
 
 
@@ -110,6 +110,31 @@ def test_no_descriptor_is_left_open(root: Path, contents: Contents) -> None:
     again = os.dup(0)
     os.close(again)
     assert again == free
+
+
+@pytest.mark.parametrize("has_nameless_files", [True, False])
+def test_a_file_that_arrives_has_no_name_before_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_nameless_files: bool
+) -> None:
+    """So nothing of it is left if the process is killed, if system and disk can do that; it may come in any order."""
+    if not has_nameless_files:
+        monkeypatch.delattr("os.O_TMPFILE", raising=False)
+    store = Store(str(tmp_path / "base"))
+    store.make()
+    arrival = store.receive(entry_of("a", b"hello"))
+    assert not arrival.write(3, b"lo")
+    arriving = list((tmp_path / "base/arriving").iterdir())
+    assert len(arriving) == (0 if has_nameless_files and hasattr(os, "O_TMPFILE") else 1)
+    assert arrival.write(0, b"hel")
+    arrival.finish()
+    kept = Path(store.path_of(entry_of("a", b"hello").content))
+    assert (kept.read_bytes(), kept.stat().st_mode & 0o777, kept.stat().st_nlink) == (b"hello", 0o600, 1)
+    wrong = store.receive(entry_of("a", b"other"))
+    wrong.write(0, b"wrong")
+    wrong.finish()
+    assert not Path(store.path_of(entry_of("a", b"other").content)).exists()
+    store.receive(entry_of("a", b"never")).abandon()
+    assert list((tmp_path / "base/arriving").iterdir()) == []
 
 
 def test_a_root_that_isn_t_there_leaves_what_is_kept(variables: dict[str, str]) -> None:
