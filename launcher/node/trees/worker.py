@@ -102,8 +102,11 @@ class Worker:
         finally:
             group.leave()
         if is_writer:
-            folders.prune(store)
-            store.prune()
+            try:
+                folders.prune(store)
+                store.prune()
+            except OSError:  # the next run tries it again; this one has its code
+                pass
 
     def prune(self, store: Store, *, is_dry: bool) -> None:
         """Remove all code that no living run needs, and answer what was removed and what is left."""
