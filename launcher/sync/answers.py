@@ -76,7 +76,8 @@ class Answers:
         self._nodes[event.index].request = event
 
     def _take_answer(self, event: Event) -> None:
-        self._nodes[event.index].answer = event
+        node = self._nodes[event.index]
+        node.answer = node.answer or event
 
     def _take_receipt(self, event: Event) -> None:
         in_transit = self._nodes[event.index].in_transit

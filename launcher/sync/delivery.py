@@ -170,10 +170,10 @@ class Delivery:
         return {place: frozenset(nodes) for place, nodes in wanted.items()}
 
     def _choose_idlest(self, indexes: Sequence[int]) -> int:
-        return min(indexes, key=lambda index: (self._answers.is_lost(index), sum(self._answers[index].in_transit)))
+        return min(indexes, key=lambda index: (self._answers.is_over(index), sum(self._answers[index].in_transit)))
 
     def _send_piece(self, index: int, piece: Piece, *, is_for_all: bool) -> None:
-        if self._answers.is_lost(index):
+        if self._answers.is_over(index):
             return
         self._answers[index].in_transit.append(len(piece.payload))
         self._sent_bytes += len(piece.payload)

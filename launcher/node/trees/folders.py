@@ -159,7 +159,7 @@ def begin(store: Store, name: str) -> tuple[Folder, bytes]:
         if not entries or not old.lock(fcntl.LOCK_EX):
             old.unlock()
             continue
-        if proof.find_extras(old.root, entries, old.read_links()) or not _rename(old, _fresh_path(store)):
+        if _find_written(old, entries) or not _rename(old, _fresh_path(store)):
             old.unlock()
             continue
         return old, old.read_listing()
@@ -195,7 +195,7 @@ def find_ended(store: Store) -> list[Folder]:
     """Return the directories of runs that have ended and have something to remove, locked."""
     found = []
     for folder in _find_folders(store, None):
-        if folder.lock(fcntl.LOCK_EX) and folder.read_entries():
+        if folder.lock(fcntl.LOCK_EX) and (folder.read_entries() or _is_hollow(folder.root)):
             found.append(folder)
         else:
             folder.unlock()
@@ -220,12 +220,37 @@ def prune(store: Store, *, kept: int = KEPT) -> list[str]:
     return left
 
 
+def _find_written(folder: Folder, entries: list[Entry]) -> list[str]:
+    """Return what a run has written; directories without a file, such as its working directory, are removed first."""
+    links = folder.read_links()
+    for path in proof.find_extras(folder.root, entries, links):
+        if path.endswith("/"):
+            _remove_hollow(os.path.join(folder.root, path))
+    return proof.find_extras(folder.root, entries, links)
+
+
+def _is_hollow(folder: str) -> bool:
+    """Tell whether no file is in a directory or below it."""
+    return os.path.isdir(folder) and not any(names for _, _, names in os.walk(folder))
+
+
+def _remove_hollow(folder: str) -> None:
+    if _is_hollow(folder):
+        for base in reversed([base for base, _, _ in os.walk(folder)]):
+            try:
+                os.rmdir(base)
+            except OSError:  # a link to a directory is in it
+                pass
+
+
 def _remove_folder(folder: Folder) -> bool:
     """Remove what was sent; return whether nothing is left."""
     entries = folder.read_entries()
     for name in folder.read_links():
         _remove_link(os.path.join(folder.root, name))
     folder.remove_files(entries)
+    for path in proof.find_extras(folder.root, [], []):
+        _remove_hollow(os.path.join(folder.root, path))
     try:
         os.rmdir(folder.root)
     except OSError:

@@ -57,7 +57,9 @@ class TreeKeeper:
         self._loop.watch(ours.fileno(), self._read)
 
     def forward(self, header: Header, payload: bytes) -> None:
-        """Pass a message of the launcher on, as soon as the process takes it."""
+        """Pass a message of the launcher on, as soon as the process takes it; drop it if that has ended."""
+        if self._sock is None:
+            return
         self._waiting += messages.encode(header["type"], payload, **messages.fields_of(header))
         self._push()
 

@@ -179,7 +179,7 @@ class Arrival:
         self._entry = entry
         self._left = entry.size
         self._lock = threading.Lock()
-        self._fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        self._fd, self._has_name = _open_new(part)
 
     def write(self, begin: int, data: bytes | memoryview) -> bool:
         """Write the part that begins here; return whether the file is complete."""
@@ -197,6 +197,9 @@ class Arrival:
             self.abandon()
             return
         try:
+            if not self._has_name:  # a directory makes Python follow the link, which is to this very file
+                os.link("/proc/self/fd/%d" % self._fd, self._part, src_dir_fd=self._fd)
+                self._has_name = True
             os.close(self._fd)  # a network file system may say only now that it is full
             try:
                 os.rename(self._part, self._path)
@@ -204,7 +207,7 @@ class Arrival:
                 os.makedirs(os.path.dirname(self._path), 0o700, exist_ok=True)
                 os.rename(self._part, self._path)
         except OSError:
-            os.unlink(self._part)
+            self._remove()
             raise
 
     def _has_hash(self) -> bool:
@@ -219,4 +222,18 @@ class Arrival:
     def abandon(self) -> None:
         """Remove what has come."""
         os.close(self._fd)
-        os.unlink(self._part)
+        self._remove()
+
+    def _remove(self) -> None:
+        if self._has_name:
+            os.unlink(self._part)
+
+
+def _open_new(path: str) -> tuple[int, bool]:
+    """Open a new file; return whether it has its name yet: without one, it is gone once nobody has it open."""
+    if os.path.isdir("/proc/self/fd"):
+        try:
+            return os.open(os.path.dirname(path), os.O_RDWR | os.O_TMPFILE, 0o600), False
+        except (AttributeError, OSError):  # not in this system or on this disk; what else is wrong comes up below
+            pass
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), True

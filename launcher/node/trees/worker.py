@@ -101,8 +101,11 @@ class Worker:
         finally:
             group.leave()
         if is_writer:
-            folders.prune(self._store)
-            self._store.prune()
+            try:
+                folders.prune(self._store)
+                self._store.prune()
+            except OSError:  # the next run tries it again; this one has its code
+                pass
 
     def _find_needed(self) -> list[Entry]:
         """Return what may have to be copied: nothing if the newest directory of this name was filled with the same."""

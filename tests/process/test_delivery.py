@@ -1,0 +1,629 @@
+"""The code on its way from the launcher to several nodes: real supervisors of this machine, and some that lie."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lying_node import HELLO, HOSTILE, Lie, LyingTransport
+from machines.patience import DEADLINE_S, NEVER_S
+from machines.repositories import make_repository
+from node_process import is_alive, wait_until
+from transport_by_host import TransportByHost
+
+from launcher.commands.clean_code import clean_code, cleaning_lines
+from launcher.commands.sync import sync
+from launcher.errors import HostFailure, UsageError
+from launcher.hosts.host import Host
+from launcher.job.tree import Link, Tree
+from launcher.node import messages
+from launcher.node.messages import PIECE_BYTES, TREE_WINDOW_BYTES, encode
+from launcher.output.node_log import NodeOutput
+from launcher.preflight.findings import Finding
+from launcher.session.session import Session
+from launcher.session.signals import Interrupted
+from launcher.session.terms import Terms
+from launcher.sync.contents import Contents
+from launcher.sync.delivery import Delivered
+from launcher.sync.selection import select
+from launcher.sync.snapshot import take_snapshot
+from launcher.transports.agents.credentials import make_certificate
+from launcher.transports.base import Transport
+from launcher.transports.process_channel import ProcessChannel, start_process
+
+MIB = 1 << 20
+SMALL = {"train.py": b"print(1)\n", "pkg/__init__.py": b"", "pkg/model.py": b"SIZE = 3\n"}
+CACHE_FIX = "free space there, or choose another directory there with --env XDG_CACHE_HOME=DIR"
+DISK_FIX = "look for a program that writes there, or for a damaged disk; launch clean --code removes it"
+
+
+class WatchedChannel(ProcessChannel):
+    """The pipes of a node; `before_write` is called with all that is about to be written."""
+
+    def __init__(self, process: subprocess.Popen[bytes], before_write: Callable[[bytes], object] | None) -> None:
+        super().__init__(process)
+        self._before_write = before_write
+
+    def write(self, data: bytes) -> None:
+        if self._before_write is not None:
+            self._before_write(data)
+        super().write(data)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+
+@dataclass(frozen=True)
+class CacheTransport:
+    """Starts nodes on this machine, each with a cache directory of its own, or the one that `caches` names."""
+
+    folder: Path
+    caches: Mapping[str, str] = field(default_factory=dict)
+    name: str = "local"
+    is_terse: bool = False
+    channels: dict[str, WatchedChannel] = field(default_factory=dict)  # the first of each host
+    before_write: Mapping[str, Callable[[bytes], object]] = field(default_factory=dict)
+
+    def open(self, host: Host, command: str, timeout_s: float) -> ProcessChannel:
+        cache = f"XDG_CACHE_HOME={self.cache(host.name)}"
+        process = start_process(["env", cache, "/bin/sh", "-c", command])
+        channel = WatchedChannel(process, self.before_write.get(host.name))
+        self.channels.setdefault(host.name, channel)
+        return channel
+
+    def own_messages(self, host: Host) -> list[str]:
+        return []
+
+    def cache(self, host: str) -> Path:
+        return self.folder / self.caches.get(host, host)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> CacheTransport:
+    return CacheTransport(tmp_path)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_repository(tmp_path / "proj")
+
+
+@dataclass
+class Sent:
+    """What one delivery has come to."""
+
+    delivered: Delivered
+    failures: list[HostFailure]
+    said: list[str]
+
+    @property
+    def texts(self) -> list[str]:
+        return [str(finding) for finding in self.delivered.findings]
+
+
+def write(root: Path, files: Mapping[str, bytes]) -> None:
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+
+
+def tree_of(root: Path) -> Tree:
+    found = take_snapshot(select(root))
+    pem = "".join(make_certificate()).encode()
+    return Tree(str(root), found.listing, found.hash, found.files, found.bytes_in_all, pem=pem)
+
+
+async def start(
+    root: Path, transport: Transport, *names: str, tree: Tree | None = None, run: str = "test", is_check: bool = False
+) -> Sent:
+    said: list[str] = []
+    terms = Terms(run, {}, ["python3"], silence_s=NEVER_S, stop_timeout_s=1, connect_timeout_s=DEADLINE_S)
+    outputs = [NodeOutput(name, None, None) for name in names]
+    session = Session([Host(name) for name in names], transport, outputs, terms, say=said.append, progress=said.append)
+    contents = Contents(str(root), {"XDG_CACHE_HOME": "/nowhere"})
+    sending = sync(session, tree or tree_of(root), contents, is_check=is_check)
+    delivered = await asyncio.wait_for(sending, DEADLINE_S)
+    return Sent(delivered, session.failures(), said)
+
+
+def send(root: Path, transport: Transport, *names: str, **options: Any) -> Sent:
+    return asyncio.run(start(root, transport, *names, **options))
+
+
+def read(folder: str | Path) -> dict[str, bytes | str]:
+    """Return what is below a directory: the bytes of files, and the targets of links."""
+    return {
+        path.relative_to(folder).as_posix(): str(path.readlink()) if path.is_symlink() else path.read_bytes()
+        for path in Path(folder).rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+def expect_whole(cache: Path, *, may_fill: bool = False) -> None:
+    """Check that a cache has only whole files, and no directory without its place, unless one was being filled."""
+    for path in (cache / "launch/content").rglob("*"):
+        if path.is_file():
+            assert hashlib.sha256(path.read_bytes()).hexdigest() == path.parent.name + path.name
+    assert list((cache / "launch/arriving").iterdir()) == []
+    assert may_fill or not [path for path in (cache / "launch/trees").iterdir() if path.name.startswith(".new-")]
+
+
+# ---- all goes well --------------------------------------------------------------------------------------------------
+
+
+def test_every_host_gets_every_byte(root: Path, nodes: CacheTransport) -> None:
+    files = {
+        **SMALL, "one": b"", "exact": os.urandom(MIB), "more": os.urandom(MIB + 1), "noise": os.urandom(3 * MIB + 7),
+        "text": b"spam " * 500_000, "two\nlines": b"1", "with space/'q\"": b"2", "ünï/ñ": b"3", "caf\udce9.txt": b"4",
+        "-x": b"5", "$HOME": b"6", "a:b": b"7", "same": b"SIZE = 3\n",
+    }  # fmt: skip
+    write(root, files)
+    (root / "link").symlink_to("pkg")
+    (root / "pkg" / "again").symlink_to("../two\nlines")
+    (root / "train.py").chmod(0o755)
+    tree = tree_of(root)
+    first = send(root, nodes, "a", "b", "c", tree=tree)
+    assert (first.failures, first.texts) == ([], [])
+    assert first.delivered.files == len(set(files.values())), "each content once"
+    for path in first.delivered.paths.values():
+        assert read(path) == {**files, "link": "pkg", "pkg/again": "../two\nlines"}
+        assert [each.name for each in Path(path).rglob("*") if each.is_file() and os.access(each, os.X_OK)] == [
+            "train.py"
+        ]
+    assert {str(Path(path).parents[3]) for path in first.delivered.paths.values()} == {
+        str(nodes.cache(name)) for name in "abc"
+    }
+    noise = sum(len(files[name]) for name in ("exact", "more", "noise"))
+    assert noise < first.delivered.sent_bytes < noise + 300_000, "the hosts pass it on"
+    again = send(root, nodes, "a", "b", "c", run="again", tree=tree)
+    assert (again.delivered.is_nothing, again.delivered.sent_bytes) == (True, 0)
+    assert all(read(path)["noise"] == files["noise"] for path in again.delivered.paths.values())
+
+
+def test_each_host_gets_what_it_lacks(root: Path, nodes: CacheTransport) -> None:
+    write(root, {**SMALL, "old": os.urandom(MIB)})
+    send(root, nodes, "a", "b")
+    (root / "old").unlink()
+    write(root, {"new": os.urandom(2 * MIB), "train.py": b"print(2)\n"})
+    found = send(root, nodes, "a", "c", run="next")
+    assert found.delivered.files == len(SMALL) + 1
+    new = len((root / "new").read_bytes())
+    assert 2 * new < found.delivered.sent_bytes < 2 * new + 10_000
+    assert all(read(path) == read_sent(root) for path in found.delivered.paths.values())
+
+
+def read_sent(root: Path) -> dict[str, bytes | str]:
+    return {path: data for path, data in read(root).items() if not path.startswith(".git/")}
+
+
+@pytest.mark.parametrize("files", [{}, {"empty": b""}, {"a" * 200 + "/" + "b" * 200: b"x"}])
+def test_a_tree_of_almost_nothing(root: Path, nodes: CacheTransport, files: dict[str, bytes]) -> None:
+    write(root, files)
+    found = send(root, nodes, "a", "b")
+    assert (found.failures, found.texts) == ([], [])
+    assert [read(path) for path in found.delivered.paths.values()] == [files, files]
+    expect_whole(nodes.cache("a"))
+
+
+def test_5000_files(root: Path, nodes: CacheTransport) -> None:
+    files = {f"d{number % 70}/f{number}": b"%d" % number for number in range(5000)}
+    write(root, files)
+    tree = tree_of(root)
+    found = send(root, nodes, "a", "b", tree=tree)
+    assert found.delivered.files == 5000
+    assert all(read(path) == files for path in found.delivered.paths.values())
+    assert send(root, nodes, "a", "b", tree=tree, run="again").delivered.is_nothing
+
+
+@pytest.mark.parametrize("name", ["a:b", "my proj", "it's", "a\nb", "ünï", "links", "lock", "listing"])
+def test_any_name_of_the_directory(tmp_path: Path, nodes: CacheTransport, name: str) -> None:
+    """The path that a host tells is where the code is, and its own files are beside it."""
+    root = make_repository(tmp_path / "r" / name)
+    write(root, SMALL)
+    for run in ("first", "second"):
+        found = send(root, nodes, "a", run=run)
+        (path,) = found.delivered.paths.values()
+        assert (found.texts, read(path)) == ([], dict(SMALL))
+        assert ":" not in path
+    assert len(list((nodes.cache("a") / "launch/trees").iterdir())) == 1, "the second run takes over the first's"
+
+
+# ---- shared directories ---------------------------------------------------------------------------------------------
+
+
+def test_of_hosts_that_share_their_cache_one_gets_the_files(root: Path, tmp_path: Path) -> None:
+    write(root, {**SMALL, "noise": os.urandom(2 * MIB)})
+    nodes = CacheTransport(tmp_path, {"a": "shared", "c": "shared", "d": "shared"})
+    found = send(root, nodes, "a", "b", "c", "d")
+    assert (found.failures, found.texts) == ([], [])
+    paths = found.delivered.paths
+    assert paths[0] == paths[2] == paths[3] != paths[1]
+    assert all(read(path) == read_sent(root) for path in paths.values())
+    assert found.delivered.sent_bytes < 4 * MIB + 20_000
+    expect_whole(tmp_path / "shared")
+
+
+def test_the_host_that_writes_a_shared_cache_is_lost(root: Path, tmp_path: Path) -> None:
+    """Those that share it are named; they are not left waiting."""
+    write(root, {**SMALL, "noise": os.urandom(2 * MIB)})
+    nodes = CacheTransport(tmp_path, {"a": "shared", "c": "shared"})
+
+    def kill(data: bytes) -> None:
+        if len(data) > MIB // 2:
+            os.killpg(nodes.channels["a"].pid, signal.SIGKILL)
+
+    nodes = CacheTransport(tmp_path, nodes.caches, before_write={"a": kill})
+    found = send(root, nodes, "a", "b", "c")
+    assert [failure.host for failure in found.failures] == ["a"]
+    assert found.texts == ["c: no other host has filled the cache directory that it shares"]
+    assert read(found.delivered.paths[1]) == read_sent(root)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_deliveries_at_once_to_the_same_cache(root: Path, tmp_path: Path, number: int) -> None:
+    """Of different code, and of the same; each run gets a directory of its own, and none of its files is removed."""
+    nodes = CacheTransport(tmp_path, dict.fromkeys("abcdef", "shared"))
+    write(root, {**SMALL, "noise": os.urandom(MIB)})
+    other = make_repository(tmp_path / "other" / "proj")
+    write(other, {**SMALL, "train.py": b"print(2)\n"})
+    for run in ("old1", "old2"):
+        send(root, nodes, "a", run=f"{run}-{number}")
+    (tmp_path / "shared/launch/trees/note").write_text("a file of the user's does no harm")
+
+    async def run() -> list[Sent]:
+        roots = {"a": root, "b": root, "c": other, "d": other, "e": root, "f": other}
+        return await asyncio.gather(*(start(root, nodes, name, run=f"run-{name}") for name, root in roots.items()))
+
+    found = asyncio.run(run())
+    assert [(each.failures, each.texts) for each in found] == 6 * [([], [])]
+    paths = [each.delivered.paths[0] for each in found]
+    assert len(set(paths)) == 6
+
+
+# ---- hosts that fail ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", ["guardian", "supervisor", "worker", "all"])
+def test_a_host_that_is_lost_in_the_middle(root: Path, tmp_path: Path, victim: str) -> None:
+    """The others get everything, and nothing of it is half there."""
+    write(root, {**SMALL, "noise": os.urandom(6 * MIB)})
+    seen = 0
+
+    def kill(data: bytes) -> None:
+        nonlocal seen
+        seen += len(data) > MIB // 2
+        if seen == 3:
+            top = nodes.channels["a"].pid
+            guardian, supervisor, worker = find_family(top)
+            wait_until(lambda: any("/arriving/" in str(fd.readlink()) for fd in Path(f"/proc/{worker}/fd").iterdir()))
+            if victim == "all":
+                os.killpg(top, signal.SIGKILL)
+            else:
+                os.kill({"guardian": guardian, "supervisor": supervisor, "worker": worker}[victim], signal.SIGKILL)
+
+    nodes = CacheTransport(tmp_path, before_write={"a": kill})
+    found = send(root, nodes, "a", "b")
+    if victim == "worker":
+        assert (found.failures, found.texts) == ([], ["a: the process that takes the code was killed"])
+    else:
+        assert [failure.host for failure in found.failures] == ["a"]
+    assert read(found.delivered.paths[1]) == read_sent(root)
+    expect_whole(tmp_path / "a", may_fill=True)
+    again = send(root, CacheTransport(tmp_path), "a", run="again")
+    assert read(again.delivered.paths[0]) == read_sent(root)
+
+
+def find_family(top: int) -> list[int]:
+    """Return guardian, supervisor and the process that takes the code, which are each other's children."""
+    family = [top]
+    while children := Path(f"/proc/{family[-1]}/task/{family[-1]}/children").read_text().split():
+        family.append(int(children[-1]))
+    return family[-3:]
+
+
+def test_a_host_that_can_t_keep_the_code_gets_no_more_of_it(root: Path, nodes: CacheTransport) -> None:
+    """Its word ends what it is sent, also if much is left."""
+    write(root, {**SMALL, "noise": os.urandom(12 * MIB)})
+    got = 0
+
+    def lie(order: dict[str, Any], said: list[Any], nonce: str) -> list[Any]:
+        nonlocal got
+        got += order["type"] == messages.PIECE
+        if order["type"] == messages.PIECE and got == 1:
+            return [encode(messages.TOOK), encode(messages.UNPLACED, text=f"it's full{HOSTILE}", is_disk=True)]
+        return wants_all(order, said, nonce)
+
+    found = send_with_liar(root, nodes, lie)
+    assert found.failures == []
+    text = "it's fullboom?[2J?]0;t??launch: 0 processes left on 2 hosts"
+    assert found.delivered.findings == (Finding(("liar",), text, CACHE_FIX),)
+    assert got <= TREE_WINDOW_BYTES // PIECE_BYTES + 1
+
+
+# ---- hosts that lie -------------------------------------------------------------------------------------------------
+
+
+def wanted(bits: bytes, *, needs_listing: bool = False, group: str = "g") -> bytes:
+    return encode(messages.WANTED, bits, group=group, needs_listing=needs_listing)
+
+
+def placed(**fields: Any) -> bytes:
+    nothing: dict[str, list[str]] = {name: [] for name in ("wrong", "extras", "repaired", "empty")}
+    return encode(messages.PLACED, **{"path": "/x", "hash": "0" * 64, **nothing, **fields})
+
+
+def wants_all(order: dict[str, Any], said: list[Any], nonce: str) -> list[Any]:
+    """Say what a node says that lacks everything, up to its last word."""
+    kind = order["type"]
+    if kind == messages.PREPARE:
+        return [HELLO, *([wanted(b"\xff" * 2)] if order.get("tree") else [])]
+    if kind == messages.MEET:
+        return [encode(messages.MET, port=None, addresses=[])]
+    return [encode(messages.TOOK)] if kind == messages.PIECE else said
+
+
+def after_place(*words: bytes) -> Lie:
+    return lambda order, said, nonce: list(words) if order["type"] == messages.PLACE else wants_all(order, said, nonce)
+
+
+def at_once(*words: bytes) -> Lie:
+    return lambda order, said, nonce: (
+        [HELLO, *words] if order["type"] == messages.PREPARE and order.get("tree") else wants_all(order, said, nonce)
+    )
+
+
+def instead(kind: str, *words: Any) -> Lie:
+    return lambda order, said, nonce: list(words) if order["type"] == kind else wants_all(order, said, nonce)
+
+
+def meets(**fields: Any) -> Lie:
+    """Say where other hosts may reach this one."""
+    return instead(messages.MEET, encode(messages.MET, **fields))
+
+
+def send_with_liar(root: Path, nodes: CacheTransport, lie: Lie, **options: Any) -> Sent:
+    """Send to a liar and to an honest host; check that the honest one has everything."""
+    transport = TransportByHost({"good": nodes, "liar": LyingTransport(lie)})
+    found = send(root, transport, "good", "liar", **options)
+    assert read(found.delivered.paths[0]) == read_sent(root)
+    assert not any("\x1b" in line for line in (*found.texts, *found.said))
+    return found
+
+
+HASH = "0123456789abcdef" * 4
+PROBLEMS: dict[str, tuple[Lie, str]] = {
+    "another hash": (after_place(placed(hash=HASH)), "liar: its code isn't {name}\n  fix: " + DISK_FIX),
+    "hostile names": (
+        after_place(placed(wrong=[HOSTILE, "b", "c", "d"])),
+        "liar: its copy of boom?[2J?]0;t??launch: 0 processes left on 2 hosts, b, c and 1 more differs\n"
+        f"  fix: {DISK_FIX}",
+    ),
+    "no path": (after_place(placed(hash="{hash}", path="")), "liar: its code isn't {name}\n  fix: " + DISK_FIX),
+    "bits of 8 million files": (
+        lambda order, said, nonce: [HELLO, wanted(b"\xff" * (1 << 20))] if order.get("tree") else
+        after_place(placed())(order, said, nonce), "liar: its code isn't {name}\n  fix: " + DISK_FIX,
+    ),
+    "wants without end": (after_place(wanted(b"\xff" * 2)),
+                          "liar: no other host has filled the cache directory that it shares"),
+    "done at once": (at_once(placed()), "liar: its code isn't {name}\n  fix: " + DISK_FIX),
+    "gives up at once": (at_once(encode(messages.UNPLACED, text=HOSTILE, is_disk=False)),
+                         "liar: boom?[2J?]0;t??launch: 0 processes left on 2 hosts"),
+    "never wants the listing": (at_once(wanted(b"", needs_listing=True), placed(hash=HASH)),
+                                "liar: its code isn't {name}\n  fix: " + DISK_FIX),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("lie", "text"), PROBLEMS.values(), ids=PROBLEMS)
+def test_a_host_that_lies_is_a_problem_and_nothing_hangs(
+    root: Path, nodes: CacheTransport, lie: Lie, text: str
+) -> None:
+    write(root, {**SMALL, "noise": os.urandom(2 * MIB)})
+    tree = tree_of(root)
+    found = send_with_liar(root, nodes, lie, tree=tree)
+    assert found.failures == []
+    assert found.texts == [text.format(name=tree.name)]
+    assert list(found.delivered.paths) == [0]
+
+
+LOST: dict[str, tuple[Lie, str]] = {
+    "an answer twice": (after_place(placed(), placed()), "it sent an unrequested message: placed"),
+    "bits without end": (at_once(wanted(b"\xff" * ((1 << 20) + 1))),
+                         "it sent an invalid message: wanted with 1048577 bytes"),
+    "a wish twice": (at_once(wanted(b"\xff"), wanted(b"\xff")), "it sent an unrequested message: wanted"),
+    "took what wasn't sent": (at_once(encode(messages.TOOK)), "it sent an unrequested message: took"),
+    "a wish of another form": (at_once(encode(messages.WANTED, group=3, needs_listing=False)),
+                               "it sent an invalid message: wanted with group 3"),
+    "names without end": (after_place(placed(wrong=["x"] * 99999)),
+                          "it sent an invalid message: placed with 99999 entries in wrong"),
+    "addresses that are names": (meets(port=1, addresses=["evil.example.com"]),
+                                 "it sent an invalid message: met with addresses"),
+    "hangs up": (instead(messages.PIECE, None), "its helper exited with code 0"),
+    "hangs up when it should meet": (instead(messages.MEET, None), "its helper exited with code 0"),
+    "hangs up when it should join": (
+        lambda order, said, nonce: [None] if order["type"] == messages.JOIN else
+        meets(port=1, addresses=["127.0.0.1"])(order, said, nonce), "its helper exited with code 0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("lie", "text"), LOST.values(), ids=LOST)
+def test_a_host_that_breaks_the_protocol_is_lost_alone(root: Path, nodes: CacheTransport, lie: Lie, text: str) -> None:
+    write(root, {**SMALL, "noise": os.urandom(9 * MIB)})
+    found = send_with_liar(root, nodes, lie)
+    (failure,) = found.failures
+    assert failure.host == "liar"
+    assert failure.text.startswith(text)
+    assert list(found.delivered.paths) == [0]
+
+
+def test_an_answer_after_the_answer_changes_nothing(root: Path, nodes: CacheTransport) -> None:
+    """What fails once the code is in its place, such as the removal of older code, is no problem of this run."""
+    write(root, SMALL)
+    tree = tree_of(root)
+    lie = after_place(placed(hash=tree.hash), encode(messages.UNPLACED, text="can't remove", is_disk=True))
+    found = send_with_liar(root, nodes, lie, tree=tree)
+    assert (found.failures, found.texts) == ([], [])
+    assert found.delivered.paths[1] == "/x"
+
+
+# ---- this machine ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ["content", "gone", "grown"])
+def test_a_file_that_changes_here_ends_it(root: Path, nodes: CacheTransport, change: str) -> None:
+    """By its name, and nothing is half there."""
+    write(root, {**SMALL, "noise": os.urandom(6 * MIB), "zzz.py": b"old"})
+    tree = tree_of(root)
+    if change == "gone":
+        (root / "zzz.py").unlink()
+    else:
+        (root / "zzz.py").write_bytes(b"new" if change == "content" else b"old+")
+    with pytest.raises(UsageError) as caught:
+        send(root, nodes, "a", "b", tree=tree)
+    assert str(caught.value) == "zzz.py has changed since launch listed it"
+    for name in "ab":
+        expect_whole(nodes.cache(name))
+        assert list((nodes.cache(name) / "launch/trees").iterdir()) == []
+    found = send(root, nodes, "a", "b", run="again")
+    assert (found.texts, found.failures) == ([], [])
+    assert [read(path) for path in found.delivered.paths.values()] == 2 * [read_sent(root)]
+
+
+def test_a_slow_host_bounds_what_is_in_transit(root: Path, tmp_path: Path) -> None:
+    """No host is sent more than the window ahead of what the slowest one has taken."""
+    write(root, {"noise": os.urandom(7 * MIB)})
+    window = TREE_WINDOW_BYTES // PIECE_BYTES
+    pieces = {"fast": 0, "slow": 0}
+    ahead: list[int] = []
+    lock = threading.Lock()
+
+    def count(data: bytes) -> None:
+        with lock:
+            pieces["fast"] += len(data) > MIB // 2
+
+    def wait(data: bytes) -> None:
+        if len(data) > MIB // 2:
+            wait_until(lambda: pieces["fast"] >= min(7, pieces["slow"] + window))
+            with lock:
+                ahead.append(pieces["fast"] - pieces["slow"])
+                pieces["slow"] += 1
+
+    nodes = CacheTransport(tmp_path, before_write={"fast": count, "slow": wait})
+    found = send(root, nodes, "fast", "slow")
+    assert [read(path) for path in found.delivered.paths.values()] == 2 * [read_sent(root)]
+    assert pieces == {"fast": 7, "slow": 7}
+    assert max(ahead) == window
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_it_sends(root: Path, tmp_path: Path, number: signal.Signals) -> None:
+    write(root, {**SMALL, "noise": os.urandom(12 * MIB)})
+    seen = 0
+
+    def interrupt(data: bytes) -> None:
+        nonlocal seen
+        seen += len(data) > MIB // 2
+        if seen == 3:
+            os.kill(os.getpid(), number)
+            seen = 100
+
+    nodes = CacheTransport(tmp_path, before_write={"a": interrupt})
+    with pytest.raises(Interrupted):
+        send(root, nodes, "a", "b")
+    for name in "ab":
+        wait_until(lambda: not is_alive(nodes.channels[name].pid))  # noqa: B023 - called at once
+        expect_whole(nodes.cache(name))
+        assert list((nodes.cache(name) / "launch/trees").iterdir()) == []
+    again = send(root, CacheTransport(tmp_path), "a", "b", run="again")
+    assert [read(path) for path in again.delivered.paths.values()] == 2 * [read_sent(root)]
+
+
+@pytest.mark.parametrize("damage", ["kill", "cut"])
+def test_of_hosts_that_pass_code_on_one_is_lost(root: Path, tmp_path: Path, damage: str) -> None:
+    """What it has not passed on is sent again by the launcher."""
+    write(root, {**SMALL, "noise": os.urandom(9 * MIB)})
+    seen = 0
+
+    def harm(data: bytes) -> None:
+        nonlocal seen
+        seen += len(data) > MIB // 2
+        if seen == 2 and damage == "kill":
+            os.killpg(nodes.channels["b"].pid, signal.SIGKILL)
+        elif seen == 2:
+            nodes.channels["b"].close()
+
+    nodes = CacheTransport(tmp_path, before_write={"b": harm})
+    found = send(root, nodes, "a", "b", "c")
+    assert [failure.host for failure in found.failures] == ["b"]
+    assert found.texts == []
+    assert [read(found.delivered.paths[index]) for index in (0, 2)] == 2 * [read_sent(root)]
+    for name in "ac":
+        expect_whole(nodes.cache(name))
+
+
+# ---- what is left ---------------------------------------------------------------------------------------------------
+
+
+def clean(nodes: CacheTransport, *names: str, is_dry: bool = False) -> list[str]:
+    async def run() -> list[str]:
+        terms = Terms("clean", {}, ["python3"], silence_s=NEVER_S, stop_timeout_s=1, connect_timeout_s=DEADLINE_S)
+        outputs = [NodeOutput(name, None, None) for name in names]
+        session = Session([Host(name) for name in names], nodes, outputs, terms, say=print, progress=print)
+        done = await asyncio.wait_for(clean_code(session, is_dry=is_dry), DEADLINE_S)
+        assert done.exit_code == 0
+        return cleaning_lines(done, is_dry=is_dry)
+
+    return asyncio.run(run())
+
+
+def test_a_cleaning_leaves_what_a_run_has_written(root: Path, nodes: CacheTransport) -> None:
+    write(root, SMALL)
+    path = Path(send(root, nodes, "a", "b").delivered.paths[0])
+    (path / "pkg/result").write_text("42")
+    (dry,) = clean(nodes, "a", "b", is_dry=True)
+    assert dry.startswith("launch: would remove the code of 2 runs on 2 hosts, ")
+    assert read(path) == {**SMALL, "pkg/result": b"42"}
+    _, *kept = clean(nodes, "a", "b")
+    assert kept == [f"  a: kept {path}, where files are that were not sent"]
+    assert read(path) == {"pkg/result": b"42"}
+    assert list((nodes.cache("b") / "launch/trees").iterdir()) == []
+    assert clean(nodes, "a", "b")[0].startswith("launch: removed the code of 0 runs on 2 hosts, 0 bytes")
+
+
+@pytest.mark.parametrize("files", [{}, {"train.py": b""}])
+def test_a_tree_with_links_and_a_directory_of_its_own_goes_without_rest(
+    root: Path, nodes: CacheTransport, tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    """With a link below a directory that isn't sent, and a working directory without files."""
+    write(root, files)
+    (tmp_path / "data").mkdir()
+    tree = replace(tree_of(root), inside="runs/here", links=(Link("a/b/data", str(tmp_path / "data"), may_make=False),))
+    found = send(root, nodes, "a", tree=tree)
+    assert (Path(found.delivered.paths[0]) / "a/b/data").is_dir()
+    send(root, nodes, "a", run="again")
+    assert len(list((nodes.cache("a") / "launch/trees").iterdir())) == (1 if files else 2)
+    assert clean(nodes, "a")[1:] == []
+    assert list((nodes.cache("a") / "launch/trees").iterdir()) == []
+
+
+def test_a_check_sends_no_file_and_changes_none(root: Path, nodes: CacheTransport) -> None:
+    write(root, SMALL)
+    found = send(root, nodes, "a", "b", is_check=True)
+    assert found.texts == ["a,b: no code was sent there yet\n  fix: send it: launch sync"]
+    send(root, nodes, "a", "b")
+    assert send(root, nodes, "a", "b", is_check=True).texts == []
+    write(root, {"train.py": b"print(2)\n"})
+    found = send(root, nodes, "a", "b", is_check=True)
+    assert (found.delivered.files, found.texts) == (
+        0, ["a,b: train.py differs from what is here\n  fix: send it: launch sync"]
+    )  # fmt: skip
