@@ -39,7 +39,7 @@ _NODE_MODULES = (
         "run_owner", "shim", "stacks", "torchrun", "workers",
     )),
     *(f"trees.{name}" for name in (
-        "arrivals", "folders", "group", "intake", "keeper", "listing", "peers", "proof", "store", "worker",
+        "arrivals", "folder", "folders", "group", "intake", "keeper", "listing", "peers", "proof", "store", "worker",
     )),
 )  # fmt: skip
 _LOCK = threading.Lock()

@@ -8,7 +8,8 @@ In reading order:
     peers      nodes that pass pieces on to each other
     intake     ask for what is missing, and take it
     proof      whether a directory holds exactly the files of a listing
-    folders    the directories of runs
+    folder     the directory of one run
+    folders    those of all runs: what becomes of one that has ended
     group      nodes that share their cache directory
     worker     the process that puts the code in its place
     keeper     the supervisor's end of that process

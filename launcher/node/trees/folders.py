@@ -1,12 +1,6 @@
-"""The directories of runs, each with copies of the files of one listing.
+"""The directories of all runs: one that has ended is taken over by the next run, or pruned.
 
-    trees/RUN-HASH/listing     what was put there
-    trees/RUN-HASH/links       the links to directories outside, by name
-    trees/RUN-HASH/lock        locked by the supervisors of the run while they live
-    trees/RUN-HASH/NAME/...    the files, below the name of the directory that they come from
-
-A directory appears by one rename. Only the files of its listing are ever removed from it: what a run has written there
-stays.
+A directory appears by one rename, so nobody ever sees one that is half filled.
 """
 
 from __future__ import annotations
@@ -15,133 +9,19 @@ import errno
 import fcntl
 import os
 import shutil
-import stat
 import time
 
-from launcher.node.trees import listing, proof
+from launcher.node.trees import proof
+from launcher.node.trees.folder import Folder, remove_link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterable, Sequence
-
     from launcher.node.trees.listing import Entry
     from launcher.node.trees.store import Store
 
 _FRESH = ".new-"
-_LISTING, _LINKS, _LOCK = "listing", "links", "lock"
-_MODES = {listing.FILE: 0o644, listing.PROGRAM: 0o755}
 UNFINISHED_S = 3600.0  # after which nobody works on an unfinished directory any more
 KEPT = 2  # directories of ended runs that are kept for each name, so that the next run can take one over
-
-
-class Folder:
-    """The directory of one run, or of one that has ended; its lock is open while this value is in use."""
-
-    def __init__(self, path: str, name: str) -> None:
-        """path: in `trees`; name: of the directory that the files come from."""
-        self.path = path
-        self.name = name
-        self.lock_fd = -1
-
-    @property
-    def root(self) -> str:
-        """Where the files are."""
-        return os.path.join(self.path, self.name)
-
-    def lock(self, operation: int) -> bool:
-        """Take the lock if that needs no waiting; return False if it is taken, or this disk has no locks."""
-        try:
-            if self.lock_fd < 0:
-                self.lock_fd = os.open(os.path.join(self.path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            fcntl.flock(self.lock_fd, operation | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
-
-    def unlock(self) -> None:
-        """Close the lock."""
-        if self.lock_fd >= 0:
-            os.close(self.lock_fd)
-            self.lock_fd = -1
-
-    def read_listing(self) -> bytes:
-        """Return the listing of what was put there; empty if there is none that can be read."""
-        try:
-            with open(os.path.join(self.path, _LISTING), "rb") as file:
-                return file.read()
-        except OSError:
-            return b""
-
-    def read_entries(self) -> list[Entry]:
-        """Return what was put there; nothing if its listing can't be read."""
-        try:
-            return listing.decode(self.read_listing())
-        except ValueError:
-            return []
-
-    def read_links(self) -> list[str]:
-        """Return the names of the links."""
-        try:
-            with open(os.path.join(self.path, _LINKS), encoding="utf-8", errors="surrogateescape") as file:
-                return [name for name in file.read().split("\0") if name]
-        except OSError:
-            return []
-
-    def write_listing(self, data: bytes) -> None:
-        """Note what is to be put there."""
-        with open(os.path.join(self.path, _LISTING), "wb") as file:
-            file.write(data)
-
-    def make_links(self, links: Sequence[tuple[str, str]]) -> None:
-        """Make the links instead of those that were there; what a run has put where one was stays."""
-        for name in self.read_links():
-            _remove_link(os.path.join(self.root, name))
-        with open(os.path.join(self.path, _LINKS), "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write("\0".join(name for name, _ in links))
-        for name, target in links:
-            path = os.path.join(self.root, name)
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            if not os.path.lexists(path):
-                os.symlink(target, path)
-
-    def put(self, store: Store, entries: Iterable[Entry]) -> list[Entry]:
-        """Write these files; return those whose content isn't kept here."""
-        missing = []
-        made: set[str] = {""}
-        for entry in entries:
-            folder = entry.path.rpartition("/")[0]
-            if folder not in made:
-                _make_folders(self.root, folder)
-                made.add(folder)
-            path = "%s/%s" % (self.root, entry.path)
-            try:
-                if not _write(store, entry, path):
-                    missing.append(entry)
-            except (FileExistsError, IsADirectoryError):  # a ranks' file or directory, or a file that has changed
-                _remove(path)
-                if not _write(store, entry, path):
-                    missing.append(entry)
-        return missing
-
-    def remove_files(self, entries: Iterable[Entry]) -> None:
-        """Remove the files of a listing and the directories that are then empty; bytecode goes as well."""
-        entries = list(entries)
-        for entry in entries:
-            try:
-                os.unlink(os.path.join(self.root, entry.path))
-            except OSError:  # it is gone, or a directory of the ranks'
-                pass
-        self.remove_bytecode(entries)
-        for folder in reversed(proof.list_folders(entries)):
-            try:
-                os.rmdir(os.path.join(self.root, folder))
-            except OSError:
-                pass
-
-    def remove_bytecode(self, entries: Iterable[Entry]) -> None:
-        """Remove all bytecode: Python takes it for that of a file with another content, but equal time and size."""
-        for folder in ["", *proof.list_folders(entries)]:
-            shutil.rmtree(os.path.join(self.root, folder, proof.BYTECODE), ignore_errors=True)
 
 
 def open_folder(store: Store, run: str, tree: str, name: str) -> Folder:
@@ -247,7 +127,7 @@ def _remove_folder(folder: Folder) -> bool:
     """Remove what was sent; return whether nothing is left."""
     entries = folder.read_entries()
     for name in folder.read_links():
-        _remove_link(os.path.join(folder.root, name))
+        remove_link(os.path.join(folder.root, name))
     folder.remove_files(entries)
     for path in proof.find_extras(folder.root, [], []):
         _remove_hollow(os.path.join(folder.root, path))
@@ -306,42 +186,3 @@ def _rename(folder: Folder, path: str) -> bool:
         raise
     folder.path = path
     return True
-
-
-def _write(store: Store, entry: Entry, path: str) -> bool:
-    """Write one file or link; return False if its content isn't kept here."""
-    if entry.kind == listing.LINK:
-        os.symlink(entry.content, path)
-        return True
-    if not store.has(entry):
-        return False
-    store.copy(entry, path, _MODES[entry.kind])
-    return True
-
-
-def _make_folders(root: str, folder: str) -> None:
-    """Make a directory and those above it; what is in the way, such as a link, is removed."""
-    path = root
-    for name in folder.split("/"):
-        path = os.path.join(path, name)
-        try:
-            os.mkdir(path, 0o755)
-        except FileExistsError:
-            if not stat.S_ISDIR(os.lstat(path).st_mode):
-                os.unlink(path)
-                os.mkdir(path, 0o755)
-
-
-def _remove_link(path: str) -> None:
-    if os.path.islink(path):
-        os.unlink(path)
-
-
-def _remove(path: str) -> None:
-    """Remove a file, a link or a directory, if it is there."""
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
-    except (IsADirectoryError, PermissionError):
-        shutil.rmtree(path)

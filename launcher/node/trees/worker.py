@@ -27,7 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Mapping, NoReturn
 
-    from launcher.node.trees.folders import Folder
+    from launcher.node.trees.folder import Folder
     from launcher.node.trees.listing import Entry
 
     Header = Dict[str, Any]
