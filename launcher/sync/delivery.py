@@ -196,7 +196,14 @@ class Delivery:
             elif answer is not None:
                 paths[index] = answer.fields["path"]
                 findings += find_warnings(self._tree, name, answer)
-        return Delivered(paths, len(self._lacking), self._sent_bytes, tuple(fold(findings)))
+        return Delivered(paths, self._count_lacking(), self._sent_bytes, tuple(fold(findings)))
+
+    def _count_lacking(self) -> int:
+        """Return how many files some node lacked: each content is sent once; links count only if all files do."""
+        contents = {self._entries[place].content for place in self._lacking}
+        files = [entry for entry in self._entries if entry.kind != listing.LINK]
+        lacking = sum(entry.content in contents for entry in files)
+        return len(self._entries) if lacking == len(files) else lacking
 
 
 def _has_room(in_transit: Sequence[int]) -> bool:

@@ -29,7 +29,8 @@ def find_problem(tree: Tree, host: str, answer: Event | None, *, is_check: bool)
         return None
     names = _name_some(fields["wrong"])
     if is_check:
-        text = f"{names} differs from what is here" if names else "no code was sent there yet"
+        verb = "differs" if len(fields["wrong"]) == 1 else "differ"
+        text = f"{names} {verb} from what is here" if names else "no code was sent there yet"
         return Finding((host,), text, "send it: launch sync")
     return Finding((host,), f"its copy of {names} differs" if names else f"its code isn't {tree.name}", _DISK_FIX)
 
@@ -38,10 +39,13 @@ def find_warnings(tree: Tree, host: str, answer: Event) -> Iterator[Finding]:
     """Yield what is doubtful about the code of a host that has the tree."""
     fields = answer.fields
     if fields["repaired"]:
-        text = f"{_name_some(fields['repaired'])} had changed in the run's directory, and was replaced"
+        verb = "was" if len(fields["repaired"]) == 1 else "were"
+        text = f"{_name_some(fields['repaired'])} had changed in the run's directory, and {verb} replaced"
         yield Finding((host,), text, "", WARNING)
     if fields["extras"]:
-        text = f"{_name_some(fields['extras'])} was not sent, but is in the run's directory and can be imported"
+        verbs = ("was", "is") if len(fields["extras"]) == 1 else ("were", "are")
+        text = "{0} {1} not sent, but {2} in the run's directory and can be imported"
+        text = text.format(_name_some(fields["extras"]), *verbs)
         yield Finding((host,), text, "", WARNING)
     for link in tree.links:
         if link.is_filled and link.name in fields["empty"]:

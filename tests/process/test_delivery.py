@@ -174,7 +174,7 @@ def test_every_host_gets_every_byte(root: Path, nodes: CacheTransport) -> None:
     tree = tree_of(root)
     first = send(root, nodes, "a", "b", "c", tree=tree)
     assert (first.failures, first.texts) == ([], [])
-    assert first.delivered.files == len(set(files.values())), "each content once"
+    assert first.delivered.files == tree.files == len(files) + 2, "all, though each content is sent once"
     for path in first.delivered.paths.values():
         assert read(path) == {**files, "link": "pkg", "pkg/again": "../two\nlines"}
         assert [each.name for each in Path(path).rglob("*") if each.is_file() and os.access(each, os.X_OK)] == [
@@ -614,6 +614,25 @@ def test_a_tree_with_links_and_a_directory_of_its_own_goes_without_rest(
     assert len(list((nodes.cache("a") / "launch/trees").iterdir())) == (1 if files else 2)
     assert clean(nodes, "a")[1:] == []
     assert list((nodes.cache("a") / "launch/trees").iterdir()) == []
+
+
+def test_what_was_changed_in_the_run_s_directory_is_told(root: Path, nodes: CacheTransport) -> None:
+    write(root, SMALL)
+    path = Path(send(root, nodes, "a").delivered.paths[0])
+    (path / "train.py").write_text("print(8)\n")
+    (path / "a.py").write_text("")
+    assert send(root, nodes, "a").texts == [
+        "a: train.py had changed in the run's directory, and was replaced",
+        "a: a.py was not sent, but is in the run's directory and can be imported",
+    ]
+    (path / "train.py").write_text("print(8)\n")
+    (path / "pkg/model.py").unlink()
+    for name in ("b.py", "c.py", "d.py"):
+        (path / name).write_text("")
+    assert send(root, nodes, "a").texts == [
+        "a: pkg/model.py and train.py had changed in the run's directory, and were replaced",
+        "a: a.py, b.py, c.py and 1 more were not sent, but are in the run's directory and can be imported",
+    ]
 
 
 def test_a_check_sends_no_file_and_changes_none(root: Path, nodes: CacheTransport) -> None:

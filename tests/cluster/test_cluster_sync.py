@@ -1,0 +1,288 @@
+"""`launch --sync` on hosts with networks and home directories of their own: what runs there, and what breaks it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from cluster_launch import Launch, short_silence
+from machines.cluster import TOOL_PATH, Cluster, Host
+from machines.processes import wait_until
+from machines.repositories import make_repository
+
+from launcher.errors import EXIT_PREFLIGHT, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE
+
+PYTHON = ("--nproc", "1", "--no-python", sys.executable)
+CACHE_FIX = "fix: free space there, or choose another directory there with --env XDG_CACHE_HOME=DIR"
+HOSTS = ("node1", "node2")
+
+TRAIN = """\
+import os, helper
+print(helper.WORD, __file__, os.getcwd(), *os.listdir("data"))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_code_is_there(cluster: Cluster) -> Iterator[None]:
+    yield
+    for host in cluster:
+        shutil.rmtree(host.folder / "home" / ".cache", ignore_errors=True)
+
+
+@pytest.fixture
+def proj(launch: Launch) -> Path:
+    """Return a repository; its name and those of its files are not easy ones."""
+    root = make_repository(launch.folder / "my pröj: 1", ignore="/data\n/outputs\n*.pyc\n")
+    (root / "train.py").write_text("raise SystemExit('an old version')\n")
+    subprocess.run(["git", "-C", root, "add", "-A"], check=True)
+    (root / "helper.py").write_text("WORD = 'untracked'\n")
+    (root / "train.py").write_text(
+        "import os, helper\nprint(helper.WORD, __file__, os.getcwd(), *os.listdir('data'))\n"
+    )
+    (root / "a\nb 'c'").write_text("")
+    (root / "data").mkdir()
+    (root / "data" / "corpus").write_text("")
+    return root
+
+
+def cache_of(host: Host) -> Path:
+    return host.folder / "home" / ".cache" / "launch"
+
+
+def expect_nothing_half(cache: Path) -> None:
+    for path in (cache / "content").rglob("*"):
+        if path.is_file():
+            assert hashlib.sha256(path.read_bytes()).hexdigest() == path.parent.name + path.name
+    assert list((cache / "arriving").iterdir()) == []
+    assert list((cache / "trees").iterdir()) == []
+
+
+def find_code(lines: Sequence[str]) -> str:
+    """Return what was said about the code, without its hash."""
+    (line,) = [line for line in lines if line.startswith("launch: code ")]
+    return re.sub(r"(?<=code )\w{7}", "HASH", line)
+
+
+# ---- runs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transport", ["fabric", "ssh", "pdsh"])
+def test_what_is_here_runs_there(launch: Launch, cluster: Cluster, proj: Path, transport: str) -> None:
+    """With changes that aren't committed; a second run sends nothing."""
+    if transport == "pdsh" and shutil.which("pdsh", path=TOOL_PATH) is None:
+        pytest.skip("no pdsh: apt-get install pdsh")
+    words = ("--transport", transport, f"--sync={proj}", *PYTHON, "train.py")
+    done = launch.start(*words, hosts="node[1-2]").finish()
+    assert done.exit_code == 0, done
+    trees = {name: cache_of(cluster[name]) / "trees" for name in HOSTS}
+    roots = {name: next(trees[name].iterdir()) / "my pröj_ 1" for name in HOSTS}
+    assert sorted(done.lines) == [
+        f"[{name}:{rank}] untracked {roots[name]}/train.py {roots[name]} corpus" for rank, name in enumerate(HOSTS)
+    ]
+    size = sum((proj / name).stat().st_size for name in ("train.py", "helper.py", ".gitignore"))
+    assert find_code(done.words) == (
+        f"launch: code HASH: 4 files, {size} bytes (all, {sent(done.words)} sent); left out: data/ (git-ignored)"
+    )
+    assert (roots["node1"] / "data").readlink() == proj / "data"
+    assert not (roots["node1"] / ".git").exists()
+    record = done.record["code"] if "code" in done.record else done.record["plan"]["code"]
+    assert record["files"] == 4
+    again = launch.start(*words, hosts="node[1-2]").finish()
+    assert "(nothing sent)" in find_code(again.words)
+
+
+def sent(lines: Sequence[str]) -> str:
+    found = re.search(r"([0-9.]+ k?B|\d+ bytes) sent", find_code(lines))
+    assert found is not None
+    return found[1]
+
+
+DAMAGES = """\
+import os, sys, time
+print("attempt", os.environ["LAUNCH_ATTEMPT"], flush=True)
+if os.environ["LAUNCH_ATTEMPT"] == "0":
+    if os.environ["RANK"] == "0":
+        time.sleep(300)
+    open(__file__, "w").write("print('damaged')")
+    open(os.path.dirname(__file__) + "/random.py", "w").close()
+    sys.exit(3)
+"""
+
+
+def test_code_that_a_rank_has_damaged_is_replaced_before_the_restart(launch: Launch, proj: Path) -> None:
+    (proj / "train.py").write_text(DAMAGES)
+    words = ("--restarts", "1", f"--sync={proj}", *PYTHON, "train.py")
+    done = launch.start(*words, hosts="node[1-2]").finish()
+    assert done.exit_code == 0, done
+    prefixes = ("[node1:0] attempt", "[node2:1] attempt")
+    assert sorted(done.lines) == [f"{prefix} {attempt}" for prefix in prefixes for attempt in (0, 1)]
+    told = [line for line in done.stderr.splitlines() if line.startswith("  node2: ")]
+    assert told == [
+        "  node2: train.py had changed in the run's directory, and was replaced",
+        "  node2: random.py was not sent, but is in the run's directory and can be imported",
+    ], done
+
+
+SHOWS = """\
+import editable, sys
+print(__file__, editable.__file__, __package__)
+"""
+
+
+def test_an_editable_install_of_the_live_directory_does_not_win(
+    launch: Launch, cluster: Cluster, proj: Path, tmp_path: Path
+) -> None:
+    """Nor does a module below src; both with a PYTHONPATH that leads to the live directory."""
+    for name, text in {"src/pkg/__init__.py": "", "src/pkg/train.py": SHOWS, "libs/e/src/editable.py": ""}.items():
+        (proj / name).parent.mkdir(parents=True, exist_ok=True)
+        (proj / name).write_text(text)
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    site = venv / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+    with_torch = [path for path in sys.path if path.endswith("-packages")]
+    (site / "e.pth").write_text("\n".join([f"{proj}/libs/e/src", f"{proj}/src", *with_torch, ""]))
+    info = site / "editable-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: editable\nVersion: 1\n")
+    url = (proj / "libs" / "e").as_uri()
+    (info / "direct_url.json").write_text(json.dumps({"url": url, "dir_info": {"editable": True}}))
+    words = (
+        "--venv",
+        str(venv),
+        "--env",
+        f"PYTHONPATH={proj}/src:/opt/none",
+        "--cpu",
+        "--nproc",
+        "1",
+        f"--sync={proj}",
+    )
+    done = launch.start(*words, "-m", "pkg.train", hosts="node1").finish()
+    assert done.exit_code == 0, done
+    root = next((cache_of(cluster["node1"]) / "trees").iterdir()) / "my pröj_ 1"
+    assert done.lines == [f"[node1:0] {root}/src/pkg/train.py {root}/libs/e/src/editable.py pkg"]
+
+
+def test_a_run_that_another_host_controls_gets_its_code_from_there(
+    launch: Launch, cluster: Cluster, proj: Path
+) -> None:
+    (proj / "large").write_bytes(os.urandom(3 << 20))
+    words = ("--detach", "--controller", "node3", f"--sync={proj}", *PYTHON, "train.py")
+    done = launch.start(*words, hosts="node[1-2]").wait()
+    assert done.exit_code == 0, done
+    wait_until(lambda: not cluster.processes())
+    logs = cluster["node3"].folder / "home/.local/state/launch/logs/latest"
+    (log,) = [path.read_text() for path in logs.glob("node_0.log")]
+    assert "untracked" in log and f"{cache_of(cluster['node1'])}/trees/" in log
+    trees = [path.name for path in (cache_of(cluster["node1"]) / "trees").iterdir()]
+    assert len(trees) == 1 and not trees[0].startswith("sync-")
+    shutil.rmtree(cluster["node3"].folder / "home/.local", ignore_errors=True)
+
+
+# ---- what breaks it -------------------------------------------------------------------------------------------------
+
+
+def test_a_disk_that_is_full(launch: Launch, cluster: Cluster, proj: Path) -> None:
+    """The host is named with the reason and what to do; what didn't arrive whole is gone."""
+    (proj / "large").write_bytes(os.urandom(3 << 20))
+    cache = launch.folder / "cache"
+    cache.mkdir()
+    cluster["node2"].mount(str(cache), "-t", "tmpfs", "-o", "size=2m", "tmpfs")
+    words = ("--env", f"XDG_CACHE_HOME={cache}", f"--sync={proj}", *PYTHON, "train.py")
+    done = launch.start(*words, hosts="node[1-2]").finish()
+    assert (done.exit_code, done.stdout) == (EXIT_PREFLIGHT, ""), done
+    where = next(line for line in done.words if line.startswith("  node2: "))
+    assert re.fullmatch(rf"  node2: can't keep the code in {cache}\S*: No space left on device", where), done
+    assert done.words[done.words.index(where) + 1].strip() == CACHE_FIX
+    inside = [*cluster["node2"].enter(cache), "find", ".", "-size", "+1000k"]
+    assert subprocess.run(inside, capture_output=True, text=True, check=True).stdout == ""
+    trees = subprocess.run(
+        [*inside[:-4], "ls", "-A", "launch/trees", "launch/arriving"], capture_output=True, check=True
+    )
+    assert trees.stdout == b"launch/arriving:\n\nlaunch/trees:\n"
+
+
+def is_taking(host: Host) -> bool:
+    """Tell whether a file is arriving."""
+    found = []
+    with contextlib.suppress(OSError):  # a process or a descriptor is gone
+        found += [str(fd.readlink()) for pid in host.pids() for fd in Path(f"/proc/{pid}/fd").iterdir()]
+    return any("/arriving/" in path for path in found)
+
+
+@pytest.mark.parametrize("harm", ["cut", "kill", "interrupt", "supervisor"])
+def test_the_way_is_cut_while_it_sends(launch: Launch, cluster: Cluster, proj: Path, harm: str) -> None:
+    """Nothing is half there then, and the same command brings all of it."""
+    (proj / "large").write_bytes(os.urandom(90_000_000))
+    host = cluster["node2"]
+    running = launch.start_sync(*short_silence(), str(proj), hosts="node2")
+    assert wait_until(lambda: is_taking(host), poll_s=0.001)
+    if harm == "cut":
+        host.cut()
+    elif harm == "kill":
+        running.process.kill()
+    elif harm == "interrupt":
+        running.process.send_signal(signal.SIGINT)
+    else:
+        first = next(process for process in host.processes() if "~launch" in process.command)
+        first.kill()
+    done = running.wait()
+    expected = {"kill": -signal.SIGKILL, "interrupt": EXIT_SIGNAL_BASE + signal.SIGINT}
+    assert done.exit_code == expected.get(harm, EXIT_UNREACHABLE), done
+    if harm == "cut":
+        assert "  node2: no heartbeat for N s" in done.words, done
+    elif harm == "supervisor":
+        assert any(line.startswith("  node2: ") for line in done.words), done
+    assert wait_until(lambda: not host.processes())
+    expect_nothing_half(cache_of(host))
+    cluster.heal()
+    again = launch.start_sync(str(proj), hosts="node2").wait()
+    assert (again.exit_code, again.stdout) == (0, ""), again
+    assert find_code(again.words).endswith("changed, 90 MB sent); left out: data/ (git-ignored)")
+    assert [path.stat().st_size for path in cache_of(host).rglob("my pröj_ 1/large")] == [90_000_000]
+
+
+def test_the_code_is_sent_compared_and_removed(launch: Launch, cluster: Cluster, proj: Path) -> None:
+    def compare(*words: str) -> tuple[int, list[str]]:
+        done = launch.start_sync(str(proj), "--check", *words).wait()
+        return done.exit_code, [line for line in done.words if line.startswith("  ")]
+
+    never = (EXIT_PREFLIGHT, ["  node[1-2]: no code was sent there yet", "    fix: send it: launch sync"])
+    assert compare() == never
+    first = launch.start_sync(str(proj)).wait()
+    assert first.exit_code == 0, first
+    trees = {name: cache_of(cluster[name]) / "trees" for name in HOSTS}
+    places = [f"  {name}: {next(trees[name].iterdir())}/my pröj_ 1" for name in HOSTS]
+    assert [re.sub(r"RUN", "", line) for line in first.stderr.splitlines() if line.startswith("  ")] == places
+    assert compare()[0] == 0
+    (line,) = launch.start_sync(str(proj), "--json").wait().lines
+    found = json.loads(line)
+    assert (found["event"], found["exit_code"], found["files_sent"], sorted(found["paths"])) == ("sync", 0, 0, [*HOSTS])
+    next(trees["node2"].rglob("helper.py")).write_text("WORD = 'changed there'\n")
+    (proj / "train.py").write_text("print('changed here')\n")
+    assert compare() == (EXIT_PREFLIGHT, [
+        "  node1: train.py differs from what is here", "    fix: send it: launch sync",
+        "  node2: helper.py and train.py differ from what is here", "    fix: send it: launch sync",
+    ])  # fmt: skip
+    dry = launch.clean("--code", "--dry-run", hosts="node[1-2]")
+    assert (dry.exit_code, dry.words[0].partition(", ")[0]) == (
+        0,
+        "launch: would remove the code of 2 runs on 2 hosts",
+    ), dry
+    done = launch.clean("--code", hosts="node[1-2]")
+    assert (done.exit_code, done.words[0].partition(", ")[0]) == (0, "launch: removed the code of 2 runs on 2 hosts"), (
+        done
+    )
+    for name in HOSTS:
+        assert [path for path in cache_of(cluster[name]).rglob("*") if path.is_file()] == []
+    assert compare() == never
