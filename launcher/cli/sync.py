@@ -50,7 +50,7 @@ def command(
     from launcher.session.signals import Interrupted
     from launcher.sync.contents import Contents
     from launcher.sync.delivery import Delivered
-    from launcher.sync.words import code_line, place_lines
+    from launcher.sync.words import code_line, describe_tree, place_lines
 
     hosts = read_hosts(choice)
     folder = folder or CodeFolder().convert(click.get_current_context().lookup_default("sync"), None, None)
@@ -73,7 +73,8 @@ def command(
         paths = {hosts[index].name: path for index, path in delivered.paths.items()}
         code = exit_code(delivered, failures)
         console.emit("sync", exit_code=code, **as_record(tree, delivered), paths=paths)
-        console.say(f"launch: {code_line(tree, delivered.files, delivered.sent_bytes)}")
+        line = describe_tree(tree) if check else code_line(tree, delivered.files, delivered.sent_bytes)
+        console.say(f"launch: {line}")
         found = [line for finding in delivered.findings for line in str(finding).splitlines()]
         for line in [*place_lines(paths), *(f"  {line}" for line in found), *failure_lines(failures)]:
             console.say(line)

@@ -68,6 +68,7 @@ class Delivery:
         self._entries: list[listing.Entry] = []  # read once a node lacks something
         self._lacking: set[int] = set()
         self._sent_bytes = 0
+        self._given_up: set[int] = set()  # that nothing more is done for
         self._has_introduced = False  # nodes to each other; it is tried once
         self._passes_on = False  # they are connected with each other
 
@@ -81,13 +82,23 @@ class Delivery:
             try:
                 await answers.wait_for(answers.indexes, lambda node: node.request)
                 await self._send_listing()
-                writers, readers = self._divide()
-                await self._serve(writers)
-                followers = [index for index, writer in readers.items() if self._has_placed(writer)]
-                await self._serve(followers, is_writer=False)
+                while await self._fill_directories():
+                    pass
             finally:
                 self._session.doing = ""
         return self._conclude()
+
+    async def _fill_directories(self) -> bool:
+        """Serve one node for each cache directory, and then those that share it; return whether some may be left.
+
+        They are if the node that was to write was lost. If it could not write, neither can the others.
+        """
+        writers, readers = self._divide()
+        await self._serve(writers)
+        await self._serve([index for index, writer in readers.items() if self._has_placed(writer)], is_writer=False)
+        orphans = [index for index, writer in readers.items() if self._answers.is_lost(writer)]
+        self._given_up.update({*writers, *readers}.difference(orphans))
+        return bool(orphans)
 
     async def _send_listing(self) -> None:
         """Send the listing to the nodes that lack it, and wait until they know what else they lack."""
@@ -107,7 +118,7 @@ class Delivery:
         """Return the nodes that write, and for each other one the node that writes to the directory they share."""
         first: dict[str, int] = {}
         readers = {}
-        for index in self._answers.asking(self._answers.indexes):
+        for index in self._answers.asking(set(self._answers.indexes) - self._given_up):
             request = self._answers[index].request
             assert request is not None  # it asks
             writer = first.setdefault(request.fields["group"], index)

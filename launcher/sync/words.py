@@ -50,6 +50,11 @@ def refuse_large(selection: Selection, limit_bytes: int) -> None:
     )
 
 
+def describe_tree(tree: Tree) -> str:
+    """Return `code 5f3a91c: 212 files, 1.8 MB`."""
+    return f"code {tree.name}: {count(tree.files, 'file')}, {size(tree.bytes_in_all)}"
+
+
 def code_line(tree: Tree, files: int, sent_bytes: int) -> str:
     """Return `code 5f3a91c: 212 files, 1.8 MB (3 changed, 14 kB sent); left out: data/ 41 GB (git-ignored)`.
 
@@ -58,7 +63,7 @@ def code_line(tree: Tree, files: int, sent_bytes: int) -> str:
     which = "all" if files >= tree.files else f"{files} changed"
     sent = f"{which}, {size(sent_bytes)} sent" if sent_bytes else "nothing sent"
     left_out = f"; left out: {tree.left_out}" if tree.left_out else ""
-    return f"code {tree.name}: {count(tree.files, 'file')}, {size(tree.bytes_in_all)} ({sent}){left_out}"
+    return f"{describe_tree(tree)} ({sent}){left_out}"
 
 
 def place_lines(paths: Mapping[str, str]) -> list[str]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _FRESH = ".new-"
 UNFINISHED_S = 3600.0  # after which nobody works on an unfinished directory any more
+_BEGUN_S = 10.0  # after which one is locked that somebody works on
 KEPT = 2  # directories of ended runs that are kept for each name, so that the next run can take one over
 
 
@@ -96,7 +97,7 @@ def prune(store: Store, *, kept: int = KEPT) -> list[str]:
             if number >= kept and not _remove_folder(folder):
                 left.append(folder.root)
             folder.unlock()
-    _remove_unfinished(store)
+    _remove_unfinished(store, UNFINISHED_S if kept else _BEGUN_S)
     return left
 
 
@@ -142,11 +143,11 @@ def _remove_folder(folder: Folder) -> bool:
     return True
 
 
-def _remove_unfinished(store: Store) -> None:
-    """Remove directories that nobody finished, because a process was killed; nobody knew of them."""
+def _remove_unfinished(store: Store, age_s: float) -> None:
+    """Remove directories of this age that nobody finished, because a process was killed; nobody knew of them."""
     for entry in list(os.scandir(store.trees)):
         folder = Folder(entry.path, "")
-        if entry.name.startswith(_FRESH) and time.time() - _changed_at(folder) > UNFINISHED_S:
+        if entry.name.startswith(_FRESH) and time.time() - _changed_at(folder) > age_s:
             if folder.lock(fcntl.LOCK_EX):
                 shutil.rmtree(entry.path, ignore_errors=True)
             folder.unlock()

@@ -57,7 +57,7 @@ def work_and_exit(sock: socket.socket, wanted: Header, run: str, env: Mapping[st
             intake.say(messages.UNPLACED, text=text, is_disk=True)
         except GivenUpError as error:
             intake.say(messages.UNPLACED, text=str(error), is_disk=False)
-        except ValueError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the launcher waits for an answer
             intake.say(messages.UNPLACED, text="it can't read what launch sent: %s" % error, is_disk=False)
     finally:
         os._exit(0)
@@ -114,6 +114,8 @@ class Worker:
 
     def _place(self, *, is_writer: bool) -> None:
         place = folders.open_folder(self._store, self._run, self._wanted["hash"], self._wanted["name"])
+        if ":" in place.root:
+            raise GivenUpError("PYTHONPATH can't have %s: there is a colon in it" % place.root)
         if not is_writer:
             self._answer(place, self._await(place))
         elif _is_there(place):
