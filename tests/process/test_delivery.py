@@ -75,8 +75,10 @@ class CacheTransport:
     before_write: Mapping[str, Callable[[bytes], object]] = field(default_factory=dict)
 
     def open(self, host: Host, command: str, timeout_s: float) -> ProcessChannel:
-        cache = f"XDG_CACHE_HOME={self.cache(host.name)}"
-        process = start_process(["env", cache, "/bin/sh", "-c", command])
+        tmpdir = self.folder / "tmp"  # a killed node leaves its directory
+        tmpdir.mkdir(exist_ok=True)
+        places = [f"XDG_CACHE_HOME={self.cache(host.name)}", f"TMPDIR={tmpdir}"]
+        process = start_process(["env", *places, "/bin/sh", "-c", command])
         channel = WatchedChannel(process, self.before_write.get(host.name))
         self.channels.setdefault(host.name, channel)
         return channel
