@@ -217,12 +217,12 @@ def test_a_tree_of_almost_nothing(root: Path, nodes: CacheTransport, files: dict
     expect_whole(nodes.cache("a"))
 
 
-def test_5000_files(root: Path, nodes: CacheTransport) -> None:
-    files = {f"d{number % 70}/f{number}": b"%d" % number for number in range(5000)}
+def test_many_files(root: Path, nodes: CacheTransport) -> None:
+    files = {f"d{number % 70}/f{number}": b"%d" % number for number in range(1_500)}
     write(root, files)
     tree = tree_of(root)
     found = send(root, nodes, "a", "b", tree=tree)
-    assert found.delivered.files == 5000
+    assert found.delivered.files == 1_500
     assert all(read(path) == files for path in found.delivered.paths.values())
     assert send(root, nodes, "a", "b", tree=tree, run="again").delivered.is_nothing
 
