@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from secrets import token_hex
 
 import click
 
@@ -61,7 +62,8 @@ def command(
     failures = []
 
     async def execute() -> Delivered:
-        terms = replace(read_terms(timeouts, time.strftime("sync-%Y%m%d-%H%M%S"), python), env=variables)
+        name = f"{time.strftime('sync-%Y%m%d-%H%M%S')}-{token_hex(2)}"  # two may begin in one second
+        terms = replace(read_terms(timeouts, name, python), env=variables)
         session = make_session(terms, hosts, opener(hosts, console.say), console.outputs(hosts, None), console)
         try:
             return await sync(session, tree, Contents(tree.root, os.environ), is_check=check)

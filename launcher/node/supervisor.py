@@ -73,7 +73,6 @@ class Supervisor:
         )
         self._tree: TreeKeeper | None = None  # if launch sends the code
         self._root: str | None = None  # of that code
-        self._sent_names: set[str] = set()  # what is right below that root before the ranks start
         self._workdir: str | None = None  # in that code
         self._silence_s = 15.0
         self._hears_beats = True  # otherwise only the end of stdin shows that the launcher is gone
@@ -247,7 +246,7 @@ class Supervisor:
         from launcher.node.trees import keeper
 
         def enter(root: str) -> None:
-            self._root, self._sent_names = root, set(os.listdir(root))
+            self._root = root
             self._workdir = os.path.join(root, header["tree"]["sub"])
             if header.get("facts") and self._steps is None:
                 assert self._folder is not None  # made before
@@ -428,9 +427,13 @@ class Supervisor:
         self._is_done = True
 
     def _find_written(self, root: str) -> list[str]:
-        """Return what the ranks have written beside the code: the first names, directories with a slash."""
+        """Return what the ranks have written to the directory of their code: the first names."""
+        from launcher.node.trees.folder import Folder
+
         try:
-            names = sorted(set(os.listdir(root)) - self._sent_names - {"__pycache__"})
+            folder = Folder(os.path.dirname(root), os.path.basename(root))
+            entries = folder.read_entries()
+            written = [*folder.find_written(entries), *folder.find_touched(entries)]
         except OSError:
             return []
-        return [name + "/" * os.path.isdir(os.path.join(root, name)) for name in names[: messages.MOST_NAMES]]
+        return written[: messages.MOST_NAMES]

@@ -271,3 +271,58 @@ def test_a_directory_of_a_living_run_is_locked(start: Any) -> None:
     node.stop()
     node.wait_until_gone()
     shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("how", ["behind a link", "a changed file", "a link's place", "a file's place", "beside"])
+def test_nothing_that_a_run_wrote_is_ever_lost(start: Any, tmp_path: Path, how: str) -> None:
+    """Not by the next run, by one that can't begin, or by the pruning after many others."""
+    code = Code({**FILES, "results/metrics.csv": b"1\n"})
+    live, elsewhere = tmp_path / "live", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    links = [["outputs", str(live / "outputs"), True]]
+    node = start("wrote")
+    root = Talk(node, code, links=links).deliver()
+    mine = {
+        "behind a link": elsewhere / "metrics.csv",
+        "a changed file": root / "results/metrics.csv",
+        "a link's place": root / "outputs/a.pt",
+        "a file's place": root / "train.py/a.pt",
+        "beside": root.parent / "outputs/a.pt",
+    }[how]
+    if how == "behind a link":
+        shutil.rmtree(root / "results")
+        (root / "results").symlink_to(elsewhere)
+    elif how in ("a link's place", "a file's place"):
+        mine.parent.unlink()
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    node.stop()
+    assert node.wait_for(messages.CENSUS)["written"], "it is named"
+    node.wait_until_gone()
+    broken = Talk(start("broken"), code, links=[*links, ["mnt", "/nowhere", False]])
+    broken.ask()
+    assert "there is no /nowhere" in broken.place()["text"]
+    for number in range(4):
+        other = start(f"next{number}")
+        Talk(other, Code({**code.files, "number": b"%d" % number}), links=links).deliver()
+        other.stop()
+        other.wait_until_gone()
+    cleaner = start("clean")
+    cleaner.prepare(tree={"is_prune": True, "is_dry": False})
+    left = cleaner.wait_for(messages.PRUNED)["left"]
+    assert mine.read_text() == "mine"
+    assert left == ([] if how == "behind a link" and not root.exists() else [str(root)])
+
+
+def test_what_a_restart_replaces_is_kept_beside_it(start: Any) -> None:
+    code = Code(FILES)
+    node = start()
+    root = Talk(node, code).deliver()
+    (root / "train.py").unlink()
+    (root / "train.py").mkdir()
+    (root / "train.py/a.pt").write_text("mine")
+    node.stop()
+    node.wait_until_gone()
+    assert Talk(start(), code).deliver() == root
+    (aside,) = root.glob("train.py.replaced-*")
+    assert ((root / "train.py").read_bytes(), (aside / "a.pt").read_text()) == (FILES["train.py"], "mine")

@@ -1,11 +1,13 @@
 """The directory of one run, with copies of the files of one listing.
 
+    trees/RUN-HASH/name        NAME
     trees/RUN-HASH/listing     what was put there
     trees/RUN-HASH/links       the links to directories outside, by name
     trees/RUN-HASH/lock        locked by the supervisors of the run while they live
     trees/RUN-HASH/NAME/...    the files, below the name of the directory that they come from
 
-Only the files of its listing are ever removed from it: what a run has written there stays.
+Only unchanged files of its listing are ever removed from it: what a run has written there stays, also where a file of
+the listing was, and nothing behind a link is touched.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
     from launcher.node.trees.listing import Entry
     from launcher.node.trees.store import Store
 
-_LISTING, _LINKS, _LOCK = "listing", "links", "lock"
+_NAME, _LISTING, _LINKS, _LOCK = "name", "listing", "links", "lock"
+OWN_NAMES = (_NAME, _LISTING, _LINKS, _LOCK)
 _MODES = {listing.FILE: 0o644, listing.PROGRAM: 0o755}
 
 
@@ -43,13 +46,18 @@ class Folder:
         return os.path.join(self.path, self.name)
 
     def lock(self, operation: int) -> bool:
-        """Take the lock if that needs no waiting; return False if it is taken, or this disk has no locks."""
+        """Take the lock if that needs no waiting; return False if it is taken.
+
+        On a disk without locks nobody is ever known to be alone, but anybody may be one of several.
+        """
         try:
             if self.lock_fd < 0:
                 self.lock_fd = os.open(os.path.join(self.path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             fcntl.flock(self.lock_fd, operation | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             return False
+        except OSError:
+            return operation == fcntl.LOCK_SH
         return True
 
     def unlock(self) -> None:
@@ -81,15 +89,35 @@ class Folder:
         except OSError:
             return []
 
+    def make(self) -> None:
+        """Make the directory."""
+        os.makedirs(self.root, 0o700)
+        with open(os.path.join(self.path, _NAME), "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(self.name)
+
     def write_listing(self, data: bytes) -> None:
-        """Note what is to be put there."""
-        with open(os.path.join(self.path, _LISTING), "wb") as file:
+        """Note what was put there, so that the note is whole at any time."""
+        part = os.path.join(self.path, _LISTING + ".part")
+        with open(part, "wb") as file:
             file.write(data)
+        os.rename(part, os.path.join(self.path, _LISTING))
+
+    def find_written(self, entries: Iterable[Entry]) -> list[str]:
+        """Return what is there and was not sent, also beside the root; of a directory its name alone."""
+        beside = sorted(set(os.listdir(self.path)) - {self.name, *OWN_NAMES, _LISTING + ".part"})
+        return [*("../" + name for name in beside), *proof.find_extras(self.root, entries, self.read_links())]
+
+    def find_touched(self, entries: Iterable[Entry]) -> list[str]:
+        """Return the files of the listing that were written since it was."""
+        try:
+            since = os.stat(os.path.join(self.path, _LISTING)).st_mtime
+        except OSError:
+            return []
+        return proof.find_touched(self.root, entries, since)
 
     def make_links(self, links: Sequence[tuple[str, str]]) -> None:
         """Make the links instead of those that were there; what a run has put where one was stays."""
-        for name in self.read_links():
-            remove_link(os.path.join(self.root, name))
+        self.remove_links()
         with open(os.path.join(self.path, _LINKS), "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write("\0".join(name for name, _ in links))
         for name, target in links:
@@ -97,6 +125,14 @@ class Folder:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             if not os.path.lexists(path):
                 os.symlink(target, path)
+
+    def remove_links(self) -> None:
+        """Remove the links; what a run has put where one was stays."""
+        folders = proof.RealFolders(self.root)
+        for name in self.read_links():
+            path = os.path.join(self.root, name)
+            if folders.has(name.rpartition("/")[0]) and os.path.islink(path):
+                os.unlink(path)
 
     def put(self, store: Store, entries: Iterable[Entry]) -> list[Entry]:
         """Write these files; return those whose content isn't kept here."""
@@ -111,22 +147,22 @@ class Folder:
             try:
                 if not _write(store, entry, path):
                     missing.append(entry)
-            except (FileExistsError, IsADirectoryError):  # a ranks' file or directory, or a file that has changed
-                _remove(path)
+            except FileExistsError:  # it has changed
+                _set_aside(path)
                 if not _write(store, entry, path):
                     missing.append(entry)
         return missing
 
     def remove_files(self, entries: Iterable[Entry]) -> None:
-        """Remove the files of a listing and the directories that are then empty; bytecode goes as well."""
+        """Remove the files of a listing that are unchanged, and the directories that are then empty."""
         entries = list(entries)
+        changed = {entry.path for entry in proof.find_wrong(self.root, entries)}
         for entry in entries:
-            try:
+            if entry.path not in changed:
                 os.unlink(os.path.join(self.root, entry.path))
-            except OSError:  # it is gone, or a directory of the ranks'
-                pass
         self.remove_bytecode(entries)
-        for folder in reversed(proof.list_folders(entries)):
+        folders = proof.RealFolders(self.root)
+        for folder in reversed([folder for folder in proof.list_folders(entries) if folders.has(folder)]):
             try:
                 os.rmdir(os.path.join(self.root, folder))
             except OSError:
@@ -134,8 +170,10 @@ class Folder:
 
     def remove_bytecode(self, entries: Iterable[Entry]) -> None:
         """Remove all bytecode: Python takes it for that of a file with another content, but equal time and size."""
+        folders = proof.RealFolders(self.root)
         for folder in ["", *proof.list_folders(entries)]:
-            shutil.rmtree(os.path.join(self.root, folder, proof.BYTECODE), ignore_errors=True)
+            if folders.has(folder):
+                shutil.rmtree(os.path.join(self.root, folder, proof.BYTECODE), ignore_errors=True)
 
 
 def _write(store: Store, entry: Entry, path: str) -> bool:
@@ -145,7 +183,10 @@ def _write(store: Store, entry: Entry, path: str) -> bool:
         return True
     if not store.has(entry):
         return False
-    store.copy(entry, path, _MODES[entry.kind])
+    try:
+        store.copy(entry, path, _MODES[entry.kind])
+    except FileNotFoundError:  # another process has removed it
+        return False
     return True
 
 
@@ -158,21 +199,19 @@ def _make_folders(root: str, folder: str) -> None:
             os.mkdir(path, 0o755)
         except FileExistsError:
             if not stat.S_ISDIR(os.lstat(path).st_mode):
-                os.unlink(path)
+                _set_aside(path)
                 os.mkdir(path, 0o755)
 
 
-def _remove(path: str) -> None:
-    """Remove a file, a link or a directory, if it is there."""
+def _set_aside(path: str) -> None:
+    """Give another name to what a run has put where a file of the listing belongs."""
+    os.rename(path, "%s.replaced-%s" % (path, os.urandom(4).hex()))
+
+
+def read_name(path: str) -> str:
+    """Return the name of the directory in a run's directory; empty if there is none, or it was just taken over."""
     try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
-    except (IsADirectoryError, PermissionError):
-        shutil.rmtree(path)
-
-
-def remove_link(path: str) -> None:
-    """Remove a link; what a run has put where it was stays."""
-    if os.path.islink(path):
-        os.unlink(path)
+        with open(os.path.join(path, _NAME), encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return ""

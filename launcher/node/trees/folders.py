@@ -12,11 +12,10 @@ import shutil
 import time
 
 from launcher.node.trees import proof
-from launcher.node.trees.folder import Folder, remove_link
+from launcher.node.trees.folder import OWN_NAMES, Folder, read_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from launcher.node.trees.listing import Entry
     from launcher.node.trees.store import Store
 
 _FRESH = ".new-"
@@ -36,23 +35,29 @@ def begin(store: Store, name: str) -> tuple[Folder, bytes]:
     It is one of a run that has ended, if there is one in which nothing was written, or else a new one.
     """
     for old in sorted(_find_folders(store, name), key=_changed_at, reverse=True):
-        entries = old.read_entries()
-        if not entries or not old.lock(fcntl.LOCK_EX):
-            old.unlock()
-            continue
-        if _find_written(old, entries) or not _rename(old, _fresh_path(store)):
-            old.unlock()
-            continue
-        return old, old.read_listing()
+        data = old.read_listing()
+        if data and old.lock(fcntl.LOCK_EX) and _is_untouched(old) and _rename(old, _fresh_path(store)):
+            return old, data
+        old.unlock()
     folder = Folder(_fresh_path(store), name)
-    os.makedirs(folder.root, 0o700)
+    folder.make()
     folder.lock(fcntl.LOCK_EX)
     return folder, b""
 
 
-def find_newest(store: Store, name: str) -> Folder | None:
-    """Return the directory of this name that was filled last, of any run."""
-    return max(_find_folders(store, name), key=_changed_at, default=None)
+def _is_untouched(folder: Folder) -> bool:
+    """Tell whether exactly what was sent is there; directories without a file are removed first."""
+    entries = folder.read_entries()
+    for path in folder.find_written(entries):
+        if path.endswith("/"):
+            _remove_hollow(os.path.join(folder.root, path))
+    return not folder.find_written(entries) and not proof.find_wrong(folder.root, entries)
+
+
+def find_like(store: Store, name: str, data: bytes) -> Folder | None:
+    """Return the directory of this name that was filled last, if possible one with this listing."""
+    found = _find_folders(store, name)
+    return max(found, key=lambda folder: (folder.read_listing() == data, _changed_at(folder)), default=None)
 
 
 def appear(folder: Folder, place: Folder) -> Folder:
@@ -101,15 +106,6 @@ def prune(store: Store, *, kept: int = KEPT) -> list[str]:
     return left
 
 
-def _find_written(folder: Folder, entries: list[Entry]) -> list[str]:
-    """Return what a run has written; directories without a file, such as its working directory, are removed first."""
-    links = folder.read_links()
-    for path in proof.find_extras(folder.root, entries, links):
-        if path.endswith("/"):
-            _remove_hollow(os.path.join(folder.root, path))
-    return proof.find_extras(folder.root, entries, links)
-
-
 def _is_hollow(folder: str) -> bool:
     """Tell whether no file is in a directory or below it."""
     return os.path.isdir(folder) and not any(names for _, _, names in os.walk(folder))
@@ -126,21 +122,27 @@ def _remove_hollow(folder: str) -> None:
 
 def _remove_folder(folder: Folder) -> bool:
     """Remove what was sent; return whether nothing is left."""
-    entries = folder.read_entries()
-    for name in folder.read_links():
-        remove_link(os.path.join(folder.root, name))
-    folder.remove_files(entries)
+    folder.remove_links()
+    folder.remove_files(folder.read_entries())
     for path in proof.find_extras(folder.root, [], []):
         _remove_hollow(os.path.join(folder.root, path))
     try:
         os.rmdir(folder.root)
-    except OSError:
-        pass
-    if os.path.lexists(folder.root):
-        folder.write_listing(b"[]")
+        for name in OWN_NAMES:
+            _unlink(os.path.join(folder.path, name))
+        os.rmdir(folder.path)
+    except OSError:  # what the run has written is there, or beside it
+        if os.path.isdir(folder.root):
+            folder.write_listing(b"[]")
         return False
-    shutil.rmtree(folder.path, ignore_errors=True)
     return True
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
 
 
 def _remove_unfinished(store: Store, age_s: float) -> None:
@@ -155,16 +157,8 @@ def _remove_unfinished(store: Store, age_s: float) -> None:
 
 def _find_folders(store: Store, name: str | None) -> list[Folder]:
     """Return the directories of all runs; name: of those alone whose files come from a directory of that name."""
-    found = []
-    for each in os.scandir(store.trees):
-        if each.name.startswith(_FRESH):
-            continue
-        try:
-            inside = [inner.name for inner in os.scandir(each.path) if inner.is_dir(follow_symlinks=False)]
-        except OSError:  # another process has just taken it over, or removed it
-            continue
-        found += [Folder(each.path, inner) for inner in inside if name in (None, inner)]
-    return found
+    found = [(each.path, read_name(each.path)) for each in os.scandir(store.trees) if not each.name.startswith(_FRESH)]
+    return [Folder(path, own) for path, own in found if own and name in (None, own)]
 
 
 def _changed_at(folder: Folder) -> float:

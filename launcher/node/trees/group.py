@@ -45,5 +45,8 @@ class Group:
 
     def leave(self) -> None:
         """Remove the file, if it is this node's; all others have read it by then."""
-        if self._is_mine:
-            os.unlink(self._path)
+        try:
+            if self._is_mine:
+                os.unlink(self._path)
+        except FileNotFoundError:  # somebody has emptied the cache
+            pass

@@ -93,8 +93,8 @@ class TreeKeeper:
         for _, _, numbers in extra:
             locks = array.array("i")
             locks.frombytes(numbers)
-            for fd in locks:
-                os.set_inheritable(fd, False)
+            for fd in locks:  # the ranks hold them too, as long as torchrun lives: the supervisor may be killed first
+                os.set_inheritable(fd, True)
             self._locks += locks
         for header, payload in self._decoder.feed(data):
             self._send_queue.send(header["type"], payload, **messages.fields_of(header))

@@ -19,22 +19,29 @@ BYTECODE = "__pycache__"
 _WALK_S = 0.3  # a run may have written millions of files
 
 
+class RealFolders:
+    """Tells which directories below a root are really there: no link on the way leads elsewhere."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._known = {"": _is_folder(root)}
+
+    def has(self, path: str) -> bool:
+        """Tell whether a directory is there; path: below the root, empty for the root itself."""
+        if path not in self._known:
+            self._known[path] = self.has(path.rpartition("/")[0]) and _is_folder(os.path.join(self._root, path))
+        return self._known[path]
+
+
 def find_wrong(root: str, entries: Iterable[Entry]) -> list[Entry]:
     """Return the entries whose file or link is missing below `root`, or differs."""
     import hashlib
 
-    folders: dict[str, bool] = {"": _is_folder(root)}
-
-    def has_folder(path: str) -> bool:
-        """Tell whether a directory is none that a link leads to."""
-        if path not in folders:
-            folders[path] = has_folder(path.rpartition("/")[0]) and _is_folder(os.path.join(root, path))
-        return folders[path]
-
+    folders = RealFolders(root)
     wrong = []
     for entry in entries:
         path = "%s/%s" % (root, entry.path)
-        if not has_folder(entry.path.rpartition("/")[0]):
+        if not folders.has(entry.path.rpartition("/")[0]):
             wrong.append(entry)
         elif entry.kind == listing.LINK:
             if not _is_link(path, entry.content):
@@ -42,6 +49,21 @@ def find_wrong(root: str, entries: Iterable[Entry]) -> list[Entry]:
         elif not _is_file(path, entry, hashlib.sha256):
             wrong.append(entry)
     return wrong
+
+
+def find_touched(root: str, entries: Iterable[Entry], since: float) -> list[str]:
+    """Return the files that were written after this time, or are no files any more."""
+    found = []
+    for entry in entries:
+        try:
+            there = os.lstat("%s/%s" % (root, entry.path))
+        except OSError:
+            continue
+        is_link = entry.kind == listing.LINK
+        if (stat.S_ISLNK if is_link else stat.S_ISREG)(there.st_mode) and there.st_mtime <= since:
+            continue
+        found.append(entry.path + "/" * stat.S_ISDIR(there.st_mode))
+    return found
 
 
 def _is_folder(path: str) -> bool:
@@ -87,8 +109,9 @@ def _is_file(path: str, entry: Entry, make_hash: Callable[[], Any]) -> bool:
 def find_extras(root: str, entries: Iterable[Entry], links: Iterable[str]) -> list[str]:
     """Return what is below `root` and neither in the listing nor a link of the run; of a directory its name alone.
 
-    Directories of bytecode are not counted.
+    What has taken the place of a link counts, and directories of bytecode don't.
     """
+    links = set(links)
     known = {entry.path for entry in entries}.union(links)
     folders = {folder for path in known for folder in _above(path)}
     extras: list[str] = []
@@ -102,6 +125,8 @@ def find_extras(root: str, entries: Iterable[Entry], links: Iterable[str]) -> li
             continue
         for path, each in names:
             if path in known:
+                if path in links and not each.is_symlink():
+                    extras.append(path + "/")
                 continue
             if not each.is_dir(follow_symlinks=False):
                 extras.append(path)

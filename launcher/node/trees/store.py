@@ -115,9 +115,10 @@ class Store:
     def prune(self, kept_s: float = KEPT_S) -> None:
         """Remove what nothing was copied from for long, and what never arrived whole."""
         now = time.time() + 1  # a clock that is not this machine's may have written the times
+        # Nothing younger than a minute is removed: a delivery may use it now.
         groups = [each.path for each in os.scandir(self.base) if each.name.startswith("group-")]
         for path in (*groups, *(each.path for each in os.scandir(self._arriving))):
-            _remove_older(path, now - min(kept_s, _UNFINISHED_S))
+            _remove_older(path, now - max(60.0, min(kept_s, _UNFINISHED_S)))
         for folder in list(os.scandir(self._content)):
             for each in list(os.scandir(folder.path)):
                 _remove_older(each.path, now - kept_s)

@@ -108,11 +108,12 @@ class Worker:
                 pass
 
     def _find_needed(self) -> list[Entry]:
-        """Return what may have to be copied: nothing if the newest directory of this name was filled with the same."""
-        newest = folders.find_newest(self._store, self._wanted["name"])
-        return [] if newest is not None and newest.read_listing() == self._listing else self._entries
+        """Return what may have to be copied: nothing if a directory of this name was filled with the same."""
+        like = folders.find_like(self._store, self._wanted["name"], self._listing)
+        return [] if like is not None and like.read_listing() == self._listing else self._entries
 
     def _place(self, *, is_writer: bool) -> None:
+        links = self._find_targets()
         place = folders.open_folder(self._store, self._run, self._wanted["hash"], self._wanted["name"])
         if ":" in place.root:
             raise GivenUpError("PYTHONPATH can't have %s: there is a colon in it" % place.root)
@@ -122,43 +123,43 @@ class Worker:
             changed = proof.find_wrong(place.root, self._entries)
             wrong = self._mend(place, changed)
             place.remove_bytecode(self._entries)
-            self._link(place)
+            place.write_listing(self._listing)
+            self._link(place, links)
             self._answer(place, wrong, changed)
         else:
-            place, wrong = self._fill(place)
+            place, wrong = self._fill(place, links)
             self._answer(place, wrong)
 
     # ---- its directory ------------------------------------------------------------------------------------------
 
-    def _fill(self, place: Folder) -> tuple[Folder, list[Entry]]:
+    def _fill(self, place: Folder, links: list[tuple[str, str]]) -> tuple[Folder, list[Entry]]:
         """Fill a directory and give it this place; return it, and what is wrong in it.
 
-        Each file is hashed once: what was there before, or what was written now.
+        Each file is hashed once: when its directory was taken over, or after it was written. Nothing of a run is in
+        that directory, so it may be removed if this fails.
         """
         folder, before = folders.begin(self._store, self._wanted["name"])
         try:
-            wrong = self._find_changed(folder, before)
-            wrong = self._mend(folder, wrong)
+            wrong = self._mend(folder, self._find_changed(folder, before))
             folder.write_listing(self._listing)
-            self._link(folder)
+            self._link(folder, links)
             found = folders.appear(folder, place)
         except BaseException:
             folders.abandon(folder)
             raise
-        found.lock(fcntl.LOCK_SH)
+        if not found.lock(fcntl.LOCK_SH) or found.read_listing() != self._listing:
+            raise GivenUpError("another process has removed the code from %s; start again" % found.path)
         return found, wrong
 
     def _find_changed(self, folder: Folder, before: bytes) -> list[Entry]:
         """Remove what an earlier run had and this one hasn't; return what is to be written."""
-        if before == self._listing:
-            folder.remove_bytecode(self._entries)
-            return proof.find_wrong(folder.root, self._entries)
-        there = listing.decode(before) if before else []
+        there = self._entries if before == self._listing else listing.decode(before) if before else []
         folder.remove_bytecode(there)
+        if there is self._entries:
+            return []
         needed, kept = set(map(_key, self._entries)), set(map(_key, there))
         folder.remove_files([entry for entry in there if _key(entry) not in needed])
-        wrong = [entry for entry in self._entries if _key(entry) not in kept]
-        return wrong + proof.find_wrong(folder.root, [entry for entry in self._entries if _key(entry) in kept])
+        return [entry for entry in self._entries if _key(entry) not in kept]
 
     def _mend(self, folder: Folder, wrong: list[Entry]) -> list[Entry]:
         """Write what is wrong, and return what is wrong even then.
@@ -186,8 +187,8 @@ class Worker:
             place.lock(fcntl.LOCK_SH)
         return wrong
 
-    def _link(self, folder: Folder) -> None:
-        """Make the links to directories outside, and those directories if they may be made."""
+    def _find_targets(self) -> list[tuple[str, str]]:
+        """Return the links to directories outside; make those directories if they may be made."""
         links = []
         for name, target, may_make in self._wanted["links"]:
             target = os.path.expanduser(target)
@@ -199,6 +200,9 @@ class Worker:
             elif not os.path.exists(target):
                 raise GivenUpError("--link %s=%s: there is no %s" % (name, target, target))
             links.append((name, target))
+        return links
+
+    def _link(self, folder: Folder, links: list[tuple[str, str]]) -> None:
         folder.make_links(links)
         os.makedirs(os.path.join(folder.root, self._wanted["sub"]), exist_ok=True)
 
@@ -231,7 +235,7 @@ class Worker:
 
     def _compare(self) -> None:
         """Answer how the newest directory of this name differs from the listing; change nothing."""
-        place = folders.find_newest(self._store, self._wanted["name"])
+        place = folders.find_like(self._store, self._wanted["name"], self._listing)
         if place is None:
             nothing: Header = {key: [] for key in ("wrong", "extras", "repaired", "empty")}
             self._intake.say(messages.PLACED, path="", hash="", **nothing)
