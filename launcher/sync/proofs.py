@@ -40,7 +40,8 @@ def find_warnings(tree: Tree, host: str, answer: Event) -> Iterator[Finding]:
     fields = answer.fields
     if fields["repaired"]:
         verb = "was" if len(fields["repaired"]) == 1 else "were"
-        text = f"{_name_some(fields['repaired'])} had changed in the run's directory, and {verb} replaced (kept as NAME.replaced-...)"
+        names = _name_some(fields["repaired"])
+        text = f"{names} had changed in the run's directory, and {verb} replaced (kept as NAME.replaced-...)"
         yield Finding((host,), text, "", WARNING)
     if fields["extras"]:
         verbs = ("was", "is") if len(fields["extras"]) == 1 else ("were", "are")

@@ -129,7 +129,7 @@ def test_code_that_a_rank_has_damaged_is_replaced_before_the_restart(launch: Lau
     assert sorted(done.lines) == [f"{prefix} {attempt}" for prefix in prefixes for attempt in (0, 1)]
     told = [line for line in done.stderr.splitlines() if line.startswith("  node2: ")]
     assert told == [
-        "  node2: train.py had changed in the run's directory, and was replaced",
+        "  node2: train.py had changed in the run's directory, and was replaced (kept as NAME.replaced-...)",
         "  node2: random.py was not sent, but is in the run's directory and can be imported",
     ], done
 

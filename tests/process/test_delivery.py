@@ -632,7 +632,8 @@ def test_what_was_changed_in_the_run_s_directory_is_told(root: Path, nodes: Cach
     for name in ("b.py", "c.py", "d.py"):
         (path / name).write_text("")
     assert send(root, nodes, "a").texts == [
-        "a: pkg/model.py and train.py had changed in the run's directory, and were replaced (kept as NAME.replaced-...)",
+        "a: pkg/model.py and train.py had changed in the run's directory, and were replaced "
+        "(kept as NAME.replaced-...)",
         "a: a.py, b.py, c.py and 1 more were not sent, but are in the run's directory and can be imported",
     ]
 
