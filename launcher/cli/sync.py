@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from secrets import token_hex
 
@@ -74,7 +74,8 @@ def command(
         delivered = asyncio.run(execute())
         paths = {hosts[index].name: path for index, path in delivered.paths.items()}
         code = exit_code(delivered, failures)
-        console.emit("sync", exit_code=code, **as_record(tree, delivered), paths=paths)
+        unreachable = [asdict(failure) for failure in failures]
+        console.emit("sync", exit_code=code, **as_record(tree, delivered), paths=paths, unreachable=unreachable)
         line = describe_tree(tree) if check else code_line(tree, delivered.files, delivered.sent_bytes)
         console.say(f"launch: {line}")
         found = [line for finding in delivered.findings for line in str(finding).splitlines()]
@@ -82,6 +83,7 @@ def command(
             console.say(line)
         return code
     except Interrupted as interruption:
+        console.say("launch: stopped by you; what was sent is kept")
         return EXIT_SIGNAL_BASE + interruption.number
     finally:
         console.close()

@@ -56,12 +56,15 @@ def read_tree(options: SyncOptions, workdir: str | None, place: Path, log_dir: P
         tell(f"launch: {warning}")
     here = str(selection.root)
     base = workdir or here
-    live = tuple(dict.fromkeys(path for path in (here, str(root), base) if not path.startswith("~")))
+    ways = (here, str(root), *_find_typed_way(place, selection.root), base)
+    live = tuple(dict.fromkeys(path for path in ways if not path.startswith("~")))
     links = {
         name: Link(name, f"{base.rstrip('/')}/{name}", may_make=True, is_filled=_is_data(selection.root / name))
         for name in selection.ignored_folders
     }
     paths = frozenset(entry.path for entry in snapshot.entries)
+    if not paths:
+        raise UsageError(f"{here} has no files to send", "look at .gitignore and .launchignore, or name --sync=DIR")
     links |= {link.name: link for link in _read_links(options.link, paths, links)}
     tree = Tree(
         here, snapshot.listing, snapshot.hash, snapshot.files, snapshot.bytes_in_all,
@@ -70,6 +73,16 @@ def read_tree(options: SyncOptions, workdir: str | None, place: Path, log_dir: P
         left_out=describe_left_out(selection), pem="".join(make_certificate()).encode(),
     )  # fmt: skip
     return tree, paths
+
+
+def _find_typed_way(place: Path, root: Path) -> list[str]:
+    """Return the root as the shell names it, if links lead there: PYTHONPATH and others are written in that way."""
+    typed = Path(os.environ.get("PWD", ""))
+    if not typed.is_absolute() or typed.resolve() != place.resolve() or not place.resolve().is_relative_to(root):
+        return []
+    depth = len(place.resolve().relative_to(root).parts)
+    way = Path(*typed.parts[: len(typed.parts) - depth])
+    return [str(way)] if way.resolve() == root else []
 
 
 def _is_data(folder: Path) -> bool:
@@ -142,7 +155,9 @@ def _move_program(
     name = path.relative_to(root).as_posix()
     if name not in sent and not any(each.startswith(f"{name}/") for each in sent):
         reason = f"; left out: {left_out}" if left_out else ""
-        fix = f"re-include it with a line !{name} in .launchignore" if path.exists() else "correct its path"
+        line = f"add a line !{name} to .launchignore, after !D/ and D/* for each ignored directory D above it"
+        fix = line if path.exists() and "/" in name else f"add a line !{name} to .launchignore"
+        fix = fix if path.exists() else "correct its path"
         raise UsageError(f"the script {shown(program.target)} isn't among the files that are sent{reason}", fix)
     return replace(program, target=os.path.relpath(name, inside or "."))
 

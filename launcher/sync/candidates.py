@@ -40,7 +40,7 @@ class Candidates:
 
     names: files and links that may be sent; left_out: what is not sent, a directory with a slash at its end, and the
     reason; sparse: files that a sparse checkout may omit; uninitialized: submodules without files; nested:
-    repositories that are no submodules.
+    repositories that are no submodules; exposed: files that may hold secrets, and that git neither tracks nor ignores.
     """
 
     names: set[str] = field(default_factory=set)
@@ -48,6 +48,7 @@ class Candidates:
     sparse: set[str] = field(default_factory=set)
     uninitialized: set[str] = field(default_factory=set)
     nested: set[str] = field(default_factory=set)
+    exposed: set[str] = field(default_factory=set)
 
     def add_below(self, folder: str, other: Candidates) -> None:
         """Add what was found in a directory below this one."""
@@ -57,6 +58,7 @@ class Candidates:
             (self.sparse, other.sparse),
             (self.uninitialized, other.uninitialized),
             (self.nested, other.nested),
+            (self.exposed, other.exposed),
         ):
             mine.update(f"{folder}/{name}" for name in others)
 
@@ -107,6 +109,7 @@ def _list_repository(folder: Path, place: Repository, patterns: Sequence[str]) -
     found.left_out.update(left_out)
     others = [name for name in others if not any(f"{above}/" in left_out for above in parents(name.rstrip("/")))]
     found.names.update(name for name in others if not name.endswith("/"))
+    found.exposed.update(name for name in others if classify(name) == SECRETS)
     found.nested.update(name.rstrip("/") for name in others if name.endswith("/"))
     found.left_out.update(_list_ignored(folder, excludes))
     for name in submodules:

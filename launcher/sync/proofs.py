@@ -11,7 +11,7 @@ from launcher.session.connection import Event
 from launcher.wording import listed
 
 _MOST_NAMES = 3
-_CACHE_FIX = "free space there, or choose another directory there with --env XDG_CACHE_HOME=DIR"
+_CACHE_FIX = "choose another directory there with --env XDG_CACHE_HOME=DIR"
 _DISK_FIX = "look for a program that writes there, or for a damaged disk; launch clean --code removes it"
 
 
@@ -24,12 +24,13 @@ def find_problem(tree: Tree, host: str, answer: Event | None, *, is_check: bool)
         return Finding((host,), "no other host has filled the cache directory that it shares")
     fields = answer.fields
     if answer.kind == messages.UNPLACED:
-        return Finding((host,), fields["text"], _CACHE_FIX if fields["is_disk"] else "")
+        fix = f"free space there, or {_CACHE_FIX}" if fields["is_full"] else _CACHE_FIX
+        return Finding((host,), fields["text"], fix if fields["is_disk"] else "")
     if fields["hash"] == tree.hash and fields["path"]:
         return None
-    names = _name_some(fields["wrong"])
+    names = _name_some(fields["wrong"], fields["wrong_count"])
     if is_check:
-        verb = "differs" if len(fields["wrong"]) == 1 else "differ"
+        verb = "differs" if fields["wrong_count"] == 1 else "differ"
         text = f"{names} {verb} from what is here" if names else "no code was sent there yet"
         return Finding((host,), text, "send it: launch sync")
     return Finding((host,), f"its copy of {names} differs" if names else f"its code isn't {tree.name}", _DISK_FIX)
@@ -55,9 +56,9 @@ def find_warnings(tree: Tree, host: str, answer: Event) -> Iterator[Finding]:
             yield Finding((host,), text, fix, WARNING)
 
 
-def _name_some(paths: Sequence[str]) -> str:
-    """Return `a.py, b.py and c.py`, or `a.py, b.py, c.py and 7 more`."""
+def _name_some(paths: Sequence[str], total: int = 0) -> str:
+    """Return `a.py, b.py and c.py`, or `a.py, b.py, c.py and 7 more`; total: if not all are among these."""
     if not paths:
         return ""
-    more = len(paths) - _MOST_NAMES
+    more = max(total, len(paths)) - _MOST_NAMES
     return listed([*paths[:_MOST_NAMES], *([f"{more} more"] if more > 0 else [])])

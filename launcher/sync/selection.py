@@ -173,6 +173,9 @@ def _find_warnings(found: Candidates, kept_back: Set[str], sparse: Set[str], lin
         what = "repository" if len(names) == 1 else "repositories"
         text = f"not sent, as git doesn't list the files of a {what} in a repository: {listed_names(names)}"
         yield f"{text}; fix: add it as a submodule, or remove its .git"
+    if exposed := _without(found.exposed, kept_back):
+        text = f"sent, because git neither tracks nor ignores what may hold secrets: {listed_names(exposed)}"
+        yield f"{text}; fix: add it to .gitignore"
     if sparse:
         text = f"{count(len(sparse), 'file')} of a sparse checkout not sent: {listed_names(sparse)}"
         yield f"{text}; fix: git sparse-checkout disable"

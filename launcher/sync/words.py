@@ -60,7 +60,7 @@ def code_line(tree: Tree, files: int, sent_bytes: int) -> str:
 
     files: that some host lacked; sent_bytes: to all hosts together.
     """
-    which = "all" if files >= tree.files else f"{files} changed"
+    which = "all" if files >= tree.files else f"{files} changed" if files else "nothing changed"
     sent = f"{which}, {size(sent_bytes)} sent" if sent_bytes else "nothing sent"
     left_out = f"; left out: {tree.left_out}" if tree.left_out else ""
     return f"{describe_tree(tree)} ({sent}){left_out}"

@@ -342,7 +342,10 @@ def test_a_host_that_can_t_keep_the_code_gets_no_more_of_it(root: Path, nodes: C
         nonlocal got
         got += order["type"] == messages.PIECE
         if order["type"] == messages.PIECE and got == 1:
-            return [encode(messages.TOOK), encode(messages.UNPLACED, text=f"it's full{HOSTILE}", is_disk=True)]
+            return [
+                encode(messages.TOOK),
+                encode(messages.UNPLACED, text=f"it's full{HOSTILE}", is_disk=True, is_full=True),
+            ]
         return wants_all(order, said, nonce)
 
     found = send_with_liar(root, nodes, lie)
@@ -361,7 +364,7 @@ def wanted(bits: bytes, *, needs_listing: bool = False, group: str = "g") -> byt
 
 def placed(**fields: Any) -> bytes:
     nothing: dict[str, list[str]] = {name: [] for name in ("wrong", "extras", "repaired", "empty")}
-    return encode(messages.PLACED, **{"path": "/x", "hash": "0" * 64, **nothing, **fields})
+    return encode(messages.PLACED, **{"path": "/x", "hash": "0" * 64, "wrong_count": 0, **nothing, **fields})
 
 
 def wants_all(order: dict[str, Any], said: list[Any], nonce: str) -> list[Any]:
@@ -418,7 +421,7 @@ PROBLEMS: dict[str, tuple[Lie, str]] = {
     "wants without end": (after_place(wanted(b"\xff" * 2)),
                           "liar: no other host has filled the cache directory that it shares"),
     "done at once": (at_once(placed()), "liar: its code isn't {name}\n  fix: " + DISK_FIX),
-    "gives up at once": (at_once(encode(messages.UNPLACED, text=HOSTILE, is_disk=False)),
+    "gives up at once": (at_once(encode(messages.UNPLACED, text=HOSTILE, is_disk=False, is_full=False)),
                          "liar: boom?[2J?]0;t??launch: 0 processes left on 2 hosts"),
     "never wants the listing": (at_once(wanted(b"", needs_listing=True), placed(hash=HASH)),
                                 "liar: its code isn't {name}\n  fix: " + DISK_FIX),
@@ -472,7 +475,9 @@ def test_an_answer_after_the_answer_changes_nothing(root: Path, nodes: CacheTran
     """What fails once the code is in its place, such as the removal of older code, is no problem of this run."""
     write(root, SMALL)
     tree = tree_of(root)
-    lie = after_place(placed(hash=tree.hash), encode(messages.UNPLACED, text="can't remove", is_disk=True))
+    lie = after_place(
+        placed(hash=tree.hash), encode(messages.UNPLACED, text="can't remove", is_disk=True, is_full=True)
+    )
     found = send_with_liar(root, nodes, lie, tree=tree)
     assert (found.failures, found.texts) == ([], [])
     assert found.delivered.paths[1] == "/x"

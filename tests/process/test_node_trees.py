@@ -49,7 +49,8 @@ def test_a_node_asks_for_each_content_once_and_fills_the_directory(start: Any, c
     root = Path(answer["path"])
     assert root == cache / "launch" / "trees" / f"test-{code.hash[:7]}" / "proj"
     assert answer | {"path": ""} == {
-        "type": "placed", "path": "", "hash": code.hash, "wrong": [], "extras": [], "repaired": [], "empty": [],
+        "type": "placed", "path": "", "hash": code.hash, "wrong": [], "wrong_count": 0, "extras": [],
+        "repaired": [], "empty": [],
     }  # fmt: skip
     assert read(root) == code.files
     assert [path.name for path in root.rglob("*") if path.is_file() and path.stat().st_mode & 0o100] == ["run.sh"]

@@ -157,7 +157,11 @@ def _remove_unfinished(store: Store, age_s: float) -> None:
 
 def _find_folders(store: Store, name: str | None) -> list[Folder]:
     """Return the directories of all runs; name: of those alone whose files come from a directory of that name."""
-    found = [(each.path, read_name(each.path)) for each in os.scandir(store.trees) if not each.name.startswith(_FRESH)]
+    try:
+        paths = [each.path for each in os.scandir(store.trees) if not each.name.startswith(_FRESH)]
+    except FileNotFoundError:  # nothing was ever sent
+        return []
+    found = [(path, read_name(path)) for path in paths]
     return [Folder(path, own) for path, own in found if own and name in (None, own)]
 
 

@@ -38,15 +38,16 @@ class Intake:
         """Send a message."""
         self._sock.sendall(messages.encode(kind, payload, **fields))
 
-    def read_listing(self, store: Store, name: str, group: str) -> bytes:
-        """Return the listing with this hash; it is kept as all files are, and asked for if it isn't here."""
+    def read_listing(self, store: Store, name: str, group: str, *, is_kept: bool) -> bytes:
+        """Return the listing with this hash, and ask for it if it isn't here; is_kept: keep it as all files are."""
         try:
             data = store.read(name, MOST_LISTING_BYTES)
         except OSError:
             data = b""
         if listing.hash_listing(data) == name:
             return data
-        store.drop(name)
+        if is_kept:
+            store.drop(name)
         self.say(messages.WANTED, group=group, needs_listing=True)
         header, payload = self._hear()
         if header["type"] != messages.LISTING:
@@ -54,9 +55,10 @@ class Intake:
         data = zlib.decompress(payload)
         if listing.hash_listing(data) != name:
             raise ValueError("a listing with another hash")
-        arrival = store.receive(Entry("listing", listing.FILE, len(data), name))
-        arrival.write(0, data)
-        arrival.finish()
+        if is_kept:
+            arrival = store.receive(Entry("listing", listing.FILE, len(data), name))
+            arrival.write(0, data)
+            arrival.finish()
         return data
 
     def take_files(self, store: Store, entries: list[Entry], needed: Iterable[Entry], group: str = "") -> bool:

@@ -111,4 +111,6 @@ class TreeKeeper:
         self._sock.close()
         self._sock = None
         if not self._has_answered:
-            self._send_queue.send(messages.UNPLACED, text="the process that takes the code was killed", is_disk=False)
+            self._send_queue.send(
+                messages.UNPLACED, text="the process that takes the code was killed", is_disk=False, is_full=False
+            )

@@ -125,7 +125,10 @@ class Store:
 
     def measure(self) -> int:
         """Return how many bytes the kept files have."""
-        folders = [folder.path for folder in os.scandir(self._content)]
+        try:
+            folders = [folder.path for folder in os.scandir(self._content)]
+        except FileNotFoundError:  # nothing was ever sent
+            return 0
         return sum(each.stat().st_size for folder in folders for each in os.scandir(folder))
 
     def copy(self, entry: Entry, path: str, mode: int) -> None:

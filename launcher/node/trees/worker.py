@@ -12,6 +12,7 @@ nodes that share their cache directory one writes, and the others look once it i
 from __future__ import annotations
 
 import array
+import errno
 import fcntl
 import os
 import socket
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _LOOK_AGAIN_S = 0.2
 _ROUNDS = 2
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class GivenUpError(Exception):
@@ -46,7 +48,8 @@ def work_and_exit(sock: socket.socket, wanted: Header, run: str, env: Mapping[st
         intake = Intake(sock, env)
         try:
             store = Store(find_base(env))
-            store.make()
+            if not (wanted.get("is_check") or wanted.get("is_dry")):
+                store.make()
             if wanted.get("is_prune"):
                 _prune(intake, store, is_dry=wanted["is_dry"])
             else:
@@ -54,11 +57,12 @@ def work_and_exit(sock: socket.socket, wanted: Header, run: str, env: Mapping[st
         except OSError as error:
             place = os.fsdecode(error.filename or find_base(env))
             text = "can't keep the code in %s: %s" % (place, error.strerror)
-            intake.say(messages.UNPLACED, text=text, is_disk=True)
+            intake.say(messages.UNPLACED, text=text, is_disk=True, is_full=error.errno in _FULL)
         except GivenUpError as error:
-            intake.say(messages.UNPLACED, text=str(error), is_disk=False)
+            intake.say(messages.UNPLACED, text=str(error), is_disk=False, is_full=False)
         except Exception as error:  # noqa: BLE001 - whatever it is, the launcher waits for an answer
-            intake.say(messages.UNPLACED, text="it can't read what launch sent: %s" % error, is_disk=False)
+            text = "it can't read what launch sent: %s" % error
+            intake.say(messages.UNPLACED, text=text, is_disk=False, is_full=False)
     finally:
         os._exit(0)
 
@@ -88,14 +92,14 @@ class Worker:
         self._entries: list[Entry] = []
 
     def work(self) -> None:
-        """Put the code in its place, answer, and remove what earlier runs have left."""
+        """Put the code in its place, answer, and remove what earlier runs have left; or only compare it."""
+        if self._wanted["is_check"]:
+            self._read_listing("", is_kept=False)
+            self._compare()
+            return
         group = Group(self._store, self._wanted["group"])
         try:
-            self._listing = self._intake.read_listing(self._store, self._wanted["hash"], group.name)
-            self._entries = listing.decode(self._listing)
-            if self._wanted["is_check"]:
-                self._compare()
-                return
+            self._read_listing(group.name, is_kept=True)
             is_writer = self._intake.take_files(self._store, self._entries, self._find_needed(), group.name)
             self._place(is_writer=is_writer)
         finally:
@@ -106,6 +110,10 @@ class Worker:
                 self._store.prune()
             except OSError:  # the next run tries it again; this one has its code
                 pass
+
+    def _read_listing(self, group: str, *, is_kept: bool) -> None:
+        self._listing = self._intake.read_listing(self._store, self._wanted["hash"], group, is_kept=is_kept)
+        self._entries = listing.decode(self._listing)
 
     def _find_needed(self) -> list[Entry]:
         """Return what may have to be copied: nothing if a directory of this name was filled with the same."""
@@ -228,6 +236,7 @@ class Worker:
             "path": place.root,
             "hash": listing.hash_listing(right),
             "wrong": [entry.path for entry in wrong][: messages.MOST_NAMES],
+            "wrong_count": len(wrong),
             "extras": proof.find_extra_code(place.root, extras, messages.MOST_NAMES),
             "repaired": [],
             "empty": [],
@@ -238,7 +247,7 @@ class Worker:
         place = folders.find_like(self._store, self._wanted["name"], self._listing)
         if place is None:
             nothing: Header = {key: [] for key in ("wrong", "extras", "repaired", "empty")}
-            self._intake.say(messages.PLACED, path="", hash="", **nothing)
+            self._intake.say(messages.PLACED, path="", hash="", wrong_count=0, **nothing)
         else:
             wrong = proof.find_wrong(place.root, self._entries)
             self._intake.say(messages.PLACED, **self._prove(place, wrong))

@@ -18,11 +18,13 @@ from launcher.cli.option_groups import JobRequest, SyncOptions, make_group
 from launcher.cli.option_sources import settle_rivals, typed_options
 from launcher.cli.run import command as run_command
 from launcher.cli.tree_request import add_tree
-from launcher.errors import EXIT_USAGE
+from launcher.errors import EXIT_USAGE, UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import Job
 from launcher.job.tree import Link, Tree
 from launcher.node.trees import listing
+
+REINCLUDE = "add a line !data/go.py to .launchignore, after !D/ and D/* for each ignored directory D above it"
 
 Launch = Callable[..., tuple[int, str, str]]
 
@@ -232,11 +234,11 @@ WRONG = [
     ),
     (
         ".", "--sync data/go.py", "the script 'data/go.py' isn't among the files that are sent; left out: data/ "
-        "(git-ignored)", "re-include it with a line !data/go.py in .launchignore",
+        "(git-ignored)", REINCLUDE,
     ),
     (
         "sub", "--sync=.. ../data/go.py", "the script '../data/go.py' isn't among the files that are sent; left out: "
-        "data/ (git-ignored)", "re-include it with a line !data/go.py in .launchignore",
+        "data/ (git-ignored)", REINCLUDE,
     ),
     (
         "data", "--sync go.py --x", "", "",
@@ -481,8 +483,8 @@ def test_sync_without_a_program_sends_the_code_of_the_built_in_trainer(repositor
 def test_a_directory_without_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = make_repository(tmp_path / "none")
     monkeypatch.chdir(root)
-    tree = tree_of("--sync", "--no-python", "true")
-    assert (tree.files, tree.listing, tree.left_out) == (0, b"[]", "")
+    with pytest.raises(UsageError, match="has no files to send"):
+        tree_of("--sync", "--no-python", "true")
     write_files(root, "one")
     (root / "one").write_bytes(b"")
     assert (tree_of("--sync", "--no-python", "true").files, tree_of("--sync=.", "one").bytes_in_all) == (1, 0)
