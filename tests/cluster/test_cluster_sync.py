@@ -127,7 +127,8 @@ def test_code_that_a_rank_has_damaged_is_replaced_before_the_restart(launch: Lau
     assert done.exit_code == 0, done
     prefixes = ("[node1:0] attempt", "[node2:1] attempt")
     assert sorted(done.lines) == [f"{prefix} {attempt}" for prefix in prefixes for attempt in (0, 1)]
-    told = [line for line in done.stderr.splitlines() if line.startswith("  node2: ")]
+    *told, written = [line for line in done.stderr.splitlines() if line.startswith("  node2: ")]
+    assert "the run wrote random.py and train.py.replaced-" in written
     assert told == [
         "  node2: train.py had changed in the run's directory, and was replaced (kept as NAME.replaced-...)",
         "  node2: random.py was not sent, but is in the run's directory and can be imported",
@@ -283,6 +284,7 @@ def test_the_code_is_sent_compared_and_removed(launch: Launch, cluster: Cluster,
     assert (done.exit_code, done.words[0].partition(", ")[0]) == (0, "launch: removed the code of 2 runs on 2 hosts"), (
         done
     )
-    for name in HOSTS:
-        assert [path for path in cache_of(cluster[name]).rglob("*") if path.is_file()] == []
-    assert compare() == never
+    assert [path for path in cache_of(cluster["node1"]).rglob("*") if path.is_file()] == []
+    kept = [path.name for path in cache_of(cluster["node2"]).rglob("*.py")]
+    assert kept == ["helper.py"], "what somebody has changed is never removed"
+    assert compare()[0] == EXIT_PREFLIGHT

@@ -101,9 +101,9 @@ class Worker:
         try:
             self._read_listing(group.name, is_kept=True)
             is_writer = self._intake.take_files(self._store, self._entries, self._find_needed(), group.name)
-            self._place(is_writer=is_writer)
         finally:
-            group.leave()
+            group.leave()  # all others have come, or the launcher would not have said `place`
+        self._place(is_writer=is_writer)
         if is_writer:
             try:
                 folders.prune(self._store)
