@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,6 @@ from launcher.cli.selection import choose_opener, read_hosts
 
 if TYPE_CHECKING:
     from launcher.commands.clean import Cleaning
-    from launcher.commands.clean_code import CodeCleaning
     from launcher.output.console import Console
     from launcher.session.session import Session
 
@@ -45,43 +45,45 @@ def command(
     In a Slurm job, its hosts are the default.
     """
     from launcher.cli.runner import make_session, read_terms
-    from launcher.commands.clean import clean
-    from launcher.commands.clean_code import clean_code, cleaning_lines
     from launcher.errors import EXIT_SIGNAL_BASE
-    from launcher.hosts.unreachable import failure_lines
     from launcher.job.variables import parse_settings
     from launcher.output.console import Console
     from launcher.output.view import look_here
     from launcher.session.signals import Interrupted
 
     hosts = read_hosts(choice)
-    open_transport = choose_opener(transport, hosts, env={}, python=python, silence_s=timeouts.silence_s)
+    variables = parse_settings(env, os.environ)
+    open_transport = choose_opener(transport, hosts, env=variables, python=python, silence_s=timeouts.silence_s)
     console = Console(hosts, look_here(os.environ), is_patient=True)
 
     def connect() -> Session:
-        terms = read_terms(timeouts, time.strftime("clean-%Y%m%d-%H%M%S"), python)
-        terms = replace(terms, env=parse_settings(env, os.environ))
+        terms = replace(read_terms(timeouts, time.strftime("clean-%Y%m%d-%H%M%S"), python), env=variables)
         return make_session(terms, hosts, open_transport(hosts, console.say), console.outputs(hosts, None), console)
 
-    async def execute() -> Cleaning:
-        return await clean(connect(), console.say, is_dry=dry_run)
-
-    async def execute_on_code() -> CodeCleaning:
-        return await clean_code(connect(), is_dry=dry_run)
-
     try:
-        if code:
-            removed = asyncio.run(execute_on_code())
-            for line in [*cleaning_lines(removed, is_dry=dry_run), *failure_lines(removed.failures)]:
-                console.say(line)
-            return removed.exit_code
-        done = asyncio.run(execute())
-        _report(console, done, is_dry=dry_run)
-        return done.exit_code
+        return asyncio.run((_clean_code if code else _clean)(connect, console, is_dry=dry_run))
     except Interrupted as interruption:
         return EXIT_SIGNAL_BASE + interruption.number
     finally:
         console.close()
+
+
+async def _clean(connect: Callable[[], Session], console: Console, *, is_dry: bool) -> int:
+    from launcher.commands.clean import clean
+
+    done = await clean(connect(), console.say, is_dry=is_dry)
+    _report(console, done, is_dry=is_dry)
+    return done.exit_code
+
+
+async def _clean_code(connect: Callable[[], Session], console: Console, *, is_dry: bool) -> int:
+    from launcher.commands.clean_code import clean_code, cleaning_lines
+    from launcher.hosts.unreachable import failure_lines
+
+    done = await clean_code(connect(), is_dry=is_dry)
+    for line in [*cleaning_lines(done, is_dry=is_dry), *failure_lines(done.failures)]:
+        console.say(line)
+    return done.exit_code
 
 
 def _report(console: Console, done: Cleaning, *, is_dry: bool) -> None:

@@ -91,11 +91,9 @@ def _send_code(job: Job, tree: Tree, controller: Host, transport: Transport, out
     async def execute() -> None:
         terms = make_terms(job, time.strftime("sync-%Y%m%d-%H%M%S"))
         session = make_session(terms, [controller], transport, console.outputs([controller], None), console)
-        try:
-            sent = await sync(session, replace(tree, links=()), Contents(tree.root, os.environ), is_check=False)
-        finally:
-            if failures := session.failures():
-                raise UnreachableError(failures)
+        sent = await sync(session, replace(tree, links=()), Contents(tree.root, os.environ), is_check=False)
+        if failures := session.failures():
+            raise UnreachableError(failures)
         refuse_problems(sent.findings)
 
     try:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +19,13 @@ from launcher.cli.help import Command
 from launcher.cli.option_groups import HostChoice, SyncOptions, Timeouts, TransportOptions, gather
 from launcher.cli.options import config_option, host_options, life_options, link_options, reach_options
 from launcher.cli.selection import choose_opener, read_hosts
+
+if TYPE_CHECKING:
+    from launcher.errors import HostFailure
+    from launcher.hosts.host import Host
+    from launcher.job.tree import Tree
+    from launcher.output.console import Console
+    from launcher.sync.delivery import Delivered
 
 
 @click.command("sync", cls=Command)
@@ -42,16 +51,13 @@ def command(
     """
     from launcher.cli.runner import make_session, read_terms
     from launcher.cli.tree_request import read_tree
-    from launcher.commands.sync import as_record, exit_code, sync
+    from launcher.commands.sync import exit_code, sync
     from launcher.errors import EXIT_SIGNAL_BASE
-    from launcher.hosts.unreachable import failure_lines
     from launcher.job.variables import parse_settings
     from launcher.output.console import Console
     from launcher.output.view import look_here
     from launcher.session.signals import Interrupted
     from launcher.sync.contents import Contents
-    from launcher.sync.delivery import Delivered
-    from launcher.sync.words import code_line, describe_tree, place_lines
 
     hosts = read_hosts(choice)
     folder = folder or CodeFolder().convert(click.get_current_context().lookup_default("sync"), None, None)
@@ -59,7 +65,7 @@ def command(
     variables = parse_settings(env, os.environ)
     opener = choose_opener(transport, hosts, env=variables, python=python, silence_s=timeouts.silence_s)
     console = Console(hosts, look_here(os.environ), as_json=as_json, is_patient=True)
-    failures = []
+    failures: list[HostFailure] = []
 
     async def execute() -> Delivered:
         name = f"{time.strftime('sync-%Y%m%d-%H%M%S')}-{token_hex(2)}"  # two may begin in one second
@@ -72,18 +78,30 @@ def command(
 
     try:
         delivered = asyncio.run(execute())
-        paths = {hosts[index].name: path for index, path in delivered.paths.items()}
-        code = exit_code(delivered, failures)
-        unreachable = [asdict(failure) for failure in failures]
-        console.emit("sync", exit_code=code, **as_record(tree, delivered), paths=paths, unreachable=unreachable)
-        line = describe_tree(tree) if check else code_line(tree, delivered.files, delivered.sent_bytes)
-        console.say(f"launch: {line}")
-        found = [line for finding in delivered.findings for line in str(finding).splitlines()]
-        for line in [*place_lines(paths), *(f"  {line}" for line in found), *failure_lines(failures)]:
-            console.say(line)
-        return code
+        _report(console, tree, delivered, hosts, failures, is_check=check)
+        return exit_code(delivered, failures)
     except Interrupted as interruption:
         console.say("launch: stopped by you; what was sent is kept")
         return EXIT_SIGNAL_BASE + interruption.number
     finally:
         console.close()
+
+
+def _report(
+    console: Console, tree: Tree, delivered: Delivered, hosts: Sequence[Host], failures: Sequence[HostFailure], *,
+    is_check: bool,
+) -> None:  # fmt: skip
+    from launcher.commands.sync import as_record, exit_code
+    from launcher.hosts.unreachable import failure_lines
+    from launcher.sync.words import code_line, describe_tree, place_lines
+
+    paths = {hosts[index].name: path for index, path in delivered.paths.items()}
+    console.emit(
+        "sync", exit_code=exit_code(delivered, failures), **as_record(tree, delivered), paths=paths,
+        unreachable=[asdict(failure) for failure in failures],
+    )  # fmt: skip
+    line = describe_tree(tree) if is_check else code_line(tree, delivered.files, delivered.sent_bytes)
+    console.say(f"launch: {line}")
+    found = [line for finding in delivered.findings for line in str(finding).splitlines()]
+    for line in [*place_lines(paths), *(f"  {line}" for line in found), *failure_lines(failures)]:
+        console.say(line)

@@ -72,7 +72,6 @@ class Supervisor:
             self._loop, self._send_queue, self._ranks.set_torchrun, self._ranks.await_exit, keepers_fds[0]
         )
         self._tree: TreeKeeper | None = None  # if launch sends the code
-        self._root: str | None = None  # of that code
         self._workdir: str | None = None  # in that code
         self._silence_s = 15.0
         self._hears_beats = True  # otherwise only the end of stdin shows that the launcher is gone
@@ -246,7 +245,6 @@ class Supervisor:
         from launcher.node.trees import keeper
 
         def enter(root: str) -> None:
-            self._root = root
             self._workdir = os.path.join(root, header["tree"]["sub"])
             if header.get("facts") and self._steps is None:
                 assert self._folder is not None  # made before
@@ -328,6 +326,7 @@ class Supervisor:
         )  # the plan names the Python, which waits
         self._ranks.await_torchrun(self._folder, header["local_ranks"], self._inspection.release_port)
         order = {"argv": header["torchrun_args"], "env": dict(self._env, **header["env"]), "cwd": header["cwd"]}
+        order["lock"] = self._tree.find_lock() if self._tree is not None else None
         self._inspection.search.give_order(order)
 
     def _arm_stacks(self) -> None:
@@ -418,22 +417,10 @@ class Supervisor:
         for folder in (self._folder, self._lost_folder):
             if folder not in (None, kept):
                 workers.remove_folder(folder)
-        if self._root is not None:
-            cleaned["tree"], cleaned["written"] = self._root, self._find_written(self._root)
+        if self._tree is not None and self._tree.root:
+            cleaned["tree"], cleaned["written"] = self._tree.root, self._tree.find_written()
         found = [[process.pid, process.name, process.state] for process in left]
         self._send_queue.send(messages.CENSUS, left=found, reason=self._reason, files=len(files), **cleaned)
         for name, content in files:
             self._send_queue.send(messages.FILE, content, name=name)
         self._is_done = True
-
-    def _find_written(self, root: str) -> list[str]:
-        """Return what the ranks have written to the directory of their code: the first names."""
-        from launcher.node.trees.folder import Folder
-
-        try:
-            folder = Folder(os.path.dirname(root), os.path.basename(root))
-            entries = folder.read_entries()
-            written = [*folder.find_written(entries), *folder.find_touched(entries)]
-        except OSError:
-            return []
-        return written[: messages.MOST_NAMES]

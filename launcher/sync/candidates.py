@@ -13,10 +13,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from launcher.errors import UsageError
+from launcher.node.trees.listing import parents
 from launcher.sync import launchignore
 from launcher.sync.git import Absence, Repository, find_repository, list_names
 from launcher.sync.launchignore import exclude_options, seen_from_above, seen_from_inside
-from launcher.sync.names import parents, shown
+from launcher.sync.names import shown
 
 IGNORED = "git-ignored"
 LAUNCHIGNORE = ".launchignore"

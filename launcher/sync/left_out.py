@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.node.trees.listing import parents
 from launcher.sync.candidates import CACHE
-from launcher.sync.names import parents
 
 MEASURE_S = 0.3
 

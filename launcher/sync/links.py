@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
-from launcher.node.trees.listing import is_inside
-from launcher.sync.names import parents
+from launcher.node.trees.listing import is_inside, parents
 
 _MOST_LINKS = 40  # that Linux follows in one path
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from launcher.errors import UsageError
+from launcher.node.trees.listing import parents
 
 _MAX_SHOWN = 200  # characters
 
@@ -23,12 +24,6 @@ def listed_names(names: Iterable[str], most: int = 3) -> str:
     ordered = sorted(names)
     more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
     return ", ".join(map(shown, ordered[:most])) + more
-
-
-def parents(path: str) -> Iterator[str]:
-    """Yield `a` and `a/b` for `a/b/c`, the innermost first; none for a path without a slash."""
-    while (path := path.rpartition("/")[0]) != "":
-        yield path
 
 
 def refuse_clashes(paths: Iterable[str]) -> None:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UsageError
+from launcher.node.trees.listing import parents
 from launcher.sync.candidates import ENVIRONMENT, IGNORED, Candidates, find_candidates
 from launcher.sync.git import Absence, Repository, find_repository
 from launcher.sync.left_out import LeftOut, gather, measure
 from launcher.sync.links import find_useful_links
-from launcher.sync.names import listed_names, parents, refuse_clashes, shown
+from launcher.sync.names import listed_names, refuse_clashes, shown
 from launcher.wording import count
 
 STAYING = "logs"

@@ -11,18 +11,12 @@ from launcher.sync.candidates import CACHE
 from launcher.sync.left_out import LeftOut
 from launcher.sync.names import shown
 from launcher.sync.selection import STAYING, Selection
-from launcher.sync.snapshot import Snapshot
 from launcher.wording import count, size
 
 _BAR_CHARACTERS = 20
 _MOST_NAMES = 5
 _MOST_LARGE = 3
 _WORTH_SAYING_BYTES = 1_000_000
-
-
-def describe(snapshot: Snapshot) -> str:
-    """Return `212 files, 1.8 MB`."""
-    return f"{count(snapshot.files, 'file')}, {size(snapshot.bytes_in_all)}"
 
 
 def describe_left_out(selection: Selection) -> str:

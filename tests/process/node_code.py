@@ -48,11 +48,12 @@ def hash_of(data: bytes) -> str:
 class Talk:
     """A launcher's part of the conversation with one node."""
 
-    def __init__(self, node: Node, code: Code, **fields: Any) -> None:
+    def __init__(self, node: Node, code: Code, order: Mapping[str, Any] | None = None, **fields: Any) -> None:
+        """order: what else the node is asked; fields: of the tree."""
         self.node = node
         self.code = code
         self._requests = 0
-        node.prepare(tree=code.fields(**fields), silence_s=NEVER_S)
+        node.prepare(tree=code.fields(**fields), silence_s=NEVER_S, **(order or {}))
 
     def request(self) -> Message:
         """Return the next WANTED."""

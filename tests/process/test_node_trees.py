@@ -5,16 +5,21 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from machines.patience import NEVER_S
 from node_code import FILES, Code, Talk
-from node_process import WAITS, Node, Nodes, shell
+from node_process import STAND_IN, WAITS, Node, Nodes, parent_of, shell
 
 from launcher.node import messages
+
+FACTS = {
+    "facts": True, "workdir": "/nowhere", "script": None, "pythons": [sys.executable], "gpus": False, "checks": False,
+    "env": {"PYTHONPATH": str(STAND_IN)},
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -243,11 +248,7 @@ def test_a_comparison_changes_nothing(start: Any, cache: Path) -> None:
 def test_ranks_run_in_the_tree_and_facts_are_of_there(start: Any) -> None:
     node = start()
     code = Code({"sub/train.py": b"import pkg; print(pkg.__file__)\n", "pkg/__init__.py": b""})
-    order = {"workdir": "/nowhere", "script": "train.py", "pythons": [], "gpus": False, "checks": False}
-    node.prepare(tree=code.fields(sub="sub"), facts=True, silence_s=NEVER_S, **order)
-    talk = Talk.__new__(Talk)
-    talk.node, talk.code, talk._requests = node, code, 0
-    root = talk.deliver()
+    root = Talk(node, code, {**FACTS, "script": "train.py", "pythons": []}, sub="sub").deliver()
     facts = node.wait_for(messages.FACTS)
     assert (facts["workdir_found"], facts["script_found"]) == (True, True)
     (root / "pkg/__pycache__").mkdir()
@@ -327,3 +328,32 @@ def test_what_a_restart_replaces_is_kept_beside_it(start: Any) -> None:
     assert Talk(start(), code).deliver() == root
     (aside,) = root.glob("train.py.replaced-*")
     assert ((root / "train.py").read_bytes(), (aside / "a.pt").read_text()) == (FILES["train.py"], "mine")
+
+
+def test_torchrun_holds_the_lock_as_well(start: Any) -> None:
+    """It was started before the code was there, and lives as long as its ranks, whoever is killed."""
+    node = start()
+    waits = b"import time\nprint('ready', flush=True)\ntime.sleep(300)\n"
+    root = Talk(node, Code({"train.py": waits}), FACTS).deliver()
+    node.wait_for(messages.FACTS)
+    node.start_torchrun([str(root / "train.py")], 1)
+    node.wait_for_output("ready")
+    held = [path.readlink() for path in Path(f"/proc/{parent_of(node.pid_of(0))}/fd").iterdir()]
+    assert root.parent / "lock" in held
+    assert node.stop() == []
+
+
+def test_packages_are_listed_if_the_python_answers_before_the_code_is_there(start: Any) -> None:
+    node = start()
+    talk = Talk(node, Code(FILES), {**FACTS, "packages": True})
+    children = Path(f"/proc/{node.supervisor}/task/{node.supervisor}/children")
+
+    def has_answered() -> bool:
+        found = [
+            pid for pid in children.read_text().split() if b"torchrun" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        return bool(found) and not Path(f"/proc/{found[0]}/fd/3").exists()
+
+    node.wait_until(has_answered, "its answer")
+    talk.deliver()
+    assert node.wait_for(messages.FACTS)["search"]["packages"]

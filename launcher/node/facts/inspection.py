@@ -82,7 +82,6 @@ class Inspection:
         from launcher.node.facts import gathering
 
         self._env = env
-        self._wants_packages = wanted.get("packages", False)
         self._sum_up_code(wanted)
         facts_read, facts_write = os.pipe()
         if workers.fork() == 0:
@@ -99,7 +98,8 @@ class Inspection:
             self._made = made
             own = [made["python"]] if made.get("python") else []
             rest = [python for python in wanted["pythons"] if python != messages.ENVIRONMENT]
-            self._search_python([] if made["failure"] else own + rest if wanted["pythons"] else [], wanted, env)
+            candidates = [] if made["failure"] else own + rest if wanted["pythons"] else []
+            self.search_python(dict(wanted, pythons=candidates), env)
 
         self._setup = setup.Setup(self._loop, self._await_exit, folder, env, wanted, go_on)
         self._setup.run_next()
@@ -109,6 +109,7 @@ class Inspection:
         if not self._is_searching:
             self._is_searching = True
             self._env = env
+            self._wants_packages = wanted.get("packages", False)
             self._search_python(wanted["pythons"], wanted, env)
 
     def cancel(self) -> None:

@@ -107,7 +107,7 @@ class Search:
             self._start_stub(candidate)
 
     def give_order(self, order: dict[str, Any]) -> None:
-        """Send the waiting torchrun its argv, env and cwd, over a pipe so that secrets in env never reach a disk."""
+        """Send the waiting torchrun its order, over a pipe so that secrets in its environment never reach a disk."""
         import json
 
         assert self.order_fd is not None  # opened with the stub

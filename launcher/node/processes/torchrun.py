@@ -92,6 +92,12 @@ if order.endswith("\\n"):  # else it was cut short: the supervisor is gone
     os.environ.clear()
     os.environ.update(order["env"])
     os.chdir(order["cwd"])
+    if order["lock"]:  # of the code: no other run takes it while this process, and so a rank, may live
+        import fcntl
+        try:
+            fcntl.flock(os.open(order["lock"], os.O_RDONLY), fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:  # a file system without locks
+            pass
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     run.main(order["argv"])
 """

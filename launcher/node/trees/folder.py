@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from launcher.node.trees.listing import Entry
     from launcher.node.trees.store import Store
 
-_NAME, _LISTING, _LINKS, _LOCK = "name", "listing", "links", "lock"
-OWN_NAMES = (_NAME, _LISTING, _LINKS, _LOCK)
+_NAME, _LISTING, _LINKS, LOCK = "name", "listing", "links", "lock"
+OWN_NAMES = (_NAME, _LISTING, _LINKS, LOCK)
 _MODES = {listing.FILE: 0o644, listing.PROGRAM: 0o755}
 
 
@@ -52,7 +52,7 @@ class Folder:
         """
         try:
             if self.lock_fd < 0:
-                self.lock_fd = os.open(os.path.join(self.path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+                self.lock_fd = os.open(os.path.join(self.path, LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             fcntl.flock(self.lock_fd, operation | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
@@ -191,7 +191,7 @@ def _write(store: Store, entry: Entry, path: str) -> bool:
 
 
 def _make_folders(root: str, folder: str) -> None:
-    """Make a directory and those above it; what is in the way, such as a link, is removed."""
+    """Make a directory and those above it; what is in the way, such as a link, gets another name."""
     path = root
     for name in folder.split("/"):
         path = os.path.join(path, name)

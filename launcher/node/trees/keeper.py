@@ -13,6 +13,7 @@ import socket
 from launcher.node import messages
 from launcher.node.loop import READABLE, WRITABLE
 from launcher.node.processes import workers
+from launcher.node.trees.folder import LOCK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class TreeKeeper:
         self._loop = loop
         self._send_queue = send_queue
         self._on_placed = on_placed
+        self.root = ""  # of the code, once it is there
         self._sock: socket.socket | None = None
         self._waiting = bytearray()
         self._decoder = messages.Decoder()
@@ -62,6 +64,21 @@ class TreeKeeper:
             return
         self._waiting += messages.encode(header["type"], payload, **messages.fields_of(header))
         self._push()
+
+    def find_written(self) -> list[str]:
+        """Return what the ranks have written to the directory of their code: the first names."""
+        from launcher.node.trees.folder import Folder
+
+        try:
+            folder = Folder(os.path.dirname(self.root), os.path.basename(self.root))
+            entries = folder.read_entries()
+            return [*folder.find_written(entries), *folder.find_touched(entries)][: messages.MOST_NAMES]
+        except OSError:  # the code isn't there, or the disk is gone
+            return []
+
+    def find_lock(self) -> str | None:
+        """Return the lock of the directory, for a process that was started before the code was there."""
+        return os.path.join(os.path.dirname(self.root), LOCK) if self.root else None
 
     def _push(self) -> None:
         if self._sock is None:
@@ -93,7 +110,7 @@ class TreeKeeper:
         for _, _, numbers in extra:
             locks = array.array("i")
             locks.frombytes(numbers)
-            for fd in locks:  # the ranks hold them too, as long as torchrun lives: the supervisor may be killed first
+            for fd in locks:  # what is started from now on holds them too: the supervisor may be killed first
                 os.set_inheritable(fd, True)
             self._locks += locks
         for header, payload in self._decoder.feed(data):
@@ -101,7 +118,8 @@ class TreeKeeper:
             if header["type"] in (messages.PLACED, messages.UNPLACED, messages.PRUNED):
                 self._has_answered = True
             if header["type"] == messages.PLACED and header["path"] and not header["wrong"]:
-                self._on_placed(header["path"])
+                self.root = header["path"]
+                self._on_placed(self.root)
         if not data:
             self._end()
 

@@ -58,7 +58,7 @@ def decode(data: bytes) -> list[Entry]:
     paths = {entry.path for entry in entries}
     if len(paths) < len(entries):
         raise ValueError("a path is there twice")
-    if any(parent in paths for path in paths for parent in _parents(path)):
+    if any(parent in paths for path in paths for parent in parents(path)):
         raise ValueError("a path is a file and a directory")
     return entries
 
@@ -68,6 +68,13 @@ def hash_listing(data: bytes) -> str:
     import hashlib
 
     return hashlib.sha256(data).hexdigest()
+
+
+def parents(path: str) -> Iterator[str]:
+    """Yield `a/b` and `a` for `a/b/c`; none for a path without a slash."""
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
 
 
 def is_inside(path: str, target: str) -> bool:
@@ -98,9 +105,3 @@ def _read_entry(value: object) -> Entry:
 
 def _is_path(path: str) -> bool:
     return "\0" not in path and not {"", ".", ".."}.intersection(path.split("/"))
-
-
-def _parents(path: str) -> Iterator[str]:
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path

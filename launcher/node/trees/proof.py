@@ -10,7 +10,7 @@ from launcher.node.trees import listing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Iterable, Iterator
+    from typing import Any, Callable, Iterable
 
     from launcher.node.trees.listing import Entry
 
@@ -113,7 +113,7 @@ def find_extras(root: str, entries: Iterable[Entry], links: Iterable[str]) -> li
     """
     links = set(links)
     known = {entry.path for entry in entries}.union(links)
-    folders = {folder for path in known for folder in _above(path)}
+    folders = {folder for path in known for folder in listing.parents(path)}
     extras: list[str] = []
     waiting = [""]
     while waiting:
@@ -162,10 +162,4 @@ def _walk_code(root: str, folder: str, most: int) -> list[str]:
 
 def list_folders(entries: Iterable[Entry]) -> list[str]:
     """Return the directories of a listing, each after the one above it."""
-    return sorted({folder for entry in entries for folder in _above(entry.path)})
-
-
-def _above(path: str) -> Iterator[str]:
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path
+    return sorted({folder for entry in entries for folder in listing.parents(entry.path)})

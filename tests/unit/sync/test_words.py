@@ -11,11 +11,10 @@ from launcher.errors import UsageError
 from launcher.job.tree import Tree
 from launcher.sync.left_out import LeftOut
 from launcher.sync.selection import STAYING, Selection
-from launcher.sync.snapshot import Snapshot
 from launcher.sync.words import (
     code_line,
-    describe,
     describe_left_out,
+    describe_tree,
     place_lines,
     progress_words,
     refuse_large,
@@ -29,10 +28,6 @@ def selection_of(files: dict[str, int], *left_out: LeftOut) -> Selection:
     return Selection(Path("/home/ann/proj"), tuple(files), tuple(files.values()), left_out, (), (), True)
 
 
-def snapshot_of(files: int, bytes_in_all: int) -> Snapshot:
-    return Snapshot(Path("/proj"), (), b"", "", bytes_in_all, files, ())
-
-
 @pytest.mark.parametrize(
     ("files", "bytes_in_all", "words"),
     [
@@ -40,8 +35,8 @@ def snapshot_of(files: int, bytes_in_all: int) -> Snapshot:
         (212, 1_800_000, "212 files, 1.8 MB"),
     ],
 )  # fmt: skip
-def test_a_snapshot(files: int, bytes_in_all: int, words: str) -> None:
-    assert describe(snapshot_of(files, bytes_in_all)) == words
+def test_a_tree(files: int, bytes_in_all: int, words: str) -> None:
+    assert describe_tree(Tree("/proj", b"", "5f3a91c0", files, bytes_in_all)) == f"code 5f3a91c: {words}"
 
 
 @pytest.mark.parametrize(
