@@ -62,7 +62,7 @@ def command(
         run_id = time.strftime("check-%Y%m%d-%H%M%S")
         outputs = console.outputs(hosts, None)
         session = make_session(make_terms(job, run_id), hosts, open_transport(hosts, console.say), outputs, console)
-        contents = Contents(job.tree.root, os.environ) if job.tree is not None else None
+        contents = Contents(job.tree, os.environ) if job.tree is not None else None
         incidents = open_incident_log().describe([host.name for host in hosts], time.time())
         return await check.check(job, session, candidate_pythons(job, sys.executable), incidents, contents)
 

@@ -53,15 +53,16 @@ def run_planted(
     spares = tuple(spares) if options.restarts else ()
     everyone = (*hosts, *spares)
     transport = open_transport(tuple({host.name: host for host in (controller, *everyone)}.values()), tell)
+    if job.tree is not None:
+        stopped = _send_code(job, job.tree, controller, open_transport((controller,), _say_nothing), output)
+        if stopped:
+            return stopped
+        job = replace(job, tree=replace(job.tree, kept={}))  # the controller's host has it by now
     request = requests.Control(
         replace(with_trainer_command(job), own_python=sys.executable), tuple(hosts), spares, options,
         {**describe_origin(output), "git": ask_code_version(job)}, make_credentials(len(everyone)),
         output.quiet, output.as_json, output.notify,
     )  # fmt: skip
-    if job.tree is not None:
-        stopped = _send_code(job, job.tree, controller, open_transport((controller,), _say_nothing), output)
-        if stopped:
-            return stopped
     planting = Planting(controller, request, transport, loader_pythons(job.python), look_here(os.environ))
     try:
         run_id = _gather(planting, everyone, output)
@@ -91,7 +92,7 @@ def _send_code(job: Job, tree: Tree, controller: Host, transport: Transport, out
     async def execute() -> None:
         terms = make_terms(job, time.strftime("sync-%Y%m%d-%H%M%S"))
         session = make_session(terms, [controller], transport, console.outputs([controller], None), console)
-        sent = await sync(session, replace(tree, links=()), Contents(tree.root, os.environ), is_check=False)
+        sent = await sync(session, replace(tree, links=()), Contents(tree, os.environ), is_check=False)
         if failures := session.failures():
             raise UnreachableError(failures)
         refuse_problems(sent.findings)

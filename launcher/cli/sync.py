@@ -72,7 +72,7 @@ def command(
         terms = replace(read_terms(timeouts, name, python), env=variables)
         session = make_session(terms, hosts, opener(hosts, console.say), console.outputs(hosts, None), console)
         try:
-            return await sync(session, tree, Contents(tree.root, os.environ), is_check=check)
+            return await sync(session, tree, Contents(tree, os.environ), is_check=check)
         finally:
             failures.extend(session.failures())
 

@@ -70,7 +70,7 @@ def read_tree(options: SyncOptions, workdir: str | None, place: Path, log_dir: P
         here, snapshot.listing, snapshot.hash, snapshot.files, snapshot.bytes_in_all,
         links=tuple(links.values()), live=live,
         has_src=any(path.startswith("src/") for path in paths),
-        left_out=describe_left_out(selection), pem="".join(make_certificate()).encode(),
+        left_out=describe_left_out(selection), kept=snapshot.kept, pem="".join(make_certificate()).encode(),
     )  # fmt: skip
     return tree, paths
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 NAME_CHARACTERS = 7  # of a hash, in messages
@@ -33,6 +33,8 @@ class Tree:
     live: tuple[str, ...] = ()  # the same directory as users have it, here and on the hosts
     has_src: bool = False  # a directory src, where packages may be
     left_out: str = ""  # what wasn't sent, in words
+    # The small files' contents by hash: whoever edits one while the run goes on doesn't change what is sent.
+    kept: Mapping[str, bytes] = field(default_factory=dict, repr=False, compare=False)
     # Certificate and key with which hosts pass the code on to each other.
     pem: bytes = field(default=b"", repr=False, compare=False)
 

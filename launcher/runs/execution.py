@@ -48,7 +48,7 @@ async def execute_job(
         job, hosts, open_transport, record, screen, options, spares=spares, incident_log=incident_log,
         find_culprits=find_culprits, on_settled=on_settled,
         notify=Notifier(notify, record.run_id, variables) if notify else None,
-        contents=Contents(job.tree.root, {**variables, **job.env}) if job.tree is not None else None,
+        contents=Contents(job.tree, {**variables, **job.env}) if job.tree is not None else None,
     ).execute()  # fmt: skip
 
 

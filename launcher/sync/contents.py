@@ -1,9 +1,10 @@
-"""The contents of a tree's files, from the directory that was listed, or from what this machine keeps by hash."""
+"""The contents of a tree's files: as they were listed, if small, else from the directory or the store of this machine."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import BinaryIO
 
 from launcher.errors import UsageError
 from launcher.escapes import one_line
+from launcher.job.tree import Tree
 from launcher.node.messages import PIECE_BYTES
 from launcher.node.trees.listing import Entry
 from launcher.node.trees.store import Store, find_base
@@ -22,13 +24,16 @@ _MOST_CHARACTERS = 200  # of a path in a message
 class Contents:
     """Opens the file of an entry, if a file with its hash is anywhere on this machine."""
 
-    def __init__(self, root: str, variables: Mapping[str, str]) -> None:
-        """root: the directory that was listed; variables: of this process; they tell where this machine keeps code."""
-        self._root = Path(root)
+    def __init__(self, tree: Tree, variables: Mapping[str, str]) -> None:
+        """variables: of this process; they tell where this machine keeps code."""
+        self._root = Path(tree.root)
+        self._kept = tree.kept
         self._store = Store(find_base(variables))
 
     def open(self, entry: Entry) -> BinaryIO:
-        """Return the file; raise UsageError if it has changed since it was listed."""
+        """Return the file; raise UsageError if it has changed since it was listed, and is no small one."""
+        if (content := self._kept.get(entry.content)) is not None:
+            return io.BytesIO(content)
         for path in (self._root / entry.path, Path(self._store.path_of(entry.content))):
             file = _open_regular(path)
             if file is None:

@@ -10,6 +10,7 @@ import errno
 import hashlib
 import os
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from launcher.sync.selection import Selection
 from launcher.wording import count
 
 _PIECE_BYTES = 1 << 20
+_SMALL_BYTES = 256 << 10  # up to which the content of a file is kept
+_MOST_KEPT_BYTES = 32 << 20  # of all files together
 _ATTEMPTS = 3
 # What was a file when it was selected may be a link or a FIFO by now: don't follow the one, don't wait for the other.
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -35,7 +38,7 @@ _LFS_POINTER_BYTES = 200  # fewer than that
 class Snapshot:
     """What a run's code is: its entries, sorted, their listing as it is sent, and the hash that names the tree.
 
-    bytes_in_all: of the files; files: how many entries there are, links included.
+    bytes_in_all: of the files; files: how many entries there are, links included; kept: contents of small files by hash.
     """
 
     root: Path
@@ -44,6 +47,7 @@ class Snapshot:
     hash: str
     bytes_in_all: int
     files: int
+    kept: Mapping[str, bytes]
     warnings: tuple[str, ...]
 
 
@@ -55,6 +59,7 @@ class _Content:
     is_program: bool
     hash: str
     is_pointer: bool
+    small: bytes | None  # all of it, if it is small
 
 
 class _Changed:
@@ -67,6 +72,8 @@ def take_snapshot(selection: Selection) -> Snapshot:
     A file that is gone by now is skipped.
     """
     entries, pointers = [], []
+    kept: dict[str, bytes] = {}
+    room = _MOST_KEPT_BYTES
     folder = os.open(selection.root, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for path in selection.paths:
@@ -74,6 +81,9 @@ def take_snapshot(selection: Selection) -> Snapshot:
             if isinstance(found, _Content):
                 kind = listing.PROGRAM if found.is_program else listing.FILE
                 entries.append(Entry(path, kind, found.size_bytes, found.hash))
+                if found.small is not None and len(found.small) <= room:
+                    kept[found.hash] = found.small
+                    room -= len(found.small)
                 if found.is_pointer:
                     pointers.append(path)
             elif found is not None:
@@ -83,7 +93,7 @@ def take_snapshot(selection: Selection) -> Snapshot:
     encoded = listing.encode(entries)
     return Snapshot(
         selection.root, tuple(entries), encoded, listing.hash_listing(encoded),
-        sum(entry.size for entry in entries), len(entries), _warn_of_pointers(pointers),
+        sum(entry.size for entry in entries), len(entries), kept, _warn_of_pointers(pointers),
     )  # fmt: skip
 
 
@@ -127,7 +137,8 @@ def _hash(descriptor: int, before: os.stat_result) -> _Content | _Changed:
     if done != size or after.st_size != size or after.st_mtime_ns != before.st_mtime_ns:
         return _Changed()
     is_pointer = size < _LFS_POINTER_BYTES and piece.startswith(_LFS_POINTER)
-    return _Content(size, bool(before.st_mode & stat.S_IXUSR), digest.hexdigest(), is_pointer)
+    small = piece if size <= _SMALL_BYTES and len(piece) == size else None
+    return _Content(size, bool(before.st_mode & stat.S_IXUSR), digest.hexdigest(), is_pointer, small)
 
 
 def _warn_of_pointers(paths: list[str]) -> tuple[str, ...]:

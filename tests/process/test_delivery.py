@@ -122,7 +122,7 @@ def write(root: Path, files: Mapping[str, bytes]) -> None:
 def tree_of(root: Path) -> Tree:
     found = take_snapshot(select(root))
     pem = "".join(make_certificate()).encode()
-    return Tree(str(root), found.listing, found.hash, found.files, found.bytes_in_all, pem=pem)
+    return Tree(str(root), found.listing, found.hash, found.files, found.bytes_in_all, kept=found.kept, pem=pem)
 
 
 async def start(
@@ -132,8 +132,8 @@ async def start(
     terms = Terms(run, {}, ["python3"], silence_s=NEVER_S, stop_timeout_s=1, connect_timeout_s=DEADLINE_S)
     outputs = [NodeOutput(name, None, None) for name in names]
     session = Session([Host(name) for name in names], transport, outputs, terms, say=said.append, progress=said.append)
-    contents = Contents(str(root), {"XDG_CACHE_HOME": "/nowhere"})
-    sending = sync(session, tree or tree_of(root), contents, is_check=is_check)
+    tree = tree or tree_of(root)
+    sending = sync(session, tree, Contents(tree, {"XDG_CACHE_HOME": "/nowhere"}), is_check=is_check)
     delivered = await asyncio.wait_for(sending, DEADLINE_S)
     return Sent(delivered, session.failures(), said)
 
@@ -489,21 +489,32 @@ def test_an_answer_after_the_answer_changes_nothing(root: Path, nodes: CacheTran
 @pytest.mark.parametrize("change", ["content", "gone", "grown"])
 def test_a_file_that_changes_here_ends_it(root: Path, nodes: CacheTransport, change: str) -> None:
     """By its name, and nothing is half there."""
-    write(root, {**SMALL, "noise": os.urandom(6 * MIB), "zzz.py": b"old"})
+    large = os.urandom(MIB)
+    write(root, {**SMALL, "noise": os.urandom(6 * MIB), "zzz": large})
     tree = tree_of(root)
     if change == "gone":
-        (root / "zzz.py").unlink()
+        (root / "zzz").unlink()
     else:
-        (root / "zzz.py").write_bytes(b"new" if change == "content" else b"old+")
+        (root / "zzz").write_bytes(bytes(MIB) if change == "content" else large + b"+")
     with pytest.raises(UsageError) as caught:
         send(root, nodes, "a", "b", tree=tree)
-    assert str(caught.value) == "zzz.py has changed since launch listed it"
+    assert str(caught.value) == "zzz has changed since launch listed it"
     for name in "ab":
         expect_whole(nodes.cache(name))
         assert list((nodes.cache(name) / "launch/trees").iterdir()) == []
     found = send(root, nodes, "a", "b", run="again")
     assert (found.texts, found.failures) == ([], [])
     assert [read(path) for path in found.delivered.paths.values()] == 2 * [read_sent(root)]
+
+
+def test_an_edit_of_a_small_file_changes_nothing_that_is_sent(root: Path, nodes: CacheTransport) -> None:
+    write(root, {"train.py": b"old", "gone.py": b"gone"})
+    tree = tree_of(root)
+    (root / "train.py").write_bytes(b"new")
+    (root / "gone.py").unlink()
+    found = send(root, nodes, "a", tree=tree)
+    assert (found.texts, found.failures) == ([], [])
+    assert [read(path) for path in found.delivered.paths.values()] == [{"train.py": b"old", "gone.py": b"gone"}]
 
 
 def test_a_slow_host_bounds_what_is_in_transit(root: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UsageError
+from launcher.job.tree import Tree
 from launcher.node.trees.listing import FILE, PROGRAM, Entry
 from launcher.node.trees.store import Store, find_base
 from launcher.sync.contents import Contents
@@ -33,7 +34,12 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def contents(root: Path, variables: dict[str, str]) -> Contents:
-    return Contents(str(root), variables)
+    return contents_of(str(root), variables)
+
+
+def contents_of(root: str, variables: dict[str, str], *kept: bytes) -> Contents:
+    small = {hashlib.sha256(data).hexdigest(): data for data in kept}
+    return Contents(Tree(root, b"", "", 0, 0, kept=small), variables)
 
 
 def keep(variables: dict[str, str], data: bytes) -> Path:
@@ -115,4 +121,10 @@ def test_no_descriptor_is_left_open(root: Path, contents: Contents) -> None:
 def test_a_root_that_isn_t_there_leaves_what_is_kept(variables: dict[str, str]) -> None:
     """As for a controller on another host, to which the code was sent before."""
     keep(variables, b"old")
-    assert read(Contents("/nowhere/at/all", variables), entry_of("a.py", b"old")) == b"old"
+    assert read(contents_of("/nowhere/at/all", variables), entry_of("a.py", b"old")) == b"old"
+
+
+def test_a_small_file_is_sent_as_it_was_listed(root: Path, variables: dict[str, str]) -> None:
+    """Whoever goes on editing while the run starts, or runs for days, doesn't change what a restart sends."""
+    (root / "a.py").write_bytes(b"new")
+    assert read(contents_of(str(root), variables, b"old"), entry_of("a.py", b"old")) == b"old"
