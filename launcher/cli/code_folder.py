@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ class CodeFolder(click.types.StringParamType):
     name = "directory"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return ("" if value else None) if isinstance(value, bool) or value is None else str(value)
+        if isinstance(value, bool) or value is None:
+            return "" if value else None
+        return os.path.expanduser(str(value))  # noqa: PTH111 - no error for an unknown user: there is no such directory
 
 
 def settle_folders(args: list[str], options: list[click.Option]) -> list[str]:

@@ -209,7 +209,9 @@ def _trusting(source: str) -> str:
 
 def _limit(defaults: Defaults, *, is_at_home: bool) -> Defaults:
     """Return the defaults; raise UsageError if they set options that only a file below the home directory may set."""
-    risky = [name.replace("_", "-") for name in defaults.values if name in RISKY]
+    # `sync = true` sends the directory in which the command is typed, as the user alone chooses it.
+    values = {name: value for name, value in defaults.values.items() if (name, value) != ("sync", True)}
+    risky = [name.replace("_", "-") for name in values if name in RISKY]
     if risky and not is_at_home:
         what = f"{listed(f'`{name}`' for name in risky)} {'is' if len(risky) == 1 else 'are'}"
         raise UsageError(

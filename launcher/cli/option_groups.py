@@ -94,6 +94,7 @@ class SyncOptions:
     """Whether the code is sent to the hosts, and what lies beside it there."""
 
     sync: str | None = None  # the directory; "": the repository or directory that we are in; None: it isn't sent
+    no_sync: bool = False  # instead, if a file says so
     sync_limit: int = 100_000_000  # bytes
     link: tuple[str, ...] = ()  # each NAME=PATH
 

@@ -138,8 +138,8 @@ def _as_words(params: Mapping[str, Any], is_wanted: Callable[[str], bool]) -> li
 
 
 def _name_value(value: object) -> object:
-    """Return the word for a value that has one: --hang-timeout takes `auto` and `off`."""
-    return "auto" if value is None else "off" if value == math.inf else value
+    """Return the word for a value that has one: --hang-timeout takes `auto` and `off`, and `sync` in a file `true`."""
+    return "auto" if value is None else "off" if value == math.inf else "true" if value == "" else value
 
 
 def _typed(value: object) -> str:

@@ -221,6 +221,7 @@ _SYNC = (
         "--sync", metavar="[DIR]", type=CodeFolder(),
         help="Send the code in DIR and run it there.  [default DIR: the repository]",
     ),
+    click.option("--no-sync", is_flag=True, help="Run what is on the hosts, whatever launcher.toml says."),
     *_LINKS,
 )  # fmt: skip
 _DETACHMENT = (

@@ -115,6 +115,10 @@ def print_dry_run(job: Job, hosts: Sequence[Host], output: OutputOptions, share:
         event = dated("plan", run=None, name=output.name, **as_dry_record(plan))
         click.echo(json.dumps(event, default=str))
         return 0
+    if job.tree is not None:
+        from launcher.sync.words import plan_line
+
+        click.echo(f"# {plan_line(job.tree)}")
     for line in plan_lines(plan):
         click.echo(line)
     return 0

@@ -26,7 +26,9 @@ def add_tree(job: Job, options: SyncOptions, workdir: str | None, place: Path, l
 
     workdir: of --workdir; place: where the job's relative paths begin on this machine.
     """
-    if options.sync is None:
+    if options.no_sync and is_on_command_line("sync"):
+        raise UsageError("--sync and --no-sync contradict each other", "omit one of them")
+    if options.sync is None or options.no_sync:
         for name in _ONLY_WITH_SYNC:
             if is_on_command_line(name):
                 option = f"--{name.replace('_', '-')}"

@@ -147,6 +147,8 @@ class RunRecord:
         """
         base = self.folder.parent
         try:
+            if self._has_made_base:  # neither git nor the --sync of a run with another --log-dir shall take it for code
+                (base / ".gitignore").write_text("*\n")
             _replace_link(base / "latest", self.folder.name)
             for node_rank in node_ranks:
                 self.log_path(node_rank).touch(mode=0o600)  # a node that says nothing has an empty log

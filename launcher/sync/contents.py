@@ -1,4 +1,4 @@
-"""The contents of a tree's files: as they were listed, if small, else from the directory or the store of this machine."""
+"""The contents of a tree's files: small ones as they were listed, others from the directory or this machine's store."""
 
 from __future__ import annotations
 

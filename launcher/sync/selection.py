@@ -22,6 +22,7 @@ from launcher.sync.names import listed_names, refuse_clashes, shown
 from launcher.wording import count
 
 STAYING = "logs"
+_PLACEHOLDERS = (".gitkeep", ".keep", ".gitignore")  # for directories that git would not keep without a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,8 @@ class Selection:
 
     sizes: in bytes, one for each path, as they were a moment ago; 0 for a link.
     left_out: what was ignored, for each topmost directory in which nothing is sent.
-    ignored_folders: the names of those right below the root that git ignores, or that are virtual environments; also
-    of links to directories. Caches are none of them.
+    ignored_folders: the names of those right below the root that git ignores, of which it tracks nothing but
+    placeholders, or that are virtual environments; also of links to directories. Caches are none of them.
     warnings: each with its remedy, in one line.
     """
 
@@ -73,17 +74,18 @@ def select(root: Path, *, staying: Sequence[Path] = ()) -> Selection:
     found = find_candidates(root, place)
     kept_back = _find_below(root, staying)
     disk = _look(root, _without(found.names, kept_back))
+    hollow = _find_hollow(disk) if isinstance(place, Repository) else set()
     useful = find_useful_links(disk.sizes.keys(), disk.links)
     sizes = {**disk.sizes, **dict.fromkeys(useful, 0)}
-    paths = tuple(sorted(sizes))
+    paths = tuple(sorted(path for path in sizes if _top(path) not in hollow))
     refuse_clashes(paths)
-    left_out = _find_left_out(root, found, kept_back, paths)
+    left_out = _find_left_out(root, found, kept_back, hollow, paths)
     useless = {path: target for path, target in disk.links.items() if path not in useful}
+    folders = tuple(sorted(_find_ignored_folders(root, left_out)))
+    warnings = _find_warnings(found, kept_back, found.sparse & disk.missing, useless)
     return Selection(
-        root, paths, tuple(sizes[path] for path in paths), left_out,
-        tuple(sorted(_find_ignored_folders(root, left_out))),
-        tuple(_find_warnings(found, kept_back, found.sparse & disk.missing, useless)),
-        isinstance(place, Repository),
+        root, paths, tuple(sizes[path] for path in paths), left_out, folders,
+        (*warnings, *_warn_of_linked_code(root, folders)), isinstance(place, Repository),
     )  # fmt: skip
 
 
@@ -151,8 +153,22 @@ def _is_real(root: Path, folder: str, known: dict[str, bool]) -> bool:
     return known[folder]
 
 
-def _find_left_out(root: Path, found: Candidates, kept_back: Set[str], sent: Sequence[str]) -> tuple[LeftOut, ...]:
+def _top(path: str) -> str:
+    return path.partition("/")[0]
+
+
+def _find_hollow(disk: _OnDisk) -> set[str]:
+    """Return the directories right below the root for which git keeps only placeholders: their content is elsewhere."""
+    below = [path for path in (*disk.sizes, *disk.links) if "/" in path]
+    busy = {_top(path) for path in below if path.rpartition("/")[2] not in _PLACEHOLDERS}
+    return {_top(path) for path in below}.difference(busy)
+
+
+def _find_left_out(
+    root: Path, found: Candidates, kept_back: Set[str], hollow: Iterable[str], sent: Sequence[str]
+) -> tuple[LeftOut, ...]:
     reasons = {name: found.left_out[name] for name in _without(found.left_out, kept_back)}
+    reasons |= {f"{name}/": IGNORED for name in hollow}
     for name in kept_back:
         if os.path.lexists(root / name):
             reasons[f"{name}/" if _is_folder(root / name) else name] = STAYING
@@ -184,6 +200,21 @@ def _find_warnings(found: Candidates, kept_back: Set[str], sparse: Set[str], lin
         named = listed_names([f"{path} -> {target}" for path, target in links.items()])
         text = f"{count(len(links), 'symbolic link')} not sent, because they lead to nothing that is sent: {named}"
         yield f"{text}; fix: use absolute paths instead, and leave the links out with .launchignore"
+
+
+def _warn_of_linked_code(root: Path, folders: Iterable[str]) -> Iterable[str]:
+    """Name the directories whose Python files nobody compares: each host has its own."""
+    for name in folders:
+        if os.path.islink(root / name):  # noqa: PTH114 - as in _is_folder
+            continue
+        try:
+            with os.scandir(root / name) as entries:
+                has_code = any(entry.name.endswith(".py") for entry in entries)
+        except OSError:  # another user's
+            continue
+        if has_code:
+            text = f"git ignores {shown(name)}/, so its Python files are not sent, and each host uses its own"
+            yield f"{text}; fix: put !{name}/ into .launchignore to send them"
 
 
 def _is_folder(path: Path) -> bool:

@@ -38,7 +38,8 @@ _LFS_POINTER_BYTES = 200  # fewer than that
 class Snapshot:
     """What a run's code is: its entries, sorted, their listing as it is sent, and the hash that names the tree.
 
-    bytes_in_all: of the files; files: how many entries there are, links included; kept: contents of small files by hash.
+    bytes_in_all: of the files; files: how many entries there are, links included; kept: the contents of small files,
+    by hash.
     """
 
     root: Path

@@ -56,8 +56,16 @@ def code_line(tree: Tree, files: int, sent_bytes: int) -> str:
     """
     which = "all" if files >= tree.files else f"{files} changed" if files else "nothing changed"
     sent = f"{which}, {size(sent_bytes)} sent" if sent_bytes else "nothing sent"
-    left_out = f"; left out: {tree.left_out}" if tree.left_out else ""
-    return f"{describe_tree(tree)} ({sent}){left_out}"
+    return f"{describe_tree(tree)} ({sent}){_left_out_words(tree)}"
+
+
+def plan_line(tree: Tree) -> str:
+    """Return `code 5f3a91c: 212 files, 1.8 MB; left out: data/ 41 GB (git-ignored)`, before anything is sent."""
+    return f"{describe_tree(tree)}{_left_out_words(tree)}"
+
+
+def _left_out_words(tree: Tree) -> str:
+    return f"; left out: {tree.left_out}" if tree.left_out else ""
 
 
 def place_lines(paths: Mapping[str, str]) -> list[str]:

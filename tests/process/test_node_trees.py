@@ -316,6 +316,20 @@ def test_nothing_that_a_run_wrote_is_ever_lost(start: Any, tmp_path: Path, how: 
     assert left == ([] if how == "behind a link" and not root.exists() else [str(root)])
 
 
+def test_a_directory_whose_listing_is_damaged_is_named_for_good(start: Any) -> None:
+    """Nobody knows what in it was sent, so nothing is removed; whoever cleans twice hears of it twice."""
+    node = start()
+    root = Talk(node, Code(FILES)).deliver()
+    node.stop()
+    node.wait_until_gone()
+    (root.parent / "listing").write_bytes(b"[[")
+    for number in range(2):
+        cleaner = start(f"clean{number}")
+        cleaner.prepare(tree={"is_prune": True, "is_dry": False})
+        assert cleaner.wait_for(messages.PRUNED)["left"] == [str(root)]
+    assert (root / "train.py").read_bytes() == FILES["train.py"]
+
+
 def test_what_a_restart_replaces_is_kept_beside_it(start: Any) -> None:
     code = Code(FILES)
     node = start()

@@ -60,7 +60,8 @@ def test_logs_and_record(launch: Launch) -> None:
         "[node2:3]! oops",
     ]
     logs = launch.folder / "logs"
-    assert sorted(path.name for path in logs.iterdir()) == [done.run_id, "latest", "node_0.log", "node_1.log"]
+    names = [".gitignore", done.run_id, "latest", "node_0.log", "node_1.log"]
+    assert sorted(path.name for path in logs.iterdir()) == names
     assert (logs / "latest").readlink() == Path(done.run_id)
     for name in ("node_0.log", "node_1.log"):
         assert (logs / name).samefile(logs / done.run_id / name)

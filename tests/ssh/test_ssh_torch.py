@@ -178,7 +178,8 @@ def test_singlenode(launch: Launch) -> None:
     assert done.exit_code == 0
     assert sorted(line.partition(":")[2] for line in done.lines) == ["0] 0 of 2", "1] 1 of 2"]
     assert done.words[-1] == "launch: finished in N s, 2 ranks succeeded, 0 processes left on 1 host"
-    assert sorted(path.name for path in (launch.folder / "logs").iterdir()) == [done.run_id, "latest", "node_0.log"]
+    names = [".gitignore", done.run_id, "latest", "node_0.log"]
+    assert sorted(path.name for path in (launch.folder / "logs").iterdir()) == names
 
 
 # On the path of torchrun's Python: it imports torchrun only once the test says go.

@@ -106,6 +106,16 @@ def prune(store: Store, *, kept: int = KEPT) -> list[str]:
     return left
 
 
+def find_left(store: Store) -> list[str]:
+    """Return the directories of ended runs that hold nothing that is known to be sent: some listing may be damaged."""
+    found = []
+    for folder in _find_folders(store, None):
+        if folder.lock(fcntl.LOCK_EX) and os.path.isdir(folder.root) and not folder.read_entries():
+            found += [] if _is_hollow(folder.root) else [folder.root]
+        folder.unlock()
+    return found
+
+
 def _is_hollow(folder: str) -> bool:
     """Tell whether no file is in a directory or below it."""
     return os.path.isdir(folder) and not any(names for _, _, names in os.walk(folder))

@@ -73,7 +73,8 @@ def _prune(intake: Intake, store: Store, *, is_dry: bool) -> None:
     size = store.measure() + sum(entry.size for folder in found for entry in folder.read_entries())
     for folder in found:
         folder.unlock()
-    left = [] if is_dry else folders.prune(store, kept=0)
+    left = folders.find_left(store)
+    left += [] if is_dry else folders.prune(store, kept=0)
     if not is_dry:
         store.prune(0)
     intake.say(messages.PRUNED, runs=len(found), bytes=size, left=left[: messages.MOST_NAMES])

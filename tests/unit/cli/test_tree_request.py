@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +25,7 @@ from launcher.job.job import Job
 from launcher.job.tree import Link, Tree
 from launcher.node.trees import listing
 
-REINCLUDE = "add a line !data/go.py to .launchignore, after !D/ and D/* for each ignored directory D above it"
+REINCLUDE = "add a line !data/deep/go.py to .launchignore, after !D/ and D/* for each ignored directory D above it"
 
 Launch = Callable[..., tuple[int, str, str]]
 
@@ -233,15 +234,15 @@ WRONG = [
         "name a directory that contains it: --sync=DIR",
     ),
     (
-        ".", "--sync data/go.py", "the script 'data/go.py' isn't among the files that are sent; left out: data/ "
-        "(git-ignored)", REINCLUDE,
+        ".", "--sync data/deep/go.py", "the script 'data/deep/go.py' isn't among the files that are sent; "
+        "left out: data/ (git-ignored)", REINCLUDE,
     ),
     (
-        "sub", "--sync=.. ../data/go.py", "the script '../data/go.py' isn't among the files that are sent; left out: "
-        "data/ (git-ignored)", REINCLUDE,
+        "sub", "--sync=.. ../data/deep/go.py", "the script '../data/deep/go.py' isn't among the files that are sent; "
+        "left out: data/ (git-ignored)", REINCLUDE,
     ),
     (
-        "data", "--sync go.py --x", "", "",
+        "data/deep", "--sync go.py --x", "", "",
     ),
     (
         "data", "--sync=.. ../train.py",
@@ -262,7 +263,7 @@ WRONG = [
 def test_a_script_that_isn_t_sent(
     repository: Path, monkeypatch: pytest.MonkeyPatch, launch: Launch, folder: str, line: str, text: str, fix: str
 ) -> None:
-    write_files(repository, "data/go.py", "data/deep/")
+    write_files(repository, "data/deep/go.py")
     monkeypatch.chdir(repository / folder)
     code, out, err = launch(*PLAN, *line.split())
     if not text:  # in an ignored directory, that is what is sent
@@ -438,9 +439,31 @@ def test_a_dry_run_shows_where_the_code_will_be(
 ) -> None:
     write_files(repository, "src/pkg/__init__.py")
     monkeypatch.chdir("sub")
-    assert launch(*PLAN, "--sync", "../train.py", "--lr", "1") == (0, DRY_RUN, "")
+    code, out, err = launch(*PLAN, "--sync", "../train.py", "--lr", "1")
+    code_line, _, commands = out.partition("\n")
+    assert re.fullmatch("# code [0-9a-f]{7}: 5 files, 70 bytes", code_line)
+    assert (code, commands, err) == (0, DRY_RUN, "")
     code, out, _ = launch(*PLAN, "--json", "--sync", f"{repository}/train.py")
     assert (code, json.loads(out)["program"]["target"]) == (0, "../train.py")
+
+
+def test_a_file_that_says_sync_can_be_overruled(
+    repository: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file itself may be outside of the home directory: it sends no more than the directory that it is in."""
+    (repository / "launcher.toml").write_text('sync = true\nlink = ["data=/mnt"]\n')
+    trusted = ("--config", "launcher.toml")
+    assert "<code on a>" in launch(*PLAN, *trusted, "train.py")[1]
+    assert "<code on a>" not in launch(*PLAN, *trusted, "--no-sync", "train.py")[1]
+    code, _, err = launch(*PLAN, *trusted, "--sync", "--no-sync", "train.py")
+    assert (code, err.splitlines()[-2:]) == (
+        EXIT_USAGE, ["launch: --sync and --no-sync contradict each other", "  fix: omit one of them"],
+    )  # fmt: skip
+    monkeypatch.setenv("HOME", str(repository / "sub"))
+    (repository / "launcher.toml").write_text("sync = true\n")
+    assert "<code on a>" in launch(*PLAN, "train.py")[1]
+    (repository / "launcher.toml").write_text('sync = "."\n')
+    assert launch(*PLAN, "train.py")[0] == EXIT_USAGE
 
 
 def test_warnings_are_said_before(repository: Path, launch: Launch) -> None:

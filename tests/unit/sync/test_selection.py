@@ -152,7 +152,7 @@ def test_submodules_are_sent_and_other_repositories_are_named(tmp_path: Path) ->
     run_git(root, "submodule", "-q", "deinit", "-f", "empty")
     write_files(root, "third/lib/new.py", "third/lib/x.o", "third/lib/gen/g.py", "third/lib/inner/new.py")
     make_repository(root / "nested", "n.py")
-    make_repository(root / "cloned", "n.py")
+    make_repository(root / "cloned", "n.c")
     (root / "third/.git").unlink(missing_ok=True)
     (root / ".launchignore").write_text("/refused\n/third/*/tests\n*.md\n!/third/lib/gen/\nthird/lib/inner/i.py\n")
     found = select(root)
@@ -222,6 +222,30 @@ def test_other_failures_of_git_are_its_words(tmp_path: Path, monkeypatch: pytest
     without_git(tmp_path, monkeypatch, "kill -9 $$")
     with pytest.raises(UsageError, match="git rev-parse failed: exit code "):
         select(root)
+
+
+def test_a_directory_with_placeholders_alone_is_left_out(tmp_path: Path) -> None:
+    """It is in the repository only so that it exists; the hosts have what belongs into it."""
+    names = ("train.py", "data/.gitkeep", "data/raw/.gitkeep", "cache/.gitignore", "empty/.keep", "mixed/.gitkeep")
+    root = make_repository(tmp_path / "r", *names, "mixed/sub/x.py", ".gitkeep", ignore="data/raw/*\n!.gitkeep\n")
+    write_files(root, "data/raw/large")
+    found = select(root)
+    assert found.paths == (".gitignore", ".gitkeep", "mixed/.gitkeep", "mixed/sub/x.py", "train.py")
+    assert found.ignored_folders == ("cache", "data", "empty")
+    assert {*reasons(found).items()} == {("cache/", "git-ignored"), ("data/", "git-ignored"), ("empty/", "git-ignored")}
+
+
+def test_python_files_that_every_host_has_for_itself_are_named(tmp_path: Path) -> None:
+    root = make_repository(tmp_path / "r", "train.py", ignore="gen/\ndata/\nlink\n")
+    write_files(root, "gen/pb2.py", "data/raw/x.py")
+    (root / "link").symlink_to("gen")
+    assert select(root).warnings == (
+        "git ignores gen/, so its Python files are not sent, and each host uses its own; "
+        "fix: put !gen/ into .launchignore to send them",
+    )
+    (root / ".launchignore").write_text("!gen/\n")
+    found = select(root)
+    assert (found.warnings, "gen/pb2.py" in found.paths) == ((), True)
 
 
 # ---- without a repository -------------------------------------------------------------------------------------------
