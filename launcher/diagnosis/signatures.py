@@ -301,7 +301,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "module-missing",
         r"No module named '?(?P<module>[\w.]+)",
         "this host's Python has no module {module}",
-        "install it there, or select another --python; if it is your code, pass --workdir, or edit .launchignore",
+        "install it there, or select another --python; if it is yours, pass --workdir, or edit .launchignore",
         says="`No module named 'x'`",
     ),
     Signature(

@@ -123,7 +123,7 @@ def test_a_package_that_one_node_lacks(ends):
     assert block(*ends)[-5:] == [
         "  same error on 2 of 4 ranks: 2 on gpu2",
         "  why: this host's Python has no module foo",
-        "  fix: install it there, or select another --python; if it is your code, pass --workdir, or edit .launchignore",
+        "  fix: install it there, or select another --python; if it is yours, pass --workdir, or edit .launchignore",
         "  2 others stopped by launch: 2 on gpu1",
         "  full log: log",
     ]
