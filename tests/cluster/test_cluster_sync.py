@@ -27,11 +27,6 @@ PYTHON = ("--nproc", "1", "--no-python", sys.executable)
 CACHE_FIX = "fix: free space there, or choose another directory there with --env XDG_CACHE_HOME=DIR"
 HOSTS = ("node1", "node2")
 
-TRAIN = """\
-import os, helper
-print(helper.WORD, __file__, os.getcwd(), *os.listdir("data"))
-"""
-
 
 @pytest.fixture(autouse=True)
 def _no_code_is_there(cluster: Cluster) -> Iterator[None]:
