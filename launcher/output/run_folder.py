@@ -147,8 +147,8 @@ class RunRecord:
         """
         base = self.folder.parent
         try:
-            if self._has_made_base:  # neither git nor the --sync of a run with another --log-dir shall take it for code
-                (base / ".gitignore").write_text("*\n")
+            if self._has_made_base:
+                _leave_out_of_git(base)
             _replace_link(base / "latest", self.folder.name)
             for node_rank in node_ranks:
                 self.log_path(node_rank).touch(mode=0o600)  # a node that says nothing has an empty log
@@ -195,6 +195,12 @@ def create_record(
             record.complain(base / run_id, error)
         return record
     raise UsageError(f"{base / stamp}: 99 runs started in one second")
+
+
+def _leave_out_of_git(folder: Path) -> None:
+    """Let git ignore a new directory of logs, and so the --sync of a run with another --log-dir."""
+    with contextlib.suppress(FileExistsError), (folder / ".gitignore").open("x") as file:  # x follows nobody's symlink
+        file.write("*\n")
 
 
 def _is_of_another(path: Path) -> bool:

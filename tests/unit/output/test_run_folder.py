@@ -200,6 +200,7 @@ def test_a_run_is_its_user_s_alone(tmp_path):
     assert find_modes(tmp_path / "deep") == {
         ".": 0o775,
         "logs": 0o775,
+        "logs/.gitignore": 0o664,
         **{f"logs/{name}": mode for name, mode in find_modes(tmp_path / "shared").items() if name != "."},
     }
 
@@ -237,7 +238,7 @@ def test_two_users_of_a_group_run_in_one_project(tmp_path, monkeypatch, mode, is
         record.update({"a": 1})
     assert Path("logs/latest").readlink() == Path(f"20261120-091233{'-2' if is_replaced else ''}")
     assert (record.folder.stat().st_uid, record.folder.stat().st_mode & 0o777) == (BOB, 0o700)
-    assert not [*Path("logs").glob(".*")]
+    assert [path.name for path in Path("logs").glob(".*")] == [".gitignore"]
     if not is_replaced:
         Path("logs/latest").unlink()
         with acting_as(BOB):
