@@ -9,6 +9,7 @@ In reading order:
     trial         the processes of one part: a time limit for all of them, and none that stays
     hardware      what is installed: GPUs, driver, torch, CUDA, NCCL
     ranks         what the ranks do in the parts that need a special program
+    weights       compare two models to the last bit
     checks        `launch check`: its facts, demo hosts, a busy GPU
     collectives   `test-distributed` with NCCL
     steps         the trainer: speed, precision, resuming

@@ -82,11 +82,18 @@ def notice_busy_gpu(trial: Trial) -> Outcome:
     with contextlib.nullcontext() if trial.on_gpu else stand_in(trial.folder, pid), on_hosts(1) as words:
         done = trial.launch("check", *words)
     running.stop()
-    line = done.find(r"GPU .*(busy: pid|in use by a process).*")[0]
-    if not re.search(rf"busy: pid .*\b{pid}\b.*\(", line):
+    return judge_busy(f"{done.output}\n{done.errors}", pid, trial.run_folder.name)
+
+
+def judge_busy(text: str, pid: str, run_id: str) -> Outcome:
+    """Return the line that names the process of that run; NotRunError if nvidia-smi can't know its pid."""
+    found = re.search(r"GPU \S+(?: busy: pid|: .* in use by a process).*", text)
+    require(found, "launch check didn't notice the busy GPU")
+    line = found[0] if found else ""
+    if not re.search(rf"busy: pid (?:.*\D)?{pid} \(", line):
         # A container has process ids of its own, and nvidia-smi shows those of the machine or none.
         raise NotRunError(f"noticed, but nvidia-smi doesn't know the pid in this container: {line}")
-    done.find(rf"if run {trial.run_folder.name} is over, stop it with `launch clean`")
+    require(f"if run {run_id} is over, stop it with" in text, f"the remedy doesn't name the run: {line}")
     return Outcome("1 pid", line)
 
 

@@ -9,20 +9,22 @@ import time
 
 from bench.gpu.checks import on_hosts
 from bench.gpu.part import Outcome, require
-from bench.gpu.trial import RANKS, Done, Trial
+from bench.gpu.trial import RANKS, Trial
 
+# As launcher/diagnosis/signatures.py explains the lines of torch and NCCL.
+GPU_FULL, HOST_FULL = "the GPU's memory is full", "the host's main memory is full"
+SHARED = r"ranks \d+ and \d+ use the same GPU"
 NONE_LEFT = r"0 processes left on \d+ hosts?"
 KILLED = 128 + signal.SIGKILL
 STOPPED = 128 + signal.SIGTERM
 # torch waits up to four times as long for the files of all ranks before it ends its own (ProcessGroupNCCL.cpp).
-DUMP_WAIT = ("--env", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC=3000")
+DUMP_WAIT = ("--env", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC=5000")
 
 
 def explain_full_memory(trial: Trial) -> Outcome:
     """Request more memory than the GPU has, or than the host has."""
     done = trial.launch("singlenode", *trial.ranks(), RANKS, "fill_memory")
-    full = "the GPU's memory is full" if trial.on_gpu else "the host's main memory is full"
-    why = done.require(rf"why: (.*{full}.*)", 1)[1]
+    why = done.require(rf"why: ({GPU_FULL if trial.on_gpu else HOST_FULL}.*)", 1)[1]
     done.find(NONE_LEFT)
     return Outcome("exit code 1", why)
 
@@ -78,9 +80,9 @@ def explain_shared_gpu(trial: Trial) -> Outcome:
     """Start two ranks on one GPU, as two hosts that are one machine; on CPUs, print NCCL's line."""
     action = "all_reduce" if trial.on_gpu else "print_duplicate"
     with on_hosts(2) as words:
-        done: Done = trial.launch(*words, *trial.ranks(), RANKS, action)
+        done = trial.launch(*words, *trial.ranks(), RANKS, action)
     require(done.exit_code == 1 or trial.on_gpu, f"exit code {done.exit_code} instead of 1")
     require(done.exit_code, "exit code 0: NCCL accepted two ranks on one GPU")
-    why = done.find(r"why: (ranks \d and \d use the same GPU.*)")[1]
+    why = done.find(rf"why: ({SHARED}.*)")[1]
     done.find(NONE_LEFT)
     return Outcome(f"exit code {done.exit_code}", why)

@@ -115,14 +115,14 @@ PARTS = (
         "compares the trainer with a plain loop: bf16, compile, fused AdamW, and DDP on two GPUs",
         "at least 0.98 of the plain loop's speed",
         compare_ddp,
-        limit_s=150,
+        limit_s=130,
     ),
     Part(
         "fsdp",
         "does the same with FSDP2",
         "at least 0.98 of the plain loop's speed",
         compare_fsdp,
-        limit_s=150,
+        limit_s=130,
     ),
     Part(
         "mfu",
@@ -144,7 +144,11 @@ def main(words: list[str]) -> int:
         return 2
     signal.signal(signal.SIGTERM, end_at_signal)
     began_at = time.monotonic()
-    hardware = find_hardware()
+    try:
+        hardware = find_hardware()
+    except RuntimeError as error:
+        print(f"bench: this Python can't import torch: {error}; fix: install torch", file=sys.stderr)
+        return 2
     print(f"{hardware}\n\n| part | result | figure | seen |\n|---|---|---|---|", flush=True)
     verdicts = Counter(
         report_part(part, hardware, began_at + TOTAL_S) for part in PARTS if not words or part.name in words
@@ -175,6 +179,8 @@ def run_part(part: Part, trial: Trial) -> tuple[Verdict, Outcome]:
     """Return what a part found, once none of its processes runs."""
     if not (trial.on_gpu or part.has_cpu_form):
         return Verdict.NOT_RUN, Outcome("-", f"needs {'a GPU' if part.gpus == 1 else f'{part.gpus} GPUs'}")
+    if trial.left_s <= 0:
+        return Verdict.NOT_RUN, Outcome("-", f"the {TOTAL_S:g} s of all parts are used up")
     left: list[int] = []
     try:
         try:
