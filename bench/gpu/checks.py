@@ -78,7 +78,7 @@ def check_hosts(trial: Trial) -> Outcome:
 def notice_busy_gpu(trial: Trial) -> Outcome:
     """Hold memory of a GPU in one run, and look for its process id in `launch check`."""
     running = trial.start_launch("singlenode", *trial.ranks(), RANKS, "hold_memory")
-    pid = running.wait_for(r"ready: rank 0 pid (\d+)")[0][1]
+    pid = running.wait_for(rf"ready: rank 0 pid (\d+) on {trial.device}")[0][1]
     with contextlib.nullcontext() if trial.on_gpu else stand_in(trial.folder, pid), on_hosts(1) as words:
         done = trial.launch("check", *words)
     running.stop()
@@ -88,8 +88,9 @@ def notice_busy_gpu(trial: Trial) -> Outcome:
 def judge_busy(text: str, pid: str, run_id: str) -> Outcome:
     """Return the line that names the process of that run; NotRunError if nvidia-smi can't know its pid."""
     found = re.search(r"GPU \S+(?: busy: pid|: .* in use by a process).*", text)
-    require(found, "launch check didn't notice the busy GPU")
-    line = found[0] if found else ""
+    if found is None:
+        raise PartError("launch check didn't notice the busy GPU")
+    line = found[0]
     if not re.search(rf"busy: pid (?:.*\D)?{pid} \(", line):
         # A container has process ids of its own, and nvidia-smi shows those of the machine or none.
         raise NotRunError(f"noticed, but nvidia-smi doesn't know the pid in this container: {line}")

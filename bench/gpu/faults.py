@@ -32,7 +32,7 @@ def explain_full_memory(trial: Trial) -> Outcome:
 def kill_rank(trial: Trial) -> Outcome:
     """Kill one of two ranks in an all_reduce with SIGKILL; measure until nothing of the run is left."""
     running = trial.start_launch("singlenode", *trial.ranks(2), RANKS, "all_reduce")
-    ready = running.wait_for(r"ready: rank (\d) pid (\d+) in all_reduce", count=2)
+    ready = running.wait_for(rf"ready: rank (\d) pid (\d+) on {trial.device} in all_reduce", count=2)
     killed = next(int(found[2]) for found in ready if found[1] == "1")
     began_at = time.monotonic()
     os.kill(killed, signal.SIGKILL)
@@ -60,7 +60,7 @@ def bring_recorder_back(trial: Trial) -> Outcome:
 def show_kernel_stack(trial: Trial) -> Outcome:
     """Request the stacks as Ctrl-\\ does while a rank waits for a long kernel, or in a C function with the GIL."""
     running = trial.start_launch("singlenode", *trial.ranks(), RANKS, "run_kernel")
-    running.wait_for("ready: rank 0")
+    running.wait_for(rf"ready: rank 0 pid \d+ on {trial.device}")
     began_at = time.monotonic()
     running.process.send_signal(signal.SIGQUIT)
     running.wait_for(r"^launch: full text in ")

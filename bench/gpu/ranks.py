@@ -105,8 +105,8 @@ def join() -> torch.Tensor:
 
 
 def say_ready(what: str) -> None:
-    """Print the line that the part waits for."""
-    print(f"ready: rank {RANK} pid {os.getpid()} {what}", flush=True)
+    """Print the line that the part waits for, with the device: on the wrong one a part must not pass."""
+    print(f"ready: rank {RANK} pid {os.getpid()} on {DEVICE.type} {what}", flush=True)
 
 
 ACTIONS = (fill_memory, hold_memory, all_reduce, miss_collective, run_kernel, print_duplicate)

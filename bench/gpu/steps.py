@@ -42,7 +42,8 @@ def compare_with_plain_loop(trial: Trial, kind: str) -> Outcome:
     way = Way(kind, min(trial.gpus, 2), short=True) if trial.on_gpu else Way(kind, 2)
     work, env = (ON_A_GPU, {}) if trial.on_gpu else (FEW_STEPS, CPU_ONLY)
     text = work.write_text(trial.folder / "text", way.processes)
-    turns, longest_s = [], 0.0
+    turns: list[tuple[float, float]] = []
+    longest_s = 0.0
     while len(turns) < MOST_TURNS and (not turns or (trial.on_gpu and longest_s < trial.left_s)):
         began_at = time.monotonic()
         turns.append(take_turn(work, way, text, env=env, execute=trial.execute))
@@ -108,6 +109,7 @@ def resume_exactly(trial: Trial) -> Outcome:
     checkpoint = str(trial.folder / "whole" / "checkpoints" / f"step_{HALF}")
     done = trial.launch(*words, "--save-dir", "resumed", "--resume", checkpoint)
     done.require(r"^.*final loss", 0)
+    done.find(rf"device  .*, {'nccl' if trial.on_gpu else 'gloo'}$")
     done.find(rf"resume  .*step_{HALF}, step {HALF} of epoch 2")
     different, total = compare_weights(trial, "whole", "resumed")
     if different:

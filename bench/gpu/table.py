@@ -142,7 +142,9 @@ def main(words: list[str]) -> int:
     if unknown:
         print(f"bench: no part {unknown[0]!r}; fix: choose from {', '.join(names)}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, end_at_signal)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, end_at_signal)
     began_at = time.monotonic()
     try:
         hardware = find_hardware()

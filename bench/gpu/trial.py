@@ -106,6 +106,11 @@ class Trial:
         return self.gpus > 0
 
     @property
+    def device(self) -> str:
+        """Return the type of the device that the ranks must use."""
+        return "cuda" if self.on_gpu else "cpu"
+
+    @property
     def left_s(self) -> float:
         """Return the seconds until the deadline."""
         return self.deadline - time.monotonic()
