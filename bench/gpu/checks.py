@@ -15,6 +15,7 @@ from bench.gpu.hardware import Gpu
 from bench.gpu.part import NotRunError, Outcome, PartError, require
 from bench.gpu.trial import RANKS, Trial
 from launcher.commands.demo_hosts import demo_hosts
+from launcher.wording import count
 
 # A driver and ECC keep up to 6 % for themselves: 81559 MiB are 79.2 GiB for torch, 15360 MiB of a T4 14.6 GiB.
 LEAST_SHARE = 0.94
@@ -43,17 +44,19 @@ def compare_facts(trial: Trial) -> Outcome:
     require(done.exit_code in (0, 70), f"exit code {done.exit_code}")
     found = json.loads(done.output.splitlines()[-1])["hosts"]["node1"]["gpus"]
     if not trial.on_gpu:
-        require(not found, f"nvidia-smi shows {len(found)} GPUs, torch none")
+        require(not found, f"nvidia-smi shows {count(len(found), 'GPU')}, torch none")
         return Outcome("0 GPUs", "neither launch nor torch finds a GPU")
     shares = match_gpus(found, trial.hardware.gpus, all_visible="CUDA_VISIBLE_DEVICES" not in os.environ)
     sizes = ", ".join(f"{gpu['memory_mib']} MiB" for gpu in found)
-    return Outcome(f"{len(found)} GPUs", f"{sizes}; torch sees {min(shares):.1%} of it, and the same names")
+    return Outcome(count(len(found), "GPU"), f"{sizes}; torch sees {min(shares):.1%} of it, and the same names")
 
 
 def match_gpus(found: Sequence[Mapping[str, Any]], known: Sequence[Gpu], *, all_visible: bool) -> list[float]:
     """Return the share of nvidia-smi's memory that torch sees, for each of torch's GPUs; PartError if one differs."""
     rest, shares = list(found), []
-    require(len(found) == len(known) or not all_visible, f"nvidia-smi shows {len(found)} GPUs, torch {len(known)}")
+    require(
+        len(found) == len(known) or not all_visible, f"nvidia-smi shows {count(len(found), 'GPU')}, torch {len(known)}"
+    )
     for gpu in known:
         for fact in rest:
             share = gpu.memory_bytes / ((fact["memory_mib"] or 0) * (1 << 20) or 1)

@@ -10,6 +10,7 @@ import time
 from bench.gpu.checks import on_hosts
 from bench.gpu.part import Outcome, require
 from bench.gpu.trial import RANKS, Trial
+from launcher.wording import count
 
 # As launcher/diagnosis/signatures.py explains the lines of torch and NCCL.
 GPU_FULL, HOST_FULL = "the GPU's memory is full", "the host's main memory is full"
@@ -54,7 +55,7 @@ def bring_recorder_back(trial: Trial) -> Outcome:
     content = b"".join(path.read_bytes() for path in files)
     require(b"all_reduce" in content or not trial.on_gpu, f"{len(content)} bytes that name no all_reduce")
     place = "GPU" if trial.on_gpu else "a stand-in for each file"
-    return Outcome(f"{len(files)} files", f"{len(content)} bytes from {place}, exit code {done.exit_code}")
+    return Outcome(count(len(files), "file"), f"{len(content)} bytes from {place}, exit code {done.exit_code}")
 
 
 def show_kernel_stack(trial: Trial) -> Outcome:

@@ -166,15 +166,18 @@ def report_part(part: Part, hardware: Hardware, stops_at: float) -> Verdict:
     gpus = len(hardware.gpus) if len(hardware.gpus) >= part.gpus else 0
     deadline = min(time.monotonic() + part.limit_s, stops_at - CLOSING_S)
     trial = Trial(folder, hardware, gpus, deadline)
-    verdict, outcome = run_part(part, trial)
-    seen = outcome.seen.replace("|", "\\|")
-    print(f"| {part.name} | {verdict.value} | {outcome.figure} | {seen} |", flush=True)
-    if verdict is Verdict.FAIL:
-        lines = [f"{part.name}: files in {folder}; last lines:", *(f"  {line}" for line in trial.tail())]
-        print("\n".join(lines), file=sys.stderr, flush=True)
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
-    return verdict
+    verdict = None
+    try:
+        verdict, outcome = run_part(part, trial)
+        seen = outcome.seen.replace("|", "\\|")
+        print(f"| {part.name} | {verdict.value} | {outcome.figure} | {seen} |", flush=True)
+        if verdict is Verdict.FAIL:
+            lines = [f"{part.name}: files in {folder}; last lines:", *(f"  {line}" for line in trial.tail())]
+            print("\n".join(lines), file=sys.stderr, flush=True)
+        return verdict
+    finally:
+        if verdict is not Verdict.FAIL:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_part(part: Part, trial: Trial) -> tuple[Verdict, Outcome]:

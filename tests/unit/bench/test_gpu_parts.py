@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from bench.gpu.checks import judge_busy, match_gpus
+from bench.gpu.collectives import judge_results
 from bench.gpu.faults import GPU_FULL, HOST_FULL, SHARED
 from bench.gpu.hardware import Gpu, Hardware, parse_hardware
 from bench.gpu.part import NotRunError, Outcome, Part, PartError, Verdict
-from bench.gpu.steps import estimate_flops
+from bench.gpu.steps import estimate_flops, judge_losses, judge_mfu, judge_speed
 from bench.gpu.table import PARTS, main, report_part, run_part
 from bench.gpu.trial import Trial
 from bench.training import ON_A_GPU
@@ -119,6 +120,45 @@ def test_the_estimate_of_the_operations_is_the_models() -> None:
     weights = work.layers * block + 256 * work.dim + 2 * work.dim
     exact = 6 * weights + 12 * work.layers * work.dim * work.context
     assert estimate_flops(work.layers, work.dim, work.context) == pytest.approx(exact, rel=0.01)
+
+
+def test_mfu_must_follow_from_the_speed() -> None:
+    metrics = [{"step": 1, "loss": 5.5, "tokens_per_s": 9e4, "mfu": 0.0567}, {"step": 2, "validation_loss": 3.0},
+               {"step": 20, "loss": 5.0, "tokens_per_s": 6.5e5, "mfu": 0.41}]  # fmt: skip
+    assert judge_mfu(metrics, 989.4e12) == Outcome("41.0%", "650000 tokens/s with a peak of 989 TFLOPS")
+    with pytest.raises(PartError, match=r"MFU 41\.0%, but the shape gives 81\.\d%"):
+        judge_mfu(metrics, 494.7e12)
+    with pytest.raises(PartError, match="no line"):
+        judge_mfu(metrics[1:2], 989.4e12)
+
+
+def test_the_speed_of_the_plain_loop_is_a_limit_on_gpus_alone() -> None:
+    turns = [(97.0, 100.0), (99.0, 100.0), (96.0, 100.0)]
+    assert judge_speed(turns, 1, is_limited=False).figure == "0.97"
+    with pytest.raises(PartError, match=r"0\.970 of the plain loop, at least 0\.98 is required: 96 against 100"):
+        judge_speed(turns, 1, is_limited=True)
+    assert judge_speed(turns[1:2], 2, is_limited=True) == Outcome(
+        "0.990", "99 against 100 tokens/s, 2 ranks, median of 1 turn"
+    )
+
+
+def test_a_loss_must_fall() -> None:
+    assert judge_losses([5.5, 3.0, 2.5]) == Outcome("loss 2.500", "first 5.500")
+    with pytest.raises(PartError, match=r"the loss went from 5\.500 to 5\.400"):
+        judge_losses([5.5, 5.4])
+
+
+def test_the_results_of_the_collectives() -> None:
+    checks = [{"name": "all_reduce", "dtype": "fp32", "result": "ok"}, {"name": "send_recv", "result": "skipped"}]
+    alone = {"backend": "nccl", "checks": checks, "bandwidth": []}
+    assert judge_results(alone, "all passed", "nccl") == Outcome("1 check", "all passed")
+    speeds = [{"collective": "all_reduce", "size_bytes": size, "busbw": size * 1e3} for size in (4096, 64 << 20)]
+    other = {"collective": "broadcast", "size_bytes": 128 << 20, "busbw": 1.0}
+    assert judge_results({**alone, "bandwidth": [*speeds, other]}, "all passed", "nccl") == Outcome(
+        "67.1 GB/s", "all passed; busbw of all_reduce with 64 MiB"
+    )
+    with pytest.raises(PartError, match="it used gloo instead of nccl"):
+        judge_results({**alone, "backend": "gloo"}, "all passed", "nccl")
 
 
 def test_what_a_part_can_report(tmp_path: Path) -> None:
