@@ -54,9 +54,8 @@ def compare_facts(trial: Trial) -> Outcome:
 def match_gpus(found: Sequence[Mapping[str, Any]], known: Sequence[Gpu], *, all_visible: bool) -> list[float]:
     """Return the share of nvidia-smi's memory that torch sees, for each of torch's GPUs; PartError if one differs."""
     rest, shares = list(found), []
-    require(
-        len(found) == len(known) or not all_visible, f"nvidia-smi shows {count(len(found), 'GPU')}, torch {len(known)}"
-    )
+    numbers = f"nvidia-smi shows {count(len(found), 'GPU')}, torch {len(known)}"
+    require(len(found) == len(known) or not all_visible, numbers)
     for gpu in known:
         for fact in rest:
             share = gpu.memory_bytes / ((fact["memory_mib"] or 0) * (1 << 20) or 1)
