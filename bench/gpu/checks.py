@@ -33,6 +33,7 @@ def on_hosts(count: int) -> Iterator[list[str]]:
     """Yield the options that select demo hosts, which need neither sshd nor root nor a network."""
     with demo_hosts(count) as hosts:
         words = ["--ssh-config", str(hosts.ssh_config), "--hosts", ",".join(hosts.names), "--python", sys.executable]
+        words += ["--transport", "fabric"]  # in a Slurm job, it would be srun
         # Containers find the driver through it, and a login has no such variable.
         yield [*words, *(["--env", "LD_LIBRARY_PATH"] if "LD_LIBRARY_PATH" in os.environ else [])]
 
@@ -73,8 +74,8 @@ def check_hosts(trial: Trial) -> Outcome:
     with on_hosts(2) as words:
         done = trial.launch("check", *words, *([] if trial.on_gpu else trial.ranks()))
     seconds = done.require(r"^2 hosts responded \((.*)\)", 0)[1]
-    gpus = f"{trial.gpus} x {re.escape(trial.hardware.gpus[0].name)}" if trial.on_gpu else "CPUs"
-    return Outcome(seconds, done.find(rf"on all +({gpus}.*)")[1])
+    device = re.escape(trial.hardware.gpus[0].name) if trial.on_gpu else "CPUs"
+    return Outcome(seconds, done.find(rf"on all +(.*{device}.*)")[1])
 
 
 def notice_busy_gpu(trial: Trial) -> Outcome:

@@ -24,7 +24,7 @@ WARM_ROUNDS = 20
 # A GPU's clock has 1 to 3 GHz, so this kernel takes 30 to 90 s; each part ends its ranks earlier.
 LONG_KERNEL_CYCLES = 90_000_000_000
 LONG_CALL_S = 60
-COLLECTIVE_TIMEOUT_S = 8
+TIMEOUT_S, SHORT_TIMEOUT_S = 60, 10  # of a collective; the short one must also cover the start
 # What torch::jit::Pickler writes for an empty dict: protocol 2, the dict, the end.
 EMPTY_DUMP = b"\x80\x02}."
 # As NCCL prints it with NCCL_DEBUG=WARN (tests/unit/diagnosis/seen_lines.txt).
@@ -57,7 +57,7 @@ def all_reduce() -> None:
 
 def miss_collective() -> None:
     """Let a collective time out: the last rank doesn't join it, or a lone rank's GPU doesn't get to it."""
-    numbers = join()
+    numbers = join(SHORT_TIMEOUT_S)
     dist.all_reduce(numbers)
     if not ON_GPU:
         Path(os.environ["LAUNCH_FILES"], f"nccl_trace_rank_{RANK}").write_bytes(EMPTY_DUMP)
@@ -92,16 +92,17 @@ def print_duplicate() -> None:
     sys.exit(DUPLICATE_LINE)
 
 
-def join() -> torch.Tensor:
+def join(timeout_s: float = TIMEOUT_S) -> torch.Tensor:
     """Join the process group; return numbers of 4 MiB to sum."""
     if ON_GPU:
         torch.cuda.set_device(DEVICE)
+    numbers = torch.zeros(1 << 20, device=DEVICE)  # makes the CUDA context before the other ranks wait for this one
     dist.init_process_group(
         "nccl" if ON_GPU else "gloo",
-        timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+        timeout=timedelta(seconds=timeout_s),
         device_id=DEVICE if ON_GPU else None,
     )
-    return torch.zeros(1 << 20, device=DEVICE)
+    return numbers
 
 
 def say_ready(what: str) -> None:

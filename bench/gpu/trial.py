@@ -24,7 +24,9 @@ RANKS = str(Path(__file__).with_name("ranks.py"))
 STOP_S = 5.0  # for a command to end after SIGTERM; then it is killed
 SETTLE_S = 3.0  # for a process that is ending
 POLL_S = 0.02
-LAST_LINES = 12
+LAST_LINES = 40  # torchrun's summary of a failure has 20
+# An explanation of `launch`, a problem of `launch check`, an error of Python: in this order.
+TELLING = (r"^ *why: .*", r"^! .*", r"^.*\w(?:Error|Exception): .*", r"^.*; fix: .*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,15 @@ class Done:
     output: str
     errors: str
 
+    @property
+    def cause(self) -> str:
+        """Return the line that tells most about a failure."""
+        return telling_line(f"{self.output}\n{self.errors}")
+
     def require(self, pattern: str, exit_code: int) -> re.Match[str]:
         """Return the first place where the messages match; raise PartError if none does, or for another exit code."""
         if self.exit_code != exit_code:
-            raise PartError(f"exit code {self.exit_code} instead of {exit_code}: {last_line(self.errors)}")
+            raise PartError(f"exit code {self.exit_code} instead of {exit_code}: {self.cause}")
         return self.find(pattern)
 
     def find(self, pattern: str) -> re.Match[str]:
@@ -145,7 +152,7 @@ class Trial:
         began_at = time.monotonic()
         done = self.start(argv, env).finish()
         if done.exit_code:
-            raise PartError(f"exit code {done.exit_code}: {last_line(done.errors)}")
+            raise PartError(f"exit code {done.exit_code}: {done.cause}")
         return Spent(time.monotonic() - began_at, 0.0, 0.0, done.output)
 
     @property
@@ -190,6 +197,14 @@ class Trial:
             with contextlib.suppress(OSError):
                 if any(mark in (path / "environ").read_bytes() for mark in marks):
                     yield int(path.name)
+
+
+def telling_line(text: str) -> str:
+    """Return the last line of the first kind in TELLING that there is, or the last line of all."""
+    for pattern in TELLING:
+        if found := re.findall(pattern, text, re.MULTILINE):
+            return last_line(found[-1])
+    return last_line(text)
 
 
 def last_line(text: str) -> str:

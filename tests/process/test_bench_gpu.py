@@ -50,6 +50,8 @@ def test_what_a_command_printed_and_how_it_ended(trial: Trial) -> None:
     assert done.require("why: (.*)", 3)[1] == "full"
     with pytest.raises(PartError, match="exit code 3 instead of 0: why: full"):
         done.require("why", 0)
+    with pytest.raises(PartError, match="exit code 1: ValueError: no"):
+        trial.execute(["sh", "-c", "echo 'ValueError: no' >&2; echo ===== >&2; exit 1"])
     with pytest.raises(PartError, match="nothing matches 'missing'; last line: why: full"):
         done.find("missing")
     with pytest.raises(PartError, match="ended before 'never' was printed; last line: out"):
