@@ -26,6 +26,7 @@ from bench.gpu.steps import compare_ddp, compare_fsdp, measure_mfu, resume_exact
 from bench.gpu.trial import Trial
 
 TOTAL_S = 480.0
+MAX_LINE = 300  # of a failed part's output; its files have the whole lines
 CLOSING_S = 12.0  # of the total: to end the processes of the part that runs out of time
 
 # The slowest are last: if the time is used up, it is missing there.
@@ -172,7 +173,7 @@ def report_part(part: Part, hardware: Hardware, stops_at: float) -> Verdict:
         seen = outcome.seen.replace("|", "\\|")
         print(f"| {part.name} | {verdict.value} | {outcome.figure} | {seen} |", flush=True)
         if verdict is Verdict.FAIL:
-            lines = [f"{part.name}: files in {folder}; last lines:", *(f"  {line}" for line in trial.tail())]
+            lines = [f"{part.name}: files in {folder}; last lines:", *(f"  {line[:MAX_LINE]}" for line in trial.tail())]
             print("\n".join(lines), file=sys.stderr, flush=True)
         return verdict
     finally:
