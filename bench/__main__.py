@@ -1,6 +1,7 @@
 """python -m bench [MEASURE...]: run the measures and print a table; exit with 1 if a limit is exceeded.
 
 `python -m bench soak` is something else: a run that is made to fail many times.
+`python -m bench gpu` is too: everything that needs a GPU.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import soak
+from bench.gpu.table import main as run_gpu_parts
 from bench.measures import MEASURES, missing_programs, parse_names
 
 
 def main() -> int:
-    """Run the measures that were requested, or the soak."""
+    """Run the measures that were requested, the soak, or the parts that need a GPU."""
     if sys.argv[1:2] == ["soak"]:
         return soak.main(sys.argv[2:])
+    if sys.argv[1:2] == ["gpu"]:
+        return run_gpu_parts(sys.argv[2:])
     console = Console(highlight=False)
     table = Table("measure", "value", "limit", "holds", "seen")
     all_hold = True

@@ -1,31 +1,55 @@
 """The loop that the trainer is compared with: as a user would write it, with the same model, data and optimizer.
 
-python bench/plain_loop.py OPTIONS METRICS: OPTIONS are JSON, and METRICS gets lines as the trainer writes them.
+python bench/plain_loop.py OPTIONS METRICS, under torchrun: OPTIONS are JSON, and METRICS gets lines as the trainer
+writes them. A lone process uses DDP no more than the trainer does.
 """
 
 import contextlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from launcher.trainer.model import ByteTransformer
 
 options = json.loads(sys.argv[1])
 batch_size, context, log_every = options["batch_size"], options["context"], options["log_every"]
+rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 on_gpu = torch.cuda.is_available()
-device = torch.device("cuda" if on_gpu else "cpu")
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+if on_gpu:
+    torch.cuda.set_device(device)
+if options["kind"] == "fsdp" or ranks > 1:
+    dist.init_process_group("nccl" if on_gpu else "gloo")
 
 torch.manual_seed(1)
 text = torch.frombuffer(bytearray(Path(options["data"]).read_bytes()), dtype=torch.uint8)
 model = ByteTransformer(options["layers"], options["heads"], options["dim"], context).to(device)
-optimizer = torch.optim.AdamW(model.parameters(), 3e-3, weight_decay=0.1, fused=on_gpu or None)
-stepped = torch.compile(model) if options["compile"] else model
-amp = torch.autocast(device.type, torch.bfloat16) if options["bf16"] else contextlib.nullcontext()
+stepped = model
+if options["kind"] == "fsdp":
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-order = torch.randperm((len(text) - 1) // context)
+    param_dtype = torch.bfloat16 if options["short"] else None
+    policy = MixedPrecisionPolicy(param_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for block in model.blocks:
+        if options["short"]:
+            block.compile()
+        fully_shard(block, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+else:
+    if options["short"]:
+        model.compile()
+    if ranks > 1:
+        stepped = DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), 3e-3, weight_decay=0.1, fused=on_gpu or None)
+amp = torch.autocast(device.type, torch.bfloat16) if options["short"] else contextlib.nullcontext()
+
+order = torch.randperm((len(text) - 1) // context)[rank::ranks]
 metrics = Path(sys.argv[2]).open("w")  # noqa: SIM115  # it stays open as long as the loop runs
 last = time.perf_counter()
 for step in range(1, options["steps"] + 1):
@@ -41,7 +65,10 @@ for step in range(1, options["steps"] + 1):
     optimizer.zero_grad()
     if step % log_every == 0:
         value, now = loss.item(), time.perf_counter()
-        speed = log_every * batch_size * context / (now - last)
-        metrics.write(json.dumps({"step": step, "loss": value, "tokens_per_s": speed}) + "\n")
+        speed = log_every * batch_size * context * ranks / (now - last)
+        if rank == 0:
+            metrics.write(json.dumps({"step": step, "loss": value, "tokens_per_s": speed}) + "\n")
         last = now
 metrics.close()
+if dist.is_initialized():
+    dist.destroy_process_group()

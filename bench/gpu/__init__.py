@@ -1,0 +1,18 @@
+"""python -m bench gpu [PART...]: everything that needs a GPU, through the commands that a user types.
+
+Without a GPU, or with too few of them, a part runs a form of itself on CPUs, and the table says so.
+docs/gpu.md has the parts and the latest results.
+
+In reading order:
+
+    part          what a part is, and what it can report
+    trial         the processes of one part: a time limit for all of them, and none that stays
+    hardware      what is installed: GPUs, driver, torch, CUDA, NCCL
+    ranks         what the ranks do in the parts that need a special program
+    weights       compare two models to the last bit
+    checks        `launch check`: its facts, demo hosts, a busy GPU
+    collectives   `test-distributed` with NCCL
+    steps         the trainer: speed, precision, resuming
+    faults        what a user sees when something goes wrong on a GPU
+    table         all parts, and the command line
+"""

@@ -1,0 +1,150 @@
+"""The trainer on a GPU: its speed against a plain loop, MFU, fp16, and resuming to the last bit."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.gpu.part import NotRunError, Outcome, require
+from bench.gpu.trial import Trial
+from bench.training import CPU_ONLY, ON_A_GPU, PLAIN_LIMIT, SMALL, Way, find_ratio, take_turn
+from launcher.wording import count
+
+WEIGHTS = Path(__file__).with_name("weights.py")
+TRAINER = ("-m", "launcher.trainer")
+MOST_TURNS = 3
+FEW_STEPS = replace(SMALL, steps=30)
+MFU_TOLERANCE = 0.03  # the estimate counts only matrices
+VOCABULARY = 256
+LEAST_FALL = 0.75  # of the first loss
+SHORT_RUN = ("--epochs", "2", "--steps-per-epoch", "20", "--log-every", "20", "--keep", "4")
+HALF, WHOLE = 20, 40  # steps
+# Without it, cuBLAS may use its workspaces in any order (docs.nvidia.com/cuda/cublas, results reproducibility).
+CUBLAS_IN_ORDER = "CUBLAS_WORKSPACE_CONFIG=:4096:8"
+
+
+def compare_ddp(trial: Trial) -> Outcome:
+    """Compare with a plain loop that uses DDP, or with one process without it."""
+    return compare_with_plain_loop(trial, "ddp")
+
+
+def compare_fsdp(trial: Trial) -> Outcome:
+    """Compare with a plain loop that uses FSDP2."""
+    return compare_with_plain_loop(trial, "fsdp")
+
+
+def compare_with_plain_loop(trial: Trial, kind: str) -> Outcome:
+    """Take turns with the plain loop as long as there is time for another, at most three."""
+    way = Way(kind, min(trial.gpus, 2), short=True) if trial.on_gpu else Way(kind, 2)
+    work, env = (ON_A_GPU, {}) if trial.on_gpu else (FEW_STEPS, CPU_ONLY)
+    text = work.write_text(trial.folder / "text", way.processes)
+    turns: list[tuple[float, float]] = []
+    longest_s = 0.0
+    while len(turns) < MOST_TURNS and (not turns or (trial.on_gpu and longest_s < trial.left_s)):
+        began_at = time.monotonic()
+        turns.append(take_turn(work, way, text, env=env, execute=trial.execute))
+        longest_s = max(longest_s, time.monotonic() - began_at)
+    return judge_speed(turns, way.processes, is_limited=trial.on_gpu)
+
+
+def judge_speed(turns: Sequence[tuple[float, float]], ranks: int, *, is_limited: bool) -> Outcome:
+    """Return the ratio of the two speeds; PartError if the limit applies and isn't reached."""
+    ratio, (mine, other) = find_ratio(turns), turns[-1]
+    seen = f"{mine:.0f} against {other:.0f} tokens/s, {count(ranks, 'rank')}, median of {count(len(turns), 'turn')}"
+    if not is_limited:
+        return Outcome(f"{ratio:.2f}", f"{seen}; no limit in a run this short: `python -m bench trainer` has one")
+    require(ratio >= PLAIN_LIMIT, f"{ratio:.3f} of the plain loop, at least {PLAIN_LIMIT} is required: {seen}")
+    return Outcome(f"{ratio:.3f}", seen)
+
+
+def measure_mfu(trial: Trial) -> Outcome:
+    """Read MFU from the trainer's log, and compare it with an estimate from the model's shape."""
+    from launcher.trainer.flops import peak_flops
+
+    name = trial.hardware.gpus[0].name
+    peak = peak_flops(name, "bf16")
+    if peak is None:
+        raise NotRunError(f"the trainer's table has no bf16 peak for {name}")
+    text = ON_A_GPU.write_text(trial.folder / "text", processes=1)
+    flags = [*ON_A_GPU.flags(), "--amp", "bf16", "--compile", "--data", str(text), "--save-dir", "run"]
+    trial.launch("singlenode", *trial.ranks(), *TRAINER, *flags).require(r"^.*final loss", 0)
+    return judge_mfu(read_metrics(trial.folder / "run"), peak)
+
+
+def judge_mfu(metrics: Sequence[Mapping[str, Any]], peak: float) -> Outcome:
+    """Return the best MFU of the lines; PartError if it isn't what their speed and the model's shape give.
+
+    peak: operations per second.
+    """
+    lines = [line for line in metrics if "mfu" in line]
+    require(lines, "no line of metrics.jsonl has an mfu")
+    best = max(lines, key=lambda line: float(line["mfu"]))
+    estimate = estimate_flops(ON_A_GPU.layers, ON_A_GPU.dim, ON_A_GPU.context) * best["tokens_per_s"] / peak
+    seen = f"{best['tokens_per_s']:.0f} tokens/s with a peak of {peak / 1e12:.0f} TFLOPS"
+    is_right = 0 < best["mfu"] < 1 and abs(best["mfu"] / estimate - 1) < MFU_TOLERANCE
+    require(is_right, f"MFU {best['mfu']:.1%}, but the shape gives {estimate:.1%}: {seen}")
+    return Outcome(f"{best['mfu']:.1%}", seen)
+
+
+def estimate_flops(layers: int, dim: int, context: int) -> float:
+    """Return the operations of one token, forward and backward, from the sizes of the matrices alone.
+
+    A block has 12 x dim^2 weights and the head 256 x dim; each takes 6 operations, and attention 12 x dim x context
+    a layer (PaLM, appendix B: https://arxiv.org/abs/2204.02311).
+    """
+    return 6 * (12 * layers * dim**2 + VOCABULARY * dim) + 12 * layers * dim * context
+
+
+def train_in_fp16(trial: Trial) -> Outcome:
+    """Train in fp16 with a scaled loss; on CPUs it is refused in one line."""
+    flags = ["--amp", "fp16", "--save-dir", "run", "--log-every", "20"]
+    done = trial.launch("singlenode", *trial.ranks(), *TRAINER, *flags)
+    if not trial.on_gpu:
+        return Outcome("exit code 2", done.require(r"amp fp16 needs a GPU; fix: .*", 2)[0])
+    done.require(r"^.*final loss", 0)
+    return judge_losses([float(line["loss"]) for line in read_metrics(trial.folder / "run") if "loss" in line])
+
+
+def judge_losses(losses: Sequence[float]) -> Outcome:
+    """Return the last loss; PartError unless it is well below the first. The trainer refuses one that isn't finite."""
+    require(losses[-1] < LEAST_FALL * losses[0], f"the loss went from {losses[0]:.3f} to {losses[-1]:.3f}")
+    return Outcome(f"loss {losses[-1]:.3f}", f"first {losses[0]:.3f}")
+
+
+def resume_exactly(trial: Trial) -> Outcome:
+    """Train 40 steps at once, and again from the checkpoint of step 20; the weights must be equal to the last bit.
+
+    If they aren't, a third run shows whether the steps alone are exact here: kernels may sum in any order.
+    """
+    ranks = trial.ranks(1 if trial.on_gpu else 2)
+    words = ["singlenode", *ranks, "--env", CUBLAS_IN_ORDER, *TRAINER, *SHORT_RUN, "--parallel", "fsdp"]
+    trial.launch(*words, "--save-dir", "whole").require(r"^.*final loss", 0)
+    checkpoint = str(trial.folder / "whole" / "checkpoints" / f"step_{HALF}")
+    done = trial.launch(*words, "--save-dir", "resumed", "--resume", checkpoint)
+    done.require(r"^.*final loss", 0)
+    done.find(rf"device  .*, {'nccl' if trial.on_gpu else 'gloo'}$")
+    done.find(rf"resume  .*step_{HALF}, step {HALF} of epoch 2")
+    different, total = compare_weights(trial, "whole", "resumed")
+    if different:
+        trial.launch(*words, "--save-dir", "again").require(r"^.*final loss", 0)
+        if compare_weights(trial, "whole", "again")[0]:
+            raise NotRunError("the same run twice gives different weights here: its kernels sum in any order")
+    require(not different, f"{different} of {total} bytes of the weights differ after step {WHOLE}")
+    return Outcome("0 bytes differ", f"of {total} in model.pt, FSDP2, steps {HALF} to {WHOLE} trained twice")
+
+
+def compare_weights(trial: Trial, one: str, other: str) -> tuple[int, int]:
+    """Return how many bytes of the weights of two runs differ, and how many there are."""
+    paths = [trial.folder / name / "model.pt" for name in (one, other)]
+    answer = json.loads(trial.execute([sys.executable, WEIGHTS, *paths]).output)
+    return answer["different"], answer["total"]
+
+
+def read_metrics(folder: Path) -> list[Mapping[str, Any]]:
+    """Return the lines of a run's metrics.jsonl."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,209 @@
+"""All parts, and the command line: run the parts one after the other, and print each line as soon as it is known."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import NoReturn
+
+from bench.gpu.checks import check_hosts, compare_facts, notice_busy_gpu
+from bench.gpu.collectives import test_all_gpus, test_one_gpu
+from bench.gpu.faults import (
+    bring_recorder_back,
+    explain_full_memory,
+    explain_shared_gpu,
+    kill_rank,
+    show_kernel_stack,
+)
+from bench.gpu.hardware import Hardware, find_hardware
+from bench.gpu.part import NotRunError, Outcome, Part, PartError, Verdict
+from bench.gpu.steps import compare_ddp, compare_fsdp, measure_mfu, resume_exactly, train_in_fp16
+from bench.gpu.trial import Trial
+
+TOTAL_S = 480.0
+MAX_LINE = 300  # of a failed part's output; its files have the whole lines
+CLOSING_S = 12.0  # of the total: to end the processes of the part that runs out of time
+
+# The slowest are last: if the time is used up, it is missing there.
+PARTS = (
+    Part(
+        "facts",
+        "compares the GPUs in `launch check --json`, which are nvidia-smi's, with torch's",
+        "same number and names; torch sees 94 to 100 % of the memory",
+        compare_facts,
+        limit_s=30,
+    ),
+    Part(
+        "check",
+        "runs `launch check` on two demo hosts",
+        "exit code 0; both hosts respond and have the GPUs",
+        check_hosts,
+        limit_s=30,
+    ),
+    Part(
+        "busy-gpu",
+        "holds a tenth of a GPU's memory in one run, and runs `launch check`",
+        "the check names the pid of the rank, and its run",
+        notice_busy_gpu,
+    ),
+    Part(
+        "nccl",
+        "runs `test-distributed 1` on one GPU",
+        "exit code 0 with NCCL",
+        test_one_gpu,
+    ),
+    Part(
+        "nccl-all",
+        "runs `test-distributed N` on all GPUs of the machine",
+        "exit code 0 with NCCL; the figure is busbw of the largest all_reduce",
+        test_all_gpus,
+        gpus=2,
+        limit_s=90,
+        has_cpu_form=False,
+    ),
+    Part(
+        "memory",
+        "requests more memory than the GPU has",
+        "exit code 1; `why:` says that the GPU's memory is full",
+        explain_full_memory,
+    ),
+    Part(
+        "killed",
+        "kills one of two ranks in an all_reduce with SIGKILL",
+        "that rank is named first, exit code 137, 0 processes left; the figure is the time until then",
+        kill_rank,
+        gpus=2,
+    ),
+    Part(
+        "recorder",
+        "lets a collective time out",
+        "the flight recorder's file of each rank is in the logs, is plain data, and names the all_reduce",
+        bring_recorder_back,
+        limit_s=90,
+    ),
+    Part(
+        "stacks",
+        "requests the stacks while a rank waits for a long kernel, then stops the run",
+        "the stack ends in the function that waits; 0 processes left",
+        show_kernel_stack,
+    ),
+    Part(
+        "shared-gpu",
+        "starts two ranks on one GPU, on two demo hosts",
+        "`why:` says that both ranks use the same GPU; 0 processes left",
+        explain_shared_gpu,
+    ),
+    Part(
+        "fp16",
+        "trains 60 steps with `--amp fp16`",
+        "exit code 0; the loss falls by a quarter and stays finite",
+        train_in_fp16,
+    ),
+    Part(
+        "resume",
+        "trains 40 steps with FSDP2, and again from the checkpoint of step 20",
+        "the two `model.pt` are equal to the last bit",
+        resume_exactly,
+        limit_s=90,
+    ),
+    Part(
+        "ddp",
+        "compares the trainer with a plain loop: bf16, compile, fused AdamW, and DDP on two GPUs",
+        "at least 0.98 of the plain loop's speed",
+        compare_ddp,
+        limit_s=130,
+    ),
+    Part(
+        "fsdp",
+        "does the same with FSDP2",
+        "at least 0.98 of the plain loop's speed",
+        compare_fsdp,
+        limit_s=130,
+    ),
+    Part(
+        "mfu",
+        "trains with bf16 and compile, and reads `mfu` from `metrics.jsonl`",
+        "between 0 and 1, and within 3 % of an estimate from the model's shape",
+        measure_mfu,
+        limit_s=90,
+        has_cpu_form=False,
+    ),
+)
+
+
+def main(words: list[str]) -> int:
+    """Run the parts that were requested, or all; return 1 if one failed, and 2 for an unknown part."""
+    names = [part.name for part in PARTS]
+    unknown = [word for word in words if word not in names]
+    if unknown:
+        print(f"bench: no part {unknown[0]!r}; fix: choose from {', '.join(names)}", file=sys.stderr)
+        return 2
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, end_at_signal)
+    began_at = time.monotonic()
+    try:
+        hardware = find_hardware()
+    except RuntimeError as error:
+        print(f"bench: this Python can't import torch: {error}; fix: install torch", file=sys.stderr)
+        return 2
+    print(f"{hardware}\n\n| part | result | figure | seen |\n|---|---|---|---|", flush=True)
+    verdicts = Counter(
+        report_part(part, hardware, began_at + TOTAL_S) for part in PARTS if not words or part.name in words
+    )
+    counts = ", ".join(f"{count} {verdict.value}" for verdict, count in verdicts.items())
+    print(f"\n{counts}; {time.monotonic() - began_at:.0f} s", flush=True)
+    return 1 if verdicts[Verdict.FAIL] else 0
+
+
+def report_part(part: Part, hardware: Hardware, stops_at: float) -> Verdict:
+    """Run a part and print its line; keep its files, and print its last lines, if it failed."""
+    folder = Path(tempfile.mkdtemp(prefix=f"bench-gpu-{part.name}-"))
+    gpus = len(hardware.gpus) if len(hardware.gpus) >= part.gpus else 0
+    deadline = min(time.monotonic() + part.limit_s, stops_at - CLOSING_S)
+    trial = Trial(folder, hardware, gpus, deadline)
+    verdict = None
+    try:
+        verdict, outcome = run_part(part, trial)
+        seen = outcome.seen.replace("|", "\\|")
+        print(f"| {part.name} | {verdict.value} | {outcome.figure} | {seen} |", flush=True)
+        if verdict is Verdict.FAIL:
+            lines = [f"{part.name}: files in {folder}; last lines:", *(f"  {line[:MAX_LINE]}" for line in trial.tail())]
+            print("\n".join(lines), file=sys.stderr, flush=True)
+        return verdict
+    finally:
+        if verdict is not Verdict.FAIL:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_part(part: Part, trial: Trial) -> tuple[Verdict, Outcome]:
+    """Return what a part found, once none of its processes runs."""
+    if not (trial.on_gpu or part.has_cpu_form):
+        return Verdict.NOT_RUN, Outcome("-", f"needs {'a GPU' if part.gpus == 1 else f'{part.gpus} GPUs'}")
+    if trial.left_s <= 0:
+        return Verdict.NOT_RUN, Outcome("-", f"the {TOTAL_S:g} s of all parts are used up")
+    left: list[int] = []
+    try:
+        try:
+            outcome = part.run(trial)
+        finally:
+            left = trial.close()
+    except NotRunError as error:
+        return Verdict.NOT_RUN, Outcome("-", str(error))
+    except PartError as error:
+        return Verdict.FAIL, Outcome("-", str(error))
+    except Exception as error:  # noqa: BLE001  # whatever is wrong with one part, the next one runs
+        return Verdict.FAIL, Outcome("-", f"{type(error).__name__}: {error}")
+    if left:
+        return Verdict.FAIL, Outcome(outcome.figure, f"left after the end: pid {', '.join(map(str, left))}")
+    return (Verdict.PASS if trial.on_gpu else Verdict.ON_CPUS), outcome
+
+
+def end_at_signal(number: int, frame: object) -> NoReturn:
+    """Exit through the `finally` that ends a part's processes."""
+    sys.exit(128 + number)

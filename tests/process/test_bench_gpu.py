@@ -1,0 +1,86 @@
+"""`python -m bench gpu` on a machine without a GPU: what its parts start, how long, and what stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from machines.patience import DEADLINE_S
+from node_process import is_alive, wait_until
+
+from bench.gpu.hardware import Hardware
+from bench.gpu.part import PartError
+from bench.gpu.trial import Trial
+
+ROOT = Path(__file__).parents[2]
+CPUS = Hardware([], "2.13.0+cpu", None, None, None, 2)
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.gpu.trial.STOP_S", 0.2)
+    monkeypatch.setattr("bench.gpu.trial.SETTLE_S", 0.2)
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Trial:
+    return Trial(tmp_path, CPUS, 0, time.monotonic() + DEADLINE_S)
+
+
+def test_the_table_of_some_parts() -> None:
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    argv = [sys.executable, "-m", "bench", "gpu", "check", "nccl-all", "busy-gpu"]
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    head, _, _, _, check, busy, nccl_all, _, counts = done.stdout.splitlines()
+    assert head.startswith("no GPU, ")
+    assert check.startswith("| check | on CPUs | ")
+    assert busy.startswith("| busy-gpu | on CPUs | 1 pid | GPU 0 busy: pid ")
+    assert nccl_all == "| nccl-all | not run | - | needs 2 GPUs |"
+    assert counts.startswith("2 on CPUs, 1 not run; ")
+
+
+def test_what_a_command_printed_and_how_it_ended(trial: Trial) -> None:
+    done = trial.start(["sh", "-c", "echo out; echo 'why: full' >&2; exit 3"]).finish()
+    assert done.require("why: (.*)", 3)[1] == "full"
+    with pytest.raises(PartError, match="exit code 3 instead of 0: why: full"):
+        done.require("why", 0)
+    with pytest.raises(PartError, match="exit code 1: ValueError: no"):
+        trial.execute(["sh", "-c", "echo 'ValueError: no' >&2; echo ===== >&2; exit 1"])
+    with pytest.raises(PartError, match="nothing matches 'missing'; last line: why: full"):
+        done.find("missing")
+    with pytest.raises(PartError, match="ended before 'never' was printed; last line: out"):
+        trial.start(["echo", "out"]).wait_for("never")
+    assert trial.tail() == ["out"]
+    assert trial.close() == []
+
+
+def test_a_part_that_takes_too_long_ends_with_all_that_it_started(trial: Trial) -> None:
+    running = trial.start(["sh", "-c", "trap '' TERM; sleep 600 & echo child $!; wait"])
+    child = int(running.wait_for(r"child (\d+)")[0][1])
+    late = Trial(trial.folder, CPUS, 0, time.monotonic(), [running])
+    running.deadline = late.deadline
+    for wait in (running.finish, lambda: running.wait_for("never")):
+        with pytest.raises(PartError, match="out of time"):
+            wait()
+    assert is_alive(child)
+    assert late.close() == []
+    assert running.process.returncode == -signal.SIGKILL
+    wait_until(lambda: not is_alive(child))
+
+
+def test_a_process_of_a_run_that_is_left_is_found_and_killed(trial: Trial) -> None:
+    (trial.folder / "logs" / "20261120-091233").mkdir(parents=True)
+    mark = {**os.environ, "LAUNCH_MARK": "20261120-091233.1.0"}
+    left = subprocess.Popen(["sleep", "600"], env=mark, start_new_session=True)
+    try:
+        assert trial.close() == [left.pid]
+        assert left.wait(DEADLINE_S) == -signal.SIGKILL
+    finally:
+        left.kill()
+        left.wait()
