@@ -11,8 +11,8 @@ import torch
 
 from launcher.distributed import World
 from launcher.trainer.config import read_config
+from launcher.trainer.layout import plan_layout
 from launcher.trainer.options import ConfigError
-from launcher.trainer.parallel import plan_layout
 
 HERE = Path(__file__).parent
 APART = "node{rank}"  # a file system of its own for each rank
@@ -115,12 +115,15 @@ def resume(name: str) -> list[str]:
 def test_all_ways_learn_the_same_and_go_on_from_each_other(starter: Any, tmp_path: Path) -> None:
     """Each run is of the same global batches, so its losses are those of one process, but for rounding."""
     both = ["--parallel", "fsdp+tp", "--tensor-parallel", "2"]
+    less_memory = ["--accumulate", "2", "--activation-checkpointing"]
+    less_traffic = ["--accumulate", "2", "--sync-every-pass", "off", "--no-reshard"]
     runs = {
         "one": (1, ".", []),
-        "ddp": (2, APART, []),
-        "fsdp": (2, APART, ["--parallel", "fsdp", "--accumulate", "2"]),
-        "tp": (2, ".", ["--parallel", "tp"]),
-        "both": (4, ".", both),
+        "ddp": (4, APART, ["--accumulate", "2", "--sync-every-pass"]),
+        "fsdp": (4, APART, ["--parallel", "fsdp", *less_memory]),
+        "tp": (4, ".", ["--parallel", "tp", "--activation-checkpointing"]),
+        "both": (4, ".", [*both, *less_traffic]),
+        "hsdp": (4, ".", ["--hsdp", "2", "--accumulate", "2"]),
         # From the parts that all ranks wrote, and from the whole that rank 0 wrote, which it hands on.
         "one-from-both": (1, ".", resume("both")),
         "ddp-from-tp": (2, ".", resume("tp")),
@@ -147,7 +150,7 @@ def test_all_ways_learn_the_same_and_go_on_from_each_other(starter: Any, tmp_pat
         part = expected if "from" not in name else [line for line in expected if line[0] > 3]
         losses = read_losses(folder)
         assert [line[:2] for line in losses] == [line[:2] for line in part], name
-        assert [line[2] for line in losses] == pytest.approx([line[2] for line in part], rel=1e-4), name
+        assert [line[2] for line in losses] == pytest.approx([line[2] for line in part], rel=1e-5), name
         saved = torch.load(folder / "model.pt", weights_only=True)["model"]
         assert saved.keys() == weights.keys()
         for key, weight in weights.items():

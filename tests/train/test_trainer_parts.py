@@ -38,11 +38,12 @@ from launcher.trainer.data import (
     split,
 )
 from launcher.trainer.evaluation import Evaluator
+from launcher.trainer.layout import Layout
 from launcher.trainer.loop import train
-from launcher.trainer.model import FEATURES, build_model
+from launcher.trainer.model import FEATURES
 from launcher.trainer.optimization import build_learner, learning_rate
 from launcher.trainer.options import ConfigError, RunError
-from launcher.trainer.parallel import Layout, Replica
+from launcher.trainer.parallel import Replica
 from launcher.trainer.report import Node, check_nodes, describe_ranks, describe_start
 from launcher.trainer.save_folder import (
     SaveError,
@@ -53,6 +54,7 @@ from launcher.trainer.save_folder import (
     put_in_place,
     save_file,
 )
+from launcher.trainer.weights import build_model
 
 CONFIG = TrainConfig()
 SHORT = ["--save-dir", "outputs", "--data-size", "100", "--steps-per-epoch", "2", "--layers", "1", "--batch-size", "2"]

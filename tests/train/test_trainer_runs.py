@@ -20,7 +20,7 @@ from machines.processes import wait_until
 from launcher.trainer import __main__ as trainer
 from launcher.trainer.config import TrainConfig
 from launcher.trainer.curve import read_losses
-from launcher.trainer.model import build_model
+from launcher.trainer.weights import build_model
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
