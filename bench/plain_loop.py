@@ -11,16 +11,18 @@ from pathlib import Path
 
 import torch
 
-from launcher.trainer.model import ByteTransformer
+from launcher.trainer.config import TrainConfig
+from launcher.trainer.weights import build_model
 
 options = json.loads(sys.argv[1])
 batch_size, context, log_every = options["batch_size"], options["context"], options["log_every"]
 on_gpu = torch.cuda.is_available()
 device = torch.device("cuda" if on_gpu else "cpu")
 
+shape = {name: options[name] for name in ("layers", "heads", "dim", "context")}
 torch.manual_seed(1)
 text = torch.frombuffer(bytearray(Path(options["data"]).read_bytes()), dtype=torch.uint8)
-model = ByteTransformer(options["layers"], options["heads"], options["dim"], context).to(device)
+model = build_model(TrainConfig(**shape)).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), 3e-3, weight_decay=0.1, fused=on_gpu or None)
 stepped = torch.compile(model) if options["compile"] else model
 amp = torch.autocast(device.type, torch.bfloat16) if options["bf16"] else contextlib.nullcontext()
