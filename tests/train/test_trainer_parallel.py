@@ -133,6 +133,7 @@ def resume(name: str) -> list[str]:
 def test_all_ways_learn_the_same_and_go_on_from_each_other(starter: Any, tmp_path: Path) -> None:
     """Each run is of the same global batches, so its losses are those of one process, but for rounding."""
     both = ["--parallel", "fsdp+tp", "--tensor-parallel", "2"]
+    replicas = ["--parallel", "fsdp", "--hsdp", "2"]
     less_memory = ["--accumulate", "2", "--activation-checkpointing"]
     less_traffic = ["--accumulate", "2", "--sync-every-pass", "off", "--no-reshard"]
     runs = {
@@ -141,11 +142,11 @@ def test_all_ways_learn_the_same_and_go_on_from_each_other(starter: Any, tmp_pat
         "fsdp": (4, APART, ["--parallel", "fsdp", *less_memory]),
         "tp": (4, ".", ["--parallel", "tp", "--activation-checkpointing"]),
         "both": (4, ".", [*both, *less_traffic]),
-        "hsdp": (4, ".", ["--hsdp", "2", "--accumulate", "2"]),
+        "hsdp": (4, ".", [*replicas, "--accumulate", "2"]),
         # From the parts that all ranks wrote, and from the whole that rank 0 wrote, which it hands on.
         "one-from-both": (1, ".", resume("both")),
-        "ddp-from-tp": (2, ".", resume("tp")),
-        "tp-from-fsdp": (2, APART, [*resume("fsdp"), "--parallel", "tp"]),
+        "ddp-from-hsdp": (2, ".", resume("hsdp")),
+        "hsdp-from-fsdp": (4, APART, [*resume("fsdp"), *replicas]),
         "both-from-ddp": (4, APART, [*resume("ddp"), *both]),
     }
     # 111 samples, 11 of them to validate: not the same number for each rank.
