@@ -13,7 +13,8 @@ from torch import Tensor
 from launcher.distributed import World
 
 EXIT_SIGTERM = 128 + signal.SIGTERM
-# A vote over gloo takes 0.2 to 0.4 ms of each rank: at most 0.4 % of the time, if the ranks vote every 0.1 s.
+# A vote over gloo takes 0.3 to 0.6 ms of each rank on two busy CPU cores: at most 0.7 % of the time every 0.1 s, but
+# 5 % of a step of 5 ms (docs/decisions/0010).
 VOTE_EVERY_S = 0.1
 MOST_STEPS = 50
 
