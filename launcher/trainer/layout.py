@@ -15,10 +15,9 @@ from launcher.distributed import World, WorldError
 from launcher.trainer.config import TrainConfig
 from launcher.trainer.options import ConfigError
 
-TENSOR_KINDS = ("tp", "fsdp+tp")
-SIZES_SHOWN, LEAST_TRIED = 5, 8
-FSDP_KINDS = ("fsdp", "fsdp+tp")
+FSDP_KINDS, TENSOR_KINDS = ("fsdp", "fsdp+tp"), ("tp", "fsdp+tp")
 SHARDED_KINDS = ("tp", *FSDP_KINDS)
+SIZES_SHOWN, LEAST_TRIED = 5, 8
 
 
 @dataclass(frozen=True)
