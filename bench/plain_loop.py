@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from launcher.trainer.model import ByteTransformer
+from launcher.trainer.config import TrainConfig
+from launcher.trainer.weights import build_model
 
 options = json.loads(sys.argv[1])
 batch_size, context, log_every = options["batch_size"], options["context"], options["log_every"]
@@ -27,9 +28,10 @@ if on_gpu:
 if options["kind"] == "fsdp" or ranks > 1:
     dist.init_process_group("nccl" if on_gpu else "gloo")
 
+shape = {name: options[name] for name in ("layers", "heads", "dim", "context")}
 torch.manual_seed(1)
 text = torch.frombuffer(bytearray(Path(options["data"]).read_bytes()), dtype=torch.uint8)
-model = ByteTransformer(options["layers"], options["heads"], options["dim"], context).to(device)
+model = build_model(TrainConfig(**shape)).to(device)
 stepped = model
 if options["kind"] == "fsdp":
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

@@ -5,8 +5,12 @@ In reading order:
     options               turn a frozen dataclass into keys of a file and flags
     config                all options of the trainer
     prepare_data          download Tiny Shakespeare and check its hash
+    layout                the table of ranks: who shares what with whom
     model                 a small GPT, and a perceptron
-    parallel              how the ranks split the work: DDP, FSDP2, tensor parallel
+    weights               the first weights, the same however the ranks split the model
+    precision             mixed precision and TF32
+    activation_checkpointing  compute activations again instead of keeping them
+    parallel              each rank's part of the model: DDP, FSDP2, tensor parallel
     data                  a text as bytes, or a made-up regression
     optimization          one training step
     stopping              SIGTERM, agreed on by all ranks
@@ -24,5 +28,7 @@ In reading order:
     curve                 the loss curve as a picture
     journal               what rank 0 prints and tracks during training
     report                the start report
+    departure             the end of a run after SIGTERM
+    schedule              how many steps a run takes
     loop                  step, log, validate, save
 """

@@ -164,16 +164,16 @@ class Checkpoints:
         from torch.distributed.checkpoint import state_dict
 
         state = self._state(full=not shared)
+        # The optimizer's options of this run apply, and its groups of parameters; those in the checkpoint aren't read.
+        groups = state["optimizer"].pop("param_groups", None)  # a rank without the state has none
         self._read(path, state, shared=shared)
+        if groups is not None:
+            state["optimizer"]["param_groups"] = groups
         model, optimizer = self._learner.replica.model, self._learner.optimizer
-        # The optimizer's options of this run apply, not those saved in the checkpoint.
-        rules = [{name: group[name] for name in group if name != "params"} for group in optimizer.param_groups]
         options = state_dict.StateDictOptions(full_state_dict=not shared, broadcast_from_rank0=not shared)
         # One by one: on ranks that read nothing, set_state_dict takes the empty model for a missing one (torch 2.13).
         state_dict.set_optimizer_state_dict(model, optimizer, state["optimizer"], options=options)
         state_dict.set_model_state_dict(model, state["model"], options=options)
-        for rules_now, rule in zip(optimizer.param_groups, rules):  # noqa: B905  # Python 3.9 has no `strict`
-            rules_now.update(rule)
 
     def _read(self, path: Path, state: dict[str, Any], *, shared: bool) -> None:
         """Fill `state`; if one rank can't read, all of them fail, so that none is left waiting for it."""

@@ -108,7 +108,13 @@ class TrainConfig:
         choices=("off", "bf16", "fp16"),
         group="Precision and parallelism",
     )
+    tf32: bool = option(
+        True, "on a GPU, compute fp32 matrix products in TF32: several times faster, with 10 bits after the point"
+    )
     compile: bool = option(False, "compile the model with torch.compile")
+    activation_checkpointing: bool = option(
+        False, "keep only each block's input for the backward pass, and compute the rest again: slower, less memory"
+    )
     parallel: str = option(
         "auto",
         "ddp: each rank has the whole model; fsdp: each rank has a part of the parameters; tp: ranks share each "
@@ -117,6 +123,22 @@ class TrainConfig:
         choices=("auto", "ddp", "fsdp", "tp", "fsdp+tp"),
     )
     tensor_parallel: int = option(0, "ranks that share each matrix product; 0: all of them with tp, else 1")
+    hsdp: int = option(
+        0,
+        "with fsdp, hold N replicas of the model, each sharded over 1/N of the ranks, such as one replica per node; "
+        "0: one replica, sharded over all ranks",
+    )
+    reshard: bool = option(
+        True, "with fsdp, free a block's gathered parameters after its forward pass; off: faster, but more memory"
+    )
+    sync_every_pass: str = option(
+        "auto",
+        "on, or no value: reduce the gradients over the ranks in each pass of --accumulate; off: in the last pass "
+        "only, until when fsdp keeps the whole gradient on every rank; auto: on with fsdp, else off",
+        metavar="on|off|auto",
+        choices=("auto", "on", "off"),
+        bare="on",
+    )
     distributed_backend: str = option(
         "auto",
         "nccl, gloo, or auto: nccl if there are GPUs, else gloo",

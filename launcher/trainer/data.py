@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, S
 from launcher import distributed
 from launcher.distributed import World
 from launcher.trainer.config import TrainConfig
+from launcher.trainer.layout import Layout
 from launcher.trainer.model import FEATURES
 from launcher.trainer.options import ConfigError
-from launcher.trainer.parallel import Layout
 from launcher.trainer.prepare_data import find_shakespeare
 
 Batch = tuple[Tensor, Tensor]

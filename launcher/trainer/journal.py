@@ -19,7 +19,7 @@ from launcher.trainer.continuation import continue_command
 from launcher.trainer.curve import check_picture, plot_losses
 from launcher.trainer.data import Task, short
 from launcher.trainer.flops import flops_per_token, peak_flops, utilization
-from launcher.trainer.parallel import Layout
+from launcher.trainer.layout import Layout
 from launcher.trainer.progress import Progress
 from launcher.trainer.save_folder import explain, find_newest
 from launcher.trainer.trackers import METRICS_FILE, open_trackers
@@ -50,10 +50,19 @@ def measure_speed(config: TrainConfig, world: World, layout: Layout, task: Task,
     computing = sum(weights.numel() for name, weights in model.named_parameters() if not name.startswith("embed"))
     peak = None
     if world.device.type == "cuda" and config.kind == "text":
-        exact = "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-        peak = peak_flops(torch.cuda.get_device_name(world.device), exact if config.amp == "off" else config.amp)
+        peak = find_peak(torch.cuda.get_device_name(world.device), config)
     flops = flops_per_token(computing, config.layers, config.dim, config.context)
     return Speed(task.unit, layout.global_batch * task.units_per_sample, flops, peak, world.world_size)
+
+
+def find_peak(device_name: str, config: TrainConfig) -> float | None:
+    """Return the peak operations per second of the type in which this run multiplies matrices; None if unknown.
+
+    A GPU without TF32 computes in fp32 instead.
+    """
+    if config.amp != "off":
+        return peak_flops(device_name, config.amp)
+    return (peak_flops(device_name, "tf32") if config.tf32 else None) or peak_flops(device_name, "fp32")
 
 
 class Journal:

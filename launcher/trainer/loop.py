@@ -17,16 +17,20 @@ from launcher.distributed import World
 from launcher.trainer.checkpoint import Checkpoints, Position
 from launcher.trainer.config import TrainConfig
 from launcher.trainer.data import Batch, SkippingSampler, build_loader, load_task, share_from_main
+from launcher.trainer.departure import leave_alone, leave_together
 from launcher.trainer.evaluation import Evaluator
 from launcher.trainer.journal import Journal, measure_speed
-from launcher.trainer.model import build_model
+from launcher.trainer.layout import Layout, plan_layout
+from launcher.trainer.model import outline_model
 from launcher.trainer.optimization import Learner, build_learner, learning_rate
 from launcher.trainer.options import RunError
 from launcher.trainer.ownership import Claim
-from launcher.trainer.parallel import Layout, parallelize, plan_layout
+from launcher.trainer.parallel import parallelize
+from launcher.trainer.precision import choose_tf32
 from launcher.trainer.report import Node, check_nodes, describe_ranks, describe_start, gather_nodes
 from launcher.trainer.save_folder import SaveError
-from launcher.trainer.stopping import EXIT_SIGTERM, StopVote
+from launcher.trainer.schedule import Schedule, plan_steps
+from launcher.trainer.stopping import StopVote
 
 
 def train(config: TrainConfig, world: World, argv: Sequence[str] = ()) -> None:
@@ -54,7 +58,8 @@ def train_in_folder(
         task = load_task(config, world)
         loader, sampler = build_loader(task, config, layout, world)
 
-        model = build_model(config).to(world.device)
+        choose_tf32(config, world.device)
+        model = outline_model(config)
         speed = measure_speed(config, world, layout, task, model)
         report = describe_start(world, nodes, layout, task, model)
         distributed.seed_everything(config.seed)  # from here on each rank may draw different numbers
@@ -63,6 +68,8 @@ def train_in_folder(
 
         checkpoints = Checkpoints(config, world, learner)
         position = checkpoints.resume()
+        schedule = plan_steps(config, layout, sampler.epoch_size)
+        steps = schedule.count_steps(position)
         vote = StopVote(world)
         run = Run(
             config=config,
@@ -70,6 +77,8 @@ def train_in_folder(
             learner=learner,
             loader=loader,
             sampler=sampler,
+            schedule=schedule,
+            steps=steps,
             evaluator=evaluator,
             checkpoints=checkpoints,
             journal=journal,
@@ -78,7 +87,7 @@ def train_in_folder(
         )
         report += f"\nsaves   {config.save_dir}{checkpoints.describe_resume(position)}"
         report += describe_ranks(config, world)
-        journal.begin(position, run.steps, speed, report)
+        journal.begin(position, steps, speed, report)
         run.train()
     except Exception:
         journal.tell_failure()
@@ -89,24 +98,21 @@ def train_in_folder(
 
 @dataclass
 class Run:
-    """A run in progress: its parts, and its position."""
+    """A run in progress: its parts, its number of steps in all, and its position."""
 
     config: TrainConfig
     world: World
     learner: Learner
     loader: DataLoader[Batch]
     sampler: SkippingSampler
+    schedule: Schedule
+    steps: int
     evaluator: Evaluator
     checkpoints: Checkpoints
     journal: Journal
     position: Position
     vote: StopVote
     unchecked: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        """Count the steps of the whole run, for the learning rate and the progress line."""
-        left = (self.config.epochs - self.position.epoch + 1) * self.epoch_steps
-        self.steps = self.position.step + left - self.position.samples // self.global_batch
 
     def train(self) -> None:
         """Train to the end of the last epoch."""
@@ -121,34 +127,23 @@ class Run:
             # A collective failed: another rank has exited after SIGTERM too, or it died.
             if not self.vote.requested:
                 raise
-            self.leave_alone()
+            leave_alone(self.journal, self.position, self.checkpoints, self.world)
         self.journal.end(model)
-
-    @property
-    def global_batch(self) -> int:
-        """Return the number of samples in a step of all ranks."""
-        return self.learner.replica.layout.global_batch
-
-    @property
-    def epoch_steps(self) -> int:
-        """Return the number of steps in a whole epoch."""
-        most = self.sampler.epoch_size // (self.learner.replica.layout.batch_size * self.config.accumulate)
-        return min(most, self.config.steps_per_epoch or most)
 
     def train_epoch(self) -> None:
         """Train to the end of the epoch, then validate and save."""
-        done, layout = self.position.samples // self.global_batch, self.learner.replica.layout
-        self.sampler.set_epoch(self.position.epoch, skip=done * layout.batch_size * layout.accumulate)
+        done, steps = self.schedule.steps_done(self.position), self.schedule.epoch_steps
+        self.sampler.set_epoch(self.position.epoch, skip=done * self.schedule.samples_per_rank)
         batches = iter(self.loader)
-        for number in range(done + 1, self.epoch_steps + 1):
-            self.take_step(list(islice(batches, layout.accumulate)), last=number == self.epoch_steps)
-            if number < self.epoch_steps:  # what is due at the end of the epoch is done there
+        for number in range(done + 1, steps + 1):
+            self.take_step(list(islice(batches, self.config.accumulate)), last=number == steps)
+            if number < steps:  # what is due at the end of the epoch is done there
                 if is_due(self.config.evaluate_every, self.position.step):
                     self.evaluate()
                 if is_due(self.config.save_every, self.position.step):
                     self.save()
             if self.vote.poll():
-                self.leave_together()
+                self.stop()
         self.evaluate()
         self.position = Position(self.position.step, self.position.epoch + 1)
         self.save()
@@ -158,7 +153,7 @@ class Run:
         begun, step = self.position, self.position.step + 1
         lr = learning_rate(step, self.steps, self.config)
         loss = self.learner.take_step(passes, lr)
-        self.position = Position(step, begun.epoch, begun.samples + self.global_batch)
+        self.position = Position(step, begun.epoch, begun.samples + self.schedule.global_batch)
         self.journal.tick(self.position)
         if step == 1 or last or is_due(self.config.log_every, step):
             # The only place that waits for the GPU.
@@ -174,48 +169,28 @@ class Run:
         if not math.isfinite(loss):
             raise RunError(f"step {self.position.step}: the loss is not finite")
 
-    def save_all(self) -> Path:
-        """Check the last loss, then save with all ranks; return the checkpoint's path."""
-        if self.unchecked is not None:
-            self.check(float(distributed.all_reduce_mean(self.unchecked)))
-            self.unchecked = None
-        return self.checkpoints.save(self.position)
-
     def evaluate(self) -> None:
         """Validate, unless there are no validation samples."""
         if not self.evaluator.size:
             return
         loss = self.evaluator.evaluate(self.vote)
         if loss is None:
-            self.leave_together()
+            self.stop()
         self.journal.record_validation(self.position, loss)
         self.journal.restart_clock(self.position)
 
-    def save(self) -> None:
-        """Save a checkpoint, and exclude the time from the speed."""
-        self.save_all()
+    def save(self) -> Path:
+        """Check the last loss, save with all ranks, exclude the time from the speed; return the checkpoint's path."""
+        if self.unchecked is not None:
+            self.check(float(distributed.all_reduce_mean(self.unchecked)))
+            self.unchecked = None
+        path = self.checkpoints.save(self.position)
         self.journal.restart_clock(self.position)
+        return path
 
-    def leave_together(self) -> NoReturn:
-        """Save with all ranks, then end them with exit code 143."""
-        path = self.save_all()
-        self.journal.tell_stop(f"step {self.position.step} saved in {path}")
-        distributed.barrier()
-        self.leave()
-
-    def leave_alone(self) -> NoReturn:
-        """Save on rank 0 what it can without the others, then exit with 143."""
-        if self.world.is_main:
-            step, path = self.position.step, self.checkpoints.save_alone(self.position)
-            newest = self.checkpoints.newest()
-            lost = f"not saved: a rank exited with its part of the model; newest checkpoint: {newest or 'none'}"
-            self.journal.tell_stop(f"step {step} {f'saved in {path}' if path else lost}", can_resume=newest is not None)
-        self.leave()
-
-    def leave(self) -> NoReturn:
-        """Finish the trackers, and exit with 143."""
-        self.journal.close(EXIT_SIGTERM)
-        distributed.leave(EXIT_SIGTERM)
+    def stop(self) -> NoReturn:
+        """Save with all ranks after SIGTERM, then end them with exit code 143."""
+        leave_together(self.journal, self.position, self.save())
 
 
 def is_due(every: int, step: int) -> bool:

@@ -6,6 +6,9 @@ nanoGPT: https://github.com/karpathy/nanoGPT
 
 from __future__ import annotations
 
+import math
+from typing import Union
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,6 +17,16 @@ from launcher.trainer.config import TrainConfig
 
 VOCABULARY = 256
 FEATURES = 16
+
+
+class Norm(nn.LayerNorm):
+    """A layer norm that computes and returns fp32, also if FSDP gathers its weights in a shorter type.
+
+    Autocast does the same on a GPU, but not on a CPU.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x.float(), self.normalized_shape, self.weight.float(), self.bias.float(), self.eps)
 
 
 class Attention(nn.Module):
@@ -45,9 +58,9 @@ class Block(nn.Module):
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(dim)
+        self.attention_norm = Norm(dim)
         self.attention = Attention(dim, heads)
-        self.mlp_norm = nn.LayerNorm(dim)
+        self.mlp_norm = Norm(dim)
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,19 +77,24 @@ class ByteTransformer(nn.Module):
         self.embed_byte = nn.Embedding(VOCABULARY, dim)
         self.embed_position = nn.Embedding(context, dim)
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(dim)
+        self.norm = Norm(dim)
         self.head = nn.Linear(dim, VOCABULARY, bias=False)
-        # With small weights the first prediction is uniform over all bytes: the loss starts at ln 256 = 5.55.
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
+
+    def weight_std(self, name: str, inputs: int) -> float:
+        """Return the standard deviation of the first weights of a matrix.
+
+        With small weights the first prediction is uniform over all bytes: the loss starts at ln 256 = 5.55.
+        The matrices whose products are added to the residual stream, two per block, get less in deeper models,
+        as in GPT-2 (https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf,
+        section 2.3).
+        """
+        added = name.endswith(("attention.project.weight", "mlp.2.weight"))
+        return 0.02 / math.sqrt(2 * len(self.blocks)) if added else 0.02
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy in nats per byte."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.embed_byte(tokens) + self.embed_position(positions)
+        x = (self.embed_byte(tokens) + self.embed_position(positions)).float()  # the residual stream stays fp32
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x))
@@ -90,22 +108,32 @@ class Perceptron(nn.Module):
         super().__init__()
         self.embed = nn.Linear(FEATURES, dim)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
-            for _ in range(layers)
+            nn.Sequential(Norm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)) for _ in range(layers)
         )
         self.head = nn.Linear(dim, 1)
 
+    def weight_std(self, name: str, inputs: int) -> float:
+        """Return the standard deviation of the first weights of a matrix: torch's own for linear layers.
+
+        What the last matrix of each block adds to the residual stream gets less in deeper models.
+        """
+        added = name.startswith("blocks.") and name.endswith(".3.weight")
+        return 1 / math.sqrt(3 * inputs * (len(self.blocks) if added else 1))
+
     def forward(self, features: Tensor, targets: Tensor) -> Tensor:
         """Return the mean squared error."""
-        x = self.embed(features)
+        x = self.embed(features).float()  # as in ByteTransformer
         for block in self.blocks:
             x = x + block(x)
         return F.mse_loss(self.head(x).squeeze(-1).float(), targets)
 
 
-def build_model(config: TrainConfig) -> nn.Module:
-    """Build the model for this kind of data; its weights depend only on the seed, so all ranks start alike."""
-    torch.manual_seed(config.seed)
-    if config.kind == "regression":
-        return Perceptron(config.layers, config.dim)
-    return ByteTransformer(config.layers, config.heads, config.dim, config.context)
+Model = Union[ByteTransformer, Perceptron]  # noqa: UP007  # Python 3.9 has no `|` for types
+
+
+def outline_model(config: TrainConfig) -> Model:
+    """Build the model for this kind of data on the meta device: with shapes, and without memory for its weights."""
+    with torch.device("meta"):
+        if config.kind == "regression":
+            return Perceptron(config.layers, config.dim)
+        return ByteTransformer(config.layers, config.heads, config.dim, config.context)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from launcher.trainer.config import TrainConfig
 from launcher.trainer.data import Batch
 from launcher.trainer.options import ConfigError
-from launcher.trainer.parallel import AMP_TYPES, Replica
+from launcher.trainer.parallel import Replica
+from launcher.trainer.precision import autocast
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Learner:
         """Update the weights with the mean gradient of all passes; return the mean loss without waiting for the GPU."""
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(passes, start=1):
-            with self.replica.gradient_sync(wanted=number == len(passes)):
+            with self.replica.gradient_sync(last=number == len(passes)):
                 loss = self.compute_loss(self.replica.module, batch) / len(passes)
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
@@ -47,7 +48,7 @@ class Learner:
     def compute_loss(self, module: nn.Module, batch: Batch) -> Tensor:
         """Return the mean loss of one batch, in the configured precision."""
         inputs, targets = (part.to(self.device, non_blocking=True) for part in batch)
-        with choose_precision(self.config.amp, self.device):
+        with autocast(self.config.amp, self.device):
             loss: Tensor = module(inputs, targets)
         return loss
 
@@ -57,9 +58,8 @@ def build_learner(replica: Replica, config: TrainConfig, device: torch.device) -
     if config.amp == "fp16" and device.type != "cuda":
         raise ConfigError("amp fp16 needs a GPU; fix: use bf16, which CPUs support too")
     optimizer = torch.optim.AdamW(
-        replica.model.parameters(),
+        group_parameters(replica.model, config.weight_decay),
         config.lr,
-        weight_decay=config.weight_decay,
         fused=True if device.type == "cuda" else None,
     )
     # fp16's small exponent loses small gradients: the loss is scaled up, and steps that overflow are skipped.
@@ -67,9 +67,18 @@ def build_learner(replica: Replica, config: TrainConfig, device: torch.device) -
     return Learner(replica, optimizer, scaler, config, device)
 
 
-def choose_precision(amp: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return a context that computes matrix products in a shorter type; the parameters keep theirs."""
-    return torch.autocast(device.type, AMP_TYPES[amp]) if amp != "off" else nullcontext()
+def group_parameters(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Divide the parameters into those with weight decay, the matrices, and those without.
+
+    Norms and biases have one dimension, and must be free to grow; most rows of an embedding get no gradient in a
+    step, but would shrink anyway. https://github.com/karpathy/minGPT, `configure_optimizers`, does the same.
+    """
+    looked_up = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
+    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": decay} for decay in (weight_decay, 0.0)]
+    for parameter in model.parameters():
+        decays = parameter.dim() > 1 and id(parameter) not in looked_up
+        groups[0 if decays else 1]["params"].append(parameter)
+    return groups
 
 
 def learning_rate(step: int, steps: int, config: TrainConfig) -> float:

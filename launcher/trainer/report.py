@@ -13,8 +13,8 @@ from launcher import distributed
 from launcher.distributed import World
 from launcher.trainer.config import TrainConfig
 from launcher.trainer.data import Task, short
+from launcher.trainer.layout import Layout
 from launcher.trainer.options import ConfigError
-from launcher.trainer.parallel import Layout
 
 NAMES_SHOWN = 8
 RANKS_SHOWN = 16
@@ -57,13 +57,13 @@ def describe_start(world: World, nodes: Sequence[Node], layout: Layout, task: Ta
     per_node = {node.ranks for node in nodes}
     each = f", {per_node.pop()} per node" if len(nodes) > 1 and len(per_node) == 1 else ""
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else world.device.type
-    kind = f"{layout.kind}, " if layout.kind != "none" else ""
+    kind = layout.describe_kind()
     lines = {
         "job": world.job_id or "",
         "nodes": f"{len(nodes)}: {list_names([node.host for node in nodes])}" if len(nodes) > 1 else nodes[0].host,
         "ranks": f"{world.world_size}{each}, from {world.launched_by}",
         "device": f"{device}, {world.backend}",
-        "batch": f"{kind}{layout.global_batch} samples per step ({layout.describe_batch()})",
+        "batch": f"{kind}{', ' if kind else ''}{layout.global_batch} samples per step ({layout.describe_batch()})",
         "data": f"{task.source}, {short(task.train_size)} samples, {short(task.validation_size)} to validate",
         "model": f"{short(parameters)} parameters",
     }

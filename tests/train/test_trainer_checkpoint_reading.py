@@ -179,10 +179,9 @@ def test_a_checkpoint_loads_whatever_protocol_wrote_it(saved: Path, protocol: in
         (put(Hooked()), f".metadata asks for '__init__' of {BytesStorageMetadata!r}"),
         (put({"state_dict_metadata": {}}), ".metadata holds no metadata"),
         (point_elsewhere, ".metadata names a file outside the checkpoint"),
-        (in_item(".lr", lambda: archive(Trap())), "it holds more than tensors and plain values"),
         (in_item("weight", lambda: archive(Trap())), "it holds more than tensors and plain values"),
-        (in_item(".lr", lambda: pickle.dumps(Trap())), "it holds something that torch.save doesn't write"),
-        (in_item(".lr", lambda: archive(Trap(), _use_new_zipfile_serialization=False)),
+        (in_item("weight", lambda: pickle.dumps(Trap())), "it holds something that torch.save doesn't write"),
+        (in_item("weight", lambda: archive(Trap(), _use_new_zipfile_serialization=False)),
          "it holds something that torch.save doesn't write"),
         (in_item("weight", script), "it holds something that torch.save doesn't write"),
     ],
@@ -193,6 +192,12 @@ def test_code_in_a_checkpoint_does_not_run(
     spoil(saved)
     assert trainer.main([*SHORT, "--epochs", "2", "--resume", "auto" if how == "auto" else str(saved)]) == 2
     assert capsys.readouterr().err == f"{REFUSED}{said}; fix: name another one with --resume PATH\n"
+    assert not Path("pwned").exists()
+
+
+def test_the_options_of_the_optimizer_are_not_read(saved: Path) -> None:
+    replace_items(saved, ".lr", pickle.dumps(Trap()))
+    assert trainer.main([*SHORT, "--epochs", "2", "--resume", "auto"]) == 0
     assert not Path("pwned").exists()
 
 

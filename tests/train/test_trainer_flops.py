@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.trainer.config import TrainConfig
 from launcher.trainer.flops import PEAKS, flops_per_token, peak_flops, utilization
+from launcher.trainer.journal import find_peak
 
 
 @pytest.mark.parametrize(
@@ -65,6 +67,20 @@ def test_the_figures_of_each_device_agree_with_each_other() -> None:
         assert peak.fp32 <= (peak.tf32 or peak.fp32) < peak.fp16, peak
         if peak.tf32 is not None:
             assert peak.fp16 / peak.tf32 == pytest.approx(2, rel=0.03), peak
+
+
+@pytest.mark.parametrize(
+    ("name", "amp", "tf32", "tera"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "off", True, 156),
+        ("NVIDIA A100-SXM4-80GB", "off", False, 19.5),
+        ("NVIDIA A100-SXM4-80GB", "bf16", True, 312),
+        ("Tesla T4", "off", True, 8.1),  # it has no TF32
+    ],
+)
+def test_the_peak_is_that_of_the_type_in_use(name: str, amp: str, tf32: bool, tera: float) -> None:
+    assert find_peak(name, TrainConfig(amp=amp, tf32=tf32)) == tera * 1e12
+    assert find_peak("cpu", TrainConfig(amp=amp, tf32=tf32)) is None
 
 
 def test_half_of_the_peak() -> None:

@@ -38,11 +38,12 @@ from launcher.trainer.data import (
     split,
 )
 from launcher.trainer.evaluation import Evaluator
+from launcher.trainer.layout import Layout
 from launcher.trainer.loop import train
-from launcher.trainer.model import FEATURES, build_model
+from launcher.trainer.model import FEATURES
 from launcher.trainer.optimization import build_learner, learning_rate
 from launcher.trainer.options import ConfigError, RunError
-from launcher.trainer.parallel import Layout, Replica
+from launcher.trainer.parallel import Replica
 from launcher.trainer.report import Node, check_nodes, describe_ranks, describe_start
 from launcher.trainer.save_folder import (
     SaveError,
@@ -53,6 +54,7 @@ from launcher.trainer.save_folder import (
     put_in_place,
     save_file,
 )
+from launcher.trainer.weights import build_model
 
 CONFIG = TrainConfig()
 SHORT = ["--save-dir", "outputs", "--data-size", "100", "--steps-per-epoch", "2", "--layers", "1", "--batch-size", "2"]
@@ -397,6 +399,28 @@ def test_a_save_that_fails_is_one_line(single_rank: World, tmp_path: Path) -> No
         checkpoints.export()
     assert str(caught.value).startswith(f"{tmp_path}/model.pt: not saved: ")
     assert str(caught.value).endswith(": Is a directory")
+
+
+def test_a_checkpoint_with_other_groups_of_parameters_is_resumed(single_rank: World, tmp_path: Path) -> None:
+    """Checkpoints of earlier versions have a single group, which decays."""
+    step = str(tmp_path / "checkpoints" / "step_3")
+    config = TrainConfig(save_dir=str(tmp_path), data="regression", layers=1, resume=step)
+    model = build_model(config)
+    replica = Replica(model, model, layout_of(1))
+    learner = build_learner(replica, config, WORLD.device)
+    single_group = torch.optim.AdamW(model.parameters(), 0.5, weight_decay=0.5)
+    older = replace(learner, optimizer=single_group)
+    older.take_step([make_regression(8, seed=3)], lr=0.5)
+    Checkpoints(config, single_rank, older).save(Position(3))
+    moments = [single_group.state[weights]["exp_avg"].clone() for weights in model.parameters()]
+
+    assert Checkpoints(config, single_rank, learner).resume() == Position(3)
+    loaded = [learner.optimizer.state[weights]["exp_avg"] for weights in model.parameters()]
+    assert all(torch.equal(*pair) for pair in zip(moments, loaded, strict=True))
+    assert [(group["lr"], group["weight_decay"]) for group in learner.optimizer.param_groups] == [
+        (config.lr, config.weight_decay),
+        (config.lr, 0),
+    ]
 
 
 def test_the_reason_is_the_innermost() -> None:

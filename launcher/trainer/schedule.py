@@ -1,0 +1,34 @@
+"""How many steps a run takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.trainer.checkpoint import Position
+from launcher.trainer.config import TrainConfig
+from launcher.trainer.layout import Layout
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The steps of a run; an epoch has `epoch_steps`, each of which takes `samples_per_rank` of each rank's samples."""
+
+    epochs: int
+    epoch_steps: int
+    global_batch: int
+    samples_per_rank: int
+
+    def steps_done(self, position: Position) -> int:
+        """Return the number of steps done in the position's epoch; another batch size than before rounds it down."""
+        return position.samples // self.global_batch
+
+    def count_steps(self, position: Position) -> int:
+        """Return the number of steps of the whole run: those done, and those left."""
+        return position.step + (self.epochs - position.epoch + 1) * self.epoch_steps - self.steps_done(position)
+
+
+def plan_steps(config: TrainConfig, layout: Layout, epoch_size: int) -> Schedule:
+    """Return the schedule for `epoch_size` samples of each rank in a whole epoch."""
+    samples_per_rank = layout.batch_size * layout.accumulate
+    most = epoch_size // samples_per_rank
+    return Schedule(config.epochs, min(most, config.steps_per_epoch or most), layout.global_batch, samples_per_rank)
