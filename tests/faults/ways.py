@@ -7,6 +7,7 @@ Every transport of launcher/transports/registry.py must have one, which test_fau
 from __future__ import annotations
 
 import enum
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -158,12 +159,18 @@ GAPS: Mapping[str, Mapping[Promise, str]] = {
 def over_ways(
     promise: Promise, names: str = "", rows: Mapping[str, Sequence[object]] | None = None
 ) -> pytest.MarkDecorator:
-    """Run a test over every way that keeps the promise, with all rows of parameters."""
+    """Run a test over every way that keeps the promise.
+
+    All rows of parameters are tried over the first and the last way, and one of them, in turn, over each of the others:
+    the rows differ in what happens to a host, which most ways hear of alike. EVERY_PAIR=1 tries all over all.
+    """
     ways = [way for way in WAYS if promise not in GAPS.get(way.name, {})]
+    rows = rows or {"": ()}
     cases = [
         pytest.param(way, *row, id="-".join(filter(None, [way.name, name])))
-        for way in ways
-        for name, row in (rows or {"": ()}).items()
+        for number, way in enumerate(ways)
+        for place, (name, row) in enumerate(rows.items())
+        if way in (ways[0], ways[-1]) or place == number % len(rows) or os.environ.get("EVERY_PAIR")
     ]
     return pytest.mark.parametrize(", ".join(filter(None, ["way", names])), cases)
 
