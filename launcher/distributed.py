@@ -100,6 +100,7 @@ class World:
     node_count: int = 1
     host: str = ""
     job_id: str | None = None
+    timeout_s: float = 600  # the time limit of the collectives
 
     @property
     def is_main(self) -> bool:
@@ -174,6 +175,7 @@ def init(backend: str = "auto", timeout_s: float = 600) -> World:
         node_count=place.node_count,
         host=host_name(os.environ),
         job_id=place.job_id,
+        timeout_s=timeout_s,
     )
     log.info("%s", world)
     return world

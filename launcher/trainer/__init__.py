@@ -7,7 +7,10 @@ In reading order:
     prepare_data          download Tiny Shakespeare and check its hash
     model                 a small GPT, and a perceptron
     parallel              how the ranks split the work: DDP, FSDP2, tensor parallel
-    data                  a text as bytes, or a made-up regression
+    main_rank             work that rank 0 does for all ranks, without a time limit
+    text                  the text, mapped from one file per node
+    order                 the order of the samples in each epoch
+    data                  a text as bytes, or a made-up regression, in batches
     optimization          one training step
     stopping              SIGTERM, agreed on by all ranks
     evaluation            the validation loss, exact on any number of ranks

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from launcher.distributed import World
 from launcher.trainer.config import AUTO, NONE, SHAPE, TrainConfig
-from launcher.trainer.data import share_from_main
+from launcher.trainer.main_rank import share_from_main
 from launcher.trainer.optimization import Learner
 from launcher.trainer.options import ConfigError
 from launcher.trainer.save_folder import (
@@ -118,7 +118,7 @@ class Checkpoints:
 
     def resume(self) -> Position:
         """Resume from the checkpoint that `--resume` selects, and return its position; without one, the start."""
-        found = bytes(share_from_main(self._find, self._world).tolist())
+        found = share_from_main(self._find, self._world)
         if not found:
             return Position()
         name, progress = found.split(b"\n", 1)
@@ -221,7 +221,7 @@ def is_shared(folder: str, world: World) -> bool:
         token.touch()
         return token.name.encode()
 
-    name = bytes(share_from_main(leave_token, world).tolist()).decode()
+    name = share_from_main(leave_token, world).decode()
     try:
         return agree((Path(folder) / name).exists(), world)
     finally:

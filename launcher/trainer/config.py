@@ -27,7 +27,7 @@ class TrainConfig:
 
     data: str = option(
         "",
-        "text file to train on, read on rank 0's host only; shakespeare: the text that prepare_data downloads; "
+        "text file to train on; only rank 0's host must have it; shakespeare: the text that prepare_data downloads; "
         "regression: made-up numbers (default: the topics of Python's help(), or regression with --data-size)",
         metavar="FILE",
         group="Data",
@@ -36,7 +36,7 @@ class TrainConfig:
     validation_fraction: float = option(0.1, "share of the data kept for validation; 0: none", below=1)
     workers: int = option(
         -1,
-        "processes per rank that load data; -1: none while the data are small, else up to 4",
+        "threads per rank that read data ahead; 0: none; -1: none while the data are small, else up to 4",
         minimum=-1,
         aliases=("num_workers",),
     )

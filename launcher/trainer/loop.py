@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from launcher import distributed
 from launcher.distributed import World
 from launcher.trainer.checkpoint import Checkpoints, Position
 from launcher.trainer.config import TrainConfig
-from launcher.trainer.data import Batch, SkippingSampler, build_loader, load_task, share_from_main
+from launcher.trainer.data import Batch, Loader, build_loader, load_task
 from launcher.trainer.evaluation import Evaluator
 from launcher.trainer.journal import Journal, measure_speed
+from launcher.trainer.main_rank import share_from_main
 from launcher.trainer.model import build_model
 from launcher.trainer.optimization import Learner, build_learner, learning_rate
 from launcher.trainer.options import RunError
@@ -52,14 +52,14 @@ def train_in_folder(
     try:
         share_from_main(journal.open, world)
         task = load_task(config, world)
-        loader, sampler = build_loader(task, config, layout, world)
+        loader = build_loader(task, config, layout, world)
 
         model = build_model(config).to(world.device)
         speed = measure_speed(config, world, layout, task, model)
         report = describe_start(world, nodes, layout, task, model)
         distributed.seed_everything(config.seed)  # from here on each rank may draw different numbers
         learner = build_learner(parallelize(model, layout, config, world), config, world.device)
-        evaluator = Evaluator(task, config, learner, world)
+        evaluator = Evaluator(loader, config, learner, world)
 
         checkpoints = Checkpoints(config, world, learner)
         position = checkpoints.resume()
@@ -69,7 +69,6 @@ def train_in_folder(
             world=world,
             learner=learner,
             loader=loader,
-            sampler=sampler,
             evaluator=evaluator,
             checkpoints=checkpoints,
             journal=journal,
@@ -94,8 +93,7 @@ class Run:
     config: TrainConfig
     world: World
     learner: Learner
-    loader: DataLoader[Batch]
-    sampler: SkippingSampler
+    loader: Loader
     evaluator: Evaluator
     checkpoints: Checkpoints
     journal: Journal
@@ -132,14 +130,13 @@ class Run:
     @property
     def epoch_steps(self) -> int:
         """Return the number of steps in a whole epoch."""
-        most = self.sampler.epoch_size // (self.learner.replica.layout.batch_size * self.config.accumulate)
+        most = self.loader.epoch_size // (self.learner.replica.layout.batch_size * self.config.accumulate)
         return min(most, self.config.steps_per_epoch or most)
 
     def train_epoch(self) -> None:
         """Train to the end of the epoch, then validate and save."""
         done, layout = self.position.samples // self.global_batch, self.learner.replica.layout
-        self.sampler.set_epoch(self.position.epoch, skip=done * layout.batch_size * layout.accumulate)
-        batches = iter(self.loader)
+        batches = self.loader.load_epoch(self.position.epoch, skip=done * layout.batch_size * layout.accumulate)
         for number in range(done + 1, self.epoch_steps + 1):
             self.take_step(list(islice(batches, layout.accumulate)), last=number == self.epoch_steps)
             if number < self.epoch_steps:  # what is due at the end of the epoch is done there

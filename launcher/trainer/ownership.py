@@ -21,7 +21,7 @@ from typing import TextIO
 from launcher import distributed
 from launcher.distributed import Attempt, World
 from launcher.trainer.config import LAST, TrainConfig
-from launcher.trainer.data import share_from_main
+from launcher.trainer.main_rank import share_from_main
 from launcher.trainer.options import ConfigError
 from launcher.trainer.resumption import DEFAULT_PARENT, nothing_to_resume, refuse_nameless_resume, settle_resume
 from launcher.trainer.run_mark import MARK, find_marked, is_same_run, read_mark, write_mark
@@ -45,7 +45,7 @@ class Claim:
 
         Rank 0 chooses, locks and marks the directory; its ConfigError is raised on all ranks.
         """
-        settled = json.loads(bytes(share_from_main(self._settle, self._world).tolist()))
+        settled = json.loads(share_from_main(self._settle, self._world))
         return replace(self._config, **settled)
 
     def release(self) -> None:
