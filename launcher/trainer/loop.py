@@ -24,6 +24,7 @@ from launcher.trainer.optimization import Learner, build_learner, learning_rate
 from launcher.trainer.options import RunError
 from launcher.trainer.ownership import Claim
 from launcher.trainer.parallel import Layout, parallelize, plan_layout
+from launcher.trainer.randomness import seed_ranks
 from launcher.trainer.report import Node, check_nodes, describe_ranks, describe_start, gather_nodes
 from launcher.trainer.save_folder import SaveError
 from launcher.trainer.stopping import EXIT_SIGTERM, StopVote
@@ -57,7 +58,7 @@ def train_in_folder(
         model = build_model(config).to(world.device)
         speed = measure_speed(config, world, layout, task, model)
         report = describe_start(world, nodes, layout, task, model)
-        distributed.seed_everything(config.seed)  # from here on each rank may draw different numbers
+        seed_ranks(config.seed, 0, layout)  # from here on each data-parallel rank draws its own numbers
         learner = build_learner(parallelize(model, layout, config, world), config, world.device)
         evaluator = Evaluator(loader, config, learner, world)
 
@@ -120,6 +121,8 @@ class Run:
             if not self.vote.requested:
                 raise
             self.leave_alone()
+        finally:
+            self.checkpoints.settle()
         self.journal.end(model)
 
     @property
@@ -196,6 +199,7 @@ class Run:
     def leave_together(self) -> NoReturn:
         """Save with all ranks, then end them with exit code 143."""
         path = self.save_all()
+        self.checkpoints.finish()
         self.journal.tell_stop(f"step {self.position.step} saved in {path}")
         distributed.barrier()
         self.leave()

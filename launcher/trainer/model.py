@@ -16,6 +16,26 @@ VOCABULARY = 256
 FEATURES = 16
 
 
+class Dropout(nn.Module):
+    """Drop a share of the values while training, and scale up the rest, as nn.Dropout does.
+
+    A rank that holds only a part of each sequence draws for the whole sequence, and uses its part: ranks that draw the
+    same numbers then drop the same values together as one rank would.
+    """
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+        self.part, self.parts = 0, 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x, of shape (batch, length, dim), where `length` may be one part of the sequence."""
+        if not self.share or self.parts == 1:
+            return F.dropout(x, self.share, self.training)
+        ones = torch.ones(x.shape[0], self.parts * x.shape[1], *x.shape[2:], dtype=x.dtype, device=x.device)
+        return x * F.dropout(ones, self.share, self.training).chunk(self.parts, dim=1)[self.part]
+
+
 class Attention(nn.Module):
     """Causal self-attention: each position attends to itself and to those before it.
 
@@ -43,27 +63,29 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """A transformer block: attention, then an MLP, each added to its input."""
 
-    def __init__(self, dim: int, heads: int) -> None:
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
+        self.dropout = Dropout(dropout)
         self.attention_norm = nn.LayerNorm(dim)
         self.attention = Attention(dim, heads)
         self.mlp_norm = nn.LayerNorm(dim)
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x))
-        x = x + self.mlp(self.mlp_norm(x))
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        x = x + self.dropout(self.mlp(self.mlp_norm(x)))
         return x  # noqa: RET504  # as in nanoGPT: each part adds to x
 
 
 class ByteTransformer(nn.Module):
     """Predict the next byte at each position of a (batch, length) tensor of bytes."""
 
-    def __init__(self, layers: int, heads: int, dim: int, context: int) -> None:
+    def __init__(self, layers: int, heads: int, dim: int, context: int, dropout: float) -> None:
         super().__init__()
+        self.dropout = Dropout(dropout)
         self.embed_byte = nn.Embedding(VOCABULARY, dim)
         self.embed_position = nn.Embedding(context, dim)
-        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(dim, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, VOCABULARY, bias=False)
         # With small weights the first prediction is uniform over all bytes: the loss starts at ln 256 = 5.55.
@@ -76,7 +98,7 @@ class ByteTransformer(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy in nats per byte."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.embed_byte(tokens) + self.embed_position(positions)
+        x = self.dropout(self.embed_byte(tokens) + self.embed_position(positions))
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x))
@@ -86,8 +108,9 @@ class ByteTransformer(nn.Module):
 class Perceptron(nn.Module):
     """Predict one number from `FEATURES` numbers, through blocks that each add to their input."""
 
-    def __init__(self, layers: int, dim: int) -> None:
+    def __init__(self, layers: int, dim: int, dropout: float) -> None:
         super().__init__()
+        self.dropout = nn.Dropout(dropout)
         self.embed = nn.Linear(FEATURES, dim)
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
@@ -97,9 +120,9 @@ class Perceptron(nn.Module):
 
     def forward(self, features: Tensor, targets: Tensor) -> Tensor:
         """Return the mean squared error."""
-        x = self.embed(features)
+        x = self.dropout(self.embed(features))
         for block in self.blocks:
-            x = x + block(x)
+            x = x + self.dropout(block(x))
         return F.mse_loss(self.head(x).squeeze(-1).float(), targets)
 
 
@@ -107,5 +130,5 @@ def build_model(config: TrainConfig) -> nn.Module:
     """Build the model for this kind of data; its weights depend only on the seed, so all ranks start alike."""
     torch.manual_seed(config.seed)
     if config.kind == "regression":
-        return Perceptron(config.layers, config.dim)
-    return ByteTransformer(config.layers, config.heads, config.dim, config.context)
+        return Perceptron(config.layers, config.dim, config.dropout)
+    return ByteTransformer(config.layers, config.heads, config.dim, config.context, config.dropout)

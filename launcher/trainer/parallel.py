@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from launcher import distributed
 from launcher.distributed import World, WorldError
 from launcher.trainer.config import TrainConfig
+from launcher.trainer.model import Dropout
 from launcher.trainer.options import ConfigError
 
 if TYPE_CHECKING:
@@ -248,6 +249,9 @@ def share_matrices(model: nn.Module, mesh: DeviceMesh) -> None:
         "mlp.0": ColwiseParallel(),
         "mlp.2": RowwiseParallel(output_layouts=sequence),
     }
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.part, module.parts = mesh.get_local_rank(), mesh.size()
     parallelize_module(model, mesh, outer)
     for block in model.blocks:  # type: ignore[union-attr]
         parallelize_module(block, mesh, inner)

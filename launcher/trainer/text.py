@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from launcher import distributed
 from launcher.distributed import World
 from launcher.trainer.main_rank import share_from_main
 from launcher.trainer.options import ConfigError
@@ -179,11 +180,8 @@ def open_copy(
 
 
 def make_copy(size_bytes: int) -> BinaryIO:
-    """Make an empty file with room for the text: in TMPDIR, else in /var/tmp, which is on a disk, unlike /dev/shm.
-
-    The kernel can drop pages of a file on a disk from memory, so the text may be larger than the memory.
-    """
-    folder = os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir())
+    """Make an empty file on a disk with room for the text, which may be larger than the memory (and than /dev/shm)."""
+    folder = distributed.scratch_folder()
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < size_bytes:
         room = f"{folder} has {free_bytes / 1e9:.1f} GB free, but the copy of the text takes {size_bytes / 1e9:.1f} GB"

@@ -45,6 +45,7 @@ from launcher.trainer.optimization import build_learner, learning_rate
 from launcher.trainer.options import ConfigError, RunError
 from launcher.trainer.order import Order
 from launcher.trainer.parallel import Layout, Replica
+from launcher.trainer.replacement import put_in_place
 from launcher.trainer.report import Node, check_nodes, describe_ranks, describe_start
 from launcher.trainer.save_folder import (
     SaveError,
@@ -52,7 +53,6 @@ from launcher.trainer.save_folder import (
     lock_folder,
     make_folder,
     prune,
-    put_in_place,
     save_file,
 )
 
@@ -396,7 +396,7 @@ def test_a_save_that_fails_is_one_line(single_rank: World, tmp_path: Path) -> No
     (tmp_path / "checkpoints").touch()
     with pytest.raises(SaveError) as caught:
         checkpoints.save(Position(3))
-    assert str(caught.value) == f"{tmp_path}/checkpoints/step_3: not saved: .step_3.tmp: Not a directory"
+    assert str(caught.value) == f"{tmp_path}/checkpoints/step_3: not saved: checkpoints: File exists"
     (tmp_path / "model.pt").mkdir()
     with pytest.raises(SaveError) as caught:
         checkpoints.export()

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from machines.patience import NEVER_S
 from machines.processes import wait_until
 
 from launcher.trainer import __main__ as trainer
@@ -163,26 +162,14 @@ SMALL = ["--layers", "1", "--dim", "16", "--context", "8", "--log-every", "5"]
 ENDLESS = ["-m", "launcher.trainer", "--epochs", "1000", "--steps-per-epoch", "0", *SMALL, "--save-dir", "out"]
 
 
-# The trainer, whose loader processes don't look for their rank by themselves, as those of torch do after 5 s.
-BLIND_LOADERS = f"""
-import sys
-from torch.utils.data._utils import worker
-from launcher.distributed import leave
-from launcher.trainer.__main__ import main
-assert worker.MP_STATUS_CHECK_INTERVAL == 5
-worker.MP_STATUS_CHECK_INTERVAL = {NEVER_S}
-leave(main(sys.argv[1:]))
-"""
-
-
 def saved_step(folder: Path) -> int:
     (path,) = (folder / "out" / "checkpoints").glob("step_*")
     return int(json.loads((path / "progress.json").read_text())["step"])
 
 
 def test_sigterm_to_all_saves_and_ends_all_with_143(starter: Any, tmp_path: Path) -> None:
-    """As Slurm sends it, to the loader processes as well; one of the two ranks gets it later."""
-    ranks = starter.start_ranks(2, lambda rank: ["-c", BLIND_LOADERS, *ENDLESS[2:], "--workers", "1"])
+    """As Slurm sends it, to all processes; one of the two ranks gets it later."""
+    ranks = starter.start_ranks(2, lambda rank: [*ENDLESS, "--workers", "1"])
     ranks[0].wait_for("step 5 ")
     for rank in reversed(ranks):
         os.killpg(rank.process.pid, signal.SIGTERM)
@@ -234,8 +221,7 @@ def test_what_rank_0_can_not_read_ends_every_rank_and_is_said_once(starter: Any)
     ranks = starter.start_ranks(2, lambda rank: ["-m", "launcher.trainer", "--data", "none.txt", "--num-workers", "0"])
     assert [rank.wait() for rank in ranks] == [2, 2]
     assert [rank.stderr for rank in ranks] == [
-        "read --num-workers as --workers\n"
-        "none.txt: No such file or directory (on rank 0's host, which alone reads the data)\n",
+        "read --num-workers as --workers\nnone.txt: No such file or directory (on rank 0's host)\n",
         "",
     ]
 

@@ -76,7 +76,7 @@ def test_only_the_same_text_has_its_identity(tmp_path: Path, monkeypatch: pytest
     assert not same()
 
 
-def test_ranks_share_with_rank_0(starter: Any, tmp_path: Path) -> None:
+def test_ranks_share_with_rank_0(starter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = "The text of rank 0, which takes several pieces."
     for rank in range(4):
         (tmp_path / f"node{rank}").mkdir()
@@ -86,11 +86,8 @@ def test_ranks_share_with_rank_0(starter: Any, tmp_path: Path) -> None:
     (tmp_path / "node2" / "text").write_text(content[::-1])
     (tmp_path / "copies").mkdir()
     script = str(Path(__file__).with_name("text_ranks.py"))
-    os.environ["TMPDIR"] = str(tmp_path / "copies")
-    try:
-        ranks = starter.start_ranks(4, lambda rank: [script])
-    finally:
-        del os.environ["TMPDIR"]
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "copies"))
+    ranks = starter.start_ranks(4, lambda rank: [script])
     for rank in ranks:
         assert (rank.wait(), rank.stderr) == (0, "")
     seen = [json.loads(rank.stdout) for rank in ranks]
