@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ import torch.distributed as dist
 
 from launcher.distributed import World
 from launcher.trainer.config import AUTO, NONE, SHAPE, TrainConfig
-from launcher.trainer.main_rank import MainRankError, share_from_main
+from launcher.trainer.main_rank import CPU_LIMIT, MainRankError, share_from_main
 from launcher.trainer.optimization import Learner
 from launcher.trainer.options import ConfigError
 from launcher.trainer.randomness import (
@@ -41,8 +40,6 @@ from launcher.trainer.save_folder import PROGRESS, SaveError, explain, find_newe
 if TYPE_CHECKING:
     from launcher.trainer.checkpoint_writing import SaveInFlight
 
-SAVE_LIMIT = timedelta(days=1)  # gloo itself notices at once if a rank is gone
-
 
 @dataclass(frozen=True)
 class Position:
@@ -58,9 +55,10 @@ class Checkpoints:
 
     With --async-save at most one of them is in flight: written by a thread while the training continues. It is not a
     checkpoint before it is whole; `save`, `finish` and `export` wait for it, and raise SaveError if it failed.
+    group: of all ranks, on the CPU, from `make_cpu_group`.
     """
 
-    def __init__(self, config: TrainConfig, world: World, learner: Learner) -> None:
+    def __init__(self, config: TrainConfig, world: World, learner: Learner, group: Any) -> None:
         self._config = config
         self._world = world
         self._learner = learner
@@ -68,10 +66,9 @@ class Checkpoints:
         self._layout = learner.replica.layout
         self._sharded = self._layout.sharded
         self._shared = self._sharded and is_shared(config.save_dir, world)
-        # A disk may be slow on one rank only, so the group that saves has a time limit of its own. Rank 0 must be able
-        # to save after the others are gone, so it has a group, too.
-        self._group = dist.new_group(timeout=SAVE_LIMIT, backend="gloo")
-        self._alone = dist.new_group([0], timeout=SAVE_LIMIT, backend="gloo")
+        self._group = group
+        # Rank 0 must be able to save after the others are gone, so it has a group of its own.
+        self._alone = dist.new_group([0], timeout=CPU_LIMIT, backend="gloo")
         self._saved: Position | None = None
         self._begun = False  # a save in flight that `finish` has not waited for yet; the same on every rank
         self._in_flight: SaveInFlight | None = None

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -99,13 +99,14 @@ class Task:
     units_per_sample: int
 
 
-def load_task(config: TrainConfig, world: World) -> Task:
-    """Return the task that the config describes; every rank gets the same one."""
+def load_task(config: TrainConfig, world: World, group: Any) -> Task:
+    """Return the task that the config describes; every rank gets the same one. group: of all ranks, on the CPU."""
     if config.kind == "regression":
         features, targets = make_regression(config.data_size or REGRESSION_SAMPLES, config.seed)
         size_bytes = features.nbytes + targets.nbytes
         return split(config, Points(features, targets), source="a made-up regression", size_bytes=size_bytes)
-    text = load_text(config.data, world, config.data_size * config.context + 1 if config.data_size else None)
+    most_bytes = config.data_size * config.context + 1 if config.data_size else None
+    text = load_text(config.data, world, group, most_bytes)
     source = f"{short(len(text))} bytes of {config.data or HELP_TOPICS}"
     return split(config, ByteSequences(text, config.context), source=source, size_bytes=len(text))
 

@@ -18,7 +18,7 @@ from launcher.trainer.config import TrainConfig
 from launcher.trainer.data import Batch, Loader, build_loader, load_task
 from launcher.trainer.evaluation import Evaluator
 from launcher.trainer.journal import Journal, measure_speed
-from launcher.trainer.main_rank import share_from_main
+from launcher.trainer.main_rank import make_cpu_group, share_from_main
 from launcher.trainer.model import build_model
 from launcher.trainer.optimization import Learner, build_learner, learning_rate
 from launcher.trainer.options import RunError
@@ -52,7 +52,8 @@ def train_in_folder(
     journal = Journal(config, world, argv)
     try:
         share_from_main(journal.open, world)
-        task = load_task(config, world)
+        group = make_cpu_group()
+        task = load_task(config, world, group)
         loader = build_loader(task, config, layout, world)
 
         model = build_model(config).to(world.device)
@@ -62,7 +63,7 @@ def train_in_folder(
         learner = build_learner(parallelize(model, layout, config, world), config, world.device)
         evaluator = Evaluator(loader, config, learner, world)
 
-        checkpoints = Checkpoints(config, world, learner)
+        checkpoints = Checkpoints(config, world, learner, group)
         position = checkpoints.resume()
         vote = StopVote(world)
         run = Run(

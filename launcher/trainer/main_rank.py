@@ -10,7 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store, _get_default_store
 
 from launcher.distributed import World
@@ -20,6 +23,17 @@ BEATS = "trainer/beats"
 BEAT_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
 DONE, WRONG, FAILED = b"done", b"wrong", b"failed"
+
+
+CPU_LIMIT = timedelta(days=1)  # gloo itself notices at once that a rank is gone
+
+
+def make_cpu_group() -> Any:
+    """Make a group of all ranks that communicate between CPUs, for work whose time depends on a disk.
+
+    Its time limit is a day, since a disk may be slow on one rank only.
+    """
+    return dist.new_group(timeout=CPU_LIMIT, backend="gloo")
 
 
 class MainRankError(RunError):

@@ -13,8 +13,7 @@ import shutil
 import stat
 import tempfile
 import warnings
-from collections.abc import Iterator
-from datetime import timedelta
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO, Union
@@ -34,13 +33,13 @@ SHAKESPEARE_FOLDER = Path("data")
 # A text of at most PROBES pieces is compared as a whole.
 PROBES, PROBE_BYTES = 256, 1 << 16
 PIECE_BYTES = 1 << 24
-TRANSFER_LIMIT = timedelta(days=1)  # a broken connection ends the transfer at once
 
 
-def load_text(path: str, world: World, most_bytes: int | None = None) -> Tensor:
+def load_text(path: str, world: World, group: Any, most_bytes: int | None = None) -> Tensor:
     """Return the text, or its first `most_bytes`, on every rank: a uint8 tensor on the CPU, which must not be changed.
 
-    path: as for `open_text`. Only rank 0 must be able to read it; rank 0's ConfigError is raised on every rank.
+    path: as for `open_text`. group: of all ranks, on the CPU.
+    Only rank 0 must be able to read it; rank 0's ConfigError is raised on every rank.
     """
     content: Content | None = None
 
@@ -56,7 +55,7 @@ def load_text(path: str, world: World, most_bytes: int | None = None) -> Tensor:
     elif world.world_size > 1:
         if not world.is_main:
             content = find_same(path, int(size), identity)
-        content = copy_to_nodes(content, size_bytes, world)
+        content = copy_to_nodes(content, size_bytes, world, group)
     assert content is not None  # rank 0 has the text, and the others have it or a copy
     return as_tensor(content, size_bytes)
 
@@ -120,7 +119,7 @@ def find_same(path: str, size_bytes: int, identity: bytes) -> Content | None:
         return None
 
 
-def copy_to_nodes(content: Content | None, size_bytes: int, world: World) -> Content:
+def copy_to_nodes(content: Content | None, size_bytes: int, world: World, group: Any) -> Content:
     """Return the text on every rank; ranks that lack it (None) get it from a copy that their node receives.
 
     Every rank must call this. Raise ConfigError on all of them if a node can't keep a copy.
@@ -133,15 +132,15 @@ def copy_to_nodes(content: Content | None, size_bytes: int, world: World) -> Con
     if not receivers:
         assert content is not None  # no rank lacks it
         return content
-    group = dist.new_group([0, *receivers.values()], timeout=TRANSFER_LIMIT, backend="gloo")
+    neighbours = find_neighbours([0, *receivers.values()], world.rank)
     receives = content is None and receivers[here] == world.rank
     with open_copy(size_bytes, world, is_first=receives, is_needed=content is None, receivers=receivers) as copy:
         problem = ""
         if receives:
             assert copy is not None
-            problem = receive(copy, size_bytes, group)
+            problem = receive(copy, size_bytes, neighbours, group)
         # Those that wait for the whole text wait for rank 0, since a collective has a time limit.
-        share_from_main(lambda: send(content, size_bytes, group), world)
+        share_from_main(lambda: send(content, size_bytes, neighbours, group), world)
         refuse_problems(problem, world)
         return map_file(copy) if copy is not None else content  # type: ignore[return-value]  # it has one of them
 
@@ -191,21 +190,36 @@ def make_copy(size_bytes: int) -> BinaryIO:
     return Path(name).open("r+b")
 
 
-def send(content: Content | None, size_bytes: int, group: dist.ProcessGroup | Any) -> None:
+def find_neighbours(ranks: Sequence[int], rank: int) -> tuple[int, list[int]]:
+    """Return the rank that a rank gets the text from, and at most two that it passes it on to: the ranks form a tree.
+
+    ranks: rank 0, then those that receive the text. No others take part.
+    """
+    if rank not in ranks:
+        return 0, []
+    place = ranks.index(rank)
+    return ranks[max(0, place - 1) // 2], list(ranks[2 * place + 1 : 2 * place + 3])
+
+
+def send(content: Content | None, size_bytes: int, neighbours: tuple[int, list[int]], group: Any) -> None:
     """Send the text from rank 0, piece by piece."""
     assert content is not None  # rank 0 has read it
     for piece in torch.split(as_tensor(content, size_bytes), PIECE_BYTES):
-        dist.broadcast(piece, src=0, group=group)
+        for rank in neighbours[1]:
+            dist.send(piece, rank, group=group)
 
 
-def receive(file: BinaryIO, size_bytes: int, group: dist.ProcessGroup | Any) -> str:
-    """Write the text that rank 0 sends; return the problem, or "". After a failed write the rest is lost."""
+def receive(file: BinaryIO, size_bytes: int, neighbours: tuple[int, list[int]], group: Any) -> str:
+    """Write the text and pass it on; return the problem, or "". After a failed write, the rest is only passed on."""
     problem = ""
-    buffer = bytearray(PIECE_BYTES)
+    source, targets = neighbours
+    buffer = bytearray(min(PIECE_BYTES, size_bytes))
     tensor = torch.frombuffer(buffer, dtype=torch.uint8)
     for start in range(0, size_bytes, PIECE_BYTES):
         length = min(PIECE_BYTES, size_bytes - start)
-        dist.broadcast(tensor[:length], src=0, group=group)
+        dist.recv(tensor[:length], source, group=group)
+        for rank in targets:
+            dist.send(tensor[:length], rank, group=group)
         try:
             if not problem:
                 file.write(memoryview(buffer)[:length])

@@ -40,6 +40,7 @@ from launcher.trainer.data import (
 )
 from launcher.trainer.evaluation import Evaluator
 from launcher.trainer.loop import train
+from launcher.trainer.main_rank import make_cpu_group
 from launcher.trainer.model import FEATURES, build_model
 from launcher.trainer.optimization import build_learner, learning_rate
 from launcher.trainer.options import ConfigError, RunError
@@ -165,7 +166,7 @@ def test_validation_deals_each_sample_once_and_as_many_batches_to_each(size: int
 def test_the_validation_loss_is_that_of_a_plain_loop(single_rank: World) -> None:
     """Each rank's share by itself, added up as `all_reduce` does: 7 samples are no multiple of anything here."""
     config = TrainConfig(data="regression", data_size=70, batch_size=2)
-    task = load_task(config, single_rank)
+    task = load_task(config, single_rank, None)
     assert task.validation_size == 7
     model = build_model(config)
     every = build_loader(task, config, layout_of(1), WORLD).load_validation(
@@ -392,7 +393,7 @@ def test_a_save_that_fails_is_one_line(single_rank: World, tmp_path: Path) -> No
     config = TrainConfig(save_dir=str(tmp_path))
     model = build_model(config)
     learner = build_learner(Replica(model, model, layout_of(1)), config, WORLD.device)
-    checkpoints = Checkpoints(config, single_rank, learner)
+    checkpoints = Checkpoints(config, single_rank, learner, make_cpu_group())
     (tmp_path / "checkpoints").touch()
     with pytest.raises(SaveError) as caught:
         checkpoints.save(Position(3))

@@ -29,7 +29,7 @@ def test_every_python_carries_a_text() -> None:
 
 def test_a_missing_text_is_one_line() -> None:
     with pytest.raises(ConfigError) as caught:
-        load_text("no/such.txt", WORLD)
+        load_text("no/such.txt", WORLD, None)
     assert str(caught.value) == "no/such.txt: No such file or directory (on rank 0's host)"
 
 
@@ -37,10 +37,10 @@ def test_a_missing_text_is_one_line() -> None:
 def test_the_text_is_mapped_and_may_be_a_part(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
-    loaded = load_text(str(path), WORLD)
+    loaded = load_text(str(path), WORLD, None)
     assert (loaded.dtype, loaded.device.type) == (torch.uint8, "cpu")
     assert bytes(loaded.tolist()) == content
-    assert bytes(load_text(str(path), WORLD, most_bytes=2).tolist()) == content[:2]
+    assert bytes(load_text(str(path), WORLD, None, most_bytes=2).tolist()) == content[:2]
     assert (str(path) in Path("/proc/self/maps").read_text()) is bool(content)
 
 
@@ -48,7 +48,7 @@ def test_a_pipe_is_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(b"from a pipe"))
     writer.start()
-    assert bytes(load_text(str(tmp_path / "pipe"), WORLD).tolist()) == b"from a pipe"
+    assert bytes(load_text(str(tmp_path / "pipe"), WORLD, None).tolist()) == b"from a pipe"
     writer.join()
     assert find_same(str(tmp_path / "pipe"), 11, b"") is None  # no other rank opens it
 

@@ -20,6 +20,7 @@ from launcher.trainer import main_rank, text
 
 SHORT_S, LONGER_S = 1.0, 2.5
 world = distributed.init("gloo", timeout_s=120)
+group = main_rank.make_cpu_group()
 hurried = replace(world, timeout_s=SHORT_S)
 store = _get_default_store()
 seen: dict[str, object] = {}
@@ -33,7 +34,7 @@ def outcome(attempt: Callable[[], object]) -> object:
 
 
 def mapped(path: str, most_bytes: int | None = None) -> list[object]:
-    loaded = text.load_text(path, world, most_bytes)
+    loaded = text.load_text(path, world, group, most_bytes)
     files = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
     copies = {part[4] for part in files if "trainer-text" in part[-1] and part[-1].endswith("(deleted)")}
     return [bytes(loaded.tolist()).decode(), *copies]
@@ -54,7 +55,7 @@ os.chdir(f"node{world.rank}")
 text.PIECE_BYTES = 16  # several pieces
 seen["text"] = mapped("text")
 seen["part"] = mapped("text", most_bytes=20)
-seen["topics"] = len(text.load_text("", world)) > 100_000
+seen["topics"] = len(text.load_text("", world, group)) > 100_000
 seen["empty"] = mapped("empty")
 seen["missing"] = outcome(lambda: mapped("missing"))
 seen["error"] = outcome(lambda: main_rank.share_from_main(fail, world))
