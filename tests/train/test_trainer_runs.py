@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+from machines.patience import slowed
 from machines.processes import wait_until
 
 from launcher.trainer import __main__ as trainer
 from launcher.trainer.config import TrainConfig
 from launcher.trainer.curve import read_losses
 from launcher.trainer.model import build_model
+from tests.train.conftest import free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -215,6 +217,39 @@ def test_rank_0_saves_what_it_can_when_a_peer_is_gone(starter: Any, options: lis
     ranks[1].process.kill()
     assert [rank.wait() for rank in ranks] == [143, -signal.SIGKILL], ranks[0].stderr
     assert re.fullmatch(line, ranks[0].stdout.splitlines()[-2])
+
+
+# The ranks of `runs_in_turn.py`; in the second run rank 0 validates slowly, and its disk is slow.
+SLOW_MAIN_RANK = f"""
+import os, runpy, sys, time
+import torch
+fsync, train, delay_s = os.fsync, torch.nn.Module.train, float(sys.argv.pop())
+def delay(wanted):
+    time.sleep(delay_s if wanted and sys.argv[1] == "0" and os.path.exists("fast/model.pt") else 0)
+def slow_fsync(file):
+    delay(os.readlink(f"/proc/self/fd/{{file}}").endswith(".distcp"))
+    fsync(file)
+def slow_train(module, mode=True):
+    delay(not mode and hasattr(module, "blocks"))
+    return train(module, mode)
+os.fsync, torch.nn.Module.train = slow_fsync, slow_train
+runpy.run_path({str(HERE / "runs_in_turn.py")!r}, run_name="__main__")
+"""
+
+
+def test_work_of_rank_0_may_take_longer_than_the_time_limit(starter: Any, tmp_path: Path) -> None:
+    """Validation and saving by rank 0. In the first run the ranks import all that takes long."""
+    limit_s = slowed(1)
+    delay_s = 1.5 * limit_s
+    argv = [*SMALL, "--steps-per-epoch", "2", "--evaluate-on", "main"]
+    turns = [(2, free_port(), ".", ["--save-dir", "fast", *argv])]
+    turns.append((2, free_port(), ".", ["--save-dir", "slow", *argv, "--timeout", str(limit_s)]))
+    ranks = [starter.start(["-c", SLOW_MAIN_RANK, str(rank), json.dumps(turns), str(delay_s)]) for rank in range(2)]
+    assert [(rank.wait(), rank.stderr) for rank in ranks] == [(0, "")] * 2
+    times_s = [line["elapsed_s"] for line in read_metrics(tmp_path / "slow")]
+    assert times_s[-1] - times_s[-2] >= delay_s  # of the validation
+    progress = json.loads((tmp_path / "slow" / "checkpoints" / "step_2" / "progress.json").read_text())
+    assert (tmp_path / "slow" / "model.pt").stat().st_mtime - progress["saved_at"] >= delay_s
 
 
 def test_what_rank_0_can_not_read_ends_every_rank_and_is_said_once(starter: Any) -> None:
