@@ -29,6 +29,8 @@ UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 def put_in_place(temporary: Path, path: Path) -> None:
     """Rename the directory of a complete checkpoint, which is on disk, to `path`, and remove one of that name."""
     restore_displaced(path.parent)
+    if path.exists() and not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     if not path.exists():
         temporary.rename(path)
         sync_folder(path.parent)
