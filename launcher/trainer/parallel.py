@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher import distributed
@@ -189,9 +191,11 @@ def make_mesh(layout: Layout, world: World) -> DeviceMesh:
 
     # Torch 2.13 warns on each rank about each sum over both dimensions, which the gradient norm needs.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    return init_device_mesh(
-        world.device.type, (layout.data_size, layout.tensor_size), mesh_dim_names=("data", "tensor")
-    )
+    names = ("data", "tensor")
+    mesh = init_device_mesh(world.device.type, (layout.data_size, layout.tensor_size), mesh_dim_names=names)
+    for name in names:  # a mesh gives its groups torch's own time limit (torch 2.13, which has no public way)
+        _set_pg_timeout(timedelta(seconds=world.timeout_s), mesh.get_group(name))
+    return mesh
 
 
 def share_parameters(model: nn.Module, mesh: DeviceMesh, amp: str) -> None:
