@@ -23,6 +23,7 @@ In reading order:
     checkpoint_reading    read a checkpoint as data, so that no code in it runs
     checkpoint_writing    write a checkpoint's files, at once or while the training continues
     randomness            the seeds of the ranks, and the generators' states in a checkpoint
+    checkpoint_checks     what all ranks see of a checkpoint, and whether it can be read
     checkpoint            save checkpoints, and resume on any number of ranks
     flops                 model FLOPs utilization
     progress              a progress line on a terminal

@@ -66,7 +66,7 @@ def make_folder(path: str) -> None:
 def lock_folder(path: str) -> TextIO:
     """Keep other runs out of the save directory until the file is closed or the process ends, even if it is killed."""
     file = (Path(path) / LOCK).open("a")
-    register_after_fork(file, lambda held: held.close())  # a loader process must not hold the lock longer than its rank
+    register_after_fork(file, lambda held: held.close())  # a child process must not hold the lock longer than its rank
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

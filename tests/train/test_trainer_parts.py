@@ -23,7 +23,8 @@ from launcher import distributed
 from launcher.distributed import World
 from launcher.trainer import __main__ as trainer
 from launcher.trainer import order
-from launcher.trainer.checkpoint import Checkpoints, Position, check_model
+from launcher.trainer.checkpoint import Checkpoints, Position
+from launcher.trainer.checkpoint_checks import check_model
 from launcher.trainer.config import TrainConfig, read_config
 from launcher.trainer.data import (
     MOST_WORKERS,
@@ -464,7 +465,7 @@ def test_one_run_at_a_time_saves_in_a_folder(tmp_path: Path) -> None:
     try:
         assert begun.wait(60)
         lock.close()
-        lock_folder(str(tmp_path)).close()  # a loader process doesn't hold it on
+        lock_folder(str(tmp_path)).close()  # a child process doesn't hold it on
     finally:
         ended.set()
         worker.join()
