@@ -80,7 +80,7 @@ class Block(nn.Module):
 class ByteTransformer(nn.Module):
     """Predict the next byte at each position of a (batch, length) tensor of bytes."""
 
-    def __init__(self, layers: int, heads: int, dim: int, context: int, dropout: float) -> None:
+    def __init__(self, layers: int, heads: int, dim: int, context: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.dropout = Dropout(dropout)
         self.embed_byte = nn.Embedding(VOCABULARY, dim)

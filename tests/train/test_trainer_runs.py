@@ -188,7 +188,8 @@ def test_sigterm_to_all_saves_and_ends_all_with_143(starter: Any, tmp_path: Path
 
 
 def test_sigterm_to_one_rank_of_a_sharded_model_saves_all_of_it(starter: Any, tmp_path: Path) -> None:
-    ranks = starter.start_ranks(2, lambda rank: [*ENDLESS, "--parallel", "fsdp"])
+    """The last save, too, is in flight, and waited for."""
+    ranks = starter.start_ranks(2, lambda rank: [*ENDLESS, "--parallel", "fsdp", "--async-save"])
     ranks[0].wait_for("step 5 ")
     ranks[1].process.send_signal(signal.SIGTERM)
     assert [rank.wait() for rank in ranks] == [143, 143], ranks[1].stderr
