@@ -27,6 +27,7 @@ import re
 import socket
 import struct
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -100,6 +101,7 @@ class World:
     node_count: int = 1
     host: str = ""
     job_id: str | None = None
+    timeout_s: float = 600  # the time limit of the collectives
 
     @property
     def is_main(self) -> bool:
@@ -174,6 +176,7 @@ def init(backend: str = "auto", timeout_s: float = 600) -> World:
         node_count=place.node_count,
         host=host_name(os.environ),
         job_id=place.job_id,
+        timeout_s=timeout_s,
     )
     log.info("%s", world)
     return world
@@ -270,12 +273,13 @@ def all_reduce_mean(value: Number) -> Number:
     return total / world_size
 
 
-def seed_everything(seed: int) -> int:
+def seed_everything(seed: int, rank: int | None = None) -> int:
     """Seed Python's, numpy's and torch's generators by `seed` + rank, and return that sum.
 
+    rank: by default this process's; give the ranks that share a model's matrices the same one.
     Weights that must be equal on all ranks are made under `torch.manual_seed(seed)` before, or broadcast.
     """
-    seed += _rank_and_size()[0]
+    seed += _rank_and_size()[0] if rank is None else rank
     random.seed(seed)
     torch.manual_seed(seed)
     if "numpy" in sys.modules:  # if nothing has imported it, nothing draws from it
@@ -303,6 +307,12 @@ def files_folder() -> Path | None:
     """Return the directory on this host whose files `launch` copies back, or None if there is none."""
     folder = os.environ.get("LAUNCH_FILES")
     return Path(folder) if folder else None
+
+
+def scratch_folder() -> Path:
+    """Return the directory on this host for large temporary files: TMPDIR, else /var/tmp; /tmp may be in memory."""
+    named, usual = os.environ.get("TMPDIR"), "/var/tmp"
+    return Path(named or (usual if os.access(usual, os.W_OK) else tempfile.gettempdir()))
 
 
 def find_attempt() -> Attempt:

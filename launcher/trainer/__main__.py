@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     from launcher.trainer.loop import train
 
     try:
-        train(config, distributed.init(config.distributed_backend), argv)
+        train(config, distributed.init(config.distributed_backend, config.timeout), argv)
     except ConfigError as error:
         return refuse(error)
     except (distributed.WorldError, distributed.DeviceError) as error:

@@ -9,28 +9,35 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from launcher.distributed import World
-from launcher.trainer.config import AUTO, NONE, SHAPE, TrainConfig
-from launcher.trainer.data import share_from_main
+from launcher.trainer.checkpoint_checks import agree, check_metadata, check_model, is_shared, read_states, unreadable
+from launcher.trainer.config import AUTO, NONE, TrainConfig
+from launcher.trainer.main_rank import CPU_LIMIT, MainRankError, share_from_main
 from launcher.trainer.optimization import Learner
-from launcher.trainer.options import ConfigError
-from launcher.trainer.save_folder import (
-    PROGRESS,
-    SaveError,
-    explain,
-    find_newest,
-    prune,
-    put_in_place,
-    save_file,
+from launcher.trainer.randomness import (
+    RANDOM,
+    States,
+    capture_states,
+    gather_states,
+    restore_states,
+    scatter_states,
+    seed_ranks,
 )
+from launcher.trainer.replacement import make_durable, put_in_place, write_durable
+from launcher.trainer.save_folder import PROGRESS, SaveError, explain, find_newest, prune, save_file
+
+if TYPE_CHECKING:
+    from launcher.trainer.checkpoint_writing import SaveInFlight
 
 
 @dataclass(frozen=True)
@@ -43,59 +50,121 @@ class Position:
 
 
 class Checkpoints:
-    """The checkpoints of one run."""
+    """The checkpoints of one run.
 
-    def __init__(self, config: TrainConfig, world: World, learner: Learner) -> None:
+    With --async-save at most one of them is in flight: written by a thread while the training continues. It is not a
+    checkpoint before it is whole; `save`, `finish` and `export` wait for it, and raise SaveError if it failed.
+    group: of all ranks, on the CPU, from `make_cpu_group`.
+    """
+
+    def __init__(self, config: TrainConfig, world: World, learner: Learner, group: Any) -> None:
         self._config = config
         self._world = world
         self._learner = learner
         self._folder = Path(config.save_dir) / "checkpoints"
-        self._sharded = learner.replica.layout.sharded
+        self._layout = learner.replica.layout
+        self._sharded = self._layout.sharded
         self._shared = self._sharded and is_shared(config.save_dir, world)
+        self._group = group
         # Rank 0 must be able to save after the others are gone, so it has a group of its own.
-        self._alone = dist.new_group([0], backend="gloo") if world.world_size > 1 else None
+        self._alone = dist.new_group([0], timeout=CPU_LIMIT, backend="gloo")
         self._saved: Position | None = None
+        self._begun = False  # a save in flight that `finish` has not waited for yet; the same on every rank
+        self._in_flight: SaveInFlight | None = None
         self._resumed = ""
+        self._new_numbers = ""  # why the random numbers don't continue where they were
 
     def save(self, position: Position) -> Path:
-        """Save a checkpoint; every rank must call this, and rank 0 has written it when this returns."""
-        path = self._folder / f"step_{position.step}"
+        """Save a checkpoint; every rank must call this. When it returns, rank 0 has written it or put it in flight."""
+        path = self._path_of(position)
         if position != self._saved:
-            if self._sharded or self._world.is_main:
-                self._write(path, position)
+            self.finish()
+            self._write(path, position)
             self._saved = position
         return path
 
     def save_alone(self, position: Position) -> Path | None:
         """Save on rank 0 without the other ranks, which may be gone; return None if they hold parts of the model."""
-        return None if self._sharded else self.save(position)
+        self._wait()
+        if self._sharded:
+            return None
+        path = self._path_of(position)
+        if position != self._saved:
+            with told_as_save_error(path):
+                self._prepare(path, position, [capture_states(self._world.device)])
+                self._write_and_complete(self._state(full=False), path)
+        return path
+
+    def finish(self) -> None:
+        """Wait on every rank for the save in flight; every rank must call this."""
+        if self._begun and self._saved is not None:
+            self._begun = False
+            with told_as_save_error(self._path_of(self._saved)):
+                share_from_main(self._wait, self._world)
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait on this rank alone for the save in flight, however it ends."""
+        with suppress(SaveError):
+            self._wait()
 
     def newest(self) -> Path | None:
         """Return the complete checkpoint that was saved last, or None."""
         return find_newest(self._folder)
 
-    def _write(self, path: Path, position: Position) -> None:
-        from torch.distributed.checkpoint.api import CheckpointException
-        from torch.distributed.checkpoint.filesystem import FileSystemWriter
-        from torch.distributed.checkpoint.state_dict_saver import save
+    def _path_of(self, position: Position) -> Path:
+        return self._folder / f"step_{position.step}"
 
-        state = self._state(full=self._sharded and not self._shared)
-        if not (self._shared or self._world.is_main):
-            return
-        temporary = path.with_name(f".{path.name}.tmp")
-        try:
-            if self._world.is_main:
-                shutil.rmtree(temporary, ignore_errors=True)
-                temporary.mkdir(parents=True, exist_ok=True)  # another rank may have made it already
-                (temporary / PROGRESS).write_text(json.dumps(self._describe(position), indent=1))
-            # It returns on rank 0 when every rank has written, and synced, its part.
-            group = None if self._shared else self._alone
-            save(state, storage_writer=FileSystemWriter(temporary), process_group=group)
-            if self._world.is_main:
-                put_in_place(temporary, path)
-                prune(self._folder, self._config.keep)
-        except (OSError, CheckpointException) as error:  # the latter isn't an Exception: no caller would catch it
-            raise SaveError(path, error) from error
+    def _wait(self) -> None:
+        saving, self._in_flight = self._in_flight, None
+        if saving is not None:
+            saving.wait()
+
+    def _write(self, path: Path, position: Position) -> None:
+        """Write a checkpoint with all ranks, or put it in flight. The others wait for rank 0 as long as it takes."""
+        from launcher.trainer.checkpoint_writing import write_files
+
+        states = gather_states(self._layout, self._world, self._group)
+        writes = self._shared or self._world.is_main
+        state = self._state(full=self._sharded and not self._shared) if self._sharded or writes else {}
+        with told_as_save_error(path):
+            share_from_main(partial(self._prepare, path, position, states), self._world)
+            if self._config.async_save:
+                self._begun = True
+                self._in_flight = self._put_in_flight(state, path) if writes else None
+            elif self._shared:
+                write_files(state, temporary_name(path), self._group)
+                share_from_main(partial(self._complete, path), self._world)
+            else:
+                share_from_main(partial(self._write_and_complete, state, path), self._world)
+
+    def _put_in_flight(self, state: dict[str, Any], path: Path) -> SaveInFlight:
+        from launcher.trainer.checkpoint_writing import SaveInFlight
+
+        complete = partial(self._complete, path) if self._world.is_main else lambda: None
+        group = self._group if self._shared else self._alone
+        return SaveInFlight(state, temporary_name(path), group, path, complete)
+
+    def _prepare(self, path: Path, position: Position, states: list[States]) -> None:
+        """Make the temporary directory on rank 0, with the position and the states of the random numbers."""
+        temporary = temporary_name(path)
+        shutil.rmtree(temporary, ignore_errors=True)
+        make_durable(self._folder)
+        temporary.mkdir(exist_ok=True)
+        write_durable(temporary / PROGRESS, json.dumps(self._describe(position), indent=1).encode())
+        save_file(temporary / RANDOM, {"states": states})
+
+    def _write_and_complete(self, state: dict[str, Any], path: Path) -> None:
+        """Write a checkpoint on rank 0 without the other ranks."""
+        from launcher.trainer.checkpoint_writing import write_files
+
+        write_files(state, temporary_name(path), self._alone)
+        self._complete(path)
+
+    def _complete(self, path: Path) -> None:
+        """Put the checkpoint in its place on rank 0; all ranks have written and flushed their files."""
+        put_in_place(temporary_name(path), path)
+        prune(self._folder, self._config.keep)
 
     def _state(self, *, full: bool) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
@@ -118,13 +187,14 @@ class Checkpoints:
 
     def resume(self) -> Position:
         """Resume from the checkpoint that `--resume` selects, and return its position; without one, the start."""
-        found = bytes(share_from_main(self._find, self._world).tolist())
+        found = share_from_main(self._find, self._world)
         if not found:
             return Position()
         name, progress = found.split(b"\n", 1)
         path, said = Path(name.decode()), json.loads(progress)
         check_model(path, {"kind": said["kind"], **said["config"]}, {"kind": self._config.kind, **asdict(self._config)})
         self._load(path, shared=self._all_see(path / PROGRESS, progress))
+        self._resume_random_numbers(path, said["step"])
         if said["scaler"]:  # the run that saved it may have had none
             self._learner.scaler.load_state_dict(said["scaler"])
         self._resumed = name.decode()
@@ -135,7 +205,7 @@ class Checkpoints:
         """Return the start report's line about resuming; "" if the run was to start from scratch."""
         if self._config.resume == NONE:
             return ""
-        going_on = f"{self._resumed}, step {position.step} of epoch {position.epoch}"
+        going_on = f"{self._resumed}, step {position.step} of epoch {position.epoch}{self._new_numbers}"
         return f"\nresume  {going_on if self._resumed else 'nothing to resume, starting from scratch'}"
 
     def _find(self) -> bytes:
@@ -182,77 +252,71 @@ class Checkpoints:
 
         from launcher.trainer.checkpoint_reading import PlainPlanner, PlainReader
 
-        reason = ""
-        if shared or self._world.is_main:
+        def read() -> None:
+            group = self._group if shared else self._alone
             try:
-                group = None if shared else self._alone
                 load(state, storage_reader=PlainReader(path), planner=PlainPlanner(), process_group=group)
             except CheckpointException as error:  # not an Exception: no caller would catch it
-                reason = explain(error)
-        if not agree(not reason, self._world):
-            raise unreadable(path, reason)
+                raise unreadable(path, explain(error)) from None
+
+        if shared:
+            read()  # an error of one rank is raised on all of them
+        else:
+            share_from_main(read, self._world)
+
+    def _resume_random_numbers(self, path: Path, step: int) -> None:
+        """Continue each data-parallel rank's random numbers; begin new ones if there were more or fewer such ranks."""
+        seed_ranks(self._config.seed, step, self._layout)
+        saved: list[States] = []
+
+        def read() -> None:
+            if (path / RANDOM).exists():
+                saved.extend(read_states(path / RANDOM))
+
+        share_from_main(read, self._world)
+        states, ranks = scatter_states(saved, self._layout, self._world, self._group)
+        if states is not None:
+            restore_states(states, self._world.device)
+        if states is None and self._config.dropout:
+            known = f"saved by {ranks} data-parallel ranks" if ranks else "it has no states of them"
+            self._new_numbers = f"; new random numbers: {known}, this run has {self._layout.data_size}"
 
     def export(self) -> Path:
         """Write `model.pt`: all weights under their plain names, and the config; every rank must call this."""
+        self.finish()
         path = Path(self._config.save_dir) / "model.pt"
-        model = self._learner.replica.model
-        if self._sharded:
-            from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+        weights = self._weights()
 
-            options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-            weights = get_model_state_dict(model, options=options)
-        else:
-            weights = model.state_dict()
-        if self._world.is_main:
+        def write() -> None:
             try:
                 save_file(path, {"model": weights, "config": asdict(self._config)})
             except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a full disk
                 raise SaveError(path, error) from error
+
+        share_from_main(write, self._world)
         return path
 
+    def _weights(self) -> dict[str, Any]:
+        """Return all weights on rank 0, under their plain names; every rank must call this."""
+        model = self._learner.replica.model
+        if not self._sharded:
+            return model.state_dict()
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-def is_shared(folder: str, world: World) -> bool:
-    """Return whether all ranks see the same directory: rank 0 makes a file there, the others look for it."""
-    if world.world_size == 1:
-        return True
-    token = Path(folder) / f".shared_{uuid4().hex}"
-
-    def leave_token() -> bytes:
-        token.touch()
-        return token.name.encode()
-
-    name = bytes(share_from_main(leave_token, world).tolist()).decode()
-    try:
-        return agree((Path(folder) / name).exists(), world)
-    finally:
-        if world.is_main:
-            token.unlink()
+        return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
 
-def agree(fact: bool, world: World) -> bool:
-    """Return on every rank whether `fact` is true on all of them."""
-    everywhere = torch.tensor(int(fact), device=world.device)
-    dist.all_reduce(everywhere, dist.ReduceOp.MIN)
-    return bool(everywhere)
-
-
-def check_metadata(path: Path) -> None:
-    """Check that the metadata can be read; for a truncated file torch itself would log two tracebacks."""
-    from launcher.trainer.checkpoint_reading import PlainReader
+@contextmanager
+def told_as_save_error(path: Path) -> Iterator[None]:
+    """Raise SaveError for what can go wrong while a checkpoint is written, here or on rank 0."""
+    from torch.distributed.checkpoint.api import CheckpointException
 
     try:
-        PlainReader(path).read_metadata()
-    except Exception as error:  # noqa: BLE001  # a truncated pickle can raise anything
-        raise unreadable(path, explain(error)) from None
+        yield
+    except (OSError, CheckpointException, MainRankError) as error:  # CheckpointException isn't an Exception
+        raise SaveError(path, error) from error
 
 
-def unreadable(path: Path, reason: str) -> ConfigError:
-    """Return the error for a broken checkpoint, with its fix."""
-    return ConfigError(f"{path}: can't be read: {reason}; fix: name another one with --resume PATH")
-
-
-def check_model(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Raise ConfigError for a checkpoint of another model."""
-    for name in ("kind", *SHAPE):
-        if saved[name] != wanted[name]:
-            raise ConfigError(f"{path}: saved with {name} {saved[name]}, but this run has {wanted[name]}")
+def temporary_name(path: Path) -> Path:
+    """Return where a checkpoint is written before it gets its place."""
+    return path.with_name(f".{path.name}.tmp")

@@ -212,6 +212,11 @@ def _read_item(file: BinaryIO, item: Any, place: _StorageInfo, planner: Any) -> 
     planner.commit_tensor(item, target)
 
 
+def read_plain(path: Path) -> Any:
+    """Read a file of torch.save that may hold only tensors and plain values."""
+    return _load_plain(io.BytesIO(path.read_bytes()))
+
+
 def _load_plain(content: io.BytesIO) -> Any:
     """Read what torch.save wrote, and refuse any older or other format.
 

@@ -27,7 +27,7 @@ class TrainConfig:
 
     data: str = option(
         "",
-        "text file to train on, read on rank 0's host only; shakespeare: the text that prepare_data downloads; "
+        "text file to train on; only rank 0's host must have it; shakespeare: the text that prepare_data downloads; "
         "regression: made-up numbers (default: the topics of Python's help(), or regression with --data-size)",
         metavar="FILE",
         group="Data",
@@ -36,7 +36,7 @@ class TrainConfig:
     validation_fraction: float = option(0.1, "share of the data kept for validation; 0: none", below=1)
     workers: int = option(
         -1,
-        "processes per rank that load data; -1: none while the data are small, else up to 4",
+        "threads per rank that read data ahead; 0: none; -1: none while the data are small, else up to 4",
         minimum=-1,
         aliases=("num_workers",),
     )
@@ -56,6 +56,9 @@ class TrainConfig:
         bare=LAST,
     )
     save_every: int = option(0, "save a checkpoint every N steps too; 0: after each epoch only")
+    async_save: bool = option(
+        False, "save checkpoints while the training continues, one at a time; takes a copy of the state in memory"
+    )
     keep: int = option(
         2, "checkpoints to keep; the oldest is removed first, unless it was saved with a larger --keep", minimum=1
     )
@@ -100,6 +103,9 @@ class TrainConfig:
     heads: int = option(2, "attention heads per block", minimum=1)
     dim: int = option(64, "width of the model", minimum=1)
     context: int = option(64, "bytes that the model can look back", minimum=1)
+    dropout: float = option(
+        0.0, "share of the values dropped after the embedding, attention and MLP while training; 0: none", below=1
+    )
 
     amp: str = option(
         "off",
@@ -144,6 +150,13 @@ class TrainConfig:
         "nccl, gloo, or auto: nccl if there are GPUs, else gloo",
         metavar="NAME",
         choices=("auto", "nccl", "gloo"),
+    )
+    timeout: float = option(
+        600.0,
+        "seconds that a rank waits for the others, at the start and in each collective; validation and saving by "
+        "rank 0 may take longer",
+        metavar="SECONDS",
+        minimum=1,
     )
     nodes: int = option(0, "refuse to run unless there are N nodes; 0: any number", aliases=("num_nodes",))
     gpus_per_node: int = option(0, "refuse to run unless each node has N ranks; 0: any number")

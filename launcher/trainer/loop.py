@@ -10,23 +10,24 @@ from pathlib import Path
 from typing import NoReturn
 
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from launcher import distributed
 from launcher.distributed import World
 from launcher.trainer.checkpoint import Checkpoints, Position
 from launcher.trainer.config import TrainConfig
-from launcher.trainer.data import Batch, SkippingSampler, build_loader, load_task, share_from_main
+from launcher.trainer.data import Batch, Loader, build_loader, load_task
 from launcher.trainer.departure import leave_alone, leave_together
 from launcher.trainer.evaluation import Evaluator
 from launcher.trainer.journal import Journal, measure_speed
 from launcher.trainer.layout import Layout, plan_layout
+from launcher.trainer.main_rank import make_cpu_group, share_from_main
 from launcher.trainer.model import outline_model
 from launcher.trainer.optimization import Learner, build_learner, learning_rate
 from launcher.trainer.options import RunError
 from launcher.trainer.ownership import Claim
 from launcher.trainer.parallel import parallelize
 from launcher.trainer.precision import choose_tf32
+from launcher.trainer.randomness import seed_ranks
 from launcher.trainer.report import Node, check_nodes, describe_ranks, describe_start, gather_nodes
 from launcher.trainer.save_folder import SaveError
 from launcher.trainer.schedule import Schedule, plan_steps
@@ -55,20 +56,21 @@ def train_in_folder(
     journal = Journal(config, world, argv)
     try:
         share_from_main(journal.open, world)
-        task = load_task(config, world)
-        loader, sampler = build_loader(task, config, layout, world)
+        group = make_cpu_group()
+        task = load_task(config, world, group)
+        loader = build_loader(task, config, layout, world)
 
         choose_tf32(config, world.device)
         model = outline_model(config)
         speed = measure_speed(config, world, layout, task, model)
         report = describe_start(world, nodes, layout, task, model)
-        distributed.seed_everything(config.seed)  # from here on each rank may draw different numbers
+        seed_ranks(config.seed, 0, layout)  # from here on each data-parallel rank draws its own numbers
         learner = build_learner(parallelize(model, layout, config, world), config, world.device)
-        evaluator = Evaluator(task, config, learner, world)
+        evaluator = Evaluator(loader, config, learner, world)
 
-        checkpoints = Checkpoints(config, world, learner)
+        checkpoints = Checkpoints(config, world, learner, group)
         position = checkpoints.resume()
-        schedule = plan_steps(config, layout, sampler.epoch_size)
+        schedule = plan_steps(config, layout, loader.epoch_size)
         steps = schedule.count_steps(position)
         vote = StopVote(world)
         run = Run(
@@ -76,7 +78,6 @@ def train_in_folder(
             world=world,
             learner=learner,
             loader=loader,
-            sampler=sampler,
             schedule=schedule,
             steps=steps,
             evaluator=evaluator,
@@ -103,8 +104,7 @@ class Run:
     config: TrainConfig
     world: World
     learner: Learner
-    loader: DataLoader[Batch]
-    sampler: SkippingSampler
+    loader: Loader
     schedule: Schedule
     steps: int
     evaluator: Evaluator
@@ -128,13 +128,14 @@ class Run:
             if not self.vote.requested:
                 raise
             leave_alone(self.journal, self.position, self.checkpoints, self.world)
+        finally:
+            self.checkpoints.settle()
         self.journal.end(model)
 
     def train_epoch(self) -> None:
         """Train to the end of the epoch, then validate and save."""
         done, steps = self.schedule.steps_done(self.position), self.schedule.epoch_steps
-        self.sampler.set_epoch(self.position.epoch, skip=done * self.schedule.samples_per_rank)
-        batches = iter(self.loader)
+        batches = self.loader.load_epoch(self.position.epoch, skip=done * self.schedule.samples_per_rank)
         for number in range(done + 1, steps + 1):
             self.take_step(list(islice(batches, self.config.accumulate)), last=number == steps)
             if number < steps:  # what is due at the end of the epoch is done there
@@ -190,7 +191,9 @@ class Run:
 
     def stop(self) -> NoReturn:
         """Save with all ranks after SIGTERM, then end them with exit code 143."""
-        leave_together(self.journal, self.position, self.save())
+        saved = self.save()
+        self.checkpoints.finish()
+        leave_together(self.journal, self.position, saved)
 
 
 def is_due(every: int, step: int) -> bool:

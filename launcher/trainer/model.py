@@ -29,6 +29,26 @@ class Norm(nn.LayerNorm):
         return F.layer_norm(x.float(), self.normalized_shape, self.weight.float(), self.bias.float(), self.eps)
 
 
+class Dropout(nn.Module):
+    """Drop a share of the values while training, and scale up the rest, as nn.Dropout does.
+
+    A rank that holds only a part of each sequence draws for the whole sequence, and uses its part: ranks that draw the
+    same numbers then drop the same values together as one rank would.
+    """
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+        self.part, self.parts = 0, 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x, of shape (batch, length, dim), where `length` may be one part of the sequence."""
+        if not self.share or self.parts == 1:
+            return F.dropout(x, self.share, self.training)
+        ones = torch.ones(x.shape[0], self.parts * x.shape[1], *x.shape[2:], dtype=x.dtype, device=x.device)
+        return x * F.dropout(ones, self.share, self.training).chunk(self.parts, dim=1)[self.part]
+
+
 class Attention(nn.Module):
     """Causal self-attention: each position attends to itself and to those before it.
 
@@ -56,27 +76,29 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """A transformer block: attention, then an MLP, each added to its input."""
 
-    def __init__(self, dim: int, heads: int) -> None:
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
+        self.dropout = Dropout(dropout)
         self.attention_norm = Norm(dim)
         self.attention = Attention(dim, heads)
         self.mlp_norm = Norm(dim)
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x))
-        x = x + self.mlp(self.mlp_norm(x))
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        x = x + self.dropout(self.mlp(self.mlp_norm(x)))
         return x  # noqa: RET504  # as in nanoGPT: each part adds to x
 
 
 class ByteTransformer(nn.Module):
     """Predict the next byte at each position of a (batch, length) tensor of bytes."""
 
-    def __init__(self, layers: int, heads: int, dim: int, context: int) -> None:
+    def __init__(self, layers: int, heads: int, dim: int, context: int, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = Dropout(dropout)
         self.embed_byte = nn.Embedding(VOCABULARY, dim)
         self.embed_position = nn.Embedding(context, dim)
-        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(dim, heads, dropout) for _ in range(layers))
         self.norm = Norm(dim)
         self.head = nn.Linear(dim, VOCABULARY, bias=False)
 
@@ -94,7 +116,8 @@ class ByteTransformer(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy in nats per byte."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = (self.embed_byte(tokens) + self.embed_position(positions)).float()  # the residual stream stays fp32
+        # The residual stream stays fp32.
+        x = self.dropout((self.embed_byte(tokens) + self.embed_position(positions)).float())
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x))
@@ -104,8 +127,9 @@ class ByteTransformer(nn.Module):
 class Perceptron(nn.Module):
     """Predict one number from `FEATURES` numbers, through blocks that each add to their input."""
 
-    def __init__(self, layers: int, dim: int) -> None:
+    def __init__(self, layers: int, dim: int, dropout: float) -> None:
         super().__init__()
+        self.dropout = nn.Dropout(dropout)
         self.embed = nn.Linear(FEATURES, dim)
         self.blocks = nn.ModuleList(
             nn.Sequential(Norm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)) for _ in range(layers)
@@ -122,9 +146,9 @@ class Perceptron(nn.Module):
 
     def forward(self, features: Tensor, targets: Tensor) -> Tensor:
         """Return the mean squared error."""
-        x = self.embed(features).float()  # as in ByteTransformer
+        x = self.dropout(self.embed(features).float())  # as in ByteTransformer
         for block in self.blocks:
-            x = x + block(x)
+            x = x + self.dropout(block(x))
         return F.mse_loss(self.head(x).squeeze(-1).float(), targets)
 
 
@@ -135,5 +159,5 @@ def outline_model(config: TrainConfig) -> Model:
     """Build the model for this kind of data on the meta device: with shapes, and without memory for its weights."""
     with torch.device("meta"):
         if config.kind == "regression":
-            return Perceptron(config.layers, config.dim)
-        return ByteTransformer(config.layers, config.heads, config.dim, config.context)
+            return Perceptron(config.layers, config.dim, config.dropout)
+        return ByteTransformer(config.layers, config.heads, config.dim, config.context, config.dropout)

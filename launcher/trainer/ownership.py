@@ -21,8 +21,9 @@ from typing import TextIO
 from launcher import distributed
 from launcher.distributed import Attempt, World
 from launcher.trainer.config import LAST, TrainConfig
-from launcher.trainer.data import share_from_main
+from launcher.trainer.main_rank import share_from_main
 from launcher.trainer.options import ConfigError
+from launcher.trainer.replacement import make_durable, restore_displaced, sync_folder
 from launcher.trainer.resumption import DEFAULT_PARENT, nothing_to_resume, refuse_nameless_resume, settle_resume
 from launcher.trainer.run_mark import MARK, find_marked, is_same_run, read_mark, write_mark
 from launcher.trainer.save_folder import FILES, LOCK, find_whole, lock_folder, make_folder
@@ -45,7 +46,7 @@ class Claim:
 
         Rank 0 chooses, locks and marks the directory; its ConfigError is raised on all ranks.
         """
-        settled = json.loads(bytes(share_from_main(self._settle, self._world).tolist()))
+        settled = json.loads(share_from_main(self._settle, self._world))
         return replace(self._config, **settled)
 
     def release(self) -> None:
@@ -70,6 +71,7 @@ class Claim:
             refuse_others_files(path)
             make_folder(str(path))
             self._lock = lock_folder(str(path))
+            restore_displaced(path / "checkpoints")
             resume = settle_resume(path, config, attempt)
             write_mark(path, config, attempt)
         except OSError as error:
@@ -104,7 +106,7 @@ def refuse_others_files(path: Path) -> None:
 
 def make_new(parent: Path, name: str) -> Path:
     """Make and return a new directory: `name`, or the first free one of `name-2`, `name-3` and so on."""
-    parent.mkdir(parents=True, exist_ok=True)
+    make_durable(parent)
     number = 1
     while True:
         path = parent / (name if number == 1 else f"{name}-{number}")
@@ -113,4 +115,5 @@ def make_new(parent: Path, name: str) -> Path:
         except FileExistsError:
             number += 1
         else:
+            sync_folder(parent)
             return path

@@ -8,17 +8,19 @@ from __future__ import annotations
 import logging
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher.distributed import World
 from launcher.trainer.activation_checkpointing import checkpoint_activations
 from launcher.trainer.config import TrainConfig
 from launcher.trainer.layout import FSDP_KINDS, TENSOR_KINDS, Layout
-from launcher.trainer.model import Model
+from launcher.trainer.model import Dropout, Model
 from launcher.trainer.options import ConfigError
 from launcher.trainer.precision import AMP_TYPES
 from launcher.trainer.weights import materialize
@@ -85,7 +87,10 @@ def make_mesh(layout: Layout, world: World) -> DeviceMesh:
     sizes = {"shard": layout.data_size // layout.replicas, "tensor": layout.tensor_size}
     if layout.replicas > 1:
         sizes = {"replicate": layout.replicas, **sizes}
-    return init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    mesh = init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    for name in sizes:  # a mesh gives its groups torch's own time limit (torch 2.13, which has no public way)
+        _set_pg_timeout(timedelta(seconds=world.timeout_s), mesh.get_group(name))
+    return mesh
 
 
 def share_parameters(model: Model, mesh: DeviceMesh, config: TrainConfig) -> None:
@@ -144,6 +149,9 @@ def share_matrices(model: Model, mesh: DeviceMesh) -> None:
         "mlp.0": ColwiseParallel(),
         "mlp.2": RowwiseParallel(output_layouts=sequence),
     }
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.part, module.parts = mesh.get_local_rank(), mesh.size()
     parallelize_module(model, mesh, outer)
     for block in model.blocks:
         parallelize_module(block, mesh, inner)

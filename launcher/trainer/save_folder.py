@@ -7,14 +7,13 @@
     SAVE_DIR/.lock                                 locked while a run saves there
     SAVE_DIR/.trainer.json                         marks the directory as the trainer's, and identifies the run
 
-A checkpoint is written under a temporary name, and renamed when all ranks have finished.
+A checkpoint is written under a temporary name, and renamed when all ranks have finished; `replacement` has the steps.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
-import os
 import re
 import shutil
 from multiprocessing.util import register_after_fork
@@ -26,6 +25,14 @@ import torch
 
 from launcher.trainer.config import SHAPE
 from launcher.trainer.options import ConfigError, RunError
+from launcher.trainer.replacement import (
+    discard,
+    find_displaced,
+    make_durable,
+    restore_displaced,
+    sync_file,
+    sync_folder,
+)
 
 PROGRESS = "progress.json"
 LOCK = ".lock"
@@ -44,7 +51,7 @@ class SaveError(RunError):
 def make_folder(path: str) -> None:
     """Make the save directory and check that it is usable, so that a run fails before an hour of training."""
     try:
-        Path(path).mkdir(parents=True, exist_ok=True)
+        make_durable(Path(path))
         TemporaryFile(dir=path).close()
     except OSError as error:
         raise ConfigError(f"{path}: can't save there: {error.strerror}") from None
@@ -59,7 +66,7 @@ def make_folder(path: str) -> None:
 def lock_folder(path: str) -> TextIO:
     """Keep other runs out of the save directory until the file is closed or the process ends, even if it is killed."""
     file = (Path(path) / LOCK).open("a")
-    register_after_fork(file, lambda held: held.close())  # a loader process must not hold the lock longer than its rank
+    register_after_fork(file, lambda held: held.close())  # a child process must not hold the lock longer than its rank
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -77,10 +84,10 @@ def find_newest(folder: Path) -> Path | None:
 
 
 def find_whole(folder: Path) -> list[Path]:
-    """Return the complete checkpoints in `folder`, oldest first."""
+    """Return the complete checkpoints in `folder`, oldest first, with those that a killed run was about to replace."""
     if not folder.is_dir():
         return []
-    paths = (path for path in folder.iterdir() if NAME.fullmatch(path.name))
+    paths = [path for path in folder.iterdir() if NAME.fullmatch(path.name)] + find_displaced(folder)
     found = [(progress["saved_at"], path) for path in paths if (progress := read_progress(path)) is not None]
     return [path for _, path in sorted(found)]
 
@@ -118,27 +125,19 @@ def explain(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def put_in_place(temporary: Path, path: Path) -> None:
-    """Rename a complete directory to `path`; an earlier run's directory of that name becomes `.NAME.old`."""
-    old = path.with_name(f".{path.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if path.exists():
-        path.rename(old)
-    temporary.rename(path)
-    sync_folder(path.parent)
-
-
 def prune(folder: Path, keep: int) -> None:
     """Remove the oldest checkpoints except the last `keep`, and what a killed run left unfinished.
 
     A checkpoint saved with a larger --keep stays: only a run with at least that --keep removes it.
-    Checkpoints are renamed before they are removed, so that none ever exists in part.
     """
-    for path in find_whole(folder)[:-keep]:
-        if read_keep(path) <= keep:
-            path.rename(path.with_name(f".{path.name}.old"))
-    for leftover in folder.glob(".step_*"):
+    restore_displaced(folder)
+    leftovers = list(folder.glob(".step_*"))
+    for leftover in leftovers:
         shutil.rmtree(leftover, ignore_errors=True)
+    if leftovers:
+        # A displaced checkpoint that is removed in part must be gone before the one in its place is removed.
+        sync_folder(folder)
+    discard([path for path in find_whole(folder)[:-keep] if read_keep(path) <= keep])
 
 
 def read_keep(path: Path) -> int:
@@ -157,18 +156,8 @@ def save_file(path: Path, state: dict[str, Any]) -> None:
     try:
         with temporary.open("wb") as file:
             torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
+            sync_file(file)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Flush a directory to disk; only then does a new name in it survive a power failure."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

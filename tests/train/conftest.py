@@ -85,7 +85,7 @@ class Starter:
                 cwd=self.folder,
                 stdout=stdout,
                 stderr=stderr,
-                start_new_session=True,  # so that a rank can be signalled together with its loader processes
+                start_new_session=True,  # so that a rank can be signalled together with what it starts
             )
         self.ranks.append(Rank(process, stdout_path, stderr_path))
         return self.ranks[-1]

@@ -17,6 +17,7 @@ from launcher.trainer.options import ConfigError
 HERE = Path(__file__).parent
 APART = "node{rank}"  # a file system of its own for each rank
 STEPS = 6
+DROP = ["--dropout", "0.3", "--save-every", "1", "--keep", "9"]
 OPTIONS = [
     *("--data", "text", "--context", "16", "--layers", "2", "--heads", "4", "--dim", "32", "--global-batch", "8"),
     *("--epochs", "2", "--steps-per-epoch", "3", "--log-every", "1"),
@@ -126,6 +127,19 @@ def read_losses(folder: Path) -> list[tuple[int, str, float]]:
     return [(line["step"], key, line[key]) for line in lines for key in ("loss", "validation_loss") if key in line]
 
 
+def check_dropout(folders: dict[str, Path]) -> None:
+    """A resumed run is bit for bit the one that wasn't stopped; ranks that share matrices drop what one rank would."""
+    losses = {name: read_losses(folder) for name, folder in folders.items()}
+    weights = {name: torch.load(folder / "model.pt", weights_only=True)["model"] for name, folder in folders.items()}
+    for name in ("drop-ddp", "drop-fsdp"):
+        assert losses[f"{name}-on"] == [line for line in losses[name] if line[0] > 2], name
+        for key, weight in weights[name].items():
+            assert torch.equal(weights[f"{name}-on"][key], weight), (name, key)
+        assert len(list((folders[name] / "checkpoints").iterdir())) == STEPS  # each of them whole
+    assert [line[2] for line in losses["drop-tp"]] == pytest.approx([line[2] for line in losses["drop-one"]], rel=1e-4)
+    assert [line[2] for line in losses["drop-ddp"]] != [line[2] for line in losses["drop-one"]]
+
+
 def resume(name: str) -> list[str]:
     return ["--resume", f"{name}/checkpoints/step_3"]
 
@@ -148,6 +162,14 @@ def test_all_ways_learn_the_same_and_go_on_from_each_other(starter: Any, tmp_pat
         "ddp-from-hsdp": (2, ".", resume("hsdp")),
         "hsdp-from-fsdp": (4, APART, [*resume("fsdp"), *replicas]),
         "both-from-ddp": (4, APART, [*resume("ddp"), *both]),
+        # With dropout, so that random numbers matter, and resumed in the middle of an epoch.
+        "drop-one": (1, ".", DROP),
+        "drop-tp": (2, ".", [*DROP, "--parallel", "tp"]),
+        "drop-ddp": (2, ".", DROP),
+        "drop-ddp-on": (2, ".", [*DROP, "--resume", "drop-ddp/checkpoints/step_2"]),
+        "drop-fsdp": (2, ".", [*DROP, "--parallel", "fsdp", "--async-save"]),
+        "drop-fsdp-on": (2, ".", [*DROP, "--parallel", "fsdp", "--resume", "drop-fsdp/checkpoints/step_2"]),
+        "drop-one-on": (1, ".", [*DROP, "--resume", "drop-fsdp/checkpoints/step_4"]),
     }
     # 111 samples, 11 of them to validate: not the same number for each rank.
     text = " ".join(f"{number} and {number * number};" for number in range(300))[: 111 * 16 + 1]
@@ -161,10 +183,14 @@ def test_all_ways_learn_the_same_and_go_on_from_each_other(starter: Any, tmp_pat
     for rank in ranks:  # one by one: where rank 0 fails, the others wait for it
         assert (rank.wait(), rank.stderr) == (0, "")
 
+    said = "new random numbers: saved by 2 data-parallel ranks, this run has 1"
+    assert f"drop-fsdp/checkpoints/step_4, step 4 of epoch 2; {said}" in ranks[0].stdout
+    assert ranks[0].stdout.count("new random numbers") == 1
     folders = {name: tmp_path / folder.format(rank=0) / name for name, (_, folder, _) in runs.items()}
     expected = read_losses(folders["one"])
     assert [step for step, key, _ in expected if key == "loss"] == list(range(1, STEPS + 1))
     weights = torch.load(folders["one"] / "model.pt", weights_only=True)["model"]
+    check_dropout({name: folders.pop(name) for name in list(folders) if name.startswith("drop-")})
     for name, folder in folders.items():
         part = expected if "from" not in name else [line for line in expected if line[0] > 3]
         losses = read_losses(folder)

@@ -17,33 +17,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machines.patience import DEADLINE_S
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.utils.data import DistributedSampler
 
 from launcher import distributed
 from launcher.distributed import World
 from launcher.trainer import __main__ as trainer
-from launcher.trainer.checkpoint import Checkpoints, Position, check_model
+from launcher.trainer import order
+from launcher.trainer.checkpoint import Checkpoints, Position
+from launcher.trainer.checkpoint_checks import check_model
 from launcher.trainer.config import TrainConfig, read_config
 from launcher.trainer.data import (
     MOST_WORKERS,
     ByteSequences,
+    Loader,
     Task,
     build_loader,
     count_workers,
     deal_validation,
     load_task,
     make_regression,
-    read_text,
-    share_from_main,
     short,
     split,
 )
 from launcher.trainer.evaluation import Evaluator
 from launcher.trainer.layout import Layout
 from launcher.trainer.loop import train
+from launcher.trainer.main_rank import make_cpu_group
 from launcher.trainer.model import FEATURES
 from launcher.trainer.optimization import build_learner, learning_rate
 from launcher.trainer.options import ConfigError, RunError
+from launcher.trainer.order import Order
 from launcher.trainer.parallel import Replica
+from launcher.trainer.replacement import put_in_place
 from launcher.trainer.report import Node, check_nodes, describe_ranks, describe_start
 from launcher.trainer.save_folder import (
     SaveError,
@@ -51,7 +56,6 @@ from launcher.trainer.save_folder import (
     lock_folder,
     make_folder,
     prune,
-    put_in_place,
     save_file,
 )
 from launcher.trainer.weights import build_model
@@ -69,7 +73,7 @@ def text_task(text: torch.Tensor, context: int) -> Task:
     sequences = ByteSequences(text, context)
     config = TrainConfig(context=context, validation_fraction=0)
     source = f"{short(len(text))} bytes of zeros"
-    return split(config, sequences, len(sequences), source=source, size_bytes=len(text))
+    return split(config, sequences, source=source, size_bytes=len(text))
 
 
 @pytest.fixture
@@ -78,51 +82,34 @@ def single_rank() -> Iterator[World]:
     distributed.shutdown()
 
 
-def test_every_python_carries_a_text() -> None:
-    text = read_text("")
-    assert len(text) > 100_000
-    assert b"assert" in text
-    assert text == read_text("")
-
-
-def test_a_missing_text_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read_text("no/such.txt")
-    assert str(caught.value) == (
-        "no/such.txt: No such file or directory (on rank 0's host, which alone reads the data)"
-    )
-
-
-@pytest.mark.parametrize("text", [b"", b"abc", bytes(range(256)) * 10])
-def test_shared_text_is_the_text(text: bytes, single_rank: World) -> None:
-    shared = share_from_main(lambda: text, single_rank)
-    assert shared.dtype == torch.uint8
-    assert bytes(shared.tolist()) == text
+def starts_of(loader: Loader, epoch: int = 0, skip: int = 0) -> list[list[int]]:
+    """Return the first byte of each sequence, batch by batch."""
+    return [tokens[:, 0].tolist() for tokens, _ in loader.load_epoch(epoch, skip)]
 
 
 def test_sequences_cover_the_text_once_and_targets_are_one_byte_on() -> None:
     text = torch.arange(33, dtype=torch.uint8)
     sequences = ByteSequences(text, context=8)
     assert len(sequences) == 4
-    pairs = [sequences[index] for index in range(4)]
-    assert torch.cat([tokens for tokens, _ in pairs]).tolist() == list(range(32))
-    assert torch.cat([targets for _, targets in pairs]).tolist() == list(range(1, 33))
+    tokens, targets = sequences.unpack(sequences.gather(torch.arange(4), pin=False))
+    assert tokens.flatten().tolist() == list(range(32))
+    assert targets.flatten().tolist() == list(range(1, 33))
     assert len(ByteSequences(text[:8], context=8)) == 0
     assert len(ByteSequences(text[:0], context=8)) == 0
 
 
-def test_ranks_take_different_sequences_and_each_epoch_another_order() -> None:
-    task = text_task(torch.arange(0, 241, dtype=torch.uint8), context=10)
-
-    def starts(rank: int, epoch: int, skip: int = 0) -> list[int]:
-        loader, sampler = build_loader(task, CONFIG, layout_of(2, rank), WORLD)
-        sampler.set_epoch(epoch, skip)
-        return [start for tokens, _ in loader for start in tokens[:, 0].tolist()]
-
-    assert sorted(starts(0, 1) + starts(1, 1)) == list(range(0, 240, 10))
-    assert starts(0, 1) != starts(0, 2)
-    assert starts(0, 1) == starts(0, 1)
-    assert starts(0, 1, skip=6) == starts(0, 1)[6:]
+@pytest.mark.parametrize("threads", [0, 2])
+def test_ranks_take_the_samples_of_torchs_sampler(threads: int) -> None:
+    task = text_task(torch.arange(0, 251, dtype=torch.uint8), context=10)  # 25 sequences for two ranks
+    for rank in range(2):
+        loader = build_loader(task, replace(CONFIG, workers=threads), layout_of(2, rank), WORLD)
+        sampler: DistributedSampler[int] = DistributedSampler(range(25), 2, rank, seed=CONFIG.seed, drop_last=True)
+        for epoch in (1, 2):
+            sampler.set_epoch(epoch)
+            expected = torch.tensor(list(sampler)).view(4, 3) * 10
+            assert loader.epoch_size == 12
+            assert starts_of(loader, epoch) == expected.tolist()
+            assert starts_of(loader, epoch, skip=6) == expected[2:].tolist()
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -130,11 +117,25 @@ def test_a_step_is_of_the_same_samples_on_any_number_of_ranks(ranks: int) -> Non
     task = text_task(torch.arange(0, 251, dtype=torch.uint8), context=10)  # 25 sequences: 2, 3 and 4 leave a rest
 
     def steps(size: int) -> list[list[int]]:
-        loaders = [build_loader(task, CONFIG, layout_of(size, rank, 12 // size), WORLD)[0] for rank in range(size)]
-        together = zip(*loaders, strict=True)
-        return [sorted(start for tokens, _ in batches for start in tokens[:, 0].tolist()) for batches in together]
+        dealt = [
+            starts_of(build_loader(task, CONFIG, layout_of(size, rank, 12 // size), WORLD)) for rank in range(size)
+        ]
+        return [sorted(start for starts in batches for start in starts) for batches in zip(*dealt, strict=True)]
 
     assert steps(ranks) == steps(1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 64, 65, 1000])
+def test_more_samples_than_a_list_holds_are_shuffled_too(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order, "MOST_LISTED", 0)
+    places = torch.arange(size)
+    shuffled = Order(size, seed=1, epoch=1).take(places)
+    assert sorted(shuffled.tolist()) == places.tolist()
+    assert torch.equal(shuffled, Order(size, seed=1, epoch=1).take(places))
+    if size == 1000:
+        assert not torch.equal(shuffled, Order(size, seed=1, epoch=2).take(places))
+        # Neighbours are as far apart as in any shuffled list: a third of the size on average.
+        assert shuffled.diff().abs().float().mean() == pytest.approx(size / 3, rel=0.1)
 
 
 def test_data_too_few_for_one_step_are_refused() -> None:
@@ -147,17 +148,19 @@ def test_data_too_few_for_one_step_are_refused() -> None:
 
 
 def test_the_last_samples_are_kept_for_validation() -> None:
-    samples = ByteSequences(torch.arange(101, dtype=torch.uint8), context=10)
-    task = split(TrainConfig(validation_fraction=0.25), samples, 10, source="", size_bytes=101)
+    text = torch.arange(101, dtype=torch.uint8)
+    samples = ByteSequences(text, context=10)
+    task = split(TrainConfig(validation_fraction=0.25), samples, source="", size_bytes=101)
     assert (task.train_size, task.validation_size) == (8, 2)
-    assert [int(task.validation[index][0][0]) for index in range(2)] == [80, 90]
-    assert split(TrainConfig(validation_fraction=0), samples, 10, source="", size_bytes=0).train_size == 10
-    assert split(TrainConfig(), samples, 3, source="", size_bytes=0).validation_size == 1
+    ((tokens, _),) = build_loader(task, CONFIG, layout_of(1), WORLD).load_validation([range(2)])
+    assert tokens[:, 0].tolist() == [80, 90]
+    assert split(TrainConfig(validation_fraction=0), samples, source="", size_bytes=0).train_size == 10
+    assert split(TrainConfig(), ByteSequences(text, context=33), source="", size_bytes=0).validation_size == 1
 
 
 @given(st.integers(0, 50), st.integers(1, 7), st.integers(1, 6))
 def test_validation_deals_each_sample_once_and_as_many_batches_to_each(size: int, batch_size: int, shares: int) -> None:
-    dealt = [deal_validation(size, batch_size, shares, share) for share in range(shares)]
+    dealt = [list(deal_validation(size, batch_size, shares, share)) for share in range(shares)]
     assert sorted(number for batches in dealt for batch in batches for number in batch) == list(range(size))
     assert len({len(batches) for batches in dealt}) == 1
     assert max((len(batch) for batches in dealt for batch in batches), default=0) <= batch_size
@@ -166,16 +169,20 @@ def test_validation_deals_each_sample_once_and_as_many_batches_to_each(size: int
 def test_the_validation_loss_is_that_of_a_plain_loop(single_rank: World) -> None:
     """Each rank's share by itself, added up as `all_reduce` does: 7 samples are no multiple of anything here."""
     config = TrainConfig(data="regression", data_size=70, batch_size=2)
-    task = load_task(config, single_rank)
+    task = load_task(config, single_rank, None)
     assert task.validation_size == 7
     model = build_model(config)
-    losses = [model(*(part[None] for part in task.validation[index])).item() for index in range(7)]
+    every = build_loader(task, config, layout_of(1), WORLD).load_validation(
+        range(number, number + 1) for number in range(7)
+    )
+    losses = [model(*batch).item() for batch in every]
     for shares in (1, 2, 3, 4, 5):
         totals = torch.zeros(2, dtype=torch.float64)
         for share in range(shares):
             layout = layout_of(shares, share, batch_size=2)
             learner = build_learner(Replica(model, model, layout), config, WORLD.device)
-            totals += Evaluator(task, config, learner, WORLD).sum_up(lambda: False)
+            loader = build_loader(task, config, layout, WORLD)
+            totals += Evaluator(loader, config, learner, WORLD).sum_up(lambda: False)
         assert totals[1] == 7
         assert (totals[0] / totals[1]).item() == pytest.approx(sum(losses) / 7, rel=1e-6)
 
@@ -389,11 +396,11 @@ def test_a_save_that_fails_is_one_line(single_rank: World, tmp_path: Path) -> No
     config = TrainConfig(save_dir=str(tmp_path))
     model = build_model(config)
     learner = build_learner(Replica(model, model, layout_of(1)), config, WORLD.device)
-    checkpoints = Checkpoints(config, single_rank, learner)
+    checkpoints = Checkpoints(config, single_rank, learner, make_cpu_group())
     (tmp_path / "checkpoints").touch()
     with pytest.raises(SaveError) as caught:
         checkpoints.save(Position(3))
-    assert str(caught.value) == f"{tmp_path}/checkpoints/step_3: not saved: .step_3.tmp: Not a directory"
+    assert str(caught.value) == f"{tmp_path}/checkpoints/step_3: not saved: checkpoints: File exists"
     (tmp_path / "model.pt").mkdir()
     with pytest.raises(SaveError) as caught:
         checkpoints.export()
@@ -411,10 +418,10 @@ def test_a_checkpoint_with_other_groups_of_parameters_is_resumed(single_rank: Wo
     single_group = torch.optim.AdamW(model.parameters(), 0.5, weight_decay=0.5)
     older = replace(learner, optimizer=single_group)
     older.take_step([make_regression(8, seed=3)], lr=0.5)
-    Checkpoints(config, single_rank, older).save(Position(3))
+    Checkpoints(config, single_rank, older, make_cpu_group()).save(Position(3))
     moments = [single_group.state[weights]["exp_avg"].clone() for weights in model.parameters()]
 
-    assert Checkpoints(config, single_rank, learner).resume() == Position(3)
+    assert Checkpoints(config, single_rank, learner, make_cpu_group()).resume() == Position(3)
     loaded = [learner.optimizer.state[weights]["exp_avg"] for weights in model.parameters()]
     assert all(torch.equal(*pair) for pair in zip(moments, loaded, strict=True))
     assert [(group["lr"], group["weight_decay"]) for group in learner.optimizer.param_groups] == [
@@ -482,7 +489,7 @@ def test_one_run_at_a_time_saves_in_a_folder(tmp_path: Path) -> None:
     try:
         assert begun.wait(60)
         lock.close()
-        lock_folder(str(tmp_path)).close()  # a loader process doesn't hold it on
+        lock_folder(str(tmp_path)).close()  # a child process doesn't hold it on
     finally:
         ended.set()
         worker.join()

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 import torch
-from machines.patience import NEVER_S
+from machines.patience import slowed
 from machines.processes import wait_until
 
 from launcher.trainer import __main__ as trainer
 from launcher.trainer.config import TrainConfig
 from launcher.trainer.curve import read_losses
 from launcher.trainer.weights import build_model
+from tests.train.conftest import free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -163,26 +164,14 @@ SMALL = ["--layers", "1", "--dim", "16", "--context", "8", "--log-every", "5"]
 ENDLESS = ["-m", "launcher.trainer", "--epochs", "1000", "--steps-per-epoch", "0", *SMALL, "--save-dir", "out"]
 
 
-# The trainer, whose loader processes don't look for their rank by themselves, as those of torch do after 5 s.
-BLIND_LOADERS = f"""
-import sys
-from torch.utils.data._utils import worker
-from launcher.distributed import leave
-from launcher.trainer.__main__ import main
-assert worker.MP_STATUS_CHECK_INTERVAL == 5
-worker.MP_STATUS_CHECK_INTERVAL = {NEVER_S}
-leave(main(sys.argv[1:]))
-"""
-
-
 def saved_step(folder: Path) -> int:
     (path,) = (folder / "out" / "checkpoints").glob("step_*")
     return int(json.loads((path / "progress.json").read_text())["step"])
 
 
 def test_sigterm_to_all_saves_and_ends_all_with_143(starter: Any, tmp_path: Path) -> None:
-    """As Slurm sends it, to the loader processes as well; one of the two ranks gets it later."""
-    ranks = starter.start_ranks(2, lambda rank: ["-c", BLIND_LOADERS, *ENDLESS[2:], "--workers", "1"])
+    """As Slurm sends it, to all processes; one of the two ranks gets it later."""
+    ranks = starter.start_ranks(2, lambda rank: [*ENDLESS, "--workers", "1"])
     ranks[0].wait_for("step 5 ")
     for rank in reversed(ranks):
         os.killpg(rank.process.pid, signal.SIGTERM)
@@ -199,7 +188,8 @@ def test_sigterm_to_all_saves_and_ends_all_with_143(starter: Any, tmp_path: Path
 
 
 def test_sigterm_to_one_rank_of_a_sharded_model_saves_all_of_it(starter: Any, tmp_path: Path) -> None:
-    ranks = starter.start_ranks(2, lambda rank: [*ENDLESS, "--parallel", "fsdp"])
+    """The last save, too, is in flight, and waited for."""
+    ranks = starter.start_ranks(2, lambda rank: [*ENDLESS, "--parallel", "fsdp", "--async-save"])
     ranks[0].wait_for("step 5 ")
     ranks[1].process.send_signal(signal.SIGTERM)
     assert [rank.wait() for rank in ranks] == [143, 143], ranks[1].stderr
@@ -230,12 +220,44 @@ def test_rank_0_saves_what_it_can_when_a_peer_is_gone(starter: Any, options: lis
     assert re.fullmatch(line, ranks[0].stdout.splitlines()[-2])
 
 
+# The ranks of `runs_in_turn.py`; in the second run rank 0 validates slowly, and its disk is slow.
+SLOW_MAIN_RANK = f"""
+import os, runpy, sys, time
+import torch
+fsync, train, delay_s = os.fsync, torch.nn.Module.train, float(sys.argv.pop())
+def delay(wanted):
+    time.sleep(delay_s if wanted and sys.argv[1] == "0" and os.path.exists("fast/model.pt") else 0)
+def slow_fsync(file):
+    delay(os.readlink(f"/proc/self/fd/{{file}}").endswith(".distcp"))
+    fsync(file)
+def slow_train(module, mode=True):
+    delay(not mode and hasattr(module, "blocks"))
+    return train(module, mode)
+os.fsync, torch.nn.Module.train = slow_fsync, slow_train
+runpy.run_path({str(HERE / "runs_in_turn.py")!r}, run_name="__main__")
+"""
+
+
+def test_work_of_rank_0_may_take_longer_than_the_time_limit(starter: Any, tmp_path: Path) -> None:
+    """Validation and saving by rank 0. In the first run the ranks import all that takes long."""
+    limit_s = slowed(1)
+    delay_s = 1.5 * limit_s
+    argv = [*SMALL, "--steps-per-epoch", "2", "--evaluate-on", "main"]
+    turns = [(2, free_port(), ".", ["--save-dir", "fast", *argv])]
+    turns.append((2, free_port(), ".", ["--save-dir", "slow", *argv, "--timeout", str(limit_s)]))
+    ranks = [starter.start(["-c", SLOW_MAIN_RANK, str(rank), json.dumps(turns), str(delay_s)]) for rank in range(2)]
+    assert [(rank.wait(), rank.stderr) for rank in ranks] == [(0, "")] * 2
+    times_s = [line["elapsed_s"] for line in read_metrics(tmp_path / "slow")]
+    assert times_s[-1] - times_s[-2] >= delay_s  # of the validation
+    progress = json.loads((tmp_path / "slow" / "checkpoints" / "step_2" / "progress.json").read_text())
+    assert (tmp_path / "slow" / "model.pt").stat().st_mtime - progress["saved_at"] >= delay_s
+
+
 def test_what_rank_0_can_not_read_ends_every_rank_and_is_said_once(starter: Any) -> None:
     ranks = starter.start_ranks(2, lambda rank: ["-m", "launcher.trainer", "--data", "none.txt", "--num-workers", "0"])
     assert [rank.wait() for rank in ranks] == [2, 2]
     assert [rank.stderr for rank in ranks] == [
-        "read --num-workers as --workers\n"
-        "none.txt: No such file or directory (on rank 0's host, which alone reads the data)\n",
+        "read --num-workers as --workers\nnone.txt: No such file or directory (on rank 0's host)\n",
         "",
     ]
 
