@@ -71,7 +71,6 @@ def train_in_folder(
         checkpoints = Checkpoints(config, world, learner, group)
         position = checkpoints.resume()
         schedule = plan_steps(config, layout, loader.epoch_size)
-        steps = schedule.count_steps(position)
         vote = StopVote(world)
         run = Run(
             config=config,
@@ -79,7 +78,7 @@ def train_in_folder(
             learner=learner,
             loader=loader,
             schedule=schedule,
-            steps=steps,
+            steps=schedule.count_steps(position),
             evaluator=evaluator,
             checkpoints=checkpoints,
             journal=journal,
@@ -88,7 +87,7 @@ def train_in_folder(
         )
         report += f"\nsaves   {config.save_dir}{checkpoints.describe_resume(position)}"
         report += describe_ranks(config, world)
-        journal.begin(position, steps, speed, report)
+        journal.begin(position, run.steps, speed, report)
         run.train()
     except Exception:
         journal.tell_failure()

@@ -23,8 +23,6 @@ BEATS = "trainer/beats"
 BEAT_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
 DONE, WRONG, FAILED = b"done", b"wrong", b"failed"
-
-
 CPU_LIMIT = timedelta(days=1)  # gloo itself notices at once that a rank is gone
 
 

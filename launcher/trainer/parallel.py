@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher.distributed import World
@@ -81,6 +80,7 @@ def make_mesh(layout: Layout, world: World) -> DeviceMesh:
     The ranks of a row are neighbours, and so are those of a replica, so they usually share a node.
     """
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.distributed_c10d import _set_pg_timeout
 
     # Torch 2.13 warns on each rank about each sum over several dimensions, which the gradient norm needs.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
