@@ -79,7 +79,7 @@ def test_a_process_of_a_run_that_is_left_is_found_and_killed(trial: Trial) -> No
     mark = {**os.environ, "LAUNCH_MARK": "20261120-091233.1.0"}
     left = subprocess.Popen(["sleep", "600"], env=mark, start_new_session=True)
     try:
-        assert wait_until(lambda: b"LAUNCH_MARK" in Path(f"/proc/{left.pid}/environ").read_bytes()), "it has begun"
+        wait_until(lambda: b"LAUNCH_MARK" in Path(f"/proc/{left.pid}/environ").read_bytes())
         assert trial.close() == [left.pid]
         assert left.wait(DEADLINE_S) == -signal.SIGKILL
     finally:
