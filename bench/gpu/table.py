@@ -106,7 +106,7 @@ PARTS = (
     ),
     Part(
         "resume",
-        "trains 40 steps with FSDP2, and again from the checkpoint of step 20",
+        "trains 40 steps with FSDP2 and dropout, and again from the checkpoint of step 20",
         "the two `model.pt` are equal to the last bit",
         resume_exactly,
         limit_s=90,
