@@ -22,7 +22,7 @@ FEW_STEPS = replace(SMALL, steps=30)
 MFU_TOLERANCE = 0.03  # the estimate counts only matrices
 VOCABULARY = 256
 LEAST_FALL = 0.75  # of the first loss
-SHORT_RUN = "--epochs 2 --steps-per-epoch 20 --log-every 20 --keep 4 --dropout 0.1".split()
+SHORT_RUN = ["--epochs", "2", "--steps-per-epoch", "20", "--log-every", "20", "--keep", "4", "--dropout", "0.1"]
 HALF, WHOLE = 20, 40  # steps
 # Without it, cuBLAS may use its workspaces in any order (docs.nvidia.com/cuda/cublas, results reproducibility).
 CUBLAS_IN_ORDER = "CUBLAS_WORKSPACE_CONFIG=:4096:8"
