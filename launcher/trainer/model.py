@@ -96,8 +96,8 @@ class ByteTransformer(nn.Module):
     def __init__(self, layers: int, heads: int, dim: int, context: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.dropout = Dropout(dropout)
-        self.embed_byte = nn.Embedding(VOCABULARY, dim)
-        self.embed_position = nn.Embedding(context, dim)
+        self.embed_byte = make_embedding(VOCABULARY, dim)
+        self.embed_position = make_embedding(context, dim)
         self.blocks = nn.ModuleList(Block(dim, heads, dropout) for _ in range(layers))
         self.norm = Norm(dim)
         self.head = nn.Linear(dim, VOCABULARY, bias=False)
@@ -122,6 +122,11 @@ class ByteTransformer(nn.Module):
             x = block(x)
         logits = self.head(self.norm(x))
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def make_embedding(size: int, dim: int) -> nn.Embedding:
+    """Build an embedding without first weights; to draw some on the meta device, torch imports its compiler for 1 s."""
+    return nn.Embedding.from_pretrained(torch.empty(size, dim), freeze=False)
 
 
 class Perceptron(nn.Module):
