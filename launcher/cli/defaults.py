@@ -209,8 +209,8 @@ def _trusting(source: str) -> str:
 
 def _limit(defaults: Defaults, *, is_at_home: bool) -> Defaults:
     """Return the defaults; raise UsageError if they set options that only a file below the home directory may set."""
-    # `sync = true` sends the directory in which the command is typed, as the user alone chooses it.
-    values = {name: value for name, value in defaults.values.items() if (name, value) != ("sync", True)}
+    # `sync = true` names no directory: what is sent is where the command is typed, as the user alone chooses.
+    values = [name for name, value in defaults.values.items() if name != "sync" or value is not True]
     risky = [name.replace("_", "-") for name in values if name in RISKY]
     if risky and not is_at_home:
         what = f"{listed(f'`{name}`' for name in risky)} {'is' if len(risky) == 1 else 'are'}"

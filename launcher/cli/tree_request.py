@@ -89,13 +89,23 @@ def _find_typed_way(place: Path, root: Path) -> list[str]:
 
 def _is_data(folder: Path) -> bool:
     """Tell whether the hosts may need what is in an ignored directory, which isn't sent."""
+    from launcher.sync.selection import PLACEHOLDERS
+
     is_environment = any(os.path.lexists(folder / name) for name in ("pyvenv.cfg", "conda-meta"))
-    if folder.name == _OUTPUTS or is_environment:
+    if folder.name == _OUTPUTS or is_environment or _ignores_itself(folder):
         return False
     try:
         with os.scandir(folder) as found:
-            return next(found, None) is not None
+            return any(entry.name not in PLACEHOLDERS for entry in found)
     except OSError:  # another user's, and nobody can tell
+        return False
+
+
+def _ignores_itself(folder: Path) -> bool:
+    """Tell whether a program made this directory for what it writes, as `launch` makes one for its logs."""
+    try:
+        return (folder / ".gitignore").read_text("utf-8", "replace").strip() == "*"
+    except OSError:
         return False
 
 

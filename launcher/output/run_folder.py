@@ -199,7 +199,7 @@ def create_record(
 
 def _leave_out_of_git(folder: Path) -> None:
     """Let git ignore a new directory of logs, and so the --sync of a run with another --log-dir."""
-    with contextlib.suppress(FileExistsError), (folder / ".gitignore").open("x") as file:  # x follows nobody's symlink
+    with contextlib.suppress(OSError), (folder / ".gitignore").open("x") as file:  # x follows nobody's symlink
         file.write("*\n")
 
 

@@ -162,7 +162,8 @@ def written_lines(census: Census) -> list[str]:
         more = len(names) - _MOST_WRITTEN
         shown = listed([*names[:_MOST_WRITTEN], *([f"{more} more"] if more > 0 else [])])
         lines.append(f"  {fold_names(where)}: the run wrote {shown} beside its code, in {root}")
-    example = next((name.rstrip("/") for _, *names in hosts for name in names if name.endswith("/")), None)
+    folders = [name.rstrip("/") for _, *names in hosts for name in names if name.endswith("/")]
+    example = next((name for name in folders if ".replaced-" not in name), None)
     link = f"pass --link {example}=DIR, or " if example else ""
     fix = f"    fix: {link}write to a directory elsewhere: the next run gets a new directory, without these"
     return [*lines, fix] if lines else []

@@ -14,8 +14,9 @@ from launcher.errors import UsageError
 from launcher.escapes import one_line
 from launcher.job.tree import Tree
 from launcher.node.messages import PIECE_BYTES
-from launcher.node.trees.listing import Entry
+from launcher.node.trees.listing import LINK, Entry, decode
 from launcher.node.trees.store import Store, find_base
+from launcher.sync.snapshot import MOST_KEPT_BYTES, SMALL_BYTES
 
 CHANGED_FIX = "start again when nothing writes to it, or leave it out with .launchignore"
 _MOST_CHARACTERS = 200  # of a path in a message
@@ -27,8 +28,8 @@ class Contents:
     def __init__(self, tree: Tree, variables: Mapping[str, str]) -> None:
         """variables: of this process; they tell where this machine keeps code."""
         self._root = Path(tree.root)
-        self._kept = tree.kept
         self._store = Store(find_base(variables))
+        self._kept = tree.kept or self._read_small(tree)
 
     def open(self, entry: Entry) -> BinaryIO:
         """Return the file; raise UsageError if it has changed since it was listed, and is no small one."""
@@ -43,6 +44,25 @@ class Contents:
                 return file
             file.close()
         raise UsageError(f"{one_line(entry.path, _MOST_CHARACTERS)} has changed since launch listed it", CHANGED_FIX)
+
+    def _read_small(self, tree: Tree) -> dict[str, bytes]:
+        """Return the small files that this machine keeps: for a controller, to which the code was sent before.
+
+        `launch clean --code` may remove them during the run, and a restart needs them.
+        """
+        kept: dict[str, bytes] = {}
+        room = MOST_KEPT_BYTES
+        for entry in decode(tree.listing) if tree.listing else ():
+            if entry.kind == LINK or entry.size > min(SMALL_BYTES, room) or entry.content in kept:
+                continue
+            file = _open_regular(Path(self._store.path_of(entry.content)))
+            if file is not None:
+                with file:
+                    content = file.read(entry.size + 1)
+                if hashlib.sha256(content).hexdigest() == entry.content:
+                    kept[entry.content] = content
+                    room -= entry.size
+        return kept
 
 
 def _open_regular(path: Path) -> BinaryIO | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.node.trees.listing import parents
-from launcher.sync.candidates import ENVIRONMENT, IGNORED, Candidates, find_candidates
+from launcher.sync.candidates import ENVIRONMENT, IGNORED, LAUNCHIGNORE, Candidates, find_candidates
 from launcher.sync.git import Absence, Repository, find_repository
 from launcher.sync.left_out import LeftOut, gather, measure
 from launcher.sync.links import find_useful_links
@@ -22,7 +22,8 @@ from launcher.sync.names import listed_names, refuse_clashes, shown
 from launcher.wording import count
 
 STAYING = "logs"
-_PLACEHOLDERS = (".gitkeep", ".keep", ".gitignore")  # for directories that git would not keep without a file
+PLACEHOLDERS = (".gitkeep", ".keep", ".gitignore")  # for directories that git would not keep without a file
+_PLACEHOLDER = "git has only a placeholder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,13 @@ class _OnDisk:
 
 def find_root(here: Path) -> Path:
     """Return what is sent from this directory: the repository to which it belongs, or else the directory itself."""
-    place = find_repository(here)
-    return place.root if isinstance(place, Repository) else Path(os.path.realpath(here))
+    place, real = find_repository(here), Path(os.path.realpath(here))
+    if not isinstance(place, Repository):
+        return real
+    if not real.is_relative_to(place.root):  # git's core.worktree may name any directory
+        text = f"git takes {shown(place.root)} for the work tree of {shown(real)}"
+        raise UsageError(text, "name the directory that contains the code: --sync=DIR")
+    return place.root
 
 
 def select(root: Path, *, staying: Sequence[Path] = ()) -> Selection:
@@ -74,7 +80,7 @@ def select(root: Path, *, staying: Sequence[Path] = ()) -> Selection:
     found = find_candidates(root, place)
     kept_back = _find_below(root, staying)
     disk = _look(root, _without(found.names, kept_back))
-    hollow = _find_hollow(disk) if isinstance(place, Repository) else set()
+    hollow = _find_hollow(found, kept_back) if isinstance(place, Repository) else set()
     useful = find_useful_links(disk.sizes.keys(), disk.links)
     sizes = {**disk.sizes, **dict.fromkeys(useful, 0)}
     paths = tuple(sorted(path for path in sizes if _top(path) not in hollow))
@@ -85,7 +91,7 @@ def select(root: Path, *, staying: Sequence[Path] = ()) -> Selection:
     warnings = _find_warnings(found, kept_back, found.sparse & disk.missing, useless)
     return Selection(
         root, paths, tuple(sizes[path] for path in paths), left_out, folders,
-        (*warnings, *_warn_of_linked_code(root, folders)), isinstance(place, Repository),
+        (*warnings, *_warn_of_linked_code(root, folders, hollow)), isinstance(place, Repository),
     )  # fmt: skip
 
 
@@ -157,10 +163,14 @@ def _top(path: str) -> str:
     return path.partition("/")[0]
 
 
-def _find_hollow(disk: _OnDisk) -> set[str]:
-    """Return the directories right below the root for which git keeps only placeholders: their content is elsewhere."""
-    below = [path for path in (*disk.sizes, *disk.links) if "/" in path]
-    busy = {_top(path) for path in below if path.rpartition("/")[2] not in _PLACEHOLDERS}
+def _find_hollow(found: Candidates, kept_back: Set[str]) -> set[str]:
+    """Return the directories right below the root for which git keeps only placeholders: their content is elsewhere.
+
+    None of them is one with tracked files that are gone from the disk, or with files that `.launchignore` leaves out.
+    """
+    below = [path for path in _without(found.names, kept_back) if "/" in path]
+    busy = {_top(path) for path in below if path.rpartition("/")[2] not in PLACEHOLDERS}
+    busy |= {_top(path) for path, reason in found.left_out.items() if reason == LAUNCHIGNORE}
     return {_top(path) for path in below}.difference(busy)
 
 
@@ -168,17 +178,16 @@ def _find_left_out(
     root: Path, found: Candidates, kept_back: Set[str], hollow: Iterable[str], sent: Sequence[str]
 ) -> tuple[LeftOut, ...]:
     reasons = {name: found.left_out[name] for name in _without(found.left_out, kept_back)}
-    reasons |= {f"{name}/": IGNORED for name in hollow}
     for name in kept_back:
         if os.path.lexists(root / name):
             reasons[f"{name}/" if _is_folder(root / name) else name] = STAYING
-    return measure(root, gather(reasons, sent))
+    return measure(root, gather(reasons, sent) | {f"{name}/": _PLACEHOLDER for name in hollow})
 
 
 def _find_ignored_folders(root: Path, left_out: Iterable[LeftOut]) -> Iterable[str]:
     for each in left_out:
         name = each.name.rstrip("/")
-        if each.reason in (IGNORED, ENVIRONMENT) and "/" not in name and _is_folder(root / name):
+        if each.reason in (IGNORED, _PLACEHOLDER, ENVIRONMENT) and "/" not in name and _is_folder(root / name):
             yield name
 
 
@@ -202,7 +211,7 @@ def _find_warnings(found: Candidates, kept_back: Set[str], sparse: Set[str], lin
         yield f"{text}; fix: use absolute paths instead, and leave the links out with .launchignore"
 
 
-def _warn_of_linked_code(root: Path, folders: Iterable[str]) -> Iterable[str]:
+def _warn_of_linked_code(root: Path, folders: Iterable[str], hollow: Set[str]) -> Iterable[str]:
     """Name the directories whose Python files nobody compares: each host has its own."""
     for name in folders:
         if os.path.islink(root / name):  # noqa: PTH114 - as in _is_folder
@@ -214,7 +223,8 @@ def _warn_of_linked_code(root: Path, folders: Iterable[str]) -> Iterable[str]:
             continue
         if has_code:
             text = f"git ignores {shown(name)}/, so its Python files are not sent, and each host uses its own"
-            yield f"{text}; fix: put !{name}/ into .launchignore to send them"
+            line = f"!{name}/*" if name in hollow else f"!{name}/"
+            yield f"{text}; fix: put {line} into .launchignore to send them"
 
 
 def _is_folder(path: Path) -> bool:

@@ -22,8 +22,8 @@ from launcher.sync.selection import Selection
 from launcher.wording import count
 
 _PIECE_BYTES = 1 << 20
-_SMALL_BYTES = 256 << 10  # up to which the content of a file is kept
-_MOST_KEPT_BYTES = 32 << 20  # of all files together
+SMALL_BYTES = 256 << 10  # up to which the content of a file is kept
+MOST_KEPT_BYTES = 32 << 20  # of all files together
 _ATTEMPTS = 3
 # What was a file when it was selected may be a link or a FIFO by now: don't follow the one, don't wait for the other.
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -74,7 +74,7 @@ def take_snapshot(selection: Selection) -> Snapshot:
     """
     entries, pointers = [], []
     kept: dict[str, bytes] = {}
-    room = _MOST_KEPT_BYTES
+    room = MOST_KEPT_BYTES
     folder = os.open(selection.root, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for path in selection.paths:
@@ -82,7 +82,7 @@ def take_snapshot(selection: Selection) -> Snapshot:
             if isinstance(found, _Content):
                 kind = listing.PROGRAM if found.is_program else listing.FILE
                 entries.append(Entry(path, kind, found.size_bytes, found.hash))
-                if found.small is not None and len(found.small) <= room:
+                if found.small is not None and found.hash not in kept and len(found.small) <= room:
                     kept[found.hash] = found.small
                     room -= len(found.small)
                 if found.is_pointer:
@@ -138,7 +138,7 @@ def _hash(descriptor: int, before: os.stat_result) -> _Content | _Changed:
     if done != size or after.st_size != size or after.st_mtime_ns != before.st_mtime_ns:
         return _Changed()
     is_pointer = size < _LFS_POINTER_BYTES and piece.startswith(_LFS_POINTER)
-    small = piece if size <= _SMALL_BYTES and len(piece) == size else None
+    small = piece if size <= SMALL_BYTES and len(piece) == size else None
     return _Content(size, bool(before.st_mode & stat.S_IXUSR), digest.hexdigest(), is_pointer, small)
 
 

@@ -126,7 +126,10 @@ class ByteTransformer(nn.Module):
 
 def make_embedding(size: int, dim: int) -> nn.Embedding:
     """Build an embedding without first weights; to draw some on the meta device, torch imports its compiler for 1 s."""
-    return nn.Embedding.from_pretrained(torch.empty(size, dim), freeze=False)
+    embedding: nn.Embedding = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
+        torch.empty(size, dim), freeze=False
+    )
+    return embedding
 
 
 class Perceptron(nn.Module):

@@ -253,6 +253,8 @@ def test_ranks_run_in_the_tree_and_facts_are_of_there(start: Any) -> None:
     assert (facts["workdir_found"], facts["script_found"]) == (True, True)
     (root / "pkg/__pycache__").mkdir()
     (root / "ckpt").mkdir()
+    (root / "ckpt/a.pt").touch()
+    (root / "empty").mkdir()
     node.start(["python3", "train.py"], cwd=str(root / "sub"), python_path=str(root))
     node.wait_for_output(f"{root}/pkg/__init__.py")
     assert node.wait_for_exits() == {0: (0, None)}

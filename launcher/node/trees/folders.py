@@ -81,7 +81,7 @@ def find_ended(store: Store) -> list[Folder]:
     """Return the directories of runs that have ended and have something to remove, locked."""
     found = []
     for folder in _find_folders(store, None):
-        if folder.lock(fcntl.LOCK_EX) and (folder.read_entries() or _is_hollow(folder.root)):
+        if folder.lock(fcntl.LOCK_EX) and (folder.read_entries() or is_hollow(folder.root)):
             found.append(folder)
         else:
             folder.unlock()
@@ -111,18 +111,18 @@ def find_left(store: Store) -> list[str]:
     found = []
     for folder in _find_folders(store, None):
         if folder.lock(fcntl.LOCK_EX) and os.path.isdir(folder.root) and not folder.read_entries():
-            found += [] if _is_hollow(folder.root) else [folder.root]
+            found += [] if is_hollow(folder.root) else [folder.root]
         folder.unlock()
     return found
 
 
-def _is_hollow(folder: str) -> bool:
+def is_hollow(folder: str) -> bool:
     """Tell whether no file is in a directory or below it."""
     return os.path.isdir(folder) and not any(names for _, _, names in os.walk(folder))
 
 
 def _remove_hollow(folder: str) -> None:
-    if _is_hollow(folder):
+    if is_hollow(folder):
         for base in reversed([base for base, _, _ in os.walk(folder)]):
             try:
                 os.rmdir(base)

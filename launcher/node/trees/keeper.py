@@ -68,11 +68,13 @@ class TreeKeeper:
     def find_written(self) -> list[str]:
         """Return what the ranks have written to the directory of their code: the first names."""
         from launcher.node.trees.folder import Folder
+        from launcher.node.trees.folders import is_hollow
 
         try:
             folder = Folder(os.path.dirname(self.root), os.path.basename(self.root))
             entries = folder.read_entries()
-            return [*folder.find_written(entries), *folder.find_touched(entries)][: messages.MOST_NAMES]
+            beside = [name for name in folder.find_written(entries) if not is_hollow(os.path.join(self.root, name))]
+            return [*beside, *folder.find_touched(entries)][: messages.MOST_NAMES]
         except OSError:  # the code isn't there, or the disk is gone
             return []
 

@@ -462,8 +462,9 @@ def test_a_file_that_says_sync_can_be_overruled(
     monkeypatch.setenv("HOME", str(repository / "sub"))
     (repository / "launcher.toml").write_text("sync = true\n")
     assert "<code on a>" in launch(*PLAN, "train.py")[1]
-    (repository / "launcher.toml").write_text('sync = "."\n')
-    assert launch(*PLAN, "train.py")[0] == EXIT_USAGE
+    for value in ('"."', "1", "1.0"):
+        (repository / "launcher.toml").write_text(f"sync = {value}\n")
+        assert launch(*PLAN, "train.py")[0] == EXIT_USAGE, value
 
 
 def test_warnings_are_said_before(repository: Path, launch: Launch) -> None:

@@ -232,7 +232,28 @@ def test_a_directory_with_placeholders_alone_is_left_out(tmp_path: Path) -> None
     found = select(root)
     assert found.paths == (".gitignore", ".gitkeep", "mixed/.gitkeep", "mixed/sub/x.py", "train.py")
     assert found.ignored_folders == ("cache", "data", "empty")
-    assert {*reasons(found).items()} == {("cache/", "git-ignored"), ("data/", "git-ignored"), ("empty/", "git-ignored")}
+    assert reasons(found) == dict.fromkeys(("cache/", "data/", "empty/"), "git has only a placeholder")
+
+
+def test_a_directory_with_a_placeholder_is_sent_if_more_belongs_to_it(tmp_path: Path) -> None:
+    """A link would lead to what hosts have there: stale code, or what .launchignore leaves out on purpose."""
+    root = make_repository(tmp_path / "r", "gone/.gitignore", "gone/__init__.py", "ckpt/.gitkeep", "data/.gitkeep")
+    (root / "gone/__init__.py").unlink()
+    (root / ".launchignore").write_text("*.pt\n")
+    write_files(root, "ckpt/best.pt", "data/__pycache__/x.pyc")
+    found = select(root)
+    assert (found.paths, found.ignored_folders) == (
+        (".launchignore", "ckpt/.gitkeep", "gone/.gitignore"), ("data",),
+    )  # fmt: skip
+
+
+def test_a_repository_whose_files_are_elsewhere_is_refused(tmp_path: Path) -> None:
+    """Whoever wrote its configuration would choose what is sent."""
+    root = make_repository(tmp_path / "r", "train.py")
+    run_git(root, "config", "core.worktree", str(tmp_path / "secrets"))
+    (tmp_path / "secrets").mkdir()
+    with pytest.raises(UsageError, match=r"^git takes .*/secrets for the work tree of .*/r$"):
+        find_root(root)
 
 
 def test_python_files_that_every_host_has_for_itself_are_named(tmp_path: Path) -> None:
