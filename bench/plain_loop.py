@@ -42,7 +42,7 @@ if options["kind"] == "fsdp":
         if options["short"]:
             block.compile()
         fully_shard(block, mp_policy=policy)
-    fully_shard(model, mp_policy=policy)
+    fully_shard(model, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))  # fp32, as in the trainer
 else:
     if options["short"]:
         model.compile()

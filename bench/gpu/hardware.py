@@ -55,9 +55,13 @@ class Hardware:
 
 def find_hardware() -> Hardware:
     """Ask torch and nvidia-smi; RuntimeError if torch can't be imported."""
-    answer = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=PROBE_S)
+    try:
+        answer = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=PROBE_S)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"importing torch and finding its GPUs takes over {PROBE_S} s") from None
     if answer.returncode:
-        raise RuntimeError(answer.stderr.strip().splitlines()[-1])
+        said = answer.stderr.strip().splitlines() or [f"the import of torch ended with exit code {answer.returncode}"]
+        raise RuntimeError(said[-1])
     return parse_hardware(answer.stdout, _ask_driver(), len(os.sched_getaffinity(0)))
 
 

@@ -26,6 +26,7 @@ from bench.gpu.steps import compare_ddp, compare_fsdp, measure_mfu, resume_exact
 from bench.gpu.trial import Trial
 
 TOTAL_S = 480.0
+NO_TIME_LEFT = f"the {TOTAL_S:g} s of all parts are used up"
 MAX_LINE = 300  # of a failed part's output; its files have the whole lines
 CLOSING_S = 12.0  # of the total: to end the processes of the part that runs out of time
 
@@ -112,6 +113,14 @@ PARTS = (
         limit_s=90,
     ),
     Part(
+        "mfu",
+        "trains with bf16 and compile, and reads `mfu` from `metrics.jsonl`",
+        "between 0 and 1, and within 3 % of an estimate from the model's shape",
+        measure_mfu,
+        limit_s=90,
+        has_cpu_form=False,
+    ),
+    Part(
         "ddp",
         "compares the trainer with a plain loop: bf16, compile, fused AdamW, and DDP on two GPUs",
         "at least 0.98 of the plain loop's speed",
@@ -124,14 +133,6 @@ PARTS = (
         "at least 0.98 of the plain loop's speed",
         compare_fsdp,
         limit_s=130,
-    ),
-    Part(
-        "mfu",
-        "trains with bf16 and compile, and reads `mfu` from `metrics.jsonl`",
-        "between 0 and 1, and within 3 % of an estimate from the model's shape",
-        measure_mfu,
-        limit_s=90,
-        has_cpu_form=False,
     ),
 )
 
@@ -165,11 +166,13 @@ def report_part(part: Part, hardware: Hardware, stops_at: float) -> Verdict:
     """Run a part and print its line; keep its files, and print its last lines, if it failed."""
     folder = Path(tempfile.mkdtemp(prefix=f"bench-gpu-{part.name}-"))
     gpus = len(hardware.gpus) if len(hardware.gpus) >= part.gpus else 0
-    deadline = min(time.monotonic() + part.limit_s, stops_at - CLOSING_S)
-    trial = Trial(folder, hardware, gpus, deadline)
+    own_deadline = time.monotonic() + part.limit_s
+    trial = Trial(folder, hardware, gpus, min(own_deadline, stops_at - CLOSING_S))
     verdict = None
     try:
         verdict, outcome = run_part(part, trial)
+        if verdict is Verdict.FAIL and trial.left_s <= 0 and trial.deadline < own_deadline:
+            verdict, outcome = Verdict.NOT_RUN, Outcome("-", NO_TIME_LEFT)
         seen = outcome.seen.replace("|", "\\|")
         print(f"| {part.name} | {verdict.value} | {outcome.figure} | {seen} |", flush=True)
         if verdict is Verdict.FAIL:
@@ -186,7 +189,7 @@ def run_part(part: Part, trial: Trial) -> tuple[Verdict, Outcome]:
     if not (trial.on_gpu or part.has_cpu_form):
         return Verdict.NOT_RUN, Outcome("-", f"needs {'a GPU' if part.gpus == 1 else f'{part.gpus} GPUs'}")
     if trial.left_s <= 0:
-        return Verdict.NOT_RUN, Outcome("-", f"the {TOTAL_S:g} s of all parts are used up")
+        return Verdict.NOT_RUN, Outcome("-", NO_TIME_LEFT)
     left: list[int] = []
     try:
         try:

@@ -34,7 +34,7 @@ from launcher.trainer.randomness import (
     seed_ranks,
 )
 from launcher.trainer.replacement import make_durable, put_in_place, write_durable
-from launcher.trainer.save_folder import PROGRESS, SaveError, explain, find_newest, prune, save_file
+from launcher.trainer.save_folder import PROGRESS, SaveError, explain, find_newest, prune, read_progress, save_file
 
 if TYPE_CHECKING:
     from launcher.trainer.checkpoint_writing import SaveInFlight
@@ -118,7 +118,11 @@ class Checkpoints:
     def _wait(self) -> None:
         saving, self._in_flight = self._in_flight, None
         if saving is not None:
-            saving.wait()
+            try:
+                saving.wait()
+            except BaseException:
+                self._saved = None  # so that rank 0 tries again if it stops without the others
+                raise
 
     def _write(self, path: Path, position: Position) -> None:
         """Write a checkpoint with all ranks, or put it in flight. The others wait for rank 0 as long as it takes."""
@@ -176,7 +180,7 @@ class Checkpoints:
     def _describe(self, position: Position) -> dict[str, Any]:
         return {
             **asdict(position),
-            "saved_at": time.time(),
+            "saved_at": self._now(),
             "scaler": self._learner.scaler.state_dict(),
             "ranks": self._world.world_size,
             "parallel": self._learner.replica.layout.kind,
@@ -184,6 +188,12 @@ class Checkpoints:
             "kind": self._config.kind,
             "config": asdict(self._config),
         }
+
+    def _now(self) -> float:
+        """Return the time, or one after the newest checkpoint's if this clock is behind: they are ordered by time."""
+        newest = self.newest()
+        progress = read_progress(newest) if newest is not None else None
+        return max(time.time(), progress["saved_at"] + 0.001 if progress is not None else 0.0)
 
     def resume(self) -> Position:
         """Resume from the checkpoint that `--resume` selects, and return its position; without one, the start."""

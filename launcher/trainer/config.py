@@ -157,6 +157,7 @@ class TrainConfig:
         "rank 0 may take longer",
         metavar="SECONDS",
         minimum=1,
+        below=1e7,  # far more makes torch overflow
     )
     nodes: int = option(0, "refuse to run unless there are N nodes; 0: any number", aliases=("num_nodes",))
     gpus_per_node: int = option(0, "refuse to run unless each node has N ranks; 0: any number")

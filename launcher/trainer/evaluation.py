@@ -35,21 +35,25 @@ class Evaluator:
     def evaluate(self, vote: StopVote) -> float | None:
         """Return the mean loss over all samples, each counted once; None once the ranks agreed to stop."""
         # A vote finishes only if all ranks take part in it.
-        total = self.sum_up(vote.poll) if self._all_evaluate else self.sum_up_on_main()
+        total = self.sum_up(vote.poll) if self._all_evaluate else self.sum_up_on_main(vote)
         if vote.agreed:
             return None
         # Ranks that share matrices have seen the same samples: both sums grow alike, so the mean stays the same.
         dist.all_reduce(total)
         return float(total[0] / total[1])
 
-    def sum_up_on_main(self) -> Tensor:
-        """Return rank 0's sum there, and zeros on the other ranks, which wait for it past the time limit."""
+    def sum_up_on_main(self, vote: StopVote) -> Tensor:
+        """Return rank 0's sum there, and zeros on the other ranks, which wait for it past the time limit.
+
+        SIGTERM ends it on rank 0; then all ranks vote.
+        """
         total = torch.zeros(2, dtype=torch.float64, device=self._world.device)
 
         def validate() -> None:
-            total.add_(self.sum_up(lambda: False))
+            total.add_(self.sum_up(lambda: vote.requested))
 
         share_from_main(validate, self._world)
+        vote.decide()
         return total
 
     def sum_up(self, must_stop: Callable[[], bool]) -> Tensor:

@@ -56,7 +56,7 @@ def train_in_folder(
     journal = Journal(config, world, argv)
     try:
         share_from_main(journal.open, world)
-        group = make_cpu_group()
+        group = make_cpu_group(world.timeout_s)
         task = load_task(config, world, group)
         loader = build_loader(task, config, layout, world)
 
@@ -86,8 +86,7 @@ def train_in_folder(
             vote=vote,
         )
         report += f"\nsaves   {config.save_dir}{checkpoints.describe_resume(position)}"
-        report += describe_ranks(config, world)
-        journal.begin(position, run.steps, speed, report)
+        journal.begin(position, run.steps, speed, report + describe_ranks(config, world))
         run.train()
     except Exception:
         journal.tell_failure()
@@ -165,7 +164,7 @@ class Run:
             self.unchecked = loss
 
     def check(self, loss: float) -> None:
-        """Raise RunError, on all ranks alike, for a loss that is not finite, before it gets into a checkpoint."""
+        """Raise RunError, on all ranks alike, for a loss that is not finite; the update after it isn't known yet."""
         if not math.isfinite(loss):
             raise RunError(f"step {self.position.step}: the loss is not finite")
 
@@ -177,6 +176,7 @@ class Run:
         if loss is None:
             self.stop()
         self.journal.record_validation(self.position, loss)
+        self.check(loss)
         self.journal.restart_clock(self.position)
 
     def save(self) -> Path:

@@ -24,14 +24,25 @@ BEAT_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
 DONE, WRONG, FAILED = b"done", b"wrong", b"failed"
 CPU_LIMIT = timedelta(days=1)  # gloo itself notices at once that a rank is gone
+DISK_PATIENCE = 6  # times the time limit
+BEATS_MISSED = 2  # after SIGTERM: the time to save is short
+
+_hurries = False  # this rank has got SIGTERM
 
 
-def make_cpu_group() -> Any:
+def make_cpu_group(timeout_s: float = 600) -> Any:
     """Make a group of all ranks that communicate between CPUs, for work whose time depends on a disk.
 
-    Its time limit is a day, since a disk may be slow on one rank only.
+    timeout_s: of the other groups. This one waits `DISK_PATIENCE` times as long, since one rank's disk may be slow.
+    It ends if a rank hangs.
     """
-    return dist.new_group(timeout=CPU_LIMIT, backend="gloo")
+    return dist.new_group(timeout=timedelta(seconds=DISK_PATIENCE * timeout_s), backend="gloo")
+
+
+def hurry() -> None:
+    """Wait no longer than two heartbeats for a silent rank 0 from now on: after SIGTERM it may be dead."""
+    global _hurries  # a signal handler calls it
+    _hurries = True
 
 
 class MainRankError(RunError):
@@ -102,8 +113,8 @@ def listen(store: Store, key: str, timeout_s: float) -> bytes:
         newest = store.add(BEATS, 0)
         if newest != beats:
             beats, heard_at = newest, time.monotonic()
-        elif time.monotonic() - heard_at > timeout_s:
-            raise RuntimeError(f"rank 0 has not responded for {timeout_s:g} s")
+        elif (silent_s := time.monotonic() - heard_at) > (BEATS_MISSED * BEAT_S if _hurries else timeout_s):
+            raise RuntimeError(f"rank 0 has not responded for {silent_s:.0f} s")
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
     return store.get(key)

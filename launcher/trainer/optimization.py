@@ -89,6 +89,6 @@ def learning_rate(step: int, steps: int, config: TrainConfig) -> float:
     warmup = min(config.warmup_steps, steps)
     if step <= warmup:
         return config.lr * step / warmup
-    done = (step - warmup) / max(1, steps - warmup)
+    done = min(1.0, (step - warmup) / max(1, steps - warmup))
     low = config.lr * config.final_lr_fraction
     return low + (config.lr - low) * (1 + math.cos(math.pi * done)) / 2

@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher.distributed import Attempt
 from launcher.trainer.config import TrainConfig
+from launcher.trainer.replacement import sync_folder, write_durable
 
 MARK = ".trainer.json"
 
@@ -24,8 +25,9 @@ def write_mark(path: Path, config: TrainConfig, attempt: Attempt) -> None:
     begun: dict[str, Any] = {"begun_at": time.time(), "agent": attempt.agent, "job": attempt.job_id}
     begun |= {"run": attempt.name, "options": asdict(config)}
     temporary = path / f"{MARK}.tmp"
-    temporary.write_text(json.dumps(begun))
+    write_durable(temporary, json.dumps(begun).encode())
     temporary.replace(path / MARK)
+    sync_folder(path)
 
 
 def read_mark(path: Path) -> dict[str, Any] | None:

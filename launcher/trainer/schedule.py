@@ -20,7 +20,7 @@ class Schedule:
 
     def steps_done(self, position: Position) -> int:
         """Return the number of steps done in the position's epoch; another batch size than before rounds it down."""
-        return position.samples // self.global_batch
+        return min(self.epoch_steps, position.samples // self.global_batch)
 
     def count_steps(self, position: Position) -> int:
         """Return the number of steps of the whole run: those done, and those left."""

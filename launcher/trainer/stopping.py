@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from datetime import timedelta
 from types import FrameType
 
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from launcher.distributed import World
+from launcher.trainer.main_rank import hurry
 
 EXIT_SIGTERM = 128 + signal.SIGTERM
 # A vote over gloo takes 0.3 to 0.6 ms of each rank on two busy CPU cores: at most 0.7 % of the time every 0.1 s, but
@@ -33,13 +35,15 @@ class StopVote:
     def __init__(self, world: World) -> None:
         self.requested = False
         self.agreed = False
-        self._group = dist.new_group(backend="gloo") if world.world_size > 1 else None
+        timeout = timedelta(seconds=world.timeout_s)
+        self._group = dist.new_group(timeout=timeout, backend="gloo") if world.world_size > 1 else None
         self._vote: tuple[Tensor, dist.Work] | None = None
         self._polls, self._next_vote, self._last_vote = 0, 1, (0, time.perf_counter())
         signal.signal(signal.SIGTERM, self._receive)
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         self.requested = True
+        hurry()
 
     def poll(self) -> bool:
         """Read the pending vote, and start the next one if it is due; every rank must call this equally often."""
@@ -49,6 +53,16 @@ class StopVote:
             self.agreed = self.requested
         elif not self.agreed and self._polls >= self._next_vote:
             self._start_vote(self._group)
+        return self.agreed
+
+    def decide(self) -> bool:
+        """Hold a vote at once, and wait for its result; every rank must call this."""
+        self.finish()
+        if self._group is None:
+            self.agreed = self.requested
+        elif not self.agreed:
+            self._start_vote(self._group)
+            self.finish()
         return self.agreed
 
     def finish(self) -> None:
@@ -64,7 +78,7 @@ class StopVote:
     def _start_vote(self, group: dist.ProcessGroup) -> None:
         (polls, then), now = self._last_vote, time.perf_counter()
         self._last_vote = self._polls, now
-        steps = count_steps((now - then) / (self._polls - polls))
+        steps = count_steps((now - then) / max(1, self._polls - polls))
         # The maximum over the ranks; that of the negative numbers is the fewest steps, those of the slowest rank.
         ballot = torch.tensor([int(self.requested), -steps])
         work = dist.all_reduce(ballot, dist.ReduceOp.MAX, group=group, async_op=True)

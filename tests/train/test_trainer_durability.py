@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -137,4 +138,17 @@ def test_a_save_in_flight_is_no_checkpoint_until_it_is_whole(
         checkpoints.save(Position(2, 1, 8))
         with pytest.raises(SaveError, match="step_2: not saved: step_2: Not a directory"):
             end()
+        with pytest.raises(SaveError):  # after SIGTERM it isn't said to be saved
+            checkpoints.save_alone(Position(2, 1, 8))
     assert checkpoints.newest() == tmp_path / "checkpoints" / "step_1"
+
+
+def test_a_checkpoint_is_the_newest_whatever_the_clock_says(single_rank: World, tmp_path: Path) -> None:
+    """Rank 0 may be on another host than before, whose clock is behind."""
+    config = config_of(tmp_path)
+    save(Position(1, 1, 1), config, single_rank)
+    progress = tmp_path / "checkpoints" / "step_1" / "progress.json"
+    ahead = json.loads(progress.read_text())
+    progress.write_text(json.dumps({**ahead, "saved_at": ahead["saved_at"] + 3600}))
+    save(Position(2, 1, 2), config, single_rank)
+    assert [path.name for path in find_whole(tmp_path / "checkpoints")] == ["step_2"]

@@ -58,6 +58,7 @@ from launcher.trainer.save_folder import (
     prune,
     save_file,
 )
+from launcher.trainer.schedule import Schedule
 from launcher.trainer.weights import build_model
 
 CONFIG = TrainConfig()
@@ -213,6 +214,12 @@ def test_the_learning_rate_rises_and_falls() -> None:
     flat = TrainConfig(lr=1.0, warmup_steps=0, final_lr_fraction=1)
     assert [learning_rate(step, 3, flat) for step in (1, 2, 3)] == [1.0, 1.0, 1.0]
     assert learning_rate(3, 3, TrainConfig(lr=1.0, warmup_steps=9)) == 1.0
+
+
+def test_a_run_that_resumes_with_shorter_epochs_is_as_long_as_it_says() -> None:
+    schedule = Schedule(epochs=3, epoch_steps=20, global_batch=8, samples_per_rank=8)
+    position = Position(step=30, epoch=1, samples=30 * 8)
+    assert (schedule.steps_done(position), schedule.count_steps(position)) == (20, 70)
 
 
 @pytest.mark.parametrize("amp", ["off", "bf16"])
