@@ -8,7 +8,6 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from secrets import token_hex
 
 import click
 
@@ -60,9 +59,8 @@ def command(
     console = Console(hosts, look_here(os.environ), as_json=as_json, is_patient=True)
 
     async def ask() -> Inspection:
-        run_id = f"{time.strftime('check-%Y%m%d-%H%M%S')}-{token_hex(2)}"  # two may begin in one second
         outputs = console.outputs(hosts, None)
-        session = make_session(make_terms(job, run_id), hosts, open_transport(hosts, console.say), outputs, console)
+        session = make_session(make_terms(job, "check"), hosts, open_transport(hosts, console.say), outputs, console)
         contents = Contents(job.tree, os.environ) if job.tree is not None else None
         incidents = open_incident_log().describe([host.name for host in hosts], time.time())
         return await check.check(job, session, candidate_pythons(job, sys.executable), incidents, contents)

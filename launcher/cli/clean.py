@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -57,7 +56,7 @@ def command(
     console = Console(hosts, look_here(os.environ), is_patient=True)
 
     def connect() -> Session:
-        terms = replace(read_terms(timeouts, time.strftime("clean-%Y%m%d-%H%M%S"), python), env=variables)
+        terms = replace(read_terms(timeouts, "clean", python), env=variables)
         return make_session(terms, hosts, open_transport(hosts, console.say), console.outputs(hosts, None), console)
 
     try:

@@ -53,7 +53,6 @@ def command(
     The exit code is the first nonzero one in host order, or 69 if no command failed but a host was unreachable or lost.
     In a Slurm job, its hosts are the default.
     """
-    from datetime import datetime
 
     from launcher.cli.runner import read_terms
     from launcher.commands.exec import command_argv
@@ -71,7 +70,7 @@ def command(
     console = Console(hosts, view, as_json=as_json, is_folding=fold, is_patient=True)  # no logs are kept
     is_told = _tell_input(console)
     try:
-        terms = read_terms(timeouts, datetime.now().strftime(f"exec-%Y%m%d-%H%M%S-{os.getpid()}"), python)
+        terms = read_terms(timeouts, "exec", python)
         done = asyncio.run(_run(hosts, open_transport, terms, command_argv(words), resolve_workdir(workdir), console))
         console.show_folded()
         if not is_told:

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from secrets import token_hex
 from typing import Any
 
 from launcher.cli.detachment import HINTS
@@ -91,7 +90,7 @@ def _send_code(job: Job, tree: Tree, controller: Host, transport: Transport, out
     console = make_console([controller], replace(output, as_json=False))
 
     async def execute() -> None:
-        terms = make_terms(job, f"{time.strftime('sync-%Y%m%d-%H%M%S')}-{token_hex(2)}")
+        terms = make_terms(job, "sync")
         session = make_session(terms, [controller], transport, console.outputs([controller], None), console)
         sent = await sync(session, replace(tree, links=()), Contents(tree, os.environ), is_check=False)
         if failures := session.failures():

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
 
 import click
 
@@ -129,22 +130,27 @@ def read_ranks(text: str | None) -> frozenset[int] | None:
     return frozenset(map(int, words))
 
 
-def make_terms(job: Job, run_id: str) -> Terms:
-    """Return the terms of the session of a job that is only checked."""
+def make_terms(job: Job, purpose: str) -> Terms:
+    """Return the terms of the session of a job that is only checked, or whose code is only sent."""
     pythons = loader_pythons(job.python)
     return Terms(
-        run_id, job.env, pythons, silence_s=job.silence_s, stop_timeout_s=job.stop_timeout_s,
+        _name_session(purpose), job.env, pythons, silence_s=job.silence_s, stop_timeout_s=job.stop_timeout_s,
         connect_timeout_s=job.connect_timeout_s,
     )  # fmt: skip
 
 
-def read_terms(timeouts: Timeouts, run_id: str, python: str | None) -> Terms:
+def read_terms(timeouts: Timeouts, purpose: str, python: str | None) -> Terms:
     """Return the terms of the session of a command that runs no job, from its options."""
     pythons = (python,) if python else loader_pythons(None)
     return Terms(
-        run_id, {}, pythons, silence_s=timeouts.silence_s, stop_timeout_s=timeouts.stop_timeout_s,
+        _name_session(purpose), {}, pythons, silence_s=timeouts.silence_s, stop_timeout_s=timeouts.stop_timeout_s,
         connect_timeout_s=timeouts.connect_timeout_s,
     )  # fmt: skip
+
+
+def _name_session(purpose: str) -> str:
+    """Return what takes the place of a run's id, such as `check-20261120-091233-1f3a`: two may begin in one second."""
+    return f"{purpose}-{datetime.now():%Y%m%d-%H%M%S}-{token_hex(2)}"
 
 
 def make_session(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import click
@@ -68,8 +66,7 @@ def command(
     failures: list[HostFailure] = []
 
     async def execute() -> Delivered:
-        name = f"{time.strftime('sync-%Y%m%d-%H%M%S')}-{token_hex(2)}"  # two may begin in one second
-        terms = replace(read_terms(timeouts, name, python), env=variables)
+        terms = replace(read_terms(timeouts, "sync", python), env=variables)
         session = make_session(terms, hosts, opener(hosts, console.say), console.outputs(hosts, None), console)
         try:
             return await sync(session, tree, Contents(tree, os.environ), is_check=check)

@@ -9,6 +9,7 @@ In reading order:
     links         which symbolic links lead to a place that is sent
     left_out      how large the files and directories are that stay on this machine
     selection     which files of a directory are sent
+    small_files   the contents of small files, kept in memory
     snapshot      the content of those files, by its hashes
     words         the same in words, and the refusal of too much
     contents      files by their hash, to send them

@@ -16,7 +16,7 @@ from launcher.job.tree import Tree
 from launcher.node.messages import PIECE_BYTES
 from launcher.node.trees.listing import LINK, Entry, decode
 from launcher.node.trees.store import Store, find_base
-from launcher.sync.snapshot import MOST_KEPT_BYTES, SMALL_BYTES
+from launcher.sync.small_files import SmallFiles
 
 CHANGED_FIX = "start again when nothing writes to it, or leave it out with .launchignore"
 _MOST_CHARACTERS = 200  # of a path in a message
@@ -50,19 +50,16 @@ class Contents:
 
         `launch clean --code` may remove them during the run, and a restart needs them.
         """
-        kept: dict[str, bytes] = {}
-        room = MOST_KEPT_BYTES
-        for entry in decode(tree.listing) if tree.listing else ():
-            if entry.kind == LINK or entry.size > min(SMALL_BYTES, room) or entry.content in kept:
-                continue
-            file = _open_regular(Path(self._store.path_of(entry.content)))
+        kept = SmallFiles()
+        for entry in decode(tree.listing):
+            is_wanted = entry.kind != LINK and kept.has_room(entry.content, entry.size)
+            file = _open_regular(Path(self._store.path_of(entry.content))) if is_wanted else None
             if file is not None:
                 with file:
                     content = file.read(entry.size + 1)
                 if hashlib.sha256(content).hexdigest() == entry.content:
-                    kept[entry.content] = content
-                    room -= entry.size
-        return kept
+                    kept.add(entry.content, content)
+        return kept.contents
 
 
 def _open_regular(path: Path) -> BinaryIO | None:

@@ -19,11 +19,10 @@ from launcher.node.trees import listing
 from launcher.node.trees.listing import Entry
 from launcher.sync.names import listed_names, shown
 from launcher.sync.selection import Selection
+from launcher.sync.small_files import SmallFiles
 from launcher.wording import count
 
 _PIECE_BYTES = 1 << 20
-SMALL_BYTES = 256 << 10  # up to which the content of a file is kept
-MOST_KEPT_BYTES = 32 << 20  # of all files together
 _ATTEMPTS = 3
 # What was a file when it was selected may be a link or a FIFO by now: don't follow the one, don't wait for the other.
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -60,7 +59,7 @@ class _Content:
     is_program: bool
     hash: str
     is_pointer: bool
-    small: bytes | None  # all of it, if it is small
+    whole: bytes | None  # if it was read in one piece
 
 
 class _Changed:
@@ -73,8 +72,7 @@ def take_snapshot(selection: Selection) -> Snapshot:
     A file that is gone by now is skipped.
     """
     entries, pointers = [], []
-    kept: dict[str, bytes] = {}
-    room = MOST_KEPT_BYTES
+    kept = SmallFiles()
     folder = os.open(selection.root, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for path in selection.paths:
@@ -82,9 +80,8 @@ def take_snapshot(selection: Selection) -> Snapshot:
             if isinstance(found, _Content):
                 kind = listing.PROGRAM if found.is_program else listing.FILE
                 entries.append(Entry(path, kind, found.size_bytes, found.hash))
-                if found.small is not None and found.hash not in kept and len(found.small) <= room:
-                    kept[found.hash] = found.small
-                    room -= len(found.small)
+                if found.whole is not None:
+                    kept.add(found.hash, found.whole)
                 if found.is_pointer:
                     pointers.append(path)
             elif found is not None:
@@ -94,7 +91,7 @@ def take_snapshot(selection: Selection) -> Snapshot:
     encoded = listing.encode(entries)
     return Snapshot(
         selection.root, tuple(entries), encoded, listing.hash_listing(encoded),
-        sum(entry.size for entry in entries), len(entries), kept, _warn_of_pointers(pointers),
+        sum(entry.size for entry in entries), len(entries), kept.contents, _warn_of_pointers(pointers),
     )  # fmt: skip
 
 
@@ -138,8 +135,8 @@ def _hash(descriptor: int, before: os.stat_result) -> _Content | _Changed:
     if done != size or after.st_size != size or after.st_mtime_ns != before.st_mtime_ns:
         return _Changed()
     is_pointer = size < _LFS_POINTER_BYTES and piece.startswith(_LFS_POINTER)
-    small = piece if size <= SMALL_BYTES and len(piece) == size else None
-    return _Content(size, bool(before.st_mode & stat.S_IXUSR), digest.hexdigest(), is_pointer, small)
+    whole = piece if len(piece) == size else None
+    return _Content(size, bool(before.st_mode & stat.S_IXUSR), digest.hexdigest(), is_pointer, whole)
 
 
 def _warn_of_pointers(paths: list[str]) -> tuple[str, ...]:

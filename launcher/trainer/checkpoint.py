@@ -22,7 +22,7 @@ import torch.distributed as dist
 from launcher.distributed import World
 from launcher.trainer.checkpoint_checks import agree, check_metadata, check_model, is_shared, read_states, unreadable
 from launcher.trainer.config import AUTO, NONE, TrainConfig
-from launcher.trainer.main_rank import CPU_LIMIT, MainRankError, share_from_main
+from launcher.trainer.main_rank import MainRankError, share_from_main
 from launcher.trainer.optimization import Learner
 from launcher.trainer.randomness import (
     RANDOM,
@@ -67,7 +67,7 @@ class Checkpoints:
         self._shared = self._sharded and is_shared(config.save_dir, world)
         self._group = group
         # Rank 0 must be able to save after the others are gone, so it has a group of its own.
-        self._alone = dist.new_group([0], timeout=CPU_LIMIT, backend="gloo")
+        self._alone = dist.new_group([0], backend="gloo")
         self._saved: Position | None = None
         self._begun = False  # a save in flight that `finish` has not waited for yet; the same on every rank
         self._in_flight: SaveInFlight | None = None

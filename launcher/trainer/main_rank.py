@@ -23,7 +23,6 @@ BEATS = "trainer/beats"
 BEAT_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
 DONE, WRONG, FAILED = b"done", b"wrong", b"failed"
-CPU_LIMIT = timedelta(days=1)  # gloo itself notices at once that a rank is gone
 DISK_PATIENCE = 6  # times the time limit
 BEATS_MISSED = 2  # after SIGTERM: the time to save is short
 
@@ -54,7 +53,7 @@ def share_from_main(read: Callable[[], bytes | None], world: World) -> bytes:
 
     Every rank must call this equally often. `read` may take any time, and may not contain a collective of all ranks.
     If it raises ConfigError, every rank does; after another error the other ranks raise MainRankError, so that none
-    is left waiting. They raise RuntimeError if rank 0 hasn't responded for `world.timeout_s`.
+    is left waiting. They raise RuntimeError if rank 0 hasn't responded for `world.timeout_s`, after SIGTERM for 10 s.
     """
     if world.world_size == 1:
         return read() or b""
@@ -109,11 +108,12 @@ def listen(store: Store, key: str, timeout_s: float) -> bytes:
     It polls: torch prints a warning for each wait in the store that ends without the key.
     """
     pause_s, beats, heard_at = FIRST_PAUSE_S, 0, time.monotonic()
+    short_s = min(timeout_s, BEATS_MISSED * BEAT_S)
     while not store.check([key]):
         newest = store.add(BEATS, 0)
         if newest != beats:
             beats, heard_at = newest, time.monotonic()
-        elif (silent_s := time.monotonic() - heard_at) > (BEATS_MISSED * BEAT_S if _hurries else timeout_s):
+        elif (silent_s := time.monotonic() - heard_at) > (short_s if _hurries else timeout_s):
             raise RuntimeError(f"rank 0 has not responded for {silent_s:.0f} s")
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

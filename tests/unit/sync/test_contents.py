@@ -10,7 +10,7 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.job.tree import Tree
-from launcher.node.trees.listing import FILE, PROGRAM, Entry
+from launcher.node.trees.listing import FILE, PROGRAM, Entry, encode
 from launcher.node.trees.store import Store, find_base
 from launcher.sync.contents import Contents
 
@@ -39,7 +39,7 @@ def contents(root: Path, variables: dict[str, str]) -> Contents:
 
 def contents_of(root: str, variables: dict[str, str], *kept: bytes) -> Contents:
     small = {hashlib.sha256(data).hexdigest(): data for data in kept}
-    return Contents(Tree(root, b"", "", 0, 0, kept=small), variables)
+    return Contents(Tree(root, b"[]", "", 0, 0, kept=small), variables)
 
 
 def keep(variables: dict[str, str], data: bytes) -> Path:
@@ -122,6 +122,20 @@ def test_a_root_that_isn_t_there_leaves_what_is_kept(variables: dict[str, str]) 
     """As for a controller on another host, to which the code was sent before."""
     keep(variables, b"old")
     assert read(contents_of("/nowhere/at/all", variables), entry_of("a.py", b"old")) == b"old"
+
+
+def test_a_controller_reads_small_files_before_they_are_removed(variables: dict[str, str]) -> None:
+    """`launch clean --code` on its host leaves a run that may be started again without what is kept by hash."""
+    entries = [entry_of("a.py", b"old"), entry_of("gone.py", b"gone"), entry_of("damaged.py", b"right")]
+    tree = Tree("/nowhere", encode(entries), "", 3, 0)
+    kept = keep(variables, b"old")
+    keep(variables, b"right").write_bytes(b"wrong")
+    contents = Contents(tree, variables)
+    kept.unlink()
+    assert read(contents, entries[0]) == b"old"
+    for entry in entries[1:]:
+        with pytest.raises(UsageError):
+            contents.open(entry)
 
 
 def test_a_small_file_is_sent_as_it_was_listed(root: Path, variables: dict[str, str]) -> None:
