@@ -13,29 +13,24 @@ In reading order:
     parallel              each rank's part of the model: DDP, FSDP2, tensor parallel
     main_rank             work that rank 0 does for all ranks, without a time limit
     text                  the text, mapped from one file per node
-    order                 the order of the samples in each epoch
+    sample_order          the order of the samples in each epoch
     data                  a text as bytes, or a made-up regression, in batches
     optimization          one training step
     stopping              SIGTERM, agreed on by all ranks
     evaluation            the validation loss, exact on any number of ranks
-    replacement           put a complete checkpoint in its place, and flush it to disk
-    save_folder           a directory whose files are complete or absent
+    randomness            the seeds of the ranks, and the generators' states in a checkpoint
+    checkpoints/          save checkpoints, and resume on any number of ranks
     run_mark              the file by which a later attempt recognizes the run's directory
     continuation          the command that continues a run
     resumption            what --resume continues, and when an earlier run's files refuse a run
     ownership             which directory a run saves in, and whether others' files are in it
-    checkpoint_reading    read a checkpoint as data, so that no code in it runs
-    checkpoint_writing    write a checkpoint's files, at once or while the training continues
-    randomness            the seeds of the ranks, and the generators' states in a checkpoint
-    checkpoint_checks     what all ranks see of a checkpoint, and whether it can be read
-    checkpoint            save checkpoints, and resume on any number of ranks
     flops                 model FLOPs utilization
     progress              a progress line on a terminal
     trackers              where the metrics go: JSON lines, TensorBoard, MLflow, W&B
     curve                 the loss curve as a picture
     journal               what rank 0 prints and tracks during training
     report                the start report
-    departure             the end of a run after SIGTERM
+    sigterm_exit          the end of a run after SIGTERM
     schedule              how many steps a run takes
     loop                  step, log, validate, save
 """

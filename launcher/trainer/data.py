@@ -22,7 +22,7 @@ from launcher.trainer.config import TrainConfig
 from launcher.trainer.layout import Layout
 from launcher.trainer.model import FEATURES
 from launcher.trainer.options import ConfigError
-from launcher.trainer.order import Order
+from launcher.trainer.sample_order import Order
 from launcher.trainer.text import load_text
 
 Batch = tuple[Tensor, Tensor]

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from launcher.distributed import World, find_attempt
-from launcher.trainer.checkpoint import Position
+from launcher.trainer.checkpoints.checkpoints import Position
+from launcher.trainer.checkpoints.save_folder import explain, find_newest
 from launcher.trainer.config import TrainConfig
 from launcher.trainer.continuation import continue_command
 from launcher.trainer.curve import check_picture, plot_losses
@@ -21,7 +22,6 @@ from launcher.trainer.data import Task, short
 from launcher.trainer.flops import flops_per_token, peak_flops, utilization
 from launcher.trainer.layout import Layout
 from launcher.trainer.progress import Progress
-from launcher.trainer.save_folder import explain, find_newest
 from launcher.trainer.trackers import METRICS_FILE, open_trackers
 
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from launcher import distributed
 from launcher.distributed import World
-from launcher.trainer.checkpoint import Checkpoints, Position
+from launcher.trainer.checkpoints.checkpoints import Checkpoints, Position
+from launcher.trainer.checkpoints.save_folder import SaveError
 from launcher.trainer.config import TrainConfig
 from launcher.trainer.data import Batch, Loader, build_loader, load_task
-from launcher.trainer.departure import leave_alone, leave_together
 from launcher.trainer.evaluation import Evaluator
 from launcher.trainer.journal import Journal, measure_speed
 from launcher.trainer.layout import Layout, plan_layout
@@ -29,8 +29,8 @@ from launcher.trainer.parallel import parallelize
 from launcher.trainer.precision import choose_tf32
 from launcher.trainer.randomness import seed_ranks
 from launcher.trainer.report import Node, check_nodes, describe_ranks, describe_start, gather_nodes
-from launcher.trainer.save_folder import SaveError
 from launcher.trainer.schedule import Schedule, plan_steps
+from launcher.trainer.sigterm_exit import leave_alone, leave_together
 from launcher.trainer.stopping import StopVote
 
 

@@ -20,13 +20,13 @@ from typing import TextIO
 
 from launcher import distributed
 from launcher.distributed import Attempt, World
+from launcher.trainer.checkpoints.replacement import make_durable, restore_displaced, sync_folder
+from launcher.trainer.checkpoints.save_folder import FILES, LOCK, find_whole, lock_folder, make_folder
 from launcher.trainer.config import LAST, TrainConfig
 from launcher.trainer.main_rank import share_from_main
 from launcher.trainer.options import ConfigError
-from launcher.trainer.replacement import make_durable, restore_displaced, sync_folder
 from launcher.trainer.resumption import DEFAULT_PARENT, nothing_to_resume, refuse_nameless_resume, settle_resume
 from launcher.trainer.run_mark import MARK, find_marked, is_same_run, read_mark, write_mark
-from launcher.trainer.save_folder import FILES, LOCK, find_whole, lock_folder, make_folder
 
 # What a run may overwrite; in a directory that isn't the trainer's own, these files are someone else's.
 WRITTEN = (*FILES, "model.pt.tmp", "checkpoints", "tensorboard", "mlflow_run_id", "wandb_run_id", MARK)

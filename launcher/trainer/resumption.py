@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.distributed import Attempt
+from launcher.trainer.checkpoints.save_folder import NAME, find_whole, read_progress
 from launcher.trainer.config import AUTO, LAST, NONE, TrainConfig
 from launcher.trainer.options import ConfigError
 from launcher.trainer.run_mark import find_marked, is_same_run, read_mark
-from launcher.trainer.save_folder import NAME, find_whole, read_progress
 
 DEFAULT_PARENT = Path("outputs")  # in which runs without --save-dir make their directories
 

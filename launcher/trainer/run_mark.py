@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.distributed import Attempt
+from launcher.trainer.checkpoints.replacement import sync_folder, write_durable
 from launcher.trainer.config import TrainConfig
-from launcher.trainer.replacement import sync_folder, write_durable
 
 MARK = ".trainer.json"
 

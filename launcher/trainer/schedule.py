@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.trainer.checkpoint import Position
+from launcher.trainer.checkpoints.checkpoints import Position
 from launcher.trainer.config import TrainConfig
 from launcher.trainer.layout import Layout
 

@@ -15,14 +15,17 @@ import shlex
 import threading
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from importlib.abc import InspectLoader
 from importlib.util import MAGIC_NUMBER, find_spec
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import HostFailure, HostFailureKind
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
 
 MARKER = "~launch"
 # Of each command line here: the first is also a shell's for a program that it doesn't find, the second nothing else's.
@@ -259,8 +262,7 @@ def trainer_archive() -> bytes:
     package = resources.files("launcher")
     names = ["__init__.py", "distributed.py"]
     for folder in ("collectives", "trainer"):
-        entries = (entry.name for entry in (package / folder).iterdir() if entry.name.endswith(".py"))
-        names += sorted(f"{folder}/{name}" for name in entries)
+        names += sorted(_list_modules(package / folder, folder))
     main = "import runpy, sys\nrunpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)\n"
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
@@ -268,6 +270,15 @@ def trainer_archive() -> bytes:
         for name in names:
             file.writestr(_entry(f"launcher/{name}"), (package / name).read_bytes(), zipfile.ZIP_DEFLATED)
     return archive.getvalue()
+
+
+def _list_modules(folder: Traversable, name: str) -> Iterator[str]:
+    """Yield the files with modules in a package and the packages below it, as `trainer/loop.py`."""
+    for entry in folder.iterdir():
+        if entry.name.endswith(".py"):
+            yield f"{name}/{entry.name}"
+        elif entry.is_dir() and entry.name != "__pycache__":
+            yield from _list_modules(entry, f"{name}/{entry.name}")
 
 
 def _entry(name: str) -> zipfile.ZipInfo:

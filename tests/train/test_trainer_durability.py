@@ -15,16 +15,16 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from launcher import distributed
 from launcher.distributed import World
-from launcher.trainer import replacement
-from launcher.trainer.checkpoint import Checkpoints, Position
-from launcher.trainer.checkpoint_reading import PlainPlanner, PlainReader
+from launcher.trainer.checkpoints import replacement
+from launcher.trainer.checkpoints.checkpoints import Checkpoints, Position
+from launcher.trainer.checkpoints.reading import PlainPlanner, PlainReader
+from launcher.trainer.checkpoints.replacement import restore_displaced
+from launcher.trainer.checkpoints.save_folder import SaveError, find_whole, read_progress
 from launcher.trainer.config import TrainConfig
 from launcher.trainer.layout import Layout
 from launcher.trainer.main_rank import make_cpu_group
 from launcher.trainer.optimization import Learner, build_learner
 from launcher.trainer.parallel import Replica
-from launcher.trainer.replacement import restore_displaced
-from launcher.trainer.save_folder import SaveError, find_whole, read_progress
 from launcher.trainer.weights import build_model
 from tests.train.power_cuts import Tree, rebuild, recording
 

@@ -22,9 +22,18 @@ from torch.utils.data import DistributedSampler
 from launcher import distributed
 from launcher.distributed import World
 from launcher.trainer import __main__ as trainer
-from launcher.trainer import order
-from launcher.trainer.checkpoint import Checkpoints, Position
-from launcher.trainer.checkpoint_checks import check_model
+from launcher.trainer import sample_order
+from launcher.trainer.checkpoints.checkpoints import Checkpoints, Position
+from launcher.trainer.checkpoints.checks import check_model
+from launcher.trainer.checkpoints.replacement import put_in_place
+from launcher.trainer.checkpoints.save_folder import (
+    SaveError,
+    find_newest,
+    lock_folder,
+    make_folder,
+    prune,
+    save_file,
+)
 from launcher.trainer.config import TrainConfig, read_config
 from launcher.trainer.data import (
     MOST_WORKERS,
@@ -46,18 +55,9 @@ from launcher.trainer.main_rank import make_cpu_group
 from launcher.trainer.model import FEATURES
 from launcher.trainer.optimization import build_learner, learning_rate
 from launcher.trainer.options import ConfigError, RunError
-from launcher.trainer.order import Order
 from launcher.trainer.parallel import Replica
-from launcher.trainer.replacement import put_in_place
 from launcher.trainer.report import Node, check_nodes, describe_ranks, describe_start
-from launcher.trainer.save_folder import (
-    SaveError,
-    find_newest,
-    lock_folder,
-    make_folder,
-    prune,
-    save_file,
-)
+from launcher.trainer.sample_order import Order
 from launcher.trainer.schedule import Schedule
 from launcher.trainer.weights import build_model
 
@@ -128,7 +128,7 @@ def test_a_step_is_of_the_same_samples_on_any_number_of_ranks(ranks: int) -> Non
 
 @pytest.mark.parametrize("size", [1, 2, 3, 64, 65, 1000])
 def test_more_samples_than_a_list_holds_are_shuffled_too(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order, "MOST_LISTED", 0)
+    monkeypatch.setattr(sample_order, "MOST_LISTED", 0)
     places = torch.arange(size)
     shuffled = Order(size, seed=1, epoch=1).take(places)
     assert sorted(shuffled.tolist()) == places.tolist()

@@ -133,7 +133,7 @@ def test_a_run_that_was_killed_and_resumed_ends_as_one_that_was_not(
 
 def test_torchrun_runs_the_zip_where_there_is_no_launcher(starter: Any, tmp_path: Path) -> None:
     sources = [
-        *ROOT.glob("launcher/trainer/*.py"),
+        *ROOT.glob("launcher/trainer/**/*.py"),
         ROOT / "launcher/__init__.py",
         ROOT / "launcher/distributed.py",
     ]

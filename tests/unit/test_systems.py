@@ -27,7 +27,7 @@ ALLOWED = {
     ("launcher/distributed.py", "'/sys/fs/cgroup'"): "where it can't be read, there is no quota",
     ("launcher/runs/run_list.py", "'/proc/self/ns/pid'"): "where it can't be read, there are no PID namespaces",
     ("launcher/session/signals.py", "signal.Signals"): "a signal that this very process got",
-    ("launcher/trainer/replacement.py", "os.strerror"): "an error that this very process got",
+    ("launcher/trainer/checkpoints/replacement.py", "os.strerror"): "an error that this very process got",
 }
 
 

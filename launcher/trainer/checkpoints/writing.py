@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
-from launcher.trainer.replacement import sync_folder
-from launcher.trainer.save_folder import SaveError
+from launcher.trainer.checkpoints.replacement import sync_folder
+from launcher.trainer.checkpoints.save_folder import SaveError
 
 
 class DurableWriter(FileSystemWriter):

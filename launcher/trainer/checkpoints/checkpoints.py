@@ -20,7 +20,17 @@ import torch
 import torch.distributed as dist
 
 from launcher.distributed import World
-from launcher.trainer.checkpoint_checks import agree, check_metadata, check_model, is_shared, read_states, unreadable
+from launcher.trainer.checkpoints.checks import agree, check_metadata, check_model, is_shared, read_states, unreadable
+from launcher.trainer.checkpoints.replacement import make_durable, put_in_place, write_durable
+from launcher.trainer.checkpoints.save_folder import (
+    PROGRESS,
+    SaveError,
+    explain,
+    find_newest,
+    prune,
+    read_progress,
+    save_file,
+)
 from launcher.trainer.config import AUTO, NONE, TrainConfig
 from launcher.trainer.main_rank import MainRankError, share_from_main
 from launcher.trainer.optimization import Learner
@@ -33,11 +43,9 @@ from launcher.trainer.randomness import (
     scatter_states,
     seed_ranks,
 )
-from launcher.trainer.replacement import make_durable, put_in_place, write_durable
-from launcher.trainer.save_folder import PROGRESS, SaveError, explain, find_newest, prune, read_progress, save_file
 
 if TYPE_CHECKING:
-    from launcher.trainer.checkpoint_writing import SaveInFlight
+    from launcher.trainer.checkpoints.writing import SaveInFlight
 
 
 @dataclass(frozen=True)
@@ -126,7 +134,7 @@ class Checkpoints:
 
     def _write(self, path: Path, position: Position) -> None:
         """Write a checkpoint with all ranks, or put it in flight. The others wait for rank 0 as long as it takes."""
-        from launcher.trainer.checkpoint_writing import write_files
+        from launcher.trainer.checkpoints.writing import write_files
 
         states = gather_states(self._layout, self._world, self._group)
         writes = self._shared or self._world.is_main
@@ -143,7 +151,7 @@ class Checkpoints:
                 share_from_main(partial(self._write_and_complete, state, path), self._world)
 
     def _put_in_flight(self, state: dict[str, Any], path: Path) -> SaveInFlight:
-        from launcher.trainer.checkpoint_writing import SaveInFlight
+        from launcher.trainer.checkpoints.writing import SaveInFlight
 
         complete = partial(self._complete, path) if self._world.is_main else lambda: None
         group = self._group if self._shared else self._alone
@@ -160,7 +168,7 @@ class Checkpoints:
 
     def _write_and_complete(self, state: dict[str, Any], path: Path) -> None:
         """Write a checkpoint on rank 0 without the other ranks."""
-        from launcher.trainer.checkpoint_writing import write_files
+        from launcher.trainer.checkpoints.writing import write_files
 
         write_files(state, temporary_name(path), self._alone)
         self._complete(path)
@@ -260,7 +268,7 @@ class Checkpoints:
         from torch.distributed.checkpoint.api import CheckpointException
         from torch.distributed.checkpoint.state_dict_loader import load
 
-        from launcher.trainer.checkpoint_reading import PlainPlanner, PlainReader
+        from launcher.trainer.checkpoints.reading import PlainPlanner, PlainReader
 
         def read() -> None:
             group = self._group if shared else self._alone

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 
 from launcher.distributed import World
+from launcher.trainer.checkpoints.save_folder import explain
 from launcher.trainer.config import SHAPE
 from launcher.trainer.main_rank import share_from_main
 from launcher.trainer.options import ConfigError
 from launcher.trainer.randomness import States
-from launcher.trainer.save_folder import explain
 
 
 def is_shared(folder: str, world: World) -> bool:
@@ -44,7 +44,7 @@ def agree(fact: bool, world: World) -> bool:
 
 def check_metadata(path: Path) -> None:
     """Check that the metadata can be read; for a truncated file torch itself would log two tracebacks."""
-    from launcher.trainer.checkpoint_reading import PlainReader
+    from launcher.trainer.checkpoints.reading import PlainReader
 
     try:
         PlainReader(path).read_metadata()
@@ -66,7 +66,7 @@ def check_model(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> No
 
 def read_states(path: Path) -> list[States]:
     """Read the states of the random numbers as data, of each data-parallel rank."""
-    from launcher.trainer.checkpoint_reading import read_plain
+    from launcher.trainer.checkpoints.reading import read_plain
 
     try:
         return list(read_plain(path)["states"])

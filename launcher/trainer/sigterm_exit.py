@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from launcher import distributed
 from launcher.distributed import World
-from launcher.trainer.checkpoint import Checkpoints, Position
+from launcher.trainer.checkpoints.checkpoints import Checkpoints, Position
 from launcher.trainer.journal import Journal
 from launcher.trainer.stopping import EXIT_SIGTERM
 

@@ -23,9 +23,7 @@ from typing import Any, TextIO
 
 import torch
 
-from launcher.trainer.config import SHAPE
-from launcher.trainer.options import ConfigError, RunError
-from launcher.trainer.replacement import (
+from launcher.trainer.checkpoints.replacement import (
     discard,
     find_displaced,
     make_durable,
@@ -33,6 +31,8 @@ from launcher.trainer.replacement import (
     sync_file,
     sync_folder,
 )
+from launcher.trainer.config import SHAPE
+from launcher.trainer.options import ConfigError, RunError
 
 PROGRESS = "progress.json"
 LOCK = ".lock"
