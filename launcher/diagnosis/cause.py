@@ -66,7 +66,13 @@ def find_cause(
     """
     if not failures:
         return None
-    first = min(failures, key=lambda failure: (failure.is_secondary, failure.after_stop, failure.at))
+    is_cancelled = any(failure.is_cancellation for failure in failures)
+    first = min(
+        failures,
+        key=lambda failure: (
+            failure.is_secondary or (is_cancelled and failure.may_be_cancellation), failure.after_stop, failure.at,
+        ),
+    )  # fmt: skip
     early = [
         success
         for success in succeeded

@@ -87,6 +87,8 @@ ENDINGS: Mapping[str, Explanation] = {
     "killed by SIGXCPU": Explanation(ENDING, "the CPU time limit was reached", "pass --setup 'ulimit -t unlimited'"),
 }
 
+CANCELLED = "Slurm has cancelled"
+
 # By a part of the description of a lost connection; the first key found in it counts.
 LOSSES: Mapping[str, Explanation] = {
     "no heartbeat": Explanation(
@@ -114,7 +116,7 @@ LOSSES: Mapping[str, Explanation] = {
         "the host's sshd, a firewall or the network closed the connection",
         "check the log of its sshd, and the network between it and the launch host",
     ),
-    "Slurm has cancelled": Explanation(
+    CANCELLED: Explanation(
         "loss",
         "the job was cancelled, reached its time limit, or was preempted by another job",
         "see which with `sacct -j JOB`; for more time, pass `--time` to sbatch or salloc",

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from launcher.diagnosis.exit_codes import describe_ending
+from launcher.diagnosis.exit_codes import CANCELLED, describe_ending
 from launcher.diagnosis.signatures import Kind, explain_lines
 from launcher.diagnosis.tracebacks import ends_in_traceback, extract_traceback, is_same_error, last_said, mask
 from launcher.errors import EXIT_FAILED, EXIT_HANG, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE
@@ -67,6 +67,7 @@ class Failure:
     silent_s: float = 0.0  # from its last line on stderr to its end or to the stop; below 0: it wrote after that
     gpu: int | None = None
     oom: str | None = None  # for a SIGKILL: whether the kernel's OOM killer sent it, "certain" or "probable"
+    may_be_cancelled: bool = False  # Slurm could have ended it
 
     @property
     def is_early_exit(self) -> bool:
@@ -107,6 +108,16 @@ class Failure:
         return self.role is not Role.ERROR or (self.after_stop and self.silent_s < 0)
 
     @property
+    def may_be_cancellation(self) -> bool:
+        """Whether Slurm may have killed this rank first, of all that it kills when it cancels a step."""
+        return self.may_be_cancelled and self.signal == signal.SIGKILL and not self.oom
+
+    @property
+    def is_cancellation(self) -> bool:
+        """Whether Slurm has said that it has cancelled the step."""
+        return self.kind is FailureKind.CONNECTION and CANCELLED in self.text
+
+    @property
     def is_terminated(self) -> bool:
         """Whether it was ended by SIGTERM, or exited as shells and trainers do that handle one."""
         return self.signal == signal.SIGTERM or self.code == EXIT_SIGNAL_BASE + signal.SIGTERM
@@ -143,9 +154,9 @@ class Failure:
         """Whether no later failure could explain more, so that waiting for one is useless.
 
         Slurm ends a job by signalling supervisors, ranks and `launch` at the same time, so a supervisor that was told
-        to end may be the first sign of a cause that is still to come.
+        to end, or a rank that was killed, may be the first sign of a cause that is still to come.
         """
-        return not self.is_secondary and self.text != TERMINATED
+        return not self.is_secondary and not self.may_be_cancellation and self.text != TERMINATED
 
     @property
     def subject(self) -> str:

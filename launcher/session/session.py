@@ -73,6 +73,11 @@ class Session:
         """Whether each message to a node is expensive."""
         return self._transport.is_terse
 
+    @property
+    def may_be_cancelled(self) -> bool:
+        """Whether Slurm may kill all that runs on the nodes: one process after another, and it says so afterwards."""
+        return self._transport.name == "srun"
+
     def catch_signals(self, on_quit: Callable[[], object] | None = None) -> AbstractContextManager[None]:
         """Let `pump` raise Interrupted for a signal that comes while the block runs; Ctrl-Z is ignored.
 

@@ -96,9 +96,16 @@ def _cancel_step(slurm: Slurm) -> None:
     slurm.run("scancel", slurm.run("squeue", "--steps", "--noheader", "--format=%i").stdout.strip())
 
 
+def _cancel_step_slowly(slurm: Slurm) -> None:
+    """Slurm kills one process after another: a rank may be the first, and its supervisor may report that in time."""
+    _kill("node2", r"sleep ")(slurm)
+    _cancel_step(slurm)
+
+
 # ---- the tables -----------------------------------------------------------------------------------------------------
 
 _SESSION = Cut(_kill_sessions, r"the connection was lost")
+_CANCELLED = r"Slurm has cancelled (launch's step|step \d+\.\d)"
 _SILENT_PORT = r"\S+ port 22 does not answer"
 
 WAYS = (
@@ -123,7 +130,8 @@ WAYS = (
         {
             "srun": Cut(_kill(LOGIN, r"\S*srun --jobid"), r"srun was killed by signal 9", r"node\d"),
             "relay": Cut(_kill("node2", r".*print\(\"~\w+ here"), r"launch's task there ended: Killed"),
-            "step": Cut(_cancel_step, r"Slurm has cancelled (launch's step|step \d+\.\d)", r"node\d"),
+            "step": Cut(_cancel_step, _CANCELLED, r"node\d"),
+            "rank-and-step": Cut(_cancel_step_slowly, _CANCELLED, r"node\d"),
         },
         r"Slurm has not started launch's step there in N s",
         before=("salloc", "--quiet", f"--nodes={len(NODES)}"), may_leave_folder=True,

@@ -32,6 +32,16 @@ def failure(at=100.0, *, host="gpu1", rank=0, code=1, **more):
 # which one
 
 
+def test_a_rank_that_slurm_has_killed_is_not_the_cause_of_what_slurm_then_reports():
+    killed = failure(code=None, signal=signal.SIGKILL, may_be_cancelled=True)
+    cancelled = Failure("gpu2", 1, FailureKind.CONNECTION, 101.0, text="Slurm has cancelled step 7.0")
+    assert not killed.is_final
+    assert cancelled.is_final
+    assert find_cause([killed, cancelled]).failure is cancelled
+    assert find_cause([replace(killed, oom="certain"), cancelled]).failure.rank == 0
+    assert find_cause([killed, replace(cancelled, text="no heartbeat for 15 s")]).failure is killed
+
+
 def test_nothing_failed():
     assert find_cause([]) is None
 

@@ -35,7 +35,11 @@ def fail(said: str, *seen: int):
     for local_rank in seen:
         state.exits[local_rank] = Event(0, messages.EXIT, {"age_s": 0.1, "code": None, "signal": None}, 100.0)
     state.ended = Event(0, messages.ENDED, {"code": 1, "signal": None}, 101.0)
-    return find_failures(Fake(states=[state], noise=lambda index: ""), PLAN, [output], None)
+    return find_failures(fake_session(state), PLAN, [output], None)
+
+
+def fake_session(state: NodeState) -> Fake:
+    return Fake(states=[state], noise=lambda index: "", may_be_cancelled=False)
 
 
 @pytest.mark.parametrize(("code", "ending"), [(3, "exit code 3"), (-11, "killed by SIGSEGV")])
@@ -55,7 +59,7 @@ def test_a_message_that_took_long_does_not_change_the_order_of_a_hosts_exits() -
     state, output = NodeState("gpu2", started={0, 1}), NodeOutput("gpu2", None, None)
     for local_rank, (code, at, age_s) in {1: (42, 100.3, 0.01), 0: (43, 100.3, 0.25)}.items():
         state.exits[local_rank] = Event(0, messages.EXIT, {"age_s": age_s, "code": code, "signal": None}, at)
-    failures = find_failures(Fake(states=[state], noise=lambda index: ""), PLAN, [output], None)
+    failures = find_failures(fake_session(state), PLAN, [output], None)
     cause = find_cause(failures)
     assert cause is not None
     assert (cause.failure.code, cause.failure.at) == (42, pytest.approx(100.05))
