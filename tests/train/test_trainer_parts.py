@@ -6,7 +6,10 @@ import json
 import math
 import multiprocessing
 import os
+import resource
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from traceback import StackSummary
@@ -355,6 +358,13 @@ def test_a_checkpoint_with_a_hole_is_one_line(
     assert said.endswith("; fix: name another one with --resume PATH\n")
     assert said.count("\n") == 1
     (step / ".metadata").write_bytes(metadata)
+    torch.save({"states": [{"python": torch.zeros(3)}]}, step / "random.pt")
+    assert trainer.main([*SHORT, "--resume", str(step)]) == 2
+    said = capsys.readouterr().err
+    assert (
+        said
+        == f"{step}: can't be read: random.pt: KeyError: 'python_spare'; fix: name another one with --resume PATH\n"
+    )
     (step / "__0_0.distcp").unlink()
     assert trainer.main([*SHORT, "--resume", str(step)]) == 2
     missing = "__0_0.distcp: No such file or directory"
@@ -399,11 +409,27 @@ def test_what_is_in_the_way_is_found_at_the_start(name: str, is_folder: bool, re
     assert str(caught.value) == f"{tmp_path}/{name}: can't save there: {reason}"
 
 
+@contextmanager
+def limited_files(most_bytes: int) -> Iterator[None]:
+    """Let no file become larger: a write beyond fails as it does on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
 def test_a_save_that_fails_is_one_line(single_rank: World, tmp_path: Path) -> None:
     config = TrainConfig(save_dir=str(tmp_path))
     model = build_model(config)
     learner = build_learner(Replica(model, model, layout_of(1)), config, WORLD.device)
     checkpoints = Checkpoints(config, single_rank, learner, make_cpu_group())
+    for most_bytes in (4 << 10, 20 << 10):  # less than random.pt has, and less than the model has
+        with limited_files(most_bytes), pytest.raises(SaveError) as caught:
+            checkpoints.save(Position(3))
+        assert str(caught.value) == f"{tmp_path}/checkpoints/step_3: not saved: File too large"
+    shutil.rmtree(tmp_path / "checkpoints")
     (tmp_path / "checkpoints").touch()
     with pytest.raises(SaveError) as caught:
         checkpoints.save(Position(3))

@@ -294,7 +294,10 @@ class Checkpoints:
         share_from_main(read, self._world)
         states, ranks = scatter_states(saved, self._layout, self._world, self._group)
         if states is not None:
-            restore_states(states, self._world.device)
+            try:
+                restore_states(states, self._world.device)
+            except Exception as error:  # noqa: BLE001  # what a broken file holds can raise anything
+                raise unreadable(path, f"{RANDOM}: {explain(error)}") from None
         if states is None and self._config.dropout:
             known = f"saved by {ranks} data-parallel ranks" if ranks else "it has no states of them"
             self._new_numbers = f"; new random numbers: {known}, this run has {self._layout.data_size}"
@@ -308,7 +311,7 @@ class Checkpoints:
         def write() -> None:
             try:
                 save_file(path, {"model": weights, "config": asdict(self._config)})
-            except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a full disk
+            except OSError as error:
                 raise SaveError(path, error) from error
 
         share_from_main(write, self._world)

@@ -150,7 +150,8 @@ def read_keep(path: Path) -> int:
 def save_file(path: Path, state: dict[str, Any]) -> None:
     """Write `state` to `path`; a reader sees the old file or the new one, never a part of it.
 
-    `state` holds tensors and plain values only, so `torch.load(path, weights_only=True)` reads it.
+    `state` holds tensors and plain values only, so `torch.load(path, weights_only=True)` reads it. Raise OSError if the
+    disk is full: torch raises RuntimeError then.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -158,6 +159,8 @@ def save_file(path: Path, state: dict[str, Any]) -> None:
             torch.save(state, file)
             sync_file(file)
         temporary.replace(path)
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
