@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from launcher.cli.detachment import HINTS
@@ -37,7 +38,6 @@ from launcher.runs.run import Opener
 from launcher.runs.run_options import RunOptions
 from launcher.session.signals import Interrupted
 from launcher.session.terms import loader_pythons
-from launcher.sync.contents import Contents
 from launcher.transports.agents.credentials import make_credentials
 from launcher.transports.base import Transport, TransportError
 
@@ -92,7 +92,7 @@ def _send_code(job: Job, tree: Tree, controller: Host, transport: Transport, out
     async def execute() -> None:
         terms = make_terms(job, "sync")
         session = make_session(terms, [controller], transport, console.outputs([controller], None), console)
-        sent = await sync(session, replace(tree, links=()), Contents(tree, os.environ), is_check=False)
+        _, sent = await sync(session, partial(replace, tree, links=()), os.environ, is_check=False)
         if failures := session.failures():
             raise UnreachableError(failures)
         refuse_problems(sent.findings)

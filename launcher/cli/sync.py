@@ -55,26 +55,28 @@ def command(
     from launcher.output.console import Console
     from launcher.output.view import look_here
     from launcher.session.signals import Interrupted
-    from launcher.sync.contents import Contents
 
     hosts = read_hosts(choice)
     folder = folder or CodeFolder().convert(click.get_current_context().lookup_default("sync"), None, None)
-    tree, _ = read_tree(replace(options, sync=folder or ""), None, current_directory(), Path("logs"))
+    options = replace(options, sync=folder or "")
     variables = parse_settings(env, os.environ)
     opener = choose_opener(transport, hosts, env=variables, python=python, silence_s=timeouts.silence_s)
     console = Console(hosts, look_here(os.environ), as_json=as_json, is_patient=True)
     failures: list[HostFailure] = []
 
-    async def execute() -> Delivered:
+    def read() -> Tree:
+        return read_tree(options, None, current_directory(), Path("logs"))[0]
+
+    async def execute() -> tuple[Tree, Delivered]:
         terms = replace(read_terms(timeouts, "sync", python), env=variables)
         session = make_session(terms, hosts, opener(hosts, console.say), console.outputs(hosts, None), console)
         try:
-            return await sync(session, tree, Contents(tree, os.environ), is_check=check)
+            return await sync(session, read, os.environ, is_check=check)
         finally:
             failures.extend(session.failures())
 
     try:
-        delivered = asyncio.run(execute())
+        tree, delivered = asyncio.run(execute())
         _report(console, tree, delivered, hosts, failures, is_check=check)
         return exit_code(delivered, failures)
     except Interrupted as interruption:

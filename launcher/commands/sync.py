@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from launcher.concurrency import call_in_thread
 from launcher.errors import EXIT_PREFLIGHT, EXIT_UNREACHABLE, HostFailure
 from launcher.job.tree import Tree
 from launcher.preflight.findings import PROBLEM
@@ -13,20 +14,38 @@ from launcher.sync.contents import Contents
 from launcher.sync.delivery import Delivered, Delivery, tree_fields
 
 
-async def sync(session: Session, tree: Tree, contents: Contents, *, is_check: bool) -> Delivered:
-    """Send what is missing, or with `is_check` nothing.
+async def sync(
+    session: Session, read: Callable[[], Tree], variables: Mapping[str, str], *, is_check: bool
+) -> tuple[Tree, Delivered]:
+    """Send what is missing, or with `is_check` nothing; return the tree and what was delivered.
 
-    At a signal, report which hosts have failed so far, and raise Interrupted.
+    read: reads the tree, in a thread, while the hosts are connected; variables: of this process, as for Contents. At a
+    signal, report which hosts have failed so far, and raise Interrupted.
     """
     with session.catch_signals():
         try:
+            session.connect("reading the code")
+            tree = await _read_meanwhile(session, read)
             session.open(tree=tree_fields(tree, is_check=is_check))
-            return await Delivery(session, tree, contents, is_check=is_check).deliver()
+            contents = Contents(tree, variables)
+            return tree, await Delivery(session, tree, contents, is_check=is_check).deliver()
         except Interrupted:
             session.say_failures()
             raise
         finally:
             await session.stop_all(timeout_s=0)
+
+
+async def _read_meanwhile(session: Session, read: Callable[[], Tree]) -> Tree:
+    found: list[Tree] = []
+
+    async def await_tree() -> None:
+        found.append(await call_in_thread(read))
+        session.wake()
+
+    session.watch(await_tree())  # whose failure is raised by `pump`
+    await session.pump(lambda: bool(found))
+    return found[0]
 
 
 def exit_code(delivered: Delivered, failures: Sequence[HostFailure]) -> int:

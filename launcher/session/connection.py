@@ -55,8 +55,8 @@ class Output(Protocol):
 class Connection:
     """The connection to one supervisor, over one channel.
 
-    Three threads use it. The reader thread connects, sends the first message, reads, and calls `on_events` and
-    `output`; once the node has answered, only the writer thread writes. The public methods are for the event loop,
+    Three threads use it. The reader thread connects, waits for `order`, sends the first message, reads, and calls
+    `on_events` and `output`; from then on only the writer thread writes. The public methods are for the event loop,
     and none of them waits for the node. The loop reads `is_ready`, `is_over` and `heard_at` without a lock: each may
     be a moment old, and when `is_over` is seen, events that came before may still be in the loop's queue.
 
@@ -89,6 +89,8 @@ class Connection:
         self._rest = b""  # of a line of stderr
         self._channel: Channel | None = None
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._first_message = b""
+        self._is_ordered = threading.Event()  # or closed
         self._may_write = threading.Event()  # the node's code comes first
         self._lock = threading.Lock()
         self._has_orders = False
@@ -97,14 +99,19 @@ class Connection:
         self._opened_at: float | None = None
         self._failure: HostFailure | None = None
 
-    def start(self, window: threading.Semaphore, first_message: bytes) -> None:
-        """Connect in a separate thread; READY or LOST follows."""
-        for header, _ in messages.Decoder(max_header_bytes=len(first_message)).feed(first_message):
-            self._expected.ask(header)
+    def start(self, window: threading.Semaphore) -> None:
+        """Connect in a separate thread; READY follows once `order` was called as well, or LOST."""
         try:
-            start_thread(lambda: self._serve(window, first_message), f"read {self.host.name}", self._break)
+            start_thread(lambda: self._serve(window), f"read {self.host.name}", self._break)
         except LauncherError as error:
             self._lose(HostFailure(self.host.name, HostFailureKind.THREADS, error.message, error.fix))
+
+    def order(self, first_message: bytes) -> None:
+        """Let the node have its first message, as soon as it is reached."""
+        for header, _ in messages.Decoder(max_header_bytes=len(first_message)).feed(first_message):
+            self._expected.ask(header)
+        self._first_message = first_message
+        self._is_ordered.set()
 
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
         """Queue a message; drop it if the connection has ended."""
@@ -159,6 +166,7 @@ class Connection:
         """Hang up; the node itself then ends whatever still runs there."""
         self._is_closed = True
         self._outbox.put(None)
+        self._is_ordered.set()
         self._may_write.set()
         if self._channel is not None:
             with contextlib.suppress(Exception):  # a connection that is broken already
@@ -166,12 +174,12 @@ class Connection:
 
     # ---- in the reader thread -----------------------------------------------------------------------------------
 
-    def _serve(self, window: threading.Semaphore, first_message: bytes) -> None:
+    def _serve(self, window: threading.Semaphore) -> None:
         try:
             # Before anything is sent: if no thread can be started, nothing has begun.
             start_thread(self._write, f"write {self.host.name}", self._break_writing)
             with window:
-                rest = self._open(first_message)
+                rest = self._open()
             self._post(READY, {})
             self._handle(rest)
             self._read_to_end()
@@ -193,8 +201,10 @@ class Connection:
         """Turn an unexpected exception into a HostFailure, so that it isn't lost."""
         self._lose(HostFailure(self.host.name, HostFailureKind.CONNECTION, f"the connection was lost: {error!r}"))
 
-    def _open(self, first_message: bytes) -> bytes:
+    def _open(self) -> bytes:
         """Connect and start the supervisor; return what came after its marker."""
+        if self._transport.is_terse:  # each write starts a program, and what is known by then goes in one
+            self._is_ordered.wait()
         for python in self._terms.pythons:
             if self._is_closed:
                 break
@@ -203,12 +213,13 @@ class Connection:
             self._channel = self._transport.open(self.host, command, self._terms.connect_timeout_s)
             self._opened_at = time.monotonic()
             if self._transport.is_terse:  # and no login shell could eat it
-                self._send_code("", first_message)
+                self._send_code("")
             found = loader.await_marker(self._channel, self._nonce, self.host.name, self._read_stderr, self._keep_noise)
             if found is not None and not self._is_closed:
                 magic, rest = found
+                self._opened_at = None  # it is no longer the login shell that takes its time
                 if not self._transport.is_terse:
-                    self._send_code(magic, first_message)
+                    self._send_code(magic)
                 self.heard_at = time.monotonic()
                 self.is_ready = True
                 self._may_write.set()  # messages may be queued already
@@ -220,14 +231,19 @@ class Connection:
                 break
         raise TransportError(self._failure or self._no_marker())
 
-    def _send_code(self, magic: str, first_message: bytes) -> None:
+    def _send_code(self, magic: str) -> None:
         assert self._channel is not None  # it was opened just now
-        with self._lock:
-            if self._is_closed:
-                raise TransportError(self._failure or self._no_marker())
-            self._has_orders = True
+        self._refuse_closed()
         self._channel.write(bootstrap.node_code(self._nonce, magic))
-        self._channel.write(first_message)  # a separate write: srun sends equal ends of writes once
+        self._is_ordered.wait()
+        with self._lock:
+            self._refuse_closed()
+            self._has_orders = True
+        self._channel.write(self._first_message)  # a separate write: srun sends equal ends of writes once
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise TransportError(self._failure or self._no_marker())
 
     def _no_marker(self) -> HostFailure:
         if self._is_closed and not self._has_orders:

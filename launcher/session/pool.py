@@ -59,12 +59,17 @@ class ConnectionPool:
         ]
         self._lease_task: asyncio.Task[None] | None = None
 
-    def start(self, first_messages: Sequence[bytes]) -> None:
-        """Connect to all hosts at once; each posts READY or LOST."""
+    def start(self) -> None:
+        """Connect to all hosts at once; each posts LOST, or READY after `order`."""
         allow_open_files(OWN_FILES + FILES_PER_HOST * len(self.connections))
-        for connection, first_message in zip(self.connections, first_messages, strict=True):
-            connection.start(self._window, first_message)
+        for connection in self.connections:
+            connection.start(self._window)
         self._lease_task = self.watch(self._keep_leases())
+
+    def order(self, first_messages: Sequence[bytes]) -> None:
+        """Let each host have its first message as soon as it is reached."""
+        for connection, first_message in zip(self.connections, first_messages, strict=True):
+            connection.order(first_message)
 
     def reconnect(self, index: int, first_message: bytes, connect_timeout_s: float) -> None:
         """Replace the connection to one host by a new one, which posts READY or LOST again."""
@@ -73,7 +78,8 @@ class ConnectionPool:
         terms = replace(self._terms, connect_timeout_s=connect_timeout_s)
         fresh = Connection(index, lost.host, self._transport, terms, self._outputs[index], self.post)
         self.connections[index] = fresh
-        fresh.start(self._window, first_message)
+        fresh.start(self._window)
+        fresh.order(first_message)
 
     def interrupt(self, number: int) -> None:
         """Queue a signal that this process got, behind the events that came before it."""

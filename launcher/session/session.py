@@ -66,6 +66,7 @@ class Session:
         self._outputs = outputs
         self._noticed_at = time.monotonic()
         self._noticed: set[tuple[int, Stage]] = set()  # what was printed about which node
+        self._only_connects = False  # nothing is asked of the nodes yet
         self._pool = ConnectionPool(hosts, transport, outputs, terms)
 
     @property
@@ -93,15 +94,27 @@ class Session:
 
     # ---- asking -------------------------------------------------------------------------------------------------
 
+    def connect(self, doing: str) -> None:
+        """Connect to all nodes at once, before it is known what they are asked: `open` follows.
+
+        doing: what is done meanwhile, shown as progress; the nodes are not waited for.
+        """
+        self._only_connects = True
+        self._progress(doing)
+        self._pool.start()
+
     def open(self, order: bytes = b"", **wanted: Any) -> None:
         """Connect to all nodes at once; each is prepared, and gets `order` (encoded messages) right after that.
 
         wanted: fields of PREPARE that say which facts are asked for.
         """
+        if not self._only_connects:
+            self._pool.start()
+        self._only_connects = False
         for state in self.states:
             state.has_setup = wanted.get("setup") is not None
             state.has_code = wanted.get("tree") is not None
-        self._pool.start([self._prepare_message(index, **wanted) + order for index in range(len(self.hosts))])
+        self._pool.order([self._prepare_message(index, **wanted) + order for index in range(len(self.hosts))])
 
     def _prepare_message(self, index: int, **wanted: Any) -> bytes:
         return messages.encode(
@@ -178,7 +191,8 @@ class Session:
             self._take(event)
             while not self._pool.events.empty():  # what came together is looked at together: `is_done` asks all nodes
                 self._take(self._pool.events.get_nowait())
-            self._show_progress()
+            if not self._only_connects:
+                self._show_progress()
         return True
 
     def noise(self, index: int) -> str:
@@ -224,6 +238,8 @@ class Session:
         Silent ranks aren't named once any rank has printed: in most trainers only rank 0 does.
         """
         self._noticed_at = time.monotonic()
+        if self._only_connects:
+            return
         has_output = any(output.heard_at for output in self._outputs)
         quiet: dict[Stage, list[str]] = {}
         for index, (state, output) in enumerate(zip(self.states, self._outputs, strict=False)):

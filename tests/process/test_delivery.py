@@ -32,7 +32,6 @@ from launcher.preflight.findings import Finding
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
 from launcher.session.terms import Terms
-from launcher.sync.contents import Contents
 from launcher.sync.delivery import Delivered
 from launcher.sync.selection import select
 from launcher.sync.snapshot import take_snapshot
@@ -126,15 +125,16 @@ def tree_of(root: Path) -> Tree:
 
 
 async def start(
-    root: Path, transport: Transport, *names: str, tree: Tree | None = None, run: str = "test", is_check: bool = False
-) -> Sent:
+    root: Path, transport: Transport, *names: str, tree: Tree | None = None, run: str = "test", is_check: bool = False,
+    read_code: Callable[[], Tree] | None = None,
+) -> Sent:  # fmt: skip
     said: list[str] = []
     terms = Terms(run, {}, ["python3"], silence_s=NEVER_S, stop_timeout_s=1, connect_timeout_s=DEADLINE_S)
     outputs = [NodeOutput(name, None, None) for name in names]
     session = Session([Host(name) for name in names], transport, outputs, terms, say=said.append, progress=said.append)
-    tree = tree or tree_of(root)
-    sending = sync(session, tree, Contents(tree, {"XDG_CACHE_HOME": "/nowhere"}), is_check=is_check)
-    delivered = await asyncio.wait_for(sending, DEADLINE_S)
+    read_code = read_code or (lambda: tree or tree_of(root))
+    sending = sync(session, read_code, {"XDG_CACHE_HOME": "/nowhere"}, is_check=is_check)
+    _, delivered = await asyncio.wait_for(sending, DEADLINE_S)
     return Sent(delivered, session.failures(), said)
 
 
@@ -190,6 +190,29 @@ def test_every_host_gets_every_byte(root: Path, nodes: CacheTransport) -> None:
     again = send(root, nodes, "a", "b", "c", run="again", tree=tree)
     assert (again.delivered.is_nothing, again.delivered.sent_bytes) == (True, 0)
     assert all(read(path)["noise"] == files["noise"] for path in again.delivered.paths.values())
+
+
+def test_the_hosts_do_nothing_while_the_code_is_read(root: Path, nodes: CacheTransport) -> None:
+    """What goes wrong there is raised, and a signal isn't kept waiting."""
+    write(root, SMALL)
+
+    def refuse() -> Tree:
+        wait_until(lambda: len(nodes.channels) == 2)
+        raise UsageError("train.py can't be read")
+
+    with pytest.raises(UsageError, match=r"train\.py can't be read"):
+        send(root, nodes, "a", "b", read_code=refuse)
+    is_over = threading.Event()
+
+    def be_interrupted() -> Tree:
+        os.kill(os.getpid(), signal.SIGINT)
+        is_over.wait(DEADLINE_S)
+        return tree_of(root)
+
+    with pytest.raises(Interrupted):
+        send(root, nodes, "a", "b", read_code=be_interrupted)
+    is_over.set()
+    assert not nodes.cache("a").exists()
 
 
 def test_each_host_gets_what_it_lacks(root: Path, nodes: CacheTransport) -> None:

@@ -64,7 +64,8 @@ class Talk:
         terms = self._terms
         order = {"run": terms.run_id, "mark": MARK, "silence_s": terms.silence_s, "env": {},
                  "stop_timeout_s": terms.stop_timeout_s}  # fmt: skip
-        self._pool.start([messages.encode(messages.PREPARE, **{**order, **fields})])
+        self._pool.start()
+        self._pool.order([messages.encode(messages.PREPARE, **{**order, **fields})])
 
     def run(self, script: str) -> None:
         rank = {"rank": 0, "argv": shell(script), "env": {}}
